@@ -1,0 +1,48 @@
+"""One small family of errors. Every message says what was found, what was expected, where it came
+from, and ends with `HINT:` and one thing to do.
+
+The exit codes below are what `cyxjax.train` and `cyxjax.launch` end with.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_OK = 0
+EXIT_USER_ERROR = 1  # an exception in the training program
+EXIT_CONFIG = 2  # bad configuration, environment or argument; nothing was written
+EXIT_INFRASTRUCTURE = 3  # the restart budget is spent
+EXIT_SECONDARY = 75  # this rank failed only because a peer failed first
+EXIT_HANG = 124  # the watchdog ended a run that made no progress
+EXIT_INTERRUPT = 130  # Ctrl-C
+EXIT_PREEMPTED = 143  # SIGTERM, after a good save: rerun the same command to go on
+
+
+class CyxjaxError(Exception):
+    """Base of all errors raised on purpose by cyxjax."""
+
+
+class ConfigError(CyxjaxError, ValueError):
+    """A bad configuration value, environment variable or argument. Ends a command with exit code 2."""
+
+
+class DataError(CyxjaxError, ValueError):
+    """Data that cannot be trained on: wrong shape, label out of range, empty, unreadable."""
+
+
+class GroupError(CyxjaxError, RuntimeError):
+    """The group of processes: not initialized, a peer missing, a backend that is not there."""
+
+
+class DesyncError(GroupError):
+    """Ranks that should agree do not: other program, other shapes, other parameters."""
+
+
+class CheckpointError(CyxjaxError, RuntimeError):
+    """A checkpoint that is missing, damaged, locked by another job, or of another model."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`Did you mean 'x'?` for the closest of `known` names, else the list of what is known."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, 1)
+    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(names)}."

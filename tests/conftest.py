@@ -1,0 +1,20 @@
+"""What every test shares: strict dtypes and ranks, and eight virtual CPU devices."""
+
+import os
+
+# Before jax is imported: eight devices in one process need a pool of eight threads, or their
+# collectives starve one another (XLA sizes the pool by NPROC).
+os.environ.setdefault("NPROC", "8")
+
+import jax
+import pytest
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(params=[1, 2, 4, 8])
+def num_replicas(request: pytest.FixtureRequest) -> int:
+    return request.param
