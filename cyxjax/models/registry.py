@@ -1,0 +1,160 @@
+"""Networks by name: `get_model("vae")(config)` builds one and checks every option it is given.
+
+Importing this file imports neither jax nor flax; a network's own file is imported when it is asked for.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from cyxjax.errors import ConfigError, nearest
+from cyxjax.models.config import Config
+
+__all__ = ["Builder", "Config", "count_params", "get_model", "model_names", "register"]
+
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+
+_SHIPPED = {  # name -> the file that registers it
+    "mlp": "cyxjax.models.mlp",
+    "cnn": "cyxjax.models.cnn",
+    "resnet18": "cyxjax.models.resnet",
+    "resnet50": "cyxjax.models.resnet",
+    "vae": "cyxjax.models.vae",
+    "gpt": "cyxjax.models.gpt",
+}
+_builders: dict[str, "Builder"] = {}
+_FLAX_FIELDS = ("parent", "name")  # every linen module has these; they are not options
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Builds the network `name` from options: a Config, a mapping, keywords, or a mix (keywords win)."""
+
+    name: str
+    factory: Callable[..., Any]
+
+    def __call__(self, config: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        """The flax module, its options checked.
+
+        A config with a `model` section is read there; the section's `name`, if any, must be this model's.
+        Raises: ConfigError naming the option, its value and what was expected.
+        """
+        settings, source = _settings_of(self.name, config)
+        settings |= options
+        self._check_names(settings, source)
+        return self.factory(**{key: self._checked(key, value, source) for key, value in settings.items()})
+
+    def options(self) -> dict[str, inspect.Parameter]:
+        """What may be set: name -> its type (`.annotation`) and default (`.default`)."""
+        parameters = inspect.signature(self.factory, eval_str=True).parameters
+        return {key: value for key, value in parameters.items() if key not in _FLAX_FIELDS}
+
+    def _check_names(self, settings: Mapping[str, Any], source: str) -> None:
+        known = self.options()
+        for option, value in settings.items():
+            if option not in known:
+                raise ConfigError(
+                    f"Model {self.name!r} has no option {option!r} (value {value!r}, from {source}). "
+                    f"HINT: {nearest(option, known)}"
+                )
+        for option, parameter in known.items():
+            if parameter.default is parameter.empty and option not in settings:
+                raise ConfigError(
+                    f"Model {self.name!r} needs the option {option!r}, not given in {source}. HINT: add it."
+                )
+
+    def _checked(self, option: str, value: Any, source: str) -> Any:
+        expected = self.options()[option].annotation
+        if expected is inspect.Parameter.empty:
+            return value
+        try:
+            # pydantic takes True for 1 and YAML's `yes` is True: a count of "yes" is a mistake.
+            if isinstance(value, bool) and expected is not bool and not _admits_bool(expected):
+                raise ValueError("a truth value where another type is expected")
+            return TypeAdapter(expected, config={"arbitrary_types_allowed": True}).validate_python(value)
+        except ValueError as error:  # pydantic's ValidationError is one
+            raise ConfigError(
+                f"Option {option!r} of model {self.name!r} is {value!r} (from {source}): {_reason(error)}. "
+                f"HINT: set {option} to {_example(self.options()[option])}."
+            ) from error
+
+
+def register(name: str) -> Callable[[Factory], Factory]:
+    """A decorator that makes a module class, or a function returning a module, known as `name`.
+
+    Its parameters become the model's options, checked against their annotations.
+    Raises: ConfigError if the name is taken by another factory.
+    """
+
+    def decorate(factory: Factory) -> Factory:
+        taken = _builders.get(name)
+        shipped_elsewhere = name in _SHIPPED and factory.__module__ != _SHIPPED[name]
+        # The same definition again is a reloaded module or a notebook cell run twice, not a clash.
+        if shipped_elsewhere or (taken is not None and not _same_definition(taken.factory, factory)):
+            raise ConfigError(f"A model named {name!r} is registered already. HINT: choose another name.")
+        _builders[name] = Builder(name, factory)
+        return factory
+
+    return decorate
+
+
+def get_model(name: str) -> Builder:
+    """The builder of the network `name`; raises ConfigError with the nearest name if there is none."""
+    if name not in _builders and name in _SHIPPED:
+        import_module(_SHIPPED[name])
+    if name not in _builders:
+        raise ConfigError(f"No model named {name!r}. HINT: {nearest(name, model_names())}")
+    return _builders[name]
+
+
+def model_names() -> list[str]:
+    """All names `get_model` takes, sorted: the shipped networks and what the program registered."""
+    return sorted({*_SHIPPED, *_builders})
+
+
+def count_params(params: Any) -> int:
+    """The number of numbers in a pytree of arrays (or of `jax.eval_shape`'s shapes)."""
+    import jax  # here, not above: naming a model must not start jax
+
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def _settings_of(name: str, config: Mapping[str, Any] | None) -> tuple[dict[str, Any], str]:
+    source = config.source if isinstance(config, Config) else "the call"
+    settings = config.to_dict() if isinstance(config, Config) else dict(config or {})
+    section = settings.get("model")
+    if isinstance(section, Mapping):
+        settings, source = dict(section), f"{source}: model"
+    asked = settings.pop("name", name)
+    if asked != name:
+        raise ConfigError(
+            f"The configuration is for model {asked!r} (from {source}), but {name!r} is being built. "
+            f"HINT: call get_model({asked!r}), or correct the name."
+        )
+    return settings, source
+
+
+def _admits_bool(expected: Any) -> bool:
+    return bool in getattr(expected, "__args__", ())
+
+
+def _same_definition(a: Any, b: Any) -> bool:
+    return (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__)
+
+
+def _reason(error: ValueError) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        where = "".join(f"[{place!r}]" for place in first["loc"])
+        return f"{where + ': ' if where else ''}{first['msg'][:1].lower()}{first['msg'][1:]}"
+    return str(error)
+
+
+def _example(parameter: inspect.Parameter) -> str:
+    if parameter.default is parameter.empty:
+        return "a value of the type it expects"
+    return f"a value like its default, {parameter.default!r}"
