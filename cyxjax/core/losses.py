@@ -1,0 +1,174 @@
+"""Losses by torch's names. Each gives one value per example, so that padding can weigh nothing.
+
+For `forward`/`backward` (torch's habit) the batch mean is taken; the trainer uses `per_example`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from cyxjax.errors import DataError
+
+PyTree = Any
+PerExample = Callable[[PyTree, PyTree], jax.Array]
+"""(output (B, ...), target (B, ...)) -> float32 (B,)."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What all losses share: the batch mean and its gradient, from the subclass's `per_example`."""
+
+    def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
+        """One loss an example: float32, shape (B,); further dimensions are averaged."""
+        raise TypeError(f"{type(self).__name__} has no per_example. HINT: use one of its subclasses.")
+
+    def forward(self, output: jax.Array, target: jax.Array) -> jax.Array:
+        """The mean over the batch: float32, shape ()."""
+        return _mean(self, jnp.asarray(output), jnp.asarray(target))
+
+    def backward(self, output: jax.Array, target: jax.Array) -> jax.Array:
+        """Gradient of `forward` with respect to `output`: output's shape and dtype."""
+        return _mean_grad(self, jnp.asarray(output), jnp.asarray(target))
+
+    __call__ = forward
+
+
+@partial(jax.jit, static_argnums=0)
+def _mean(loss: Loss, output: jax.Array, target: jax.Array) -> jax.Array:
+    return loss.per_example(output, target).mean()
+
+
+_mean_grad = jax.jit(jax.grad(_mean, argnums=1), static_argnums=0)
+
+
+def _rows(values: jax.Array) -> jax.Array:
+    """(B, ...) -> (B,): the mean over all but the first dimension, in float32."""
+    return values.astype(jnp.float32).reshape(values.shape[0], -1).mean(1)
+
+
+@dataclass(frozen=True)
+class CrossEntropyLoss(Loss):
+    """-log softmax(output)[target]; output (B, ..., C) logits, target (B, ...) labels or (B, ..., C) probabilities.
+
+    Source: torch.nn.CrossEntropyLoss (classes last, as in Flax, where torch has them second).
+    """
+
+    label_smoothing: float = 0.0
+
+    def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
+        logits = output.astype(jnp.float32)
+        if jnp.issubdtype(target.dtype, jnp.integer):
+            _check_shape(self, output, target, target.shape == output.shape[:-1])
+            if not self.label_smoothing:
+                return _rows(optax.softmax_cross_entropy_with_integer_labels(logits, target))
+            target = jax.nn.one_hot(target, output.shape[-1])
+        _check_shape(self, output, target, target.shape == output.shape)
+        smooth = self.label_smoothing / output.shape[-1]
+        return _rows(optax.softmax_cross_entropy(logits, target * (1 - self.label_smoothing) + smooth))
+
+
+@dataclass(frozen=True)
+class NLLLoss(Loss):
+    """-output[target]; output (B, ..., C) log-probabilities, target (B, ...) labels."""
+
+    def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
+        _check_shape(self, output, target, target.shape == output.shape[:-1])
+        return _rows(-jnp.take_along_axis(output, target[..., None], axis=-1))
+
+
+@dataclass(frozen=True)
+class MSELoss(Loss):
+    """(output - target)^2, averaged over all but the batch dimension."""
+
+    def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
+        return _rows(jnp.square(_difference(self, output, target)))
+
+
+@dataclass(frozen=True)
+class L1Loss(Loss):
+    """|output - target|."""
+
+    def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
+        return _rows(jnp.abs(_difference(self, output, target)))
+
+
+@dataclass(frozen=True)
+class HuberLoss(Loss):
+    """Quadratic to |d| = delta, linear beyond. Source: torch.nn.HuberLoss."""
+
+    delta: float = 1.0
+
+    def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
+        d = jnp.abs(_difference(self, output, target))
+        return _rows(jnp.where(d <= self.delta, 0.5 * d * d, self.delta * (d - 0.5 * self.delta)))
+
+
+@dataclass(frozen=True)
+class BCEWithLogitsLoss(Loss):
+    """Binary cross-entropy of sigmoid(output) against target in [0, 1], same shape."""
+
+    def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
+        _check_shape(self, output, target, target.shape == output.shape)
+        return _rows(
+            optax.sigmoid_binary_cross_entropy(output.astype(jnp.float32), target.astype(jnp.float32))
+        )
+
+
+def model_loss(output: PyTree, target: PyTree) -> jax.Array:
+    """The loss of a model that returns `{"loss": ..., ...}`, one value an example."""
+    del target
+    if not isinstance(output, dict) or "loss" not in output:
+        raise DataError(
+            f"the model returned {type(output).__name__}, expected a dict with the key 'loss', because no loss "
+            "function was given. HINT: pass a loss such as cx.CrossEntropyLoss() to the trainer."
+        )
+    return output["loss"]
+
+
+def as_per_example(loss: Any) -> PerExample:
+    """What the step calls, from a loss of ours, any callable, or None (the model returns its own loss).
+
+    A callable that returns one number for a batch is applied to each example by `vmap`: equal for every
+    loss that is a mean over the batch, and the only way to give padding no weight.
+    Raises: DataError, while tracing, for a shape that is neither (B,) nor ().
+    """
+    if loss is None:
+        return partial(_checked, model_loss)
+    if hasattr(loss, "per_example"):
+        return loss.per_example
+    if callable(loss):
+        return partial(_checked, loss)
+    raise DataError(f"a loss must be callable, got {loss!r}. HINT: pass cx.CrossEntropyLoss() or a function.")
+
+
+def _checked(loss: Callable, output: PyTree, target: PyTree) -> jax.Array:
+    values = loss(output, target)
+    batch = next((a.shape[0] for a in jax.tree.leaves((output, target)) if a.ndim), 0)
+    if values.ndim == 0 and loss is not model_loss:
+        one = jax.vmap(lambda o, t: loss(*jax.tree.map(lambda a: a[None], (o, t))))
+        return one(output, target).astype(jnp.float32)
+    if values.ndim == 0 or values.shape[0] != batch:
+        raise DataError(
+            f"the loss has shape {values.shape}, expected ({batch},): one value an example, so that padding "
+            "weighs nothing. HINT: leave out the final mean over the batch."
+        )
+    return _rows(values)
+
+
+def _difference(loss: Loss, output: jax.Array, target: jax.Array) -> jax.Array:
+    _check_shape(loss, output, target, output.shape == target.shape)
+    return output.astype(jnp.float32) - target.astype(jnp.float32)
+
+
+def _check_shape(loss: Loss, output: jax.Array, target: jax.Array, ok: bool) -> None:
+    if not ok:
+        raise DataError(
+            f"{type(loss).__name__}: output {output.dtype}{list(output.shape)} and target "
+            f"{target.dtype}{list(target.shape)} do not fit. HINT: reshape the target (labels are integers "
+            "without the class dimension; regression targets have the output's shape)."
+        )

@@ -1,0 +1,67 @@
+"""The one mesh: every device of every process on the axis `data`, and values placed on it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+AXIS = "data"
+REPLICATED = P()
+PER_REPLICA = P(AXIS)
+PyTree = Any
+
+
+def build_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A one-axis mesh over `devices` (default: all devices of all processes), ordered by process.
+
+    `Mesh` and not `jax.make_mesh`: the latter makes Explicit axes since jax 0.9, which type-check the
+    sharding of every operation of user code.
+    """
+    found = jax.devices() if devices is None else devices
+    return Mesh(np.array(sorted(found, key=lambda d: (d.process_index, d.id))), (AXIS,))
+
+
+def num_replicas(mesh: Mesh) -> int:
+    return mesh.shape[AXIS]
+
+
+def local_replicas(mesh: Mesh) -> range:
+    """The replicas this process owns: neighbours on the axis, since the mesh is ordered by process."""
+    mine = [i for i, d in enumerate(mesh.devices.flat) if d.process_index == jax.process_index()]
+    return range(mine[0], mine[-1] + 1) if mine else range(0)
+
+
+def put_rows(mesh: Mesh, tree: PyTree) -> PyTree:
+    """Global arrays from this process's rows: leaf (L * n, ...) -> (R * n, ...), cut along axis `data`."""
+    sharding = NamedSharding(mesh, PER_REPLICA)
+    if len(local_replicas(mesh)) == num_replicas(mesh):  # all rows are here: one call, no global view
+        return jax.device_put(tree, sharding)
+    return jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, a), tree)
+
+
+def put_replicated(mesh: Mesh, tree: PyTree) -> PyTree:
+    """Global arrays that every replica holds whole; each process passes the same values.
+
+    Nothing is compared here: `broadcast_parameters` and the replica sentinel are what hold ranks equal.
+    """
+    sharding = NamedSharding(mesh, REPLICATED)
+    if len(local_replicas(mesh)) == num_replicas(mesh):
+        return jax.device_put(tree, sharding)
+    return jax.tree.map(
+        lambda a: jax.make_array_from_process_local_data(sharding, np.asarray(a), np.shape(a)), tree
+    )
+
+
+def local_rows(array: jax.Array) -> np.ndarray:
+    """This process's rows of an array cut along axis `data`, as a fresh host array."""
+    shards = sorted(array.addressable_shards, key=lambda s: s.index[0].start or 0)
+    return np.concatenate([np.asarray(s.data) for s in shards])
+
+
+def local_value(array: jax.Array) -> np.ndarray:
+    """A replicated array as a fresh host array, without asking other processes."""
+    # A copy: a numpy view of a CPU buffer keeps its client alive (and its sockets open).
+    return np.array(array.addressable_data(0), copy=True)

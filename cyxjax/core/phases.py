@@ -1,0 +1,76 @@
+"""The four phases of a training step, pure and per replica: forward, (loss,) backward, update.
+
+Written once: `core/step.py` fuses them into one program, `distributed/ddp.py` runs them one at a time.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cyxjax.core.adapter import ModelFns
+from cyxjax.core.batch_stats import batch_scope
+from cyxjax.core.losses import PerExample
+from cyxjax.core.mesh import AXIS
+
+PyTree = Any
+
+
+def forward(
+    fns: ModelFns,
+    params: PyTree,
+    model_state: PyTree,
+    inputs: PyTree,
+    weight: jax.Array | None,
+    key: jax.Array,
+    stats_axis: str | None = None,
+) -> tuple[PyTree, Callable, PyTree]:
+    """(output, pullback, new model state) of one micro-batch in training mode.
+
+    The pullback is a pytree: it may leave `jit`, so the facade needs no second forward.
+    """
+
+    def apply(p: PyTree) -> tuple[PyTree, PyTree]:
+        with batch_scope(weight, stats_axis):
+            return fns.apply(p, model_state, inputs, key, True)
+
+    return jax.vjp(apply, params, has_aux=True)
+
+
+def loss_and_seed(
+    loss: PerExample, output: PyTree, target: PyTree, weight: jax.Array, scale: jax.Array
+) -> tuple[jax.Array, PyTree]:
+    """(losses (B,), gradient of `scale * sum(weight * losses)` with respect to output)."""
+
+    def objective(y: PyTree) -> tuple[jax.Array, jax.Array]:
+        losses = loss(y, target)
+        # `where` keeps what a padding row produced (it may be Inf or NaN) out of the sum.
+        return jnp.where(weight > 0, losses, 0.0) @ (weight * scale), losses
+
+    _, pullback, losses = jax.vjp(objective, output, has_aux=True)
+    return losses, pullback(jnp.ones((), jnp.float32))[0]
+
+
+def backward(pullback: Callable, output_grad: PyTree) -> PyTree:
+    """LOCAL gradients with respect to params: nothing is averaged yet."""
+    return pullback(output_grad)[0]
+
+
+def mean_model_state(model_state: PyTree, weight: jax.Array) -> PyTree:
+    """Running statistics averaged over replicas, each by its number of samples; inside `sync_map`.
+
+    Leaves that are not floats (counters) take the largest value. A replica without samples counts nothing.
+    """
+    if not jax.tree.leaves(model_state):
+        return model_state
+    total = lax.psum(weight, AXIS)
+
+    def mean(leaf: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return lax.pmax(leaf, AXIS)
+        mine = jnp.where(weight > 0, leaf * weight.astype(leaf.dtype), jnp.zeros_like(leaf))
+        return (lax.psum(mine, AXIS) / total).astype(leaf.dtype)
+
+    return jax.tree.map(mean, model_state)

@@ -1,0 +1,75 @@
+"""Which dtype holds, computes and leaves: a policy wrapped around a model, unknown to the step."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cyxjax.core.adapter import ModelFns
+from cyxjax.errors import ConfigError, nearest
+
+PyTree = Any
+_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+_SHORT = {
+    "float32": "params=float32,compute=float32,output=float32",
+    "bfloat16": "params=float32,compute=bfloat16,output=float32",
+    "float16": "params=float32,compute=float16,output=float32",
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """dtypes of stored parameters, of the model's arithmetic, and of what the loss sees."""
+
+    params: Any = jnp.float32
+    compute: Any = jnp.float32
+    output: Any = jnp.float32
+
+    @property
+    def needs_loss_scale(self) -> bool:
+        """float16 has 5 bits of exponent: gradients below 6e-8 vanish unless the loss is scaled up."""
+        return self.compute == jnp.float16
+
+
+def parse_policy(text: str) -> Policy:
+    """A policy from `bfloat16` (computes so, stores and returns float32) or `params=...,compute=...,output=...`.
+
+    Raises: ConfigError naming the part that is not known.
+    """
+    fields = {}
+    for part in _SHORT.get(text, text).split(","):
+        name, _, dtype = part.strip().partition("=")
+        if name not in ("params", "compute", "output") or dtype not in _DTYPES:
+            raise ConfigError(
+                f"precision={text!r}: {part.strip()!r} is not known; expected one of {', '.join(_SHORT)} or "
+                f"'params=DTYPE,compute=DTYPE,output=DTYPE'. HINT: {nearest(dtype or name, _DTYPES)}"
+            )
+        fields[name] = _DTYPES[dtype]
+    return Policy(**fields)
+
+
+def cast_floats(tree: PyTree, dtype: Any) -> PyTree:
+    """`tree` with floating-point leaves in `dtype`; integers, booleans and keys as they are."""
+
+    def cast(a: Any) -> Any:
+        a = jnp.asarray(a)
+        return a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a
+
+    return jax.tree.map(cast, tree)
+
+
+def with_policy(fns: ModelFns, policy: Policy) -> ModelFns:
+    """`fns` that computes as `policy` says. Model state keeps its own dtype (statistics need float32)."""
+
+    def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
+        params, model_state = fns.init(key, inputs)
+        return cast_floats(params, policy.params), model_state
+
+    def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
+        params, inputs = cast_floats((params, inputs), policy.compute)
+        output, new_state = fns.apply(params, model_state, inputs, key, train)
+        same_dtype = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
+        return cast_floats(output, policy.output), same_dtype
+
+    return ModelFns(init, apply)

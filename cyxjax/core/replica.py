@@ -1,0 +1,61 @@
+"""The only file that knows per-replica from replicated values.
+
+Two maps run a step, because `jax.grad` of replicated params in a checked map is already summed over
+replicas, and Flax RNNs do not pass the check:
+
+- `model_map`: unchecked. User code runs here; what it returns is per replica, gradients stay LOCAL.
+- `sync_map`: checked. Only our reductions run here; an output declared replicated is *proved* so, and a
+  forgotten reduction is refused when the step is traced.
+
+Between the maps a per-replica value is a global array with one row per replica (spec `P("data")`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from cyxjax.core.mesh import AXIS, PER_REPLICA
+
+PyTree = Any
+
+
+def model_map(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Callable:
+    """`f` on each replica, unchecked: any Flax module runs, and `grad` of replicated params stays local."""
+    return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def sync_map(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Callable:
+    """`f` on each replica, checked: out_specs `P()` is a proof that replicas agree."""
+    return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
+
+
+def to_replica(tree: PyTree, spec: PyTree) -> PyTree:
+    """This replica's view of the map's arguments: drops the row dimension where spec is `P("data")`."""
+    return _by_spec(lambda a, s: a[0] if s == PER_REPLICA else a, tree, spec)
+
+
+def from_replica(tree: PyTree, spec: PyTree) -> PyTree:
+    """Inverse of `to_replica`: adds a row dimension of 1, so that the map stacks replicas."""
+    return _by_spec(lambda a, s: varying(a)[None] if s == PER_REPLICA else a, tree, spec)
+
+
+def varying(array: jax.Array) -> jax.Array:
+    """`array`, typed as differing between replicas; the same bits."""
+    vma = getattr(jax.typeof(array), "vma", frozenset())
+    return array if AXIS in vma or not _is_checked() else lax.pcast(array, AXIS, to="varying")
+
+
+def _is_checked() -> bool:
+    # Outside a checked map no value carries `vma`, and `pcast` would refuse.
+    return AXIS in getattr(jax.typeof(lax.axis_index(AXIS)), "vma", frozenset())
+
+
+def _by_spec(f: Callable, tree: PyTree, spec: PyTree) -> PyTree:
+    """Maps `f(leaf, its spec)` where `spec` is a prefix of `tree`, as in `shard_map`'s own specs."""
+    return jax.tree.map(
+        lambda s, sub: jax.tree.map(lambda a: f(a, s), sub), spec, tree, is_leaf=lambda s: isinstance(s, P)
+    )

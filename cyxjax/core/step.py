@@ -1,0 +1,170 @@
+"""The compiled step: the phases fused into one program, two maps inside one jit, state donated."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+
+from cyxjax.core import phases
+from cyxjax.core.adapter import ModelFns
+from cyxjax.core.losses import PerExample
+from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, num_replicas
+from cyxjax.core.metrics import Metrics
+from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
+from cyxjax.core.strategy import Sync
+
+PyTree = Any
+
+
+class TrainState(NamedTuple):
+    """Everything that makes the next step."""
+
+    step: jax.Array  # int32 (): optimizer steps done
+    params: PyTree
+    model_state: PyTree
+    sync: PyTree  # the strategy's and the optimizer's state
+    key: jax.Array  # uint32 key data; folded with the step and the sample's place, never split
+
+
+class Batch(NamedTuple):
+    """One optimizer step's global batch; rows are cut along axis `data`, each replica's micro-batches in turn."""
+
+    inputs: PyTree  # leaves (R * k * B, ...): replicas, micro-batches, samples
+    targets: PyTree
+    weight: jax.Array  # float32 (R * k * B,): 1 for a sample, 0 for padding
+    total: jax.Array  # float32 (): sum of all weights, known to the host, so no collective is spent on it
+
+
+BATCH_SPEC = Batch(PER_REPLICA, PER_REPLICA, PER_REPLICA, REPLICATED)
+
+
+def state_spec(sync: Sync) -> TrainState:
+    return TrainState(REPLICATED, sync.params_spec, REPLICATED, sync.state_spec, REPLICATED)
+
+
+def init_state(sync: Sync, mesh: Mesh, params: PyTree, model_state: PyTree, seed: int) -> TrainState:
+    """The state before the first step, on the mesh; `params` and `model_state` equal on all ranks."""
+    spec = state_spec(sync)
+
+    def init(params: PyTree, model_state: PyTree) -> TrainState:
+        key = jax.random.key_data(jax.random.key(seed))
+        state = TrainState(jnp.zeros((), jnp.int32), params, model_state, sync.init(params), key)
+        return from_replica(state, spec)
+
+    return jax.jit(sync_map(init, mesh, (REPLICATED, REPLICATED), spec))(params, model_state)
+
+
+class _Sums(NamedTuple):
+    """What micro-batches add up to on one replica."""
+
+    grads: PyTree
+    metrics: jax.Array  # float32 (number of metrics, 2)
+
+
+def build_train_step(
+    fns: ModelFns,
+    loss: PerExample,
+    sync: Sync,
+    mesh: Mesh,
+    *,
+    accumulation: int = 1,
+    metrics: Metrics | None = None,
+    sync_batchnorm: bool = False,
+    donate: bool = True,
+) -> Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]:
+    """A function (state, batch) -> (next state, metric sums float32 (number of metrics, 2)).
+
+    One optimizer step over `accumulation` micro-batches: gradients of the mean loss over all samples of
+    the global batch, wherever they lie, reduced once. `state` is donated: keep no reference to it.
+    """
+    spec, measured = state_spec(sync), metrics or Metrics()
+    stats_axis = AXIS if sync_batchnorm else None
+    replicas = num_replicas(mesh)
+
+    def local(state: TrainState, batch: Batch) -> tuple[PyTree, PyTree, jax.Array, jax.Array]:
+        state = to_replica(state, spec)
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+        # Reducers take a mean over replicas; dividing by total / R turns it into the mean over samples:
+        # mean_r(R / total * sum_i w_i dl_i) = sum over all samples / total, also when shards are uneven.
+        scale = replicas / batch.total * sync.loss_scale(state.sync)
+        rows = batch.weight.shape[0] // accumulation
+
+        def micro(model_state: PyTree, slot: jax.Array, part: Batch) -> tuple[PyTree, _Sums]:
+            # The place of this micro-batch's first sample in the step's order names its random draws.
+            draws = jax.random.fold_in(key, slot * (rows * replicas) + lax.axis_index(AXIS))
+            output, pullback, model_state = phases.forward(
+                fns, state.params, model_state, part.inputs, part.weight, draws, stats_axis
+            )
+            losses, seed = phases.loss_and_seed(loss, output, part.targets, part.weight, scale)
+            sums = measured.sums(losses, output, part.targets, part.weight)
+            return model_state, _Sums(phases.backward(pullback, seed), sums)
+
+        model_state, sums = _over_micro_batches(micro, state.model_state, batch, accumulation)
+        out = (sums.grads, model_state, batch.weight.sum(), sums.metrics)
+        return from_replica(out, PER_REPLICA)
+
+    def write(state: TrainState, rows: PyTree) -> tuple[TrainState, jax.Array]:
+        state, (grads, model_state, weight, sums) = to_replica(state, spec), to_replica(rows, PER_REPLICA)
+        params, strategy = sync.update(grads, state.sync, state.params)
+        model_state = phases.mean_model_state(model_state, weight)
+        state = TrainState(state.step + 1, params, model_state, strategy, state.key)
+        return from_replica(state, spec), lax.psum(sums, AXIS)
+
+    model = model_map(local, mesh, (spec, BATCH_SPEC), PER_REPLICA)
+    reduce = sync_map(write, mesh, (spec, PER_REPLICA), (spec, REPLICATED))
+    step = lambda state, batch: reduce(state, model(state, batch))  # noqa: E731
+    return jax.jit(step, donate_argnums=0 if donate else ())
+
+
+def _over_micro_batches(
+    micro: Callable, model_state: PyTree, batch: Batch, count: int
+) -> tuple[PyTree, _Sums]:
+    """Runs `micro` over `count` equal parts of the replica's rows, one after another, and adds up."""
+    if count == 1:
+        return micro(model_state, jnp.int32(0), batch)
+
+    def cut(a: jax.Array) -> jax.Array:
+        return a.reshape(count, a.shape[0] // count, *a.shape[1:])
+
+    parts = jax.tree.map(cut, batch._replace(total=jnp.broadcast_to(batch.total, (count,))))
+
+    def body(carry: tuple[PyTree, _Sums], slot: tuple[jax.Array, Batch]) -> tuple[tuple[PyTree, _Sums], None]:
+        model_state, sums = carry
+        model_state, more = micro(model_state, *slot)
+        return (model_state, jax.tree.map(jnp.add, sums, more)), None
+
+    first = jax.eval_shape(micro, model_state, jnp.int32(0), jax.tree.map(lambda a: a[0], parts))[1]
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), first)
+    (model_state, sums), _ = lax.scan(body, (model_state, zeros), (jnp.arange(count), parts))
+    return model_state, sums
+
+
+def build_eval_step(
+    fns: ModelFns, loss: PerExample, sync: Sync, mesh: Mesh, *, metrics: Metrics | None = None
+) -> Callable[[TrainState, Batch], jax.Array]:
+    """A function (state, batch) -> metric sums float32 (number of metrics, 2), in evaluation mode."""
+    spec, measured = state_spec(sync), metrics or Metrics()
+
+    def local(state: TrainState, batch: Batch) -> jax.Array:
+        output = _infer(fns, to_replica(state, spec), batch.inputs)
+        losses = loss(output, batch.targets)
+        return from_replica(measured.sums(losses, output, batch.targets, batch.weight), PER_REPLICA)
+
+    model = model_map(local, mesh, (spec, BATCH_SPEC), PER_REPLICA)
+    reduce = sync_map(lambda rows: lax.psum(rows[0], AXIS), mesh, PER_REPLICA, REPLICATED)
+    return jax.jit(lambda state, batch: reduce(model(state, batch)))
+
+
+def build_predict_step(fns: ModelFns, sync: Sync, mesh: Mesh) -> Callable[[TrainState, PyTree], PyTree]:
+    """A function (state, inputs) -> outputs, rows cut along axis `data` as the inputs are."""
+    spec = state_spec(sync)
+    local = lambda state, inputs: _infer(fns, to_replica(state, spec), inputs)  # noqa: E731
+    return jax.jit(model_map(local, mesh, (spec, PER_REPLICA), PER_REPLICA))
+
+
+def _infer(fns: ModelFns, state: TrainState, inputs: PyTree) -> PyTree:
+    key = jax.random.wrap_key_data(state.key)  # no draws in evaluation: any key will do
+    return fns.apply(state.params, state.model_state, inputs, key, False)[0]

@@ -1,0 +1,16 @@
+"""The plain strategy: every gradient averaged in its own dtype, as DDP does."""
+
+import optax
+from jax import lax
+
+from cyxjax.core.mesh import AXIS
+from cyxjax.core.strategy import Reducer, Sync, reduce_then
+
+
+def mean_reducer() -> Reducer:
+    """Averages gradients over axis `data`. Stateless; XLA sends all leaves in one all-reduce."""
+    return optax.stateless(lambda grads, params: lax.pmean(grads, AXIS))
+
+
+def mean(optimizer: optax.GradientTransformation) -> Sync:
+    return reduce_then(mean_reducer(), optimizer)
