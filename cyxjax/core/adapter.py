@@ -1,4 +1,4 @@
-"""One shape for every model: two pure functions, from linen, nnx, a pair of functions or a SequentialModel."""
+"""One shape for every model: two pure functions, from linen, nnx, a pair or a SequentialModel."""
 
 import inspect
 from collections.abc import Callable
@@ -15,7 +15,7 @@ PyTree = Any
 
 
 class ModelFns(NamedTuple):
-    """A model as values. `model_state` is what changes without a gradient (running statistics); {} if none."""
+    """A model as values. `model_state` changes without a gradient (running statistics); {} if none."""
 
     init: Callable[[jax.Array, PyTree], tuple[PyTree, PyTree]]
     """(key, inputs (B, ...)) -> (params, model_state)"""
@@ -39,8 +39,8 @@ def adapt(model: Any) -> ModelFns:
     if isinstance(model, tuple) and len(model) == 2 and all(callable(f) for f in model):
         return _from_pair(*model)
     raise ConfigError(
-        f"{type(model).__name__} is not a model cyxjax knows; expected a flax.linen.Module, a flax.nnx.Module, a pair "
-        "(init, apply) or a cx.SequentialModel. HINT: for other libraries pass (init, apply) with "
+        f"{type(model).__name__} is not a model cyxjax knows; expected a flax.linen.Module, a flax.nnx.Module, "
+        "a pair (init, apply) or a cx.SequentialModel. HINT: for other libraries pass (init, apply) with "
         "init(key, inputs) -> params and apply(params, inputs) -> output."
     )
 

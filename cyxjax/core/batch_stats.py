@@ -22,7 +22,8 @@ class _Scope(NamedTuple):
     axis: str | None  # mesh axis that statistics span
 
 
-_scope: ContextVar[_Scope] = ContextVar("batch_scope", default=_Scope(None, None))
+_NO_SCOPE = _Scope(None, None)
+_scope: ContextVar[_Scope] = ContextVar("batch_scope", default=_NO_SCOPE)
 
 
 @contextmanager

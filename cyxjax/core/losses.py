@@ -53,7 +53,7 @@ def _rows(values: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class CrossEntropyLoss(Loss):
-    """-log softmax(output)[target]; output (B, ..., C) logits, target (B, ...) labels or (B, ..., C) probabilities.
+    """-log softmax(output)[target] for logits (B, ..., C) and labels (B, ...) or probabilities (B, ..., C).
 
     Source: torch.nn.CrossEntropyLoss (classes last, as in Flax, where torch has them second).
     """
@@ -124,8 +124,8 @@ def model_loss(output: PyTree, target: PyTree) -> jax.Array:
     del target
     if not isinstance(output, dict) or "loss" not in output:
         raise DataError(
-            f"the model returned {type(output).__name__}, expected a dict with the key 'loss', because no loss "
-            "function was given. HINT: pass a loss such as cx.CrossEntropyLoss() to the trainer."
+            f"the model returned {type(output).__name__}, expected a dict with the key 'loss', because "
+            "no loss function was given. HINT: pass a loss such as cx.CrossEntropyLoss() to the trainer."
         )
     return output["loss"]
 

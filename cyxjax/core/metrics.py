@@ -38,11 +38,14 @@ class Metrics:
     def sums(self, losses: jax.Array, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
         """float32 (len(names), 2): weighted sum and weight of each; (0, 0) for one without meaning."""
         values = [losses, *(metric(output, target) for metric in self._extra.values())]
+
         # `where`, not a product: what a padding row holds may be NaN, and 0 * NaN is NaN.
-        return jnp.stack([
-            jnp.zeros(2) if v is None else jnp.stack([jnp.where(weight > 0, v * weight, 0).sum(), weight.sum()])
-            for v in values
-        ])  # fmt: skip
+        def pair(v: jax.Array | None) -> jax.Array:
+            return (
+                jnp.zeros(2) if v is None else jnp.stack([jnp.where(weight > 0, v, 0) @ weight, weight.sum()])
+            )
+
+        return jnp.stack([pair(v) for v in values])
 
     def means(self, sums: np.ndarray) -> dict[str, float]:
         """name -> sum / count; NaN where nothing was counted."""

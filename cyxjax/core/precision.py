@@ -33,7 +33,7 @@ class Policy:
 
 
 def parse_policy(text: str) -> Policy:
-    """A policy from `bfloat16` (computes so, stores and returns float32) or `params=...,compute=...,output=...`.
+    """A policy from `bfloat16` (computes so, stores and returns float32) or `params=..,compute=..,output=..`.
 
     Raises: ConfigError naming the part that is not known.
     """

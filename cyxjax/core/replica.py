@@ -45,7 +45,7 @@ def from_replica(tree: PyTree, spec: PyTree) -> PyTree:
 
 def varying(array: jax.Array) -> jax.Array:
     """`array`, typed as differing between replicas; the same bits."""
-    vma = getattr(jax.typeof(array), "vma", frozenset())
+    vma: frozenset[str] = getattr(jax.typeof(array), "vma", frozenset())
     return array if AXIS in vma or not _is_checked() else lax.pcast(array, AXIS, to="varying")
 
 

@@ -22,20 +22,20 @@ PyTree = Any
 class TrainState(NamedTuple):
     """Everything that makes the next step."""
 
-    step: jax.Array  # int32 (): optimizer steps done
+    step: Any  # int32 (): optimizer steps done
     params: PyTree
     model_state: PyTree
     sync: PyTree  # the strategy's and the optimizer's state
-    key: jax.Array  # uint32 key data; folded with the step and the sample's place, never split
+    key: Any  # uint32 key data; folded with the step and the sample's place, never split
 
 
 class Batch(NamedTuple):
-    """One optimizer step's global batch; rows are cut along axis `data`, each replica's micro-batches in turn."""
+    """One optimizer step's global batch; rows are cut along axis `data`, a replica's micro-batches in turn."""
 
     inputs: PyTree  # leaves (R * k * B, ...): replicas, micro-batches, samples
     targets: PyTree
-    weight: jax.Array  # float32 (R * k * B,): 1 for a sample, 0 for padding
-    total: jax.Array  # float32 (): sum of all weights, known to the host, so no collective is spent on it
+    weight: Any  # float32 (R * k * B,): 1 for a sample, 0 for padding
+    total: Any  # float32 (): sum of all weights, known to the host, so no collective is spent on it
 
 
 BATCH_SPEC = Batch(PER_REPLICA, PER_REPLICA, PER_REPLICA, REPLICATED)

@@ -5,7 +5,7 @@ knows nothing else, so a new scheme is one file in `cyxjax/sync/` and one row in
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import optax
@@ -14,7 +14,7 @@ from cyxjax.core.mesh import REPLICATED
 
 PyTree = Any
 
-Reducer = optax.GradientTransformation
+Reducer: TypeAlias = optax.GradientTransformation
 """LOCAL grads -> mean grads over axis `data`, inside `sync_map`; chains with any optax transformation."""
 
 
