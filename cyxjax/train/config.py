@@ -1,0 +1,202 @@
+"""What a run is told: one typed value, for the library (`DistributedTrainingConfig`) and for an
+experiment file (`TrainConfig`). Imports no jax, so that `--help` and a wrong key answer at once.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from cyxjax.errors import ConfigError
+from cyxjax.train.explain import Source, explain
+from cyxjax.train.sections import (
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    Options,
+    ScheduleConfig,
+    Seconds,
+    Strict,
+    WandbConfig,
+)
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_POLICY = re.compile(r"(params|compute|output)=(float32|bfloat16|float16)")
+
+
+class DistributedTrainingConfig(Strict):
+    """How to train: what `DistributedTrainer.fit` takes. Set fields by name; each is checked at once.
+
+    Raises: ConfigError for an unknown field or a bad value, on construction and on assignment.
+    """
+
+    epochs: int = Field(default=10, ge=1)
+    """Passes over the data."""
+    batch_size: int = Field(default=64, ge=1)
+    """Samples per replica per micro-step."""
+    global_batch_size: int | None = Field(default=None, ge=1)
+    """Samples per optimizer step over all replicas and micro-steps; instead of batch_size, never with it."""
+    gradient_accumulation_steps: int = Field(default=1, ge=1)
+    """Micro-steps whose gradients make one optimizer step."""
+    shuffle: bool = True
+    """A new order in each epoch, a pure function of seed and epoch."""
+    seed: int = Field(default=42, ge=0, lt=2**32)
+    """Fixes initial parameters, order of samples, dropout and augmentation."""
+    drop_last: bool = False
+    """Leave the last short step out; otherwise it is padded and the padding weighs nothing."""
+    validation_split: float = Field(default=0.0, ge=0, lt=1)
+    """Part of the training data held out when no validation data is given."""
+    num_workers: int = Field(default=0, ge=0)
+    """Threads that fetch samples from datasets read item by item."""
+    prefetch: int = Field(default=2, ge=0)
+    """Batches made ready ahead of the step."""
+
+    precision: str = "float32"
+    """float32, bfloat16, float16, or a policy such as params=float32,compute=bfloat16,output=float32."""
+    remat: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    max_grad_norm: float | None = Field(default=None, gt=0)
+    """Clip the mean gradient to this global norm."""
+    on_nonfinite: Literal["abort", "skip", "rollback"] = "abort"
+    """What all ranks do together when a loss or gradient is not finite."""
+    sync_batchnorm: bool = False
+    """Batch statistics over all replicas instead of each replica's own."""
+
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """Scale the learning rate by the effective batch over base_batch_size."""
+    base_batch_size: int | None = Field(default=None, ge=1)
+    """The batch the learning rate was chosen for; needed by lr_scaling."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps in which the learning rate rises linearly to its peak."""
+    early_stopping_patience: int | None = Field(default=None, ge=1)
+    """Stop after so many epochs without a better `monitor`; none: never."""
+    monitor: Literal["val_loss", "val_accuracy", "train_loss", "train_accuracy"] = "val_loss"
+    """What early stopping and the best checkpoint look at."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Stop after so many optimizer steps, whatever `epochs` says."""
+    max_time: Seconds | None = Field(default=None, gt=0)
+    """Stop and save after so many seconds (or 90s, 30m, 1h30m)."""
+    evaluate_every_n_epochs: int = Field(default=1, ge=0)
+    """Epochs between evaluations on the validation data; 0: never."""
+    max_eval_batches: int | None = Field(default=None, ge=1)
+    """Evaluate on so many batches only; none: on all data."""
+
+    comm: str = "mean"
+    """How gradients become parameters: a strategy of cyxjax.sync."""
+    comm_options: Options = {}
+    """What that strategy takes, for example `bucket_size_mb: 25`."""
+    steps_in_flight: int = Field(default=2, ge=1)
+    """Steps queued on the device before the host waits for the oldest."""
+    steps_per_call: int = Field(default=0, ge=0)
+    """Optimizer steps in one compiled call; 0: chosen from the measured step time."""
+
+    checkpoint_dir: str = "./checkpoints"
+    """Folder of the checkpoints (in an experiment: inside run_dir)."""
+    checkpoint_every_n_epochs: int = Field(default=5, ge=0)
+    """Epochs between checkpoints; 0: none by epochs. The end of the run is saved unless all three are 0."""
+    checkpoint_every_n_steps: int = Field(default=0, ge=0)
+    """Optimizer steps between checkpoints; 0: none by steps."""
+    checkpoint_every_n_minutes: float = Field(default=0.0, ge=0)
+    """Minutes between checkpoints; 0: none by time."""
+    keep_last: int = Field(default=3, ge=1)
+    """Newest checkpoints kept."""
+    keep_best: int = Field(default=1, ge=0)
+    """Best checkpoints by `monitor` kept besides."""
+    save_on_master_only: bool = True
+    """Rank 0 writes what all ranks share; false: every rank writes its part."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """auto: go on from the newest good checkpoint if there is one; must: fail if there is none."""
+
+    verbose: bool = True
+    """Rank 0 prints progress."""
+    log_every_n_batches: int = Field(default=10, ge=1)
+    """Optimizer steps between progress lines and metric records."""
+
+    def __init__(self, **values: Any) -> None:
+        self._fill(values, type(self).__name__)
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any], source: Source) -> Self:
+        """The configuration that plain `values` describe; errors name `source` (a text, or by dotted key)."""
+        config = cls.__new__(cls)
+        config._fill(values, source)
+        return config
+
+    def _fill(self, values: dict[str, Any], source: Source) -> None:
+        try:
+            Strict.__init__(self, **values)
+        except ValidationError as err:
+            raise ConfigError(explain(err, type(self), source)) from None
+
+    @field_validator("precision")
+    @classmethod
+    def _known_precision(cls, text: str) -> str:
+        parts = text.split(",")
+        if text not in _DTYPES and not all(_POLICY.fullmatch(part) for part in parts):
+            raise ValueError(f"expected {', '.join(_DTYPES)}, or params=...,compute=...,output=... of these")
+        return text
+
+    @model_validator(mode="after")
+    def _one_batch_size(self) -> "DistributedTrainingConfig":
+        if self.global_batch_size is not None and "batch_size" in self.model_fields_set:
+            raise ValueError(
+                f"batch_size = {self.batch_size} and global_batch_size = {self.global_batch_size} are both "
+                "given; only one may be, the other follows from the number of replicas"
+            )
+        if self.lr_scaling != "none" and self.base_batch_size is None:
+            raise ValueError(f"lr_scaling = {self.lr_scaling!r} needs base_batch_size")
+        return self
+
+    @property
+    def checkpoint_path(self) -> Path:
+        """Folder of the checkpoints."""
+        return Path(self.checkpoint_dir)
+
+    def resolved(self) -> dict[str, Any]:
+        """Plain values for YAML or JSON; a batch size that was not chosen is left out, so they load again."""
+        values = self.model_dump(mode="json")
+        values.pop("batch_size" if self.global_batch_size is not None else "global_batch_size")
+        return values
+
+
+class TrainConfig(DistributedTrainingConfig):
+    """One experiment: how to train, and what."""
+
+    run_dir: str = "runs/train"
+    """Folder of config.yaml, metrics.jsonl, history.json and checkpoints; the same folder again goes on."""
+    checkpoint_dir: str = "checkpoints"
+    """Folder of the checkpoints, inside run_dir."""
+    cpu_devices: int | None = Field(default=None, ge=1, le=1024)
+    """Virtual devices per process on a machine without accelerators; none: one."""
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    loss: str = "auto"
+    """cross_entropy, mse, l1, huber, bce_with_logits, nll, or auto: what suits the data."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    sinks: tuple[Literal["jsonl", "csv", "tensorboard", "wandb"], ...] = ("jsonl",)
+    """Where metrics go besides the screen."""
+    wandb: WandbConfig = WandbConfig()
+    fast_dev_run: bool = False
+    """Two steps and two evaluation batches, to see that everything fits; keeps no checkpoint."""
+
+    @property
+    def checkpoint_path(self) -> Path:
+        return Path(self.run_dir) / self.checkpoint_dir
+
+    def to_yaml(self) -> str:
+        """The resolved configuration; `load_config(["--config", FILE])` of it gives the same value."""
+        return yaml.safe_dump(self.resolved(), sort_keys=False, default_flow_style=None, width=110)
+
+
+def load_config(argv: Sequence[str]) -> TrainConfig:
+    """The experiment that `argv` describes: `--config FILE`, then overrides such as `--optimizer.lr 0.1`.
+
+    Raises: ConfigError for anything wrong; SystemExit(0) after `--help` or `--print-config`.
+    """
+    from cyxjax.train.config_load import load  # it imports this module
+
+    return load(argv)

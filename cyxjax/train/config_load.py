@@ -1,0 +1,160 @@
+"""From a YAML file and the command line to one checked `TrainConfig`; nothing is written.
+
+File and command line are merged as plain values and checked once, so both give the same messages and
+"was it given?" stays known. tyro draws the help page from the same models.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cyxjax.errors import ConfigError, nearest
+from cyxjax.train.config import TrainConfig
+from cyxjax.train.overrides import parse_overrides
+
+PROG = "python -m cyxjax.train"
+_SECRET = re.compile(r"(^|[_\-.])(key|api_?key|token|secret|passwd|password|credentials?)$", re.IGNORECASE)
+_MAX_BYTES = 1 << 20  # an experiment file is a page; more is a mistake (a data file, a model)
+
+
+def load(argv: Sequence[str]) -> TrainConfig:
+    """See `cyxjax.train.config.load_config`."""
+    given = parse_overrides(argv, TrainConfig)
+    values = read_yaml(given.config_file) if given.config_file else {}
+    values.setdefault(
+        "run_dir", f"runs/{Path(given.config_file).stem}" if given.config_file else "runs/train"
+    )
+    values = merge(values, given.values)
+
+    def source(key: str) -> str:
+        return "command line" if given.names(key) or not given.config_file else given.config_file
+
+    refuse_secrets(values, source)
+    config = TrainConfig.from_values(values, source)
+    if config.fast_dev_run:
+        config = TrainConfig.from_values(merge(values, _fast(config)), source)
+    if given.help:
+        show_help(config)
+    if given.print_config:
+        sys.stdout.write(config.to_yaml())
+        raise SystemExit(0)
+    return config
+
+
+def read_yaml(path: str) -> dict[str, Any]:
+    """The mapping that a YAML file holds; {} for an empty file.
+
+    Raises: ConfigError for a file that is missing, unreadable, not YAML, not a mapping, or repeats a key.
+    """
+    text = _read_text(path)
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            raise ConfigError(
+                f"{path}: uses a YAML alias (*name). HINT: write the value out where it is used."
+            )
+        _refuse_repeats(yaml.compose(text, Loader=yaml.SafeLoader), path)
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as err:
+        raise ConfigError(_yaml_problem(path, err)) from None
+    if values is not None and not isinstance(values, dict):
+        raise ConfigError(
+            f"{path}: holds a {type(values).__name__}, expected `key: value` lines. "
+            "HINT: see configs/digits.yaml."
+        )
+    return values or {}
+
+
+def _read_text(path: str) -> str:
+    file = Path(path)
+    try:
+        if file.stat().st_size > _MAX_BYTES:
+            raise ConfigError(
+                f"{path}: {file.stat().st_size} bytes, at most {_MAX_BYTES} expected. HINT: name a YAML file."
+            )
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        folder = file.parent if file.parent.is_dir() else Path(".")
+        near = nearest(file.name, [p.name for p in folder.glob("*.y*ml")] or ["no YAML file there"])
+        raise ConfigError(
+            f"{path}: no such file. {near} HINT: give --config the path of an experiment file."
+        ) from None
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigError(
+            f"{path}: cannot be read as text: {err}. HINT: give --config a YAML file."
+        ) from None
+
+
+def _yaml_problem(path: str, err: yaml.YAMLError) -> str:
+    mark = getattr(err, "problem_mark", None)
+    where = f"{path}:{mark.line + 1}" if mark is not None else path
+    problem = getattr(err, "problem", None) or err
+    return f"{where}: not YAML: {problem}. HINT: indent with spaces, one `key: value` a line."
+
+
+def _refuse_repeats(node: yaml.Node | None, path: str) -> None:
+    """Raises ConfigError for a key that stands twice in one mapping: YAML would keep the last in silence."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_repeats(item, path)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
+            raise ConfigError(f"{path}:{key.start_mark.line + 1}: a key that is no text. HINT: quote it.")
+        if key.value in seen:
+            raise ConfigError(
+                f"{path}:{key.start_mark.line + 1}: {key.value!r} stands twice. HINT: keep one of them."
+            )
+        seen.add(key.value)
+        _refuse_repeats(value, path)
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `over`; dicts are merged key by key, all else is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    if over.get("global_batch_size") is not None and "batch_size" not in over:
+        merged.pop("batch_size", None)  # the nearer source chose the other way to say it
+    if over.get("batch_size") is not None and "global_batch_size" not in over:
+        merged.pop("global_batch_size", None)
+    return merged
+
+
+def refuse_secrets(values: dict[str, Any], source: Any, prefix: str = "") -> None:
+    """Raises ConfigError for a text under a key such as api_key or password: run folders are shared."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            refuse_secrets(value, source, f"{name}.")
+        elif isinstance(value, str) and value and _SECRET.search(str(key)):
+            raise ConfigError(
+                f"{source(name)}: {name} looks like a secret, and the configuration is copied into the run "
+                "folder. HINT: put it into an environment variable (for W&B: WANDB_API_KEY)."
+            )
+
+
+def _fast(config: TrainConfig) -> dict[str, Any]:
+    """What `fast_dev_run` changes: two steps, two evaluation batches, nothing that a real run would meet."""
+    never = {"checkpoint_every_n_epochs": 0, "checkpoint_every_n_steps": 0, "checkpoint_every_n_minutes": 0}
+    run_dir = config.run_dir.removesuffix("-fast-dev-run") + "-fast-dev-run"
+    short = {"epochs": 1, "max_steps": 2, "max_eval_batches": 2, "steps_per_call": 1}
+    return {**never, **short, "resume": "never", "sinks": ["jsonl"], "run_dir": run_dir}
+
+
+def show_help(config: TrainConfig) -> None:
+    """Prints every option with its default (the file's value, if a file was given); raises SystemExit(0)."""
+    import tyro  # only the help page needs it
+
+    text = (
+        "Trains the experiment of a YAML file; options after it override the file.\n\n"
+        "--config FILE  the experiment file; --print-config  shows the resolved configuration and stops; "
+        "keys inside options are given as --model.options.KEY VALUE."
+    )
+    tyro.cli(TrainConfig, args=["--help"], default=config, prog=PROG, description=text)

@@ -1,0 +1,85 @@
+"""One line for each thing wrong in a configuration: source, key, what was found, the nearest right name."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from cyxjax.errors import nearest
+
+Source = str | Callable[[str], str]  # where values came from: a text, or a function of the dotted key
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section class behind a field's type (also behind `X | None`), or None for a plain value."""
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def field_at(model: type[BaseModel], loc: Iterable[str | int]) -> Any:
+    """The type of the field at `loc` below `model`; None where there is no such field.
+
+    Inside an open dict (`options`) every deeper key has type Any.
+    """
+    kind: Any = model
+    for part in loc:
+        section = section_of(kind)
+        if section is None:
+            return Any if kind is Any or get_origin(kind) is dict else None
+        field = section.model_fields.get(str(part))
+        if field is None:
+            return None
+        kind = field.annotation
+    return kind
+
+
+def known_keys(model: type[BaseModel], loc: Iterable[str | int]) -> list[str]:
+    """Keys that may stand at `loc` below `model`; empty where any may."""
+    section = section_of(field_at(model, loc))
+    return sorted(section.model_fields) if section is not None else []
+
+
+def explain(
+    err: ValidationError,
+    model: type[BaseModel],
+    source: Source,
+    assigned: str | None = None,
+) -> str:
+    """All errors of `err`, one line each, the last ending in one hint.
+
+    `source` says where a dotted key came from (a text, or a function of the key).
+    """
+    lines = []
+    for error in err.errors(include_url=False):
+        loc = error["loc"] or ((assigned,) if assigned else ())
+        where = source if isinstance(source, str) else source(".".join(map(str, loc)))
+        lines.append(f"{where}: {_sentence(dict(error), loc, model)}")
+    hint = "HINT: `python -m cyxjax.train --help` lists every key with its default."
+    return "\n".join(lines) + f" {hint}"
+
+
+def _sentence(error: dict[str, Any], loc: tuple[str | int, ...], model: type[BaseModel]) -> str:
+    key = ".".join(map(str, loc))
+    if error["type"] in ("extra_forbidden", "no_such_attribute"):
+        return f"unknown key {key!r}. {nearest(str(loc[-1]), known_keys(model, loc[:-1]))}"
+    message = error["msg"].removeprefix("Value error, ").removesuffix(".")
+    if not loc:
+        return f"{message}."
+    value = error.get("input")
+    near = _near_choice(error, value)
+    return f"{key} = {_short(value)}: {message[:1].lower()}{message[1:]}.{near}"
+
+
+def _near_choice(error: dict[str, Any], value: Any) -> str:
+    """The nearest of a fixed set of names, for a text that is not one of them."""
+    if error["type"] != "literal_error" or not isinstance(value, str):
+        return ""
+    choices = [choice.strip(" '") for choice in error["ctx"]["expected"].replace(" or ", ", ").split(",")]
+    return f" {nearest(value, choices)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

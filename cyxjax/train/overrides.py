@@ -1,0 +1,142 @@
+"""Command-line words to plain values: `--optimizer.lr 0.1 --no-shuffle --model.options.hidden [64,32]`."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel
+
+from cyxjax.errors import ConfigError, nearest
+from cyxjax.train.explain import field_at, known_keys, section_of
+from cyxjax.train.sections import accepts_bool
+
+_SPECIAL = ("config", "help", "print_config")
+
+
+@dataclass
+class Overrides:
+    """What a command line asked for."""
+
+    config_file: str = ""  # "" when none was given
+    help: bool = False
+    print_config: bool = False
+    values: dict[str, Any] = field(default_factory=dict)  # nested, as a YAML file would hold them
+    keys: set[str] = field(default_factory=set)  # the dotted keys given
+
+    def names(self, key: str) -> bool:
+        """Whether the dotted `key`, something above it or something below it was given."""
+        return any(key == k or key.startswith(f"{k}.") or k.startswith(f"{key}.") for k in self.keys)
+
+
+def parse_overrides(argv: Sequence[str], model: type[BaseModel]) -> Overrides:
+    """Reads `argv` against the fields of `model`; types and bounds are checked later.
+
+    Raises: ConfigError for an unknown option, a missing value, an option given twice or a stray word.
+    """
+    found = Overrides()
+    for name, words in _options(argv):
+        if name in ("help", "h"):
+            found.help = True
+        elif name == "print_config":
+            found.print_config = True
+        elif name == "config":
+            if found.config_file:
+                raise ConfigError("command line: --config is given twice. HINT: keep one of them.")
+            found.config_file = _one(name, words)
+        else:
+            _add(found, name, words, model)
+    return found
+
+
+def _options(argv: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
+    """(name with underscores, the words that follow it) for each option."""
+    options: list[tuple[str, list[str]]] = []
+    for word in argv:
+        if word.startswith("--") or word == "-h":
+            name, equals, value = word.lstrip("-").partition("=")
+            options.append((name.replace("-", "_"), [value] if equals else []))
+        elif options:
+            options[-1][1].append(word)
+        else:
+            raise ConfigError(
+                f"command line: {word!r} stands before any option. HINT: give a file as --config {word}."
+            )
+    return options
+
+
+def _add(found: Overrides, name: str, words: list[str], model: type[BaseModel]) -> None:
+    key, negated = _resolve(name, model)
+    if key in found.keys:
+        raise ConfigError(f"command line: --{_dashed(key)} is given twice. HINT: keep one of them.")
+    found.keys.add(key)
+    *path, last = key.split(".")
+    place = found.values
+    for part in path:
+        place = place.setdefault(part, {})
+    if negated and words:
+        raise ConfigError(
+            f"command line: --{_dashed(name)} takes no value, got {words[0]!r}. HINT: leave it out."
+        )
+    place[last] = False if negated else _value(key, words, field_at(model, key.split(".")))
+
+
+def _resolve(name: str, model: type[BaseModel]) -> tuple[str, bool]:
+    """(dotted key, whether it was written as --no-key)."""
+    *path, last = name.split(".")
+    kind = field_at(model, name.split("."))
+    positive = ".".join([*path, last.removeprefix("no_")])
+    if kind is None and last.startswith("no_") and _is_flag(field_at(model, positive.split("."))):
+        return positive, True
+    if kind is None:
+        known = known_keys(model, path)
+        listed = known if path else [*known, *_SPECIAL]
+        wrong = next((part for i, part in enumerate(path) if field_at(model, path[: i + 1]) is None), last)
+        near = nearest(wrong, listed or known_keys(model, ()))
+        raise ConfigError(
+            f"command line: unknown option --{_dashed(name)}. {_dashed(near)} HINT: --help lists them all."
+        )
+    if section_of(kind) is not None:
+        inner = ", ".join(f"--{_dashed(name)}.{_dashed(key)}" for key in known_keys(model, name.split(".")))
+        raise ConfigError(f"command line: --{_dashed(name)} is a section. HINT: give one of {inner}.")
+    return name, False
+
+
+def _is_flag(kind: Any) -> bool:
+    return kind is not None and kind is not Any and section_of(kind) is None and accepts_bool(kind)
+
+
+def _value(key: str, words: list[str], kind: Any) -> Any:
+    """The words of one option as a value: a flag alone is true, `none` is None where that is allowed."""
+    if _is_flag(kind) and not words:
+        return True
+    if get_origin(kind) in (tuple, list):
+        return _yaml(key, words[0]) if len(words) == 1 and words[0].startswith("[") else words
+    text = _one(key, words)
+    if kind is Any or get_origin(kind) is dict:
+        return _yaml(key, text)
+    if type(None) in get_args(kind) and text.lower() in ("none", "null", "~"):
+        return None
+    return text
+
+
+def _one(key: str, words: list[str]) -> str:
+    if len(words) != 1 or not words[0]:
+        got = f"got {' '.join(words)!r}" if words and words[0] else "got none"
+        raise ConfigError(
+            f"command line: --{_dashed(key)} takes one value, {got}. HINT: --help shows its form."
+        )
+    return words[0]
+
+
+def _yaml(key: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(
+            f"command line: --{_dashed(key)} {text!r} is not YAML. HINT: quote it, for example '[64, 32]'."
+        ) from None
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")

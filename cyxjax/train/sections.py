@@ -1,0 +1,157 @@
+"""The sections of an experiment file, and the habits all of them share (no jax here).
+
+A section is flat: a `name` that picks one of several things, and the numbers that thing takes.
+"""
+
+import re
+from types import UnionType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from cyxjax.errors import ConfigError
+
+# YAML 1.1 reads 1e-3 (no dot) as text; typed fields are coerced by pydantic, open ones by this.
+_SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+_SPAN = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+
+
+def _numbers(tree: Any) -> Any:
+    """`tree` with texts such as "1e-3" as floats, at any depth of dicts and lists."""
+    if isinstance(tree, dict):
+        return {key: _numbers(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_numbers(value) for value in tree]
+    if isinstance(tree, str) and _SCIENTIFIC.fullmatch(tree):
+        return float(tree)
+    return tree
+
+
+def seconds(value: Any) -> Any:
+    """Seconds from a number or a text such as "90s", "30m", "1h30m", "2d"; anything else unchanged.
+
+    Raises: ValueError for a text that is neither.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        found = _SPAN.fullmatch(value.strip())
+    if not value.strip() or found is None:
+        raise ValueError("expected seconds or a text such as 90s, 30m, 1h30m")
+    return sum(float(n) * unit for n, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True) if n)
+
+
+Options = Annotated[dict[str, Any], BeforeValidator(_numbers)]
+Seconds = Annotated[float, BeforeValidator(seconds)]
+
+
+def accepts_bool(annotation: Any) -> bool:
+    """Whether a field of this type may hold true/false."""
+    if get_origin(annotation) in (Annotated, UnionType) or get_origin(annotation) is not None:
+        return any(accepts_bool(part) for part in get_args(annotation))
+    return annotation in (bool, Any)
+
+
+class Strict(BaseModel):
+    """A section: unknown keys, infinities and true/false for a number are errors, also on assignment."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_assignment=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_bool(cls, value: Any, info: Any) -> Any:
+        field = cls.model_fields[info.field_name]
+        if isinstance(value, bool) and not accepts_bool(field.annotation):
+            raise ValueError("true/false where another kind of value belongs")
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        before, given = dict(self.__dict__), set(self.__pydantic_fields_set__)
+        try:
+            super().__setattr__(name, value)
+        except ValidationError as err:
+            # pydantic has stored the value before a check over several fields refuses it
+            object.__setattr__(self, "__dict__", before)
+            object.__setattr__(self, "__pydantic_fields_set__", given)
+            from cyxjax.train.explain import explain
+
+            raise ConfigError(explain(err, type(self), type(self).__name__, name)) from None
+
+
+class ModelConfig(Strict):
+    """Which network."""
+
+    name: str = "mlp"
+    """A name of the registry (mlp, cnn, resnet18, resnet50, vae, gpt) or `package.module:callable`."""
+    options: Options = {}
+    """What that network takes, for example `hidden: [128, 64]`."""
+
+
+class DataConfig(Strict):
+    """Which data."""
+
+    name: str = "digits"
+    """A name of the catalogue (digits, mnist, cifar10, npz, csv, text, ...)."""
+    root: str | None = None
+    """Folder or file the data is read from; none for data that comes with a library."""
+    options: Options = {}
+    """What that format takes, for example `sequence_length: 64`."""
+
+
+class OptimizerConfig(Strict):
+    """How gradients move parameters."""
+
+    name: Literal["sgd", "momentum", "adam", "adamw", "lamb", "lion", "adagrad", "rmsprop"] = "adam"
+    """The rule."""
+    lr: float = Field(default=0.001, gt=0)
+    """Peak learning rate, before `lr_scaling`."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Momentum of `momentum` and `rmsprop`; `sgd` has none."""
+    nesterov: bool = False
+    """Look-ahead form of `momentum`."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the two moments of adam, adamw, lamb and lion."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the denominator of the adaptive rules."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled decay for adamw, lamb and lion; an L2 term of the gradient for the others."""
+
+    @field_validator("betas")
+    @classmethod
+    def _decays(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError("each beta must lie in [0, 1)")
+        return betas
+
+
+class ScheduleConfig(Strict):
+    """How the learning rate goes after the warm-up (`warmup_steps`), counted in optimizer steps."""
+
+    name: Literal["constant", "cosine", "linear"] = "constant"
+    """Shape of the decay."""
+    decay_steps: int | None = Field(default=None, ge=1)
+    """Steps from the end of the warm-up to the final rate; none: to the end of the run."""
+    final_fraction: float = Field(default=0.0, ge=0, le=1)
+    """Final learning rate as a fraction of the peak (cosine and linear)."""
+
+
+class WandbConfig(Strict):
+    """Weights & Biases, used when `sinks` names it. Its key comes from `wandb login` or WANDB_API_KEY."""
+
+    project: str = "cyxjax"
+    """Project the run belongs to."""
+    run_name: str | None = None
+    """Name shown for the run; none: the run folder's name."""
+    mode: Literal["offline", "online", "disabled"] = "offline"
+    """Offline writes into the run folder, for `wandb sync` later."""
+    init_timeout: float = Field(default=120.0, gt=0)
+    """Seconds to wait for the service before training goes on without it."""

@@ -1,0 +1,122 @@
+"""The configuration as a value: attribute style, bounds, and what is refused."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from cyxjax.errors import ConfigError
+from cyxjax.train.config import DistributedTrainingConfig, TrainConfig
+from cyxjax.train.sections import seconds
+
+
+def test_documented_defaults_of_the_guide():
+    config = DistributedTrainingConfig()
+    assert (config.shuffle, config.seed, config.verbose) == (True, 42, True)
+    assert (config.log_every_n_batches, config.checkpoint_every_n_epochs) == (10, 5)
+    assert (config.checkpoint_dir, config.save_on_master_only) == ("./checkpoints", True)
+    assert (config.validation_split, config.drop_last, config.resume) == (0.0, False, "auto")
+
+
+def test_attribute_style_is_checked_at_once():
+    config = DistributedTrainingConfig()
+    config.epochs = 3
+    with pytest.raises(ConfigError, match=r"epochs = 0: input should be greater than or equal to 1.*HINT"):
+        config.epochs = 0
+    assert config.epochs == 3
+
+
+def test_an_unknown_field_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"unknown key 'epoch'\. Did you mean 'epochs'\?"):
+        DistributedTrainingConfig(epoch=3)
+    with pytest.raises(ConfigError, match="Did you mean 'batch_size'"):
+        DistributedTrainingConfig().batchsize = 3  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="lr = -1.0"):
+        TrainConfig().optimizer.lr = -1.0
+
+
+def test_both_batch_sizes_are_never_given():
+    assert DistributedTrainingConfig(global_batch_size=128).global_batch_size == 128
+    with pytest.raises(ConfigError, match="batch_size = 32 and global_batch_size = 128 are both given"):
+        DistributedTrainingConfig(batch_size=32, global_batch_size=128)
+    config = DistributedTrainingConfig()
+    config.batch_size = 32
+    with pytest.raises(ConfigError, match="both given"):
+        config.global_batch_size = 128
+    assert config.global_batch_size is None  # a refused assignment leaves the value as it was
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epochs", True),
+        ("epochs", 1.5),
+        ("epochs", "ten"),
+        ("validation_split", 1.0),
+        ("max_grad_norm", float("inf")),
+        ("max_grad_norm", float("nan")),
+        ("seed", -1),
+        ("precision", "float8"),
+        ("precision", "compute=float64"),
+        ("on_nonfinite", "ignore"),
+        ("max_time", "soon"),
+        ("max_time", ""),
+        ("shuffle", "maybe"),
+    ],
+)
+def test_bad_values_are_named(field, value):
+    with pytest.raises(ConfigError, match=rf"DistributedTrainingConfig: {field} = .*HINT: "):
+        DistributedTrainingConfig(**{field: value})
+
+
+def test_good_precisions():
+    for text in (
+        "bfloat16",
+        "params=float32,compute=bfloat16",
+        "params=float32,compute=float16,output=float32",
+    ):
+        assert DistributedTrainingConfig(precision=text).precision == text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("90s", 90), ("30m", 1800), ("1h30m", 5400), ("2d", 172800), ("45", 45), (7, 7)]
+)
+def test_spans_of_time(text, value):
+    assert seconds(text) == value
+
+
+def test_sections_are_not_shared_between_configs():
+    first = TrainConfig()
+    first.optimizer.lr = 0.5
+    first.model.options["hidden"] = [3]
+    assert TrainConfig().optimizer.lr == 0.001
+    assert TrainConfig().model.options == {}
+
+
+def test_resolved_values_load_again():
+    for config in (TrainConfig(global_batch_size=96), TrainConfig(batch_size=7, max_time="1h")):
+        again = TrainConfig(**yaml.safe_load(config.to_yaml()))
+        assert again.model_dump() == config.model_dump()
+
+
+def test_checkpoints_of_an_experiment_lie_in_its_run_folder():
+    assert str(TrainConfig(run_dir="runs/a").checkpoint_path) == "runs/a/checkpoints"
+    assert str(TrainConfig(run_dir="runs/a", checkpoint_dir="/big/disk").checkpoint_path) == "/big/disk"
+    assert str(DistributedTrainingConfig().checkpoint_path) == "checkpoints"
+
+
+def test_every_field_says_what_it_means():
+    for model in (
+        TrainConfig,
+        *(type(getattr(TrainConfig(), s)) for s in ("optimizer", "schedule", "wandb")),
+    ):
+        for name, field in model.model_fields.items():
+            text = field.description or getattr(field.annotation, "__doc__", "")
+            assert text, f"{model.__name__}.{name} has no sentence"
+            assert text.endswith("."), f"{model.__name__}.{name}: {text}"
+
+
+def test_importing_the_configuration_loads_no_jax():
+    code = "import sys, cyxjax.train.config, cyxjax.train.config_load; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,149 @@
+"""File plus command line to one configuration: what wins, and one clear line for whatever is wrong."""
+
+import pytest
+
+from cyxjax.errors import ConfigError
+from cyxjax.train.config import load_config
+
+
+@pytest.fixture
+def experiment(tmp_path, monkeypatch):
+    """Writes an experiment file into an empty current folder; gives its name."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text, name="x.yaml"):
+        (tmp_path / name).write_text(text)
+        return name
+
+    return write
+
+
+def test_the_command_line_wins_over_the_file(experiment):
+    file = experiment("epochs: 3\nbatch_size: 16\noptimizer: {name: sgd, lr: 1e-2}\n")
+    config = load_config(["--config", file, "--batch-size", "32", "--optimizer.lr=0.1", "--no-shuffle"])
+    assert (config.epochs, config.batch_size, config.shuffle) == (3, 32, False)
+    assert (config.optimizer.name, config.optimizer.lr) == ("sgd", 0.1)
+    assert config.run_dir == "runs/x"  # named after the file
+
+
+def test_dashes_and_underscores_are_one(experiment):
+    assert load_config(["--log_every_n_batches", "3"]).log_every_n_batches == 3
+    assert load_config(["--sinks", "csv", "jsonl"]).sinks == ("csv", "jsonl")
+    assert load_config(["--max-grad-norm", "none"]).max_grad_norm is None
+
+
+def test_options_take_yaml_values(experiment):
+    file = experiment("model: {name: mlp, options: {hidden: [8], dropout: 1e-1}}\n")
+    config = load_config(["--config", file, "--model.options.hidden", "[64, 32]", "--comm-options.rank=2"])
+    assert config.model.options == {"hidden": [64, 32], "dropout": 0.1}
+    assert config.comm_options == {"rank": 2}
+
+
+def test_the_nearer_batch_size_wins(experiment):
+    file = experiment("batch_size: 16\n")
+    config = load_config(["--config", file, "--global-batch-size", "64"])
+    assert config.global_batch_size == 64
+    assert "batch_size" not in config.model_fields_set
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epocs: 3\n", r"x\.yaml: unknown key 'epocs'\. Did you mean 'epochs'\?"),
+        ("optimizer: {name: adam, lrr: 1}\n", r"x\.yaml: unknown key 'optimizer\.lrr'\. Did you mean 'lr'\?"),
+        ("optimizer: {name: adm}\n", r"optimizer\.name = 'adm'.*Did you mean 'adam'\?"),
+        ("optimizer: {lr: -1}\n", r"x\.yaml: optimizer\.lr = -1: input should be greater than 0"),
+        ("optimizer: {betas: [0.9, 1.5]}\n", r"optimizer\.betas = \[0\.9, 1\.5\]: each beta must lie"),
+        ("optimizer: adam\n", r"x\.yaml: optimizer = 'adam'"),
+        ("epochs: yes\n", r"x\.yaml: epochs = True: true/false where another kind"),
+        ("epochs: 3\nepochs: 4\n", r"x\.yaml:2: 'epochs' stands twice"),
+        ("epochs: [3\n", r"x\.yaml:2: not YAML"),
+        ("- 3\n", r"x\.yaml: holds a list"),
+        ("3: 4\n", r"x\.yaml:1: a key that is no text"),
+        ("model: {options: {a: &x 1, b: *x}}\n", r"x\.yaml: uses a YAML alias"),
+        ("a: !!python/object/apply:os.system [date]\n", r"x\.yaml:1: not YAML"),
+        ("data: {options: {api_key: s3cr3t}}\n", r"x\.yaml: data\.options\.api_key looks like a secret"),
+        ("wandb_token: abc\n", r"wandb_token looks like a secret"),
+        ("sinks: [cvs]\n", r"sinks\.0 = 'cvs'.*Did you mean 'csv'"),
+    ],
+)
+def test_a_bad_file_is_one_clear_line(experiment, tmp_path, text, message):
+    file = experiment(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(["--config", file])
+    assert "HINT: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "s3cr3t" not in str(caught.value)
+    assert [p.name for p in tmp_path.iterdir()] == [file]  # nothing written
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epcohs", "3"], r"unknown option --epcohs\. Did you mean 'epochs'\?"),
+        (["--no-epochs"], r"unknown option --no-epochs"),
+        (["--optimzer.lr", "3"], r"Did you mean 'optimizer'\?"),
+        (["--optimizer.weight-deacy", "3"], r"Did you mean 'weight-decay'\?"),
+        (["--optimizer", "adam"], r"--optimizer is a section.*--optimizer\.lr"),
+        (["--epochs"], r"--epochs takes one value, got none"),
+        (["--epochs", "3", "4"], r"--epochs takes one value, got '3 4'"),
+        (["--epochs", "3", "--epochs", "4"], r"--epochs is given twice"),
+        (["--epochs", "ten"], r"command line: epochs = 'ten': input should be a valid integer"),
+        (["--no-shuffle", "x"], r"--no-shuffle takes no value"),
+        (["x.yaml"], r"'x\.yaml' stands before any option\. HINT: give a file as --config x\.yaml"),
+        (["--config"], r"--config takes one value"),
+        (["--config", "a", "--config", "b"], r"--config is given twice"),
+        (["--batch-size", "3", "--global-batch-size", "4"], r"both given"),
+        (["--model.options.hidden", "[3"], r"is not YAML"),
+        (["--lr-scaling", "linear"], r"needs base_batch_size"),
+    ],
+)
+def test_a_bad_command_line_is_one_clear_line(words, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(words)
+    assert str(caught.value).count("\n") == 0
+    assert "HINT: " in str(caught.value)
+
+
+def test_missing_and_unreadable_files(experiment, tmp_path):
+    experiment("", "digits.yaml")
+    with pytest.raises(ConfigError, match=r"digit\.yaml: no such file\. Did you mean 'digits\.yaml'\?"):
+        load_config(["--config", "digit.yaml"])
+    with pytest.raises(ConfigError, match="cannot be read as text"):
+        load_config(["--config", str(tmp_path)])
+    (tmp_path / "model.bin").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read as text"):
+        load_config(["--config", "model.bin"])
+    (tmp_path / "big.yaml").write_text("#" * (1 << 20) + "\n")
+    with pytest.raises(ConfigError, match="1048577 bytes"):
+        load_config(["--config", "big.yaml"])
+
+
+def test_print_config_loads_again(experiment, tmp_path, capsys):
+    file = experiment("global_batch_size: 64\nmodel: {options: {hidden: [8, 4]}}\nmax_time: 1h\n")
+    with pytest.raises(SystemExit) as ended:
+        load_config(["--config", file, "--print-config"])
+    assert ended.value.code == 0
+    (tmp_path / "again.yaml").write_text(capsys.readouterr().out)
+    first, again = load_config(["--config", file]), load_config(["--config", "again.yaml"])
+    assert again.model_dump() == first.model_dump()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["again.yaml", "x.yaml"]
+
+
+def test_help_shows_the_file_s_defaults(experiment, capsys):
+    file = experiment("epochs: 77\n")
+    with pytest.raises(SystemExit) as ended:
+        load_config(["--config", file, "--help"])
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "Passes over the data. (default: 77)" in shown
+    assert "--optimizer.weight-decay FLOAT" in shown
+    assert "--print-config" in shown
+
+
+def test_fast_dev_run_is_short_and_apart(experiment):
+    file = experiment("epochs: 50\nsinks: [wandb]\ncheckpoint_every_n_steps: 5\nrun_dir: runs/real\n")
+    config = load_config(["--config", file, "--fast-dev-run"])
+    assert (config.epochs, config.max_steps, config.max_eval_batches) == (1, 2, 2)
+    assert config.checkpoint_every_n_steps == config.checkpoint_every_n_epochs == 0
+    assert (config.resume, config.sinks, config.run_dir) == ("never", ("jsonl",), "runs/real-fast-dev-run")
