@@ -1,0 +1,56 @@
+"""Who started us, and which place they gave us: one detector a file, asked in a fixed order."""
+
+from collections.abc import Callable, Mapping
+
+from cyxjax.errors import ConfigError
+from cyxjax.launch.clusters import jax_env, kubernetes, open_mpi, pmi, single, slurm, torchrun
+from cyxjax.launch.topology import Topology
+
+Detector = Callable[[Mapping[str, str]], Topology | None]
+
+# What a person wrote by hand comes before what an engine implies.
+DETECTORS: tuple[Detector, ...] = (
+    jax_env.detect,
+    torchrun.detect,
+    slurm.detect,
+    open_mpi.detect,
+    pmi.detect,
+    kubernetes.detect,
+)
+# These start ranks of their own inside an engine's allocation, so the engine's numbers do not count.
+_NESTED = ("cyxjax.launch", "torchrun")
+
+
+def discover(env: Mapping[str, str]) -> Topology:
+    """The place of this process, from the first source that names one; a group of one when none does.
+
+    Raises: ConfigError when a source is half set, or two sources disagree on rank or world size.
+    """
+    return claims(env)[0]
+
+
+def claims(env: Mapping[str, str]) -> list[Topology]:
+    """Every source's answer, the winner first (`cyxjax env` prints them). Raises: as `discover`."""
+    written = torchrun.detect(env)
+    if written is not None and written.source in _NESTED:
+        return [written]
+    found = [topology for topology in (detect(env) for detect in DETECTORS) if topology is not None]
+    for other in found[1:]:
+        _refuse_disagreement(found[0], other)
+    return found or [single.detect(env)]
+
+
+def _refuse_disagreement(first: Topology, other: Topology) -> None:
+    """An engine's group of one is no claim: it is the shell or batch script we were started from."""
+    if other.world_size == 1 or (first.rank, first.world_size) == (other.rank, other.world_size):
+        return
+    raise ConfigError(
+        f"Two sources disagree: {_said(first)} but {_said(other)}. "
+        f"HINT: unset {first.names[0]} and {first.names[1]} to follow {other.source}, or start this script "
+        f"outside {other.source}."
+    )
+
+
+def _said(topology: Topology) -> str:
+    rank_name, world_name = topology.names
+    return f"{topology.source} says {rank_name}={topology.rank}, {world_name}={topology.world_size}"

@@ -1,0 +1,91 @@
+"""Slurm: `srun python train.py` starts every rank. The script of an sbatch job itself is not a rank."""
+
+import re
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+from cyxjax.errors import ConfigError
+from cyxjax.launch.topology import Topology, common_fields, job_port, read_int
+
+SOURCE = "Slurm"
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?$")
+
+
+def detect(env: Mapping[str, str]) -> Topology | None:
+    """The task's place in its step; None outside a step started by srun.
+
+    Rank 0's host is the step's first node, the port follows from job and step; MASTER_ADDR and
+    MASTER_PORT win over both.
+    """
+    if "SLURM_STEP_ID" not in env or "SLURM_PROCID" not in env:
+        return None
+    job = f"{env.get('SLURM_JOB_ID', '')}.{env['SLURM_STEP_ID']}"
+    fields = {"master_addr": _first_node(env), "master_port": job_port(job), "run_id": f"slurm-{job}"}
+    fields |= _chosen(env, fields)
+    world_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
+    return Topology(
+        rank=read_int(env, "SLURM_PROCID"),
+        world_size=read_int(env, world_name),
+        local_rank=read_int(env, "SLURM_LOCALID", 0),
+        local_world_size=_tasks_here(env),
+        source=SOURCE,
+        names=("SLURM_PROCID", world_name),
+        **(common_fields(env) | fields),
+    )
+
+
+def _chosen(env: Mapping[str, str], fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields the user named, which win over what Slurm implies."""
+    common = common_fields(env)
+    named = {"master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT", "run_id": "CYXJAX_RUN_ID"}
+    return {field: common[field] for field in fields if named[field] in env}
+
+
+def _first_node(env: Mapping[str, str]) -> str:
+    nodes = expand_nodes(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "localhost")
+    return "127.0.0.1" if len(nodes) == 1 else nodes[0]
+
+
+def _tasks_here(env: Mapping[str, str]) -> int:
+    """Tasks on this node, from SLURM_STEP_TASKS_PER_NODE such as "4(x2),3"."""
+    counts: list[int] = []
+    for part in env.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match:
+            counts += [int(match[1])] * int(match[2] or 1)
+    node = read_int(env, "SLURM_NODEID", 0)
+    return counts[node] if node < len(counts) else 1
+
+
+def expand_nodes(text: str) -> list[str]:
+    """Host names of a Slurm node list: "gpu[01-02,7],x" -> gpu01, gpu02, gpu7, x. Raises: ConfigError."""
+    return [name for part in _split_outside_brackets(text) for name in _expand_one(part)]
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    return [part for part in re.split(r",(?![^\[]*\])", text) if part]
+
+
+def _expand_one(text: str) -> list[str]:
+    pieces = re.split(r"\[([^\]]*)\]", text)  # literal, range, literal, range, ..., literal
+    if any("[" in piece or "]" in piece for piece in pieces[::2]):
+        raise ConfigError(
+            f"Slurm's node list {text!r} has unbalanced brackets. HINT: set MASTER_ADDR to the first node."
+        )
+    choices = [_numbers(piece, text) if i % 2 else [piece] for i, piece in enumerate(pieces)]
+    return ["".join(parts) for parts in product(*choices)]
+
+
+def _numbers(ranges: str, text: str) -> list[str]:
+    found: list[str] = []
+    for item in ranges.split(","):
+        match = _RANGE.match(item)
+        if not match:
+            raise ConfigError(
+                f"Slurm's node list {text!r} has no number range in {item!r}. "
+                "HINT: set MASTER_ADDR to the first node."
+            )
+        first, last = match[1], match[2] or match[1]
+        found += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    return found

@@ -1,0 +1,45 @@
+"""torch's names: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT. Written by our launcher, by
+torchrun, or by hand."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from cyxjax.launch.topology import Topology, common_fields, processes_here, read_int, refuse_half_set
+
+NAMES = ("RANK", "WORLD_SIZE")
+
+
+def detect(env: Mapping[str, str]) -> Topology | None:
+    """The place RANK and WORLD_SIZE name; None when neither is set. Raises ConfigError when half set."""
+    source = _source(env)
+    if not any(name in env for name in (*NAMES, "LOCAL_RANK")) or _is_kubernetes_count(env):
+        return None
+    if env.get("WORLD_SIZE") != "1":  # WORLD_SIZE=1 alone is whole: there is only rank 0
+        refuse_half_set(env, (*NAMES, "LOCAL_RANK") if "LOCAL_RANK" in env else NAMES, source)
+    rank, world_size, common = read_int(env, "RANK", 0), read_int(env, "WORLD_SIZE"), common_fields(env)
+    topology = Topology(
+        rank=rank,
+        world_size=world_size,
+        local_rank=read_int(env, "LOCAL_RANK", rank),
+        local_world_size=processes_here(env, world_size, common["master_addr"]),
+        source=source,
+        **common,
+    )
+    return _beside_held_port(topology) if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else topology
+
+
+def _source(env: Mapping[str, str]) -> str:
+    if "CYXJAX_RUN_ID" in env:
+        return "cyxjax.launch"
+    return "torchrun" if "TORCHELASTIC_RUN_ID" in env else "RANK, WORLD_SIZE"
+
+
+def _is_kubernetes_count(env: Mapping[str, str]) -> bool:
+    """WORLD_SIZE beside a Job's index is Kubernetes' to read: the manifest cannot write RANK."""
+    return "JOB_COMPLETION_INDEX" in env and "RANK" not in env and "LOCAL_RANK" not in env
+
+
+def _beside_held_port(topology: Topology) -> Topology:
+    """torchrun's agent listens on MASTER_PORT itself (its TCPStore), so our ranks meet one port above."""
+    port = topology.master_port
+    return replace(topology, master_port=port + 1 if port < 65535 else port - 1)

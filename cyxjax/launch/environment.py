@@ -1,0 +1,96 @@
+"""What must stand in the environment before jax starts: threads, devices, time limits of collectives."""
+
+import os
+import sys
+from collections.abc import Mapping, MutableMapping
+
+from cyxjax.errors import GroupError
+from cyxjax.launch.topology import Topology, read_int
+
+# Longer than any honest wait between ranks (one compiles, one saves), far below gloo's 30 minutes.
+DEFAULT_COLLECTIVE_TIMEOUT_S = 600
+_CPU_FLAG = "--xla_cpu_collective_timeout_seconds"
+_GPU_FLAG = "--xla_gpu_nccl_termination_timeout_seconds"
+
+
+def prepare(
+    topology: Topology, cpu_devices: int | None = None, env: MutableMapping[str, str] = os.environ
+) -> None:
+    """Writes into `env` what jax reads when it starts; keeps whatever the user has set.
+
+    cpu_devices: virtual CPU devices this process shall own (None: as the environment says, else one).
+    Raises: GroupError when devices are asked for after jax has started its backend.
+    """
+    if cpu_devices is not None:
+        env["JAX_NUM_CPU_DEVICES"] = str(cpu_devices)
+        _tell_loaded_jax(cpu_devices)
+    if topology.backend == "gloo":
+        env.setdefault("JAX_PLATFORMS", "cpu")  # or a GPU host would train on its GPUs
+    _share_threads(env, thread_share(topology.local_world_size), read_int(env, "JAX_NUM_CPU_DEVICES", 1))
+    if topology.world_size > 1:
+        env.setdefault("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "gloo")
+        timeout_s = collective_timeout_s(env, topology.timeout_ms)
+        env["XLA_FLAGS"] = add_flags(env.get("XLA_FLAGS", ""), {_CPU_FLAG: timeout_s, _GPU_FLAG: timeout_s})
+
+
+def thread_share(processes_here: int, cores: int | None = None) -> int:
+    """CPU threads for one of `processes_here`, so that together they fill the host's cores once."""
+    usable = cores if cores is not None else len(_usable_cores())
+    return max(1, usable // max(1, processes_here))
+
+
+def collective_timeout_s(env: Mapping[str, str], timeout_ms: int = 0) -> int:
+    """Seconds a collective may wait: NCCL_TIMEOUT if set, else 600 or the group's own timeout if longer."""
+    default = max(DEFAULT_COLLECTIVE_TIMEOUT_S, timeout_ms // 1000)
+    return max(1, read_int(env, "NCCL_TIMEOUT", default))
+
+
+def add_flags(flags: str, wanted: Mapping[str, object]) -> str:
+    """`flags` (XLA_FLAGS) with those of `wanted` appended whose name it does not mention."""
+    present = {flag.partition("=")[0] for flag in flags.split()}
+    added = [f"{name}={value}" for name, value in wanted.items() if name not in present]
+    return " ".join([*flags.split(), *added])
+
+
+def explain(env: Mapping[str, str], backend: str) -> list[str]:
+    """One line for each NCCL_* setting that means something else here than under torch."""
+    lines = []
+    if "NCCL_TIMEOUT" in env:
+        lines.append(
+            f"NCCL_TIMEOUT={env['NCCL_TIMEOUT']}: collectives may wait {collective_timeout_s(env)} s."
+        )
+    if "NCCL_DEBUG" in env and backend != "nccl":
+        lines.append(f"NCCL_DEBUG={env['NCCL_DEBUG']} has no effect: the {backend} backend is in use.")
+    return lines
+
+
+def _share_threads(env: MutableMapping[str, str], share: int, devices: int) -> None:
+    """XLA sizes its pool by NPROC: one thread per device or its blocking collectives starve each other.
+
+    More than this process's share of the cores costs speed (2 cores: 88 k samples/s with 8, 115 k with 2),
+    so it is raised no further than needed. CYXJAX_NPROC marks a value that is ours to raise.
+    """
+    env.setdefault("OMP_NUM_THREADS", str(share))
+    if "NPROC" in env and env["NPROC"] != env.get("CYXJAX_NPROC"):
+        return
+    env["NPROC"] = env["CYXJAX_NPROC"] = str(max(share, devices))
+
+
+def _usable_cores() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):  # a pinned process sees fewer than the host has
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _tell_loaded_jax(cpu_devices: int) -> None:
+    """A jax that is imported already has read its variables; its config still counts until a backend runs."""
+    jax = sys.modules.get("jax")
+    if jax is None or jax.config.jax_num_cpu_devices == cpu_devices:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", cpu_devices)
+    except RuntimeError as error:
+        raise GroupError(
+            f"{cpu_devices} CPU devices were asked for, but jax has started with "
+            f"{jax.config.jax_num_cpu_devices} already. HINT: call init() before the first jax array is made."
+        ) from error

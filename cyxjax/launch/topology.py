@@ -1,0 +1,176 @@
+"""Where this process stands in its group: one frozen, checked value that everything else is given."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+from cyxjax.errors import ConfigError
+
+DEFAULT_ADDR = "127.0.0.1"
+DEFAULT_PORT = 29500
+DEFAULT_TIMEOUT_MS = 30_000
+BACKENDS = ("auto", "gloo", "nccl")
+_SAME_AS_GLOO = ("cpu", "gloo")
+_PORTS = range(1, 65536)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The place of one process among `world_size`; checked when made.
+
+    `master_addr:master_port` is where the ranks meet; `source` says who told us (for messages);
+    `names` are the variables that held rank and world size. `hosted` is true when a supervisor, not
+    rank 0, holds the meeting place; `local_world_size` counts this host's processes,
+    0 when nobody said. `token` is the job's secret and never printed.
+
+    Raises: ConfigError naming the variable, its value and where it came from.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    master_addr: str = DEFAULT_ADDR
+    master_port: int = DEFAULT_PORT
+    backend: str = "auto"
+    timeout_ms: int = DEFAULT_TIMEOUT_MS
+    source: str = "single process"
+    run_id: str = ""
+    token: str = field(default="", repr=False)
+    restart_count: int = 0
+    hosted: bool = False
+    names: tuple[str, str] = ("RANK", "WORLD_SIZE")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "backend", _backend(self.backend, self.source))
+        self._check_ranks()
+        self._check_address()
+
+    def _check_ranks(self) -> None:
+        rank_name, world_name = self.names
+        if self.world_size < 1:
+            raise ConfigError(
+                f"{world_name}={self.world_size} (from {self.source}): a group has at least one process. "
+                f"HINT: set {world_name} to the number of processes, over all hosts."
+            )
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(
+                f"{rank_name}={self.rank} is outside [0, {world_name}={self.world_size}) "
+                f"(from {self.source}). Ranks count over all hosts, not per host. HINT: on host k set "
+                f"{rank_name} = k * processes per host + LOCAL_RANK, or start with `python -m cyxjax.launch`."
+            )
+        if self.local_rank < 0:
+            raise ConfigError(
+                f"LOCAL_RANK={self.local_rank} (from {self.source}) is negative. "
+                "HINT: number the processes of one host 0, 1, 2, ..."
+            )
+
+    def _check_address(self) -> None:
+        if not self.master_addr or any(c.isspace() or c == "/" for c in self.master_addr):
+            raise ConfigError(
+                f"MASTER_ADDR={self.master_addr!r} (from {self.source}) is not a host name or address. "
+                "HINT: give rank 0's host alone, such as 10.0.0.1; the port goes into MASTER_PORT."
+            )
+        if self.master_port not in _PORTS:
+            raise ConfigError(
+                f"MASTER_PORT={self.master_port} (from {self.source}) is outside 1-65535. "
+                "HINT: choose a free port, such as 29500."
+            )
+        if self.timeout_ms < 1:
+            raise ConfigError(
+                f"DISTRIBUTED_TIMEOUT_MS={self.timeout_ms} (from {self.source}) must be at least 1 "
+                "(milliseconds). HINT: 30000 is the default."
+            )
+
+    @property
+    def is_master(self) -> bool:
+        """True on rank 0."""
+        return self.rank == 0
+
+    @property
+    def address(self) -> str:
+        """The meeting place as HOST:PORT, [HOST]:PORT for IPv6."""
+        return join_address(self.master_addr, self.master_port)
+
+
+def join_address(host: str, port: int) -> str:
+    """HOST:PORT, with the brackets an IPv6 address needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def read_int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """The integer in variable `name`; `default` when it is unset and a default is given.
+
+    Raises: ConfigError that names the variable when it is missing, empty or not an integer.
+    """
+    text = env.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None:
+        raise ConfigError(f"{name} is not set in the environment. HINT: export {name}=<integer>.")
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"{name}={text!r} in the environment is not an integer. "
+            f"HINT: export {name}=<integer>, or unset it."
+        ) from None
+
+
+def missing(env: Mapping[str, str], names: tuple[str, ...]) -> list[str]:
+    """Those of `names` that `env` lacks."""
+    return [name for name in names if name not in env]
+
+
+def refuse_half_set(env: Mapping[str, str], names: tuple[str, ...], source: str) -> None:
+    """Raises ConfigError that names what is set and what is missing, if only some of `names` are set."""
+    absent = missing(env, names)
+    if absent and len(absent) < len(names):
+        present = ", ".join(f"{name}={env[name]}" for name in names if name in env)
+        raise ConfigError(
+            f"{present} set, but {' and '.join(absent)} missing (from {source}). "
+            f"HINT: set {' and '.join(absent)} too, or unset the others to train in one process."
+        )
+
+
+def common_fields(env: Mapping[str, str]) -> dict[str, Any]:
+    """The fields every source shares: address, port, backend, timeout, run, token, restarts."""
+    return {
+        "master_addr": env.get("MASTER_ADDR", DEFAULT_ADDR),
+        "master_port": read_int(env, "MASTER_PORT", DEFAULT_PORT),
+        "backend": env.get("DISTRIBUTED_BACKEND", "auto"),
+        "timeout_ms": read_int(env, "DISTRIBUTED_TIMEOUT_MS", DEFAULT_TIMEOUT_MS),
+        "run_id": env.get("CYXJAX_RUN_ID", ""),
+        "token": env.get("CYXJAX_TOKEN", ""),
+        "restart_count": read_int(env, "RESTART_COUNT", 0),
+        "hosted": env.get("CYXJAX_HOSTED") == "1",
+    }
+
+
+def processes_here(env: Mapping[str, str], world_size: int, master_addr: str) -> int:
+    """Processes on this host: LOCAL_WORLD_SIZE, all of them when they meet on loopback, 0 when unknown."""
+    everybody = world_size if world_size == 1 or is_loopback(master_addr) else 0
+    return read_int(env, "LOCAL_WORLD_SIZE", everybody)
+
+
+def is_loopback(host: str) -> bool:
+    """True for an address that only this host can reach."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def job_port(job: str) -> int:
+    """A port in 12000-31999 that all ranks of `job` derive alike (below Linux's ephemeral range)."""
+    return 12_000 + crc32(job.encode()) % 20_000
+
+
+def _backend(name: str, source: str) -> str:
+    lowered = name.strip().lower()
+    if lowered in _SAME_AS_GLOO:
+        return "gloo"
+    if lowered not in BACKENDS:
+        raise ConfigError(
+            f"DISTRIBUTED_BACKEND={name!r} (from {source}) is unknown; expected auto, cpu (the same as gloo) "
+            "or nccl. HINT: leave it unset: NVIDIA GPUs get nccl, everything else gloo."
+        )
+    return lowered
