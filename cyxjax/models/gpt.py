@@ -1,0 +1,121 @@
+"""A decoder-only transformer: token ids in, logits of each next token out.
+
+Source: Radford et al. 2019 (GPT-2): norm before each sublayer and after the last, GELU in its tanh form,
+learned positions, output weights tied to the embedding, residual projections initialised smaller.
+Where we depart: attention weights are not dropped out, so that the fused attention kernels apply.
+
+Shape suffixes: B samples, T places in the text, D width of the model, N heads, K width of a head,
+V tokens in the vocabulary.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from cyxjax.errors import ConfigError, DataError
+from cyxjax.models.options import Count, Rate
+from cyxjax.models.registry import register
+
+_STDDEV = 0.02  # of every weight matrix at the start (GPT-1 and GPT-2)
+
+
+class Attention(nn.Module):
+    """Causal self-attention (B, T, D) -> (B, T, D): place t sees places 0..t."""
+
+    num_heads: int
+    out_stddev: float
+    use_bias: bool
+
+    @nn.compact
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        B, T, D = x_BTD.shape
+        qkv = nn.Dense(3 * D, self.use_bias, kernel_init=nn.initializers.normal(_STDDEV), name="qkv")(x_BTD)
+        shape = (B, T, self.num_heads, D // self.num_heads)
+        q_BTNK, k_BTNK, v_BTNK = (part.reshape(shape) for part in jnp.split(qkv, 3, axis=-1))
+        y_BTNK = jax.nn.dot_product_attention(q_BTNK, k_BTNK, v_BTNK, is_causal=True)
+        out_init = nn.initializers.normal(self.out_stddev)
+        return nn.Dense(D, self.use_bias, kernel_init=out_init, name="out")(y_BTNK.reshape(B, T, D))
+
+
+class Block(nn.Module):
+    """Attention, then a feed-forward layer four times as wide, each added to what came in."""
+
+    num_heads: int
+    out_stddev: float
+    dropout: float
+    use_bias: bool
+
+    @nn.compact
+    def __call__(self, x_BTD: jax.Array, train: bool) -> jax.Array:
+        D = x_BTD.shape[-1]
+        drop = nn.Dropout(self.dropout, deterministic=not train)
+        attention = Attention(self.num_heads, self.out_stddev, self.use_bias, name="attention")
+        x_BTD = x_BTD + drop(attention(_norm("norm_1", self.use_bias)(x_BTD)))
+        y_BTD = _norm("norm_2", self.use_bias)(x_BTD)
+        in_init, out_init = nn.initializers.normal(_STDDEV), nn.initializers.normal(self.out_stddev)
+        y_BTF = nn.gelu(nn.Dense(4 * D, self.use_bias, kernel_init=in_init, name="expand")(y_BTD))
+        y_BTD = nn.Dense(D, self.use_bias, kernel_init=out_init, name="contract")(y_BTF)
+        return x_BTD + drop(y_BTD)
+
+
+@register("gpt")
+class GPT(nn.Module):
+    """Logits (B, T, vocab_size), float32, of token ids (B, T); the defaults are GPT-2 small.
+
+    `remat` recomputes each block in the backward pass: memory for one block instead of `num_layers`, for
+    about a third more arithmetic. `tie_weights=False` gives the output its own (D, V) matrix.
+    Raises: ConfigError unless num_heads divides width; DataError for texts longer than context_length.
+    """
+
+    vocab_size: Count = 50257
+    context_length: Count = 1024
+    num_layers: Count = 12
+    num_heads: Count = 12
+    width: Count = 768
+    dropout: Rate = 0.0
+    use_bias: bool = True
+    tie_weights: bool = True
+    remat: bool = False
+
+    @nn.compact
+    def __call__(self, tokens_BT: jax.Array, train: bool = False) -> jax.Array:
+        self._check(tokens_BT)
+        init = nn.initializers.normal(_STDDEV)
+        token_embedding = nn.Embed(self.vocab_size, self.width, embedding_init=init, name="tokens")
+        place_embedding = nn.Embed(self.context_length, self.width, embedding_init=init, name="places")
+        places_T = jnp.arange(tokens_BT.shape[1])
+        x_BTD = token_embedding(tokens_BT) + place_embedding(places_T)[None]
+        x_BTD = nn.Dropout(self.dropout, deterministic=not train)(x_BTD)
+        block = nn.remat(Block, static_argnums=(2,)) if self.remat else Block  # 2: train (0 is self)
+        # Two residual sums per block: scaled so, their variance does not grow with depth.
+        out_stddev = _STDDEV / (2 * self.num_layers) ** 0.5
+        for layer in range(self.num_layers):
+            x_BTD = block(self.num_heads, out_stddev, self.dropout, self.use_bias, name=f"block_{layer}")(
+                x_BTD, train
+            )
+        x_BTD = _norm("norm", self.use_bias)(x_BTD)
+        if self.tie_weights:
+            return token_embedding.attend(x_BTD).astype(jnp.float32)
+        head = nn.Dense(self.vocab_size, use_bias=False, kernel_init=init, name="head")
+        return head(x_BTD).astype(jnp.float32)
+
+    def _check(self, tokens_BT: jax.Array) -> None:
+        if self.width % self.num_heads:
+            raise ConfigError(
+                f"GPT of width={self.width} cannot be split over num_heads={self.num_heads}. "
+                f"HINT: set width to {self.num_heads * (self.width // self.num_heads + 1)}."
+            )
+        if tokens_BT.ndim != 2 or not jnp.issubdtype(tokens_BT.dtype, jnp.integer):
+            raise DataError(
+                f"GPT got inputs of shape {tokens_BT.shape}, dtype {tokens_BT.dtype}; expected integer token "
+                "ids of shape (samples, places). HINT: pass the ids, not vectors or text."
+            )
+        if tokens_BT.shape[1] > self.context_length:
+            raise DataError(
+                f"GPT got texts of {tokens_BT.shape[1]} tokens, expected at most "
+                f"context_length={self.context_length}. HINT: cut the texts, or raise context_length."
+            )
+
+
+def _norm(name: str, use_bias: bool) -> nn.LayerNorm:
+    return nn.LayerNorm(epsilon=1e-5, use_bias=use_bias, name=name)

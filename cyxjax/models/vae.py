@@ -1,0 +1,92 @@
+"""A variational autoencoder that returns its own loss, one number per sample.
+
+Source: Kingma & Welling 2013, arXiv:1312.6114: Bernoulli decoder (appendix C.1), closed-form KL
+divergence between the encoder's diagonal Gaussian and the standard normal (appendix B).
+
+Shape suffixes: B samples, P pixels of one sample, L latent numbers.
+"""
+
+import math
+from typing import TypedDict
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+from cyxjax.models.options import Count, Positive
+from cyxjax.models.registry import register
+
+
+class VAEOutput(TypedDict):
+    """What a VAE returns for inputs of shape (B, ...)."""
+
+    loss: jax.Array  # (B,) float32: negative evidence lower bound, in nats per sample
+    reconstruction: jax.Array  # the inputs' shape, each value in (0, 1)
+    mean: jax.Array  # (B, L)
+    log_var: jax.Array  # (B, L)
+
+
+@register("vae")
+class VAE(nn.Module):
+    """Encodes samples (B, ...) with values in [0, 1] to `latent_size` numbers and decodes them again.
+
+    loss = sum_P BCE(x, decode(z)) + beta * KL(N(mean, var) || N(0, 1)), with z drawn from N(mean, var) in
+    training and z = mean otherwise, so that evaluation needs no random key and repeats exactly.
+    beta = 1 is the bound itself; others: Higgins et al. 2017 (beta-VAE).
+    """
+
+    latent_size: Count = 16
+    hidden: tuple[Count, ...] = (256, 128)
+    beta: Positive = 1.0
+
+    def setup(self) -> None:
+        self.encoder = _Layers(self.hidden)
+        self.decoder = _Layers(self.hidden[::-1])
+
+    def __call__(self, x: jax.Array, train: bool = False) -> VAEOutput:
+        x_BP = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+        mean_BL, log_var_BL = jnp.split(self.encoder(x_BP, 2 * self.latent_size), 2, axis=-1)
+        z_BL = self._draw(mean_BL, log_var_BL) if train else mean_BL
+        logits_BP = self.decoder(z_BL, x_BP.shape[1])
+        return {
+            "loss": negative_elbo(logits_BP, x_BP, mean_BL, log_var_BL, self.beta),
+            "reconstruction": nn.sigmoid(logits_BP).reshape(x.shape),
+            "mean": mean_BL,
+            "log_var": log_var_BL,
+        }
+
+    def decode(self, z_BL: jax.Array, sample_shape: tuple[int, ...]) -> jax.Array:
+        """Samples (B, *sample_shape) of latents: `model.apply(variables, z, (8, 8), method="decode")`."""
+        logits_BP = self.decoder(z_BL, math.prod(sample_shape))
+        return nn.sigmoid(logits_BP).reshape(z_BL.shape[0], *sample_shape)
+
+    def _draw(self, mean_BL: jax.Array, log_var_BL: jax.Array) -> jax.Array:
+        # The stream is called "dropout" because that is the one every trainer of Flax models provides.
+        noise_BL = jax.random.normal(self.make_rng("dropout"), mean_BL.shape, mean_BL.dtype)
+        return mean_BL + jnp.exp(log_var_BL / 2) * noise_BL
+
+
+def negative_elbo(
+    logits_BP: jax.Array, x_BP: jax.Array, mean_BL: jax.Array, log_var_BL: jax.Array, beta: float = 1.0
+) -> jax.Array:
+    """Reconstruction error plus `beta` times divergence, shape (B,), in nats; float32 whatever comes in."""
+    logits_BP, x_BP, mean_BL, log_var_BL = (
+        a.astype(jnp.float32) for a in (logits_BP, x_BP, mean_BL, log_var_BL)
+    )
+    reconstruction_B = optax.sigmoid_binary_cross_entropy(logits_BP, x_BP).sum(axis=-1)
+    # KL = -1/2 sum(1 + log var - mean^2 - var)
+    divergence_B = -0.5 * (1.0 + log_var_BL - mean_BL**2 - jnp.exp(log_var_BL)).sum(axis=-1)
+    return reconstruction_B + beta * divergence_B
+
+
+class _Layers(nn.Module):
+    """Hidden layers with ReLU, then a linear one with as many outputs as the caller asks for."""
+
+    hidden: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, x: jax.Array, num_outputs: int) -> jax.Array:
+        for size in self.hidden:
+            x = nn.relu(nn.Dense(size)(x))
+        return nn.Dense(num_outputs)(x)

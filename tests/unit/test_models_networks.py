@@ -1,0 +1,180 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from cyxjax.core.adapter import adapt
+from cyxjax.errors import ConfigError, DataError
+from cyxjax.models.gpt import Attention
+from cyxjax.models.registry import count_params, get_model
+from cyxjax.models.resnet import BasicBlock, ResNet
+from cyxjax.models.vae import negative_elbo
+
+
+def param_shapes(model, shape, dtype=jnp.float32):
+    """Shapes of the parameters, without computing one."""
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros(shape, dtype)))["params"]
+
+
+# torchvision publishes 11,689,512 and 25,557,032 for its resnet18 and resnet50.
+@pytest.mark.parametrize(("name", "expected"), [("resnet18", 11_689_512), ("resnet50", 25_557_032)])
+def test_resnet_has_the_published_number_of_parameters(name, expected):
+    model = get_model(name)()
+    assert count_params(param_shapes(model, (1, 224, 224, 3))) == expected
+
+
+def test_resnet_stem_halves_twice_and_the_small_one_not_at_all():
+    def stem_sides(**options):
+        model, x = get_model("resnet18")(width=4, **options), jnp.zeros((1, 64, 64, 3))
+
+        def run(key):
+            variables = model.init(key, x)
+            _, seen = model.apply(variables, x, capture_intermediates=True, mutable=["intermediates"])
+            return seen["intermediates"]
+
+        blocks = jax.eval_shape(run, jax.random.key(0))
+        return [blocks[f"BasicBlock_{i}"]["__call__"][0].shape[1] for i in (0, 2, 4, 6)]
+
+    assert stem_sides() == [16, 8, 4, 2]
+    assert stem_sides(small_images=True) == [64, 32, 16, 8]
+
+
+def test_zero_init_makes_each_new_block_its_shortcut():
+    x = jax.random.uniform(jax.random.key(1), (2, 8, 8, 3))
+    model = ResNet((2,), BasicBlock, num_classes=3, width=4, small_images=True)
+    params, state = adapt(model).init(jax.random.key(0), x)
+    # The second block of stage one has no projection: relu(0 + x) = x because x left a ReLU.
+    _, seen = model.apply(
+        {"params": params, **state}, x, capture_intermediates=True, mutable=["intermediates"]
+    )
+    blocks = seen["intermediates"]
+    first, second = (blocks[f"BasicBlock_{i}"]["__call__"][0] for i in (0, 1))
+    np.testing.assert_array_equal(second, first)
+
+
+def test_resnet_trains_its_running_statistics_and_evaluates_with_them():
+    x = jax.random.normal(jax.random.key(1), (4, 8, 8, 3))
+    fns = adapt(ResNet((1,), BasicBlock, 3, width=2, small_images=True, zero_init_residual=False))
+    params, state = fns.init(jax.random.key(0), x)
+    y, new_state = fns.apply(params, state, x, jax.random.key(2), True)
+    stem = np.asarray(nn.Conv(2, (3, 3), padding=1, use_bias=False).apply({"params": params["stem"]}, x))
+    norm = new_state["batch_stats"]["stem_norm"]
+    # new = 0.9 * old + 0.1 * batch, from mean 0 and variance 1; rtol: two orders of a float32 sum of 256
+    np.testing.assert_allclose(norm["mean"], 0.1 * stem.mean((0, 1, 2)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(norm["var"], 0.9 + 0.1 * stem.var((0, 1, 2)), rtol=1e-4)
+    evaluated, kept = fns.apply(params, new_state, x, jax.random.key(2), False)
+    assert y.shape == evaluated.shape == (4, 3)
+    assert kept is new_state
+    assert not np.allclose(y, evaluated)
+
+
+def test_vae_loss_is_the_formula():
+    rng = np.random.default_rng(0)
+    logits, mean, log_var = rng.normal(size=(3, 5)), rng.normal(size=(3, 2)), rng.normal(size=(3, 2))
+    x = rng.uniform(size=(3, 5))
+    p = 1 / (1 + np.exp(-logits))
+    bernoulli = -(x * np.log(p) + (1 - x) * np.log(1 - p)).sum(1)
+    kl = 0.5 * (np.exp(log_var) + mean**2 - 1 - log_var).sum(1)
+    ours = negative_elbo(*(jnp.asarray(a, jnp.float32) for a in (logits, x, mean, log_var)), 3.0)
+    np.testing.assert_allclose(ours, bernoulli + 3.0 * kl, rtol=1e-5)  # float32 against float64
+
+
+def test_vae_output_and_its_two_modes():
+    x = jax.random.uniform(jax.random.key(1), (3, 8, 8))
+    fns = adapt(get_model("vae")(latent_size=4, hidden=[16]))
+    params, state = fns.init(jax.random.key(0), x)
+    (quiet, _), (again, _) = (fns.apply(params, state, x, jax.random.key(k), False) for k in (2, 3))
+    (drawn, _), (other, _) = (fns.apply(params, state, x, jax.random.key(k), True) for k in (2, 3))
+    assert {name: value.shape for name, value in quiet.items()} == {
+        "loss": (3,), "reconstruction": (3, 8, 8), "mean": (3, 4), "log_var": (3, 4)
+    }  # fmt: skip
+    np.testing.assert_array_equal(quiet["loss"], again["loss"])
+    np.testing.assert_array_equal(drawn["mean"], other["mean"])
+    assert not np.array_equal(drawn["loss"], other["loss"])
+
+
+def test_vae_decodes_latents_to_samples():
+    x, model = jnp.ones((3, 8, 8)), get_model("vae")(latent_size=4, hidden=[16])
+    variables = model.init(jax.random.key(0), x)
+    out = model.apply(variables, x)
+    np.testing.assert_array_equal(
+        model.apply(variables, out["mean"], (8, 8), method="decode"), out["reconstruction"]
+    )
+
+
+TINY = {"vocab_size": 17, "context_length": 12, "num_layers": 2, "num_heads": 2, "width": 8}
+
+
+def tiny_gpt(**options):
+    model, tokens = get_model("gpt")(TINY | options), jnp.arange(20, dtype=jnp.int32).reshape(2, 10) % 17
+    return model, model.init(jax.random.key(0), tokens), tokens
+
+
+def test_gpt_defaults_are_gpt2_small():
+    # V*D + T*D + 12 * (4 D^2 attention + 8 D^2 feed-forward + 13 D biases and norms) + 2 D = 124,439,808
+    V, T, D = 50257, 1024, 768
+    formula = V * D + T * D + 12 * (12 * D * D + 13 * D) + 2 * D
+    assert count_params(param_shapes(get_model("gpt")(), (1, 2), jnp.int32)) == formula == 124_439_808
+    untied = get_model("gpt")(tie_weights=False)
+    assert count_params(param_shapes(untied, (1, 2), jnp.int32)) == formula + V * D
+
+
+def test_gpt_never_sees_the_future():
+    model, variables, tokens = tiny_gpt()
+    logits = model.apply(variables, tokens)
+    changed = model.apply(variables, tokens.at[:, 6].set(3))
+    # Bit-equal before the change; different at it and after it (attention carries it on).
+    np.testing.assert_array_equal(logits[:, :6], changed[:, :6])
+    assert np.all(np.abs(np.asarray(logits - changed))[:, 6:].max(axis=-1) > 1e-4)
+    assert (logits.shape, logits.dtype) == ((2, 10, 17), jnp.float32)
+
+
+def test_gpt_attention_is_softmax_of_scaled_scores():
+    x = jax.random.normal(jax.random.key(1), (1, 5, 4))
+    layer = Attention(num_heads=2, out_stddev=0.5, use_bias=True)
+    variables = layer.init(jax.random.key(0), x)
+    # 0.02 makes nearly uniform attention, which would hide a wrong scale.
+    variables = jax.tree.map(lambda a: a * 50, variables)
+    p = jax.tree.map(np.asarray, variables["params"])
+    qkv = np.asarray(x)[0] @ p["qkv"]["kernel"] + p["qkv"]["bias"]
+    q, k, v = (part.reshape(5, 2, 2).transpose(1, 0, 2) for part in np.split(qkv, 3, axis=1))
+    scores = np.where(np.tril(np.ones((5, 5), bool)), q @ k.transpose(0, 2, 1) / np.sqrt(2), -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed = (weights / weights.sum(-1, keepdims=True)) @ v
+    expected = mixed.transpose(1, 0, 2).reshape(5, 4) @ p["out"]["kernel"] + p["out"]["bias"]
+    np.testing.assert_allclose(layer.apply(variables, x)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_gpt_remat_changes_memory_not_numbers():
+    grads = []
+    for remat in (False, True):
+        model, variables, tokens = tiny_gpt(remat=remat, dropout=0.1)
+
+        def loss(v, model=model, tokens=tokens):
+            return model.apply(v, tokens, train=True, rngs={"dropout": jax.random.key(5)}).sum()
+
+        grads.append(jax.jit(jax.grad(loss))(variables))
+    # Same parameters, same dropout masks; recomputing may fuse in another order, hence not bit-equal.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *grads)
+
+
+def test_gpt_computes_in_bfloat16_and_returns_float32():
+    model, variables, tokens = tiny_gpt(dropout=0.1)
+    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), variables)
+    with jax.numpy_dtype_promotion("standard"):  # flax's norms promote bfloat16 to float32 implicitly
+        logits = model.apply(half, tokens, train=True, rngs={"dropout": jax.random.key(0)})
+    assert logits.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens", "error", "message"),
+    [
+        ({"num_heads": 3}, jnp.zeros((1, 2), jnp.int32), ConfigError, "width=8.*num_heads=3.*set width to 9"),
+        ({}, jnp.zeros((1, 13), jnp.int32), DataError, "13 tokens.*context_length=12"),
+        ({}, jnp.zeros((1, 2), jnp.float32), DataError, "dtype float32; expected integer"),
+    ],
+)
+def test_gpt_says_what_it_cannot_take(options, tokens, error, message):
+    with pytest.raises(error, match=message):
+        get_model("gpt")(TINY | options).init(jax.random.key(0), tokens)
