@@ -1,0 +1,42 @@
+"""A record: one line of what happened, `{"kind": "step", "step": 120, "loss": 0.31, ...}`.
+
+Keys people see: kind (step, epoch), epoch, batch, step, loss, accuracy, train_loss, train_accuracy,
+val_loss, val_accuracy, learning_rate, samples_per_second, seconds; others are passed on as they are.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+Record = Mapping[str, float | int | str]
+
+
+def plain(value: object) -> float | int | str:
+    """`value` as JSON can hold it: a scalar array as its number, NaN and infinities as text."""
+    if isinstance(value, bool | int | str):
+        return value
+    if hasattr(value, "item"):
+        return plain(value.item())
+    number = float(value)  # type: ignore[arg-type]
+    return number if math.isfinite(number) else str(number)
+
+
+def plain_record(record: Mapping[str, object]) -> dict[str, float | int | str]:
+    """`record` with every value made plain."""
+    return {key: plain(value) for key, value in record.items()}
+
+
+def write_atomic(path: str | Path, text: str) -> None:
+    """Replaces the file at `path` by `text` in one step: a reader or a crash sees the old or the new."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,115 @@
+"""What a training run gives back: one number per epoch for each curve, and what it took."""
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from cyxjax.errors import DataError, nearest
+from cyxjax.observe.records import plain, write_atomic
+
+
+@dataclass
+class DistributedTrainingHistory:
+    """Curves with one entry per epoch (val_* one per evaluation) and totals of the run."""
+
+    train_losses: list[float] = field(default_factory=list)
+    train_accuracies: list[float] = field(default_factory=list)
+    val_losses: list[float] = field(default_factory=list)
+    val_accuracies: list[float] = field(default_factory=list)
+    learning_rates: list[float] = field(default_factory=list)  # at the end of each epoch
+    epochs: list[int] = field(default_factory=list)  # epoch number of each entry of train_losses
+    val_epochs: list[int] = field(default_factory=list)  # epoch number of each entry of val_losses
+    total_time_seconds: float = 0.0
+    samples_per_second: float = 0.0  # real samples of training over total_time_seconds
+    effective_batch_size: int = 0  # batch_size * num_replicas * gradient_accumulation_steps
+    world_size: int = 1  # processes
+    num_replicas: int = 1  # devices that each saw a part of every step
+    num_steps: int = 0  # optimizer steps taken, over all resumes
+    skipped_steps: int = 0  # steps left out because a gradient was not finite
+    stopped_by: str = ""  # "" for all epochs, else why: "max_steps", "max_time", "early_stopping", "signal"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; numbers that are not finite as text ("nan", "inf")."""
+        return {
+            k: [plain(x) for x in v] if isinstance(v, list) else plain(v) for k, v in asdict(self).items()
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Inverse of `to_dict`; missing keys take their defaults.
+
+        Raises: DataError for an unknown key or a value of another type.
+        """
+        known = {f.name: f for f in fields(cls)}
+        history = cls()
+        for name, value in values.items():
+            if name not in known:
+                raise DataError(
+                    f"A history has no {name!r}. {nearest(name, known)} "
+                    "HINT: was it written by another version?"
+                )
+            setattr(history, name, _typed(name, value, getattr(history, name), str(known[name].type)))
+        return history
+
+    def save(self, path: str | Path) -> None:
+        """Writes JSON to `path` in one step; a crash leaves the old file or the new one."""
+        write_atomic(path, json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The history that `save` wrote. Raises: DataError naming the file if it is not one."""
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as err:
+            raise DataError(
+                f"{path}: not a history: {err}. HINT: give the history.json of a run folder."
+            ) from None
+        if not isinstance(values, dict):
+            raise DataError(
+                f"{path}: holds a {type(values).__name__}. HINT: give the history.json of a run folder."
+            )
+        return cls.from_dict(values)
+
+    def plot(self, path: str | Path) -> Path:
+        """Draws loss and accuracy over epochs into `path` (.svg, .png or .pdf); gives the path back.
+
+        Raises: DataError when there is no epoch to draw, ImportError when matplotlib is not installed.
+        """
+        if not self.train_losses:
+            raise DataError("This history has no epoch to draw. HINT: train for at least one epoch first.")
+        try:
+            from matplotlib.figure import Figure  # no pyplot: no window, no state left behind
+        except ImportError:
+            raise ImportError("Plots need matplotlib. HINT: pip install 'cyxjax[plot]'") from None
+        figure = Figure(figsize=(9, 3.5), layout="constrained")
+        losses, accuracies = figure.subplots(1, 2)
+        self._curves(losses, "loss", self.train_losses, self.val_losses)
+        self._curves(accuracies, "accuracy", self.train_accuracies, self.val_accuracies)
+        figure.suptitle(f"{self.num_replicas} replicas, {self.samples_per_second:,.0f} samples/s")
+        figure.savefig(path)
+        return Path(path)
+
+    def _curves(self, axes: Any, name: str, train: list[float], val: list[float]) -> None:
+        for label, values, epochs in (("train", train, self.epochs), ("validation", val, self.val_epochs)):
+            if values:
+                places = epochs if len(epochs) == len(values) else range(len(values))
+                axes.plot(list(places), values, marker=".", label=label)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(name)
+        axes.grid(visible=True, alpha=0.3)
+        if axes.has_data():
+            axes.legend()
+
+
+def _typed(name: str, value: Any, default: Any, kind: str) -> Any:
+    """`value` as the field's type; text such as "nan" becomes a float again."""
+    try:
+        if isinstance(default, list):
+            number = int if "int" in kind else float
+            if not isinstance(value, list):
+                raise TypeError("expected a list")
+            return [number(x) for x in value]
+        return type(default)(value)
+    except (TypeError, ValueError) as err:
+        raise DataError(f"history {name} = {value!r}: {err}. HINT: was the file edited by hand?") from None
