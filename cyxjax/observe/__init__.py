@@ -1,0 +1,16 @@
+"""What people see of a run: the console, and the sinks its records go to."""
+
+from cyxjax.observe.console import Console, NullConsole, PlainConsole, RichConsole, build_console
+from cyxjax.observe.sinks import MultiSink, NullSink, Sink, build_sinks
+
+__all__ = [
+    "Console",
+    "MultiSink",
+    "NullConsole",
+    "NullSink",
+    "PlainConsole",
+    "RichConsole",
+    "Sink",
+    "build_console",
+    "build_sinks",
+]

@@ -1,0 +1,75 @@
+"""A sink that may be slow or stuck, kept away from the step by a thread and a bounded queue."""
+
+import queue
+import threading
+from collections.abc import Callable
+
+from cyxjax.observe.records import Record, plain_record
+from cyxjax.observe.sinks import Sink, Warn, describe
+
+_STOP = object()
+
+
+class BackgroundSink:
+    """Opens and feeds `open_sink()`'s sink in a thread of its own; `log` never waits and never raises.
+
+    At most `depth` records wait; more are dropped, with one warning. An error ends the sink, with one
+    warning. `close` waits at most `close_s` seconds; the thread is a daemon, so a sink that is stuck
+    does not keep the process.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_sink: Callable[[], Sink],
+        warn: Warn,
+        *,
+        depth: int = 1024,
+        close_s: float = 30.0,
+    ) -> None:
+        self._name, self._open, self._warn, self._close_s = name, open_sink, warn, close_s
+        self._queue: queue.Queue[object] = queue.Queue(depth)
+        self._ended = threading.Event()  # the sink failed: drop what comes
+        self.num_dropped = 0
+        self._thread = threading.Thread(target=self._run, name=f"cyxjax-sink-{name}", daemon=True)
+        self._thread.start()
+
+    def log(self, record: Record) -> None:
+        if self._ended.is_set():
+            return
+        try:
+            self._queue.put_nowait(plain_record(record))  # a copy: the caller may go on using its dict
+        except queue.Full:
+            self.num_dropped += 1
+            if self.num_dropped == 1:
+                self._warn(f"WARNING: metrics sink {self._name} is too slow; some records are dropped")
+
+    def close(self) -> None:
+        try:
+            self._queue.put(_STOP, timeout=self._close_s)
+            self._thread.join(self._close_s)
+        except queue.Full:
+            pass  # stuck for close_s with a full queue: the thread is alive, told below
+        if self._thread.is_alive():
+            self._warn(
+                f"WARNING: metrics sink {self._name} did not finish in {self._close_s:g} s; left behind"
+            )
+
+    def _run(self) -> None:
+        try:
+            sink = self._open()
+            while (record := self._queue.get()) is not _STOP:
+                sink.log(record)  # type: ignore[arg-type]  # only dicts and _STOP are put
+            sink.close()
+        except Exception as err:  # whatever a sink raises, training goes on
+            self._ended.set()
+            self._drain()
+            self._warn(f"WARNING: metrics sink {self._name} failed and is left out: {describe(err)}")
+
+    def _drain(self) -> None:
+        """Empties the queue, so that `close` finds room at once."""
+        try:
+            while True:
+                self._queue.get_nowait()
+        except queue.Empty:
+            return

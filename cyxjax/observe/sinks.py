@@ -1,0 +1,124 @@
+"""Where records go: files of the run folder, TensorBoard, Weights & Biases; several, or nowhere.
+
+A sink takes a record and must never stop training: each one is wrapped, says once what went wrong, and
+is then left out.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from cyxjax.errors import ConfigError, nearest
+from cyxjax.observe.records import Record
+
+Warn = Callable[[str], None]
+
+
+class Sink(Protocol):
+    """Takes records, one at a time, until it is closed."""
+
+    def log(self, record: Record) -> None:
+        """Keeps `record`."""
+
+    def close(self) -> None:
+        """Writes what is still to be written; the sink is not used afterwards."""
+
+
+class NullSink:
+    """Keeps nothing: "off" as a value."""
+
+    def log(self, record: Record) -> None: ...
+    def close(self) -> None: ...
+
+
+class MultiSink:
+    """Hands each record to all of `sinks`."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = tuple(sinks)
+
+    def log(self, record: Record) -> None:
+        for sink in self._sinks:
+            sink.log(record)
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+
+
+class GuardedSink:
+    """`open()`'s sink, used in this thread; its first error is told once, then it is left out."""
+
+    def __init__(self, name: str, open_sink: Callable[[], Sink], warn: Warn) -> None:
+        self._name, self._warn = name, warn
+        self._sink: Sink = NullSink()
+        self._try(lambda: setattr(self, "_sink", open_sink()))
+
+    def log(self, record: Record) -> None:
+        self._try(lambda: self._sink.log(record))
+
+    def close(self) -> None:
+        self._try(self._sink.close)
+
+    def _try(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as err:  # whatever a sink raises, training goes on
+            self._sink = NullSink()
+            self._warn(f"WARNING: metrics sink {self._name} failed and is left out: {describe(err)}")
+
+
+def describe(err: BaseException) -> str:
+    """Type and first line of an error, for one-line warnings."""
+    lines = str(err).strip().splitlines()
+    return f"{type(err).__name__}: {lines[0]}" if lines else type(err).__name__
+
+
+def warn_on_stderr(text: str) -> None:
+    """One line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def build_sinks(
+    names: Sequence[str],
+    run_dir: str | Path,
+    is_master: bool,
+    config: Mapping[str, Any] | None = None,
+    *,
+    resume_step: int | None = None,
+    warn: Warn = warn_on_stderr,
+) -> Sink:
+    """One sink for all of `names` (jsonl, csv, tensorboard, wandb); `NullSink()` on other ranks.
+
+    `config` is the resolved configuration: its `wandb` section is used, all of it is shown there.
+    With `resume_step` records up to that step are kept and the run goes on; without, files start anew.
+    Raises: ConfigError for an unknown name.
+    """
+    from cyxjax.observe import files, tracking
+    from cyxjax.observe.background import BackgroundSink
+
+    folder, values = Path(run_dir), config or {}
+    local: dict[str, Callable[[], Sink]] = {
+        "jsonl": lambda: files.JsonlSink(folder / "metrics.jsonl", resume_step),
+        "csv": lambda: files.CsvSink(folder / "metrics.csv", resume_step),
+    }
+    remote: dict[str, Callable[[], Sink]] = {
+        "tensorboard": lambda: tracking.TensorBoardSink(folder / "tensorboard", resume_step),
+        "wandb": lambda: tracking.WandbSink(folder, values, resume_step),
+    }
+    unknown = [name for name in names if name not in local and name not in remote]
+    if unknown:
+        raise ConfigError(
+            f"sinks: unknown {unknown[0]!r}. {nearest(unknown[0], [*local, *remote])} HINT: correct `sinks`."
+        )
+    if not is_master or not names:
+        return NullSink()
+    return MultiSink(
+        [
+            GuardedSink(name, local[name], warn)
+            if name in local
+            else BackgroundSink(name, remote[name], warn)
+            for name in names
+        ]
+    )

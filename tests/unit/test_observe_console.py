@@ -1,0 +1,85 @@
+"""Lines people read: fixed formats, rank 0 only, no control characters in a pipe."""
+
+import io
+
+import numpy as np
+import pytest
+
+from cyxjax.observe import NullConsole, PlainConsole, RichConsole, build_console
+from cyxjax.train.history import DistributedTrainingHistory
+
+STEP = {
+    "kind": "step",
+    "epoch": 2,
+    "batch": 10,
+    "step": 70,
+    "loss": 0.43212,
+    "accuracy": 0.5,
+    "learning_rate": 0.001,
+}
+EPOCH = {"epoch": 2, "train_loss": np.float32(0.25), "val_loss": float("nan"), "samples_per_second": 4321.0}
+HISTORY = DistributedTrainingHistory(
+    train_losses=[1.0, 0.5], val_accuracies=[0.25, 0.75], total_time_seconds=2.0, samples_per_second=4321.0
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def tell(console):
+    console.note("Process 0/2 started")
+    console.batch_plan(batch_size=32, num_replicas=4, accumulation=2, world_size=2)
+    console.step(STEP)
+    console.epoch(EPOCH)
+    console.done(HISTORY, "runs/[x]")
+
+
+def test_plain_lines():
+    stream = io.StringIO()
+    tell(PlainConsole(stream))
+    assert stream.getvalue().splitlines() == [
+        "Process 0/2 started",
+        "Batch plan: 32 samples x 4 replicas x 2 accumulation = 256 per step; world_size 2",
+        "Epoch 2, Batch 10, Loss: 0.4321, Accuracy: 0.5000, LR: 0.001",
+        "Epoch 2, Loss: 0.2500, Val loss: nan, samples/s: 4,321",
+        "Done: 2 epochs in 2.0 s, 4,321 samples/s, best Val accuracy 0.7500. Run folder: runs/[x]",
+    ]
+
+
+def test_a_terminal_gets_the_same_news():
+    stream = Terminal()
+    tell(RichConsole(stream))
+    shown = stream.getvalue()
+    for part in ("Process 0/2 started", "= 256 per step", "Loss: 0.2500", "Run folder: runs/[x]"):
+        assert part in shown
+
+
+@pytest.mark.parametrize(
+    ("master", "verbose", "stream", "kind"),
+    [
+        (True, True, io.StringIO(), PlainConsole),
+        (True, True, Terminal(), RichConsole),
+        (False, True, Terminal(), NullConsole),
+        (True, False, Terminal(), NullConsole),
+    ],
+)
+def test_which_console(master, verbose, stream, kind):
+    assert type(build_console(master, verbose, stream)) is kind
+
+
+def test_silence_is_silent(capsys):
+    tell(NullConsole())
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_reader_that_went_away_does_not_end_the_run():
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    tell(PlainConsole(Gone()))
+    closed = io.StringIO()
+    closed.close()
+    tell(PlainConsole(closed))
