@@ -1,0 +1,297 @@
+"""What a finished checkpoint step says about itself: `MANIFEST.json`, and whether its files still agree.
+
+A step exists only if its manifest verifies. Nothing here imports jax: listing and verifying are quick,
+and nothing here or below ever unpickles.
+"""
+
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import stat
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cyxjax.errors import CheckpointError
+
+FORMAT = "cyxjax-checkpoint"
+# Readers accept every minor version of their major one: a minor version only adds optional fields.
+FORMAT_VERSION = (1, 0)
+MANIFEST = "MANIFEST.json"
+MAX_MANIFEST_BYTES = 64 << 20
+MAX_DIMS = 32
+_DTYPES = frozenset(
+    ["bool", "float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
+    + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+    + [f"float8_{kind}" for kind in ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")]
+)
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of the state: name in the tree, shape, dtype name, crc32 of its bytes in C order."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    crc32: int
+
+    @classmethod
+    def of(cls, name: str, array: np.ndarray) -> "Leaf":
+        """The leaf that describes `array` as it is now."""
+        return cls(name, array.shape, array.dtype.name, _crc32(array))
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, self.dtype, None) or self.dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.size * self.numpy_dtype.itemsize
+
+    def differs_from(self, array: np.ndarray) -> str:
+        """What is different in `array`, or "" if it is this leaf, bit for bit."""
+        if (array.shape, array.dtype.name) != (self.shape, self.dtype):
+            return f"{array.dtype.name}{array.shape} where {self.dtype}{self.shape} was saved"
+        return "" if _crc32(array) == self.crc32 else "its bytes have another crc32"
+
+
+def refuse_dtype(name: str, dtype: Any) -> None:
+    """Raises: CheckpointError for a dtype that has no place in a checkpoint (object, string, ...)."""
+    if str(dtype) not in _DTYPES:
+        raise CheckpointError(
+            f"State leaf {name!r} is of dtype {dtype}; checkpoints hold numbers. HINT: put it in meta."
+        )
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of the step: path below the step's folder (posix), size, and sha256 in hex."""
+
+    path: str
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything known about one step but its arrays. `meta` is the caller's own JSON object."""
+
+    step: int
+    leaves: tuple[Leaf, ...]
+    files: tuple[FileEntry, ...]
+    meta: dict[str, Any]
+    metric: float | None
+    versions: dict[str, str]
+    created_unix_s: float
+    format_version: tuple[int, int] = FORMAT_VERSION
+
+    @cached_property
+    def num_bytes(self) -> int:
+        return sum(entry.num_bytes for entry in self.files)
+
+    def encode(self) -> bytes:
+        """Canonical JSON with its own digest: the same manifest gives the same bytes everywhere."""
+        body: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        body |= {"format": FORMAT, "leaves": [vars(x) for x in self.leaves]}
+        body |= {"files": [vars(x) for x in self.files]}
+        return _sealed(frozen_json(body, f"manifest of step {self.step}"))
+
+
+def frozen_json(value: dict[str, Any], what: str) -> dict[str, Any]:
+    """`value` as it will be read back: a copy that no later change reaches, tuples as lists, keys as strings.
+
+    Raises: CheckpointError naming `what` if it is not JSON. NaN and infinities are allowed: a diverged
+        loss in the history must not keep a run from being saved.
+    """
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"The {what} is not JSON: {error}. HINT: numbers, strings, lists and dicts only."
+        ) from error
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of the packages that shape a checkpoint, for the people who will read it later."""
+    names = ("cyxjax", "jax", "flax", "optax", "orbax-checkpoint", "numpy")
+    found = {name: metadata.version(name) for name in names if _is_installed(name)}
+    return found | {"python": platform.python_version()}
+
+
+def decode(data: bytes) -> Manifest:
+    """The manifest in `data`.
+
+    Raises: CheckpointError for anything but the exact bytes `encode` made with a version that can be read.
+    """
+    try:
+        body = json.loads(data.decode("utf-8"))["manifest"]
+        if _sealed(body) != data:
+            raise ValueError("its own digest does not match")
+        return _from_body(body)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(
+            f"{MANIFEST} is not readable: {reason[:200]}. HINT: take another step."
+        ) from error
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of the step in `folder`, its text checked against its own digest, files not looked at.
+
+    Raises: CheckpointError if it is missing, a link, too large or altered.
+    """
+    path = folder / MANIFEST
+    try:
+        info = path.lstat()
+        if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_MANIFEST_BYTES:
+            raise CheckpointError(
+                f"{MANIFEST} is no plain file below {MAX_MANIFEST_BYTES} bytes. HINT: take another step."
+            )
+        return decode(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{MANIFEST}: {error.strerror}. HINT: take another step.") from error
+
+
+def find_problems(folder: Path, step: int) -> list[str]:
+    """Everything wrong with the step in `folder`; [] if exactly its files are there, each with its digest."""
+    try:
+        manifest = read_manifest(folder)
+        found = {path: folder / path for path in list_files(folder) if path != MANIFEST}
+    except (CheckpointError, OSError) as error:
+        return [str(error).partition(" HINT:")[0]]
+    problems = [] if manifest.step == step else [f"its manifest is of step {manifest.step}"]
+    listed = {entry.path for entry in manifest.files}
+    problems += [f"{path} is not in the manifest" for path in sorted(set(found) - listed)]
+    return problems + [p for entry in manifest.files if (p := _file_problem(entry, found.get(entry.path)))]
+
+
+def describe_files(folder: Path) -> tuple[FileEntry, ...]:
+    """An entry for every file below `folder`; each is made private (0600), fsynced and read back."""
+    entries = []
+    for path in list_files(folder):
+        os.chmod(folder / path, 0o600)
+        entries.append(FileEntry(path, (folder / path).stat().st_size, _sha256(folder / path, sync=True)))
+    return tuple(entries)
+
+
+def list_files(folder: Path) -> list[str]:
+    """Paths of the plain files below `folder`, relative and sorted.
+
+    Raises: CheckpointError for a symlink or a special file: a checkpoint has neither.
+    """
+    return sorted(path.relative_to(folder).as_posix() for path in _walk(folder))
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(Path(entry.path))
+        elif entry.is_file(follow_symlinks=False):
+            yield Path(entry.path)
+        else:
+            raise CheckpointError(
+                f"{entry.path} is a link or special file. HINT: checkpoints have none; remove it."
+            )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _sealed(body: dict[str, Any]) -> bytes:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f'{{"manifest":{text},"sha256":"{digest}"}}\n'.encode()
+
+
+def _from_body(body: dict[str, Any]) -> Manifest:
+    if body["format"] != FORMAT or body["format_version"][0] != FORMAT_VERSION[0]:
+        raise ValueError(
+            f"format {body['format']!r} version {body['format_version']}; this cyxjax reads {FORMAT!r} "
+            f"version {FORMAT_VERSION[0]}.x"
+        )
+    leaves = tuple(_leaf(x) for x in body["leaves"])
+    files = tuple(_file_entry(x) for x in body["files"])
+    _refuse_twins("leaf", [leaf.name for leaf in leaves])
+    _refuse_twins("file", [entry.path for entry in files])
+    metric = body["metric"] if body["metric"] is None else float(body["metric"])
+    versions = {str(k): str(v) for k, v in body["versions"].items()}
+    return Manifest(
+        _natural(body["step"]), leaves, files, dict(body["meta"]), metric, versions,
+        float(body["created_unix_s"]), (1, _natural(body["format_version"][1])),
+    )  # fmt: skip
+
+
+def _leaf(raw: dict[str, Any]) -> Leaf:
+    name, dtype, shape = raw["name"], raw["dtype"], tuple(_natural(n) for n in raw["shape"])
+    if not isinstance(name, str) or dtype not in _DTYPES or len(shape) > MAX_DIMS:
+        raise ValueError(f"leaf {str(name)[:60]!r} has dtype {str(dtype)[:60]!r} and {len(shape)} dimensions")
+    return Leaf(name, shape, dtype, _natural(raw["crc32"]))
+
+
+def _file_entry(raw: dict[str, Any]) -> FileEntry:
+    path, sha256 = raw["path"], raw["sha256"]
+    # Names that leave the folder ("..", "/etc/...") have no form that passes this.
+    if not all(_PART.fullmatch(part) for part in path.split("/")) or not _SHA256.fullmatch(sha256):
+        raise ValueError(f"file name {path[:60]!r} is not allowed")
+    return FileEntry(path, _natural(raw["num_bytes"]), sha256)
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{str(value)[:60]!r} is not a whole number from 0 to 2**63 - 1")
+    return value
+
+
+def _refuse_twins(kind: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{kind} {name!r} is listed twice")
+        seen.add(name)
+
+
+def _file_problem(entry: FileEntry, path: Path | None) -> str:
+    if path is None:
+        return f"{entry.path} is missing"
+    num_bytes = path.stat().st_size
+    if num_bytes != entry.num_bytes:
+        return f"{entry.path} has {num_bytes} bytes, not {entry.num_bytes}"
+    return (
+        "" if _sha256(path) == entry.sha256 else f"{entry.path} has another sha256: its content was altered"
+    )
+
+
+def _sha256(path: Path, *, sync: bool = False) -> str:
+    # O_NOFOLLOW: a link put in place between listing and reading is an error, not a way out of the folder.
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        if sync:
+            os.fsync(fd)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _crc32(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -1,0 +1,157 @@
+"""A training state as named host arrays, and named host arrays as a training state."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cyxjax.errors import CheckpointError
+from cyxjax.train.manifest import Leaf, refuse_dtype
+
+PyTree = Any
+ToHost = Callable[[Any], np.ndarray]
+# (name, stored array, wanted leaf) -> an array of the wanted shape and dtype, or None: refuse the difference.
+Adapt = Callable[[str, np.ndarray, Any], np.ndarray | None]
+_MAX_LISTED = 10
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """Leaf by name, in tree order; names are paths such as `params/Dense_0/kernel`.
+
+    Raises: CheckpointError if two leaves have one name (keys "a/b" and "a" -> "b" beside each other).
+    """
+    import jax
+
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    named = {jax.tree_util.keystr(path, simple=True, separator="/") or "value": leaf for path, leaf in flat}
+    if len(named) != len(flat):
+        raise CheckpointError(
+            "Two leaves of the state have the same name. HINT: use no '/' in the keys of dicts."
+        )
+    return named
+
+
+def host_copy(state: PyTree, to_host: ToHost, *, keep: bool) -> dict[str, np.ndarray]:
+    """Numpy copies of all leaves by name, which no later step can change; {} on a process that keeps none.
+
+    Replicated leaves are read from this process's first shard. Leaves spread over several processes go
+    through `to_host`, which is called in tree order on every process, `keep` or not: it may be collective.
+    """
+    leaves = named_leaves(state)
+    for name, leaf in leaves.items():
+        _refuse_not_an_array(name, leaf)
+    if keep:
+        _start_transfers(leaves.values())
+    copies = {name: _copy(leaf, to_host, keep) for name, leaf in leaves.items()}
+    return {name: array for name, array in copies.items() if array is not None}
+
+
+def _unlike(stored: Leaf, want: Any) -> str:
+    return f"is stored as {stored.dtype}{list(stored.shape)}, wanted as {want.dtype}{list(want.shape)}"
+
+
+def refuse_spread(leaf: Any) -> np.ndarray:
+    """The default `to_host`: it has no way to reach other processes' shards and says so."""
+    raise CheckpointError(
+        f"A state leaf of shape {leaf.shape} is spread over several processes ({leaf.sharding}). "
+        "HINT: give Checkpointer a to_host that gathers it on every process."
+    )
+
+
+def differences(leaves: Mapping[str, Leaf], target: PyTree, *, part: bool) -> dict[str, str]:
+    """Why leaves of `target` cannot be filled from `leaves` as stored, by name. `part`: extras are fine."""
+    wanted = named_leaves(target)
+    found = {name: "is wanted but not stored" for name in wanted if name not in leaves}
+    if not part:
+        found |= {name: "is stored but not wanted" for name in leaves if name not in wanted}
+    for name in wanted.keys() & leaves.keys():
+        stored, want = leaves[name], wanted[name]
+        have = (stored.shape, stored.dtype)
+        if have != (tuple(want.shape), np.dtype(want.dtype).name):
+            found[name] = _unlike(stored, want)
+    return found
+
+
+def fill(
+    target: PyTree, arrays: Mapping[str, np.ndarray], adapt: Adapt | None, unlike: Mapping[str, str]
+) -> PyTree:
+    """`target`'s tree with leaves from `arrays`; those in `unlike` pass through `adapt`.
+
+    Raises: CheckpointError that lists every leaf `adapt` does not settle.
+    """
+    import jax
+
+    filled: dict[str, np.ndarray] = {}
+    refused: dict[str, str] = {}
+    for name, want in named_leaves(target).items():
+        array = _adapted(name, arrays.get(name), want, adapt) if name in unlike else arrays[name]
+        if array is None:
+            refused[name] = unlike[name]
+        else:
+            filled[name] = array
+    refuse(refused)
+    return jax.tree.unflatten(jax.tree.structure(target), filled.values())
+
+
+def refuse(unlike: Mapping[str, str]) -> None:
+    """Raises: CheckpointError naming the leaves of `unlike`, unless it is empty."""
+    if not unlike:
+        return
+    shown = [f"{name} {why}" for name, why in sorted(unlike.items())[:_MAX_LISTED]]
+    if len(unlike) > _MAX_LISTED:
+        shown.append(f"and {len(unlike) - _MAX_LISTED} more")
+    raise CheckpointError(
+        "The checkpoint is of another state: " + "; ".join(shown) + ". "
+        "HINT: restore with the model and optimizer it was saved with, or allow the change."
+    )
+
+
+def cast(name: str, stored: np.ndarray, want: Any) -> np.ndarray | None:
+    """An `adapt` that allows another dtype of the same shape, and nothing else."""
+    del name
+    return stored.astype(want.dtype) if stored.shape == tuple(want.shape) else None
+
+
+def _adapted(name: str, stored: np.ndarray | None, want: Any, adapt: Adapt | None) -> np.ndarray | None:
+    if stored is None or adapt is None:
+        return None
+    array = adapt(name, stored, want)
+    if array is not None and (array.shape, array.dtype) != (tuple(want.shape), np.dtype(want.dtype)):
+        raise CheckpointError(
+            f"{name}: adapt gave {array.dtype}{list(array.shape)} for {want.dtype}{list(want.shape)}. "
+            "HINT: adapt returns the wanted shape and dtype, or None."
+        )
+    return array
+
+
+def _refuse_not_an_array(name: str, leaf: Any) -> None:
+    import jax
+
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        raise CheckpointError(
+            f"State leaf {name!r} is a {type(leaf).__name__}, not an array. "
+            "HINT: wrap it in jnp.asarray or put it in meta."
+        )
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        raise CheckpointError(
+            f"State leaf {name!r} is a typed PRNG key. HINT: save jax.random.key_data(key)."
+        )
+
+
+def _start_transfers(leaves: Any) -> None:
+    """Start all copies off the device before waiting for the first."""
+    for leaf in leaves:
+        if hasattr(leaf, "copy_to_host_async") and leaf.is_fully_addressable:
+            leaf.copy_to_host_async()
+
+
+def _copy(leaf: Any, to_host: ToHost, keep: bool) -> np.ndarray | None:
+    if not hasattr(leaf, "is_fully_replicated"):
+        return np.array(leaf) if keep else None
+    if leaf.is_fully_replicated:
+        return np.array(leaf.addressable_shards[0].data) if keep else None
+    if leaf.is_fully_addressable:
+        return np.array(leaf) if keep else None
+    # Collective: every process takes part, whoever keeps the result.
+    whole = to_host(leaf)
+    return np.array(whole) if keep else None

@@ -1,0 +1,190 @@
+"""A folder of steps on disk: names, what crashes left behind, and the one rename that makes a step exist.
+
+`step_00000123` is a step. With `.tmp-<run>-<pid>` behind it, it is being written; with `.old-...`, replaced;
+with `.corrupt-<time>` it did not verify; with `.abandoned-<time>` it is of a future that was rewound.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cyxjax.errors import CheckpointError
+
+ARRAYS = "arrays"
+_STEP = re.compile(r"step_(\d{8,18})")
+_LEFTOVER = re.compile(r"(step_\d{8,18})\.(tmp|old)-[0-9a-f]+-\d+")
+_CORRUPT = re.compile(r"step_\d{8,18}\.corrupt-[0-9-]+")
+MAX_STEP = 10**18 - 1
+
+
+def step_folder(directory: Path, step: int) -> Path:
+    """Where `step` lives. Raises: CheckpointError unless it is a whole number that fits the name."""
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_STEP:
+        raise CheckpointError(
+            f"Step {step!r} is not a whole number from 0 to {MAX_STEP}. HINT: pass int(step)."
+        )
+    return directory / f"step_{step:08d}"
+
+
+def list_steps(directory: Path) -> list[int]:
+    """Numbers of all step folders, oldest first, verified or not. Other names are not ours and are ignored.
+
+    Raises: CheckpointError for a symlink: what it points to may lie anywhere and change at any time.
+    """
+    steps = []
+    for entry in _entries(directory):
+        match = _STEP.fullmatch(entry.name)
+        if entry.is_symlink():
+            raise CheckpointError(
+                f"{entry.path} is a symbolic link; checkpoints are plain folders. "
+                "HINT: remove the link or copy its target here."
+            )
+        # The name must be the one we would give: step_0000000000123 would be a second folder of step 123.
+        if match and entry.is_dir() and step_folder(directory, int(match[1])).name == entry.name:
+            steps.append(int(match[1]))
+    return sorted(steps)
+
+
+def list_corrupt(directory: Path) -> list[str]:
+    """Names of the steps that were set aside because they did not verify."""
+    return sorted(entry.name for entry in _entries(directory) if _CORRUPT.fullmatch(entry.name))
+
+
+def prepare(directory: Path) -> None:
+    """Make `directory` (0700) ready to be written, and remove what a killed writer left in it.
+
+    Raises: CheckpointError with the path if it cannot be made, is no folder, or is not writable.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"{directory}: {error.strerror}. HINT: name a folder this user may write."
+        ) from error
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise CheckpointError(f"{directory} is not writable. HINT: name a folder this user may write.")
+    list_steps(directory)
+    for entry in _entries(directory):
+        match = _LEFTOVER.fullmatch(entry.name)
+        if match and entry.is_dir(follow_symlinks=False):
+            _clean_leftover(Path(entry.path), directory / match[1], match[2])
+
+
+@contextmanager
+def writing(directory: Path, step: int, owner: str) -> Iterator[Path]:
+    """A private folder to write `step` into: renamed to the step when the block ends well, else removed.
+
+    `owner` is `<run>-<pid>`. The folder is flocked while it is written, so another process can tell a
+    living writer from one that was killed whatever its pid.
+    """
+    final = step_folder(directory, step)
+    folder = final.with_name(f"{final.name}.tmp-{owner}")
+    folder.mkdir(mode=0o700)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _flock(fd)
+        yield folder
+        _sync_folders(folder)
+        _publish(folder, final, owner)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        os.close(fd)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a new file of mode 0600 and fsync it."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(fd)
+
+
+def set_aside(directory: Path, step: int, why: str) -> Path:
+    """New path of the folder of `step`, renamed to `<name>.<why>-<time>`: no reader takes it for a step."""
+    folder = step_folder(directory, step)
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    names = (
+        folder.with_name(f"{folder.name}.{why}-{stamp}{tail}")
+        for tail in ("", *(f"-{n}" for n in range(1, 1000)))
+    )
+    aside = next(name for name in names if not name.exists())
+    folder.rename(aside)
+    sync_folder(directory)
+    return aside
+
+
+def remove(directory: Path, step: int, owner: str) -> None:
+    """Delete `step`. It stops being a step at once: renamed first, so a kill half way leaves no torn step."""
+    folder = step_folder(directory, step)
+    doomed = folder.with_name(f"{folder.name}.tmp-{owner}")
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` survive a power cut."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _entries(directory: Path) -> list[os.DirEntry]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(
+            f"{directory}: {error.strerror}. HINT: name a folder of checkpoints."
+        ) from error
+
+
+def _publish(folder: Path, final: Path, owner: str) -> None:
+    """Rename `folder` to `final`; a step already there is kept beside it until the new one is in place."""
+    old = final.with_name(f"{final.name}.old-{owner}")
+    if final.exists():
+        final.rename(old)
+    folder.rename(final)
+    sync_folder(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync_folders(folder: Path) -> None:
+    for root, names, _ in os.walk(folder):
+        for name in names:
+            os.chmod(os.path.join(root, name), stat.S_IRWXU)
+        sync_folder(Path(root))
+
+
+def _clean_leftover(path: Path, final: Path, kind: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not _flock(fd):
+            return  # its writer lives
+        if kind == "old" and not final.exists():
+            path.rename(final)  # killed between the two renames of a replacement
+        else:
+            shutil.rmtree(path)
+    finally:
+        os.close(fd)
+
+
+def _flock(fd: int) -> bool:
+    """Whether this process now holds the lock; False too where the file system has no locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

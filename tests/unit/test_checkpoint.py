@@ -1,0 +1,209 @@
+"""Save and restore on a healthy disk: the same bits, the same meta, the right steps kept."""
+
+import os
+import stat
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from cyxjax.errors import CheckpointError
+from cyxjax.train import state_tree
+from cyxjax.train.checkpoint import Checkpointer, NullCheckpointer
+
+
+def make_state():
+    """Every kind of leaf: optax state, bf16, integers, scalar, empty, NaN and -0.0."""
+    params = {"Dense_0": {"kernel": jnp.arange(12.0).reshape(3, 4), "bias": jnp.ones(4, jnp.bfloat16)}}
+    odd = {"empty": jnp.zeros((0, 3)), "nan": jnp.array([np.nan, -0.0]), "flag": jnp.array([True, False])}
+    return (jnp.int32(7), params, odd, optax.adam(1e-3).init(params), jnp.arange(2, dtype=jnp.uint32))
+
+
+def assert_same_bits(left, right):
+    left_leaves, right_leaves = jax.tree.leaves(left), jax.tree.leaves(right)
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for a, b in zip(left_leaves, right_leaves, strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        assert (a.shape, a.dtype, a.tobytes()) == (b.shape, b.dtype, b.tobytes())
+
+
+def test_restores_the_same_bits_tree_and_meta(tmp_path):
+    state = make_state()
+    meta = {"epoch": 3, "losses": [0.1, float("inf")], "data": {"consumed": 10**12}}
+    with Checkpointer(tmp_path / "c") as checkpointer:
+        checkpointer.save(7, state, meta, metric=0.25)
+    restored = Checkpointer(tmp_path / "c").restore(jax.eval_shape(lambda: state))
+    assert_same_bits(restored.state, state)
+    assert (restored.step, restored.meta) == (7, meta)
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(restored.state))
+
+
+def test_returns_none_only_where_nothing_was_saved(tmp_path):
+    assert Checkpointer(tmp_path / "c").restore({"a": jnp.ones(2)}) is None
+    assert Checkpointer(tmp_path / "c").latest_step() is None
+
+
+def test_saved_values_are_those_of_the_call(tmp_path):
+    array, meta = np.ones(3), {"epoch": 1}
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"a": array}, meta)
+        array += 1
+        meta["epoch"] = 2
+    restored = Checkpointer(tmp_path).restore({"a": array})
+    assert restored.state["a"].tolist() == [1, 1, 1]
+    assert restored.meta == {"epoch": 1}
+
+
+def test_donated_state_is_saved_before_the_step_reuses_it(tmp_path):
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    state = jnp.zeros(1000)
+    with Checkpointer(tmp_path) as checkpointer:
+        for i in range(5):
+            checkpointer.save(i, {"x": state})
+            state = step(state)
+    assert checkpointer.restore({"x": state}, step=4).state["x"].tolist() == [4.0] * 1000
+
+
+def test_keeps_the_newest_and_the_best(tmp_path):
+    metrics = [5.0, 1.0, float("nan"), 2.0, 3.0, None, 4.0]
+    with Checkpointer(tmp_path, keep_last=2, keep_best=2, async_save=False) as checkpointer:
+        for step, metric in enumerate(metrics):
+            checkpointer.save(step, {"a": jnp.ones(1)}, metric=metric)
+        # best: step 1 (1.0) and 3 (2.0); newest: 5 and 6. A NaN is never best, whatever it compares like.
+        assert checkpointer.steps() == [1, 3, 5, 6]
+        assert checkpointer.saved_step == checkpointer.latest_step() == 6
+
+
+def test_best_max_prefers_high_metrics(tmp_path):
+    with Checkpointer(tmp_path, keep_last=1, best="max", async_save=False) as checkpointer:
+        for step, accuracy in enumerate([0.1, 0.9, 0.5]):
+            checkpointer.save(step, {"a": jnp.ones(1)}, metric=accuracy)
+        assert checkpointer.steps() == [1, 2]
+
+
+def test_prune_with_other_settings_deletes_now(tmp_path):
+    with Checkpointer(tmp_path, async_save=False) as checkpointer:
+        for step in range(3):
+            checkpointer.save(step, {"a": jnp.ones(1)})
+    assert Checkpointer(tmp_path, keep_last=1, is_writer=False).prune() == []
+    assert Checkpointer(tmp_path, keep_last=1).prune() == [0, 1]
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(5, {"a": jnp.zeros(2)})
+        checkpointer.save(5, {"a": jnp.ones(2)})
+    assert checkpointer.restore({"a": jnp.zeros(2)}).state["a"].tolist() == [1, 1]
+    assert sorted(os.listdir(tmp_path)) == ["step_00000005"]
+
+
+def test_rewind_sets_the_later_steps_aside(tmp_path):
+    with Checkpointer(tmp_path, async_save=False) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.save(step, {"a": jnp.full(1, step)})
+        assert checkpointer.rewind(1) == [2, 3]
+        assert checkpointer.restore({"a": jnp.ones(1, jnp.int32)}).step == 1
+    assert sum("abandoned" in name for name in os.listdir(tmp_path)) == 2
+
+
+def test_everything_is_private(tmp_path):
+    with Checkpointer(tmp_path / "c") as checkpointer:
+        checkpointer.save(1, make_state())
+    modes = {path.is_dir(): stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "c").rglob("*")}
+    assert modes == {True: 0o700, False: 0o600}
+    assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == 0o700
+
+
+def test_sharded_and_replicated_arrays_of_one_process(tmp_path):
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+    rows = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("data")))
+    same = jax.device_put(jnp.arange(3.0), NamedSharding(mesh, PartitionSpec()))
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"rows": rows, "same": same})
+    restored = checkpointer.restore({"rows": rows, "same": same})
+    assert restored.state["rows"].tolist() == list(range(8))
+    assert restored.state["same"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [
+        ({"w": jnp.ones(3), "b": jnp.ones(2)}, r"w is stored as float32\[2\], wanted as float32\[3\]"),
+        ({"w": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2)}, "w is stored as float32.*wanted as bfloat16"),
+        ({"w": jnp.ones(2)}, "b is stored but not wanted"),
+        ({"w": jnp.ones(2), "b": jnp.ones(2), "c": jnp.ones(1)}, "c is wanted but not stored"),
+    ],
+)
+def test_another_state_is_refused_by_leaf_name(tmp_path, target, named):
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"w": jnp.ones(2), "b": jnp.ones(2)})
+    with pytest.raises(CheckpointError, match=named):
+        checkpointer.restore(target)
+    # Another model is not a damaged file: nothing is set aside.
+    assert os.listdir(tmp_path) == ["step_00000001"]
+
+
+def test_differences_are_allowed_when_asked(tmp_path):
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"w": jnp.ones(2), "rows": jnp.ones((2, 3))})
+    half = {"w": jnp.ones(2, jnp.bfloat16), "rows": jnp.ones((2, 3))}
+    assert checkpointer.restore(half, adapt=state_tree.cast).state["w"].dtype == jnp.bfloat16
+    more_rows = {"w": jnp.ones(2), "rows": jnp.ones((4, 3))}
+    with pytest.raises(CheckpointError, match="rows is stored as"):
+        checkpointer.restore(more_rows, adapt=state_tree.cast)
+    refit = checkpointer.restore(more_rows, adapt=lambda name, stored, want: np.resize(stored, want.shape))
+    assert refit.state["rows"].shape == (4, 3)
+    assert checkpointer.restore({"w": jnp.ones(2)}, part=True).state["w"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("leaf", "named"),
+    [
+        (3, "'a' is a int"),
+        ("text", "'a' is a str"),
+        (jax.random.key(0), "PRNG key"),
+        (np.array(["x"]), "dtype <U1"),
+    ],
+)
+def test_what_is_no_array_is_refused_in_the_callers_line(tmp_path, leaf, named):
+    with pytest.raises(CheckpointError, match=named):
+        Checkpointer(tmp_path).save(1, {"a": leaf})
+
+
+def test_objects_are_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(CheckpointError, match="dtype object"):
+        Checkpointer(tmp_path).save(1, {"a": np.array([object()])})
+    with pytest.raises(CheckpointError, match="meta of step 1 is not JSON"):
+        Checkpointer(tmp_path).save(1, {"a": jnp.ones(1)}, {"model": object()})
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("step", [-1, 10**18, 1.0, "1", True, "../evil"])
+def test_step_numbers_are_checked(tmp_path, step):
+    with pytest.raises(CheckpointError, match="not a whole number"):
+        Checkpointer(tmp_path).save(step, {"a": jnp.ones(1)})
+
+
+def test_only_the_writer_touches_the_disk(tmp_path):
+    Checkpointer(tmp_path / "none", is_writer=False).save(1, {"a": jnp.ones(1)})
+    assert not (tmp_path / "none").exists()
+
+
+def test_null_checkpointer_has_the_same_surface():
+    public = {name for name in dir(Checkpointer) if not name.startswith("_")} | {"saved_step"}
+    assert public == {name for name in dir(NullCheckpointer) if not name.startswith("_")}
+    with NullCheckpointer() as off:
+        off.save(1, {"a": jnp.ones(1)})
+        assert off.restore({"a": jnp.ones(1)}) is None
+        assert off.wait(1.0)
+
+
+def test_a_checkpoint_can_be_moved(tmp_path: Path):
+    with Checkpointer(tmp_path / "here") as checkpointer:
+        checkpointer.save(1, make_state())
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert_same_bits(Checkpointer(tmp_path / "there").restore(make_state()).state, make_state())
