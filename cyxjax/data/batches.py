@@ -1,0 +1,133 @@
+"""Which places of the epoch's order go into which step, replica, micro-batch and slot; padding and weights.
+
+    step t sees places [t*G, (t+1)*G),   G = batch_size * num_replicas * accumulation
+    place of (replica r, micro-batch m, slot j) in step t:   t*G + m*B*R + j*R + r
+
+Dealing with stride keeps a short last batch even: replicas differ by at most one real sample, and the
+set of samples in a micro-batch does not depend on how many replicas share it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cyxjax.data.order import Order, Places
+from cyxjax.data.sources import Dataset
+from cyxjax.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How `num_samples` become steps of equal shape. No sample is dropped unless `drop_last`."""
+
+    num_samples: int
+    batch_size: int
+    num_replicas: int = 1
+    accumulation: int = 1
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "batch_size", "num_replicas", "accumulation"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ConfigError(f"batch plan: {name}={value}; expected 1 or more. HINT: check {name}.")
+        if self.num_steps == 0:
+            raise DataError(
+                f"drop_last=True leaves no step: {self.num_samples} samples are fewer than one global batch "
+                f"of {self.global_batch_size}. HINT: use drop_last=False or a smaller batch_size."
+            )
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per optimizer step over all replicas and micro-batches, padding included."""
+        return self.batch_size * self.num_replicas * self.accumulation
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps per epoch."""
+        short = 0 if self.drop_last else self.global_batch_size - 1
+        return (self.num_samples + short) // self.global_batch_size
+
+    @property
+    def num_used(self) -> int:
+        """Real samples per epoch: all of them, or whole global batches with `drop_last`."""
+        return min(self.num_samples, self.num_steps * self.global_batch_size)
+
+    def total(self, step: int) -> int:
+        """Real samples in `step` over all replicas; what the summed loss is divided by."""
+        return min(self.global_batch_size, self.num_samples - self._checked(step) * self.global_batch_size)
+
+    def places(self, step: int, replicas: Sequence[int]) -> Places:
+        """Places of `replicas` in `step`: int64, shape (len(replicas), accumulation, batch_size).
+
+        Places from num_samples on are padding: weight 0, and the sample at `place % num_samples`.
+        """
+        per_micro = self.batch_size * self.num_replicas
+        start = self._checked(step) * self.global_batch_size
+        replica = np.asarray(replicas, np.int64)[:, None, None]
+        micro = np.arange(self.accumulation, dtype=np.int64)[None, :, None]
+        slot = np.arange(self.batch_size, dtype=np.int64)[None, None, :]
+        return start + micro * per_micro + slot * self.num_replicas + replica
+
+    def _checked(self, step: int) -> int:
+        if not 0 <= step < self.num_steps:
+            raise IndexError(
+                f"step {step} of an epoch of {self.num_steps} steps. HINT: start the next epoch."
+            )
+        return step
+
+
+class HostBatch(NamedTuple):
+    """One step's rows for this process's replicas, ordered (replica, micro-batch, slot), in numpy."""
+
+    inputs: Any  # pytree of arrays, first dimension = rows
+    targets: Any  # the same
+    weight: npt.NDArray[np.float32]  # shape (rows,): 1 for a real sample, 0 for padding
+    total: int  # real samples in the step over ALL replicas; equal on every rank
+    places: Places  # shape (rows,): place in the epoch's order; the key of a row's random draws
+
+
+def iterate(
+    dataset: Dataset, order: Order, plan: BatchPlan, replicas: Sequence[int], start_step: int = 0
+) -> Iterator[HostBatch]:
+    """The epoch's batches for `replicas` from `start_step` on.
+
+    Batch t depends on (order, plan, t) alone, so resuming at step s is `start_step=s`: nothing is skipped
+    by reading it.
+    """
+    if not len(dataset) == order.num_samples == plan.num_samples:
+        raise DataError(
+            f"dataset of {len(dataset)}, order of {order.num_samples}, plan of {plan.num_samples} samples; "
+            "expected one size. HINT: build all three from len(dataset)."
+        )
+    for step in range(start_step, plan.num_steps):
+        yield read_batch(dataset, order, plan, replicas, step)
+
+
+def read_batch(
+    dataset: Dataset, order: Order, plan: BatchPlan, replicas: Sequence[int], step: int
+) -> HostBatch:
+    """The rows of `replicas` in one step."""
+    places = plan.places(step, replicas).reshape(-1)
+    inputs, targets = dataset.take(order[places % plan.num_samples])
+    weight = (places < plan.num_samples).astype(np.float32)
+    return HostBatch(inputs, targets, weight, plan.total(step), places)
+
+
+def batch_size_from_global(global_batch_size: int, num_replicas: int, accumulation: int = 1) -> int:
+    """Samples per replica and micro-step when `global_batch_size` is shared by all of them.
+
+    Raises: ConfigError when it does not divide, naming the nearest global batch size that does.
+    """
+    shares = num_replicas * accumulation
+    if global_batch_size >= shares and global_batch_size % shares == 0:
+        return global_batch_size // shares
+    below, above = global_batch_size // shares * shares, -(-max(global_batch_size, 1) // shares) * shares
+    fits = f"{below} or {above}" if below > 0 else f"{above}"
+    raise ConfigError(
+        f"global_batch_size={global_batch_size} does not divide by {num_replicas} replicas x "
+        f"{accumulation} gradient accumulation steps = {shares}. HINT: use {fits}."
+    )

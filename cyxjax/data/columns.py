@@ -1,0 +1,76 @@
+"""What is input and what is target: in a tuple by position, in a record by name.
+
+(x,) and x alone      -> inputs x, targets x (an autoencoder's)
+(x, y)                -> inputs x, targets y
+(x1, x2, ..., y)      -> inputs (x1, x2, ...), targets y
+{"image": x, "label": y} -> the targets column is the one named as in TARGET_NAMES; the rest are inputs
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cyxjax.errors import DataError, nearest
+
+TARGET_NAMES = ("targets", "target", "labels", "label", "y")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the input and target columns of a record; None finds them."""
+
+    inputs: str | tuple[str, ...] | None = None
+    targets: str | None = None
+
+
+def split(record: Any, columns: Columns = Columns()) -> tuple[Any, Any]:
+    """(inputs, targets) of a tuple, a mapping or a single value."""
+    if isinstance(record, Mapping):
+        return _split_names(record, columns)
+    if not isinstance(record, tuple):
+        return record, record
+    if not record:
+        raise DataError("an empty tuple; expected (inputs, targets). HINT: return both from the dataset.")
+    head = record[:-1] if len(record) > 1 else record
+    return head[0] if len(head) == 1 else head, record[-1]
+
+
+def _split_names(record: Mapping[str, Any], columns: Columns) -> tuple[Any, Any]:
+    target = columns.targets or next((name for name in TARGET_NAMES if name in record), None)
+    names = columns.inputs or tuple(name for name in record if name != target)
+    if isinstance(names, str):
+        inputs = _column(record, names)
+    elif len(names) == 1:
+        inputs = _column(record, names[0])
+    else:
+        inputs = {name: _column(record, name) for name in names}
+    if not names:
+        raise DataError(f"a record with only {target!r}; expected inputs too. HINT: add an input column.")
+    return inputs, inputs if target is None else _column(record, target)
+
+
+def _column(record: Mapping[str, Any], name: str) -> Any:
+    if name not in record:
+        raise DataError(f"no column {name!r} in the data. HINT: {nearest(name, map(str, record))}")
+    return record[name]
+
+
+def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, leaf) of every leaf of nested tuples and dicts."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from leaves(value, f"{name}[{key!r}]")
+    elif isinstance(tree, tuple):
+        for i, value in enumerate(tree):
+            yield from leaves(value, f"{name}[{i}]")
+    else:
+        yield name, tree
+
+
+def map_leaves(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """`fn` on every leaf of `tree` and the same place in `others`; KeyError or IndexError if they differ."""
+    if isinstance(tree, Mapping):
+        return {key: map_leaves(fn, tree[key], *(other[key] for other in others)) for key in tree}
+    if isinstance(tree, tuple):
+        return tuple(map_leaves(fn, value, *(other[i] for other in others)) for i, value in enumerate(tree))
+    return fn(tree, *others)

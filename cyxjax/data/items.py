@@ -1,0 +1,86 @@
+"""Datasets read item by item (`__getitem__`): read in threads, stacked into arrays."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from cyxjax.data.columns import Columns, map_leaves, split
+from cyxjax.errors import DataError
+
+
+class ItemDataset:
+    """A `Dataset` over anything with `__len__` and `__getitem__`, such as a torch Dataset.
+
+    `num_workers` threads read the items of a batch; 0 reads in the calling thread. Threads, not processes:
+    decoding libraries and file reads release the interpreter lock, and nothing is copied between processes.
+    """
+
+    def __init__(self, source: Any, num_workers: int = 0, columns: Columns | None = None) -> None:
+        self._source = source
+        self._columns = columns or Columns()
+        self._pool = ThreadPoolExecutor(num_workers, "cyxjax-data") if num_workers > 0 else None
+        # torch's batched fetch: one call for many items, where the source has one.
+        self._get_many = getattr(source, "__getitems__", None)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def take(self, indices: np.ndarray) -> tuple[Any, Any]:
+        """(inputs, targets) of `indices`, stacked along a new first dimension.
+
+        Raises: DataError that names the index of an item that raised or does not stack with the others.
+        """
+        wanted = [int(i) for i in indices]
+        items = [split(item, self._columns) for item in self._read(wanted)]
+        inputs = stack([x for x, _ in items], wanted)
+        if all(y is x for x, y in items):
+            return inputs, inputs
+        return inputs, stack([y for _, y in items], wanted)
+
+    def close(self) -> None:
+        """Ends the worker threads; the dataset then reads in the calling thread."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def _read(self, indices: list[int]) -> Sequence[Any]:
+        if self._get_many is not None:
+            return self._get_many(indices)
+        if self._pool is None:
+            return [self._item(i) for i in indices]
+        return list(self._pool.map(self._item, indices))
+
+    def _item(self, index: int) -> Any:
+        try:
+            return self._source[index]
+        except Exception as error:
+            raise DataError(
+                f"item {index} of {type(self._source).__name__} raised {type(error).__name__}: {error}. "
+                f"HINT: read dataset[{index}] on its own to see it."
+            ) from error
+
+
+def stack(items: list[Any], indices: Sequence[int]) -> Any:
+    """Items (arrays, numbers, tuples or dicts of them) stacked leaf by leaf along a new first dimension."""
+    try:
+        return map_leaves(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *items)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise DataError(
+            f"{_odd_one(items, indices)}. HINT: return arrays of one shape, or pad them."
+        ) from error
+
+
+def _odd_one(items: list[Any], indices: Sequence[int]) -> str:
+    first = _describe(items[0])
+    for item, index in zip(items, indices, strict=True):
+        if _describe(item) != first:
+            return f"item {index} is {_describe(item)}; item {indices[0]} is {first}"
+    return f"items like {first} cannot be stacked"
+
+
+def _describe(item: Any) -> str:
+    if isinstance(item, dict | tuple):
+        return str(map_leaves(lambda leaf: np.shape(leaf), item))
+    return f"{type(item).__name__} of shape {np.shape(item)}"

@@ -1,0 +1,160 @@
+"""Anything people keep samples in, as a `Dataset`: arrays, memmaps, tuples, dicts, tables, item datasets.
+
+Arrays are gathered in one indexing call; datasets read item by item are read by a pool of threads.
+Nothing here imports torch, datasets or jax: objects are recognised by what they can do.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from cyxjax.data.columns import Columns, leaves, map_leaves, split
+from cyxjax.data.items import ItemDataset
+from cyxjax.errors import DataError
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """Samples that can be read by index, many at a time."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: np.ndarray) -> tuple[Any, Any]:
+        """(inputs, targets) of `indices` (int64, repeats allowed), one row each, in that order."""
+        ...
+
+
+@dataclass(frozen=True)
+class ArrayDataset:
+    """`inputs` and `targets` as arrays (or tuples or dicts of arrays) of one length; memmaps stay on disk."""
+
+    inputs: Any
+    targets: Any
+
+    def __post_init__(self) -> None:
+        lengths = {name: _length(name, leaf) for name, leaf in self._leaves()}
+        if len(set(lengths.values())) > 1:
+            found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+            raise DataError(
+                f"arrays of unequal length: {found}. HINT: give every sample one row in each array."
+            )
+        if not lengths or 0 in lengths.values():
+            raise DataError("an empty dataset: 0 samples. HINT: check the path or filter it came from.")
+
+    def __len__(self) -> int:
+        return len(next(self._leaves())[1])
+
+    def take(self, indices: np.ndarray) -> tuple[Any, Any]:
+        """Rows `indices`, copied; inputs that are also the targets are read once."""
+        inputs = map_leaves(lambda leaf: leaf[indices], self.inputs)
+        if self.targets is self.inputs:
+            return inputs, inputs
+        return inputs, map_leaves(lambda leaf: leaf[indices], self.targets)
+
+    def _leaves(self) -> Iterator[tuple[str, Any]]:
+        yield from leaves(self.inputs, "inputs")
+        yield from leaves(self.targets, "targets")
+
+
+@dataclass(frozen=True)
+class TableDataset:
+    """A Hugging Face dataset, read as numpy columns."""
+
+    table: Any
+    columns: Columns
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def take(self, indices: np.ndarray) -> tuple[Any, Any]:
+        """Rows `indices` of the input and target columns."""
+        record = self.table[indices.tolist()]
+        return split({name: np.asarray(record[name]) for name in record}, self.columns)
+
+
+def as_dataset(
+    data: Any,
+    *,
+    inputs: str | Sequence[str] | None = None,
+    targets: str | None = None,
+    num_workers: int = 0,
+) -> Dataset:
+    """`data` as a Dataset.
+
+    Takes: an array; a tuple (inputs, targets); a dict of arrays; a torch TensorDataset or Dataset; a Hugging
+    Face dataset; a data frame; anything with `__len__` and `__getitem__`; or a Dataset, returned as it is.
+    `inputs` and `targets` name columns where there are names. `num_workers` threads read item by item.
+
+    Raises: DataError for unequal lengths, no samples, or a type that none of these describe.
+    """
+    columns = Columns(
+        tuple(inputs) if inputs is not None and not isinstance(inputs, str) else inputs, targets
+    )
+    dataset = _recognise(data, columns, num_workers)
+    if len(dataset) == 0:
+        raise DataError("an empty dataset: 0 samples. HINT: check the path or filter it came from.")
+    return dataset
+
+
+def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
+    if _is_array(data):
+        data = (data,)
+    elif isinstance(getattr(data, "tensors", None), tuple):  # torch's TensorDataset
+        data = data.tensors
+    elif hasattr(data, "columns") and hasattr(data, "to_numpy"):  # a pandas or polars frame
+        data = {str(name): data[name].to_numpy() for name in data.columns}
+    if isinstance(data, tuple | Mapping):
+        whole, target = split(data, columns)
+        arrays = map_leaves(_as_array, whole)
+        return ArrayDataset(arrays, arrays if target is whole else map_leaves(_as_array, target))
+    if hasattr(data, "column_names") and hasattr(data, "with_format"):
+        return TableDataset(data.with_format("numpy"), columns)
+    if isinstance(data, list) or (hasattr(data, "__len__") and not callable(getattr(data, "take", None))):
+        return ItemDataset(data, num_workers, columns) if hasattr(data, "__getitem__") else _refuse(data)
+    return data if isinstance(data, Dataset) else _refuse(data)
+
+
+def _refuse(data: Any) -> Dataset:
+    kind = type(data).__name__
+    if isinstance(data, Iterable):
+        raise DataError(f"{kind} has no length and no index. HINT: pass it through as_batches().")
+    raise DataError(
+        f"{kind} is not a dataset; expected arrays, a tuple or dict of arrays, or an object with __len__ and "
+        "__getitem__. HINT: pass (inputs, targets) as numpy arrays."
+    )
+
+
+def as_batches(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """(inputs, targets) of every batch of a torch DataLoader or any iterable of batches, as numpy arrays.
+
+    Tensors are converted by the numpy protocol, without a copy where their memory allows it. A list is read
+    as a tuple, because torch's default collation makes lists.
+    """
+    for batch in batches:
+        whole, target = split(tuple(batch) if isinstance(batch, list) else batch)
+        arrays = map_leaves(_as_array, whole)
+        yield arrays, arrays if target is whole else map_leaves(_as_array, target)
+
+
+def _is_array(data: Any) -> bool:
+    return hasattr(data, "__array__") and hasattr(data, "shape") and hasattr(data, "dtype")
+
+
+def _as_array(leaf: Any) -> Any:
+    """A numpy array over `leaf`'s own memory where possible; memmaps are left as they are."""
+    if isinstance(leaf, np.ndarray):
+        return leaf
+    if hasattr(leaf, "detach"):  # a torch tensor, perhaps on a device and part of a graph
+        leaf = leaf.detach().cpu()
+    array = np.asarray(leaf)
+    if array.dtype == object:
+        raise DataError("ragged or mixed values. HINT: pad samples to one shape, or give an item dataset.")
+    return array
+
+
+def _length(name: str, leaf: Any) -> int:
+    if np.ndim(leaf) == 0:
+        raise DataError(f"{name} is one number; expected one row per sample. HINT: pass an array.")
+    return len(leaf)

@@ -1,0 +1,90 @@
+"""What a loader returns: train, validation and test samples, and what a model must know about them."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cyxjax.data.order import Order
+from cyxjax.data.sources import ArrayDataset, Dataset
+from cyxjax.errors import ConfigError, DataError
+
+Task = Literal["classification", "regression", "language"]
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What a model needs to be built for a data set."""
+
+    name: str
+    task: Task
+    num_classes: int  # width of the model's output: classes, vocabulary size, or 1 for regression
+    input_shape: tuple[int, ...]  # of one sample, without the batch dimension
+    vocabulary: str = ""  # language: character i is token i
+
+
+class Splits(NamedTuple):
+    """Disjoint samples of one source."""
+
+    train: Dataset
+    val: Dataset
+    test: Dataset
+    info: DatasetInfo
+
+
+def split_arrays(inputs: np.ndarray, targets: np.ndarray, info: DatasetInfo, **split: Any) -> Splits:
+    """Splits of in-memory arrays; `split` as in `split_rows`."""
+    rows = split_rows(targets, info.task, **split)
+    train, val, test = [ArrayDataset(inputs[part], targets[part]) for part in rows]
+    return Splits(train, val, test, info)
+
+
+def split_rows(
+    targets: np.ndarray,
+    task: Task,
+    *,
+    val_fraction: float = 0.1,
+    test_fraction: float = 0.2,
+    split_seed: int = 0,
+) -> list[npt.NDArray[np.int64]]:
+    """Row numbers for train, val and test, drawn class by class when the task is classification.
+
+    The same in every run, on every machine and with every numpy, because the draw is an `Order`.
+    """
+    labels = targets if task == "classification" else np.zeros(len(targets), np.int64)
+    return stratified_rows(
+        labels, (1 - val_fraction - test_fraction, val_fraction, test_fraction), split_seed
+    )
+
+
+def stratified_rows(
+    labels: npt.NDArray[np.integer], fractions: tuple[float, ...], seed: int
+) -> list[npt.NDArray[np.int64]]:
+    """Row numbers of each part, ascending; every class is divided in `fractions` to within one sample.
+
+    Raises: ConfigError unless the fractions are positive and sum to 1; DataError when a part stays empty.
+    """
+    if min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-9:
+        raise ConfigError(
+            f"split fractions {fractions}; expected positive numbers that sum to 1. "
+            "HINT: set val_fraction and test_fraction so that their sum is below 1."
+        )
+    edges = np.cumsum(fractions)[:-1]
+    parts: list[list[np.ndarray]] = [[] for _ in fractions]
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        shuffled = members[Order(len(members), seed, int(label) & 0xFFFFFFFF)[:]]
+        cuts = np.rint(edges * len(members)).astype(int)
+        for part, rows in zip(parts, np.split(shuffled, cuts), strict=True):
+            part.append(rows)
+    whole = [np.sort(np.concatenate(part)) for part in parts]
+    if not all(len(part) for part in whole):
+        raise DataError(f"{len(labels)} samples are too few for {len(fractions)} splits. HINT: add samples.")
+    return whole
+
+
+def as_images(pixels: np.ndarray, largest: float) -> npt.NDArray[np.float32]:
+    """Grey images (N, H, W) or colour images (N, H, W, C) as float32 (N, H, W, C) in [0, 1]."""
+    images: Any = pixels[..., None] if pixels.ndim == 3 else pixels
+    return images.astype(np.float32) / np.float32(largest)

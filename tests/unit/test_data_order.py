@@ -1,0 +1,102 @@
+"""The order of an epoch: a bijection, pure, pointwise, even."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyxjax.data.order import Order
+from cyxjax.errors import ConfigError, DataError
+
+STORED_10 = [5, 0, 2, 7, 4, 9, 3, 6, 8, 1]
+STORED_BIG = [9245904354, 7932138414, 8342040133]
+
+
+@given(num_samples=st.integers(1, 5000), seed=st.integers(-(2**70), 2**70), epoch=st.integers(0, 2**40))
+def test_every_sample_once(num_samples, seed, epoch):
+    assert np.array_equal(np.sort(Order(num_samples, seed, epoch)[:]), np.arange(num_samples))
+
+
+@pytest.mark.parametrize("num_samples", [2**10 - 1, 2**10, 2**10 + 1, 2**11 + 1, 100_003])
+def test_every_sample_once_around_powers_of_two(num_samples):
+    assert np.array_equal(np.sort(Order(num_samples, 3)[:]), np.arange(num_samples))
+
+
+def test_stored_values_hold_on_every_machine():
+    # A changed order would silently change which samples a resumed run sees.
+    assert Order(10, 0, 0)[:].tolist() == STORED_10
+    assert Order(10**10, 42, 7)[[0, 1, 10**10 - 1]].tolist() == STORED_BIG
+
+
+def test_any_slice_is_the_same_slice_of_the_whole():
+    order = Order(1000, 5, 2)
+    whole = order[:]
+    assert np.array_equal(order[100:200], whole[100:200])
+    assert np.array_equal(order[np.array([[7, 3], [7, 999]])], whole[np.array([[7, 3], [7, 999]])])
+    assert int(order[17]) == whole[17]
+
+
+def test_ten_billion_samples_take_no_memory():
+    order = Order(10**10, 1, 3)
+    tail = order[10**10 - 1000 :]
+    assert len(np.unique(tail)) == 1000
+    assert tail.min() >= 0
+    assert tail.max() < 10**10
+    assert tail.max() > 2**32  # the whole range is reached, not what fits in 32 bits
+
+
+def test_without_shuffle_it_is_the_identity():
+    assert np.array_equal(Order(50, 1, 2, shuffle=False)[10:20], np.arange(10, 20))
+
+
+def test_seed_and_epoch_both_change_the_order():
+    orders = [Order(500, seed, epoch)[:] for seed in (0, 1, -1, 2**64 - 2) for epoch in (0, 1, 2)]
+    for i, one in enumerate(orders):
+        for other in orders[:i]:
+            # Two random permutations agree at one place on average.
+            assert np.count_nonzero(one == other) < 12
+
+
+@pytest.mark.parametrize("num_samples", [5, 16, 100])
+def test_each_place_gets_each_sample_equally_often(num_samples):
+    draws = 2000
+    table = np.stack([Order(num_samples, seed, 0)[:] for seed in range(draws)])
+    for place in (0, num_samples // 2, num_samples - 1):
+        assert chi_square_z(table[:, place], num_samples) < 6
+
+
+def test_neighbours_are_unrelated():
+    table = np.stack([Order(64, 9, epoch)[:] for epoch in range(2000)])
+    step = (table[:, 1] - table[:, 0]) % 64
+    assert chi_square_z(step[step > 0] - 1, 63) < 6
+    # Fixed points of a random permutation: Poisson with mean 1, so the mean of 2000 is 1 +- 0.022.
+    fixed = (table == np.arange(64)).sum(1)
+    assert abs(fixed.mean() - 1) < 0.1
+
+
+def test_all_permutations_of_four_appear_equally_often():
+    table = np.stack([Order(4, seed, 1)[:] for seed in range(2400)])
+    assert chi_square_z(np.unique(table @ [64, 16, 4, 1], return_inverse=True)[1], 24) < 6
+
+
+def chi_square_z(values, num_bins):
+    """Chi-square of equal frequencies, in standard deviations above its mean."""
+    counts = np.bincount(values, minlength=num_bins)
+    expected = len(values) / num_bins
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    return (chi_square - (num_bins - 1)) / np.sqrt(2 * (num_bins - 1))
+
+
+@pytest.mark.parametrize("places", [[10], [-1], [0, 3, 11]])
+def test_a_place_outside_is_refused(places):
+    with pytest.raises(IndexError, match=r"expected \[0, 10\)"):
+        Order(10)[places]
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(DataError, match="num_samples=0"):
+        Order(0)
+    with pytest.raises(ConfigError, match="epoch=-1"):
+        Order(10, 0, -1)
+    with pytest.raises(IndexError, match="float64"):
+        Order(10)[[0.5]]
