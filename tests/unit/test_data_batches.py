@@ -1,0 +1,124 @@
+"""Batch plans: every sample once per epoch, at any size, world, batch and accumulation."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyxjax.data.batches import BatchPlan, batch_size_from_global, iterate
+from cyxjax.data.order import Order
+from cyxjax.data.sources import ArrayDataset
+from cyxjax.errors import ConfigError, DataError
+
+PLANS = st.builds(
+    BatchPlan,
+    num_samples=st.integers(1, 300),
+    batch_size=st.integers(1, 9),
+    num_replicas=st.integers(1, 6),
+    accumulation=st.integers(1, 4),
+)
+
+
+def index_dataset(num_samples):
+    return ArrayDataset(np.arange(num_samples), np.arange(num_samples) * 10)
+
+
+@given(plan=PLANS, seed=st.integers(0, 100), cut=st.integers(0, 6))
+def test_every_sample_once_per_epoch(plan, seed, cut):
+    # The replicas are divided between two processes at `cut`; each reads its own rows.
+    cut = min(cut, plan.num_replicas)
+    order = Order(plan.num_samples, seed)
+    seen, totals = [], []
+    for replicas in (range(cut), range(cut, plan.num_replicas)):
+        for batch in iterate(index_dataset(plan.num_samples), order, plan, replicas):
+            assert np.array_equal(batch.targets, batch.inputs * 10)
+            seen.extend(batch.inputs[batch.weight == 1])
+            totals.append(batch.weight.sum())
+    assert sorted(seen) == list(range(plan.num_samples))
+    assert sum(totals) == sum(plan.total(t) for t in range(plan.num_steps)) == plan.num_used
+
+
+@given(plan=PLANS)
+def test_replicas_differ_by_at_most_one_real_sample_per_micro_batch(plan):
+    last = plan.places(plan.num_steps - 1, range(plan.num_replicas)) < plan.num_samples
+    per_micro = last.sum(axis=2)
+    assert (per_micro.max(axis=0) - per_micro.min(axis=0)).max() <= 1
+
+
+def test_places_by_hand():
+    # B=2, R=3, k=2: G=12, micro-batch 1 starts at 6, slot 1 three places on, replica the last digit.
+    plan = BatchPlan(num_samples=20, batch_size=2, num_replicas=3, accumulation=2)
+    assert plan.places(0, range(3)).tolist() == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8, 11]]]
+    assert plan.places(1, range(1, 2)).tolist() == [[[13, 16], [19, 22]]]
+    assert [plan.total(0), plan.total(1), plan.num_steps] == [12, 8, 2]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "batch_size", "accumulation"), [(1, 12, 1), (2, 6, 1), (3, 2, 2), (1, 3, 4)]
+)
+def test_a_step_sees_the_same_samples_however_they_are_dealt(replicas, batch_size, accumulation):
+    plan = BatchPlan(30, batch_size, replicas, accumulation)
+    for step in range(3):
+        real = plan.places(step, range(replicas)).reshape(-1)
+        assert sorted(real[real < 30]) == list(range(12 * step, min(12 * step + 12, 30)))
+
+
+def test_padding_repeats_a_real_sample_with_weight_zero():
+    # 5 samples, B=4, R=2: places 5, 6, 7 are padding and read samples 0, 1, 2 of the order.
+    plan = BatchPlan(5, 4, 2)
+    (batch,) = iterate(index_dataset(5), Order(5, shuffle=False), plan, range(2))
+    assert batch.inputs.tolist() == [0, 2, 4, 1, 1, 3, 0, 2]
+    assert batch.weight.tolist() == [1, 1, 1, 0, 1, 1, 0, 0]
+    assert batch.places.tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
+    assert (batch.total, batch.weight.dtype) == (5, np.float32)
+
+
+def test_padding_may_be_longer_than_the_data():
+    (batch,) = iterate(index_dataset(2), Order(2, shuffle=False), BatchPlan(2, 7), range(1))
+    assert batch.inputs.tolist() == [0, 1, 0, 1, 0, 1, 0]
+    assert batch.weight.sum() == batch.total == 2
+
+
+def test_resuming_at_a_step_gives_the_same_batches():
+    plan, order, data = BatchPlan(101, 4, 3, 2), Order(101, 7, 3), index_dataset(101)
+    whole = list(iterate(data, order, plan, range(3)))
+    resumed = list(iterate(data, order, plan, range(3), start_step=2))
+    assert len(resumed) == plan.num_steps - 2
+    for one, other in zip(whole[2:], resumed, strict=True):
+        assert np.array_equal(one.inputs, other.inputs)
+        assert np.array_equal(one.places, other.places)
+
+
+def test_drop_last_takes_whole_global_batches():
+    plan = BatchPlan(29, 2, 3, drop_last=True)
+    assert (plan.num_steps, plan.num_used, plan.total(3)) == (4, 24, 6)
+    with pytest.raises(DataError, match="5 samples are fewer than one global batch of 6"):
+        BatchPlan(5, 2, 3, drop_last=True)
+
+
+@pytest.mark.parametrize("field", ["num_samples", "batch_size", "num_replicas", "accumulation"])
+def test_zero_is_refused_by_name(field):
+    with pytest.raises(ConfigError, match=f"{field}=0"):
+        BatchPlan(**{"num_samples": 8, "batch_size": 2, field: 0})
+
+
+def test_a_step_after_the_last_is_refused():
+    with pytest.raises(IndexError, match="step 2 of an epoch of 2 steps"):
+        BatchPlan(8, 4).places(2, range(1))
+
+
+def test_sizes_that_differ_are_refused():
+    with pytest.raises(DataError, match="dataset of 4, order of 5, plan of 5"):
+        next(iterate(index_dataset(4), Order(5), BatchPlan(5, 2), range(1)))
+
+
+def test_global_batch_size_divides_or_names_the_nearest():
+    assert batch_size_from_global(96, num_replicas=4, accumulation=2) == 12
+    with pytest.raises(
+        ConfigError, match=r"100 does not divide by 4 replicas x 2 .* = 8. HINT: use 96 or 104"
+    ):
+        batch_size_from_global(100, num_replicas=4, accumulation=2)
+    with pytest.raises(ConfigError, match="HINT: use 8"):
+        batch_size_from_global(3, num_replicas=8)
+    with pytest.raises(ConfigError, match="HINT: use 8"):
+        batch_size_from_global(0, num_replicas=8)
