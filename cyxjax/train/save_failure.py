@@ -4,13 +4,16 @@ import errno
 import shutil
 from pathlib import Path
 
+from cyxjax.train.step_store import Snapshot
+
 _FULL_TEXTS = ("RESOURCE_EXHAUSTED", "No space left on device", "Disk quota exceeded")
 
 
-def describe_failure(step: int, error: BaseException, directory: Path, need_bytes: int, in_a_row: int) -> str:
+def describe_failure(snapshot: Snapshot, error: BaseException, directory: Path, in_a_row: int) -> str:
     """One line for a failed save whose own files are gone; a full disk is told with the bytes missing."""
     what = f"{type(error).__name__}: {str(error)[:300]}"
     if is_disk_full(error):
+        need_bytes = snapshot.num_bytes
         free_bytes = shutil.disk_usage(directory).free
         missing_mb = max(need_bytes - free_bytes, 0) / 1e6
         what = (
@@ -18,8 +21,8 @@ def describe_failure(step: int, error: BaseException, directory: Path, need_byte
             f"{missing_mb:.1f} MB missing"
         )
     return (
-        f"Checkpoint step {step} was not saved in {directory} (failure {in_a_row} in a row): {what}. "
-        "Training goes on; earlier steps are untouched. HINT: free space or check the disk."
+        f"Checkpoint step {snapshot.step} was not saved in {directory} (failure {in_a_row} in a row): {what}. "
+        "Training goes on; earlier steps are untouched. HINT: check the disk."
     )
 
 

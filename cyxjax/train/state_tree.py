@@ -136,6 +136,7 @@ def _refuse_not_an_array(name: str, leaf: Any) -> None:
         raise CheckpointError(
             f"State leaf {name!r} is a typed PRNG key. HINT: save jax.random.key_data(key)."
         )
+    refuse_dtype(name, leaf.dtype)
 
 
 def _start_transfers(leaves: Any) -> None:

@@ -194,7 +194,7 @@ def test_only_the_writer_touches_the_disk(tmp_path):
 
 
 def test_null_checkpointer_has_the_same_surface():
-    public = {name for name in dir(Checkpointer) if not name.startswith("_")} | {"saved_step"}
+    public = {name for name in dir(Checkpointer) if not name.startswith("_")} | {"directory", "saved_step"}
     assert public == {name for name in dir(NullCheckpointer) if not name.startswith("_")}
     with NullCheckpointer() as off:
         off.save(1, {"a": jnp.ones(1)})

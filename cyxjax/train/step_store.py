@@ -1,0 +1,142 @@
+"""One folder of steps: write, verify, load and delete them, in the caller's thread, one call at a time."""
+
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cyxjax.errors import CheckpointError
+from cyxjax.train import state_tree, step_folders
+from cyxjax.train.array_store import read_arrays, write_arrays
+from cyxjax.train.file_digests import describe_files, find_problems
+from cyxjax.train.manifest import (
+    MANIFEST,
+    Leaf,
+    Manifest,
+    installed_versions,
+    read_manifest,
+)
+from cyxjax.train.retention import Best, kept_steps
+from cyxjax.train.state_tree import Adapt, PyTree
+from cyxjax.train.step_folders import ARRAYS, list_steps, step_folder
+
+_MAX_SHOWN = 5
+
+
+class DamagedStep(CheckpointError):
+    """A step whose files do not verify or cannot be read; the text says what is wrong with them."""
+
+
+class Snapshot(NamedTuple):
+    """What one step is made of, on the host."""
+
+    step: int
+    arrays: dict[str, np.ndarray]
+    meta: dict[str, Any]
+    metric: float | None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+class Restored(NamedTuple):
+    """A restored step: `state` has the target's tree with numpy leaves; `meta` as it was given to save."""
+
+    step: int
+    state: PyTree
+    meta: dict[str, Any]
+
+
+class StepStore:
+    """The steps below `directory`, which only a writer makes, cleans and changes.
+
+    Raises: CheckpointError if the folder cannot be written or holds a symlink.
+    """
+
+    def __init__(self, directory: Path, *, is_writer: bool) -> None:
+        self.directory, self.is_writer = directory, is_writer
+        self._owner = f"{secrets.token_hex(4)}-{os.getpid()}"
+        self._verified: set[int] = set()
+        if is_writer:
+            step_folders.prepare(directory)
+        else:
+            list_steps(directory)
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Put `snapshot` on disk; the step exists when this returns, and nothing of it if this raises."""
+        step, arrays, meta, metric = snapshot
+        leaves = tuple(Leaf.of(name, array) for name, array in arrays.items())
+        with step_folders.writing(self.directory, step, self._owner) as folder:
+            write_arrays(folder / ARRAYS, arrays)
+            files = describe_files(folder)
+            manifest = Manifest(step, leaves, files, meta, metric, installed_versions(), time.time())
+            step_folders.write_private(folder / MANIFEST, manifest.encode())
+        self._verified.add(step)
+
+    def verify(self, step: int) -> list[str]:
+        """What is wrong with `step`, [] if nothing: every file is read and its digest compared."""
+        problems = find_problems(step_folder(self.directory, step), step)
+        if problems:
+            self._verified.discard(step)
+        else:
+            self._verified.add(step)
+        return problems
+
+    def is_good(self, step: int) -> bool:
+        """Whether `step` verifies, now or when this object last read or wrote it."""
+        return step in self._verified or not self.verify(step)
+
+    def load(self, step: int, target: PyTree, adapt: Adapt | None, part: bool) -> Restored:
+        """`step` in `target`'s tree.
+
+        Raises: DamagedStep if it does not verify; CheckpointError if it is of another state.
+        """
+        problems = self.verify(step)
+        if problems:
+            raise DamagedStep("; ".join(problems[:_MAX_SHOWN]))
+        folder = step_folder(self.directory, step)
+        manifest = read_manifest(folder)
+        unlike = state_tree.differences({leaf.name: leaf for leaf in manifest.leaves}, target, part=part)
+        if adapt is None:
+            state_tree.refuse(unlike)
+        arrays = _read(folder, manifest)
+        return Restored(step, state_tree.fill(target, arrays, adapt, unlike), manifest.meta)
+
+    def metrics(self) -> dict[int, float | None]:
+        """Metric by step, of the steps with a readable manifest."""
+        found: dict[int, float | None] = {}
+        for step in list_steps(self.directory):
+            try:
+                found[step] = read_manifest(step_folder(self.directory, step)).metric
+            except CheckpointError:
+                continue  # not a step: it neither counts as kept nor is it ours to delete
+        return found
+
+    def prune(self, keep_last: int, keep_best: int, best: Best) -> list[int]:
+        """Delete all but the newest and best steps; the steps that went. The only good one never goes."""
+        metrics = self.metrics()
+        kept = kept_steps(metrics, keep_last, keep_best, best)
+        gone = sorted(metrics.keys() - kept) if self.is_writer else []
+        if gone and not any(self.is_good(step) for step in sorted(kept, reverse=True)):
+            last_good = next(filter(self.is_good, reversed(gone)), None)
+            gone = [step for step in gone if step != last_good]
+        for step in gone:
+            step_folders.remove(self.directory, step, self._owner)
+        return gone
+
+    def set_aside(self, step: int, why: str) -> Path:
+        """The new path of `step`, which no reader takes for a step any more."""
+        self._verified.discard(step)
+        return step_folders.set_aside(self.directory, step, why)
+
+
+def _read(folder: Path, manifest: Manifest) -> dict[str, np.ndarray]:
+    try:
+        return read_arrays(folder / ARRAYS, manifest.leaves)
+    except Exception as error:  # orbax and TensorStore have no family of errors of their own
+        text = f"its arrays cannot be read: {type(error).__name__}: {str(error)[:300]}"
+        raise DamagedStep(text) from error
