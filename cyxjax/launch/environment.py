@@ -5,12 +5,17 @@ import sys
 from collections.abc import Mapping, MutableMapping
 
 from cyxjax.errors import GroupError
-from cyxjax.launch.topology import Topology, read_int
+from cyxjax.launch.topology import Topology, in_job, read_int
 
 # Longer than any honest wait between ranks (one compiles, one saves), far below gloo's 30 minutes.
 DEFAULT_COLLECTIVE_TIMEOUT_S = 600
 _CPU_FLAG = "--xla_cpu_collective_timeout_seconds"
 _GPU_FLAG = "--xla_gpu_nccl_termination_timeout_seconds"
+
+
+def here() -> Mapping[str, str]:
+    """This process's environment, for the rooms that may not read it themselves."""
+    return os.environ
 
 
 def prepare(
@@ -21,6 +26,7 @@ def prepare(
     cpu_devices: virtual CPU devices this process shall own (None: as the environment says, else one).
     Raises: GroupError when devices are asked for after jax has started its backend.
     """
+    topology = in_job(topology, env)
     if cpu_devices is not None:
         env["JAX_NUM_CPU_DEVICES"] = str(cpu_devices)
         _tell_loaded_jax(cpu_devices)

@@ -1,0 +1,115 @@
+"""Ports and addresses: resolve, bind without sharing, and say who holds what we could not have."""
+
+import errno
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from cyxjax.errors import ConfigError, GroupError
+from cyxjax.launch.topology import join_address
+
+BACKLOG = 1024
+
+
+def resolve(host: str, port: int) -> list[tuple[int, tuple[str, int]]]:
+    """(family, (address, port)) pairs of `host`, IPv4 first. Raises: socket.gaierror."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    pairs = {(int(family), (str(where[0]), int(where[1]))) for family, _, _, _, where in found}
+    return sorted(pairs, key=lambda pair: (pair[0] != socket.AF_INET, pair[1]))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket on exactly `host:port` (port 0: any free one), shared with nobody.
+
+    Raises: GroupError when another process holds the port, ConfigError when `host` is not this host.
+    """
+    family, where = resolve_or_explain(host, port)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if os.name == "posix":  # reuse of a port in TIME_WAIT; on Windows the same option would share it
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _explain_bind(host, port, error) from error
+    return listener
+
+
+def resolve_or_explain(host: str, port: int) -> tuple[int, tuple[str, int]]:
+    """The first address of `host`. Raises: GroupError that says the name does not resolve."""
+    try:
+        return resolve(host, port)[0]
+    except socket.gaierror as error:
+        raise GroupError(unresolved(host, error)) from error
+
+
+def unresolved(host: str, error: socket.gaierror) -> str:
+    """The message for a name that has no address."""
+    return (
+        f"MASTER_ADDR={host!r} cannot be resolved to an address ({error.strerror}). "
+        "HINT: check the spelling with `getent hosts`, or give the IP address of rank 0's host."
+    )
+
+
+def reserve(host: str) -> tuple[socket.socket, int]:
+    """(socket, port) of a free port on `host`, kept from others until the socket is closed.
+
+    The socket does not listen. It allows sharing, as gRPC's own does, so that jax's service can bind
+    beside it; programs that do not share are kept out, and connections reach only the service.
+    """
+    family, where = resolve_or_explain(host, 0)
+    held = socket.socket(family, socket.SOCK_STREAM)
+    if hasattr(socket, "SO_REUSEPORT"):
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(where)
+    return held, int(held.getsockname()[1])
+
+
+def keep_alive(connection: socket.socket, silence_s: int = 10) -> None:
+    """Lets the kernel find out within about `silence_s` that the other host is gone, whatever Python does."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": silence_s // 3, "TCP_KEEPINTVL": silence_s // 5, "TCP_KEEPCNT": 3}
+    options["TCP_USER_TIMEOUT"] = silence_s * 1000
+    for name, value in options.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _explain_bind(host: str, port: int, error: OSError) -> Exception:
+    where = join_address(host, port)
+    if error.errno == errno.EADDRINUSE:
+        return GroupError(
+            f"Port {port} on {host} is in use by {holder(port) or 'another process'}. "
+            "HINT: choose another MASTER_PORT, or leave it out: the launcher then takes a free one."
+        )
+    if error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL):
+        return ConfigError(
+            f"MASTER_ADDR={host} is not an address of this host ({socket.gethostname()}), which runs rank 0. "
+            "HINT: set MASTER_ADDR to an address of rank 0's host (see `ip addr`), on every host alike."
+        )
+    return GroupError(f"cannot listen on {where}: {error.strerror}. HINT: choose another MASTER_PORT.")
+
+
+def holder(port: int) -> str | None:
+    """'name (pid N)' of the process that listens on TCP `port`; None where that cannot be seen."""
+    inodes = _listening_inodes(port)
+    if not inodes:
+        return None
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # another user's process, or one that ended while we looked
+            if any(os.readlink(link) in inodes for link in (folder / "fd").iterdir()):
+                return f"{(folder / 'comm').read_text().strip()} (pid {folder.name})"
+    return None
+
+
+def _listening_inodes(port: int) -> set[str]:
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                columns = line.split()
+                if columns[3] == "0A" and int(columns[1].rpartition(":")[2], 16) == port:  # 0A: LISTEN
+                    inodes.add(f"socket:[{columns[9]}]")
+    return inodes

@@ -1,0 +1,49 @@
+"""Ports are never shared, and a refusal says who holds what."""
+
+import os
+import socket
+
+import pytest
+
+from cyxjax.errors import ConfigError, GroupError
+from cyxjax.launch import ports
+
+
+def test_a_held_port_is_refused_naming_its_holder():
+    with ports.listen("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(GroupError, match=rf"Port {port} on 127.0.0.1 is in use by .*pid {os.getpid()}"):
+            ports.listen("127.0.0.1", port)
+
+
+def test_a_port_held_by_a_sharing_stranger_is_refused_too():
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        with pytest.raises(GroupError, match="is in use by"):
+            ports.listen("127.0.0.1", stranger.getsockname()[1])
+
+
+def test_an_address_of_another_host_is_a_configuration_error():
+    with pytest.raises(ConfigError, match="MASTER_ADDR=192.0.2.77 is not an address of this host"):
+        ports.listen("192.0.2.77", 0)
+
+
+def test_a_name_without_an_address():
+    with pytest.raises(GroupError, match=r"MASTER_ADDR='no-such-host.invalid' cannot be resolved.*HINT: "):
+        ports.listen("no-such-host.invalid", 0)
+
+
+def test_a_reserved_port_keeps_others_out_but_lets_a_sharing_service_in():
+    held, port = ports.reserve("127.0.0.1")
+    with held, socket.socket() as service:
+        with pytest.raises(GroupError, match="is in use"):
+            ports.listen("127.0.0.1", port)
+        service.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        service.bind(("127.0.0.1", port))
+        service.listen()
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            service.settimeout(5)
+            connection, _ = service.accept()  # the reserving socket does not listen, so we are reached
+            connection.close()
