@@ -1,0 +1,180 @@
+"""Which samples this rank sees: torch's DistributedSampler with an order that is computed, not stored."""
+
+import warnings
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import numpy as np
+
+from cyxjax.data.order import Order, Places
+from cyxjax.distributed import process_group
+from cyxjax.errors import ConfigError, DataError
+
+
+class DistributedSampler:
+    """Indices of one rank: place rank, rank + W, rank + 2W, ... of the epoch's order, as torch deals them.
+
+    With `shuffle=False` the indices equal torch's exactly, padding included: without `drop_last` the order
+    wraps around until every rank has equally many, so at most W - 1 samples come twice per epoch; with
+    `drop_last` its tail is left out. (The trainer needs neither: it weights padding with 0, see
+    `cyxjax.data.BatchPlan`.) The shuffle is ours, keyed by (seed, epoch): call `set_epoch` every epoch.
+    """
+
+    def __init__(
+        self,
+        dataset_size: int | Sized | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        dataset: Sized | None = None,
+    ) -> None:
+        """`dataset_size` is a number of samples or a dataset with a length (also as `dataset=`).
+
+        `num_replicas` and `rank` default to the process group's world size and rank; 1 and 0 without one.
+        """
+        world_size, own_rank = _group()
+        self.num_replicas = world_size if num_replicas is None else num_replicas
+        self.rank = own_rank if rank is None else rank
+        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
+        self.epoch = 0
+        self._size = _size_of(dataset if dataset_size is None else dataset_size)
+        self._order = Order(self._size, seed, 0, shuffle)
+        self._epoch_was_set = self._warned = False
+        self._passes = 0
+        _check_rank(self.rank, self.num_replicas)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next pass the order of `epoch`; immediate at any dataset size. The same on every rank."""
+        self._order = Order(self._size, self.seed, epoch, self.shuffle)
+        self.epoch, self._epoch_was_set = epoch, True
+
+    def get_indices(self, start: int = 0, stop: int | None = None) -> Places:
+        """This rank's indices in order, int64, shape (local_size(),); or some, by slice."""
+        places = np.arange(*slice(start, stop).indices(self.local_size()), dtype=np.int64)
+        return self._order[(places * self.num_replicas + self.rank) % self._size]
+
+    def local_size(self) -> int:
+        """Indices this rank gets per epoch; the same on every rank."""
+        return (self._size + (0 if self.drop_last else self.num_replicas - 1)) // self.num_replicas
+
+    def total_size(self) -> int:
+        """Samples in the dataset. (torch's attribute of this name is `padded_size()` here.)"""
+        return self._size
+
+    def padded_size(self) -> int:
+        """Indices dealt per epoch over all ranks: local_size() * num_replicas."""
+        return self.local_size() * self.num_replicas
+
+    def __len__(self) -> int:
+        return self.local_size()
+
+    def __iter__(self) -> Iterator[int]:
+        """One pass over this rank's indices, as Python integers, computed a block at a time."""
+        self.begin_pass()
+        for start in range(0, self.local_size(), _BLOCK):
+            yield from self.get_indices(start, start + _BLOCK).tolist()
+
+    def begin_pass(self) -> None:
+        """Told at the start of each pass; warns once at the second pass if the order never changed."""
+        self._passes += 1
+        if self._passes > 1 and self.shuffle and not (self._epoch_was_set or self._warned):
+            self._warned = True
+            warnings.warn(
+                "DistributedSampler: a second pass began and set_epoch was never called, so every epoch has "
+                "the same order. HINT: call sampler.set_epoch(epoch) at the start of each epoch.",
+                stacklevel=3,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What determines the order. It holds no rank and no world size: those may change on resume."""
+        return {
+            "dataset_size": self._size,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on with the order of `state`. Raises: DataError when the dataset has changed its size."""
+        if state["dataset_size"] != self._size:
+            raise DataError(
+                f"sampler state of {state['dataset_size']} samples for a dataset of {self._size}. "
+                "HINT: resume with the data the run began with, or start a new run."
+            )
+        self.seed, self.shuffle, self.drop_last = state["seed"], state["shuffle"], state["drop_last"]
+        self.set_epoch(state["epoch"])
+
+
+class DistributedBatchIterator:
+    """A sampler's indices in batches of `batch_size`; the last is shorter unless `drop_last`."""
+
+    def __init__(self, sampler: DistributedSampler, batch_size: int, drop_last: bool = False) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"batch_size={batch_size}; expected 1 or more. HINT: check batch_size.")
+        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
+        self._next_batch = 0
+
+    def num_batches(self) -> int:
+        """Batches per epoch on this rank; the same on every rank."""
+        short = 0 if self.drop_last else self.batch_size - 1
+        return (self.sampler.local_size() + short) // self.batch_size
+
+    def has_next(self) -> bool:
+        """Whether this epoch has batches left."""
+        return self._next_batch < self.num_batches()
+
+    def next(self) -> list[int]:
+        """Indices of the next batch. Raises: IndexError after the last; ask `has_next()`, or `reset`."""
+        if not self.has_next():
+            raise IndexError(
+                f"all {self.num_batches()} batches of epoch {self.sampler.epoch} have been read. "
+                "HINT: call reset(epoch=...) to begin the next epoch."
+            )
+        if self._next_batch == 0:
+            self.sampler.begin_pass()
+        start = self._next_batch * self.batch_size
+        self._next_batch += 1
+        return self.sampler.get_indices(start, start + self.batch_size).tolist()
+
+    def reset(self, epoch: int | None = None) -> None:
+        """Back to the first batch: of `epoch`, which is set on the sampler, or of the same epoch again."""
+        if epoch is not None:
+            self.sampler.set_epoch(epoch)
+        self._next_batch = 0
+
+    def __len__(self) -> int:
+        return self.num_batches()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The whole epoch from its first batch."""
+        self.reset()
+        while self.has_next():
+            yield self.next()
+
+
+_BLOCK = 1 << 16  # indices computed at once by a pass: large enough for numpy, small in memory
+
+
+def _size_of(dataset: int | Sized | None) -> int:
+    if dataset is None:
+        raise ConfigError("DistributedSampler without data. HINT: pass dataset_size=len(dataset).")
+    return len(dataset) if isinstance(dataset, Sized) else int(dataset)
+
+
+def _check_rank(rank: int, num_replicas: int) -> None:
+    if not 0 <= rank < num_replicas:
+        raise ConfigError(
+            f"rank={rank} is outside [0, num_replicas={num_replicas}). "
+            "HINT: leave both out to take them from the process group."
+        )
+
+
+def _group() -> tuple[int, int]:
+    """(world size, rank) of the process group; (1, 0) when there is none."""
+    if not process_group.is_initialized():
+        return 1, 0
+    return process_group.get_world_size(), process_group.get_rank()

@@ -1,0 +1,184 @@
+"""The distributed sampler: torch's deal, our order, and a state that survives another world size."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyxjax.distributed.sampler import DistributedBatchIterator, DistributedSampler
+from cyxjax.errors import ConfigError, DataError
+
+# What torch.utils.data.DistributedSampler(range(n), W, rank, shuffle=False, drop_last=...) yields, rank by
+# rank; worked out from its published rule (pad by repeating the list from its start, then every W-th).
+TORCH = {
+    (10, 2, False): [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]],
+    (10, 3, False): [[0, 3, 6, 9], [1, 4, 7, 0], [2, 5, 8, 1]],
+    (10, 3, True): [[0, 3, 6], [1, 4, 7], [2, 5, 8]],
+    (10, 4, False): [[0, 4, 8], [1, 5, 9], [2, 6, 0], [3, 7, 1]],
+    (10, 4, True): [[0, 4], [1, 5], [2, 6], [3, 7]],
+    (7, 1, True): [[0, 1, 2, 3, 4, 5, 6]],
+    (2, 5, False): [[0], [1], [0], [1], [0]],
+    (3, 7, False): [[0], [1], [2], [0], [1], [2], [0]],
+    (1, 3, False): [[0], [0], [0]],
+    (2, 5, True): [[], [], [], [], []],
+}
+
+
+@pytest.mark.parametrize(("size", "world", "drop_last"), TORCH)
+def test_unshuffled_indices_are_torchs(size, world, drop_last):
+    dealt = [
+        list(DistributedSampler(size, world, rank, shuffle=False, drop_last=drop_last))
+        for rank in range(world)
+    ]
+    assert dealt == TORCH[size, world, drop_last]
+
+
+@given(size=st.integers(1, 200), world=st.integers(1, 12), drop_last=st.booleans())
+def test_unshuffled_indices_follow_torchs_rule(size, world, drop_last):
+    # torch's own construction, with lists.
+    per_rank = size // world if drop_last else -(-size // world)
+    dealt = (list(range(size)) * (per_rank * world // size + 1))[: per_rank * world]
+    for rank in range(world):
+        sampler = DistributedSampler(size, world, rank, shuffle=False, drop_last=drop_last)
+        assert sampler.get_indices().tolist() == dealt[rank::world]
+
+
+@given(size=st.integers(1, 60), world=st.integers(1, 9), drop_last=st.booleans())
+def test_installed_torch_agrees(size, world, drop_last):
+    data = pytest.importorskip("torch.utils.data", reason="compared with torch only where torch is installed")
+    for rank in range(world):
+        theirs = data.DistributedSampler(range(size), world, rank, shuffle=False, drop_last=drop_last)
+        ours = DistributedSampler(size, world, rank, shuffle=False, drop_last=drop_last)
+        assert list(ours) == list(theirs)
+
+
+@given(size=st.integers(1, 400), world=st.integers(1, 9), epoch=st.integers(0, 5))
+def test_shuffled_ranks_are_disjoint_but_for_padding(size, world, epoch):
+    everything = []
+    for rank in range(world):
+        sampler = DistributedSampler(size, world, rank, seed=3)
+        sampler.set_epoch(epoch)
+        everything += sampler.get_indices().tolist()
+    assert len(everything) == sampler.padded_size()
+    counts = np.bincount(everything, minlength=size)
+    assert counts.min() >= 1
+    assert (counts - 1).sum() == sampler.padded_size() - size < world
+
+
+def test_sizes():
+    sampler = DistributedSampler(dataset_size=10, num_replicas=4, rank=1)
+    assert (sampler.local_size(), sampler.total_size(), sampler.padded_size(), len(sampler)) == (3, 10, 12, 3)
+    short = DistributedSampler(10, 4, 1, drop_last=True)
+    assert (short.local_size(), short.total_size(), short.padded_size()) == (2, 10, 8)
+
+
+def test_a_dataset_may_stand_for_its_size():
+    assert DistributedSampler([5, 6, 7], 1, 0).total_size() == 3
+    assert DistributedSampler(dataset=np.zeros((4, 2)), num_replicas=1, rank=0).total_size() == 4
+    assert DistributedSampler(np.int64(6), 1, 0).total_size() == 6
+
+
+def test_epochs_differ_and_repeat():
+    sampler = DistributedSampler(100, 2, 0, seed=42)
+    first = sampler.get_indices()
+    sampler.set_epoch(1)
+    second = sampler.get_indices()
+    sampler.set_epoch(0)
+    assert not np.array_equal(first, second)
+    assert np.array_equal(sampler.get_indices(), first)
+
+
+def test_ten_billion_samples():
+    sampler = DistributedSampler(10**10, 64, 63)
+    sampler.set_epoch(5)
+    last = sampler.get_indices(sampler.local_size() - 3)
+    assert last.shape == (3,)
+    batch = DistributedBatchIterator(sampler, 4).next()
+    assert len(set(batch)) == 4
+    assert max(batch) < 10**10
+
+
+def test_without_a_group_it_is_the_only_rank():
+    sampler = DistributedSampler(5, shuffle=False)
+    assert (sampler.num_replicas, sampler.rank, list(sampler)) == (1, 0, [0, 1, 2, 3, 4])
+
+
+def test_the_group_gives_rank_and_world_size(monkeypatch):
+    from cyxjax.distributed import process_group
+
+    monkeypatch.setattr(process_group, "is_initialized", lambda: True)
+    monkeypatch.setattr(process_group, "get_world_size", lambda: 3)
+    monkeypatch.setattr(process_group, "get_rank", lambda: 2)
+    assert list(DistributedSampler(6, shuffle=False)) == [2, 5]
+
+
+def test_state_goes_on_at_another_world_size():
+    sampler = DistributedSampler(100, 2, 0, seed=9)
+    sampler.set_epoch(4)
+    ranks = [DistributedSampler(100, 5, rank) for rank in range(5)]
+    for rank in ranks:
+        rank.load_state_dict(sampler.state_dict())
+    together = np.stack([rank.get_indices() for rank in ranks], axis=1).reshape(-1)
+    assert np.array_equal(together[0::2], sampler.get_indices())  # the order is the same; the deal is not
+    with pytest.raises(DataError, match="state of 100 samples for a dataset of 99"):
+        DistributedSampler(99, 2, 0).load_state_dict(sampler.state_dict())
+
+
+def test_forgetting_set_epoch_is_warned_once():
+    sampler = DistributedSampler(8, 2, 0)
+    list(sampler)
+    with pytest.warns(UserWarning, match="set_epoch was never called"):
+        list(sampler)
+    list(sampler)  # an error under this suite if it warned again
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_setting_the_epoch_or_not_shuffling_is_not_warned(shuffle):
+    sampler = DistributedSampler(8, 2, 0, shuffle=shuffle)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for epoch in range(3):
+            if shuffle:
+                sampler.set_epoch(epoch)
+            list(sampler)
+
+
+@pytest.mark.parametrize(("rank", "world"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_outside_the_world_is_refused(rank, world):
+    with pytest.raises(ConfigError, match=rf"rank={rank} is outside \[0, num_replicas={world}\)"):
+        DistributedSampler(8, world, rank)
+
+
+def test_no_data_is_refused():
+    with pytest.raises(ConfigError, match="dataset_size=len"):
+        DistributedSampler()
+    with pytest.raises(DataError, match="num_samples=0"):
+        DistributedSampler([], 1, 0)
+
+
+def test_batches_as_the_guide_reads_them():
+    batches = DistributedBatchIterator(DistributedSampler(10, 2, 0, shuffle=False), batch_size=2)
+    read = []
+    while batches.has_next():
+        read.append(batches.next())
+    assert read == [[0, 2], [4, 6], [8]]
+    assert batches.num_batches() == len(batches) == 3
+    with pytest.raises(IndexError, match="all 3 batches of epoch 0"):
+        batches.next()
+    batches.reset(epoch=1)
+    assert batches.sampler.epoch == 1
+    assert list(batches) == list(batches) == [[0, 2], [4, 6], [8]]
+
+
+def test_batches_cover_the_sampler_and_may_drop_the_last():
+    sampler = DistributedSampler(23, 2, 1, seed=5)
+    batches = DistributedBatchIterator(sampler, 4)
+    assert sum(batches, []) == sampler.get_indices().tolist()
+    assert [len(b) for b in DistributedBatchIterator(DistributedSampler(23, 2, 1), 5, drop_last=True)] == [
+        5,
+        5,
+    ]
+    with pytest.raises(ConfigError, match="batch_size=0"):
+        DistributedBatchIterator(sampler, 0)
