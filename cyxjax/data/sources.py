@@ -144,13 +144,14 @@ def _is_array(data: Any) -> bool:
 
 def _as_array(leaf: Any) -> Any:
     """A numpy array over `leaf`'s own memory where possible; memmaps are left as they are."""
-    if isinstance(leaf, np.ndarray):
-        return leaf
     if hasattr(leaf, "detach"):  # a torch tensor, perhaps on a device and part of a graph
         leaf = leaf.detach().cpu()
-    array = np.asarray(leaf)
-    if array.dtype == object:
-        raise DataError("ragged or mixed values. HINT: pad samples to one shape, or give an item dataset.")
+    try:
+        array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"no array can be made of it: {error}. HINT: pad samples to one shape.") from error
+    if array.dtype.kind in "OUSMm":
+        raise DataError(f"values of dtype {array.dtype}; expected numbers. HINT: encode them as integers.")
     return array
 
 

@@ -1,0 +1,233 @@
+"""Sources: whatever people keep samples in, read by index; errors that name the sample."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from cyxjax.data.items import ItemDataset
+from cyxjax.data.sources import ArrayDataset, as_batches, as_dataset
+from cyxjax.errors import DataError
+
+X = np.arange(12, dtype=np.float32).reshape(6, 2)
+Y = np.arange(6, dtype=np.int32)
+WANTED = np.array([4, 0, 4])
+
+
+def assert_takes_pairs(dataset):
+    inputs, targets = dataset.take(WANTED)
+    assert len(dataset) == 6
+    assert np.array_equal(inputs, [[8, 9], [0, 1], [8, 9]])
+    assert np.array_equal(targets, [4, 0, 4])
+
+
+class Items:
+    """As a torch Dataset: one (x, y) at a time."""
+
+    def __init__(self, size=6):
+        self.size, self.threads = size, set()
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        self.threads.add(threading.current_thread().name)
+        if index == 5:
+            raise FileNotFoundError("img_5.png")
+        return X[index], Y[index]
+
+
+class Tensor:
+    """What we use of a torch tensor: detach, cpu and the numpy protocol."""
+
+    shape, dtype = (6, 2), "torch.float32"
+
+    def __init__(self, array):
+        self.array, self.calls = array, []
+
+    def detach(self):
+        self.calls.append("detach")
+        return self
+
+    def cpu(self):
+        self.calls.append("cpu")
+        return self
+
+    def __array__(self, dtype=None, copy=None):
+        assert self.calls == ["detach", "cpu"]
+        return self.array
+
+
+class Table:
+    """What we use of a Hugging Face dataset."""
+
+    column_names = ("image", "label")
+
+    def __init__(self, format=None):
+        self.format = format
+
+    def __len__(self):
+        return 6
+
+    def with_format(self, format):
+        return Table(format)
+
+    def take(self, n):
+        raise AssertionError("its take(n) is another function than ours")
+
+    def __getitem__(self, indices):
+        assert self.format == "numpy"
+        assert isinstance(indices, list)
+        return {"image": X[indices], "label": Y[indices]}
+
+
+class Frame:
+    """What we use of a pandas data frame."""
+
+    columns = ("label", "width")
+
+    def to_numpy(self):
+        raise AssertionError("columns are read one by one: one array would lose their dtypes")
+
+    def __getitem__(self, name):
+        column = Y if name == "label" else X[:, 0]
+        return type("Series", (), {"to_numpy": lambda self: column})()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (X, Y),
+        {"image": X, "label": Y},
+        {"y": Y, "features": X},
+        (X.tolist(), Y.tolist()),
+        Items(),
+        list(zip(X, Y, strict=True)),
+        [{"x": x, "targets": y} for x, y in zip(X, Y, strict=True)],
+        Table(),
+        ArrayDataset(X, Y),
+        type("TensorDataset", (), {"tensors": (Tensor(X), Tensor(Y))})(),
+    ],
+    ids=[
+        "tuple",
+        "dict",
+        "dict_y",
+        "lists",
+        "items",
+        "list_of_pairs",
+        "list_of_dicts",
+        "hf",
+        "dataset",
+        "tensors",
+    ],
+)
+def test_every_kind_reads_the_same(data):
+    assert_takes_pairs(as_dataset(data))
+
+
+def test_a_memmap_stays_on_disk(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    dataset = as_dataset((mapped, Y))
+    assert isinstance(dataset, ArrayDataset)
+    assert dataset.inputs is mapped
+    assert_takes_pairs(dataset)
+
+
+def test_jax_arrays_are_arrays():
+    jax_numpy = pytest.importorskip("jax.numpy")
+    assert_takes_pairs(as_dataset((jax_numpy.asarray(X), jax_numpy.asarray(Y))))
+
+
+def test_a_frame_gives_named_columns():
+    inputs, targets = as_dataset(Frame()).take(WANTED)
+    assert inputs.tolist() == [8, 0, 8]
+    assert targets.tolist() == [4, 0, 4]
+
+
+def test_named_columns_are_chosen():
+    data = {"a": X, "b": X[:, 0], "label": Y, "weight": Y * 2}
+    inputs, targets = as_dataset(data, inputs=["a", "b"], targets="weight").take(WANTED)
+    assert set(inputs) == {"a", "b"}
+    assert targets.tolist() == [8, 0, 8]
+    with pytest.raises(DataError, match="no column 'labels'.*Did you mean 'label'"):
+        as_dataset(data, inputs="a", targets="labels")
+
+
+def test_inputs_alone_are_their_own_targets():
+    for dataset in (as_dataset(X), as_dataset(list(X)), as_dataset({"x": X})):
+        inputs, targets = dataset.take(WANTED)
+        assert targets is inputs
+        assert np.array_equal(inputs, X[WANTED])
+
+
+def test_several_inputs():
+    inputs, targets = as_dataset((X, X + 1, Y)).take(WANTED)
+    assert [part.shape for part in inputs] == [(3, 2), (3, 2)]
+    assert targets.tolist() == [4, 0, 4]
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_items_are_read_in_order_and_an_error_names_the_item(num_workers):
+    items = Items()
+    dataset = as_dataset(items, num_workers=num_workers)
+    assert_takes_pairs(dataset)
+    with pytest.raises(DataError, match=r"item 5 of Items raised FileNotFoundError: img_5.png") as caught:
+        dataset.take(np.array([1, 5, 2]))
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+    assert all(name.startswith("cyxjax-data") for name in items.threads) == (num_workers > 0)
+    dataset.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("cyxjax-data")]
+    assert_takes_pairs(dataset)  # closed: reads on, in this thread
+
+
+def test_items_are_fetched_together_where_the_source_can():
+    class Batched(Items):
+        def __getitems__(self, indices):
+            assert indices == [4, 0, 4]
+            return [(X[i], Y[i]) for i in indices]
+
+    assert_takes_pairs(ItemDataset(Batched()))
+
+
+def test_items_that_do_not_stack_are_named():
+    ragged = [(np.zeros(3), 0), (np.zeros(3), 1), (np.zeros(4), 2)]
+    with pytest.raises(
+        DataError, match=r"item 2 is ndarray of shape \(4,\); item 0 is ndarray of shape \(3,\)"
+    ):
+        as_dataset(ragged).take(np.array([0, 1, 2]))
+    mixed = [{"a": 1, "b": 2, "y": 0}, {"a": 1, "y": 0}]
+    with pytest.raises(DataError, match="item 1 is int of shape .*; item 0 is {.a.: .., .b.: ..}"):
+        as_dataset(mixed).take(np.array([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((X, Y[:5]), "inputs has 6, targets has 5"),
+        ({"a": X, "b": X[:3], "y": Y}, r"inputs\['a'\] has 6, inputs\['b'\] has 3"),
+        ((X[:0], Y[:0]), "0 samples"),
+        ([], "0 samples"),
+        ((), "an empty tuple"),
+        ({"label": Y}, "only 'label'"),
+        (np.float32(3), "one number"),
+        ((X, [[1], [2, 3]]), "no array can be made"),
+        ((X, list("abcdef")), "dtype <U1; expected numbers"),
+        (iter([1, 2]), "as_batches"),
+        (object(), "object is not a dataset"),
+        (Items(0), "0 samples"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused(data, message):
+    with pytest.raises(DataError, match=message):
+        as_dataset(data)
+
+
+def test_batches_of_a_loader_become_numpy():
+    loader = [[Tensor(X), Tensor(Y)], (X, Y), {"image": X, "label": Y}]
+    for inputs, targets in as_batches(loader):
+        assert type(inputs) is type(targets) is np.ndarray
+        assert np.array_equal(inputs, X)
+        assert np.array_equal(targets, Y)
+    ((inputs, targets),) = as_batches([X])
+    assert targets is inputs
