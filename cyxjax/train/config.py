@@ -135,7 +135,7 @@ class DistributedTrainingConfig(Strict):
     @classmethod
     def _known_precision(cls, text: str) -> str:
         parts = text.split(",")
-        if text not in _DTYPES and not all(_POLICY.fullmatch(part) for part in parts):
+        if text not in _DTYPES and not all(_POLICY.fullmatch(part.strip()) for part in parts):
             raise ValueError(f"expected {', '.join(_DTYPES)}, or params=...,compute=...,output=... of these")
         return text
 

@@ -158,3 +158,9 @@ def show_help(config: TrainConfig) -> None:
         "keys inside options are given as --model.options.KEY VALUE."
     )
     tyro.cli(TrainConfig, args=["--help"], default=config, prog=PROG, description=text)
+
+
+def main(argv: Sequence[str]) -> int:
+    """`cyxjax config --config FILE ...`: prints the resolved configuration; exit code 0."""
+    sys.stdout.write(load(argv).to_yaml())
+    return 0

@@ -1,0 +1,49 @@
+"""The `cyxjax` command: its first word chooses a room, the rest goes there. Loads only that room."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from cyxjax.errors import EXIT_CONFIG, EXIT_USER_ERROR, ConfigError, CyxjaxError, nearest
+
+# word -> (module:function that takes the remaining words and gives an exit code, one line of help)
+ROWS: dict[str, tuple[str, str]] = {
+    "config": ("cyxjax.train.config_load:main", "show the resolved configuration of an experiment"),
+    "env": ("cyxjax.observe.place:main", "show which rank, world size and backend were found, and why"),
+    "doctor": ("cyxjax.observe.doctor:main", "check this machine: versions, devices, threads, ports, disk"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command that `argv` (default: the process's arguments) names; gives its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return dispatch(words)
+    except CyxjaxError as err:
+        print(f"cyxjax: {err}", file=sys.stderr)
+        return EXIT_CONFIG if isinstance(err, ConfigError) else EXIT_USER_ERROR
+
+
+def dispatch(words: Sequence[str]) -> int:
+    """Runs one command. Raises: ConfigError for a word that is no command, and what the command raises."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if words[0] == "--version":
+        print(f"cyxjax {import_module('cyxjax').__version__}")
+        return 0
+    if words[0] not in ROWS:
+        raise ConfigError(f"no command {words[0]!r}. {nearest(words[0], ROWS)} HINT: `cyxjax --help`.")
+    module, _, function = ROWS[words[0]][0].partition(":")
+    return int(getattr(import_module(module), function)(list(words[1:])) or 0)
+
+
+def overview() -> str:
+    """The commands, one a line."""
+    width = max(map(len, ROWS))
+    lines = [f"  {name:{width}}  {text}" for name, (_, text) in ROWS.items()]
+    return "\n".join(["usage: cyxjax COMMAND ...   (cyxjax COMMAND --help says more)", "", *lines])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

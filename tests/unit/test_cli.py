@@ -1,0 +1,98 @@
+"""The `cyxjax` command: the right room, exit codes, and one line for what is wrong."""
+
+import importlib
+import json
+import socket
+import sys
+
+import pytest
+
+from cyxjax import cli
+from cyxjax.errors import ConfigError
+from cyxjax.observe import doctor
+from cyxjax.observe.place import describe_place
+
+
+def test_every_row_leads_somewhere():
+    for name, (target, text) in cli.ROWS.items():
+        module, _, function = target.partition(":")
+        assert callable(getattr(importlib.import_module(module), function)), name
+        assert text
+
+
+def test_overview_and_unknown_command(capsys):
+    assert cli.main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in cli.ROWS)
+    assert cli.main(["docter"]) == 2
+    assert "no command 'docter'. Did you mean 'doctor'?" in capsys.readouterr().err
+
+
+def test_config_shows_and_refuses(capsys):
+    assert cli.main(["config", "--epochs", "7"]) == 0
+    assert "epochs: 7" in capsys.readouterr().out
+    assert cli.main(["config", "--epocs", "7"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert "Did you mean 'epochs'" in shown.err
+
+
+def test_env_says_where_the_place_is_from():
+    env = {
+        "RANK": "1",
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29511",
+        "NCCL_DEBUG": "INFO",
+    }
+    shown = "\n".join(describe_place(env | {"CUDA_VISIBLE_DEVICES": ""}))
+    assert "(RANK=1, WORLD_SIZE=4)" in shown
+    assert "rank        1 of 4" in shown
+    assert "10.0.0.1:29511" in shown
+    assert "backend     gloo" in shown
+    assert "NCCL_DEBUG=INFO has no effect" in shown
+
+
+def test_env_refuses_half_a_place():
+    with pytest.raises(ConfigError, match="WORLD_SIZE"):
+        describe_place({"RANK": "1"})
+
+
+def test_doctor_s_devices_check_is_honest():
+    def answer(*values):
+        return f"print('noise'); print({json.dumps(json.dumps(values))})"
+
+    assert doctor.devices(answer("cpu", 2, "cpu", 8.0)).level == "ok"
+    assert "8 ones add up to 7.0" in doctor.devices(answer("cpu", 2, "cpu", 7.0)).found
+    assert doctor.devices("import time; time.sleep(60)", timeout_s=0.5).level == "FAIL"
+    broken = doctor.devices("raise ImportError('no libcuda')")
+    assert (broken.level, "no libcuda" in broken.found) == ("FAIL", True)
+    assert doctor.devices("pass").level == "FAIL"
+
+
+def test_doctor_sees_a_taken_port_and_a_full_disk(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        assert doctor.port(number).level == "warn"
+    assert doctor.port(number).level == "ok"
+    assert doctor.disk(tmp_path).level == "ok"
+    assert "HINT" in doctor.disk(tmp_path, low_bytes=1 << 60).found
+
+
+def test_doctor_sees_too_few_threads():
+    assert doctor.threads({"JAX_NUM_CPU_DEVICES": "8", "NPROC": "2"}).level == "warn"
+    assert doctor.threads({"JAX_NUM_CPU_DEVICES": "8", "NPROC": "8"}).level == "ok"
+    assert doctor.threads({"JAX_NUM_CPU_DEVICES": "8", "NPROC": "many"}).level == "ok"
+
+
+def test_doctor_ends_with_1_when_something_is_in_the_way(monkeypatch, capsys):
+    monkeypatch.setattr(
+        doctor, "devices", lambda: doctor.Check("FAIL", "devices", "none. HINT: plug one in.")
+    )
+    assert cli.main(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert f"ok    version   python {sys.version_info[0]}." in lines[0]
+    assert "FAIL  devices   none. HINT: plug one in." in lines
