@@ -1,0 +1,96 @@
+"""The walls of the house: who may import whom, and which calls stand in one place only."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "cyxjax"
+FILES = sorted(PACKAGE.rglob("*.py"))
+BASE = {"errors", "launch", "core", "sync", "data", "models"}
+MAY_IMPORT = {  # room -> rooms it may import, besides itself
+    "errors": set(),
+    "launch": {"errors"},
+    "core": {"errors"},
+    "sync": {"errors", "core"},
+    "data": {"errors", "core"},
+    "models": {"errors", "core"},
+    "distributed": BASE,
+    "observe": BASE,
+    "train": BASE | {"distributed", "observe"},
+}
+# Reviewed exceptions, each a late import (inside a function): (importing file, room) -> why.
+LATE: dict[tuple[str, str], str] = {}
+ONLY_IN = {"shard_map": "core/replica.py", "environ": "launch/", "getenv": "launch/", "putenv": "launch/"}
+UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.full_load", "yaml.unsafe_load", "torch.load"}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def room_of(dotted: str) -> str:
+    return dotted.split(".")[1] if "." in dotted else ""
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of all modules that `tree` imports, early or late."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_go_one_way(path):
+    name, tree = name_of(path), ast.parse(path.read_text())
+    room = name.split("/")[0].removesuffix(".py")
+    if room in ("cli", "__init__"):
+        return  # these may name every room
+    for target in imports(tree):
+        assert target.split(".")[0] not in UNSAFE_MODULES, f"{name} imports {target}"
+        other = room_of(target) if target.startswith("cyxjax.") else room
+        allowed = other in MAY_IMPORT[room] | {room, "__version__"} or (name, other) in LATE
+        assert allowed, f"{name} ({room}) imports {target}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_some_names_stand_in_one_place_only(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        used = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+        home = ONLY_IN.get(used)
+        assert home is None or name_of(path).startswith(home), f"line {node.lineno}: {used} belongs in {home}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_nothing_read_from_a_file_can_run(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in UNSAFE_CALLS, f"line {node.lineno}: {called}"
+            pickles = [
+                k for k in node.keywords if k.arg == "allow_pickle" and ast.unparse(k.value) != "False"
+            ]
+            assert not pickles, f"line {node.lineno}: allow_pickle"
+
+
+@pytest.mark.parametrize(
+    "module", ["cyxjax", "cyxjax.launch", "cyxjax.train.config", "cyxjax.train.config_load", "cyxjax.cli"]
+)
+def test_no_jax_is_loaded_by(module):
+    code = f"import sys, {module}; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_walls_would_be_seen_through():
+    # each rule refuses a file made to break it, so that a silent rule is noticed
+    tree = ast.parse("import pickle\nfrom cyxjax.train.loop import fit\n")
+    assert list(imports(tree)) == ["pickle", "cyxjax.train.loop.fit"]
+    assert room_of("cyxjax.train.loop.fit") == "train"
+    assert "train" not in MAY_IMPORT["observe"]

@@ -1,0 +1,53 @@
+"""The README's code runs: every block that begins with ```python test, top to bottom, in an empty folder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MARK = "```python test"
+
+
+def marked_code(text: str) -> str:
+    """The marked blocks of `text` as one program, each line at its own line number, all else blank."""
+    program, inside = [], False
+    for line in text.splitlines():
+        if inside and line.startswith("```"):
+            inside = False
+        program.append(line if inside else "")
+        if line.strip() == MARK:
+            inside = True
+    return "\n".join(program) + "\n"
+
+
+def test_marked_blocks_are_found_at_their_lines():
+    text = f"words\n{MARK}\nx = 1\n```\n```python\nnot run\n```\n{MARK}\nassert x == 1\n```\n"
+    assert marked_code(text) == "\n\nx = 1\n\n\n\n\n\nassert x == 1\n\n"
+
+
+@pytest.mark.slow
+def test_the_readme_s_code_runs(tmp_path):
+    program = marked_code((ROOT / "README.md").read_text(encoding="utf-8"))
+    if not program.strip():
+        pytest.skip(f"README.md has no block that begins with {MARK}")
+    (tmp_path / "README.py").write_text(program)
+    env = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "2",
+        "NPROC": "2",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, "README.py"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
