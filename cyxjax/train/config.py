@@ -107,8 +107,8 @@ class DistributedTrainingConfig(Strict):
     """Best checkpoints by `monitor` kept besides."""
     save_on_master_only: bool = True
     """Rank 0 writes what all ranks share; false: every rank writes its part."""
-    resume: Literal["auto", "never", "must"] = "auto"
-    """auto: go on from the newest good checkpoint if there is one; must: fail if there is none."""
+    resume: Literal["auto", "never", "must"] = "never"
+    """never: train anew; auto: go on from the newest good checkpoint; must: fail if there is none."""
 
     verbose: bool = True
     """Rank 0 prints progress."""
@@ -169,12 +169,14 @@ class TrainConfig(DistributedTrainingConfig):
     """Folder of config.yaml, metrics.jsonl, history.json and checkpoints; the same folder again goes on."""
     checkpoint_dir: str = "checkpoints"
     """Folder of the checkpoints, inside run_dir."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """auto: go on from the run folder's newest good checkpoint; must: fail if there is none."""
     cpu_devices: int | None = Field(default=None, ge=1, le=1024)
-    """Virtual devices per process on a machine without accelerators; none: one."""
+    """Virtual devices on a machine without accelerators, shared out among the processes; none: one each."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     loss: str = "auto"
-    """cross_entropy, mse, l1, huber, bce_with_logits, nll, or auto: what suits the data."""
+    """cross_entropy, mse, l1, huber, bce_with_logits, nll, or auto: what model and data call for."""
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     sinks: tuple[Literal["jsonl", "csv", "tensorboard", "wandb"], ...] = ("jsonl",)
