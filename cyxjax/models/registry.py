@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.models.config import Config
 
-__all__ = ["Builder", "Config", "count_params", "get_model", "model_names", "register"]
+__all__ = ["Builder", "Config", "build_model", "count_params", "get_model", "model_names", "register"]
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
@@ -40,13 +40,22 @@ class Builder:
     def __call__(self, config: Mapping[str, Any] | None = None, **options: Any) -> Any:
         """The flax module, its options checked.
 
-        A config with a `model` section is read there; the section's `name`, if any, must be this model's.
+        A config with a `model` section is read there, and one with `options` there; `name`, if any, must be
+        this model's.
         Raises: ConfigError naming the option, its value and what was expected.
         """
+        return self.factory(**self.checked(config, **options))
+
+    def architecture(self, config: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+        """The same choice as JSON values, for `save_model`; `build_model` turns it back into the module."""
+        return {"type": "registry", "name": self.name, "options": self.checked(config, **options)}
+
+    def checked(self, config: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+        """The options given, each converted to its type; raises ConfigError as calling the builder does."""
         settings, source = _settings_of(self.name, config)
         settings |= options
         self._check_names(settings, source)
-        return self.factory(**{key: self._checked(key, value, source) for key, value in settings.items()})
+        return {key: self._checked(key, value, source) for key, value in settings.items()}
 
     def options(self) -> dict[str, inspect.Parameter]:
         """What may be set: name -> its type (`.annotation`) and default (`.default`)."""
@@ -111,6 +120,24 @@ def get_model(name: str) -> Builder:
     return _builders[name]
 
 
+def build_model(architecture: Mapping[str, Any]) -> Any:
+    """The model a saved file's architecture describes, without its values.
+
+    Raises: ConfigError if the type is not known here, or an option is not.
+    """
+    kind = architecture.get("type")
+    if kind == "registry":
+        return get_model(architecture["name"])(architecture["options"])
+    if kind == "sequential":
+        from cyxjax.models.sequential import SequentialModel  # here, not above: it starts jax
+
+        return SequentialModel.from_architecture(architecture)
+    raise ConfigError(
+        f"An architecture of type {kind!r} cannot be built, expected 'registry' or 'sequential'. "
+        "HINT: build the model in your program and pass it the file's params."
+    )
+
+
 def model_names() -> list[str]:
     """All names `get_model` takes, sorted: the shipped networks and what the program registered."""
     return sorted({*_SHIPPED, *_builders})
@@ -130,6 +157,8 @@ def _settings_of(name: str, config: Mapping[str, Any] | None) -> tuple[dict[str,
     if isinstance(section, Mapping):
         settings, source = dict(section), f"{source}: model"
     asked = settings.pop("name", name)
+    if isinstance(settings.get("options"), Mapping):  # the layout of a training file: name, then options
+        settings |= settings.pop("options")
     if asked != name:
         raise ConfigError(
             f"The configuration is for model {asked!r} (from {source}), but {name!r} is being built. "

@@ -29,6 +29,7 @@ def test_keywords_mapping_and_config_build_the_same_module():
     build = get_model("mlp")
     assert build(**options) == build(options) == build(Config(options)) == expected
     assert build({"model": {"name": "mlp", **options}, "epochs": 3}) == expected
+    assert build({"model": {"name": "mlp", "options": options}, "epochs": 3}) == expected
     assert build(options, dropout=0.5) == MLP(hidden=(32, 16), dropout=0.5)
 
 

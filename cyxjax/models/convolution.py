@@ -1,0 +1,136 @@
+"""Layers over images (B, H, W, C): convolution and pooling. Channels come last, unlike torch's.
+
+A size is one whole number for both sides, or a pair (height, width).
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+
+from cyxjax.errors import ConfigError, DataError
+from cyxjax.models.layers import Arrays, Layer, along_last, check_features, check_positive, layer, uniform
+
+Size = int | tuple[int, int]
+
+
+def pair(size: Size) -> tuple[int, int]:
+    """(height, width) of a size."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+@layer("conv2d")
+class Conv2DModule(Layer):
+    """(B, H, W, in_channels) -> (B, H', W', out_channels).
+
+    H' = (H + 2 * padding - dilation * (kernel_size - 1) - 1) // stride + 1, and W' likewise.
+    The kernel is (k, k, in_channels / groups, out_channels): torch's weight with axes (2, 3, 1, 0).
+    """
+
+    in_channels: int
+    out_channels: int
+    kernel_size: Size
+    stride: Size = 1
+    padding: Size = 0
+    dilation: Size = 1
+    groups: int = 1
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive(self, "in_channels", "out_channels", "kernel_size", "stride", "dilation", "groups")
+        if self.in_channels % self.groups or self.out_channels % self.groups:
+            raise ConfigError(
+                f"Conv2DModule: groups={self.groups} does not divide in_channels={self.in_channels} and "
+                f"out_channels={self.out_channels}. HINT: choose a common divisor."
+            )
+
+    def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
+        kernel_key, bias_key = jax.random.split(key)
+        shape = (*pair(self.kernel_size), self.in_channels // self.groups, self.out_channels)
+        fan_in = math.prod(shape[:3])
+        params = {"kernel": uniform(kernel_key, shape, fan_in)}
+        if self.bias:
+            params["bias"] = uniform(bias_key, (self.out_channels,), fan_in)
+        return params, {}
+
+    def apply(
+        self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
+    ) -> tuple[jax.Array, Arrays]:
+        del key, train
+        _check_image(self, x)
+        check_features(self, x, self.in_channels, "channels come last; correct in_channels.")
+        y = lax.conv_general_dilated(
+            x.astype(params["kernel"].dtype),
+            params["kernel"],
+            window_strides=pair(self.stride),
+            padding=_both_ends(self.padding),
+            rhs_dilation=pair(self.dilation),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=self.groups,
+        )
+        return (y + along_last(params["bias"], y.ndim) if self.bias else y), state
+
+
+@layer("max_pool2d")
+class MaxPool2DModule(Layer):
+    """The largest number under each window; `stride` is the window's size unless given."""
+
+    kernel_size: Size
+    stride: Size | None = None
+    padding: Size = 0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "kernel_size", *(["stride"] if self.stride is not None else []))
+
+    def call(self, x: jax.Array) -> jax.Array:
+        _check_image(self, x)
+        return nn.max_pool(
+            x,
+            window_shape=pair(self.kernel_size),
+            strides=pair(self.stride or self.kernel_size),
+            padding=_both_ends(self.padding),
+        )
+
+
+@layer("avg_pool2d")
+class AvgPool2DModule(Layer):
+    """The mean under each window, padding counted as zeros (torch's count_include_pad=True)."""
+
+    kernel_size: Size
+    stride: Size | None = None
+    padding: Size = 0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "kernel_size", *(["stride"] if self.stride is not None else []))
+
+    def call(self, x: jax.Array) -> jax.Array:
+        _check_image(self, x)
+        return nn.avg_pool(
+            x,
+            window_shape=pair(self.kernel_size),
+            strides=pair(self.stride or self.kernel_size),
+            padding=_both_ends(self.padding),
+        )
+
+
+@layer("global_avg_pool")
+class GlobalAvgPoolModule(Layer):
+    """(B, H, W, C) -> (B, C): each channel's mean over the image."""
+
+    def call(self, x: jax.Array) -> jax.Array:
+        _check_image(self, x)
+        return jnp.mean(x, axis=(1, 2))
+
+
+def _both_ends(padding: Size) -> list[tuple[int, int]]:
+    return [(side, side) for side in pair(padding)]
+
+
+def _check_image(one: Layer, x: jax.Array) -> None:
+    if x.ndim != 4:
+        raise DataError(
+            f"{one} got shape {x.shape}, expected images (samples, height, width, channels). "
+            "HINT: for grey images without channels use ReshapeModule((height, width, 1)) first."
+        )

@@ -1,0 +1,165 @@
+"""A model as one file: safetensors, with the architecture as JSON in its header. Nothing in it can run.
+
+Each array is stored under the path of its leaf ("params/0_linear/kernel"), so any safetensors reader can use
+the numbers. The header also holds a checksum: a flipped bit is an error here, not a slightly worse model.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes  # noqa: F401  # teaches numpy the names "bfloat16" and "float8_..."
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from cyxjax.errors import CheckpointError
+
+PyTree = Any
+Key = str | int
+FORMAT = 1  # raise it when a file of this version could not be read by the version before
+_NO_CHECKSUM = "the checksum of all other bytes goes here".ljust(64, "-")  # as long as a sha256 in hex
+
+
+class SavedModel(NamedTuple):
+    """What a model file holds: JSON values, and two nested dicts of numpy arrays."""
+
+    architecture: dict[str, Any]
+    params: PyTree
+    model_state: PyTree
+
+
+def save_model(
+    path: str | PathLike[str], architecture: dict[str, Any], params: PyTree, model_state: PyTree
+) -> None:
+    """Writes a model to `path`, all of it or nothing; missing folders are made.
+
+    `architecture` is JSON; params and model_state are nested dicts of arrays, keyed by strings or integers.
+    Raises: CheckpointError if the file cannot be written or a container is not a dict.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    leaves: dict[str, Any] = {}
+    for keys, value in _leaves({"params": params, "model_state": model_state}):
+        name = "/".join(map(str, keys))
+        if name in arrays:
+            raise CheckpointError(f"Two arrays of the model are both named {name}. HINT: rename one of them.")
+        # ascontiguousarray would turn a single number of shape () into shape (1,).
+        arrays[name] = np.asarray(value, order="C")
+        leaves[name] = {"path": keys, "dtype": arrays[name].dtype.name}
+    described = json.dumps({"architecture": architecture, "leaves": leaves}, sort_keys=True)
+    metadata = {"cyxjax_format": str(FORMAT), "model": described, "sha256": _NO_CHECKSUM}
+    data = safetensors.numpy.save(arrays, metadata)
+    _write_whole(Path(path), data.replace(_NO_CHECKSUM.encode(), _checksum(data).encode(), 1))
+
+
+def load_model(path: str | PathLike[str]) -> SavedModel:
+    """The model in a file that `save_model` wrote, arrays bit for bit.
+
+    Raises: CheckpointError if the file is missing, cut short, damaged, of a newer format, or not ours.
+    """
+    data = _read(Path(path))
+    try:
+        tensors = dict(safetensors.deserialize(data))
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(
+            f"{path} is cut short, or not a safetensors file at all ({error}). "
+            "HINT: check the path, or take another copy."
+        ) from error
+    described = json.loads(_checked_metadata(path, data)["model"])
+    arrays = {name: _array(tensors[name], leaf["dtype"]) for name, leaf in described["leaves"].items()}
+    trees: dict[Key, Any] = {"params": {}, "model_state": {}}
+    for name, leaf in described["leaves"].items():
+        _insert(trees, leaf["path"], arrays[name])
+    return SavedModel(described["architecture"], trees["params"], trees["model_state"])
+
+
+def _leaves(tree: PyTree, keys: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Any]]:
+    """(path, leaf) of each leaf of nested dicts, in sorted order."""
+    if isinstance(tree, dict):
+        for key in sorted(tree, key=str):
+            yield from _leaves(tree[key], (*keys, key))
+    elif isinstance(tree, list | tuple) or tree is None:
+        raise CheckpointError(
+            f"{'/'.join(map(str, keys))} is a {type(tree).__name__}, expected dicts of arrays. "
+            "HINT: save the model's params and model_state, not the optimizer's."
+        )
+    else:
+        yield keys, tree
+
+
+def _checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _checked_metadata(path: str | PathLike[str], data: bytes) -> dict[str, str]:
+    """The text entries of the header (8 bytes of length, then JSON), once the whole file has proved sound."""
+    length = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    if not metadata.keys() >= {"cyxjax_format", "model", "sha256"}:
+        raise CheckpointError(
+            f"{path} is a safetensors file, but not a model saved by cyxjax (no cyxjax_format in its "
+            "header). HINT: read other files with safetensors.numpy.load_file."
+        )
+    if _checksum(data.replace(metadata["sha256"].encode(), _NO_CHECKSUM.encode(), 1)) != metadata["sha256"]:
+        raise CheckpointError(
+            f"{path} is damaged: its contents do not match the checksum written with them. "
+            "HINT: take another copy, and check the disk it came from."
+        )
+    if int(metadata["cyxjax_format"]) > FORMAT:
+        raise CheckpointError(
+            f"{path} has format {metadata['cyxjax_format']}, this version of cyxjax reads up to {FORMAT}. "
+            "HINT: update cyxjax."
+        )
+    return metadata
+
+
+def _array(tensor: dict[str, Any], dtype: str) -> np.ndarray:
+    """A writable array from one entry of `safetensors.deserialize`.
+
+    Ours because safetensors.numpy (0.8) writes bfloat16 but cannot read it.
+    """
+    return np.frombuffer(tensor["data"], np.dtype(dtype)).reshape(tensor["shape"]).copy()
+
+
+def _insert(tree: dict[Key, Any], keys: list[Key], value: np.ndarray) -> None:
+    for key in keys[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[keys[-1]] = value
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(
+            f"Cannot read the model file {path}: {error}. HINT: check the path (it starts at {Path.cwd()})."
+        ) from error
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Writes beside `path`, then renames: a reader, or a crash, never meets half a file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(beside, 0o644)  # mkstemp's 0600 would shut colleagues out
+            os.replace(beside, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(beside)
+            raise
+    except OSError as error:
+        raise CheckpointError(
+            f"Cannot write the model file {path}: {error}. "
+            "HINT: check the folder, its rights and its free space."
+        ) from error

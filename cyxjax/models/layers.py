@@ -1,0 +1,241 @@
+"""What a layer is, and the layers that hold tables or move numbers: linear, embedding, dropout, shapes.
+
+A layer is a frozen value: its settings, plus two pure functions. Parameters live outside it, in the dicts
+that `init` returns, so the same layer may be traced, copied and compared freely.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+
+from cyxjax.errors import ConfigError, DataError, nearest
+
+Arrays = dict[str, jax.Array]
+LayerType = TypeVar("LayerType", bound="Layer")
+_kinds: dict[str, "type[Layer]"] = {}
+
+
+class Layer:
+    """The base of all layers: no parameters, no state; `apply` is for the layer to write."""
+
+    kind: ClassVar[str]
+
+    def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
+        """New (params, state): what gradients change, and what only the forward pass changes."""
+        del key
+        return {}, {}
+
+    def apply(
+        self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
+    ) -> tuple[jax.Array, Arrays]:
+        """(output, new state) of inputs (B, ...); `key` is for random draws in training."""
+        del params, key, train
+        return self.call(x), state
+
+    def call(self, x: jax.Array) -> jax.Array:
+        """The output of a layer that needs nothing but its input."""
+        raise TypeError(f"{type(self).__name__} defines neither call(x) nor apply(...). HINT: define one.")
+
+
+@dataclass_transform(frozen_default=True)
+def layer(kind: str) -> Callable[[type[LayerType]], type[LayerType]]:
+    """A decorator that makes a Layer class a frozen dataclass, known in saved files as `kind`.
+
+    Its fields must be numbers, truth values, strings, or tuples of these.
+    Raises: ConfigError if `kind` is taken.
+    """
+
+    def decorate(cls: type[LayerType]) -> type[LayerType]:
+        if kind in _kinds and not _same_class(_kinds[kind], cls):
+            raise ConfigError(f"A layer of kind {kind!r} exists already. HINT: choose another kind.")
+        made = dataclass(frozen=True)(cls)
+        made.kind = kind
+        _kinds[kind] = made
+        return made
+
+    return decorate
+
+
+def check_layer(value: Any) -> None:
+    """Raises ConfigError unless `value` is a layer of a class made with `@layer`."""
+    if not isinstance(value, Layer):
+        raise ConfigError(
+            f"SequentialModel got {value!r} ({type(value).__name__}), expected a layer such as "
+            "LinearModule(784, 256). HINT: pass Flax modules to the trainer directly."
+        )
+    # A subclass inherits its parent's kind: a saved file would bring back the parent instead.
+    if not _same_class(_kinds.get(getattr(value, "kind", "")), type(value)):
+        raise ConfigError(
+            f"{type(value).__name__} is a Layer without a kind of its own, which saved files need. "
+            "HINT: decorate the class with @cyxjax.models.layer('its_kind')."
+        )
+
+
+def _same_class(a: type | None, b: type) -> bool:
+    """The same definition, perhaps run twice (a notebook cell)."""
+    return a is not None and (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__)
+
+
+def layer_to_dict(one: Layer) -> dict[str, Any]:
+    """The layer's kind and settings, ready for JSON."""
+    return {"kind": one.kind, **asdict(one)}  # type: ignore[call-overload]  # every kind is a dataclass
+
+
+def layer_from_dict(values: dict[str, Any]) -> Layer:
+    """The layer `layer_to_dict` described; raises ConfigError for a kind or a setting that is not known."""
+    settings = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+    kind = settings.pop("kind", None)
+    if kind not in _kinds:
+        raise ConfigError(
+            f"No layer of kind {kind!r}. HINT: {nearest(str(kind), _kinds)} Import your own first."
+        )
+    try:
+        return _kinds[kind](**settings)
+    except TypeError as error:
+        raise ConfigError(
+            f"A layer of kind {kind!r} cannot be made: {error}. HINT: compare versions."
+        ) from error
+
+
+def uniform(key: jax.Array, shape: tuple[int, ...], fan_in: int) -> jax.Array:
+    """Float32 drawn from U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
+
+    Source: torch.nn.Linear and torch.nn.Conv2d, whose kaiming_uniform_(a=sqrt(5)) comes to this bound.
+    """
+    bound = 1.0 / math.sqrt(fan_in)
+    return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+
+
+def along_last(v: jax.Array, ndim: int) -> jax.Array:
+    """A vector (F,) as (1, ..., 1, F), said aloud so that rank promotion may be forbidden."""
+    return v.reshape((1,) * (ndim - 1) + v.shape)
+
+
+def check_positive(one: Any, *names: str) -> None:
+    """Raises ConfigError unless each field is a positive whole number, or a tuple of such numbers."""
+    for name in names:
+        value = getattr(one, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise ConfigError(
+                    f"{type(one).__name__}: {name} is {value!r}, expected a positive whole number. "
+                    f"HINT: set {name} to 1 or more."
+                )
+
+
+def check_features(one: Any, x: jax.Array, expected: int, hint: str) -> None:
+    """Raises DataError unless the last dimension of `x` is `expected`."""
+    if x.ndim < 2 or x.shape[-1] != expected:
+        raise DataError(f"{one} got shape {x.shape}, expected (samples, ..., {expected}). HINT: {hint}")
+
+
+@layer("linear")
+class LinearModule(Layer):
+    """(B, ..., in_features) -> (B, ..., out_features): x @ kernel + bias."""
+
+    in_features: int
+    out_features: int
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive(self, "in_features", "out_features")
+
+    def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
+        kernel_key, bias_key = jax.random.split(key)
+        params = {"kernel": uniform(kernel_key, (self.in_features, self.out_features), self.in_features)}
+        if self.bias:
+            params["bias"] = uniform(bias_key, (self.out_features,), self.in_features)
+        return params, {}
+
+    def apply(
+        self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
+    ) -> tuple[jax.Array, Arrays]:
+        del key, train
+        check_features(self, x, self.in_features, "put FlattenModule() before it, or correct in_features.")
+        y = x.astype(params["kernel"].dtype) @ params["kernel"]
+        return (y + along_last(params["bias"], y.ndim) if self.bias else y), state
+
+
+@layer("embedding")
+class EmbeddingModule(Layer):
+    """Whole numbers (B, ...) -> vectors (B, ..., embedding_dim), N(0, 1) at the start, as torch's.
+
+    A number outside [0, num_embeddings) gives NaN, which a loss cannot overlook: compiled code cannot raise.
+    """
+
+    num_embeddings: int
+    embedding_dim: int
+
+    def __post_init__(self) -> None:
+        check_positive(self, "num_embeddings", "embedding_dim")
+
+    def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
+        return {"embedding": jax.random.normal(key, (self.num_embeddings, self.embedding_dim))}, {}
+
+    def apply(
+        self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
+    ) -> tuple[jax.Array, Arrays]:
+        del key, train
+        if not jnp.issubdtype(x.dtype, jnp.integer):
+            raise DataError(f"{self} got {x.dtype}, expected whole numbers. HINT: pass ids, not vectors.")
+        # Negative numbers would count from the end, as in Python: send them out of range too.
+        place = jnp.where(x < 0, self.num_embeddings, x)
+        return jnp.take(params["embedding"], place, axis=0, mode="fill", fill_value=jnp.nan), state
+
+
+@layer("dropout")
+class DropoutModule(Layer):
+    """In training each number is zeroed with probability p and the others grow by 1 / (1 - p)."""
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.p < 1.0:
+            raise ConfigError(
+                f"DropoutModule: p is {self.p!r}, expected 0 <= p < 1. HINT: 0.1 to 0.5 is usual."
+            )
+
+    def apply(
+        self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
+    ) -> tuple[jax.Array, Arrays]:
+        del params
+        if not train or self.p == 0.0:
+            return x, state
+        keep = jax.random.bernoulli(key, 1.0 - self.p, x.shape)
+        return jnp.where(keep, x / (1.0 - self.p), jnp.zeros_like(x)), state
+
+
+@layer("flatten")
+class FlattenModule(Layer):
+    """(B, ...) -> (B, product of the rest); dimensions before `start_dim` stay."""
+
+    start_dim: int = 1
+
+    def __post_init__(self) -> None:
+        check_positive(self, "start_dim")
+
+    def call(self, x: jax.Array) -> jax.Array:
+        return x.reshape(*x.shape[: self.start_dim], math.prod(x.shape[self.start_dim :]))
+
+
+@layer("reshape")
+class ReshapeModule(Layer):
+    """(B, ...) -> (B, *shape)."""
+
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))  # a list would not hash, and layers must
+        check_positive(self, "shape")
+
+    def call(self, x: jax.Array) -> jax.Array:
+        if math.prod(x.shape[1:]) != math.prod(self.shape):
+            raise DataError(
+                f"{self} got shape {x.shape}: {math.prod(x.shape[1:])} numbers per sample, expected "
+                f"{math.prod(self.shape)}. HINT: correct the shape."
+            )
+        return x.reshape(x.shape[0], *self.shape)

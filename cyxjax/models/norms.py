@@ -1,0 +1,131 @@
+"""Layers that centre and scale: over the batch, over a sample's features, over groups of channels.
+
+Statistics are float32 whatever comes in; the output has the input's dtype. Features come last.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cyxjax.core.batch_stats import weighted_moments
+from cyxjax.errors import ConfigError
+from cyxjax.models.layers import Arrays, Layer, along_last, check_features, check_positive, layer
+
+
+@layer("batch_norm")
+class BatchNormModule(Layer):
+    """(B, ..., features): each feature to mean 0, variance 1 over the batch, then scale and bias.
+
+    In training the statistics are those of the batch, padding excluded (of all replicas' batches under
+    sync_batchnorm), and the running ones move by `momentum` towards them. Otherwise those are used.
+    Where we depart: torch's running variance is the unbiased one; ours is biased, as flax's, because the
+    number of samples differs between replicas.
+    """
+
+    features: int
+    momentum: float = 0.1
+    epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_positive(self, "features")
+        if not 0.0 < self.momentum <= 1.0:
+            raise ConfigError(
+                f"BatchNormModule: momentum is {self.momentum!r}, expected 0 < momentum <= 1. "
+                "HINT: it is the weight of the new batch, 0.1 as in torch (flax counts the other way, 0.9)."
+            )
+
+    def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
+        del key
+        ones, zeros = jnp.ones(self.features), jnp.zeros(self.features)
+        return {"scale": ones, "bias": zeros}, {"mean": zeros, "var": ones}
+
+    def apply(
+        self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
+    ) -> tuple[jax.Array, Arrays]:
+        del key
+        check_features(self, x, self.features, "channels come last; correct features.")
+        if not train:
+            return _normalise(x, state["mean"], state["var"], params, self.epsilon), state
+        mean, var = weighted_moments(x)
+        batch = {"mean": mean, "var": var}
+        moved = {name: _towards(state[name], batch[name], self.momentum) for name in state}
+        return _normalise(x, mean, var, params, self.epsilon), moved
+
+
+@layer("layer_norm")
+class LayerNormModule(Layer):
+    """(B, ..., features): each vector along the last dimension to mean 0, variance 1, then scale and bias."""
+
+    features: int
+    epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_positive(self, "features")
+
+    def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
+        del key
+        return {"scale": jnp.ones(self.features), "bias": jnp.zeros(self.features)}, {}
+
+    def apply(
+        self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
+    ) -> tuple[jax.Array, Arrays]:
+        del key, train
+        check_features(self, x, self.features, "correct features.")
+        wide = x.astype(jnp.float32)
+        mean, var = wide.mean(-1, keepdims=True), wide.var(-1, keepdims=True)
+        return _normalise(x, mean, var, params, self.epsilon), state
+
+
+@layer("group_norm")
+class GroupNormModule(Layer):
+    """(B, ..., num_channels): per sample and group of channels to mean 0, variance 1, then scale and bias.
+
+    Independent of the batch, hence of the number of replicas. Source: Wu & He 2018, arXiv:1803.08494.
+    """
+
+    num_groups: int
+    num_channels: int
+    epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_positive(self, "num_groups", "num_channels")
+        if self.num_channels % self.num_groups:
+            raise ConfigError(
+                f"GroupNormModule: num_groups={self.num_groups} does not divide num_channels="
+                f"{self.num_channels}. HINT: choose a divisor."
+            )
+
+    def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
+        del key
+        return {"scale": jnp.ones(self.num_channels), "bias": jnp.zeros(self.num_channels)}, {}
+
+    def apply(
+        self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
+    ) -> tuple[jax.Array, Arrays]:
+        del key, train
+        check_features(self, x, self.num_channels, "channels come last; correct num_channels.")
+        grouped = x.astype(jnp.float32).reshape(x.shape[0], -1, self.num_groups, self._group_size())
+        mean, var = self._per_channel(grouped.mean((1, 3)), x), self._per_channel(grouped.var((1, 3)), x)
+        return _normalise(x, mean, var, params, self.epsilon), state
+
+    def _group_size(self) -> int:
+        return self.num_channels // self.num_groups
+
+    def _per_channel(self, per_group: jax.Array, x: jax.Array) -> jax.Array:
+        """(B, groups) -> (B, 1, ..., 1, channels)."""
+        per_channel = jnp.repeat(per_group, self._group_size(), axis=1)
+        return per_channel.reshape(x.shape[0], *[1] * (x.ndim - 2), self.num_channels)
+
+
+def _towards(old: jax.Array, new: jax.Array, weight: float) -> jax.Array:
+    return (1.0 - weight) * old + weight * new.astype(old.dtype)
+
+
+def _normalise(x: jax.Array, mean: jax.Array, var: jax.Array, params: Arrays, epsilon: float) -> jax.Array:
+    """(x - mean) / sqrt(var + epsilon) * scale + bias, computed in float32, in the dtype of `x`."""
+    mean, var, scale, bias = (
+        (along_last(v, x.ndim) if v.ndim == 1 else v).astype(jnp.float32)
+        for v in (mean, var, params["scale"], params["bias"])
+    )
+    y = (x.astype(jnp.float32) - mean) * (lax.rsqrt(var + epsilon) * scale) + bias
+    return y.astype(x.dtype)

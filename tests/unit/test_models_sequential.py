@@ -1,0 +1,217 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cyxjax.models as models
+from cyxjax.core.adapter import adapt
+from cyxjax.core.batch_stats import batch_scope
+from cyxjax.errors import CheckpointError, ConfigError, DataError
+from cyxjax.models import (
+    BatchNormModule,
+    Conv2DModule,
+    DropoutModule,
+    EmbeddingModule,
+    FlattenModule,
+    GlobalAvgPoolModule,
+    GroupNormModule,
+    Layer,
+    LayerNormModule,
+    LinearModule,
+    MaxPool2DModule,
+    ReLUModule,
+    ReshapeModule,
+    SequentialModel,
+    layer,
+)
+
+KEY = jax.random.key(0)
+
+
+def image_model() -> SequentialModel:
+    """Every kind of thing that is saved: kernels, running statistics, dropout, pairs of sizes."""
+    model = SequentialModel([ReshapeModule((8, 8, 1)), Conv2DModule(1, 4, (3, 1), padding=(1, 0))])
+    model.add(BatchNormModule(4)).add(ReLUModule()).add(MaxPool2DModule(2))
+    return model.add(FlattenModule()).add(DropoutModule(0.5)).add(LinearModule(64, 3))
+
+
+def test_parameters_are_keyed_by_place_and_kind():
+    params = image_model().parameters()
+    shapes = jax.tree.map(np.shape, params)
+    assert shapes == {
+        "1_conv2d": {"kernel": (3, 1, 1, 4), "bias": (4,)},
+        "2_batch_norm": {"scale": (4,), "bias": (4,)},
+        "7_linear": {"kernel": (64, 3), "bias": (3,)},
+    }
+
+
+@pytest.mark.parametrize(("one", "fan_in"), [(LinearModule(100, 400), 100), (Conv2DModule(4, 400, 5), 100)])
+def test_initial_values_fill_torchs_interval(one, fan_in):
+    params, _ = one.init(KEY)
+    bound = 1 / np.sqrt(fan_in)
+    for value in params.values():
+        assert np.abs(value).max() <= bound
+        # the variance of U(-b, b) is b^2 / 3; 400 draws or more: three standard errors are 15 %
+        assert np.var(value) == pytest.approx(bound**2 / 3, rel=0.15)
+
+
+def test_layers_added_later_change_nothing_before_them():
+    short = SequentialModel([LinearModule(4, 3)])
+    seen = short.parameters()
+    long = short.add(LinearModule(3, 2)).parameters()
+    np.testing.assert_array_equal(seen["0_linear"]["kernel"], long["0_linear"]["kernel"])
+    at_once = SequentialModel([LinearModule(4, 3), LinearModule(3, 2)]).parameters()
+    jax.tree.map(np.testing.assert_array_equal, long, at_once)
+
+
+def test_training_draws_its_own_values_until_the_model_has_some():
+    model, x = SequentialModel([LinearModule(4, 3)]), jnp.ones((2, 4))
+    of_key, _ = adapt(model).init(jax.random.key(7), x)
+    again, _ = adapt(model).init(jax.random.key(8), x)
+    assert not np.array_equal(of_key["0_linear"]["kernel"], again["0_linear"]["kernel"])
+    seen = model.parameters()
+    held, _ = adapt(model).init(jax.random.key(8), x)
+    np.testing.assert_array_equal(held["0_linear"]["kernel"], seen["0_linear"]["kernel"])
+    jax.tree.map(lambda a: a.delete(), held)  # as a step that was given them to keep does
+    np.testing.assert_array_equal(model(x), x @ seen["0_linear"]["kernel"] + seen["0_linear"]["bias"][None])
+
+
+def test_dropout_keeps_the_mean_and_draws_anew_each_call():
+    model = SequentialModel([DropoutModule(0.25)])
+    x = np.ones((100, 100), np.float32)
+    first, second = np.asarray(model(x)), np.asarray(model(x))
+    assert set(np.unique(first)) == {0.0, np.float32(1 / 0.75)}
+    assert first.mean() == pytest.approx(1.0, abs=0.02)  # three standard errors: 3 * 0.58 / 100
+    assert not np.array_equal(first, second)
+    np.testing.assert_array_equal(model.eval()(x), x)
+
+
+def test_two_dropouts_draw_differently():
+    fns = adapt(SequentialModel([DropoutModule(0.5), DropoutModule(0.5)]))
+    y, _ = fns.apply({}, {}, jnp.ones((100, 100)), KEY, True)
+    assert np.mean(np.asarray(y) == 4.0) == pytest.approx(0.25, abs=0.03)  # equal masks would keep a half
+
+
+def test_batch_norm_uses_the_batch_then_the_running_statistics():
+    model = SequentialModel([BatchNormModule(1)])
+    x = np.array([[0.0], [2.0], [4.0], [6.0]], np.float32)  # mean 3, biased variance 5
+    np.testing.assert_allclose(model(x)[:, 0], (x[:, 0] - 3) / np.sqrt(5 + 1e-5), rtol=1e-6)
+    # one step of momentum 0.1 from mean 0, variance 1
+    state = model.model_state()["0_batch_norm"]
+    np.testing.assert_allclose([state["mean"][0], state["var"][0]], [0.3, 1.4], rtol=1e-6)
+    np.testing.assert_allclose(model.eval()(x)[:, 0], (x[:, 0] - 0.3) / np.sqrt(1.4 + 1e-5), rtol=1e-6)
+    assert model.model_state()["0_batch_norm"]["mean"] == state["mean"]
+
+
+def test_batch_norm_leaves_padding_out():
+    fns = adapt(SequentialModel([BatchNormModule(1)]))
+    params, state = fns.init(KEY, None)
+    x = jnp.array([[0.0], [2.0], [4.0], [999.0]])  # real rows: mean 2
+    with batch_scope(jnp.array([1.0, 1.0, 1.0, 0.0]), None):
+        _, new = fns.apply(params, state, x, KEY, True)
+    assert new["0_batch_norm"]["mean"][0] == pytest.approx(0.2)
+
+
+def test_norms_of_one_sample_by_hand():
+    x = jnp.array([[1.0, 3.0, 10.0, 30.0]])
+    # layer norm: mean 11, variance (100 + 64 + 1 + 361) / 4 = 131.5
+    whole = SequentialModel([LayerNormModule(4)])(x)
+    np.testing.assert_allclose(whole, (np.asarray(x) - 11) / np.sqrt(131.5 + 1e-5), rtol=1e-5)
+    # groups (1, 3) and (10, 30): each becomes -1, 1 (variance 1 and 100)
+    grouped = SequentialModel([GroupNormModule(2, 4)])(x)
+    np.testing.assert_allclose(grouped, [[-1, 1, -1, 1]], rtol=1e-4)  # epsilon 1e-5 beside variance 1
+
+
+def test_embedding_answers_nan_to_ids_it_does_not_have():
+    model = SequentialModel([EmbeddingModule(3, 2)])
+    table = model.parameters()["0_embedding"]["embedding"]
+    out = np.asarray(model(np.array([[2, 0], [3, -1]])))
+    np.testing.assert_array_equal(out[0], table[[2, 0]])
+    assert np.isnan(out[1]).all()
+
+
+def test_gradients_reach_every_parameter():
+    fns = adapt(image_model())
+    x = jax.random.normal(KEY, (4, 64))
+    params, state = fns.init(KEY, x)
+    grads = jax.jit(jax.grad(lambda p: (fns.apply(p, state, x, KEY, True)[0] ** 2).sum()))(params)
+    assert jax.tree.structure(grads) == jax.tree.structure(params)
+    # A convolution's bias before a batch norm is cancelled by it, up to rounding.
+    biased = grads.pop("1_conv2d")
+    assert all(np.abs(g).max() > 1e-3 for g in [biased["kernel"], *jax.tree.leaves(grads)])
+
+
+def test_bfloat16_parameters_compute_in_bfloat16():
+    fns = adapt(image_model())
+    x = jnp.ones((2, 64), jnp.bfloat16)
+    params, state = fns.init(KEY, x)
+    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+    y, new_state = jax.eval_shape(lambda p: fns.apply(p, state, x, KEY, True), half)
+    assert y.dtype == jnp.bfloat16
+    assert new_state["2_batch_norm"]["var"].dtype == jnp.float32
+
+
+def test_summary_shows_shapes_and_counts():
+    lines = image_model().summary((64,)).splitlines()
+    assert lines[0].split() == ["layer", "output", "params"]
+    assert lines[2].split("  ")[0] == "1_conv2d"
+    assert "(B, 8, 8, 4)" in lines[2]
+    assert lines[2].endswith(" 16")  # 3*1*1*4 + 4
+    assert lines[-1].split() == ["total", "219"]  # 16 + 8 + (64*3 + 3)
+    assert "output" not in image_model().summary()
+
+
+@pytest.mark.parametrize(
+    ("one", "shape", "message"),
+    [
+        (LinearModule(4, 3), (2, 5), r"in_features=4.*shape \(2, 5\), expected \(samples, ..., 4\)"),
+        (LinearModule(4, 3), (4,), r"shape \(4,\)"),
+        (Conv2DModule(3, 4, 3), (2, 3, 8, 8), r"expected \(samples, ..., 3\).*channels come last"),
+        (MaxPool2DModule(2), (2, 8, 8), r"expected images .*ReshapeModule"),
+        (GlobalAvgPoolModule(), (2, 8), "expected images"),
+        (BatchNormModule(3), (2, 4), r"expected \(samples, ..., 3\)"),
+        (ReshapeModule((2, 2)), (3, 5), "5 numbers per sample, expected 4"),
+        (EmbeddingModule(3, 2), (2, 5), "got float32, expected whole numbers"),
+    ],
+)
+def test_a_layer_says_what_it_cannot_take(one, shape, message):
+    with pytest.raises(DataError, match=message):
+        SequentialModel([one])(np.zeros(shape, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LinearModule(0, 3), "in_features is 0"),
+        (lambda: LinearModule(3, 2.0), "out_features is 2.0"),
+        (lambda: Conv2DModule(1, 1, (3, 0)), r"kernel_size is \(3, 0\)"),
+        (lambda: Conv2DModule(3, 4, 3, groups=2), "groups=2 does not divide"),
+        (lambda: DropoutModule(1.0), "p is 1.0"),
+        (lambda: BatchNormModule(3, momentum=0.0), "momentum is 0.0"),
+        (lambda: GroupNormModule(3, 4), "num_groups=3 does not divide"),
+        (lambda: SequentialModel([LinearModule]), "expected a layer such as"),
+        (lambda: layer("linear")(type("Other", (Layer,), {})), "kind 'linear' exists already"),
+        (
+            lambda: SequentialModel([type("Mine", (LinearModule,), {})(3, 2)]),
+            "Mine is a Layer without a kind",
+        ),
+    ],
+)
+def test_bad_settings_are_refused_when_made(make, message):
+    with pytest.raises(ConfigError, match=f"{message}.*HINT: "):
+        make()
+
+
+def test_set_values_names_the_array_that_does_not_fit():
+    model = SequentialModel([LinearModule(4, 3)])
+    params = model.parameters()
+    params["0_linear"]["kernel"] = np.zeros((4, 2))
+    with pytest.raises(CheckpointError, match=r"0_linear/kernel .*shape \(4, 2\).*expect \(4, 3\).*HINT"):
+        model.set_values(params, {})
+    with pytest.raises(CheckpointError, match=r"0_linear/bias .* shape none"):
+        model.set_values({"0_linear": {"kernel": np.zeros((4, 3))}}, {})
+
+
+def test_every_public_name_is_there():
+    assert all(getattr(models, name) is not None for name in models.__all__)
+    assert set(models.__all__) <= set(dir(models))
