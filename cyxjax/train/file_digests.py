@@ -16,7 +16,7 @@ def find_problems(folder: Path, step: int) -> list[str]:
         found = {path: folder / path for path in list_files(folder) if path != MANIFEST}
         problems = [] if manifest.step == step else [f"its manifest is of step {manifest.step}"]
         listed = {entry.path for entry in manifest.files}
-        problems += [f"{path} is not in the manifest" for path in sorted(set(found) - listed)]
+        problems += [f"{path!r} is not in the manifest" for path in sorted(set(found) - listed)]
         return problems + [
             p for entry in manifest.files if (p := _file_problem(entry, found.get(entry.path)))
         ]
@@ -42,15 +42,18 @@ def list_files(folder: Path) -> list[str]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(Path(entry.path))
-        elif entry.is_file(follow_symlinks=False):
-            yield Path(entry.path)
-        else:
-            raise CheckpointError(
-                f"{entry.path} is a link or special file. HINT: checkpoints have none; remove it."
-            )
+    folders = [folder]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                elif entry.is_file(follow_symlinks=False):
+                    yield Path(entry.path)
+                else:
+                    raise CheckpointError(
+                        f"{entry.path!r} is a link or special file. HINT: checkpoints have none; remove it."
+                    )
 
 
 def _file_problem(entry: FileEntry, path: Path | None) -> str:

@@ -21,7 +21,7 @@ def describe_failure(snapshot: Snapshot, error: BaseException, directory: Path, 
             f"{missing_mb:.1f} MB missing"
         )
     return (
-        f"Checkpoint step {snapshot.step} was not saved in {directory} (failure {in_a_row} in a row): {what}. "
+        f"Checkpoint step {snapshot.step} was not saved in {directory} ({in_a_row} in a row): {what}. "
         "Training goes on; earlier steps are untouched. HINT: check the disk."
     )
 
