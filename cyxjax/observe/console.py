@@ -3,6 +3,7 @@
 All consoles have the same five methods, so the loop never asks which one it has.
 """
 
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
@@ -163,10 +164,12 @@ def done_line(history: Any, run_dir: str | None) -> str:
     """`Done: 5 epochs in 12.3 s, 4,321 samples/s, best Val accuracy 0.9800. Run folder: runs/digits`."""
     text = f"Done: {len(history.train_losses)} epochs in {history.total_time_seconds:.1f} s"
     text += f", {history.samples_per_second:,.0f} samples/s"
-    if history.val_accuracies:
-        text += f", best Val accuracy {max(history.val_accuracies):.4f}"
-    elif history.val_losses:
-        text += f", best Val loss {min(history.val_losses):.4f}"
+    accuracies = [a for a in history.val_accuracies if math.isfinite(a)]  # NaN: the task has none
+    losses = [loss for loss in history.val_losses if math.isfinite(loss)]
+    if accuracies:
+        text += f", best Val accuracy {max(accuracies):.4f}"
+    elif losses:
+        text += f", best Val loss {min(losses):.4f}"
     if history.stopped_by:
         text += f", stopped by {history.stopped_by}"
     return text + "." + (f" Run folder: {run_dir}" if run_dir else "")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cyxjax.observe import NullConsole, PlainConsole, RichConsole, build_console
+from cyxjax.observe.console import done_line
 from cyxjax.train.history import DistributedTrainingHistory
 
 STEP = {
@@ -21,6 +22,14 @@ EPOCH = {"epoch": 2, "train_loss": np.float32(0.25), "val_loss": float("nan"), "
 HISTORY = DistributedTrainingHistory(
     train_losses=[1.0, 0.5], val_accuracies=[0.25, 0.75], total_time_seconds=2.0, samples_per_second=4321.0
 )
+
+
+def test_the_last_line_of_a_task_without_accuracy():
+    history = DistributedTrainingHistory(
+        train_losses=[1.0], val_losses=[float("nan"), 0.5, 0.75], val_accuracies=[float("nan")] * 3
+    )
+    assert "best Val loss 0.5000" in done_line(history, None)
+    assert "Val accuracy" not in done_line(history, None)
 
 
 class Terminal(io.StringIO):
