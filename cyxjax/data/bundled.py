@@ -1,4 +1,4 @@
-"""Real data that needs no network: scikit-learn's bundled tables and scans, and Python's own help texts."""
+"""Real data that needs no network: the tables and scans that come with scikit-learn."""
 
 from importlib import import_module
 from typing import Any
@@ -30,43 +30,6 @@ def load_breast_cancer(**split: Any) -> Splits:
 def load_diabetes(**split: Any) -> Splits:
     """442 patients: 10 measurements, standardised; progression after a year, standardised, shape (1,)."""
     return _table("diabetes", "load_diabetes", "regression", **split)
-
-
-def load_text(sequence_length: int = 64, val_fraction: float = 0.1, test_fraction: float = 0.1) -> Splits:
-    """Characters of Python's help texts (465 kB of English): int32 (sequence_length,), next character each.
-
-    The text is cut in three stretches, so that validation and test text is never seen in training.
-    """
-    topics = import_module("pydoc_data.topics").topics
-    text = "\n".join(topics[name] for name in sorted(topics))
-    vocabulary = "".join(sorted(set(text)))
-    tokens = _tokens(text, vocabulary)
-    edges = np.rint(np.cumsum([1 - val_fraction - test_fraction, val_fraction]) * len(tokens)).astype(int)
-    train, val, test = [next_token_windows(part, sequence_length) for part in np.split(tokens, edges)]
-    info = DatasetInfo("text", "language", len(vocabulary), (sequence_length,), vocabulary)
-    return Splits(train, val, test, info)
-
-
-def next_token_windows(tokens: np.ndarray, sequence_length: int) -> ArrayDataset:
-    """Windows that do not overlap: inputs tokens[i : i+T], targets the same moved on by one; both (N, T).
-
-    Raises: ConfigError when the text is shorter than one window.
-    """
-    num_windows = (len(tokens) - 1) // sequence_length if sequence_length > 0 else 0
-    if num_windows == 0:
-        raise ConfigError(
-            f"sequence_length={sequence_length} with a text of {len(tokens)} characters; expected 1 to "
-            f"{len(tokens) - 1}. HINT: use a shorter sequence_length."
-        )
-    used = num_windows * sequence_length
-    shape = (num_windows, sequence_length)
-    return ArrayDataset(tokens[:used].reshape(shape), tokens[1 : used + 1].reshape(shape))
-
-
-def _tokens(text: str, vocabulary: str) -> np.ndarray:
-    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    known = np.frombuffer(vocabulary.encode("utf-32-le"), np.uint32)
-    return np.searchsorted(known, points).astype(np.int32)
 
 
 def _table(name: str, loader: str, task: Any, **split: Any) -> Splits:

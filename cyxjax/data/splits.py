@@ -22,6 +22,7 @@ class DatasetInfo:
     num_classes: int  # width of the model's output: classes, vocabulary size, or 1 for regression
     input_shape: tuple[int, ...]  # of one sample, without the batch dimension
     vocabulary: str = ""  # language: character i is token i
+    class_names: tuple[str, ...] = ()  # where the data names its classes
 
 
 class Splits(NamedTuple):
@@ -80,7 +81,11 @@ def stratified_rows(
             part.append(rows)
     whole = [np.sort(np.concatenate(part)) for part in parts]
     if not all(len(part) for part in whole):
-        raise DataError(f"{len(labels)} samples are too few for {len(fractions)} splits. HINT: add samples.")
+        num_classes = len(np.unique(labels))
+        raise DataError(
+            f"{len(labels)} samples of {num_classes} classes are too few for {len(fractions)} splits. "
+            "HINT: add samples; if the targets are quantities, not classes, make the task a regression."
+        )
     return whole
 
 

@@ -1,0 +1,189 @@
+"""Data sets kept in files: from a folder or file to train, validation and test splits."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cyxjax.data.formats import read_cifar10, read_csv, read_idx, read_npy, read_npz
+from cyxjax.data.sources import ArrayDataset, Dataset
+from cyxjax.data.splits import (
+    DatasetInfo,
+    Splits,
+    Task,
+    as_images,
+    split_arrays,
+    split_rows,
+    stratified_rows,
+)
+from cyxjax.errors import DataError
+
+
+@dataclass(frozen=True)
+class Subset:
+    """The samples `rows` of a dataset, without copying it."""
+
+    dataset: Dataset
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, indices: np.ndarray) -> tuple[Any, Any]:
+        """(inputs, targets) of `indices`, counted within the subset."""
+        return self.dataset.take(self.rows[indices])
+
+
+def load_mnist(root: Path, val_fraction: float = 0.1, split_seed: int = 0) -> Splits:
+    """IDX files under MNIST's names, gzipped or not: float32 (28, 28, 1) in [0, 1], int32 labels.
+
+    Validation samples are drawn from the training files; the test files stay the test set.
+    """
+    folder = _folder(root, "", "MNIST/raw", "FashionMNIST/raw")
+    images, labels = _idx_pair(folder, "train")
+    test_images, test_labels = _idx_pair(folder, "t10k")
+    shape = (*images.shape[1:], 1)
+    info = DatasetInfo("mnist", "classification", int(max(labels.max(), test_labels.max())) + 1, shape)
+    return _with_test(
+        as_images(images, 255),
+        labels,
+        as_images(test_images, 255),
+        test_labels,
+        info,
+        val_fraction,
+        split_seed,
+    )
+
+
+def load_cifar10(root: Path, val_fraction: float = 0.1, split_seed: int = 0) -> Splits:
+    """CIFAR-10's binary files: float32 (32, 32, 3) in [0, 1], int32 labels; validation as in `load_mnist`."""
+    folder = _folder(root, "", "cifar-10-batches-bin")
+    parts = [read_cifar10(_file(folder, f"data_batch_{i}.bin")) for i in range(1, 6)]
+    images, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
+    test_images, test_labels = read_cifar10(_file(folder, "test_batch.bin"))
+    info = DatasetInfo("cifar10", "classification", 10, images.shape[1:])
+    return _with_test(
+        as_images(images, 255),
+        labels,
+        as_images(test_images, 255),
+        test_labels,
+        info,
+        val_fraction,
+        split_seed,
+    )
+
+
+def load_npz(root: Path, **split: Any) -> Splits:
+    """An .npz file with x_train, y_train, x_val, y_val, x_test, y_test; or with x and y, to be split here.
+
+    Whole-number targets mean classification, others regression.
+    """
+    arrays = {name.lower(): array for name, array in read_npz(root).items()}
+    if {"x", "y"} <= arrays.keys():
+        targets = _targets(root, arrays["y"])
+        return split_arrays(arrays["x"], targets, _describe("npz", arrays["x"], targets), **split)
+    names = [f"{kind}_{part}" for part in ("train", "val", "test") for kind in ("x", "y")]
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise DataError(
+            f"{root}: no array {missing[0]!r}; it holds {', '.join(sorted(arrays)) or 'nothing'}. "
+            f"HINT: save x and y, or {', '.join(names)}."
+        )
+    parts = [(arrays[f"x_{part}"], _targets(root, arrays[f"y_{part}"])) for part in ("train", "val", "test")]
+    info = _describe("npz", parts[0][0], np.concatenate([y for _, y in parts]))
+    train, val, test = [ArrayDataset(x, y) for x, y in parts]
+    return Splits(train, val, test, info)
+
+
+def load_npy(root: Path, **split: Any) -> Splits:
+    """A folder with x.npy and y.npy, read from disk row by row, so they may be larger than memory."""
+    inputs = read_npy(_file(root, "x.npy"))
+    targets = _targets(root / "y.npy", np.asarray(read_npy(_file(root, "y.npy"))))
+    info = _describe("npy", inputs, targets)
+    whole = ArrayDataset(inputs, targets)
+    train, val, test = [Subset(whole, rows) for rows in split_rows(targets, info.task, **split)]
+    return Splits(train, val, test, info)
+
+
+def load_csv(root: Path, target: str | None = None, task: Task | None = None, **split: Any) -> Splits:
+    """A CSV file with a header: columns of numbers as float32 features; the last, or `target`, is the target.
+
+    `task` defaults to classification where all targets are words or whole numbers, else regression.
+    """
+    features, raw, classes = read_csv(root, target)
+    if task == "classification" and raw.dtype.kind == "f":
+        raise DataError(f"{root}: class labels must be whole numbers or words. HINT: set task to regression.")
+    if task == "regression" and classes:
+        raise DataError(
+            f"{root}: the target is words, such as {classes[0]!r}. HINT: set task to classification."
+        )
+    targets = _targets(root, raw.astype(np.float32) if task == "regression" else raw)
+    info = replace(_describe("csv", features, targets), class_names=tuple(classes))
+    return split_arrays(features, targets, info, **split)
+
+
+def _with_test(
+    images: np.ndarray,
+    labels: np.ndarray,
+    test_images: np.ndarray,
+    test_labels: np.ndarray,
+    info: DatasetInfo,
+    val_fraction: float,
+    split_seed: int,
+) -> Splits:
+    train, val = stratified_rows(labels, (1 - val_fraction, val_fraction), split_seed)
+    return Splits(
+        ArrayDataset(images[train], labels[train]),
+        ArrayDataset(images[val], labels[val]),
+        ArrayDataset(test_images, test_labels),
+        info,
+    )
+
+
+def _idx_pair(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
+    images = read_idx(_file(folder, f"{part}-images-idx3-ubyte", f"{part}-images.idx3-ubyte"), 3)
+    labels = read_idx(_file(folder, f"{part}-labels-idx1-ubyte", f"{part}-labels.idx1-ubyte"), 1).astype(
+        np.int32
+    )
+    if len(images) != len(labels):
+        raise DataError(
+            f"{folder}: {len(images)} {part} images and {len(labels)} labels. HINT: fetch both files again."
+        )
+    return images, labels
+
+
+def _describe(name: str, inputs: np.ndarray, targets: np.ndarray) -> DatasetInfo:
+    if targets.dtype.kind == "i":
+        return DatasetInfo(name, "classification", int(targets.max()) + 1, inputs.shape[1:])
+    return DatasetInfo(name, "regression", targets.shape[-1], inputs.shape[1:])
+
+
+def _targets(path: Path, raw: np.ndarray) -> np.ndarray:
+    """Whole numbers as int32 class labels (N,); others as float32 (N, outputs)."""
+    if raw.dtype.kind not in "biuf" or raw.size == 0:
+        raise DataError(f"{path}: targets of dtype {raw.dtype}, shape {raw.shape}. HINT: save numbers.")
+    if raw.dtype.kind == "f":
+        return raw.astype(np.float32).reshape(len(raw), -1)
+    if raw.min() < 0:
+        row = int(np.argmin(raw.reshape(len(raw), -1).min(1)))
+        raise DataError(
+            f"{path}: label {raw.min()} in row {row}; expected 0 or more. HINT: number classes from 0."
+        )
+    return raw.astype(np.int32)
+
+
+def _folder(root: Path, *places: str) -> Path:
+    """The first of `places` under `root` that exists: where common tools unpack the files."""
+    if not root.is_dir():
+        raise DataError(f"{root}: no such folder. HINT: set root to where the data files are.")
+    return next(reversed([root / place for place in places if (root / place).is_dir()]))
+
+
+def _file(folder: Path, *names: str) -> Path:
+    """The file in `folder` under one of `names`, or the same with .gz."""
+    for name in names:
+        for path in (folder / name, folder / f"{name}.gz"):
+            if path.is_file():
+                return path
+    raise DataError(f"{folder}: no file {names[0]} (or {names[0]}.gz). HINT: set root to where it is.")

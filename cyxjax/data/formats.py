@@ -1,0 +1,167 @@
+"""Readers of file formats: bytes in, numpy arrays out. Every error names the file and the field.
+
+Nothing is unpickled: a data file can hold wrong numbers, never a program.
+"""
+
+import csv
+import gzip
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from cyxjax.errors import DataError, nearest
+
+# IDX: two zero bytes, a type code, the number of dimensions, each as big-endian uint32, then the values.
+_IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_CIFAR_SIDE, _CIFAR_CHANNELS, _CIFAR_CLASSES = 32, 3, 10
+_CIFAR_RECORD = 1 + _CIFAR_CHANNELS * _CIFAR_SIDE**2  # the label, then the red, green and blue planes
+
+
+def read_bytes(path: Path) -> bytes:
+    """The file's bytes, unzipped if it begins as gzip does, whatever its name."""
+    try:
+        raw = path.read_bytes()
+        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({error}). HINT: fetch the file again.") from error
+
+
+def read_idx(path: Path, ndim: int) -> np.ndarray:
+    """The array in an IDX file (MNIST's format), in native byte order.
+
+    Raises: DataError naming the field: magic, type, dimensions or length.
+    """
+    raw = read_bytes(path)
+    if len(raw) < 4 or raw[:2] != b"\0\0":
+        raise DataError(f"{path}: magic bytes {raw[:4].hex()}; expected 0000.... HINT: is it an IDX file?")
+    if raw[2] not in _IDX_TYPES:
+        raise DataError(f"{path}: type code 0x{raw[2]:02x}; expected 0x08 to 0x0e. HINT: is it an IDX file?")
+    if raw[3] != ndim:
+        raise DataError(
+            f"{path}: {raw[3]} dimensions; expected {ndim}. HINT: images have 3, labels 1; check the names."
+        )
+    dtype, start = np.dtype(_IDX_TYPES[raw[2]]), 4 + 4 * ndim
+    shape = tuple(int(n) for n in np.frombuffer(raw[4:start].ljust(4 * ndim, b"\0"), ">u4"))
+    wanted = start + int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if len(raw) != wanted:
+        raise DataError(
+            f"{path}: {len(raw)} bytes; shape {shape} of {dtype.name} needs {wanted}. HINT: fetch it again."
+        )
+    return np.frombuffer(raw, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def read_cifar10(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    """Images (N, 32, 32, 3) and labels (N,) of one file of CIFAR-10's binary version."""
+    raw = np.frombuffer(read_bytes(path), np.uint8)
+    if raw.size == 0 or raw.size % _CIFAR_RECORD:
+        raise DataError(
+            f"{path}: {raw.size} bytes; expected a multiple of {_CIFAR_RECORD} (label, 3 x 32 x 32 pixels). "
+            "HINT: take the binary version of CIFAR-10, unpacked."
+        )
+    records = raw.reshape(-1, _CIFAR_RECORD)
+    labels = records[:, 0].astype(np.int32)
+    if labels.max() >= _CIFAR_CLASSES:
+        row = int(labels.argmax())
+        raise DataError(
+            f"{path}: label {labels[row]} in record {row}; expected 0 to 9. HINT: fetch it again."
+        )
+    planes = records[:, 1:].reshape(-1, _CIFAR_CHANNELS, _CIFAR_SIDE, _CIFAR_SIDE)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays in an .npz file by name. Raises: DataError for pickled content, naming the array."""
+    try:
+        # opened here: numpy leaves its own handle open when the file is not an archive
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: _member(path, archive, name) for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"{path}: not a readable .npz file ({error}). HINT: write it with np.savez."
+        ) from error
+
+
+def _member(path: Path, archive: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    try:
+        return archive[name]
+    except (ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(
+            f"{path}: array {name!r} cannot be read ({error}). HINT: save numbers, not Python objects."
+        ) from error
+
+
+def read_npy(path: Path) -> np.ndarray:
+    """A memory map of an .npy file: read from disk row by row, when a row is asked for."""
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(
+            f"{path}: not a readable .npy file ({error}). HINT: write it with np.save."
+        ) from error
+
+
+def read_csv(path: Path, target: str | None = None) -> tuple[npt.NDArray[np.float32], np.ndarray, list[str]]:
+    """Features float32 (N, F), targets (N,) and class names, of a CSV file with a header.
+
+    The target is the column `target`, or the last. Targets are int32 class numbers where they are words
+    (sorted; then named in the third result) or whole numbers, else float32.
+
+    Raises: DataError naming the line and column of a value that is missing or not a number.
+    """
+    header, rows = _csv_rows(path)
+    name = header[-1] if target is None else target
+    if name not in header:
+        raise DataError(f"{path}: no column {name!r}. HINT: {nearest(name, header)}")
+    column = header.index(name)
+    features = [
+        [_number(path, line, header[i], value) for i, value in enumerate(row) if i != column]
+        for line, row in enumerate(rows, 2)
+    ]
+    targets, classes = _csv_targets([row[column] for row in rows])
+    return np.array(features, np.float32).reshape(len(rows), len(header) - 1), targets, classes
+
+
+def _csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            header, *rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row] or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read ({error}). HINT: save it as UTF-8 text.") from error
+    if not rows or len(header) < 2:
+        raise DataError(
+            f"{path}: {len(rows)} rows of {len(header)} columns. HINT: give a header and data rows."
+        )
+    for line, row in enumerate(rows, 2):
+        if len(row) != len(header):
+            raise DataError(
+                f"{path}, row {line}: {len(row)} values; the header has {len(header)}. HINT: mend it."
+            )
+    return header, rows
+
+
+def _number(path: Path, line: int, column: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if not np.isfinite(number):
+        raise DataError(
+            f"{path}, row {line}, column {column!r}: {value!r} is not a number. HINT: fill or drop it."
+        )
+    return number
+
+
+def _csv_targets(values: list[str]) -> tuple[np.ndarray, list[str]]:
+    try:
+        numbers = np.array([float(value) for value in values])
+    except ValueError:  # words
+        names, labels = np.unique(values, return_inverse=True)
+        return labels.astype(np.int32), names.tolist()
+    whole = bool(np.all(numbers == np.rint(numbers)) and numbers.min() >= 0)
+    return (numbers.astype(np.int32) if whole else numbers.astype(np.float32)), []

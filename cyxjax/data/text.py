@@ -1,0 +1,82 @@
+"""Text as tokens: windows of characters, each with the characters that come next."""
+
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from cyxjax.data.sources import ArrayDataset
+from cyxjax.data.splits import DatasetInfo, Splits
+from cyxjax.errors import ConfigError, DataError
+
+
+def load_text(
+    root: Path | None = None, sequence_length: int = 64, val_fraction: float = 0.1, test_fraction: float = 0.1
+) -> Splits:
+    """Characters of the file `root` (default: Python's help, 465 kB of English): int32 (sequence_length,).
+
+    The text is cut in three stretches, so that validation and test text is never seen in training.
+    """
+    text = python_help() if root is None else _read(root)
+    vocabulary = "".join(sorted(set(text)))
+    tokens = encode(text, vocabulary)
+    if min(val_fraction, test_fraction) <= 0 or val_fraction + test_fraction >= 1:
+        raise ConfigError(
+            f"val_fraction={val_fraction}, test_fraction={test_fraction}; expected positive numbers with a "
+            "sum below 1. HINT: leave them out for 0.1 each."
+        )
+    edges = np.rint(np.cumsum([1 - val_fraction - test_fraction, val_fraction]) * len(tokens)).astype(int)
+    train, val, test = [next_token_windows(part, sequence_length) for part in np.split(tokens, edges)]
+    info = DatasetInfo("text", "language", len(vocabulary), (sequence_length,), vocabulary)
+    return Splits(train, val, test, info)
+
+
+def python_help() -> str:
+    """The help texts that come with Python, in the order of their titles."""
+    topics = import_module("pydoc_data.topics").topics
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def encode(text: str, vocabulary: str) -> npt.NDArray[np.int32]:
+    """Token of each character: its position in the sorted `vocabulary`. Raises: DataError for a stranger."""
+    points, known = _code_points(text), _code_points(vocabulary)
+    tokens = np.searchsorted(known, points).clip(max=len(known) - 1)
+    strange = np.flatnonzero(known[tokens] != points)
+    if strange.size:
+        raise DataError(
+            f"character {text[strange[0]]!r} at {strange[0]} is not in the vocabulary of {len(vocabulary)}. "
+            "HINT: use the vocabulary of the text the model was trained on."
+        )
+    return tokens.astype(np.int32)
+
+
+def decode(tokens: npt.NDArray[np.integer], vocabulary: str) -> str:
+    """The text of `tokens`; the inverse of `encode`."""
+    return "".join(vocabulary[token] for token in np.asarray(tokens).reshape(-1).tolist())
+
+
+def next_token_windows(tokens: np.ndarray, sequence_length: int) -> ArrayDataset:
+    """Windows that do not overlap: inputs tokens[i : i+T], targets the same moved on by one; both (N, T).
+
+    Raises: ConfigError when the text is shorter than one window.
+    """
+    num_windows = (len(tokens) - 1) // sequence_length if sequence_length > 0 else 0
+    if num_windows <= 0:
+        raise ConfigError(
+            f"sequence_length={sequence_length} with a stretch of {len(tokens)} characters; expected 1 to "
+            f"{len(tokens) - 1}. HINT: use a shorter sequence_length or a longer text."
+        )
+    used, shape = num_windows * sequence_length, (num_windows, sequence_length)
+    return ArrayDataset(tokens[:used].reshape(shape), tokens[1 : used + 1].reshape(shape))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as text ({error}). HINT: give a UTF-8 text file.") from error
+
+
+def _code_points(text: str) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
