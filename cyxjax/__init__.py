@@ -9,8 +9,20 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+_LOSSES = ("BCEWithLogitsLoss", "CrossEntropyLoss", "HuberLoss", "L1Loss", "MSELoss", "NLLLoss")
+_OPTIMIZERS = (
+    "AdaGradOptimizer",
+    "AdamOptimizer",
+    "AdamWOptimizer",
+    "MomentumOptimizer",
+    "RMSPropOptimizer",
+    "SGDOptimizer",
+)
 _HOME = {  # public name -> the module it lives in
     "Config": "cyxjax.models.registry",
+    "get_model": "cyxjax.models.registry",
+    **dict.fromkeys(_LOSSES, "cyxjax.core.losses"),
+    **dict.fromkeys(_OPTIMIZERS, "cyxjax.train.optimizers"),
 }
 _ROOMS = ("amp", "data", "distributed", "errors", "launch", "models", "observe", "sync", "train")
 

@@ -39,7 +39,7 @@ def adapt(model: Any) -> ModelFns:
     if isinstance(model, tuple) and len(model) == 2 and all(callable(f) for f in model):
         return _from_pair(*model)
     raise ConfigError(
-        f"{type(model).__name__} is not a model cyxjax knows; expected a flax.linen.Module, a flax.nnx.Module, "
+        f"{type(model).__name__} is not a model cyxjax knows; expected a flax.linen or flax.nnx Module, "
         "a pair (init, apply) or a cx.SequentialModel. HINT: for other libraries pass (init, apply) with "
         "init(key, inputs) -> params and apply(params, inputs) -> output."
     )

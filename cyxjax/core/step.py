@@ -6,12 +6,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from cyxjax.core import phases
 from cyxjax.core.adapter import ModelFns
 from cyxjax.core.losses import PerExample
-from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, num_replicas
+from cyxjax.core.mesh import (
+    AXIS,
+    PER_REPLICA,
+    REPLICATED,
+    local_replicas,
+    num_replicas,
+    put_replicated,
+    put_rows,
+)
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
 from cyxjax.core.strategy import Sync
@@ -30,15 +38,17 @@ class TrainState(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One optimizer step's global batch; rows are cut along axis `data`, a replica's micro-batches in turn."""
+    """One optimizer step's global batch; rows cut along axis `data`, a replica's micro-batches in turn."""
 
     inputs: PyTree  # leaves (R * k * B, ...): replicas, micro-batches, samples
     targets: PyTree
     weight: Any  # float32 (R * k * B,): 1 for a sample, 0 for padding
     total: Any  # float32 (): sum of all weights, known to the host, so no collective is spent on it
+    signal: Any  # float32 (R, 2): what this rank asks of all (SIGNALS); summed with the metrics
 
 
-BATCH_SPEC = Batch(PER_REPLICA, PER_REPLICA, PER_REPLICA, REPLICATED)
+SIGNALS = ("stop", "save")
+BATCH_SPEC = Batch(PER_REPLICA, PER_REPLICA, PER_REPLICA, REPLICATED, PER_REPLICA)
 
 
 def state_spec(sync: Sync) -> TrainState:
@@ -75,10 +85,11 @@ def build_train_step(
     sync_batchnorm: bool = False,
     donate: bool = True,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]:
-    """A function (state, batch) -> (next state, metric sums float32 (number of metrics, 2)).
+    """A function (state, batch) -> (next state, sums float32 (number of metrics + 1, 2)).
 
     One optimizer step over `accumulation` micro-batches: gradients of the mean loss over all samples of
-    the global batch, wherever they lie, reduced once. `state` is donated: keep no reference to it.
+    the global batch, wherever they lie, reduced once. `state` is donated: keep no reference to it. The last
+    row of the sums is the signals of all ranks: they agree on a stop without a collective of its own.
     """
     spec, measured = state_spec(sync), metrics or Metrics()
     stats_axis = AXIS if sync_batchnorm else None
@@ -103,7 +114,8 @@ def build_train_step(
             return model_state, _Sums(phases.backward(pullback, seed), sums)
 
         model_state, sums = _over_micro_batches(micro, state.model_state, batch, accumulation)
-        out = (sums.grads, model_state, batch.weight.sum(), sums.metrics)
+        measures = jnp.concatenate([sums.metrics, batch.signal])
+        out = (sums.grads, model_state, batch.weight.sum(), measures)
         return from_replica(out, PER_REPLICA)
 
     def write(state: TrainState, rows: PyTree) -> tuple[TrainState, jax.Array]:
@@ -129,7 +141,9 @@ def _over_micro_batches(
     def cut(a: jax.Array) -> jax.Array:
         return a.reshape(count, a.shape[0] // count, *a.shape[1:])
 
-    parts = jax.tree.map(cut, batch._replace(total=jnp.broadcast_to(batch.total, (count,))))
+    # The micro-batches share the total and the signal; only rows are cut.
+    shared = (jnp.broadcast_to(a, (count, *a.shape)) for a in (batch.total, batch.signal))
+    parts = Batch(*jax.tree.map(cut, batch[:3]), *shared)
 
     def body(carry: tuple[PyTree, _Sums], slot: tuple[jax.Array, Batch]) -> tuple[tuple[PyTree, _Sums], None]:
         model_state, sums = carry
@@ -168,3 +182,15 @@ def build_predict_step(fns: ModelFns, sync: Sync, mesh: Mesh) -> Callable[[Train
 def _infer(fns: ModelFns, state: TrainState, inputs: PyTree) -> PyTree:
     key = jax.random.wrap_key_data(state.key)  # no draws in evaluation: any key will do
     return fns.apply(state.params, state.model_state, inputs, key, False)[0]
+
+
+def place_state(state: TrainState, sync: Sync, mesh: Mesh) -> TrainState:
+    """Host arrays (numpy leaves, whole) put on the mesh as `sync` wants them; equal on all ranks."""
+    mine = local_replicas(mesh)
+
+    def place(spec: PyTree, tree: PyTree) -> PyTree:
+        if spec == PER_REPLICA:
+            return put_rows(mesh, jax.tree.map(lambda a: a[mine.start : mine.stop], tree))
+        return put_replicated(mesh, tree)
+
+    return jax.tree.map(place, state_spec(sync), state, is_leaf=lambda s: isinstance(s, PartitionSpec))

@@ -1,0 +1,211 @@
+"""The group this process belongs to: the one global of cyxjax, made by `init`, gone after `finalize`.
+
+Two spellings of the same calls: `init`/`finalize`, and torch's `init_process_group`/`destroy_process_group`.
+"""
+
+import atexit
+import sys
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import Any
+
+from cyxjax.errors import ConfigError, GroupError
+from cyxjax.launch import backend as backends
+from cyxjax.launch.clusters import discover
+from cyxjax.launch.connect import connect, disconnect
+from cyxjax.launch.environment import here, prepare
+from cyxjax.launch.topology import DEFAULT_ADDR, DEFAULT_PORT, DEFAULT_TIMEOUT_MS, Topology
+
+
+class BackendType(StrEnum):
+    """What carries the collectives. `CPU` and gloo are the same; `AUTO` is nccl where there is a GPU."""
+
+    AUTO = "auto"
+    CPU = "gloo"
+    GLOO = "gloo"
+    NCCL = "nccl"
+
+
+@dataclass
+class DistributedConfig:
+    """Where a process stands, for `init(config)`; the environment is not asked."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int | None = None
+    """Index of this process on its host; None: the same as rank."""
+    master_addr: str = DEFAULT_ADDR
+    master_port: int = DEFAULT_PORT
+    backend: str = BackendType.AUTO
+    timeout_ms: int = DEFAULT_TIMEOUT_MS
+
+    @classmethod
+    def from_environment(cls) -> "DistributedConfig":
+        """What the environment says (torchrun's names, Slurm, MPI ...); one process if nothing does."""
+        found = discover(here())
+        return cls(**{f.name: getattr(found, f.name) for f in fields(cls)})
+
+    def to_topology(self) -> Topology:
+        """The checked, frozen form. Raises: ConfigError naming the field."""
+        local_rank = self.rank if self.local_rank is None else self.local_rank
+        values = {f.name: getattr(self, f.name) for f in fields(self)} | {"local_rank": local_rank}
+        return Topology(**values, local_world_size=0, source="DistributedConfig")
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """An initialized group: where we stand, what carries the collectives, and all devices."""
+
+    topology: Topology
+    backend: str
+    mesh: Any  # jax.sharding.Mesh over axis "data"
+
+
+_current: ProcessGroup | None = None
+
+
+def init(config: DistributedConfig | None = None, *, cpu_devices: int | None = None) -> ProcessGroup:
+    """Joins the group that `config`, or else the environment, describes; alone if neither names peers.
+
+    cpu_devices: virtual devices on a CPU machine, shared out among the processes (at least one each).
+    Raises: ConfigError for a bad place; GroupError for a group that cannot be had, within timeout_ms.
+    """
+    global _current
+    if _current is not None:
+        raise GroupError(
+            f"the process group is already initialized ({_describe(_current)}). "
+            "HINT: call destroy_process_group() first, or use the group that is there."
+        )
+    topology = config.to_topology() if config is not None else discover(here())
+    chosen = backends.choose(topology.backend, sys.platform, bool(backends.visible_gpus(here())))
+    share = None if cpu_devices is None else max(1, cpu_devices // topology.world_size)
+    prepare(replace(topology, backend=chosen), share)
+    connect(replace(topology, backend=chosen))
+
+    from cyxjax.core.mesh import build_mesh  # only now may jax start
+
+    _current = ProcessGroup(topology, chosen, build_mesh())
+    atexit.register(finalize)
+    advice = backends.advice(chosen, sys.platform, topology.world_size, topology.local_world_size)
+    if advice and topology.is_master:
+        print(f"cyxjax: {advice}", file=sys.stderr)
+    return _current
+
+
+def finalize() -> None:
+    """Leaves the group; afterwards `init` may be called again in a group of one. Twice is harmless."""
+    global _current
+    if _current is None:
+        return
+    group, _current = _current, None
+    atexit.unregister(finalize)
+    if group.topology.world_size > 1:
+        disconnect()
+
+
+def init_process_group(
+    backend: str = "auto",
+    init_method: str = "env://",
+    rank: int | None = None,
+    world_size: int | None = None,
+    timeout: Any = None,
+) -> None:
+    """torch's spelling of `init`. Arguments win over the environment.
+
+    init_method: `env://`, or `tcp://HOST:PORT` of rank 0. timeout: seconds or a timedelta.
+    """
+    found = _from_environment_unless(rank, world_size)
+    if init_method.startswith("tcp://"):
+        host, _, port = init_method.removeprefix("tcp://").rpartition(":")
+        found = replace(found, master_addr=host, master_port=_port(port, init_method))
+    elif init_method != "env://":
+        raise ConfigError(
+            f"init_method={init_method!r} is not known; expected 'env://' or 'tcp://HOST:PORT'. "
+            "HINT: leave it out and set MASTER_ADDR and MASTER_PORT."
+        )
+    if timeout is not None:
+        seconds = timeout.total_seconds() if hasattr(timeout, "total_seconds") else float(timeout)
+        found = replace(found, timeout_ms=round(seconds * 1000))
+    init(replace(found, backend=backend) if backend != "auto" else found)
+
+
+def _from_environment_unless(rank: int | None, world_size: int | None) -> DistributedConfig:
+    """The environment's place; where rank and world size are both given, only its address counts."""
+    if rank is None and world_size is None:
+        return DistributedConfig.from_environment()
+    if rank is None or world_size is None:
+        missing = "rank" if rank is None else "world_size"
+        raise ConfigError(f"{missing} is missing: it goes with the other. HINT: give rank and world_size.")
+    env = {
+        k: v for k, v in here().items() if k in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "CYXJAX_TOKEN")
+    }
+    place = discover(env | {"RANK": str(rank), "WORLD_SIZE": str(world_size)})
+    return DistributedConfig(**{f.name: getattr(place, f.name) for f in fields(DistributedConfig)})
+
+
+def _port(text: str, source: str) -> int:
+    if not text.isdigit():
+        raise ConfigError(f"init_method={source!r} names no port. HINT: write tcp://10.0.0.1:29500.")
+    return int(text)
+
+
+def setup_distributed() -> tuple[int, int, int]:
+    """Joins the group of the environment: (rank, local_rank, world_size); (0, 0, 1) if it names none."""
+    group = current() if is_initialized() else init()
+    return group.topology.rank, group.topology.local_rank, group.topology.world_size
+
+
+destroy_process_group = finalize
+cleanup = finalize
+
+
+def is_initialized() -> bool:
+    return _current is not None
+
+
+def current() -> ProcessGroup:
+    """The group. Raises: GroupError before `init`, naming the call that is missing."""
+    if _current is None:
+        raise GroupError(
+            "the distributed process group is not initialized. HINT: call "
+            "cx.distributed.init_process_group() (or cx.distributed.init()) first."
+        )
+    return _current
+
+
+def ensure() -> ProcessGroup:
+    """The group; made from the environment if nobody has. For trainers, which need one to exist."""
+    return current() if is_initialized() else init()
+
+
+def get_rank() -> int:
+    """This process's number in [0, world_size)."""
+    return current().topology.rank
+
+
+def get_world_size() -> int:
+    """The number of processes."""
+    return current().topology.world_size
+
+
+def get_local_rank() -> int:
+    """This process's number on its host."""
+    return current().topology.local_rank
+
+
+def get_num_replicas() -> int:
+    """The number of devices of all processes: `world_size` when each owns one."""
+    return current().mesh.size
+
+
+def is_master() -> bool:
+    """True on rank 0, and where there is no group: the process that prints and writes."""
+    return _current is None or _current.topology.is_master
+
+
+is_main_process = is_master
+
+
+def _describe(group: ProcessGroup) -> str:
+    place = group.topology
+    return f"rank {place.rank} of {place.world_size}, {group.backend}, from {place.source}"

@@ -1,0 +1,117 @@
+"""What a configuration asks for, as compiled functions: the one place where features are put together."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import optax
+from jax.sharding import Mesh
+
+from cyxjax.core.adapter import ModelFns
+from cyxjax.core.losses import PerExample
+from cyxjax.core.memory import with_remat
+from cyxjax.core.mesh import num_replicas
+from cyxjax.core.metrics import Metrics
+from cyxjax.core.precision import parse_policy, with_policy
+from cyxjax.core.step import build_eval_step, build_predict_step, build_train_step
+from cyxjax.core.strategy import Sync
+from cyxjax.data.batches import BatchPlan, batch_size_from_global
+from cyxjax.sync.registry import build_sync
+from cyxjax.train.config import DistributedTrainingConfig
+from cyxjax.train.loop import Program
+from cyxjax.train.optimizers import Schedule, build_schedule, scaling_factor, with_schedule
+
+
+class Recipe(NamedTuple):
+    """What the user gave a trainer."""
+
+    fns: ModelFns
+    loss: PerExample
+    optimizer: optax.GradientTransformation
+    metrics: Metrics
+
+
+class Built(NamedTuple):
+    """A recipe compiled for a mesh, as a configuration wants it."""
+
+    fns: ModelFns
+    sync: Sync
+    program: Program
+    predict_step: Callable
+    learning_rate: Callable[[int], float]
+    batch_size: int
+
+
+def build(
+    recipe: Recipe,
+    config: DistributedTrainingConfig,
+    mesh: Mesh,
+    *,
+    steps_per_epoch: int | None,
+    schedule: Any = None,
+    remat: str = "none",
+) -> Built:
+    """Compiled functions for `recipe`. Raises: ConfigError for values that do not go together."""
+    fns = with_policy(recipe.fns, parse_policy(config.precision))
+    fns = with_remat(fns, "full" if config.remat and remat == "none" else remat)
+    factor = _schedule(config, mesh, steps_per_epoch, schedule)
+    optimizer = with_schedule(recipe.optimizer, factor, config.max_grad_norm)
+    sync = build_sync(config.comm, optimizer, config.comm_options)
+    train_step = build_train_step(
+        fns,
+        recipe.loss,
+        sync,
+        mesh,
+        accumulation=config.gradient_accumulation_steps,
+        metrics=recipe.metrics,
+        sync_batchnorm=config.sync_batchnorm,
+    )
+    eval_step = build_eval_step(fns, recipe.loss, sync, mesh, metrics=recipe.metrics)
+    base = float(getattr(recipe.optimizer, "lr", float("nan")))
+    return Built(
+        fns,
+        sync,
+        Program(train_step, eval_step, recipe.metrics),
+        build_predict_step(fns, sync, mesh),
+        lambda step: base * float(factor(max(step - 1, 0))),
+        batch_size(config, mesh),
+    )
+
+
+def batch_size(config: DistributedTrainingConfig, mesh: Mesh) -> int:
+    """Samples per replica and micro-step. Raises: ConfigError when the global batch does not divide."""
+    if config.global_batch_size is None:
+        return config.batch_size
+    return batch_size_from_global(
+        config.global_batch_size, num_replicas(mesh), config.gradient_accumulation_steps
+    )
+
+
+def batch_plan(config: DistributedTrainingConfig, mesh: Mesh, num_samples: int) -> BatchPlan:
+    """How `num_samples` become steps on this mesh."""
+    return BatchPlan(
+        num_samples,
+        batch_size(config, mesh),
+        num_replicas(mesh),
+        config.gradient_accumulation_steps,
+        config.drop_last,
+    )
+
+
+def effective_batch_size(config: DistributedTrainingConfig, mesh: Mesh) -> int:
+    return batch_size(config, mesh) * num_replicas(mesh) * config.gradient_accumulation_steps
+
+
+def _schedule(
+    config: DistributedTrainingConfig, mesh: Mesh, steps_per_epoch: int | None, section: Any
+) -> Schedule:
+    """Factor on the learning rate, from scaling rule, warm-up and decay."""
+    peak = scaling_factor(config.lr_scaling, effective_batch_size(config, mesh), config.base_batch_size)
+    total = config.max_steps or (steps_per_epoch or 0) * config.epochs
+    name = section.name if section else "constant"
+    return build_schedule(
+        name,
+        peak=peak,
+        warmup_steps=config.warmup_steps,
+        decay_steps=(section.decay_steps if section else None) or total - config.warmup_steps,
+        final_fraction=section.final_fraction if section else 0.0,
+    )

@@ -1,0 +1,114 @@
+"""One experiment from its configuration: data, model, trainer, and a run folder that says what happened."""
+
+from pathlib import Path
+from typing import Any
+
+from cyxjax.core.losses import (
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    HuberLoss,
+    L1Loss,
+    Loss,
+    MSELoss,
+    NLLLoss,
+)
+from cyxjax.data.catalog import Splits, load_dataset
+from cyxjax.distributed import process_group
+from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, ConfigError, nearest
+from cyxjax.models.registry import get_model
+from cyxjax.observe.console import build_console
+from cyxjax.observe.records import write_atomic
+from cyxjax.observe.sinks import build_sinks
+from cyxjax.train.config import TrainConfig
+from cyxjax.train.optimizers import build_optimizer
+from cyxjax.train.run_lock import RunLock
+from cyxjax.train.trainer import DistributedTrainer
+
+LOSSES: dict[str, Loss | None] = {
+    "cross_entropy": CrossEntropyLoss(),
+    "mse": MSELoss(),
+    "l1": L1Loss(),
+    "huber": HuberLoss(),
+    "bce_with_logits": BCEWithLogitsLoss(),
+    "nll": NLLLoss(),
+    "model": None,
+}
+_BY_TASK = {"classification": "cross_entropy", "language": "cross_entropy", "regression": "mse"}
+_OWN_LOSS = ("vae",)
+_WIDTH = {"num_classes": "num_classes", "vocab_size": "num_classes"}
+"""model option -> what the data set says it should be, unless the configuration does"""
+
+
+def run(config: TrainConfig) -> int:
+    """Trains as `config` says; the exit code. What can be wrong is found before a file is written."""
+    group = process_group.init(cpu_devices=config.cpu_devices)
+    splits = load_dataset(config.data.name, config.data.root, **config.data.options)
+    trainer = DistributedTrainer(
+        _model(config, splits), _loss(config, splits), build_optimizer(config.optimizer)
+    )
+    config = _dev_run(config)
+    trainer.check(splits.train, splits.val, config=config, schedule=config.schedule)
+    console = build_console(trainer.is_master(), config.verbose)
+    run_dir = Path(config.run_dir)
+    if group.topology.is_master:
+        taken_over = (lock := RunLock(run_dir)).acquire()
+        if taken_over:
+            console.note(taken_over)
+        write_atomic(run_dir / "config.yaml", config.to_yaml())
+    try:
+        history = trainer.fit(
+            splits.train,
+            splits.val,
+            config,
+            schedule=config.schedule,
+            console=console,
+            open_sink=lambda step: build_sinks(
+                config.sinks, run_dir, trainer.is_master(), config.resolved(), resume_step=step
+            ),
+        )
+        test = trainer.evaluate_metrics(splits.test) if not history.stopped_by else {}
+        if group.topology.is_master:
+            history.save(run_dir / "history.json")
+    finally:
+        if group.topology.is_master:
+            lock.release()
+    if test:
+        console.note(
+            "Test: " + ", ".join(f"{name} {value:.4f}" for name, value in test.items() if value == value)
+        )
+    console.done(history, str(run_dir))
+    process_group.finalize()
+    return EXIT_PREEMPTED if history.stopped_by == "signal" else EXIT_OK
+
+
+def _model(config: TrainConfig, splits: Splits) -> Any:
+    builder = get_model(config.model.name)
+    known = builder.options()
+    implied = {option: getattr(splits.info, fact) for option, fact in _WIDTH.items() if option in known}
+    return builder(implied | config.model.options)
+
+
+def _loss(config: TrainConfig, splits: Splits) -> Loss | None:
+    name = config.loss
+    if name == "auto":
+        name = "model" if config.model.name in _OWN_LOSS else _BY_TASK[splits.info.task]
+    if name not in LOSSES:
+        raise ConfigError(f"loss={name!r} is not known. HINT: {nearest(name, [*LOSSES, 'auto'])}")
+    return LOSSES[name]
+
+
+def _dev_run(config: TrainConfig) -> TrainConfig:
+    """`--fast-dev-run`: two steps, two evaluation batches, no checkpoint."""
+    if not config.fast_dev_run:
+        return config
+    few = {
+        "max_steps": 2,
+        "max_eval_batches": 2,
+        "epochs": 1,
+        "resume": "never",
+        "checkpoint_every_n_epochs": 0,
+        "checkpoint_every_n_steps": 0,
+        "checkpoint_every_n_minutes": 0.0,
+        "log_every_n_batches": 1,
+    }
+    return config.model_copy(update=few)

@@ -1,0 +1,166 @@
+"""From samples on the host to global batches on the devices, one step at a time."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from cyxjax.core.mesh import local_replicas, num_replicas, put_replicated, put_rows
+from cyxjax.core.step import Batch
+from cyxjax.data.batches import BatchPlan, HostBatch, iterate
+from cyxjax.data.order import Order
+from cyxjax.data.prefetch import prefetch
+from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
+from cyxjax.errors import DataError
+from cyxjax.train.loop import Feed
+
+Ask = Callable[[], tuple[bool, bool]]
+
+
+class Placer:
+    """Puts host batches on the mesh; what is the same in every full batch is put there once."""
+
+    def __init__(self, mesh: Mesh):
+        self._mesh = mesh
+        self._local = len(local_replicas(mesh))
+        self._kept: dict[tuple, jax.Array] = {}
+
+    def put(self, host: HostBatch, signal: tuple[bool, bool] = (False, False)) -> Batch:
+        rows = len(host.weight)
+        full = host.weight.all()
+        parts = put_rows(self._mesh, (host.inputs, host.targets) if full else host[:3])
+        weight = (
+            self._once(("weight", rows), lambda: self._rows(np.ones(rows, np.float32))) if full else parts[2]
+        )
+        total = self._once(("total", host.total), lambda: put_replicated(self._mesh, np.float32(host.total)))
+        asked = self._once(
+            ("signal", signal), lambda: self._rows(np.tile(np.array(signal, np.float32), (self._local, 1)))
+        )
+        return Batch(parts[0], parts[1], weight, total, asked)
+
+    def _rows(self, array: np.ndarray) -> jax.Array:
+        return put_rows(self._mesh, array)
+
+    def _once(self, name: tuple, make: Callable[[], jax.Array]) -> jax.Array:
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
+
+
+def dataset_feed(
+    mesh: Mesh,
+    train: Dataset,
+    plan: BatchPlan,
+    val: Dataset | None,
+    *,
+    seed: int,
+    shuffle: bool,
+    depth: int,
+    max_eval_batches: int | None = None,
+) -> Feed:
+    """Batches of datasets with an index: each sample once an epoch, each step a function of its number."""
+    placer, mine = Placer(mesh), local_replicas(mesh)
+
+    def train_batches(epoch: int, first_step: int, ask: Ask) -> Iterator[Batch]:
+        order = Order(len(train), seed, epoch, shuffle)
+        # Gathering rows of arrays in memory is cheaper than handing them from one thread to another.
+        ahead = 0 if isinstance(train, ArrayDataset) else depth
+        with prefetch(iterate(train, order, plan, mine, first_step), ahead) as batches:
+            for host in batches:
+                yield placer.put(host, ask())
+
+    def val_batches() -> Iterator[Batch]:
+        assert val is not None
+        return eval_batches(mesh, val, plan.batch_size, max_eval_batches, placer)
+
+    return Feed(train_batches, plan.num_steps, None if val is None else val_batches)
+
+
+def eval_batches(
+    mesh: Mesh, dataset: Dataset, batch_size: int, limit: int | None = None, placer: Placer | None = None
+) -> Iterator[Batch]:
+    """All samples once, in order; the last batch padded with weight 0."""
+    placer = placer or Placer(mesh)
+    order = Order(len(dataset), shuffle=False)
+    plan = BatchPlan(len(dataset), batch_size, num_replicas(mesh))
+    for host in islice(iterate(dataset, order, plan, local_replicas(mesh)), limit):
+        yield placer.put(host)
+
+
+def loader_feed(
+    mesh: Mesh, train: Iterable[Any], val: Iterable[Any] | None, accumulation: int, depth: int
+) -> Feed:
+    """Batches of loaders, one loader a process, as under torch: each yields this process's samples.
+
+    Ranks may run out of data at different times: they agree on each step's number of samples, and a rank
+    without any takes part with weight 0.
+    """
+    placer = Placer(mesh)
+
+    def train_batches(epoch: int, first_step: int, ask: Ask) -> Iterator[Batch]:
+        if hasattr(getattr(train, "sampler", None), "set_epoch"):
+            train.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        with prefetch(_stream(mesh, train, accumulation), depth) as batches:
+            for step, host in enumerate(_agreed(batches)):
+                if step >= first_step:
+                    yield placer.put(host, ask())
+
+    def val_batches() -> Iterator[Batch]:
+        assert val is not None
+        for host in _agreed(_stream(mesh, val, 1)):
+            yield placer.put(host)
+
+    return Feed(train_batches, None, None if val is None else val_batches)
+
+
+def _stream(mesh: Mesh, loader: Iterable[Any], accumulation: int) -> Iterator[HostBatch]:
+    """`accumulation` loader batches as one step's rows; the first one fixes how many rows there are."""
+    local, batches = len(local_replicas(mesh)), as_batches(loader)
+    size = 0
+    while group := list(islice(batches, accumulation)):
+        size = size or -(-_rows(group[0]) // local)
+        yield _deal(group, local, accumulation, size)
+
+
+def _deal(group: list[tuple[Any, Any]], local: int, accumulation: int, size: int) -> HostBatch:
+    """Rows ordered (replica, micro-batch, slot); a short batch repeats its samples with weight 0."""
+    counts = [_rows(part) for part in group]
+    if max(counts) > size * local:
+        raise DataError(
+            f"the loader gave a batch of {max(counts)} samples after one of at most {size * local}; "
+            "expected its first batch to be the largest. HINT: let only the last batch be short."
+        )
+    counts += [0] * (accumulation - len(counts))
+    starts = np.cumsum([0, *counts[:-1]])
+    places = (np.arange(size)[None, :] * local + np.arange(local)[:, None])[:, None, :]  # (replica, 1, slot)
+    counts_here = np.array(counts)[None, :, None]
+    weight = (places < counts_here).astype(np.float32)
+    index = (starts[None, :, None] + places % np.maximum(counts_here, 1)) % sum(counts)
+    inputs, targets = jax.tree.map(lambda *a: np.concatenate(a)[index.reshape(-1)], *group)
+    places = np.broadcast_to(places, index.shape).reshape(-1)
+    return HostBatch(inputs, targets, weight.reshape(-1), sum(counts), places.astype(np.int64))
+
+
+def _agreed(batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
+    """`batches` with `total` summed over all ranks, until the last rank has run out."""
+    if jax.process_count() == 1:
+        yield from batches
+        return
+    iterator, last = iter(batches), None
+    while True:
+        host = next(iterator, None)
+        total = int(multihost_utils.process_allgather(np.int64(host.total if host else 0)).sum())
+        if not total:
+            return
+        last = host or last
+        if last is None:
+            raise DataError("this rank's loader is empty, peers have data. HINT: give each rank a sample.")
+        yield last._replace(total=total, weight=last.weight if host else np.zeros_like(last.weight))
+
+
+def _rows(part: tuple[Any, Any]) -> int:
+    return len(jax.tree.leaves(part)[0])

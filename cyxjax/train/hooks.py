@@ -1,0 +1,226 @@
+"""The parts that watch a run. Each is told values (`StepInfo`, `EpochInfo`, `Moment`), never the trainer."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cyxjax.core.metrics import Metrics
+from cyxjax.errors import CyxjaxError
+from cyxjax.observe.console import Console
+from cyxjax.observe.sinks import Sink
+from cyxjax.train.history import DistributedTrainingHistory
+from cyxjax.train.loop import EpochInfo, Hook, Moment, Position, StepInfo
+
+Rate = Callable[[int], float]
+"""optimizer steps done -> learning rate of the last of them"""
+
+
+class NonFiniteError(CyxjaxError, RuntimeError):
+    """The loss became NaN or infinite."""
+
+
+class HistoryHook(Hook):
+    """Fills the history: one entry an epoch, and the totals at the end."""
+
+    def __init__(self, history: DistributedTrainingHistory, learning_rate: Rate):
+        self._history, self._rate = history, learning_rate
+        self._before_s, self._samples = history.total_time_seconds, 0.0
+        self._started = time.monotonic()
+
+    def on_start(self, moment: Moment) -> None:
+        # Samples of earlier processes of this run: their rate times their time.
+        self._samples = self._history.samples_per_second * self._before_s
+        self._started = time.monotonic()
+
+    def on_step(self, info: StepInfo) -> None:
+        self._samples += info.sums[0, 1]
+
+    def on_epoch(self, info: EpochInfo) -> None:
+        h = self._history
+        h.epochs.append(info.position.epoch - 1)
+        h.train_losses.append(info.train["loss"])
+        h.train_accuracies.append(info.train["accuracy"])
+        h.learning_rates.append(self._rate(info.position.step))
+        if info.val:
+            h.val_epochs.append(info.position.epoch - 1)
+            h.val_losses.append(info.val["loss"])
+            h.val_accuracies.append(info.val["accuracy"])
+        self._totals(info.position)
+
+    def on_state(self, moment: Moment) -> None:
+        self._totals(moment.position)
+
+    def on_end(self, moment: Moment, finished: bool) -> None:
+        self._totals(moment.position)
+
+    def _totals(self, position: Position) -> None:
+        seconds = self._before_s + time.monotonic() - self._started
+        self._history.total_time_seconds = seconds
+        self._history.samples_per_second = self._samples / max(seconds, 1e-9)
+        self._history.num_steps = position.step
+
+
+class RecordHook(Hook):
+    """Turns numbers into records for the console and the sinks: every so many steps, and each epoch."""
+
+    def __init__(self, console: Console, sink: Sink, metrics: Metrics, every: int, learning_rate: Rate):
+        self._console, self._sink, self._metrics = console, sink, metrics
+        self._every, self._rate = every, learning_rate
+        self._sums, self._since = np.zeros((len(metrics.names), 2)), time.monotonic()
+        self._epoch_started = self._since
+
+    def on_start(self, moment: Moment) -> None:
+        self._reset()
+        self._epoch_started = time.monotonic()
+
+    def on_step(self, info: StepInfo) -> None:
+        self._sums = self._sums + info.sums
+        if info.position.step_in_epoch % self._every:
+            return
+        record = {
+            "step": info.position.step,
+            "epoch": info.position.epoch,
+            "batch": info.position.step_in_epoch,
+            **self._known(self._metrics.means(self._sums)),
+            "learning_rate": self._rate(info.position.step),
+            "samples_per_second": self._sums[0, 1] / max(time.monotonic() - self._since, 1e-9),
+        }
+        self._reset()
+        self._console.step(record)
+        self._sink.log(record)
+
+    def on_epoch(self, info: EpochInfo) -> None:
+        record = {
+            "step": info.position.step,
+            "epoch": info.position.epoch - 1,
+            **{f"train_{name}": value for name, value in self._known(info.train).items()},
+            **{f"val_{name}": value for name, value in self._known(info.val).items()},
+            "learning_rate": self._rate(info.position.step),
+            "seconds": time.monotonic() - self._epoch_started,
+        }
+        self._reset()
+        self._epoch_started = time.monotonic()
+        self._console.epoch(record)
+        self._sink.log(record)
+
+    def _reset(self) -> None:
+        self._sums, self._since = np.zeros((len(self._metrics.names), 2)), time.monotonic()
+
+    def _known(self, means: dict[str, float]) -> dict[str, float]:
+        """Without metrics that mean nothing here (accuracy of a regression); a NaN loss is shown."""
+        return {n: v for n, v in means.items() if n == "loss" or not math.isnan(v)}
+
+
+class CheckpointHook(Hook):
+    """Saves the run: by epochs, steps, minutes, on request, and at its end."""
+
+    def __init__(
+        self,
+        checkpointer: Any,
+        describe: Callable[[Moment], dict[str, Any]],
+        *,
+        every_epochs: int,
+        every_steps: int,
+        every_minutes: float,
+        metric: Callable[[], float | None],
+        requested: Callable[[], bool] = lambda: False,
+    ):
+        self._checkpointer, self._describe, self._metric = checkpointer, describe, metric
+        self._every_epochs, self._every_steps, self._every_s = every_epochs, every_steps, 60 * every_minutes
+        self._requested, self._saved_at, self._saved_step = requested, time.monotonic(), -1
+
+    def on_start(self, moment: Moment) -> None:
+        self._saved_step = moment.position.step
+
+    def ask(self) -> tuple[bool, bool]:
+        late = bool(self._every_s) and time.monotonic() - self._saved_at > self._every_s
+        return False, late or self._requested()
+
+    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
+        by_epochs = (
+            self._every_epochs and not position.step_in_epoch and not position.epoch % self._every_epochs
+        )
+        by_steps = self._every_steps and not position.step % self._every_steps
+        return bool(asked_to_save or by_epochs or by_steps)
+
+    def on_state(self, moment: Moment) -> None:
+        self._checkpointer.save(moment.position.step, moment.state, self._describe(moment), self._metric())
+        self._saved_at, self._saved_step = time.monotonic(), moment.position.step
+
+    def on_end(self, moment: Moment, finished: bool) -> None:
+        regular = self._every_epochs or self._every_steps or self._every_s
+        if regular and moment.position.step != self._saved_step:
+            self.on_state(moment)
+        self._checkpointer.wait()
+
+
+class StopHook(Hook):
+    """Asks to stop, once: when a signal came, or when the time is up. All ranks stop at one step."""
+
+    def __init__(
+        self, history: DistributedTrainingHistory, signalled: Callable[[], bool], max_time_s: float | None
+    ):
+        self._history, self._signalled, self._max_time_s = history, signalled, max_time_s
+
+    def on_start(self, moment: Moment) -> None:
+        self._started = time.monotonic()
+
+    def ask(self) -> tuple[bool, bool]:
+        late = self._max_time_s is not None and time.monotonic() - self._started > self._max_time_s
+        return late or self._signalled(), False
+
+    def on_step(self, info: StepInfo) -> None:
+        if info.signals[0] and not self._history.stopped_by:
+            late = self._max_time_s is not None and time.monotonic() - self._started > self._max_time_s
+            self._history.stopped_by = "max_time" if late and not self._signalled() else "signal"
+
+
+class EarlyStopping(Hook):
+    """Stops after `patience` epochs in which `monitor` (such as val_loss) did not improve by `min_delta`."""
+
+    def __init__(
+        self, patience: int, monitor: str = "val_loss", min_delta: float = 0.0, history: Any | None = None
+    ):
+        self._patience, self._monitor, self._min_delta, self._history = patience, monitor, min_delta, history
+        self._best, self._waited = math.inf, 0
+
+    def on_epoch(self, info: EpochInfo) -> bool:
+        value = monitored(self._monitor, info)
+        if value is None:
+            return False
+        score = -value if self._monitor.endswith("accuracy") else value
+        self._waited = 0 if score < self._best - self._min_delta else self._waited + 1
+        self._best = min(self._best, score)
+        stop = self._waited >= self._patience
+        if stop and self._history is not None:
+            self._history.stopped_by = "early_stopping"
+        return stop
+
+
+class TerminateOnNaN(Hook):
+    """Ends the run with an error when a step's loss is NaN or infinite; equal on all ranks."""
+
+    def on_step(self, info: StepInfo) -> None:
+        loss = info.sums[0, 0] / max(info.sums[0, 1], 1)
+        if not math.isfinite(loss):
+            raise NonFiniteError(
+                f"the loss of step {info.position.step} (epoch {info.position.epoch}) is {loss}. "
+                "HINT: lower the learning rate, set max_grad_norm, or look for NaN in the data; "
+                "the last checkpoint is good."
+            )
+
+
+def monitored(monitor: str, info: EpochInfo) -> float | None:
+    """The value `monitor` names; None in an epoch that was not evaluated."""
+    split, _, name = monitor.partition("_")
+    return (info.train if split == "train" else info.val).get(name)
+
+
+def latest(history: DistributedTrainingHistory, monitor: str) -> float | None:
+    """The newest value of `monitor` in the history; None before the first."""
+    split, _, name = monitor.partition("_")
+    curve = getattr(history, f"{split}_{'losses' if name == 'loss' else 'accuracies'}")
+    return curve[-1] if curve and math.isfinite(curve[-1]) else None

@@ -1,0 +1,141 @@
+"""What `fit` accepts, made into one shape, and checked before anything is compiled or written."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from cyxjax.data.order import Order
+from cyxjax.data.sources import ArrayDataset, Dataset, as_batches, as_dataset
+from cyxjax.errors import ConfigError, DataError
+from cyxjax.train.config import DistributedTrainingConfig
+
+PyTree = Any
+
+
+class FitData(NamedTuple):
+    """Training and validation data: both with an index (`Dataset`), or both loaders of batches."""
+
+    train: Any
+    val: Any
+    indexed: bool
+
+
+def parse(
+    args: tuple[Any, ...], config: DistributedTrainingConfig | None
+) -> tuple[FitData, DistributedTrainingConfig]:
+    """The data and configuration of `fit(X, y, config)`, `fit(X, y, X_val, y_val, config)`,
+    `fit(dataset, config)` or `fit(loader, val_loader, config)`.
+
+    Raises: ConfigError for another form, DataError for data that cannot be read.
+    """
+    given = list(args)
+    if given and isinstance(given[-1], DistributedTrainingConfig):
+        config = given.pop()
+    config = config or DistributedTrainingConfig()
+    while given and given[-1] is None:
+        given.pop()
+    if len(given) == 4:
+        return FitData(as_dataset(tuple(given[:2])), as_dataset(tuple(given[2:])), True), config
+    if len(given) == 2 and _is_arrays(given[0]) and _is_arrays(given[1]):
+        return _split(as_dataset(tuple(given)), config), config
+    if len(given) in (1, 2):
+        train, val = given[0], given[1] if len(given) == 2 else None
+        if _is_loader(train):
+            return FitData(train, val, False), config
+        found = as_dataset(train, num_workers=config.num_workers)
+        if val is None:
+            return _split(found, config), config
+        return FitData(found, as_dataset(val, num_workers=config.num_workers), True), config
+    raise ConfigError(
+        f"fit got {len(given)} pieces of data; expected (X, y), (X, y, X_val, y_val), "
+        "(dataset[, val_dataset]) or (loader[, val_loader]). HINT: fit(X_train, y_train, config)."
+    )
+
+
+def first_inputs(data: FitData) -> PyTree:
+    """One training sample's inputs, shape (1, ...), to learn the model's shapes from."""
+    if data.indexed:
+        return data.train.take(np.zeros(1, np.int64))[0]
+    first = next(iter(as_batches(data.train)), None)
+    if first is None:
+        raise DataError("the training loader is empty. HINT: check the dataset and drop_last.")
+    return jax.tree.map(lambda a: a[:1], first[0])
+
+
+def check_labels(dataset: Dataset, output: Any, what: str = "labels") -> None:
+    """Integer labels of in-memory data must name one of the model's outputs.
+
+    output: the model's output for one sample, as a ShapeDtypeStruct (1, ..., C).
+    Raises: DataError naming the first label that does not, and its sample.
+    """
+    labels = getattr(dataset, "targets", None) if isinstance(dataset, ArrayDataset) else None
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu" or not hasattr(output, "shape"):
+        return
+    if labels.ndim != len(output.shape) - 1:
+        return
+    wrong = np.flatnonzero((labels < 0) | (labels >= output.shape[-1]))
+    if wrong.size:
+        where = np.unravel_index(wrong[0], labels.shape)
+        raise DataError(
+            f"{what}: sample {where[0]} has label {labels[where]}, but the model has "
+            f"{output.shape[-1]} outputs (labels 0 to {output.shape[-1] - 1}). "
+            "HINT: give the model one output per class, counted from 0."
+        )
+
+
+def check_finite(dataset: Dataset, what: str) -> None:
+    """In-memory inputs hold no NaN. Raises: DataError naming the first sample that does."""
+    if not isinstance(dataset, ArrayDataset):
+        return
+    for leaf in jax.tree.leaves((dataset.inputs, dataset.targets)):
+        if type(leaf) is not np.ndarray or leaf.dtype.kind != "f":
+            continue  # memmaps are not read through
+        if not np.isfinite(leaf.sum(dtype=np.float64)):
+            bad = np.flatnonzero(~np.isfinite(leaf.reshape(len(leaf), -1)).all(1))
+            if bad.size:
+                raise DataError(
+                    f"{what}: {bad.size} of {len(leaf)} samples hold NaN or infinity, the first is {bad[0]}. "
+                    "HINT: clean them, e.g. X = numpy.nan_to_num(X), or leave them out."
+                )
+
+
+def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:
+    """Holds out `validation_split` of the samples, drawn once from the seed: the same on every rank."""
+    if not config.validation_split:
+        return FitData(dataset, None, True)
+    count = round(len(dataset) * config.validation_split)
+    if not 0 < count < len(dataset):
+        raise DataError(
+            f"validation_split={config.validation_split} of {len(dataset)} samples leaves "
+            f"{len(dataset) - count} to train on and {count} to validate on. "
+            "HINT: give more data or another split."
+        )
+    order = Order(len(dataset), config.seed, epoch=2**31)[:]  # an order no training epoch has
+    return FitData(Part(dataset, np.sort(order[count:])), Part(dataset, np.sort(order[:count])), True)
+
+
+class Part:
+    """The samples `indices` of a dataset."""
+
+    def __init__(self, dataset: Dataset, indices: np.ndarray):
+        self._dataset, self._indices = dataset, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def take(self, indices: np.ndarray) -> tuple[PyTree, PyTree]:
+        return self._dataset.take(self._indices[indices])
+
+
+def _is_arrays(data: Any) -> bool:
+    """An array, or a dict or list of arrays; not a dataset or loader."""
+    if isinstance(data, dict):
+        return all(_is_arrays(v) for v in data.values())
+    return hasattr(data, "shape") and hasattr(data, "dtype")
+
+
+def _is_loader(data: Any) -> bool:
+    """Gives batches when iterated, rather than samples by index."""
+    return isinstance(data, Iterable) and not _is_arrays(data) and not hasattr(data, "__getitem__")

@@ -1,0 +1,192 @@
+"""The loop: a function over values. It owns nothing; what people see, save or stop by is a hook.
+
+batches -> step -> (state, sums) -> hooks, read up to `in_flight` steps behind the device
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from cyxjax.core.metrics import Metrics
+from cyxjax.core.step import Batch, TrainState
+
+Sums = np.ndarray
+"""float64 (number of metrics, 2): weighted sum and weight of each metric."""
+
+
+class Position(NamedTuple):
+    """How far a run is: optimizer steps done in all, and within the epoch under way."""
+
+    step: int = 0
+    epoch: int = 0
+    step_in_epoch: int = 0
+
+
+class StepInfo(NamedTuple):
+    """What hooks are told of one step, once its numbers have arrived."""
+
+    position: Position  # after the step
+    sums: Sums
+    signals: tuple[float, float]  # how many replicas ask to stop, to save
+
+
+class EpochInfo(NamedTuple):
+    """What hooks are told of one epoch; equal on all ranks."""
+
+    position: Position
+    train: dict[str, float]
+    val: dict[str, float]
+
+
+class Moment(NamedTuple):
+    """The run between two steps, whole: what a checkpoint holds."""
+
+    position: Position
+    state: TrainState
+    sums: Sums  # of the epoch under way
+
+
+class Hook:
+    """Does nothing at each moment of a run; a hook overrides what it needs. `True` from one asks to stop."""
+
+    def on_start(self, moment: Moment) -> None:
+        """Before the first step."""
+
+    def ask(self) -> tuple[bool, bool]:
+        """(stop, save): what this rank asks of all, sent along with the next step."""
+        return False, False
+
+    def on_step(self, info: StepInfo) -> bool | None:
+        """The numbers of a step have arrived; later steps are already under way."""
+
+    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
+        """Whether `on_state` should see the state after this step. All ranks must say the same."""
+        return False
+
+    def on_state(self, moment: Moment) -> None:
+        """The state after a step, all numbers up to it known. It is donated to the next step: copy it."""
+
+    def on_epoch(self, info: EpochInfo) -> bool | None:
+        """An epoch and its evaluation are over."""
+
+    def on_end(self, moment: Moment, finished: bool) -> None:
+        """The run is over: `finished`, or stopped before its time."""
+
+
+class Program(NamedTuple):
+    """The compiled functions of a run."""
+
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]
+    eval_step: Callable[[TrainState, Batch], jax.Array]
+    metrics: Metrics
+
+
+class Feed(NamedTuple):
+    """Where batches come from: functions of the position, so that a resumed run asks for the same ones."""
+
+    train: Callable[[int, int, Callable[[], tuple[bool, bool]]], Iterable[Batch]]  # (epoch, first step, ask)
+    steps_per_epoch: int | None  # None: known when the epoch ends
+    val: Callable[[], Iterable[Batch]] | None
+
+
+def fit(
+    program: Program,
+    feed: Feed,
+    start: Moment,
+    hooks: Iterable[Hook],
+    *,
+    epochs: int,
+    in_flight: int = 2,
+    eval_every: int = 1,
+    max_steps: int | None = None,
+) -> Moment:
+    """Trains from `start` until `epochs` or `max_steps` are done or a hook stops it; the moment it ended."""
+    hooks = list(hooks)
+    for hook in hooks:
+        hook.on_start(start)
+    moment, stop = start, False
+    while moment.position.epoch < epochs and not stop:
+        moment, ended, stop = _epoch(program, feed, moment, hooks, in_flight, max_steps)
+        if not ended:
+            break
+        epoch = moment.position.epoch + 1
+        due = feed.val is not None and eval_every and (epoch % eval_every == 0 or epoch == epochs)
+        val = evaluate(program, moment.state, feed.val()) if due and feed.val else {}
+        position = Position(moment.position.step, epoch, 0)
+        info = EpochInfo(position, program.metrics.means(moment.sums), val)
+        stop |= _any(hook.on_epoch(info) for hook in hooks)
+        moment = Moment(position, moment.state, np.zeros_like(moment.sums))
+        _show_state(hooks, moment, False)
+    for hook in hooks:
+        hook.on_end(moment, moment.position.epoch >= epochs)
+    return moment
+
+
+def _epoch(
+    program: Program, feed: Feed, moment: Moment, hooks: list[Hook], in_flight: int, max_steps: int | None
+) -> tuple[Moment, bool, bool]:
+    """(moment, whether the epoch ended, whether to stop) after training on the rest of the epoch."""
+    position, state, sums = moment
+    waiting: deque[tuple[Position, jax.Array]] = deque()
+    stop = save = False
+
+    def settle(room: int) -> None:
+        """Waits until at most `room` steps are under way, and tells the hooks what the others gave."""
+        nonlocal sums, stop, save
+        while len(waiting) > room:
+            when, handle = waiting.popleft()
+            *measured, signals = np.asarray(handle.addressable_data(0), np.float64)
+            info = StepInfo(when, np.array(measured), (signals[0], signals[1]))
+            sums = sums + info.sums
+            stop |= _any(hook.on_step(info) for hook in hooks) | (info.signals[0] > 0)
+            save |= info.signals[1] > 0
+
+    ask = lambda: _asked(hooks)  # noqa: E731
+    for batch in feed.train(position.epoch, position.step_in_epoch, ask):
+        state, handle = program.train_step(state, batch)
+        position = Position(position.step + 1, position.epoch, position.step_in_epoch + 1)
+        waiting.append((position, handle))
+        settle(in_flight - 1)
+        last = position.step_in_epoch == feed.steps_per_epoch
+        if not last and any(hook.wants_state(position, save) for hook in hooks):
+            settle(0)
+            _show_state(hooks, Moment(position, state, sums), save)
+            save = False
+        stop |= position.step == max_steps
+        if stop:
+            break
+    settle(0)
+    # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
+    ended = not stop or position.step_in_epoch == feed.steps_per_epoch
+    return Moment(position, state, sums), ended, stop
+
+
+def _show_state(hooks: list[Hook], moment: Moment, save: bool) -> None:
+    for hook in hooks:
+        if hook.wants_state(moment.position, save):
+            hook.on_state(moment)
+
+
+def _asked(hooks: list[Hook]) -> tuple[bool, bool]:
+    asked = [hook.ask() for hook in hooks]
+    return any(stop for stop, _ in asked), any(save for _, save in asked)
+
+
+def _any(answers: Iterable[bool | None]) -> bool:
+    return any([bool(a) for a in answers])  # a list: every hook is told, also after one said stop
+
+
+def evaluate(program: Program, state: TrainState, batches: Iterable[Batch]) -> dict[str, float]:
+    """Means of the metrics over `batches`; equal on all ranks."""
+    sums = np.zeros((len(program.metrics.names), 2))
+    waiting: deque[jax.Array] = deque()
+    for batch in batches:
+        waiting.append(program.eval_step(state, batch))
+        if len(waiting) > 1:
+            sums += np.asarray(waiting.popleft().addressable_data(0), np.float64)
+    for handle in waiting:
+        sums += np.asarray(handle.addressable_data(0), np.float64)
+    return program.metrics.means(sums)

@@ -1,0 +1,406 @@
+"""`DistributedTrainer`: the documented shell around the loop. It moves values; the core computes."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+
+from cyxjax.core.adapter import adapt
+from cyxjax.core.losses import as_per_example
+from cyxjax.core.mesh import local_replicas, local_rows, local_value, num_replicas, put_replicated, put_rows
+from cyxjax.core.metrics import Metrics
+from cyxjax.core.step import TrainState, init_state, place_state
+from cyxjax.data.sources import as_dataset
+from cyxjax.distributed import process_group
+from cyxjax.errors import CheckpointError, ConfigError, GroupError
+from cyxjax.observe.console import Console, build_console
+from cyxjax.observe.sinks import NullSink, Sink
+from cyxjax.train import inputs as fit_inputs
+from cyxjax.train import loop, moments
+from cyxjax.train.build import Built, Recipe, batch_plan, build, effective_batch_size
+from cyxjax.train.checkpoint import Checkpointer
+from cyxjax.train.config import DistributedTrainingConfig
+from cyxjax.train.feed import dataset_feed, eval_batches, loader_feed
+from cyxjax.train.history import DistributedTrainingHistory
+from cyxjax.train.hooks import (
+    CheckpointHook,
+    EarlyStopping,
+    HistoryHook,
+    RecordHook,
+    StopHook,
+    TerminateOnNaN,
+    latest,
+)
+from cyxjax.train.loop import Feed, Hook, Moment, Position
+from cyxjax.train.signals import StopSignals
+
+PyTree = Any
+
+
+class DistributedTrainer:
+    """Trains a Flax model on every device of every process, as if on one device with the whole batch.
+
+    model: linen or nnx module, (init, apply) pair, or SequentialModel. loss_fn: a loss of cyxjax, a function
+    (output, target) -> value an example (or a mean), or None if the model returns {"loss": ...}.
+    optimizer: any optax transformation. Without a group, one is made from the environment.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        loss_fn: Any = None,
+        optimizer: optax.GradientTransformation | None = None,
+        *,
+        metrics: Metrics | None = None,
+        callbacks: Iterable[Hook] = (),
+    ):
+        if optimizer is None:
+            raise ConfigError("no optimizer was given. HINT: pass cx.AdamOptimizer(0.001) as third argument.")
+        self._model = model
+        self._recipe = Recipe(adapt(model), as_per_example(loss_fn), optimizer, metrics or Metrics())
+        self._callbacks = list(callbacks)
+        self._group = process_group.ensure()
+        self._mesh = self._group.mesh
+        self._remat = "none"
+        self._config = DistributedTrainingConfig()
+        self._built: Built | None = None
+        self._inputs: PyTree = None
+        self._moment: Moment | None = None
+        self._loaded = False  # the next fit goes on from a loaded moment
+        self.history = DistributedTrainingHistory()
+        self.stopped_by_signal = False
+
+    def fit(
+        self,
+        *data: Any,
+        config: DistributedTrainingConfig | None = None,
+        schedule: Any = None,
+        console: Console | None = None,
+        open_sink: Callable[[int], Sink] = lambda step: NullSink(),
+    ) -> DistributedTrainingHistory:
+        """Trains and returns the history: fit(X, y, config), fit(X, y, X_val, y_val, config),
+        fit(dataset, val_dataset, config) or fit(loader, val_loader, config).
+
+        A second call goes on from the trained parameters. With `config.resume` a run that was cut short goes
+        on from its newest good checkpoint. Raises: ConfigError and DataError before anything is written.
+        """
+        feed, config = self.check(*data, config=config, schedule=schedule)
+        console = console or build_console(self.is_master(), config.verbose)
+        start = self._start(config, console)
+        self._loaded = False
+        return self._run(feed, start, config, open_sink(start.position.step), console)
+
+    def check(
+        self, *data: Any, config: DistributedTrainingConfig | None = None, schedule: Any = None
+    ) -> tuple[Feed, DistributedTrainingConfig]:
+        """What `fit` does before it writes or trains anything: the data and configuration fit together."""
+        found, config = fit_inputs.parse(data, config)
+        feed = self._feed(found, config)
+        self._prepare(config, fit_inputs.first_inputs(found), feed.steps_per_epoch, schedule)
+        if found.indexed:
+            self._check(found)
+        return feed, config
+
+    def evaluate(self, X: Any, y: Any = None, *, batch_size: int | None = None) -> tuple[float, float]:
+        """(loss, accuracy) over all samples, each counted once: the same numbers at every world size.
+
+        Accuracy is NaN where it means nothing (regression).
+        """
+        means = self.evaluate_metrics(X, y, batch_size=batch_size)
+        return means["loss"], means["accuracy"]
+
+    def evaluate_metrics(self, X: Any, y: Any = None, *, batch_size: int | None = None) -> dict[str, float]:
+        """All metrics by name; data as in `evaluate`."""
+        dataset = as_dataset(X if y is None else (X, y))
+        built, state = self._ready(dataset.take(np.zeros(1, np.int64))[0])
+        batches = eval_batches(self._mesh, dataset, batch_size or built.batch_size)
+        return loop.evaluate(built.program, state, batches)
+
+    def predict(self, X: PyTree, *, batch_size: int | None = None) -> PyTree:
+        """The model's outputs for X in evaluation mode, on every rank: numpy, first dimension as X's."""
+        built, state = self._ready(jax.tree.map(lambda a: np.asarray(a)[:1], X))
+        rows = len(jax.tree.leaves(X)[0])
+        each = batch_size or built.batch_size
+        mine = local_replicas(self._mesh)
+        parts = []
+        for start in range(0, rows, each * num_replicas(self._mesh)):
+            places = np.arange(start + mine.start * each, start + mine.stop * each) % rows
+            inputs = put_rows(self._mesh, jax.tree.map(lambda a, p=places: np.asarray(a)[p], X))
+            parts.append(self._gather(built.predict_step(state, inputs)))
+        return jax.tree.map(lambda *p: np.concatenate(p)[:rows], *parts)
+
+    def save_checkpoint(self, path: str) -> None:
+        """Everything that makes the next step, as a checkpoint folder named `path`. Call it on all ranks."""
+        _, state = self._ready(None)
+        moment = self._require_moment()._replace(state=state)
+        with self._checkpointer(path, keep_last=1, async_save=False) as checkpointer:
+            checkpointer.save(moment.position.step, state, self._describe(moment))
+        self._barrier("save_checkpoint")
+
+    def load_checkpoint(self, path: str) -> None:
+        """Goes back to what `save_checkpoint` (or a run) saved in `path`; its newest good step.
+
+        Raises: CheckpointError if there is none, or it is of another model.
+        """
+        if not Path(path).is_dir():
+            raise CheckpointError(
+                f"there is no checkpoint at {path!r}. HINT: name the folder save_checkpoint or a run made."
+            )
+        checkpointer = Checkpointer(path, is_writer=False)
+        if self._built is None:
+            meta = moments.latest_meta(checkpointer)
+            config = DistributedTrainingConfig(**_own_fields(meta.get("config", {})))
+            self._prepare(config, moments.stored_inputs(meta), None, None)
+        if not self._restore(checkpointer):
+            raise CheckpointError(
+                f"{path!r} holds no checkpoint. HINT: check the path; a run keeps its own in checkpoints/."
+            )
+        self._loaded = True
+
+    def enable_gradient_checkpointing(self, policy: str = "full") -> None:
+        """Recomputes activations in the backward pass from the next fit on: less memory, more time."""
+        self._remat = policy
+
+    def is_master(self) -> bool:
+        return self._group.topology.is_master
+
+    def get_rank(self) -> int:
+        return self._group.topology.rank
+
+    def get_world_size(self) -> int:
+        return self._group.topology.world_size
+
+    def get_model(self) -> Any:
+        """The model as it was given; the trained values are in `params`."""
+        return self._model
+
+    @property
+    def state(self) -> TrainState:
+        """The training state on the devices. Raises: GroupError before the first fit or load."""
+        return self._require_moment().state
+
+    @property
+    def params(self) -> PyTree:
+        """The trained parameters as host arrays."""
+        return jax.tree.map(local_value, self.state.params)
+
+    # ---- the parts of a fit, in the order they happen ---------------------------------------------
+
+    def _feed(self, data: fit_inputs.FitData, config: DistributedTrainingConfig) -> Feed:
+        accumulation = config.gradient_accumulation_steps
+        if not data.indexed:
+            return loader_feed(self._mesh, data.train, data.val, accumulation, config.prefetch)
+        return dataset_feed(
+            self._mesh,
+            data.train,
+            batch_plan(config, self._mesh, len(data.train)),
+            data.val,
+            seed=config.seed,
+            shuffle=config.shuffle,
+            depth=config.prefetch,
+            max_eval_batches=config.max_eval_batches,
+        )
+
+    def _prepare(
+        self, config: DistributedTrainingConfig, inputs: PyTree, steps_per_epoch: int | None, schedule: Any
+    ) -> None:
+        """Compiled functions for `config`, and a state: parameters go on, the optimizer starts anew."""
+        built = build(
+            self._recipe,
+            config,
+            self._mesh,
+            steps_per_epoch=steps_per_epoch,
+            schedule=schedule,
+            remat=self._remat,
+        )
+        self._config, self._built, self._inputs = config, built, inputs
+        if self._moment is None:
+            params, model_state = jax.tree.map(
+                np.asarray, built.fns.init(jax.random.key(config.seed), inputs)
+            )
+            state = init_state(built.sync, self._mesh, params, model_state, config.seed)
+            self._moment = Moment(Position(), state, self._zeros())
+        elif not self._loaded:
+            self._moment = self._next_run(built, self._moment, config.seed)
+        if not self._loaded:
+            self.history = self._new_history(config)
+
+    def _next_run(self, built: Built, last: Moment, seed: int) -> Moment:
+        """A new run from the parameters of `last`; steps count on, so that keys and folders stay apart."""
+        params, model_state = jax.tree.map(local_value, (last.state.params, last.state.model_state))
+        state = init_state(built.sync, self._mesh, params, model_state, seed)
+        step = put_replicated(self._mesh, np.int32(last.position.step))
+        return Moment(Position(last.position.step), state._replace(step=step), self._zeros())
+
+    def _new_history(self, config: DistributedTrainingConfig) -> DistributedTrainingHistory:
+        return DistributedTrainingHistory(
+            effective_batch_size=effective_batch_size(config, self._mesh),
+            world_size=self.get_world_size(),
+            num_replicas=num_replicas(self._mesh),
+        )
+
+    def _check(self, data: fit_inputs.FitData) -> None:
+        built, moment = self._built, self._require_moment()
+        assert built is not None
+        output = jax.eval_shape(built.predict_step, moment.state, self._global_shape(self._inputs))
+        for what, part in (("training data", data.train), ("validation data", data.val)):
+            if part is not None:
+                fit_inputs.check_finite(part, what)
+                fit_inputs.check_labels(part, output, what)
+
+    def _global_shape(self, inputs: PyTree) -> PyTree:
+        replicas = num_replicas(self._mesh)
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((replicas, *a.shape[1:]), a.dtype), inputs)
+
+    def _start(self, config: DistributedTrainingConfig, console: Console) -> Moment:
+        """Where the run starts: at its newest checkpoint, or at step 0."""
+        folder = config.checkpoint_path
+        if self._loaded:
+            return self._require_moment()
+        wanted = config.resume != "never" and folder.is_dir()
+        if wanted and self._restore(self._checkpointer_for(config)):
+            place = self._require_moment().position
+            console.note(
+                f"Resuming from step {place.step} (epoch {place.epoch}, batch {place.step_in_epoch})"
+                f" in {folder}"
+            )
+        elif config.resume == "must":
+            raise CheckpointError(
+                f"resume='must', but {folder} holds no checkpoint. "
+                "HINT: check the run folder, or use resume='auto'."
+            )
+        return self._require_moment()
+
+    def _run(
+        self, feed: Feed, start: Moment, config: DistributedTrainingConfig, sink: Sink, console: Console
+    ) -> DistributedTrainingHistory:
+        built = self._built
+        assert built is not None
+        if start.position.epoch >= config.epochs:
+            console.note(f"All {config.epochs} epochs are done. HINT: raise `epochs` to train on.")
+            return self.history
+        self._say_plan(built, config, console)
+        with StopSignals() as signals, self._checkpointer_for(config) as checkpointer:
+            checkpointer.rewind(start.position.step)  # what a crashed or earlier run did after it
+            self._moment = loop.fit(
+                built.program,
+                feed,
+                start,
+                self._hooks(built, config, signals, checkpointer, sink, console),
+                epochs=config.epochs,
+                in_flight=config.steps_in_flight,
+                eval_every=config.evaluate_every_n_epochs,
+                max_steps=config.max_steps,
+            )
+        self.stopped_by_signal = self.history.stopped_by == "signal"
+        sink.close()
+        return self.history
+
+    def _say_plan(self, built: Built, config: DistributedTrainingConfig, console: Console) -> None:
+        console.batch_plan(
+            batch_size=built.batch_size,
+            num_replicas=num_replicas(self._mesh),
+            accumulation=config.gradient_accumulation_steps,
+            world_size=self.get_world_size(),
+            backend=self._group.backend,
+        )
+
+    def _hooks(
+        self,
+        built: Built,
+        config: DistributedTrainingConfig,
+        signals: StopSignals,
+        checkpointer: Any,
+        sink: Sink,
+        console: Console,
+    ) -> list[Hook]:
+        history, rate = self.history, built.learning_rate
+        hooks: list[Hook] = [
+            HistoryHook(history, rate),
+            RecordHook(console, sink, self._recipe.metrics, config.log_every_n_batches, rate),
+            TerminateOnNaN(),
+            StopHook(history, signals.stop, config.max_time),
+            *self._callbacks,
+        ]
+        if config.early_stopping_patience:
+            hooks.append(EarlyStopping(config.early_stopping_patience, config.monitor, history=history))
+        # Last: what the others did with a moment is part of what is saved.
+        hooks.append(
+            CheckpointHook(
+                checkpointer,
+                self._describe,
+                every_epochs=config.checkpoint_every_n_epochs,
+                every_steps=config.checkpoint_every_n_steps,
+                every_minutes=config.checkpoint_every_n_minutes if self.is_master() else 0.0,
+                metric=lambda: latest(history, config.monitor),
+                requested=signals.take_save,
+            )
+        )
+        return hooks
+
+    # ---- state, on disk and off -------------------------------------------------------------------
+
+    def _checkpointer_for(self, config: DistributedTrainingConfig) -> Any:
+        best = "max" if config.monitor.endswith("accuracy") else "min"
+        return self._checkpointer(
+            str(config.checkpoint_path), keep_last=config.keep_last, keep_best=config.keep_best, best=best
+        )
+
+    def _checkpointer(self, path: str, **options: Any) -> Checkpointer:
+        gather = lambda leaf: multihost_utils.process_allgather(leaf, tiled=True)  # noqa: E731
+        return Checkpointer(path, is_writer=self.is_master(), to_host=gather, **options)
+
+    def _describe(self, moment: Moment) -> dict[str, Any]:
+        return moments.to_meta(moment, self.history, self._config.resolved(), self._inputs)
+
+    def _restore(self, checkpointer: Checkpointer) -> bool:
+        """Takes the newest good step of a folder as the present moment; whether there was one."""
+        built, moment = self._built, self._require_moment()
+        assert built is not None
+        restored = checkpointer.restore(moment.state)
+        if restored is None:
+            return False
+        state = place_state(restored.state, built.sync, self._mesh)
+        self._moment, history = moments.from_meta(restored.meta, state)
+        history.world_size, history.num_replicas = self.get_world_size(), num_replicas(self._mesh)
+        history.stopped_by = ""
+        self.history = history
+        return True
+
+    def _ready(self, inputs: PyTree | None) -> tuple[Built, TrainState]:
+        """The compiled functions and the state; made from `inputs` if nothing was trained or loaded."""
+        if self._built is None:
+            if inputs is None:
+                self._require_moment()
+            self._prepare(self._config, inputs, None, None)
+        assert self._built is not None
+        return self._built, self._require_moment().state
+
+    def _require_moment(self) -> Moment:
+        if self._moment is None:
+            raise GroupError(
+                "this trainer has no parameters yet. HINT: call fit(...) or load_checkpoint(...) first."
+            )
+        return self._moment
+
+    def _zeros(self) -> np.ndarray:
+        return np.zeros((len(self._recipe.metrics.names), 2))
+
+    def _gather(self, outputs: PyTree) -> PyTree:
+        if self.get_world_size() == 1:
+            return jax.tree.map(local_rows, outputs)
+        return multihost_utils.process_allgather(outputs, tiled=True)
+
+    def _barrier(self, name: str) -> None:
+        if self.get_world_size() > 1:
+            multihost_utils.sync_global_devices(name)
+
+
+def _own_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """The training part of a stored configuration (an experiment's has more)."""
+    known = DistributedTrainingConfig.model_fields
+    return {name: value for name, value in config.items() if name in known}
