@@ -5,11 +5,12 @@ All consoles have the same five methods, so the loop never asks which one it has
 
 import math
 import sys
-from collections.abc import Mapping
-from typing import Any, Protocol, TextIO
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TextIO, cast
 
 from cyxjax.observe.records import Record, plain
 
+_CLEAR_TO_END = "\x1b[K"
 _SHOWN = {  # key of a record -> (how it is called on a line, how its number is written)
     "loss": ("Loss", ".4f"),
     "train_loss": ("Loss", ".4f"),
@@ -58,7 +59,7 @@ class PlainConsole:
     """One line for each thing, flushed, without colour or control characters: for logs and pipes."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream if stream is not None else sys.stdout
+        self._stream = _PatientStream(stream if stream is not None else sys.stdout)
 
     def note(self, text: str) -> None:
         self._write(text)
@@ -76,23 +77,22 @@ class PlainConsole:
         self._write(done_line(history, run_dir))
 
     def _write(self, text: str) -> None:
-        try:
-            self._stream.write(text + "\n")
-            self._stream.flush()
-        except (BrokenPipeError, ValueError):  # the reader is gone or the stream closed: the run goes on
-            self._stream = _Nowhere()
+        self._stream.write(text + "\n")
+        self._stream.flush()
 
 
 class RichConsole:
-    """For a terminal or notebook: the current step on one live line, epochs and news as lines above it."""
+    """For a terminal: steps overwrite one line, epochs and news stay above it, in colour.
+
+    No live display of rich's: its thread hides the cursor, and a run that is killed would leave it hidden.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         from rich.console import Console as Terminal
-        from rich.status import Status
 
-        self._terminal = Terminal(file=stream, highlight=False, soft_wrap=True)
-        self._status = Status("", console=self._terminal)
-        self._live = False
+        self._stream = _PatientStream(stream if stream is not None else sys.stdout)
+        self._terminal = Terminal(file=cast(TextIO, self._stream), highlight=False, soft_wrap=True)
+        self._on_step_line = False
 
     def note(self, text: str) -> None:
         self._print(text)
@@ -101,43 +101,58 @@ class RichConsole:
         self._print(batch_plan_line(batch_size, num_replicas, accumulation, more), style="dim")
 
     def step(self, record: Record) -> None:
-        from rich.text import Text
-
-        self._status.update(Text(step_line(record)))
-        if not self._live:
-            self._status.start()
-            self._live = True
+        line = step_line(record)[: self._terminal.width - 1]  # a wrapped line could not be overwritten
+        self._stream.write(f"\r{line}{_CLEAR_TO_END}")
+        self._stream.flush()
+        self._on_step_line = True
 
     def epoch(self, record: Record) -> None:
         self._print(epoch_line(record), style="bold")
 
     def done(self, history: Any, run_dir: str | None = None) -> None:
-        if self._live:
-            self._status.stop()
-            self._live = False
         self._print(done_line(history, run_dir), style="green")
 
     def _print(self, text: str, style: str | None = None) -> None:
+        if self._on_step_line:
+            self._stream.write(f"\r{_CLEAR_TO_END}")
+            self._on_step_line = False
         self._terminal.print(text, style=style, markup=False)
 
 
-class _Nowhere:
-    """A stream that keeps nothing."""
+class _PatientStream:
+    """A text stream whose reader may go away (closed pipe, lost terminal): the run goes on unread."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream: TextIO | None = stream
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+        self._isatty = bool(getattr(stream, "isatty", bool)())
 
     def write(self, text: str) -> int:
+        # a terminal that knows only ASCII shows "?" for the rest
+        shown = text.encode(self.encoding, "replace").decode(self.encoding)
+        self._try(lambda stream: stream.write(shown))
         return len(text)
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        self._try(lambda stream: stream.flush())
+
+    def isatty(self) -> bool:
+        return self._isatty
+
+    def _try(self, act: Callable[[TextIO], object]) -> None:
+        try:
+            if self._stream is not None:
+                act(self._stream)
+        except (OSError, ValueError):  # ValueError: written to after it was closed
+            self._stream = None
 
 
 def build_console(is_master: bool, verbose: bool = True, stream: TextIO | None = None) -> Console:
-    """The console for this rank: rich on a terminal or in a notebook, plain lines elsewhere, else silence."""
+    """The console for this rank: rich on a terminal, plain lines elsewhere, or silence."""
     if not (is_master and verbose):
         return NullConsole()
     target = stream if stream is not None else sys.stdout
-    if "ipykernel" in sys.modules or (hasattr(target, "isatty") and target.isatty()):
-        return RichConsole(stream)
-    return PlainConsole(stream)
+    return RichConsole(stream) if target.isatty() else PlainConsole(stream)
 
 
 def batch_plan_line(batch_size: int, num_replicas: int, accumulation: int, more: Mapping[str, object]) -> str:

@@ -83,12 +83,35 @@ def test_silence_is_silent(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_reader_that_went_away_does_not_end_the_run():
+def test_steps_overwrite_one_line_of_the_terminal():
+    stream = Terminal()
+    console = RichConsole(stream)
+    for _ in range(2):
+        console.step(STEP)
+    console.note("news")
+    _, first, second, cleared = stream.getvalue().split("\r")
+    assert first == second
+    assert first.startswith("Epoch 2, Batch 10")
+    assert cleared == "\x1b[Knews\n"
+    assert "\x1b[?25l" not in stream.getvalue()  # the cursor stays
+
+
+@pytest.mark.parametrize("kind", [PlainConsole, RichConsole])
+def test_a_reader_that_went_away_does_not_end_the_run(kind):
     class Gone(io.StringIO):
         def write(self, text):
-            raise BrokenPipeError
+            raise OSError(5, "Input/output error")  # what a lost terminal gives
 
-    tell(PlainConsole(Gone()))
+    tell(kind(Gone()))
     closed = io.StringIO()
+    console = kind(closed)
     closed.close()
-    tell(PlainConsole(closed))
+    tell(console)
+
+
+def test_a_terminal_of_ascii_only_still_shows_the_rest():
+    raw = io.BytesIO()
+    console = PlainConsole(io.TextIOWrapper(raw, encoding="ascii"))
+    console.note("läuft")
+    console.note("on")
+    assert raw.getvalue() == b"l?uft\non\n"
