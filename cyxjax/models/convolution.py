@@ -107,12 +107,12 @@ class AvgPool2DModule(Layer):
 
     def call(self, x: jax.Array) -> jax.Array:
         _check_image(self, x)
-        return nn.avg_pool(
-            x,
-            window_shape=pair(self.kernel_size),
-            strides=pair(self.stride or self.kernel_size),
-            padding=_both_ends(self.padding),
+        window = pair(self.kernel_size)
+        # flax's avg_pool divides by an int32 array, which strict dtype promotion refuses (flax 0.12).
+        total = nn.pooling.pool(
+            x, 0.0, lax.add, window, pair(self.stride or self.kernel_size), _both_ends(self.padding)
         )
+        return total / math.prod(window)
 
 
 @layer("global_avg_pool")
