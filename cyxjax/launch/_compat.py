@@ -1,8 +1,19 @@
-"""Everything we use of jax and jaxlib that is not public, in one place; one contract test per version."""
+"""Everything we use of jax and jaxlib that is not public, in one place, with one contract test.
 
+Written against jax and jaxlib 0.10.2. Where a private name is missing, the public way is taken: rank 0
+hosts the coordination service itself, and gloo chooses its own address.
+"""
+
+import functools
 import sys
+from typing import Any
 
 from cyxjax.errors import GroupError
+
+# Heartbeats are the last resort for a host that vanished: gloo and the meeting place notice sooner.
+HEARTBEAT_S = 10
+START_S = 60
+SHUTDOWN_S = 10
 
 
 def refuse_started_backend() -> None:
@@ -18,14 +29,98 @@ def refuse_started_backend() -> None:
         )
 
 
-def leave(timeout_s: float) -> None:
-    """Waits for the other ranks, then shuts jax.distributed down; nothing to do when it never started."""
-    if "jax" not in sys.modules:
-        return
-    import jax
-    from jax._src import distributed
+def can_serve() -> bool:
+    """True when this jaxlib lets a process without jax host the coordination service (imports jaxlib)."""
+    try:
+        from jaxlib import _jax
+    except ImportError:
+        return False
+    return hasattr(_jax, "get_distributed_runtime_service")
 
-    if distributed.global_state.client is None:
+
+class CoordinationService:
+    """jax's coordination service, hosted here for `world_size` clients until `close`.
+
+    A recoverable service does not kill the ranks when one of them leaves: how a group ends is decided by
+    the supervisor and the meeting place, which know why.
+    """
+
+    def __init__(self, address: str, world_size: int) -> None:
+        from jaxlib import _jax
+
+        self._service: Any = _jax.get_distributed_runtime_service(
+            address,
+            world_size,
+            heartbeat_timeout=HEARTBEAT_S,
+            shutdown_timeout=SHUTDOWN_S,
+            recoverable=True,
+        )
+
+    def close(self) -> None:
+        """Ends the service. Clients that still use it are ended by jax, so they should be gone."""
+        self._service.shutdown()
+        self._service = None
+
+
+def start_distributed(address: str, rank: int, world_size: int, *, served: bool) -> None:
+    """Starts `jax.distributed` against `address`; unless `served`, rank 0 hosts the service there itself."""
+    import jax
+
+    jax.config.update("jax_enable_recoverability", True)
+    if served:
+        _connect_client(address, rank, world_size)
         return
-    distributed.global_state.client.wait_at_barrier("cyxjax/leave", int(timeout_s * 1000))
-    jax.distributed.shutdown()
+    jax.distributed.initialize(
+        address,
+        world_size,
+        rank,
+        cluster_detection_method="deactivate",
+        coordinator_bind_address=address,  # the default would be every interface of the host
+        initialization_timeout=START_S,
+        heartbeat_timeout_seconds=HEARTBEAT_S,
+        shutdown_timeout_seconds=SHUTDOWN_S,
+    )
+
+
+def _connect_client(address: str, rank: int, world_size: int) -> None:
+    """What `jax.distributed.initialize` does, without starting a service in rank 0."""
+    from jax._src import distributed
+    from jaxlib import _jax
+
+    state = distributed.global_state
+    state.coordinator_address, state.process_id, state.num_processes = address, rank, world_size
+    state.client = _jax.get_distributed_runtime_client(
+        address,
+        rank,
+        init_timeout=START_S,
+        heartbeat_timeout=HEARTBEAT_S,
+        shutdown_timeout=SHUTDOWN_S,
+        use_compression=True,
+        shutdown_on_destruction=False,
+    )
+    state.client.connect()
+    state.initialize_preemption_sync_manager()
+
+
+def shut_down() -> None:
+    """Ends `jax.distributed` in this process; nothing to do when it never started."""
+    if "jax" in sys.modules:
+        import jax
+
+        jax.distributed.shutdown()
+
+
+def use_gloo_address(address: str, interface: str | None) -> None:
+    """Makes gloo listen on `address`, or on `interface` where the user names one.
+
+    By itself it takes whatever the host's name resolves to, which on many systems is loopback.
+    """
+    from jax._src import xla_bridge
+
+    module = xla_bridge._jax
+    make = getattr(module, "make_gloo_tcp_collectives", None)
+    if make is None:
+        return
+    original = getattr(make, "func", make)  # a second group in one process replaces the first's choice
+    where = {"interface": interface} if interface else {"hostname": address}
+    module.make_gloo_tcp_collectives = functools.partial(original, **where)

@@ -1,48 +1,105 @@
 """From a place in the group to a running `jax.distributed`, and back. jax is imported here, late."""
 
 import os
+import socket
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from cyxjax.errors import GroupError
-from cyxjax.launch import _compat
+from cyxjax.launch import _compat, beat, exits, ports, rendezvous
 from cyxjax.launch.backend import local_devices, visible_gpus
-from cyxjax.launch.topology import Topology
+from cyxjax.launch.meeting import MeetingPlace
+from cyxjax.launch.membership import Membership
+from cyxjax.launch.roll import Job, Roll
+from cyxjax.launch.topology import Topology, in_job, join_address
 
-# Heartbeats are only the last resort for a host that vanished: gloo and the supervisor notice sooner.
-HEARTBEAT_S = 10
-SHUTDOWN_S = 10
+LEAVE_S = 300.0  # how long a finished rank waits for the others (a last save, a last evaluation)
 
 
-def connect(topology: Topology, env: Mapping[str, str] = os.environ) -> None:
+@dataclass
+class Connection:
+    """What stands while this process is in the group; `meeting` and `held` only where rank 0 hosts."""
+
+    membership: Membership
+    exits: exits.Exits
+    meeting: MeetingPlace | None = None
+    sockets: list[socket.socket] = field(default_factory=list)
+
+
+_connection: Connection | None = None
+
+
+def connect(
+    topology: Topology, facts: Mapping[str, str] | None = None, env: Mapping[str, str] = os.environ
+) -> None:
     """Joins the group: meets the other ranks, then starts jax.distributed. A group of one needs neither.
 
-    Raises: GroupError when jax has started its backend already, or came up with another world size.
+    facts: what must be equal on all ranks besides the versions, e.g. {"config": sha256 of it}.
+    Raises: GroupError when a peer is missing or differs, or jax has started its devices already.
     """
+    global _connection
+    topology = in_job(topology, env)
+    beat.start(env)
     if topology.world_size == 1:
+        _guard_alone(topology, env)
         return
     _compat.refuse_started_backend()
-    _choose_devices(topology, env)
-    _initialize(topology)
-    _check_world(topology)
+    sockets: list[socket.socket] = []
+    meeting = None if topology.hosted or not topology.is_master else _host(topology, sockets)
+    membership = rendezvous.join(topology, facts)
+    hooks = exits.install(topology.rank, topology.restart_count, membership.fail, env)
+    _connection = Connection(membership, hooks, meeting, sockets)
+    membership.watch(hooks.lose)
+    _start_jax(topology, membership, env)
 
 
 def disconnect() -> None:
     """Leaves the group after all ranks have arrived here, so that nobody's last collective is cut off."""
-    _compat.leave(SHUTDOWN_S)
+    global _connection
+    connection, _connection = _connection, None
+    if connection is None:
+        return
+    exits.end_if_failed(connection.exits)
+    beat.beat(beat.pulse().step, "done")
+    if not connection.membership.wait_until_all_are_done(LEAVE_S):
+        rendezvous.log(f"left the group although not all ranks came to the end within {LEAVE_S:g} s")
+    _compat.shut_down()
+    connection.membership.leave()
+    if connection.meeting is not None:
+        connection.meeting.wait_until_empty(timeout_s=10)
+        connection.meeting.close()
+    for held in connection.sockets:
+        held.close()
 
 
-def _initialize(topology: Topology) -> None:
-    import jax
+def _guard_alone(topology: Topology, env: Mapping[str, str]) -> None:
+    """One rank under our launcher: no peers to tell, but errors go on file and stacks can be asked for."""
+    if topology.hosted:
+        exits.install(topology.rank, topology.restart_count, lambda _: None, env)
 
-    jax.distributed.initialize(
-        topology.address,
-        topology.world_size,
-        topology.rank,
-        cluster_detection_method="deactivate",
-        initialization_timeout=max(1, topology.timeout_ms // 1000),
-        heartbeat_timeout_seconds=HEARTBEAT_S,
-        shutdown_timeout_seconds=SHUTDOWN_S,
-    )
+
+def _host(topology: Topology, sockets: list[socket.socket]) -> MeetingPlace:
+    """Opens the meeting place in this process: there is no supervisor, so rank 0 does it."""
+    listener = ports.listen(topology.master_addr, topology.master_port)
+    held, port = ports.reserve(topology.master_addr)
+    sockets += [listener, held]
+    address = join_address(topology.master_addr, port)
+    timeout_s = topology.timeout_ms / 1000
+    job = Job(topology.world_size, topology.run_id, topology.restart_count, timeout_s, topology.token)
+
+    def coordinator(roll: Roll) -> dict[str, object]:
+        del roll
+        return {"address": address, "served": False}
+
+    return MeetingPlace(listener, job, coordinator, rendezvous.log).start()
+
+
+def _start_jax(topology: Topology, membership: Membership, env: Mapping[str, str]) -> None:
+    _choose_devices(topology, env)
+    _compat.use_gloo_address(membership.own_address, env.get("GLOO_SOCKET_IFNAME"))
+    address, served = str(membership.coordinator["address"]), bool(membership.coordinator["served"])
+    _compat.start_distributed(address, topology.rank, topology.world_size, served=served)
+    _check_world(topology)
 
 
 def _choose_devices(topology: Topology, env: Mapping[str, str]) -> None:
