@@ -24,6 +24,7 @@ setup: $(READY)
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is older than 3.11. HINT: make PYTHON=python3.12"; exit 2; }
+	@echo "Setting up $(VENV), once: a minute or two."
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "$(PYTHON) cannot make $(VENV). HINT: on Debian, apt-get install python3-venv"; exit 2; }
 	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock

@@ -176,7 +176,7 @@ class TrainConfig(DistributedTrainingConfig):
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     loss: str = "auto"
-    """cross_entropy, mse, l1, huber, bce_with_logits, nll, or auto: what model and data call for."""
+    """cross_entropy, mse, l1, huber, bce_with_logits, nll, model (its own), or auto: what suits both."""
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     sinks: tuple[Literal["jsonl", "csv", "tensorboard", "wandb"], ...] = ("jsonl",)

@@ -31,6 +31,8 @@ def load(argv: Sequence[str]) -> TrainConfig:
     values = merge(values, given.values)
 
     def source(key: str) -> str:
+        if not key and given.config_file and given.values:  # several keys at once
+            return f"{given.config_file} with the command line"
         return "command line" if given.names(key) or not given.config_file else given.config_file
 
     refuse_secrets(values, source)

@@ -64,6 +64,8 @@ def _sentence(error: dict[str, Any], loc: tuple[str | int, ...], model: type[Bas
     key = ".".join(map(str, loc))
     if error["type"] in ("extra_forbidden", "no_such_attribute"):
         return f"unknown key {key!r}. {nearest(str(loc[-1]), known_keys(model, loc[:-1]))}"
+    if error["type"] in ("model_type", "model_attributes_type"):
+        return f"{key} = {_short(error.get('input'))}: a section, expected `{key}: {{name: ...}}`."
     message = error["msg"].removeprefix("Value error, ").removesuffix(".")
     if not loc:
         return f"{message}."

@@ -26,9 +26,17 @@ def test_the_command_line_wins_over_the_file(experiment):
     assert config.run_dir == "runs/x"  # named after the file
 
 
+def test_checks_over_several_keys_name_both_sources(experiment):
+    file = experiment("epochs: 3\n")
+    with pytest.raises(ConfigError, match=r"^x\.yaml with the command line: lr_scaling = 'sqrt' needs base"):
+        load_config(["--config", file, "--lr-scaling", "sqrt"])
+
+
 def test_dashes_and_underscores_are_one(experiment):
     assert load_config(["--log_every_n_batches", "3"]).log_every_n_batches == 3
     assert load_config(["--sinks", "csv", "jsonl"]).sinks == ("csv", "jsonl")
+    assert load_config(["--sinks", "[]"]).sinks == ()
+    assert load_config(["--optimizer.betas", "0.9", "0.95"]).optimizer.betas == (0.9, 0.95)
     assert load_config(["--max-grad-norm", "none"]).max_grad_norm is None
 
 
@@ -54,7 +62,10 @@ def test_the_nearer_batch_size_wins(experiment):
         ("optimizer: {name: adm}\n", r"optimizer\.name = 'adm'.*Did you mean 'adam'\?"),
         ("optimizer: {lr: -1}\n", r"x\.yaml: optimizer\.lr = -1: input should be greater than 0"),
         ("optimizer: {betas: [0.9, 1.5]}\n", r"optimizer\.betas = \[0\.9, 1\.5\]: each beta must lie"),
-        ("optimizer: adam\n", r"x\.yaml: optimizer = 'adam'"),
+        (
+            "optimizer: adam\n",
+            r"x\.yaml: optimizer = 'adam': a section, expected `optimizer: \{name: \.\.\.\}`",
+        ),
         ("epochs: yes\n", r"x\.yaml: epochs = True: true/false where another kind"),
         ("epochs: 3\nepochs: 4\n", r"x\.yaml:2: 'epochs' stands twice"),
         ("epochs: [3\n", r"x\.yaml:2: not YAML"),
