@@ -5,6 +5,7 @@ their cycle until they land inside. Nothing is stored, so the order of 10^10 sam
 memory as the order of ten, and a resumed, resized or re-sharded run asks for exactly the places it needs.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,6 +66,11 @@ class Order:
             chunk = flat[start : start + _CHUNK]
             chunk[:] = self._walk(chunk)
         return flat.astype(np.int64).reshape(where.shape)
+
+    def __iter__(self) -> Iterator[int]:
+        """The whole order as Python integers, computed a block at a time."""
+        for start in range(0, self.num_samples, _CHUNK):
+            yield from self[start : start + _CHUNK].tolist()
 
     @cached_property
     def _half_bits(self) -> int:

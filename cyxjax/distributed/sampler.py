@@ -53,8 +53,7 @@ class DistributedSampler:
 
     def get_indices(self, start: int = 0, stop: int | None = None) -> Places:
         """This rank's indices in order, int64, shape (local_size(),); or some, by slice."""
-        places = np.arange(*slice(start, stop).indices(self.local_size()), dtype=np.int64)
-        return self._order[(places * self.num_replicas + self.rank) % self._size]
+        return self._order[self._positions(start, stop)]
 
     def local_size(self) -> int:
         """Indices this rank gets per epoch; the same on every rank."""
@@ -74,8 +73,7 @@ class DistributedSampler:
     def __iter__(self) -> Iterator[int]:
         """One pass over this rank's indices, as Python integers, computed a block at a time."""
         self.begin_pass()
-        for start in range(0, self.local_size(), _BLOCK):
-            yield from self.get_indices(start, start + _BLOCK).tolist()
+        return self._blocks()
 
     def begin_pass(self) -> None:
         """Told at the start of each pass; warns once at the second pass if the order never changed."""
@@ -87,6 +85,16 @@ class DistributedSampler:
                 "the same order. HINT: call sampler.set_epoch(epoch) at the start of each epoch.",
                 stacklevel=3,
             )
+
+    def _blocks(self) -> Iterator[int]:
+        order = self._order  # of the epoch the pass began in, should set_epoch be called meanwhile
+        for start in range(0, self.local_size(), _BLOCK):
+            yield from order[self._positions(start, start + _BLOCK)].tolist()
+
+    def _positions(self, start: int, stop: int | None) -> Places:
+        """Places of this rank's `start`-th to `stop`-th index; padding wraps to the order's beginning."""
+        local = np.arange(*slice(start, stop).indices(self.local_size()), dtype=np.int64)
+        return (local * self.num_replicas + self.rank) % self._size
 
     def state_dict(self) -> dict[str, Any]:
         """What determines the order. It holds no rank and no world size: those may change on resume."""

@@ -34,6 +34,7 @@ def test_any_slice_is_the_same_slice_of_the_whole():
     assert np.array_equal(order[100:200], whole[100:200])
     assert np.array_equal(order[np.array([[7, 3], [7, 999]])], whole[np.array([[7, 3], [7, 999]])])
     assert int(order[17]) == whole[17]
+    assert list(order) == whole.tolist()
 
 
 def test_ten_billion_samples_take_no_memory():

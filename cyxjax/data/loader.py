@@ -1,0 +1,119 @@
+"""A data loader with torch's habits: batches of this process's samples, in numpy, read ahead."""
+
+import warnings
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+
+from cyxjax.data.order import Order
+from cyxjax.data.prefetch import prefetch as read_ahead
+from cyxjax.data.sources import Dataset, as_dataset
+from cyxjax.errors import ConfigError, DataError
+
+
+class Sampler(Protocol):
+    """Indices of this process, one pass at a time: ours, torch's, a range or a list."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[int]: ...
+
+
+class DataLoader:
+    """Iterates (inputs, targets) in batches of at most `batch_size`; `len()` is the number of batches.
+
+    With a `DistributedSampler` each process gets its own share, as under torch. Without one every process
+    gets all samples, shuffled by (seed, epoch) if `shuffle`: the epoch moves on at each pass by itself,
+    `set_epoch` sets it (to resume, say).
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        sampler: Sampler | None = None,
+        shuffle: bool = False,
+        num_workers: int = 0,
+        prefetch: int = 2,
+        drop_last: bool = False,
+        pin_memory: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """`dataset`: whatever `as_dataset` takes. `num_workers`: threads that read single items. `prefetch`:
+        batches read ahead by one more thread (0: none). `pin_memory` is accepted for torch's sake and changes
+        nothing: JAX stages host arrays for the device itself.
+        """
+        _check_counts(batch_size=(batch_size, 1), num_workers=(num_workers, 0), prefetch=(prefetch, 0))
+        self.dataset: Dataset = as_dataset(dataset, num_workers=num_workers)
+        _check_sampler(sampler, shuffle, len(self.dataset))
+        self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
+        self.sampler, self.pin_memory, self.seed = sampler, pin_memory, seed
+        self.prefetch = prefetch
+        self.wait_s = 0.0  # seconds spent waiting for batches, over all passes
+        self._next_epoch = self._num_passes = 0
+
+    def __len__(self) -> int:
+        size = len(self.dataset) if self.sampler is None else len(self.sampler)
+        return size // self.batch_size if self.drop_last else -(-size // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        """One pass. Ending it early, by `break` or an error, ends the reading thread too."""
+        self._num_passes += 1
+        _warn_if_stuck(self.sampler, self._num_passes)
+        order = Order(len(self.dataset), self.seed, self._next_epoch, self.shuffle)
+        self._next_epoch += 1
+        # The sampler is asked here, not in the reading thread: its warnings then point at the training loop.
+        indices = iter(order if self.sampler is None else self.sampler)
+        return self._read(indices)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next pass the order of `epoch`; handed on to the sampler where it has one."""
+        self._next_epoch = epoch
+        set_sampler_epoch = getattr(self.sampler, "set_epoch", None)
+        if set_sampler_epoch is not None:
+            set_sampler_epoch(epoch)
+
+    def _read(self, indices: Iterator[int]) -> Iterator[tuple[Any, Any]]:
+        with read_ahead(self._batches(indices), self.prefetch) as batches:
+            try:
+                yield from batches
+            finally:
+                self.wait_s += batches.wait_s
+
+    def _batches(self, indices: Iterator[int]) -> Iterator[tuple[Any, Any]]:
+        while batch := list(islice(indices, self.batch_size)):
+            if len(batch) == self.batch_size or not self.drop_last:
+                yield self.dataset.take(np.array(batch, np.int64))
+
+
+def _check_counts(**counts: tuple[int, int]) -> None:
+    for name, (value, least) in counts.items():
+        if value < least:
+            raise ConfigError(f"{name}={value}; expected {least} or more. HINT: check {name}.")
+
+
+def _check_sampler(sampler: Any, shuffle: bool, num_samples: int) -> None:
+    if sampler is not None and shuffle:
+        raise ConfigError(
+            "DataLoader(sampler=..., shuffle=True): the sampler decides the order. "
+            "HINT: leave shuffle out and pass shuffle=True to the sampler."
+        )
+    total = getattr(sampler, "total_size", None)
+    if callable(total) and total() != num_samples:
+        raise DataError(
+            f"a sampler over {total()} samples for a dataset of {num_samples}. "
+            "HINT: build the sampler with len(dataset)."
+        )
+
+
+def _warn_if_stuck(sampler: Any, num_passes: int) -> None:
+    """Warns at the second pass over a sampler like torch's that is still at epoch 0; ours warns by itself."""
+    like_torchs = getattr(sampler, "shuffle", False) and not hasattr(sampler, "begin_pass")
+    if num_passes == 2 and like_torchs and getattr(sampler, "epoch", None) == 0:
+        warnings.warn(
+            f"DataLoader: a second pass began and {type(sampler).__name__} is still at epoch 0: every epoch has "
+            "the same order. HINT: call sampler.set_epoch(epoch) at the start of each epoch.",
+            stacklevel=3,
+        )

@@ -1,0 +1,131 @@
+"""Loaders: torch's habits, this process's share, threads that end."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from cyxjax.data.loader import DataLoader
+from cyxjax.distributed.dataloaders import create_dataloaders_distributed
+from cyxjax.distributed.sampler import DistributedSampler
+from cyxjax.errors import ConfigError, DataError
+
+X = np.arange(20, dtype=np.float32).reshape(10, 2)
+Y = np.arange(10, dtype=np.int32)
+
+
+def labels(loader):
+    return [targets.tolist() for _, targets in loader]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_in_order_the_last_one_short(prefetch):
+    loader = DataLoader((X, Y), batch_size=4, prefetch=prefetch)
+    assert labels(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert len(loader) == 3
+    for inputs, targets in loader:
+        assert np.array_equal(inputs[:, 0], targets * 2)
+    dropping = DataLoader((X, Y), batch_size=4, drop_last=True, prefetch=prefetch)
+    assert (labels(dropping), len(dropping)) == ([[0, 1, 2, 3], [4, 5, 6, 7]], 2)
+
+
+def test_shuffled_passes_differ_and_can_be_set():
+    loader = DataLoader((X, Y), batch_size=5, shuffle=True, seed=3)
+    first, second = labels(loader), labels(loader)
+    assert first != second
+    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(10))
+    loader.set_epoch(0)
+    assert [labels(loader), labels(loader)] == [first, second]
+
+
+def test_each_process_gets_its_samplers_share():
+    shares = []
+    for rank in range(3):
+        sampler = DistributedSampler(10, 3, rank, shuffle=False)
+        shares += labels(DataLoader((X, Y), batch_size=2, sampler=sampler))
+    assert shares == [[0, 3], [6, 9], [1, 4], [7, 0], [2, 5], [8, 1]]
+
+
+def test_the_loop_of_the_guides():
+    sampler = DistributedSampler((Y), num_replicas=2, rank=1, shuffle=True)
+    loader = DataLoader((X, Y), batch_size=4, sampler=sampler)
+    epochs = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        epochs.append(sum(labels(loader), []))
+        assert epochs[-1] == sampler.get_indices().tolist()
+    assert epochs[0] != epochs[1]
+
+
+def test_forgetting_set_epoch_is_warned_once_in_the_loop():
+    loader = DataLoader((X, Y), batch_size=4, sampler=DistributedSampler(10, 2, 0))
+    labels(loader)
+    with pytest.warns(UserWarning, match="set_epoch was never called"):
+        labels(loader)
+    labels(loader)
+
+
+def test_forgetting_set_epoch_of_another_librarys_sampler_is_warned_once():
+    class Theirs(list):
+        shuffle, epoch = True, 0
+
+    loader = DataLoader((X, Y), sampler=Theirs([1, 2]))
+    labels(loader)
+    with pytest.warns(UserWarning, match="Theirs is still at epoch 0"):
+        labels(loader)
+    assert labels(loader) == [[1], [2]]
+
+
+def test_leaving_the_loop_early_ends_the_thread():
+    for _ in DataLoader((X, Y), batch_size=1, prefetch=2):
+        break
+    assert not [t for t in threading.enumerate() if t.name == "cyxjax-prefetch"]
+
+
+def test_an_item_that_raises_is_named_through_workers_and_prefetch():
+    class Broken(list):
+        def __getitem__(self, index):
+            if index == 7:
+                raise OSError("disk")
+            return X[index], Y[index]
+
+    loader = DataLoader(Broken(range(10)), batch_size=3, num_workers=2)
+    with pytest.raises(DataError, match="item 7 of Broken raised OSError: disk"):
+        labels(loader)
+    loader.dataset.close()
+
+
+def test_waiting_is_added_up():
+    loader = DataLoader((X, Y), batch_size=2)
+    labels(loader)
+    once = loader.wait_s
+    labels(loader)
+    assert loader.wait_s > once > 0
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ConfigError, match="the sampler decides the order"):
+        DataLoader((X, Y), sampler=DistributedSampler(10, 2, 0), shuffle=True)
+    with pytest.raises(DataError, match="a sampler over 9 samples for a dataset of 10"):
+        DataLoader((X, Y), sampler=DistributedSampler(9, 2, 0))
+    with pytest.raises(ConfigError, match="batch_size=0"):
+        DataLoader((X, Y), batch_size=0)
+    with pytest.raises(ConfigError, match="prefetch=-1"):
+        DataLoader((X, Y), prefetch=-1)
+    assert labels(DataLoader((X, Y), batch_size=10, pin_memory=True)) == [list(range(10))]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7, 12])
+def test_loaders_of_all_ranks_together(world):
+    train, val = [], []
+    for rank in range(world):
+        loaders = create_dataloaders_distributed((X, Y), (X, Y), batch_size=2, num_replicas=world, rank=rank)
+        loaders.train_sampler.set_epoch(1)
+        train.append(sum(labels(loaders.train), []))
+        val += sum(labels(loaders.val), [])
+        assert loaders.test is None
+    assert sorted(val) == list(range(10))  # each once: no padding is counted
+    assert len({len(part) for part in train}) == 1
+    assert len(set(sum(train, []))) == len(sum(train, []))
+    # drop_last drops short batches too: whole batches of 2 on every rank
+    assert len(sum(train, [])) == 10 // world // 2 * 2 * world
