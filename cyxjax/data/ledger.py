@@ -90,7 +90,7 @@ class Ledger:
         return Ledger(steps, samples, epoch, Fingerprint(*batch), hashlib.sha256(text.encode()).hexdigest())
 
     def to_json(self) -> dict[str, Any]:
-        """For a checkpoint's meta and, one a step, the run's record. Sums are hexadecimal: they exceed 2**53."""
+        """For a checkpoint's meta and, one a step, the run's record. Sums are hexadecimal (> 2**53)."""
         last = [self.last.count, f"{self.last.placed:016x}", f"{self.last.unplaced:016x}"]
         return asdict(self) | {"last": last}
 

@@ -1,0 +1,191 @@
+"""Damaged checkpoints: named, set aside, the next older one used; never restored, never a silent restart."""
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cyxjax.errors import CheckpointError
+from cyxjax.train.checkpoint import Checkpointer
+from cyxjax.train.manifest import MANIFEST, decode
+from cyxjax.train.step_folders import step_folder
+
+TARGET = {"kernel": np.zeros((40, 50), np.float32), "count": np.zeros((), np.int32)}
+
+
+def state_of(step):
+    return {"kernel": np.random.default_rng(step).random((40, 50), np.float32), "count": np.int32(step)}
+
+
+def assert_is_step(restored, step):
+    assert restored.step == step
+    assert restored.meta == {"step": step}
+    for name, array in state_of(step).items():
+        assert restored.state[name].tobytes() == array.tobytes()
+
+
+def save_steps(directory, steps, **options):
+    with Checkpointer(directory, async_save=False, **options) as checkpointer:
+        for step in steps:
+            checkpointer.save(step, state_of(step), {"step": step})
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory):
+    """Steps 1 and 2, made once and copied for each test."""
+    directory = tmp_path_factory.mktemp("pristine")
+    save_steps(directory, [1, 2])
+    return directory
+
+
+@pytest.fixture
+def run(pristine, tmp_path):
+    return Path(shutil.copytree(pristine, tmp_path / "run"))
+
+
+def files_of(directory, step):
+    return sorted(path for path in step_folder(directory, step).rglob("*") if path.is_file())
+
+
+def flip(path, bit):
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path):
+    os.truncate(path, 0)
+
+
+def grow(path):
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, grow, os.unlink], ids=lambda f: f.__name__)
+def test_every_damaged_file_is_found_and_the_older_step_used(pristine, tmp_path, damage):
+    for number, path in enumerate(files_of(pristine, 2)):
+        run = Path(shutil.copytree(pristine, tmp_path / str(number)))
+        damage(run / path.relative_to(pristine))
+        said: list[str] = []
+        assert_is_step(Checkpointer(run, warn=said.append).restore(TARGET), 1)
+        (line,) = said
+        assert "step 2" in line
+        assert path.name in line
+        assert "step_00000002.corrupt-" in line
+        assert sorted(name.split("-")[0] for name in os.listdir(run)) == [
+            "step_00000001",
+            "step_00000002.corrupt",
+        ]
+
+
+def test_no_flipped_bit_is_silent(run):
+    rng = random.Random(0)
+    checkpointer = Checkpointer(run)
+    for path in files_of(run, 2):
+        num_bits = 8 * path.stat().st_size
+        for bit in {0, num_bits - 1, *(rng.randrange(num_bits) for _ in range(50))}:
+            flip(path, bit)
+            assert checkpointer.verify(2), f"bit {bit} of {path.name}"
+            flip(path, bit)
+    assert checkpointer.verify(2) == []
+
+
+def test_no_flipped_bit_of_the_manifest_is_silent(run):
+    data = (step_folder(run, 2) / MANIFEST).read_bytes()
+    for position in range(len(data)):
+        changed = bytearray(data)
+        changed[position] ^= 1 << position % 8
+        with pytest.raises(CheckpointError, match=MANIFEST):
+            decode(bytes(changed))
+
+
+def test_restoring_a_flipped_step_takes_the_older_one(run):
+    largest = max(files_of(run, 2), key=lambda path: path.stat().st_size)
+    flip(largest, 4 * largest.stat().st_size)
+    said: list[str] = []
+    checkpointer = Checkpointer(run, warn=said.append)
+    assert checkpointer.latest_step() == 1
+    assert_is_step(checkpointer.restore(TARGET), 1)
+    assert "another sha256" in said[0]
+    # The damaged number is free again: the run makes step 2 anew.
+    checkpointer.save(2, state_of(2), {"step": 2})
+    assert_is_step(checkpointer.restore(TARGET), 2)
+
+
+def test_all_damaged_is_an_error_that_lists_them_and_stays_one(run):
+    for step in (1, 2):
+        truncate(step_folder(run, step) / MANIFEST)
+    names = sorted(os.listdir(run))
+    for _ in range(2):
+        with pytest.raises(
+            CheckpointError, match=r"(?s)No checkpoint in .* is good:.*step 2:.*step 1:.*HINT"
+        ):
+            Checkpointer(run).restore(TARGET)
+        assert sorted(os.listdir(run)) == names
+
+
+def test_only_set_aside_steps_left_is_no_silent_start(run):
+    empty(step_folder(run, 2) / MANIFEST)
+    Checkpointer(run, warn=lambda line: None).restore(TARGET)
+    shutil.rmtree(step_folder(run, 1))
+    with pytest.raises(CheckpointError, match=r"corrupt-.*set aside earlier"):
+        Checkpointer(run).restore(TARGET)
+
+
+def test_a_half_copied_or_empty_step_is_no_step(run):
+    step_folder(run, 3).mkdir()
+    shutil.copytree(step_folder(run, 2) / "arrays", step_folder(run, 4) / "arrays")
+    said: list[str] = []
+    checkpointer = Checkpointer(run, warn=said.append)
+    assert checkpointer.steps() == [1, 2]
+    assert_is_step(checkpointer.restore(TARGET), 2)
+    assert [("step 4" in line, "step 3" in line) for line in said] == [(True, False), (False, True)]
+
+
+def test_a_step_under_another_number_is_refused(run):
+    step_folder(run, 2).rename(step_folder(run, 9))
+    assert Checkpointer(run).verify(9) == ["its manifest is of step 2"]
+
+
+def test_a_file_too_many_is_found(run):
+    (step_folder(run, 2) / "arrays" / "extra").write_bytes(b"x")
+    assert Checkpointer(run).verify(2) == ["'arrays/extra' is not in the manifest"]
+
+
+def test_an_exact_step_that_is_damaged_is_not_exchanged_for_another(run):
+    empty(step_folder(run, 2) / MANIFEST)
+    with pytest.raises(
+        CheckpointError, match=r"Step 2 .* cannot be restored.*HINT: steps with a manifest: \[1\]"
+    ):
+        Checkpointer(run).restore(TARGET, step=2)
+    with pytest.raises(CheckpointError, match="Step 7 .* cannot be restored"):
+        Checkpointer(run).restore(TARGET, step=7)
+    assert step_folder(run, 2).exists()
+
+
+def test_readers_set_nothing_aside(run):
+    empty(step_folder(run, 2) / MANIFEST)
+    said: list[str] = []
+    assert_is_step(Checkpointer(run, is_writer=False, warn=said.append).restore(TARGET), 1)
+    assert step_folder(run, 2).exists()
+    assert len(said) == 1
+
+
+def test_the_only_good_step_is_never_deleted(run):
+    flip(max(files_of(run, 2), key=lambda path: path.stat().st_size), 100)
+    assert Checkpointer(run, keep_last=1, keep_best=0).prune() == []
+    assert_is_step(Checkpointer(run, warn=lambda line: None).restore(TARGET), 1)
+
+
+def test_the_last_good_of_several_is_kept(tmp_path):
+    save_steps(tmp_path, [1, 2, 3])
+    flip(max(files_of(tmp_path, 3), key=lambda path: path.stat().st_size), 100)
+    assert Checkpointer(tmp_path, keep_last=1, keep_best=0).prune() == [1]
+    assert Checkpointer(tmp_path).latest_step() == 2
