@@ -16,7 +16,9 @@ def test_documented_defaults_of_the_guide():
     assert (config.shuffle, config.seed, config.verbose) == (True, 42, True)
     assert (config.log_every_n_batches, config.checkpoint_every_n_epochs) == (10, 5)
     assert (config.checkpoint_dir, config.save_on_master_only) == ("./checkpoints", True)
-    assert (config.validation_split, config.drop_last, config.resume) == (0.0, False, "auto")
+    assert (config.validation_split, config.drop_last) == (0.0, False)
+    # a call of fit trains anew; the same experiment started again goes on
+    assert (config.resume, TrainConfig().resume) == ("never", "auto")
 
 
 def test_attribute_style_is_checked_at_once():
