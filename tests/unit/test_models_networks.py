@@ -6,10 +6,13 @@ from flax import linen as nn
 
 from cyxjax.core.adapter import adapt
 from cyxjax.errors import ConfigError, DataError
+from cyxjax.models import BatchNormModule, Conv2DModule
 from cyxjax.models.gpt import Attention
 from cyxjax.models.registry import count_params, get_model
-from cyxjax.models.resnet import BasicBlock, ResNet
+from cyxjax.models.resnet import BasicBlock, Bottleneck, ResNet
 from cyxjax.models.vae import negative_elbo
+
+KEY = jax.random.key(0)
 
 
 def param_shapes(model, shape, dtype=jnp.float32):
@@ -38,6 +41,40 @@ def test_resnet_stem_halves_twice_and_the_small_one_not_at_all():
 
     assert stem_sides() == [16, 8, 4, 2]
     assert stem_sides(small_images=True) == [64, 32, 16, 8]
+
+
+def test_blocks_are_the_layers_their_paper_draws():
+    # Put together from layers that are held to torch's answers (test_models_torch.py).
+    x = jax.random.normal(jax.random.key(1), (2, 6, 6, 3))
+    for block, kernels in ((BasicBlock, [(3, 2), (3, 1)]), (Bottleneck, [(1, 1), (3, 2), (1, 1)])):
+        module = block(features=4, stride=2, zero_init=False)
+        variables = module.init(jax.random.key(0), x, False)
+        params = _with_uneven_norms(variables["params"])
+        found = module.apply(variables | {"params": params}, x, False)
+
+        def conv_norm(y, size, stride, names, params=params):
+            conv, norm = (params[name] for name in names)
+            layer = Conv2DModule(y.shape[-1], conv["kernel"].shape[-1], size, stride, size // 2, bias=False)
+            y, _ = layer.apply(conv, {}, y, KEY, False)
+            statistics = {"mean": jnp.zeros(y.shape[-1]), "var": jnp.ones(y.shape[-1])}
+            return BatchNormModule(y.shape[-1]).apply(norm, statistics, y, KEY, False)[0]
+
+        y = x
+        for place, (size, stride) in enumerate(kernels):
+            y = conv_norm(y, size, stride, (f"Conv_{place}", f"BatchNorm_{place}"))
+            y = y if place == len(kernels) - 1 else jnp.maximum(y, 0)
+        expected = jnp.maximum(y + conv_norm(x, 1, 2, ("shortcut", "shortcut_norm")), 0)
+        assert found.shape == (2, 3, 3, 4 * block.expansion)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def _with_uneven_norms(params):
+    """Norms that scale and shift by something: at 1 and 0 a norm in the wrong place would not show."""
+
+    def shifted(path, a):
+        return a + 0.3 * jnp.arange(a.size, dtype=a.dtype) if "norm" in str(path).lower() else a
+
+    return jax.tree_util.tree_map_with_path(shifted, params)
 
 
 def test_zero_init_makes_each_new_block_its_shortcut():
