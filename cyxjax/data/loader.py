@@ -113,7 +113,7 @@ def _warn_if_stuck(sampler: Any, num_passes: int) -> None:
     like_torchs = getattr(sampler, "shuffle", False) and not hasattr(sampler, "begin_pass")
     if num_passes == 2 and like_torchs and getattr(sampler, "epoch", None) == 0:
         warnings.warn(
-            f"DataLoader: a second pass began and {type(sampler).__name__} is still at epoch 0: every epoch has "
-            "the same order. HINT: call sampler.set_epoch(epoch) at the start of each epoch.",
+            f"DataLoader: a second pass began and {type(sampler).__name__} is still at epoch 0: every epoch "
+            "has the same order. HINT: call sampler.set_epoch(epoch) at the start of each epoch.",
             stacklevel=3,
         )

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyxjax.data.batches import BatchPlan, batch_size_from_global, iterate
+from cyxjax.data import batches
+from cyxjax.data.batches import BatchPlan, batch_size_from_global, iterate, read_batch
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError, DataError
@@ -84,9 +85,19 @@ def test_resuming_at_a_step_gives_the_same_batches():
     whole = list(iterate(data, order, plan, range(3)))
     resumed = list(iterate(data, order, plan, range(3), start_step=2))
     assert len(resumed) == plan.num_steps - 2
+    assert np.array_equal(read_batch(data, order, plan, range(3), 3).inputs, whole[3].inputs)
     for one, other in zip(whole[2:], resumed, strict=True):
         assert np.array_equal(one.inputs, other.inputs)
         assert np.array_equal(one.places, other.places)
+
+
+def test_batches_do_not_depend_on_how_many_are_ordered_at_once(monkeypatch):
+    plan, order, data = BatchPlan(5000, 3, 2), Order(5000, 1), index_dataset(5000)
+    whole = [batch.inputs for batch in iterate(data, order, plan, range(2))]
+    monkeypatch.setattr(batches, "_PLACES_AT_ONCE", 1)
+    single = [batch.inputs for batch in iterate(data, order, plan, range(2))]
+    assert len(whole) == plan.num_steps == 834
+    assert np.array_equal(np.stack(whole), np.stack(single))
 
 
 def test_drop_last_takes_whole_global_batches():

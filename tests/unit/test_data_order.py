@@ -58,9 +58,9 @@ def test_seed_and_epoch_both_change_the_order():
             assert np.count_nonzero(one == other) < 12
 
 
-@pytest.mark.parametrize("num_samples", [5, 16, 100])
+@pytest.mark.parametrize("num_samples", [16, 100])
 def test_each_place_gets_each_sample_equally_often(num_samples):
-    draws = 2000
+    draws = 1500
     table = np.stack([Order(num_samples, seed, 0)[:] for seed in range(draws)])
     for place in (0, num_samples // 2, num_samples - 1):
         assert chi_square_z(table[:, place], num_samples) < 6
@@ -76,7 +76,7 @@ def test_neighbours_are_unrelated():
 
 
 def test_all_permutations_of_four_appear_equally_often():
-    table = np.stack([Order(4, seed, 1)[:] for seed in range(2400)])
+    table = np.stack([Order(4, seed, 1)[:] for seed in range(1200)])
     assert chi_square_z(np.unique(table @ [64, 16, 4, 1], return_inverse=True)[1], 24) < 6
 
 
