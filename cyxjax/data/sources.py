@@ -69,9 +69,8 @@ class TableDataset:
         return len(self.table)
 
     def take(self, indices: np.ndarray) -> tuple[Any, Any]:
-        """Rows `indices` of the input and target columns."""
-        record = self.table[indices.tolist()]
-        return split({name: np.asarray(record[name]) for name in record}, self.columns)
+        """Rows `indices` of the input and target columns. Raises: DataError where they are no numbers."""
+        return _arrays(split(self.table[indices.tolist()], self.columns))
 
 
 def as_dataset(
@@ -99,6 +98,8 @@ def as_dataset(
 
 
 def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
+    if getattr(data, "__len__", None) is None:
+        return _refuse(data)
     if _is_array(data):
         data = (data,)
     elif isinstance(getattr(data, "tensors", None), tuple):  # torch's TensorDataset
@@ -106,14 +107,12 @@ def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
     elif hasattr(data, "columns") and hasattr(data, "to_numpy"):  # a pandas or polars frame
         data = {str(name): data[name].to_numpy() for name in data.columns}
     if isinstance(data, tuple | Mapping):
-        whole, target = split(data, columns)
-        arrays = map_leaves(_as_array, whole)
-        return ArrayDataset(arrays, arrays if target is whole else map_leaves(_as_array, target))
+        return ArrayDataset(*_arrays(split(data, columns)))
     if hasattr(data, "column_names") and hasattr(data, "with_format"):
         return TableDataset(data.with_format("numpy"), columns)
-    if isinstance(data, list) or (hasattr(data, "__len__") and not callable(getattr(data, "take", None))):
-        return ItemDataset(data, num_workers, columns) if hasattr(data, "__getitem__") else _refuse(data)
-    return data if isinstance(data, Dataset) else _refuse(data)
+    if isinstance(data, Dataset):
+        return data
+    return ItemDataset(data, num_workers, columns) if hasattr(data, "__getitem__") else _refuse(data)
 
 
 def _refuse(data: Any) -> Dataset:
@@ -133,9 +132,13 @@ def as_batches(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     as a tuple, because torch's default collation makes lists.
     """
     for batch in batches:
-        whole, target = split(tuple(batch) if isinstance(batch, list) else batch)
-        arrays = map_leaves(_as_array, whole)
-        yield arrays, arrays if target is whole else map_leaves(_as_array, target)
+        yield _arrays(split(tuple(batch) if isinstance(batch, list) else batch))
+
+
+def _arrays(pair: tuple[Any, Any]) -> tuple[Any, Any]:
+    """(inputs, targets) as numpy arrays; one object where they were one."""
+    inputs = map_leaves(_as_array, pair[0])
+    return inputs, inputs if pair[1] is pair[0] else map_leaves(_as_array, pair[1])
 
 
 def _is_array(data: Any) -> bool:

@@ -58,6 +58,17 @@ class Tensor:
         return self.array
 
 
+class Tensors(Items):
+    """As torch's TensorDataset: read in one call, not item by item."""
+
+    def __init__(self):
+        super().__init__()
+        self.tensors = Tensor(X), Tensor(Y)
+
+    def __getitem__(self, index):
+        raise AssertionError("read through .tensors")
+
+
 class Table:
     """What we use of a Hugging Face dataset."""
 
@@ -81,10 +92,22 @@ class Table:
         return {"image": X[indices], "label": Y[indices]}
 
 
+class Stream(Table):
+    """What a streamed Hugging Face dataset lacks."""
+
+    __len__ = None
+
+    def __iter__(self):
+        return iter(())
+
+
 class Frame:
     """What we use of a pandas data frame."""
 
     columns = ("label", "width")
+
+    def __len__(self):
+        return 6
 
     def to_numpy(self):
         raise AssertionError("columns are read one by one: one array would lose their dtypes")
@@ -106,7 +129,7 @@ class Frame:
         [{"x": x, "targets": y} for x, y in zip(X, Y, strict=True)],
         Table(),
         ArrayDataset(X, Y),
-        type("TensorDataset", (), {"tensors": (Tensor(X), Tensor(Y))})(),
+        Tensors(),
     ],
     ids=[
         "tuple",
@@ -152,6 +175,18 @@ def test_named_columns_are_chosen():
     assert targets.tolist() == [8, 0, 8]
     with pytest.raises(DataError, match="no column 'labels'.*Did you mean 'label'"):
         as_dataset(data, inputs="a", targets="labels")
+
+
+def test_a_table_column_of_words_or_of_unequal_rows_is_refused():
+    class Words(Table):
+        def with_format(self, format):
+            return self
+
+        def __getitem__(self, indices):
+            return {"image": np.array(["a", "b", "c"], dtype=object), "label": Y[indices]}
+
+    with pytest.raises(DataError, match="dtype object; expected numbers"):
+        as_dataset(Words()).take(WANTED)
 
 
 def test_inputs_alone_are_their_own_targets():
@@ -210,10 +245,12 @@ def test_items_that_do_not_stack_are_named():
         ([], "0 samples"),
         ((), "an empty tuple"),
         ({"label": Y}, "only 'label'"),
-        (np.float32(3), "one number"),
+        (np.array(3.0), "one number"),
         ((X, [[1], [2, 3]]), "no array can be made"),
         ((X, list("abcdef")), "dtype <U1; expected numbers"),
         (iter([1, 2]), "as_batches"),
+        ({1, 2}, "set has no length and no index"),
+        (Stream(), "Stream has no length"),
         (object(), "object is not a dataset"),
         (Items(0), "0 samples"),
     ],
