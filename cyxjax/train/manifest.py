@@ -145,7 +145,7 @@ def decode(data: bytes) -> Manifest:
         if _sealed(body) != data:
             raise ValueError("its own digest does not match")
         return _from_body(body)
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
             f"{MANIFEST} is not readable: {reason[:200]}. HINT: take another step."

@@ -1,0 +1,287 @@
+"""Checkpoints made to harm: an attacker may write any bytes and compute fitting digests.
+
+Loading one never executes code, never leaves its folder, never allocates what its manifest does not admit,
+and ends in a clear error or in the saved bits.
+"""
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import random
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cyxjax.errors import CheckpointError
+from cyxjax.train.checkpoint import Checkpointer
+from cyxjax.train.manifest import MANIFEST, decode
+from cyxjax.train.step_folders import step_folder
+
+TARGET = {"count": np.zeros((), np.int32), "kernel": np.zeros((4, 5), np.float32)}
+STATE = {"count": np.int32(3), "kernel": np.arange(20, dtype=np.float32).reshape(4, 5)}
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("pristine")
+    with Checkpointer(directory) as checkpointer:
+        checkpointer.save(1, STATE, {"epoch": 1})
+    return directory
+
+
+@pytest.fixture
+def run(pristine, tmp_path):
+    return Path(shutil.copytree(pristine, tmp_path / "run"))
+
+
+# TensorStore reports the second failed read of a step to an event loop that orbax has closed after the first.
+noise_of_failed_reads = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+class Payload:
+    """Unpickled, it makes the sentinel folder."""
+
+    def __init__(self, sentinel):
+        self.sentinel = str(sentinel)
+
+    def __reduce__(self):
+        return (os.mkdir, (self.sentinel,))
+
+
+def body_of(run):
+    return json.loads((step_folder(run, 1) / MANIFEST).read_text())["manifest"]
+
+
+def seal(run, body):
+    """Write `body` as the manifest of step 1 with a fitting digest."""
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (step_folder(run, 1) / MANIFEST).write_text(f'{{"manifest":{text},"sha256":"{digest}"}}\n')
+
+
+def reseal_files(run):
+    """Make the manifest list the files as they are now, as an attacker would."""
+    body, folder = body_of(run), step_folder(run, 1)
+    body["files"] = [
+        {
+            "path": path.relative_to(folder).as_posix(),
+            "num_bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    ]
+    seal(run, body)
+
+
+def refuse(run, match="No checkpoint in .* is good"):
+    with pytest.raises(CheckpointError, match=rf"(?s){match}.*HINT"):
+        Checkpointer(run).restore(TARGET)
+
+
+def test_the_corpus_tests_what_it_means_to(run):
+    """seal and reseal_files make a manifest that is believed: the refusals below have another reason."""
+    reseal_files(run)
+    assert Checkpointer(run).restore(TARGET).state["kernel"].tolist() == STATE["kernel"].tolist()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../evil", "arrays/../../evil", "/etc/passwd", "", ".", "a//b", "./x", ".hidden", "a\\b",
+     "a\0b", "a/./b", "C:evil", "x" * 300, "arrays/\u202e", "~/x", 3, None, ["a"], {"a": 1}],
+)  # fmt: skip
+def test_file_names_that_leave_the_folder_are_refused(run, path):
+    body = body_of(run)
+    body["files"][0]["path"] = path
+    seal(run, body)
+    refuse(run)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("shape", [2**62, 2**62]), ("shape", [-1]), ("shape", [1.5]), ("shape", [True]), ("shape", [10**400]),
+        ("shape", [1] * 1000), ("shape", "45"), ("shape", None),
+        ("dtype", "object"), ("dtype", "O"), ("dtype", "|O8"), ("dtype", "U99999999"), ("dtype", "V8"),
+        ("dtype", "float32,(999999,)i4"), ("dtype", ["f4"]), ("dtype", None), ("dtype", "__import__('os')"),
+        ("name", 3), ("name", None), ("name", "count"), ("crc32", "x"), ("crc32", -1),
+    ],
+)  # fmt: skip
+def test_leaves_that_cannot_be_are_refused(run, field, value):
+    body = body_of(run)
+    body["leaves"][1][field] = value
+    seal(run, body)
+    refuse(run, "")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("format", "other"), ("format_version", [2, 0]), ("format_version", [0, 9]),
+        ("format_version", "1.0"), ("format_version", []), ("step", "1"), ("step", -1), ("step", 2**80),
+        ("leaves", {}), ("leaves", 3),
+        ("files", None), ("files", [[]]), ("metric", "low"), ("metric", []), ("versions", []), ("meta", 3),
+        ("created_unix_s", "now"),
+    ],
+)  # fmt: skip
+def test_manifests_of_another_form_are_refused(run, field, value):
+    body = body_of(run)
+    body[field] = value
+    seal(run, body)
+    refuse(run, "")
+
+
+def test_a_size_beyond_this_machine_is_refused_before_it_is_allocated(run):
+    body = body_of(run)
+    body["leaves"][1]["shape"] = [2**40, 2**10]
+    seal(run, body)
+    refuse(run, "is stored as float32")  # never the wanted shape, so nothing is read
+    with pytest.raises(CheckpointError, match=r"(?s)No checkpoint.*bytes of arrays"):
+        Checkpointer(run).restore(TARGET, adapt=lambda name, stored, want: None)
+
+
+def test_arrays_larger_than_their_manifest_says_are_not_read(run, tmp_path):
+    with Checkpointer(tmp_path / "big") as checkpointer:
+        checkpointer.save(1, {"count": np.int32(3), "kernel": np.zeros((400, 500), np.float32)})
+    shutil.rmtree(step_folder(run, 1) / "arrays")
+    shutil.copytree(step_folder(tmp_path / "big", 1) / "arrays", step_folder(run, 1) / "arrays")
+    reseal_files(run)
+    refuse(run, r"its manifest says float32\(4, 5\)")
+
+
+def test_altered_arrays_with_fitting_file_digests_are_found_by_their_own_crc(run, tmp_path):
+    with Checkpointer(tmp_path / "other") as checkpointer:
+        checkpointer.save(1, {"count": np.int32(3), "kernel": STATE["kernel"] + 1})
+    shutil.rmtree(step_folder(run, 1) / "arrays")
+    shutil.copytree(step_folder(tmp_path / "other", 1) / "arrays", step_folder(run, 1) / "arrays")
+    reseal_files(run)
+    refuse(run, "'kernel' came back altered")
+
+
+@pytest.mark.parametrize("nested", ["[" * 100_000, '{"a":' * 100_000, '{"manifest":' * 5000])
+def test_deep_nesting_is_refused(run, nested):
+    (step_folder(run, 1) / MANIFEST).write_text(nested)
+    refuse(run)
+
+
+def test_a_manifest_of_gigabytes_is_not_read(run):
+    os.truncate(step_folder(run, 1) / MANIFEST, 3 << 30)  # sparse
+    refuse(run, "no plain file below")
+
+
+def pickle_bytes(sentinel):
+    return pickle.dumps(Payload(sentinel))
+
+
+def npy_bytes(sentinel):
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([Payload(sentinel)], dtype=object), allow_pickle=True)
+    return buffer.getvalue()
+
+
+@noise_of_failed_reads
+@pytest.mark.parametrize(
+    ("make", "unpickle"),
+    [(pickle_bytes, pickle.loads), (npy_bytes, lambda data: np.load(io.BytesIO(data), allow_pickle=True))],
+)
+def test_no_file_is_unpickled(pristine, tmp_path, make, unpickle):
+    sentinel = tmp_path / "sentinel"
+    payload = make(sentinel)
+    for number, path in enumerate(sorted(p for p in pristine.rglob("*") if p.is_file())):
+        for reseal in (False, True):
+            run = Path(shutil.copytree(pristine, tmp_path / f"{number}{reseal}"))
+            (run / path.relative_to(pristine)).write_bytes(payload)
+            if reseal and path.name != MANIFEST:
+                reseal_files(run)
+            check_restored_or_refused(run)
+    assert not sentinel.exists()
+    unpickle(payload)
+    assert sentinel.exists()  # so the payload would have worked
+
+
+def check_restored_or_refused(run):
+    """orbax does not need every file it writes: what is restored all the same must be what was saved."""
+    with suppress(CheckpointError):
+        restored = Checkpointer(run).restore(TARGET)
+        assert restored.state["kernel"].tobytes() == STATE["kernel"].tobytes()
+        assert restored.state["count"] == 3
+
+
+def test_links_are_refused_at_the_start_with_their_path(run, tmp_path):
+    (run / "step_00000007").symlink_to(tmp_path)
+    with pytest.raises(CheckpointError, match=r"step_00000007 is a symbolic link.*HINT"):
+        Checkpointer(run)
+    with pytest.raises(CheckpointError, match="symbolic link"):
+        Checkpointer(run, is_writer=False)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "arrays", "arrays/_METADATA", "arrays/d"])
+def test_links_inside_a_step_are_refused(run, tmp_path, name):
+    inside = step_folder(run, 1) / name
+    inside.rename(tmp_path / "moved")
+    inside.symlink_to(tmp_path / "moved")
+    refuse(run)
+
+
+def test_special_files_are_refused_without_waiting(run):
+    os.mkfifo(step_folder(run, 1) / "arrays" / "pipe")
+    refuse(run, "special file")
+
+
+def test_unreadable_names_do_not_break_the_message(run):
+    (step_folder(run, 1) / "arrays" / os.fsdecode(b"caf\xe9")).write_bytes(b"")
+    with pytest.raises(CheckpointError) as caught:
+        Checkpointer(run).restore(TARGET)
+    str(caught.value).encode()
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=1500, deadline=None)
+def test_random_bytes_are_no_manifest(data):
+    with pytest.raises(CheckpointError, match="not readable"):
+        decode(data)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.data())
+@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_sealed_manifest_with_any_field_changed_is_read_or_refused(pristine, data):
+    body = body_of(pristine)
+    place = data.draw(st.sampled_from([body, body["leaves"][0], body["files"][0], body["versions"]]))
+    place[data.draw(st.sampled_from(sorted(place)))] = data.draw(JSON)
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    sealed = f'{{"manifest":{text},"sha256":"{hashlib.sha256(text.encode()).hexdigest()}"}}\n'.encode()
+    with suppress(CheckpointError):
+        manifest = decode(sealed)
+        assert all(".." not in entry.path.split("/") for entry in manifest.files)
+        assert all(leaf.size >= 0 for leaf in manifest.leaves)
+
+
+@noise_of_failed_reads
+def test_random_damage_under_fitting_digests_is_refused_or_harmless(pristine, tmp_path):
+    """200 cases: bytes of one of orbax's own files replaced, then sealed as an attacker would."""
+    rng = random.Random(1)
+    paths = sorted(p.relative_to(pristine) for p in pristine.rglob("*") if p.is_file() and p.name != MANIFEST)
+    for number in range(200):
+        run = Path(shutil.copytree(pristine, tmp_path / str(number)))
+        path = run / rng.choice(paths)
+        content = bytearray(path.read_bytes())
+        for _ in range(rng.choice([1, 4, 16])):
+            content[rng.randrange(len(content))] = rng.randrange(256)
+        path.write_bytes(content)
+        reseal_files(run)
+        check_restored_or_refused(run)
+        shutil.rmtree(run)
