@@ -18,7 +18,7 @@ _LOADERS: dict[str, Loader] = {
     "diabetes": bundled.load_diabetes,
     "text": text.load_text,
     "mnist": files.load_mnist,
-    "fashion_mnist": files.load_mnist,
+    "fashion_mnist": files.load_fashion_mnist,
     "cifar10": files.load_cifar10,
     "npz": files.load_npz,
     "npy": files.load_npy,

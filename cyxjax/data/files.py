@@ -40,11 +40,19 @@ def load_mnist(root: Path, val_fraction: float = 0.1, split_seed: int = 0) -> Sp
 
     Validation samples are drawn from the training files; the test files stay the test set.
     """
-    folder = _folder(root, "", "MNIST/raw", "FashionMNIST/raw")
+    return _load_idx(_folder(root, "MNIST/raw"), "mnist", val_fraction, split_seed)
+
+
+def load_fashion_mnist(root: Path, val_fraction: float = 0.1, split_seed: int = 0) -> Splits:
+    """Fashion-MNIST: clothes, in files named and split as in `load_mnist`."""
+    return _load_idx(_folder(root, "FashionMNIST/raw"), "fashion_mnist", val_fraction, split_seed)
+
+
+def _load_idx(folder: Path, name: str, val_fraction: float, split_seed: int) -> Splits:
     images, labels = _idx_pair(folder, "train")
     test_images, test_labels = _idx_pair(folder, "t10k")
     shape = (*images.shape[1:], 1)
-    info = DatasetInfo("mnist", "classification", int(max(labels.max(), test_labels.max())) + 1, shape)
+    info = DatasetInfo(name, "classification", int(max(labels.max(), test_labels.max())) + 1, shape)
     return _with_test(
         as_images(images, 255),
         labels,
@@ -58,7 +66,7 @@ def load_mnist(root: Path, val_fraction: float = 0.1, split_seed: int = 0) -> Sp
 
 def load_cifar10(root: Path, val_fraction: float = 0.1, split_seed: int = 0) -> Splits:
     """CIFAR-10's binary files: float32 (32, 32, 3) in [0, 1], int32 labels; validation as in `load_mnist`."""
-    folder = _folder(root, "", "cifar-10-batches-bin")
+    folder = _folder(root, "cifar-10-batches-bin")
     parts = [read_cifar10(_file(folder, f"data_batch_{i}.bin")) for i in range(1, 6)]
     images, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
     test_images, test_labels = read_cifar10(_file(folder, "test_batch.bin"))
@@ -173,11 +181,11 @@ def _targets(path: Path, raw: np.ndarray) -> np.ndarray:
     return raw.astype(np.int32)
 
 
-def _folder(root: Path, *places: str) -> Path:
-    """The first of `places` under `root` that exists: where common tools unpack the files."""
+def _folder(root: Path, inside: str) -> Path:
+    """`root/inside`, where common tools unpack the files, if it exists; else `root`."""
     if not root.is_dir():
         raise DataError(f"{root}: no such folder. HINT: set root to where the data files are.")
-    return next(reversed([root / place for place in places if (root / place).is_dir()]))
+    return root / inside if (root / inside).is_dir() else root
 
 
 def _file(folder: Path, *names: str) -> Path:

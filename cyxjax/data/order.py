@@ -79,7 +79,8 @@ class Order:
 
     @cached_property
     def _round_keys(self) -> tuple[np.uint64, ...]:
-        state = mix64(mix64(self.seed & _MASK) + self.epoch * _GOLDEN)
+        # int(): a numpy integer would overflow where a Python one grows
+        state = mix64(mix64(int(self.seed)) + int(self.epoch) * _GOLDEN)
         return tuple(np.uint64(mix64(state + i * _GOLDEN)) for i in range(1, _ROUNDS + 1))
 
     def _walk(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -38,7 +38,7 @@ class DistributedSampler:
         world_size, own_rank = _group()
         self.num_replicas = world_size if num_replicas is None else num_replicas
         self.rank = own_rank if rank is None else rank
-        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
+        self.shuffle, self.seed, self.drop_last = shuffle, int(seed), drop_last
         self.epoch = 0
         self._size = _size_of(dataset if dataset_size is None else dataset_size)
         self._order = Order(self._size, seed, 0, shuffle)
@@ -48,8 +48,8 @@ class DistributedSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next pass the order of `epoch`; immediate at any dataset size. The same on every rank."""
-        self._order = Order(self._size, self.seed, epoch, self.shuffle)
-        self.epoch, self._epoch_was_set = epoch, True
+        self.epoch, self._epoch_was_set = int(epoch), True
+        self._order = Order(self._size, self.seed, self.epoch, self.shuffle)
 
     def get_indices(self, start: int = 0, stop: int | None = None) -> Places:
         """This rank's indices in order, int64, shape (local_size(),); or some, by slice."""

@@ -139,6 +139,15 @@ def test_mnist(mnist_folder):
     assert splits.info.num_classes == 10
 
 
+def test_mnist_and_fashion_mnist_side_by_side_are_told_apart(mnist_folder):
+    with pytest.raises(DataError, match="no file train-images"):
+        load_dataset("fashion_mnist", mnist_folder)
+    (mnist_folder / "MNIST").rename(mnist_folder / "FashionMNIST")
+    assert load_dataset("fashion_mnist", mnist_folder).info.name == "fashion_mnist"
+    with pytest.raises(DataError, match="no file train-images"):
+        load_dataset("mnist", mnist_folder)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

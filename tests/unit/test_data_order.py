@@ -94,6 +94,11 @@ def test_a_place_outside_is_refused(places):
         Order(10)[places]
 
 
+def test_numpy_integers_are_integers():
+    wanted = Order(50, -3, 4)[:]
+    assert np.array_equal(Order(50, np.int64(-3), np.int32(4))[:], wanted)
+
+
 def test_bad_arguments_are_refused():
     with pytest.raises(DataError, match="num_samples=0"):
         Order(0)
