@@ -5,11 +5,11 @@ Importing this file imports neither jax nor flax; a network's own file is import
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib import import_module
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.models.config import Config
@@ -78,13 +78,14 @@ class Builder:
 
     def _checked(self, option: str, value: Any, source: str) -> Any:
         expected = self.options()[option].annotation
-        if expected is inspect.Parameter.empty:
+        adapter = _adapter(expected)
+        if adapter is None:
             return value
         try:
             # pydantic takes True for 1 and YAML's `yes` is True: a count of "yes" is a mistake.
             if isinstance(value, bool) and expected is not bool and not _admits_bool(expected):
                 raise ValueError("a truth value where another type is expected")
-            return TypeAdapter(expected, config={"arbitrary_types_allowed": True}).validate_python(value)
+            return adapter.validate_python(value)
         except ValueError as error:  # pydantic's ValidationError is one
             raise ConfigError(
                 f"Option {option!r} of model {self.name!r} is {value!r} (from {source}): {_reason(error)}. "
@@ -165,6 +166,16 @@ def _settings_of(name: str, config: Mapping[str, Any] | None) -> tuple[dict[str,
             f"HINT: call get_model({asked!r}), or correct the name."
         )
     return settings, source
+
+
+def _adapter(expected: Any) -> TypeAdapter | None:
+    """What checks and converts values of a type; None for types no file can hold (none given, modules)."""
+    if expected is inspect.Parameter.empty or is_dataclass(expected):
+        return None
+    try:
+        return TypeAdapter(expected, config={"arbitrary_types_allowed": True})
+    except PydanticUserError:
+        return None
 
 
 def _admits_bool(expected: Any) -> bool:

@@ -1,5 +1,7 @@
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +75,24 @@ def test_registered_function_is_built_with_checked_options(own_names):
     assert "probe" in model_names()
     with pytest.raises(ConfigError, match="needs the option 'size'"):
         get_model("probe")()
+
+
+def test_options_no_file_can_hold_are_passed_as_they_are(own_names):
+    @register("wrapper")
+    class Wrapper(nn.Module):
+        inner: nn.Module
+        activation: Callable[[jax.Array], jax.Array] = nn.relu
+        dtype: Any = None
+        size: int | None = None
+
+        def __call__(self, x):
+            return self.activation(self.inner(x))
+
+    inner = nn.Dense(3)
+    model = get_model("wrapper")(inner=inner, activation=nn.tanh, dtype=jnp.float32)
+    assert (model.inner, model.activation, model.dtype) == (inner, nn.tanh, jnp.float32)
+    with pytest.raises(ConfigError, match="Option 'activation' of model 'wrapper' is 3"):
+        get_model("wrapper")(inner=inner, activation=3)
 
 
 def test_a_taken_name_is_refused(own_names):
