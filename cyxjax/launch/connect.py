@@ -42,6 +42,7 @@ def connect(
     beat.start(env)
     if topology.world_size == 1:
         _guard_alone(topology, env)
+        beat.beat(-1, "idle")
         return
     _compat.refuse_started_backend()
     sockets: list[socket.socket] = []
@@ -51,6 +52,7 @@ def connect(
     _connection = Connection(membership, hooks, meeting, sockets)
     membership.watch(hooks.lose)
     _start_jax(topology, membership, env)
+    beat.beat(-1, "idle")
 
 
 def disconnect() -> None:

@@ -30,12 +30,15 @@ class Exits:
         self.error_file = env.get(records.VARIABLE)
         self.torch_file = env.get(TORCH_ERROR_FILE)
         self._ending = threading.Lock()
+        self._lost, self._why = threading.Event(), ""
 
     def die(self, error: BaseException) -> NoReturn:
         """Files `error`, tells the peers, ends the process. The first caller wins; others wait."""
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()
         record = records.of_exception(error, rank=self.rank, pulse=beat.pulse(), start=self.start)
+        if record.secondary and self._lost.wait(0.5) and self._why not in record.message:
+            record.message = f"{self._why}; noticed as {record.message}"
         self._file(record)
         self._show(record, error)
         if not record.secondary:
@@ -45,6 +48,8 @@ class Exits:
 
     def lose(self, why: str) -> NoReturn:
         """Ends this rank because a peer was lost. Leaves a moment for the main thread's own, better error."""
+        self._why = why
+        self._lost.set()
         threading.Event().wait(0.2)
         self.die(PeerLost(why))
 

@@ -3,13 +3,21 @@
 import json
 import os
 import re
+import signal
 import socket
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, EXIT_SECONDARY, EXIT_USER_ERROR, ConfigError
+from cyxjax.errors import (
+    EXIT_CONFIG,
+    EXIT_INFRASTRUCTURE,
+    EXIT_INTERRUPT,
+    EXIT_SECONDARY,
+    EXIT_USER_ERROR,
+    ConfigError,
+)
 from cyxjax.launch.beat import Pulse
 
 VARIABLE = "CYXJAX_ERROR_FILE"
@@ -23,6 +31,12 @@ _SECONDARY = re.compile(
 _SECRET = re.compile(
     r"(?i)(\b[\w-]*(?:key|token|secret|password|passwd)[\w-]*['\"]?\s*[=:]\s*['\"]?)([^\s'\",}&]+)"
 )
+
+_MEANING = {
+    "SIGKILL": " (killed from outside; by the kernel if memory ran out, see `dmesg`)",
+    "SIGSEGV": " (invalid memory access in native code)",
+    "SIGABRT": " (native code gave up; its message is in the last lines of stderr)",
+}
 
 
 class PeerLost(RuntimeError):
@@ -87,6 +101,25 @@ def of_exception(error: BaseException, *, rank: int, pulse: Pulse, start: int = 
         source=source_of(error),
         traceback=redact("".join(traceback.format_exception(error))),
     )
+
+
+def of_status(rank: int, pid: int, returncode: int, pulse: Pulse, start: int) -> ErrorRecord:
+    """The record of a process that ended without leaving one: killed by a signal, or by its own exit."""
+    if returncode < 0:
+        name = signal.Signals(-returncode).name
+        kind, message, code = (
+            name,
+            f"ended by signal {-returncode}{_MEANING.get(name, '')}",
+            EXIT_INFRASTRUCTURE,
+        )
+    else:
+        kind, message, code = "exit", f"ended with exit code {returncode}", returncode
+    record = ErrorRecord(
+        rank, kind, message, secondary=returncode == EXIT_SECONDARY, exit_code=code, start=start
+    )
+    record.host, record.pid, record.step, record.phase = socket.gethostname(), pid, pulse.step, pulse.phase
+    record.at_s, record.at_monotonic_s = time.time(), time.monotonic()
+    return record
 
 
 def is_secondary(error: BaseException) -> bool:

@@ -1,0 +1,24 @@
+"""`python -m cyxjax.launch --nproc-per-node N script.py ...`: run a script as a group of processes."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, ConfigError, CyxjaxError
+from cyxjax.launch import output
+from cyxjax.launch.options import parse
+from cyxjax.launch.supervisor import Supervisor
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line `argv` (default: the program's); returns its exit code."""
+    try:
+        options = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        return Supervisor(options, os.environ).run()
+    except CyxjaxError as error:
+        output.say(f"{type(error).__name__}: {error}")
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_INFRASTRUCTURE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

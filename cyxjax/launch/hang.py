@@ -1,0 +1,169 @@
+"""Who is stuck, and who only waits: judged from the ranks' beats alone."""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cyxjax.errors import ConfigError
+from cyxjax.launch.beat import PHASES, WAITING, Pulse
+from cyxjax.launch.roll import ranks_text
+
+# Seconds a rank may stay in one phase without a beat, unless set: generous, since a false alarm costs a
+# run. A program that never beats stays in `idle`, which has no limit.
+DEFAULTS = {"init": 600.0, "compile": 1800.0, "eval": 1800.0, "checkpoint": 1800.0}
+STEPS_BEFORE_SCALING = 20
+EARLY_END_S = 3.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds without progress before a rank counts as stuck.
+
+    progress_s: for the phases data, step and collective; None scales it from the median step, max(30 s,
+    20 x median), once 20 steps are known; 0 turns the watchdog off. by_phase: overrides and the others.
+    """
+
+    progress_s: float | None = None
+    by_phase: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULTS))
+
+    @classmethod
+    def parse(cls, text: str) -> "Limits":
+        """From 'auto', '0', '60' or '60,compile=900'. Raises: ConfigError."""
+        progress: float | None = None
+        by_phase = dict(DEFAULTS)
+        for part in filter(None, text.split(",")):
+            name, equals, value = part.rpartition("=")
+            if not equals and value == "auto":
+                continue
+            if not _is_seconds(value) or (equals and name not in PHASES):
+                raise ConfigError(
+                    f"--hang-timeout={text!r}: {part!r} is not understood. "
+                    f"HINT: seconds, 0 for off, or PHASE=seconds with one of {', '.join(PHASES)}."
+                )
+            if equals:
+                by_phase[name] = float(value)
+            else:
+                progress = float(value)
+        return cls(progress, by_phase)
+
+    def of(self, pulse: Pulse, step_s: float | None) -> float | None:
+        """The limit for a rank at `pulse`, with the median step `step_s`; None for no limit."""
+        if pulse.phase in self.by_phase:
+            return self.by_phase[pulse.phase] or None
+        if self.progress_s is not None and pulse.phase != "idle":
+            compiling = self.by_phase["compile"] if pulse.step < 1 and self.progress_s else 0.0
+            return max(self.progress_s, compiling) or None  # the first step compiles
+        if step_s is None or pulse.phase not in ("data", "step", "collective"):
+            return None
+        return max(30.0, 20 * step_s)
+
+
+@dataclass
+class Stopwatch:
+    """Step times of the group, from the beats as they are seen."""
+
+    times_s: list[float] = field(default_factory=list)
+    _step: int = -1
+    _at_s: float = 0.0
+
+    def see(self, pulse: Pulse) -> None:
+        if pulse.step > self._step >= 0 and pulse.at_s > self._at_s:
+            per_step = (pulse.at_s - self._at_s) / (pulse.step - self._step)
+            self.times_s = [*self.times_s[-99:], per_step]
+        if pulse.step > self._step:
+            self._step, self._at_s = pulse.step, pulse.at_s
+
+    @property
+    def median_s(self) -> float | None:
+        """None before enough steps were seen to judge by."""
+        return statistics.median(self.times_s) if len(self.times_s) >= STEPS_BEFORE_SCALING else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who is to blame for a group that stands still. `early_end`: that rank has finished and left."""
+
+    rank: int
+    reason: str
+    early_end: bool = False
+
+
+def judge(
+    pulses: Mapping[int, Pulse], now_s: float, limits: Limits, step_s: float | None, stopped: frozenset[int]
+) -> Verdict | None:
+    """The rank that holds the others up; None while everybody may still be doing honest work.
+
+    A rank that waits for others is only blamed when nobody else can be: another rank that is inside the
+    limit of a phase of its own (a long save, a compile) excuses all who wait.
+    stopped: ranks whose process is suspended (SIGSTOP), whatever phase they were in.
+    """
+    told = {rank: pulse for rank, pulse in pulses.items() if pulse.at_s}
+    if not told:
+        return None
+    if ended := _early_end(told, now_s):
+        return ended
+    over = {rank for rank, pulse in told.items() if _is_over(pulse, now_s, limits, step_s)}
+    if not over:
+        return None
+    own = [rank for rank in over if told[rank].phase not in WAITING]
+    suspects = sorted(stopped & set(told)) or own
+    if not suspects:
+        if any(pulse.phase not in WAITING for pulse in told.values()):
+            return None
+        suspects = _behind(told, over)
+    blamed = min(suspects, key=lambda rank: (told[rank].step, told[rank].at_s))
+    return Verdict(blamed, f"no progress for {now_s - told[blamed].at_s:.0f} s")
+
+
+def _is_over(pulse: Pulse, now_s: float, limits: Limits, step_s: float | None) -> bool:
+    limit = limits.of(pulse, step_s)
+    return limit is not None and pulse.phase != "done" and now_s - pulse.at_s > limit
+
+
+def _behind(told: Mapping[int, Pulse], over: set[int]) -> list[int]:
+    """All wait: the ones at the lowest step hold up the rest."""
+    lowest = min(told[rank].step for rank in over)
+    return [rank for rank in over if told[rank].step == lowest]
+
+
+def _early_end(told: Mapping[int, Pulse], now_s: float) -> Verdict | None:
+    """A rank that has finished while others stand in a later step will never join their collective."""
+    done = [rank for rank, pulse in told.items() if pulse.phase == "done"]
+    waiting = [
+        rank for rank, pulse in told.items() if pulse.phase in ("step", "collective") and pulse.step > 0
+    ]
+    if not done or len(done) + len(waiting) < len(told) or not waiting:
+        return None
+    if any(now_s - pulse.at_s < EARLY_END_S for pulse in told.values()):
+        return None
+    first = min(done, key=lambda rank: told[rank].at_s)
+    steps = ", ".join(str(step) for step in sorted({told[rank].step for rank in waiting}))
+    return Verdict(
+        first,
+        f"rank {first} finished at step {told[first].step} while {ranks_text(waiting)} wait in step {steps}: "
+        "the ranks ran different numbers of steps",
+        early_end=True,
+    )
+
+
+def stragglers(before: Mapping[int, Pulse], now: Mapping[int, Pulse]) -> str | None:
+    """One line naming a rank that takes over twice the others' time outside shared work, else None."""
+    per_step: dict[int, float] = {}
+    for rank, pulse in now.items():
+        steps = pulse.step - before[rank].step if rank in before else 0
+        if steps > 0:
+            per_step[rank] = (pulse.busy_s - before[rank].busy_s) / steps
+    if len(per_step) < 2:
+        return None
+    slow = max(per_step, key=lambda rank: per_step[rank])
+    others = statistics.median(value for rank, value in per_step.items() if rank != slow)
+    if per_step[slow] < 0.05 or per_step[slow] < 2 * others:
+        return None
+    return (
+        f"rank {slow} is slow: {per_step[slow] * 1000:.0f} ms per step outside the shared step, the others "
+        f"{others * 1000:.0f} ms (last seen in {now[slow].phase}); everybody waits for it"
+    )
+
+
+def _is_seconds(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit()

@@ -1,0 +1,61 @@
+"""What the first host's supervisor holds for the group: the meeting place and jax's coordination service."""
+
+import os
+import socket
+import threading
+from dataclasses import replace
+
+from cyxjax.launch import _compat, output, ports
+from cyxjax.launch.meeting import MeetingPlace
+from cyxjax.launch.place import Place
+from cyxjax.launch.roll import Job, Roll
+from cyxjax.launch.topology import join_address
+
+
+class Host:
+    """One listener for the life of the job; a meeting place and a service for each start.
+
+    With the service here no rank is special: rank 0 may die like any other.
+    Raises: GroupError when the port is held by another process; ConfigError when the address is not ours.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._listener = ports.listen(place.master_addr, place.master_port)
+        self.place = replace(place, master_port=self._listener.getsockname()[1])
+        self._meeting: MeetingPlace | None = None
+        self._service: _compat.CoordinationService | None = None
+        self._reserved: socket.socket | None = None
+        # Its service would narrate every connection of every start on our standard error.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        # Loading jaxlib takes 0.1 s, which the ranks need anyway to start.
+        threading.Thread(target=_compat.can_serve, name="cyxjax-load", daemon=True).start()
+
+    def open(self, start: int) -> None:
+        """Opens the meeting place of start number `start`."""
+        place = self.place
+        job = Job(place.world_size, place.run_id, start, place.timeout_ms / 1000, place.token)
+        self._meeting = MeetingPlace(self._listener, job, self._coordinator, output.say).start()
+
+    def close(self) -> None:
+        """Ends this start's meeting place and service. The ranks must have ended."""
+        if self._meeting is not None:
+            self._meeting.close()
+        if self._service is not None:
+            self._service.close()
+        if self._reserved is not None:
+            self._reserved.close()
+        self._meeting = self._service = self._reserved = None
+
+    def end(self) -> None:
+        """Closes everything, the listener too."""
+        self.close()
+        self._listener.close()
+
+    def _coordinator(self, roll: Roll) -> dict[str, object]:
+        """Starts the service once all ranks are here; where this jaxlib cannot, rank 0 is to do it."""
+        self._reserved, port = ports.reserve(self.place.master_addr)
+        address = join_address(self.place.master_addr, port)
+        served = _compat.can_serve()
+        if served:
+            self._service = _compat.CoordinationService(address, len(roll.present))
+        return {"address": address, "served": served}
