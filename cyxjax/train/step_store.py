@@ -95,16 +95,27 @@ class StepStore:
 
         Raises: DamagedStep if it does not verify; CheckpointError if it is of another state.
         """
-        problems = self.verify(step)
-        if problems:
-            raise DamagedStep("; ".join(problems[:_MAX_SHOWN]))
-        folder = step_folder(self.directory, step)
-        manifest = read_manifest(folder)
+        manifest = self.manifest(step)
         unlike = state_tree.differences({leaf.name: leaf for leaf in manifest.leaves}, target, part=part)
         if adapt is None:
             state_tree.refuse(unlike)
-        arrays = _read(folder, manifest)
+        arrays = self.read(step, manifest)
         return Restored(step, state_tree.fill(target, arrays, adapt, unlike), manifest.meta)
+
+    def manifest(self, step: int) -> Manifest:
+        """The manifest of `step`, whose files have all been compared with it. Raises: DamagedStep."""
+        problems = self.verify(step)
+        if problems:
+            raise DamagedStep("; ".join(problems[:_MAX_SHOWN]))
+        return read_manifest(step_folder(self.directory, step))
+
+    def read(self, step: int, manifest: Manifest) -> dict[str, np.ndarray]:
+        """All arrays of `step` by name. Raises: DamagedStep if one cannot be read or was altered."""
+        try:
+            return read_arrays(step_folder(self.directory, step) / ARRAYS, manifest.leaves)
+        except Exception as error:  # orbax and TensorStore have no family of errors of their own
+            text = f"its arrays cannot be read: {type(error).__name__}: {str(error)[:300]}"
+            raise DamagedStep(text) from error
 
     def metrics(self) -> dict[int, float | None]:
         """Metric by step, of the steps with a readable manifest."""
@@ -132,11 +143,3 @@ class StepStore:
         """The new path of `step`, which no reader takes for a step any more."""
         self._verified.discard(step)
         return step_folders.set_aside(self.directory, step, why)
-
-
-def _read(folder: Path, manifest: Manifest) -> dict[str, np.ndarray]:
-    try:
-        return read_arrays(folder / ARRAYS, manifest.leaves)
-    except Exception as error:  # orbax and TensorStore have no family of errors of their own
-        text = f"its arrays cannot be read: {type(error).__name__}: {str(error)[:300]}"
-        raise DamagedStep(text) from error

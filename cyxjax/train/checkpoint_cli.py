@@ -1,0 +1,148 @@
+"""`cyxjax checkpoint ls|verify|export|prune DIR`: what is on disk, without starting a run."""
+
+import argparse
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
+from cyxjax.train.file_digests import find_problems
+from cyxjax.train.manifest import Manifest, read_manifest
+from cyxjax.train.run_lock import RunLock
+from cyxjax.train.step_folders import list_corrupt, list_steps, step_folder
+
+_FOLDER = "checkpoints"  # below a run folder
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one of the commands; the exit code: 0, or 1 if `verify` found damage.
+
+    Raises: CheckpointError for a folder without steps, in use, or damaged where a good step is needed.
+    """
+    given = _parser().parse_args(argv)
+    directory = _steps_below(given.directory)
+    return int(given.run(directory, given))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="cyxjax checkpoint", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="ls|verify|export|prune")
+    _command(commands, "ls", _ls, "list the steps (their manifests only; verify reads the files)")
+    verify = _command(commands, "verify", _verify, "read every file and compare its digest; 1 if one differs")
+    verify.add_argument("--step", type=int, help="this step only")
+    export = _command(commands, "export", _export, "write parameters into one safetensors file")
+    export.add_argument("file", type=Path, help="the file to write; an existing one is replaced")
+    export.add_argument("--step", type=int, help="this step; default: the newest that verifies")
+    export.add_argument("--part", action="append", help="part of the state; default: params and model_state")
+    prune = _command(commands, "prune", _prune, "delete all but the newest and best steps")
+    prune.add_argument("--keep-last", type=int, required=True, metavar="N")
+    prune.add_argument("--keep-best", type=int, default=1, metavar="K")
+    prune.add_argument("--best", choices=("min", "max"), default="min", help="which metric is good")
+    return parser
+
+
+def _command(commands, name, run, text) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=text, description=text)
+    parser.add_argument("directory", type=Path, metavar="DIR", help="a run folder or its checkpoints folder")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _steps_below(directory: Path) -> Path:
+    """`directory` or its checkpoints folder. Raises: CheckpointError if there is no step."""
+    inner = directory / _FOLDER
+    found = Path(os.path.abspath(inner if inner.is_dir() else directory))
+    if not list_steps(found) and not list_corrupt(found):
+        raise CheckpointError(
+            f"{found} holds no checkpoint. HINT: name a run folder, or the folder with step_*."
+        )
+    return found
+
+
+def _ls(directory: Path, given: argparse.Namespace) -> int:
+    del given
+    print(f"{'step':>10}  {'saved (UTC)':<19}  {'MB':>10}  metric")
+    for step in list_steps(directory):
+        print(_line(directory, step))
+    for name in list_corrupt(directory):
+        print(f"{name}: set aside, it did not verify")
+    return EXIT_OK
+
+
+def _line(directory: Path, step: int) -> str:
+    try:
+        manifest = read_manifest(step_folder(directory, step))
+    except CheckpointError as error:
+        return f"{step:>10}  {str(error).partition(' HINT:')[0]}"
+    saved = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(manifest.created_unix_s))
+    metric = "-" if manifest.metric is None else f"{manifest.metric:.6g}"
+    return f"{step:>10}  {saved}  {manifest.num_bytes / 1e6:>10.2f}  {metric}"
+
+
+def _verify(directory: Path, given: argparse.Namespace) -> int:
+    steps = list_steps(directory) if given.step is None else [given.step]
+    damaged = 0
+    for step in steps:
+        problems = find_problems(step_folder(directory, step), step)
+        damaged += bool(problems)
+        print(f"step {step}: {'damaged: ' + '; '.join(problems) if problems else 'good'}")
+    for name in list_corrupt(directory):
+        print(f"{name}: set aside, it did not verify")
+    return EXIT_USER_ERROR if damaged or not steps else EXIT_OK
+
+
+def _export(directory: Path, given: argparse.Namespace) -> int:
+    import safetensors.numpy
+
+    from cyxjax.train.step_store import StepStore
+
+    store = StepStore(directory, is_writer=False)
+    step, manifest = _good_step(store, given.step)
+    parts = tuple(given.part or ("params", "model_state"))
+    arrays = store.read(step, manifest)
+    wanted = {name: array for name, array in arrays.items() if name.split("/")[0] in parts}
+    if not wanted:
+        known = ", ".join(sorted({name.split("/")[0] for name in arrays}))
+        raise CheckpointError(f"Step {step} has none of {', '.join(parts)}. HINT: its parts are {known}.")
+    data = safetensors.numpy.save(wanted, {"cyxjax_step": str(step)})
+    _write_whole(given.file, data)
+    print(f"step {step}: {len(wanted)} arrays, {len(data) / 1e6:.2f} MB -> {given.file}")
+    return EXIT_OK
+
+
+def _good_step(store, step: int | None) -> tuple[int, Manifest]:
+    if step is None:
+        step = next(filter(store.is_good, reversed(list_steps(store.directory))), None)
+    if step is None:
+        raise CheckpointError(
+            f"No step in {store.directory} is good. HINT: `cyxjax checkpoint verify` says why."
+        )
+    try:
+        return step, store.manifest(step)
+    except CheckpointError as error:
+        raise CheckpointError(f"Step {step} cannot be exported: {error}. HINT: take another step.") from error
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write beside `path`, then rename: a reader never meets half a file."""
+    beside = path.with_name(f"{path.name}.tmp-{secrets.token_hex(4)}")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise CheckpointError(f"{path}: {error.strerror}. HINT: name a file this user may write.") from error
+
+
+def _prune(directory: Path, given: argparse.Namespace) -> int:
+    from cyxjax.train.checkpoint import Checkpointer
+
+    # Not beside a running job: its own retention may be deleting the same folders.
+    with RunLock(directory.parent if directory.name == _FOLDER else directory):
+        keep = {"keep_last": given.keep_last, "keep_best": given.keep_best, "best": given.best}
+        with Checkpointer(directory, **keep) as checkpointer:
+            gone = checkpointer.prune()
+    print(f"deleted {', '.join(f'step {step}' for step in gone)}" if gone else "nothing to delete")
+    return EXIT_OK

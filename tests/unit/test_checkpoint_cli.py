@@ -1,0 +1,117 @@
+"""`cyxjax checkpoint`: what people see, and that nothing is changed by looking."""
+
+import os
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors
+
+from cyxjax.errors import CheckpointError
+from cyxjax.train.checkpoint import Checkpointer
+from cyxjax.train.checkpoint_cli import main
+from cyxjax.train.run_lock import RunLock
+
+PARAMS = {"Dense_0": {"kernel": jnp.arange(6.0).reshape(2, 3), "bias": jnp.ones(3, jnp.bfloat16)}}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder with steps 1, 2 and 3; step 2 is the best."""
+    state = {"params": PARAMS, "model_state": {"mean": jnp.zeros(3)}, "sync": {"mu": jnp.ones(3)}}
+    with Checkpointer(tmp_path / "checkpoints", keep_last=5) as checkpointer:
+        for step, loss in ((1, 3.0), (2, 0.5), (3, 1.25)):
+            checkpointer.save(step, state, metric=loss)
+    return tmp_path
+
+
+def damage(run, step):
+    path = run / "checkpoints" / f"step_{step:08d}" / "arrays" / "_METADATA"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+
+
+@pytest.mark.parametrize("below", [".", "checkpoints"])
+def test_ls_shows_every_step_once(run, capsys, below):
+    assert main(["ls", str(run / below)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [(line.split()[0], line.split()[-1]) for line in lines] == [
+        ("step", "metric"), ("1", "3"), ("2", "0.5"), ("3", "1.25"),
+    ]  # fmt: skip
+
+
+def test_ls_names_steps_without_a_manifest_and_set_aside_ones(run, capsys):
+    (run / "checkpoints" / "step_00000004").mkdir()
+    (run / "checkpoints" / "step_00000005.corrupt-20260101-000000").mkdir()
+    assert main(["ls", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "4  MANIFEST.json: No such file" in out
+    assert "step_00000005.corrupt-20260101-000000: set aside" in out
+
+
+def test_verify_says_which_file_is_damaged_and_ends_with_1(run, capsys):
+    assert main(["verify", str(run)]) == 0
+    damage(run, 2)
+    before = sorted(os.listdir(run / "checkpoints"))
+    assert main(["verify", str(run)]) == 1
+    assert main(["verify", str(run), "--step", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "step 2: damaged: arrays/_METADATA has another sha256" in out
+    assert sorted(os.listdir(run / "checkpoints")) == before
+
+
+def test_export_writes_the_parameters_of_the_newest_good_step(run, capsys):
+    damage(run, 3)
+    assert main(["export", str(run), str(run / "m.safetensors")]) == 0
+    assert capsys.readouterr().out.startswith("step 2: 3 arrays")
+    tensors = dict(safetensors.deserialize((run / "m.safetensors").read_bytes()))
+    assert sorted(tensors) == ["model_state/mean", "params/Dense_0/bias", "params/Dense_0/kernel"]
+    assert tensors["params/Dense_0/bias"]["dtype"] == "BF16"
+    kernel = np.frombuffer(tensors["params/Dense_0/kernel"]["data"], np.float32)
+    assert kernel.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_export_of_chosen_parts(run):
+    assert main(["export", str(run), str(run / "m"), "--step", "1", "--part", "sync"]) == 0
+    assert [name for name, _ in safetensors.deserialize((run / "m").read_bytes())] == ["sync/mu"]
+    with pytest.raises(
+        CheckpointError, match="none of weights. HINT: its parts are model_state, params, sync"
+    ):
+        main(["export", str(run), str(run / "m"), "--part", "weights"])
+
+
+def test_export_refuses_a_damaged_step_and_a_bad_place(run):
+    damage(run, 2)
+    with pytest.raises(CheckpointError, match="Step 2 cannot be exported: .*_METADATA"):
+        main(["export", str(run), str(run / "m"), "--step", "2"])
+    with pytest.raises(CheckpointError, match="HINT: name a file"):
+        main(["export", str(run), str(run / "none" / "m")])
+    assert os.listdir(run) == ["checkpoints"]
+
+
+def test_prune_keeps_the_newest_and_the_best(run, capsys):
+    assert main(["prune", str(run), "--keep-last", "1"]) == 0
+    assert main(["prune", str(run), "--keep-last", "1"]) == 0
+    assert capsys.readouterr().out == "deleted step 1\nnothing to delete\n"
+    assert Checkpointer(run / "checkpoints").steps() == [2, 3]
+    assert os.listdir(run) == ["checkpoints"]
+
+
+def test_prune_beside_a_running_job_is_refused(run):
+    with RunLock(run), pytest.raises(CheckpointError, match="in use by process"):
+        main(["prune", str(run), "--keep-last", "1"])
+    assert Checkpointer(run / "checkpoints").steps() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("place", ["empty", "missing"])
+def test_a_folder_without_steps_is_named(tmp_path, place):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=rf"{place} holds no checkpoint. HINT"):
+        main(["ls", str(tmp_path / place)])
+
+
+@pytest.mark.parametrize("words", [[], ["rm", "x"], ["ls"], ["prune", "x"], ["verify", "x", "--step", "one"]])
+def test_wrong_words_end_with_2(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    assert "usage: cyxjax checkpoint" in capsys.readouterr().err
