@@ -9,6 +9,7 @@ from cyxjax.errors import EXIT_CONFIG, EXIT_USER_ERROR, ConfigError, CyxjaxError
 # word -> (module:function that takes the remaining words and gives an exit code, one line of help)
 ROWS: dict[str, tuple[str, str]] = {
     "train": ("cyxjax.train.__main__:main", "train the experiment of a YAML file"),
+    "launch": ("cyxjax.launch.__main__:main", "start the processes of a script or module on this host"),
     "config": ("cyxjax.train.config_load:main", "show the resolved configuration of an experiment"),
     "env": ("cyxjax.observe.place:main", "show which rank, world size and backend were found, and why"),
     "doctor": ("cyxjax.observe.doctor:main", "check this machine: versions, devices, threads, ports, disk"),
