@@ -156,30 +156,58 @@ def _over_micro_batches(
     return model_state, sums
 
 
-def build_eval_step(
-    fns: ModelFns, loss: PerExample, sync: Sync, mesh: Mesh, *, metrics: Metrics | None = None
-) -> Callable[[TrainState, Batch], jax.Array]:
-    """A function (state, batch) -> metric sums float32 (number of metrics, 2), in evaluation mode."""
-    spec, measured = state_spec(sync), metrics or Metrics()
+class EvalState(NamedTuple):
+    """The part of a state that evaluation reads, replicated."""
 
-    def local(state: TrainState, batch: Batch) -> jax.Array:
-        output = _infer(fns, to_replica(state, spec), batch.inputs)
+    params: PyTree
+    model_state: PyTree
+    key: Any
+
+
+def build_consensus(sync: Sync, mesh: Mesh) -> Callable[[TrainState], TrainState]:
+    """A function state -> the state to evaluate, with the parameters all replicas agree on.
+
+    The same parameters, untouched, unless replicas may differ; then their consensus, which costs
+    communication: call it once before the batches, not with each.
+    """
+    if sync.params_spec == REPLICATED:
+        return lambda state: state
+    agree = lambda params: sync.consensus(to_replica(params, sync.params_spec))  # noqa: E731
+    mapped = jax.jit(sync_map(agree, mesh, (sync.params_spec,), REPLICATED))
+    return lambda state: state._replace(params=mapped(state.params))
+
+
+def build_eval_step(
+    fns: ModelFns, loss: PerExample, mesh: Mesh, *, metrics: Metrics | None = None
+) -> Callable[[TrainState, Batch], jax.Array]:
+    """A function (state, batch) -> metric sums float32 (number of metrics, 2), in evaluation mode.
+
+    `state` is what `build_consensus` gave: its parameters are replicated.
+    """
+    measured = metrics or Metrics()
+
+    def local(state: EvalState, batch: Batch) -> jax.Array:
+        output = _infer(fns, state, batch.inputs)
         losses = loss(output, batch.targets)
         return from_replica(measured.sums(losses, output, batch.targets, batch.weight), PER_REPLICA)
 
-    model = model_map(local, mesh, (spec, BATCH_SPEC), PER_REPLICA)
+    model = model_map(local, mesh, (REPLICATED, BATCH_SPEC), PER_REPLICA)
     reduce = sync_map(lambda rows: lax.psum(rows[0], AXIS), mesh, PER_REPLICA, REPLICATED)
-    return jax.jit(lambda state, batch: reduce(model(state, batch)))
+    return jax.jit(lambda state, batch: reduce(model(_to_evaluate(state), batch)))
 
 
-def build_predict_step(fns: ModelFns, sync: Sync, mesh: Mesh) -> Callable[[TrainState, PyTree], PyTree]:
+def build_predict_step(fns: ModelFns, mesh: Mesh) -> Callable[[TrainState, PyTree], PyTree]:
     """A function (state, inputs) -> outputs, rows cut along axis `data` as the inputs are."""
-    spec = state_spec(sync)
-    local = lambda state, inputs: _infer(fns, to_replica(state, spec), inputs)  # noqa: E731
-    return jax.jit(model_map(local, mesh, (spec, PER_REPLICA), PER_REPLICA))
+    local = lambda state, inputs: _infer(fns, state, inputs)  # noqa: E731
+    mapped = model_map(local, mesh, (REPLICATED, PER_REPLICA), PER_REPLICA)
+    return jax.jit(lambda state, inputs: mapped(_to_evaluate(state), inputs))
 
 
-def _infer(fns: ModelFns, state: TrainState, inputs: PyTree) -> PyTree:
+def _to_evaluate(state: TrainState) -> EvalState:
+    return EvalState(state.params, state.model_state, state.key)
+
+
+def _infer(fns: ModelFns, state: EvalState, inputs: PyTree) -> PyTree:
     key = jax.random.wrap_key_data(state.key)  # no draws in evaluation: any key will do
     return fns.apply(state.params, state.model_state, inputs, key, False)[0]
 

@@ -23,6 +23,25 @@ def _unscaled(state: PyTree) -> Any:
     return jnp.float32(1.0)
 
 
+def _none_skipped(state: PyTree) -> Any:
+    del state
+    return jnp.int32(0)
+
+
+def _agreed(params: PyTree) -> PyTree:
+    return params
+
+
+def _as_stored(state: PyTree, params: PyTree) -> PyTree:
+    del params
+    return state
+
+
+def _as_placed(state: PyTree, params: PyTree, num_replicas: int) -> PyTree:
+    del params, num_replicas
+    return state
+
+
 class Sync(NamedTuple):
     """How one step turns LOCAL gradients into new parameters, seen from one replica.
 
@@ -35,6 +54,11 @@ class Sync(NamedTuple):
     state_spec: PyTree = REPLICATED  # PartitionSpec prefix: P() replicated, P("data") a row per replica
     params_spec: PyTree = REPLICATED  # P("data") only while replicas may differ (local SGD)
     loss_scale: Callable[[PyTree], Any] = _unscaled  # state -> factor the loss is multiplied by (float16)
+    skipped: Callable[[PyTree], Any] = _none_skipped  # state -> int32: steps left out as not finite
+    consensus: Callable[[PyTree], PyTree] = _agreed  # a replica's params -> replicated params, to evaluate
+    # On the host, for checkpoints. (state with all rows, params) -> state as `mean` stores it, and back.
+    to_portable: Callable[[PyTree, PyTree], PyTree] = _as_stored
+    from_portable: Callable[[PyTree, PyTree, int], PyTree] = _as_placed  # (.., .., num_replicas)
 
 
 def reduce_then(

@@ -12,7 +12,7 @@ from cyxjax.core.memory import with_remat
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.precision import parse_policy, with_policy
-from cyxjax.core.step import build_eval_step, build_predict_step, build_train_step
+from cyxjax.core.step import build_consensus, build_eval_step, build_predict_step, build_train_step
 from cyxjax.core.strategy import Sync
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
 from cyxjax.sync.registry import build_sync
@@ -65,16 +65,42 @@ def build(
         metrics=recipe.metrics,
         sync_batchnorm=config.sync_batchnorm,
     )
-    eval_step = build_eval_step(fns, recipe.loss, sync, mesh, metrics=recipe.metrics)
+    eval_step = build_eval_step(fns, recipe.loss, mesh, metrics=recipe.metrics)
     base = float(getattr(recipe.optimizer, "lr", float("nan")))
     return Built(
         fns,
         sync,
-        Program(train_step, eval_step, recipe.metrics),
-        build_predict_step(fns, sync, mesh),
+        Program(train_step, eval_step, recipe.metrics, build_consensus(sync, mesh)),
+        build_predict_step(fns, mesh),
         lambda step: base * float(factor(max(step - 1, 0))),
         batch_size(config, mesh),
     )
+
+
+_SHAPING = (
+    "precision",
+    "remat",
+    "gradient_accumulation_steps",
+    "sync_batchnorm",
+    "max_grad_norm",
+    "on_nonfinite",
+    "lr_scaling",
+    "base_batch_size",
+    "warmup_steps",
+    "comm",
+    "comm_options",
+)
+
+
+def program_shape(
+    config: DistributedTrainingConfig, mesh: Mesh, steps_per_epoch: int | None, schedule: Any, remat: str
+) -> tuple:
+    """What `build` depends on: two configurations of one shape share their compiled functions."""
+    decay = None
+    if schedule is not None and schedule.name != "constant":
+        decay = (repr(schedule), config.max_steps, config.epochs, steps_per_epoch)
+    fields = [repr(getattr(config, name)) for name in _SHAPING]
+    return (*fields, effective_batch_size(config, mesh), batch_size(config, mesh), decay, remat)
 
 
 def batch_size(config: DistributedTrainingConfig, mesh: Mesh) -> int:

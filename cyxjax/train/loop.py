@@ -82,6 +82,7 @@ class Program(NamedTuple):
     train_step: Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]
     eval_step: Callable[[TrainState, Batch], jax.Array]
     metrics: Metrics
+    consensus: Callable[[TrainState], TrainState] = lambda state: state  # what evaluation sees of a state
 
 
 class Feed(NamedTuple):
@@ -183,6 +184,7 @@ def evaluate(program: Program, state: TrainState, batches: Iterable[Batch]) -> d
     """Means of the metrics over `batches`; equal on all ranks."""
     sums = np.zeros((len(program.metrics.names), 2))
     waiting: deque[jax.Array] = deque()
+    state = program.consensus(state)
     for batch in batches:
         waiting.append(program.eval_step(state, batch))
         if len(waiting) > 1:

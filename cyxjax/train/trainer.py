@@ -21,7 +21,7 @@ from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.sinks import NullSink, Sink
 from cyxjax.train import inputs as fit_inputs
 from cyxjax.train import loop, moments
-from cyxjax.train.build import Built, Recipe, batch_plan, build, effective_batch_size
+from cyxjax.train.build import Built, Recipe, batch_plan, build, effective_batch_size, program_shape
 from cyxjax.train.checkpoint import Checkpointer
 from cyxjax.train.config import DistributedTrainingConfig
 from cyxjax.train.feed import dataset_feed, eval_batches, loader_feed
@@ -68,6 +68,7 @@ class DistributedTrainer:
         self._remat = "none"
         self._config = DistributedTrainingConfig()
         self._built: Built | None = None
+        self._shape: tuple = ()  # what `_built` was compiled for
         self._inputs: PyTree = None
         self._moment: Moment | None = None
         self._loaded = False  # the next fit goes on from a loaded moment
@@ -123,6 +124,7 @@ class DistributedTrainer:
     def predict(self, X: PyTree, *, batch_size: int | None = None) -> PyTree:
         """The model's outputs for X in evaluation mode, on every rank: numpy, first dimension as X's."""
         built, state = self._ready(jax.tree.map(lambda a: np.asarray(a)[:1], X))
+        state = built.program.consensus(state)
         rows = len(jax.tree.leaves(X)[0])
         each = batch_size or built.batch_size
         mine = local_replicas(self._mesh)
@@ -186,7 +188,8 @@ class DistributedTrainer:
     @property
     def params(self) -> PyTree:
         """The trained parameters as host arrays."""
-        return jax.tree.map(local_value, self.state.params)
+        built, state = self._ready(None)
+        return jax.tree.map(local_value, built.program.consensus(state).params)
 
     # ---- the parts of a fit, in the order they happen ---------------------------------------------
 
@@ -209,14 +212,8 @@ class DistributedTrainer:
         self, config: DistributedTrainingConfig, inputs: PyTree, steps_per_epoch: int | None, schedule: Any
     ) -> None:
         """Compiled functions for `config`, and a state: parameters go on, the optimizer starts anew."""
-        built = build(
-            self._recipe,
-            config,
-            self._mesh,
-            steps_per_epoch=steps_per_epoch,
-            schedule=schedule,
-            remat=self._remat,
-        )
+        built = self._built_for(config, steps_per_epoch, schedule)
+        previous = self._built or built
         self._config, self._built, self._inputs = config, built, inputs
         if self._moment is None:
             params, model_state = jax.tree.map(
@@ -225,16 +222,34 @@ class DistributedTrainer:
             state = init_state(built.sync, self._mesh, params, model_state, config.seed)
             self._moment = Moment(Position(), state, self._zeros())
         elif not self._loaded:
-            self._moment = self._next_run(built, self._moment, config.seed)
+            self._moment = self._next_run(built, previous.program.consensus(self._moment.state), config.seed)
         if not self._loaded:
             self.history = self._new_history(config)
 
-    def _next_run(self, built: Built, last: Moment, seed: int) -> Moment:
+    def _built_for(
+        self, config: DistributedTrainingConfig, steps_per_epoch: int | None, schedule: Any
+    ) -> Built:
+        """Compiled functions; those of the last fit if nothing that shapes them has changed."""
+        shape = program_shape(config, self._mesh, steps_per_epoch, schedule, self._remat)
+        if self._built is None or self._shape != shape:
+            self._shape = shape
+            return build(
+                self._recipe,
+                config,
+                self._mesh,
+                steps_per_epoch=steps_per_epoch,
+                schedule=schedule,
+                remat=self._remat,
+            )
+        return self._built
+
+    def _next_run(self, built: Built, last: TrainState, seed: int) -> Moment:
         """A new run from the parameters of `last`; steps count on, so that keys and folders stay apart."""
-        params, model_state = jax.tree.map(local_value, (last.state.params, last.state.model_state))
+        params, model_state = jax.tree.map(local_value, (last.params, last.model_state))
         state = init_state(built.sync, self._mesh, params, model_state, seed)
-        step = put_replicated(self._mesh, np.int32(last.position.step))
-        return Moment(Position(last.position.step), state._replace(step=step), self._zeros())
+        steps = local_value(last.step)
+        step = put_replicated(self._mesh, steps)
+        return Moment(Position(int(steps)), state._replace(step=step), self._zeros())
 
     def _new_history(self, config: DistributedTrainingConfig) -> DistributedTrainingHistory:
         return DistributedTrainingHistory(
@@ -246,7 +261,8 @@ class DistributedTrainer:
     def _check(self, data: fit_inputs.FitData) -> None:
         built, moment = self._built, self._require_moment()
         assert built is not None
-        output = jax.eval_shape(built.predict_step, moment.state, self._global_shape(self._inputs))
+        seen = jax.eval_shape(built.program.consensus, moment.state)
+        output = jax.eval_shape(built.predict_step, seen, self._global_shape(self._inputs))
         for what, part in (("training data", data.train), ("validation data", data.val)):
             if part is not None:
                 fit_inputs.check_finite(part, what)

@@ -111,7 +111,7 @@ def test_evaluation_is_the_same_at_every_world_size_and_counts_each_sample_once(
     for replicas in (1, 2, 4, 8):
         mesh, fns, sync = build_mesh(jax.devices()[:replicas]), adapt(Net()), mean(optax.sgd(0.1))
         state = init_state(sync, mesh, *fns.init(jax.random.key(0), dataset.inputs[:1]), 0)
-        evaluate = build_eval_step(fns, as_per_example(CrossEntropyLoss()), sync, mesh)
+        evaluate = build_eval_step(fns, as_per_example(CrossEntropyLoss()), mesh)
         plan, order = BatchPlan(13, 4, replicas), Order(13, shuffle=False)
         sums = sum(
             np.asarray(evaluate(state, put(mesh, read_batch(dataset, order, plan, range(replicas), t))))
