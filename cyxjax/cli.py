@@ -10,6 +10,10 @@ from cyxjax.errors import EXIT_CONFIG, EXIT_USER_ERROR, ConfigError, CyxjaxError
 ROWS: dict[str, tuple[str, str]] = {
     "train": ("cyxjax.train.__main__:main", "train the experiment of a YAML file"),
     "launch": ("cyxjax.launch.__main__:main", "start the processes of a script or module on this host"),
+    "checkpoint": (
+        "cyxjax.train.checkpoint_cli:main",
+        "list, verify, export and prune the checkpoints of a run",
+    ),
     "config": ("cyxjax.train.config_load:main", "show the resolved configuration of an experiment"),
     "env": ("cyxjax.observe.place:main", "show which rank, world size and backend were found, and why"),
     "doctor": ("cyxjax.observe.doctor:main", "check this machine: versions, devices, threads, ports, disk"),
