@@ -51,9 +51,9 @@ class SequentialModel:
         check_layer(one)
         self._layers = (*self._layers, one)
         if self._values is not None:
-            place = len(self._layers) - 1
-            for old, new in zip(self._values, _init_layers(self._layers, self._key(), place), strict=True):
-                old.update(_host(new))
+            more = _host(_init_layers(self._layers, self._key(), len(self._layers) - 1))
+            # New dicts: functions handed out by `to_model_fns` keep the old ones.
+            self._values = (self._values[0] | more[0], self._values[1] | more[1])
         return self
 
     def to_model_fns(self) -> ModelFns:

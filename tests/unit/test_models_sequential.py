@@ -76,6 +76,16 @@ def test_training_draws_its_own_values_until_the_model_has_some():
     np.testing.assert_array_equal(model(x), x @ seen["0_linear"]["kernel"] + seen["0_linear"]["bias"][None])
 
 
+def test_functions_handed_out_stay_as_they_were():
+    model = SequentialModel([LinearModule(4, 3)])
+    model.parameters()
+    fns = adapt(model)
+    model.add(LinearModule(3, 2))
+    params, _ = fns.init(KEY, None)
+    assert set(params) == {"0_linear"}
+    assert fns.apply(params, {}, jnp.ones((2, 4)), KEY, False)[0].shape == (2, 3)
+
+
 def test_dropout_keeps_the_mean_and_draws_anew_each_call():
     model = SequentialModel([DropoutModule(0.25)])
     x = np.ones((100, 100), np.float32)
