@@ -32,6 +32,8 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
         return
     with ocp.Checkpointer(_handler(), multiprocessing_options=_alone()) as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(keyed))
+    # orbax's own mark of success holds the absolute path it wrote to; the manifest is ours.
+    (folder / "commit_success.txt").unlink(missing_ok=True)
 
 
 def read_arrays(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
