@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cyxjax.errors import GroupError
@@ -45,10 +46,11 @@ def connect(
         beat.beat(-1, "idle")
         return
     _compat.refuse_started_backend()
+    hooks = exits.install(topology.rank, topology.restart_count, env)
     sockets: list[socket.socket] = []
     meeting = None if topology.hosted or not topology.is_master else _host(topology, sockets)
     membership = rendezvous.join(topology, facts)
-    hooks = exits.install(topology.rank, topology.restart_count, membership.fail, env)
+    hooks.report = membership.fail if meeting is None else _fail_and_linger(membership)
     _connection = Connection(membership, hooks, meeting, sockets)
     membership.watch(hooks.lose)
     _start_jax(topology, membership, env)
@@ -77,7 +79,17 @@ def disconnect() -> None:
 def _guard_alone(topology: Topology, env: Mapping[str, str]) -> None:
     """One rank under our launcher: no peers to tell, but errors go on file and stacks can be asked for."""
     if topology.hosted:
-        exits.install(topology.rank, topology.restart_count, lambda _: None, env)
+        exits.install(topology.rank, topology.restart_count, env)
+
+
+def _fail_and_linger(membership: Membership) -> Callable[[str], None]:
+    """For the rank that hosts the meeting place: its thread needs a moment to pass the word on."""
+
+    def fail(summary: str) -> None:
+        membership.fail(summary)
+        time.sleep(0.1)
+
+    return fail
 
 
 def _host(topology: Topology, sockets: list[socket.socket]) -> MeetingPlace:

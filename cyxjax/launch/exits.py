@@ -25,8 +25,9 @@ _NOTES: dict[str, int] = {}  # "code": what sys.exit was last called with
 class Exits:
     """The hooks of one rank. `report` tells the peers, in one line, why this rank ends."""
 
-    def __init__(self, rank: int, start: int, report: Callable[[str], None], env: Mapping[str, str]) -> None:
-        self.rank, self.start, self.report = rank, start, report
+    def __init__(self, rank: int, start: int, env: Mapping[str, str]) -> None:
+        self.rank, self.start = rank, start
+        self.report: Callable[[str], None] = _tell_nobody
         self.error_file = env.get(records.VARIABLE)
         self.torch_file = env.get(TORCH_ERROR_FILE)
         self._ending = threading.Lock()
@@ -70,12 +71,18 @@ class Exits:
             traceback.print_exception(error)
 
 
-def install(rank: int, start: int, report: Callable[[str], None], env: Mapping[str, str]) -> Exits:
+def _tell_nobody(summary: str) -> None:
+    """A group that has not formed, or has one member, has nobody to tell."""
+
+
+def install(rank: int, start: int, env: Mapping[str, str]) -> Exits:
     """Makes every uncaught exception, in any thread, end this process at once. Returns the hooks' state.
+
+    Until its `report` is set, nobody is told.
 
     Also registers stack dumps on SIGUSR2 into the file the launcher named.
     """
-    exits = Exits(rank, start, report, env)
+    exits = Exits(rank, start, env)
 
     def on_exception(
         kind: type[BaseException], error: BaseException, tb: TracebackType | None

@@ -30,7 +30,7 @@ class Topology:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    local_world_size: int = 1
+    local_world_size: int = 0
     master_addr: str = DEFAULT_ADDR
     master_port: int = DEFAULT_PORT
     backend: str = "auto"

@@ -25,6 +25,7 @@ def detect(env: Mapping[str, str]) -> Topology | None:
         rank=read_int(env, INDEX) if world_size > 1 else 0,
         world_size=world_size,
         local_rank=0,
+        local_world_size=1,
         source=SOURCE,
         names=(INDEX, "WORLD_SIZE"),
         **common_fields(env),

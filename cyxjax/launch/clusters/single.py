@@ -9,4 +9,4 @@ SOURCE = "single process"
 
 def detect(env: Mapping[str, str]) -> Topology:
     """A group of one, which needs no other process and no port."""
-    return Topology(source=SOURCE, **common_fields(env))
+    return Topology(local_world_size=1, source=SOURCE, **common_fields(env))

@@ -1,0 +1,139 @@
+"""Who is to blame, from beats alone: the stuck are named, the honest are left alone."""
+
+import pytest
+
+from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, ConfigError
+from cyxjax.launch.beat import Pulse
+from cyxjax.launch.hang import Limits, Stopwatch, judge, stragglers
+from cyxjax.launch.records import ErrorRecord
+from cyxjax.launch.restarts import Budget
+from cyxjax.launch.stacks import is_inside_jax, main_thread, where
+
+LIMITS = Limits.parse("10,compile=100,checkpoint=60")
+NONE: frozenset[int] = frozenset()
+
+
+def blamed(pulses, now_s=100.0, limits=LIMITS, step_s=None, stopped=NONE):
+    verdict = judge(dict(enumerate(pulses)), now_s, limits, step_s, stopped)
+    return None if verdict is None else verdict.rank
+
+
+def test_the_rank_that_loads_while_the_others_wait():
+    assert blamed([Pulse(5, "step", 80), Pulse(5, "data", 79), Pulse(5, "step", 80)]) == 1
+
+
+def test_within_the_limit_nobody_is_blamed():
+    assert blamed([Pulse(5, "step", 95), Pulse(5, "data", 94)]) is None
+
+
+def test_a_long_save_excuses_all_who_wait_for_it():
+    assert blamed([Pulse(5, "checkpoint", 60), Pulse(5, "step", 60)]) is None
+    assert blamed([Pulse(5, "checkpoint", 30), Pulse(5, "step", 60)]) == 0  # beyond its own limit
+
+
+def test_the_first_step_compiles():
+    assert blamed([Pulse(0, "step", 30), Pulse(0, "step", 30)]) is None
+    assert blamed([Pulse(0, "compile", 30), Pulse(0, "compile", 30)], now_s=300) == 0
+
+
+def test_where_all_wait_the_lowest_step_holds_up_the_rest():
+    assert blamed([Pulse(6, "step", 80), Pulse(5, "step", 79.5)]) == 1
+
+
+def test_a_suspended_rank_is_blamed_whatever_its_phase():
+    assert blamed([Pulse(5, "step", 80), Pulse(5, "step", 80.5)], stopped=frozenset({1})) == 1
+
+
+def test_a_rank_that_ended_early():
+    pulses = {0: Pulse(5, "step", 50), 1: Pulse(3, "done", 49)}
+    verdict = judge(pulses, 60.0, Limits(0), None, NONE)
+    assert verdict is not None
+    assert verdict.early_end
+    assert "rank 1 finished at step 3 while rank 0 wait in step 5" in verdict.reason
+    assert judge({**pulses, 0: Pulse(5, "checkpoint", 50)}, 60.0, Limits(0), None, NONE) is None
+
+
+def test_programs_that_never_beat_are_left_alone():
+    assert blamed([Pulse(-1, "idle", 1), Pulse()], now_s=1e6) is None
+
+
+def test_the_limit_follows_the_median_step():
+    auto, watch = Limits.parse("auto"), Stopwatch()
+    pulses = [Pulse(30, "step", 100), Pulse(30, "data", 100)]
+    assert blamed(pulses, now_s=1e5, limits=auto, step_s=None) is None  # too few steps known
+    for step in range(25):
+        watch.see(Pulse(step, "step", float(step * 4)))
+    assert watch.median_s == 4.0
+    assert blamed(pulses, now_s=170, limits=auto, step_s=4.0) is None  # limit 20 x 4 = 80 s
+    assert blamed(pulses, now_s=181, limits=auto, step_s=4.0) == 1
+
+
+@pytest.mark.parametrize("text", ["soon", "10,lunch=3", "-4", "compile="])
+def test_limits_that_make_no_sense(text):
+    with pytest.raises(ConfigError, match="--hang-timeout"):
+        Limits.parse(text)
+
+
+def test_a_straggler_is_named_not_killed():
+    before = {rank: Pulse(0, "step", 1, busy_s=0) for rank in range(3)}
+    now = {rank: Pulse(10, "step", 9, busy_s=busy) for rank, busy in enumerate([1.0, 5.0, 1.2])}
+    assert "rank 1 is slow: 500 ms per step outside the shared step, the others 110 ms" in (
+        stragglers(before, now) or ""
+    )
+    assert stragglers(before, {**now, 1: Pulse(10, "step", 9, busy_s=1.5)}) is None
+
+
+DUMP = """Thread 0x01 (most recent call first):
+  File "/venv/site-packages/x/y.py", line 3 in run
+
+Current thread 0x02 (most recent call first):
+  File "/venv/site-packages/jax/_src/array.py", line 9 in block
+  File "/home/u/train.py", line 88 in slow_loader
+  File "/home/u/train.py", line 99 in <module>
+"""
+
+
+def test_a_dump_is_read_down_to_the_users_line():
+    frames = main_thread(
+        'Current thread 0x1 (most recent call first):\n  File "/old.py", line 1 in x\n\n' + DUMP
+    )
+    assert where(frames) == "train.py:88 slow_loader"
+    assert is_inside_jax(frames)
+    assert main_thread("") == []
+    assert where([]) == ""
+
+
+def failure(kind="SIGKILL", code=EXIT_INFRASTRUCTURE, step=3):
+    return ErrorRecord(1, kind, "m", exit_code=code, step=step)
+
+
+def test_the_budget_counts_restarts():
+    budget = Budget(2)
+    assert [budget.decide(failure(), step).again for step in (3, 9, 15)] == [True, True, False]
+
+
+def test_the_same_error_at_the_same_step_is_not_tried_again():
+    budget, bug = Budget(10), failure("ValueError", EXIT_USER_ERROR)
+    assert budget.decide(bug, 3).again
+    second = budget.decide(bug, 3)
+    assert (second.again, second.exit_code) == (False, EXIT_USER_ERROR)
+    assert "the same error at step 3" in second.line
+
+
+def test_restarts_without_progress_wait_longer_and_then_stop():
+    budget = Budget(100)
+    decisions = [budget.decide(failure(), 3) for _ in range(4)]
+    assert [d.again for d in decisions] == [True, True, True, False]
+    assert decisions[0].delay_s == 0
+    assert 0.7 < decisions[1].delay_s < decisions[2].delay_s < 2.5
+    assert "came no further than step 3" in decisions[3].line
+
+
+def test_progress_renews_the_patience():
+    budget = Budget(100)
+    assert all(budget.decide(failure(), step).again for step in range(20))
+
+
+def test_a_configuration_error_is_final():
+    decision = Budget(5).decide(failure("ConfigError", EXIT_CONFIG), -1)
+    assert (decision.again, decision.exit_code) == (False, EXIT_CONFIG)

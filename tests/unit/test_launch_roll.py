@@ -1,0 +1,91 @@
+"""The roll, and the lines on the wire: who may enter, who is awaited, what a stranger can do."""
+
+import pytest
+
+from cyxjax.errors import ConfigError
+from cyxjax.launch import wire
+from cyxjax.launch.roll import Hello, Job, Roll, ranks_text
+
+
+def hello(rank, **changes):
+    values = {"world_size": 4, "run_id": "j", "host": "a", "pid": 10 + rank} | changes
+    return Hello(rank, **values)
+
+
+@pytest.fixture
+def roll():
+    roll = Roll(Job(4, "j", generation=1))
+    roll.add(hello(0, generation=1))
+    return roll
+
+
+@pytest.mark.parametrize(
+    ("newcomer", "said"),
+    [
+        (hello(1, generation=1, run_id="other"), "belongs to job 'j', rank 1 .* is of job 'other'"),
+        (hello(1, generation=0), "is of start 0, but the job has restarted"),
+        (hello(1, generation=1, world_size=3), "ranks differ in WORLD_SIZE: 3 on rank 1; 4 on the others"),
+        (hello(7, generation=1), "outside WORLD_SIZE=4"),
+        (
+            hello(0, generation=1, host="b", pid=99),
+            r"RANK=0 is taken: rank 0 \(host a, pid 10\).*host b, pid 99",
+        ),
+    ],
+)
+def test_who_may_not_enter(roll, newcomer, said):
+    import re
+
+    assert re.search(said, roll.refusal(newcomer) or "")
+
+
+def test_who_may(roll):
+    assert roll.refusal(hello(1, generation=1)) is None
+
+
+def test_the_awaited_are_named_with_what_is_known(roll):
+    roll.add(hello(1, generation=1, host="b"))
+    roll.remove(1)
+    assert roll.awaited() == "ranks 2, 3 (never seen) and rank 1 (seen on host b, pid 11, then lost)"
+    assert roll.here() == "rank 0 on a"
+
+
+def test_facts_that_differ_are_named_with_both_values():
+    roll = Roll(Job(3))
+    for rank, version in enumerate(["1", "1", "2"]):
+        roll.add(hello(rank, facts={"jax": version, "python": "3.11"}))
+    assert (roll.differing_fact() or "").startswith("ranks differ in jax: 1 on ranks 0, 1; 2 on rank 2. HINT")
+
+
+def test_ranks_are_written_in_runs():
+    assert ranks_text([5, 0, 1, 2, 7, 8]) == "ranks 0-2, 5, 7, 8"
+    assert ranks_text([3]) == "rank 3"
+
+
+def test_only_the_token_opens_and_nothing_can_be_changed_or_replayed():
+    message = {"rank": 1, "world_size": 2}
+    message["mac"] = wire.sign("token", "nonce", message)
+    assert wire.verify("token", "nonce", message)
+    assert not wire.verify("other", "nonce", message)
+    assert not wire.verify("token", "another nonce", message)
+    assert not wire.verify("token", "nonce", message | {"rank": 0})
+    assert not wire.verify("token", "nonce", {"rank": 1})
+    assert not wire.verify("token", "nonce", message | {"mac": 7})
+
+
+@pytest.mark.parametrize(
+    "data", [b"x" * (wire.MAX_LINE + 1), b"not json\n", b"[1]\n", b"[" * 9000 + b"\n", b"\xff\n"]
+)
+def test_what_is_no_message_is_refused_in_bounded_memory(data):
+    with pytest.raises(wire.BadMessage):
+        wire.Lines().feed(data)
+
+
+def test_messages_may_arrive_in_pieces():
+    lines = wire.Lines()
+    assert lines.feed(b'{"a":1}\n{"b"') == [{"a": 1}]
+    assert lines.feed(b":2}\n") == [{"b": 2}]
+
+
+def test_a_hello_of_the_wrong_shape_names_its_fields():
+    with pytest.raises(ConfigError, match="without a proper rank, facts"):
+        Hello.parse({"rank": "0", "world_size": 1, "run_id": "", "generation": 0, "host": "", "pid": 1})
