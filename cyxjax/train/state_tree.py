@@ -150,9 +150,16 @@ def _copy(leaf: Any, to_host: ToHost, keep: bool) -> np.ndarray | None:
     if not hasattr(leaf, "is_fully_replicated"):
         return np.array(leaf) if keep else None
     if leaf.is_fully_replicated:
-        return np.array(leaf.addressable_shards[0].data) if keep else None
+        return _detached(leaf.addressable_shards[0].data) if keep else None
     if leaf.is_fully_addressable:
-        return np.array(leaf) if keep else None
+        return _detached(leaf) if keep else None
     # Collective: every process takes part, whoever keeps the result.
     whole = to_host(leaf)
     return np.array(whole) if keep else None
+
+
+def _detached(leaf: Any) -> np.ndarray:
+    """A host array that no later step can change."""
+    # From a CPU device numpy gets a view of the very buffer that donation reuses; from others, a copy.
+    on_cpu = any(device.platform == "cpu" for device in leaf.devices())
+    return np.array(leaf) if on_cpu else np.asarray(leaf)
