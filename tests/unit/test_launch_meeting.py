@@ -169,7 +169,8 @@ def test_a_stranger_that_says_nothing_is_dropped(place, monkeypatch):
         assert stranger.recv(1000) == b""
 
 
-def test_a_newer_start_waits_for_the_meeting_place_to_catch_up(place):
+def test_a_newer_start_waits_for_the_meeting_place_to_catch_up(place, monkeypatch):
+    monkeypatch.setattr("cyxjax.launch.rendezvous.PATIENCE_S", 0.5)
     meeting = place(1, timeout_s=1.0)
     began = time.monotonic()
     said = meeting.join_all([{"rank": 0, "restart_count": 1, "timeout_ms": 500}])[0]
