@@ -107,25 +107,25 @@ def _check(before: Ledger, record: Ledger, order: Order, plan: StreamPlan) -> It
 def _explain(step: int, found: Fingerprint, expected: Fingerprint, order: Order, plan: StreamPlan) -> Finding:
     epoch, first, stop = plan.places(step)
     promised = f"samples of places {first} to {stop - 1} of epoch {epoch}"
-    if (found.count, found.unplaced) == (expected.count, expected.unplaced):
+    if (found.num_samples, found.unplaced) == (expected.num_samples, expected.unplaced):
         return Finding(step, "reordered", f"has the {promised}, but not in their order")
     start = find_places(found, epoch, order, plan)
     if start is None:
-        return Finding(step, "altered", f"has {found.count} samples that are not the {promised}")
-    has = f"has the samples of places {start} to {start + found.count - 1}"
+        return Finding(step, "altered", f"has {found.num_samples} samples that are not the {promised}")
+    has = f"has the samples of places {start} to {start + found.num_samples - 1}"
     if start < first:
         return Finding(step, "repeated", f"{has}, which were consumed before; the plan says the {promised}")
     if start > first:
         return Finding(
             step, "skipped", f"{has}; places {first} to {start - 1} of epoch {epoch} were left out"
         )
-    kind = "skipped" if found.count < expected.count else "repeated"
+    kind = "skipped" if found.num_samples < expected.num_samples else "repeated"
     return Finding(step, kind, f"{has} instead of the {promised}")
 
 
 def find_places(found: Fingerprint, epoch: int, order: Order, plan: StreamPlan) -> int | None:
-    """The first place from which `found.count` consecutive samples of `epoch` are the ones of `found`."""
-    count = found.count
+    """The first place from which consecutive samples of `epoch` are the ones of `found`; None if nowhere."""
+    count = found.num_samples
     if not 0 < count <= plan.num_samples:
         return None
     for start in range(0, plan.num_samples - count + 1, _SCAN):

@@ -27,14 +27,14 @@ class Fingerprint(NamedTuple):
     2**64: equal `unplaced` with another `placed` means the same samples in another order.
     """
 
-    count: int = 0
+    num_samples: int = 0
     placed: int = 0
     unplaced: int = 0
 
     def __add__(self, other: tuple) -> "Fingerprint":
-        count, placed, unplaced = other
+        num_samples, placed, unplaced = other
         return Fingerprint(
-            self.count + count, (self.placed + placed) % _WORD, (self.unplaced + unplaced) % _WORD
+            self.num_samples + num_samples, (self.placed + placed) % _WORD, (self.unplaced + unplaced) % _WORD
         )
 
 
@@ -85,13 +85,13 @@ class Ledger:
             raise DataError(
                 f"Step of epoch {epoch} after one of epoch {self.epoch}. HINT: resume in its epoch."
             )
-        steps, samples = self.steps + 1, self.samples + batch.count
-        text = f"{self.digest} {epoch} {steps} {samples} {batch.count} {batch.placed} {batch.unplaced}"
+        steps, samples = self.steps + 1, self.samples + batch.num_samples
+        text = f"{self.digest} {epoch} {steps} {samples} {batch.num_samples} {batch.placed} {batch.unplaced}"
         return Ledger(steps, samples, epoch, Fingerprint(*batch), hashlib.sha256(text.encode()).hexdigest())
 
     def to_json(self) -> dict[str, Any]:
         """For a checkpoint's meta and, one a step, the run's record. Sums are hexadecimal (> 2**53)."""
-        last = [self.last.count, f"{self.last.placed:016x}", f"{self.last.unplaced:016x}"]
+        last = [self.last.num_samples, f"{self.last.placed:016x}", f"{self.last.unplaced:016x}"]
         return asdict(self) | {"last": last}
 
     @classmethod

@@ -70,10 +70,12 @@ def prepare(directory: Path) -> None:
     if not os.access(directory, os.W_OK | os.X_OK):
         raise CheckpointError(f"{directory} is not writable. HINT: name a folder this user may write.")
     list_steps(directory)
-    for entry in _entries(directory):
-        match = _LEFTOVER.fullmatch(entry.name)
-        if match and entry.is_dir(follow_symlinks=False):
-            _clean_leftover(Path(entry.path), directory / match[1], match[2])
+    with _flocked(directory, fcntl.LOCK_EX) as alone:
+        # Not alone: somebody begins to write at this very moment. The next start cleans up.
+        for entry in _entries(directory) if alone else []:
+            match = _LEFTOVER.fullmatch(entry.name)
+            if match and entry.is_dir(follow_symlinks=False):
+                _clean_leftover(Path(entry.path), directory / match[1], match[2])
 
 
 @contextmanager
@@ -85,10 +87,11 @@ def writing(directory: Path, step: int, owner: str) -> Iterator[Path]:
     """
     final = step_folder(directory, step)
     folder = final.with_name(f"{final.name}.tmp-{owner}")
-    folder.mkdir(mode=0o700)
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with _flocked(directory, fcntl.LOCK_SH):  # so that no cleaner comes between making and locking it
+        folder.mkdir(mode=0o700)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        _try_flock(fd, fcntl.LOCK_EX)
     try:
-        _flock(fd)
         yield folder
         _sync_folders(folder)
         _publish(folder, final, owner)
@@ -171,7 +174,7 @@ def _sync_folders(folder: Path) -> None:
 def _clean_leftover(path: Path, final: Path, kind: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if not _flock(fd):
+        if not _try_flock(fd, fcntl.LOCK_EX):
             return  # its writer lives
         if kind == "old" and not final.exists():
             path.rename(final)  # killed between the two renames of a replacement
@@ -181,10 +184,20 @@ def _clean_leftover(path: Path, final: Path, kind: str) -> None:
         os.close(fd)
 
 
-def _flock(fd: int) -> bool:
+@contextmanager
+def _flocked(directory: Path, kind: int) -> Iterator[bool]:
+    """Holds `directory` while the block runs, if it can be had at once; whether it could."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield _try_flock(fd, kind)
+    finally:
+        os.close(fd)
+
+
+def _try_flock(fd: int, kind: int) -> bool:
     """Whether this process now holds the lock; False too where the file system has no locks."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except OSError:
         return False
     return True
