@@ -1,15 +1,14 @@
 """The plain strategy: every gradient averaged in its own dtype, as DDP does."""
 
 import optax
-from jax import lax
 
-from cyxjax.core.mesh import AXIS
+from cyxjax.core.replica import pmean
 from cyxjax.core.strategy import Reducer, Sync, reduce_then
 
 
 def mean_reducer() -> Reducer:
     """Averages gradients over axis `data`. Stateless; XLA sends all leaves in one all-reduce."""
-    return optax.stateless(lambda grads, params: lax.pmean(grads, AXIS))
+    return optax.stateless(lambda grads, params: pmean(grads))
 
 
 def mean(optimizer: optax.GradientTransformation) -> Sync:

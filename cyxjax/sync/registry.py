@@ -7,24 +7,47 @@ import optax
 
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError, nearest
+from cyxjax.sync.bucketed import bucketed
+from cyxjax.sync.compressed import bf16, fp16, int8
+from cyxjax.sync.diloco import diloco
+from cyxjax.sync.local_sgd import local_sgd
 from cyxjax.sync.mean import mean
+from cyxjax.sync.power_sgd import power_sgd
+from cyxjax.sync.zero1 import zero1
 
 STRATEGIES: dict[str, Callable[..., Sync]] = {
     "mean": mean,
+    "bucketed": bucketed,
+    "fp16": fp16,
+    "bf16": bf16,
+    "int8": int8,
+    "power_sgd": power_sgd,
+    "zero1": zero1,
+    "local_sgd": local_sgd,
+    "diloco": diloco,
 }
+_CLIPS_ITSELF = {"zero1"}  # its optimizer sees parts of the gradients, whose norm says nothing
 
 
 def build_sync(
-    name: str, optimizer: optax.GradientTransformation, options: Mapping[str, Any] | None = None
+    name: str,
+    optimizer: optax.GradientTransformation,
+    options: Mapping[str, Any] | None = None,
+    max_grad_norm: float | None = None,
 ) -> Sync:
-    """The strategy `name` around `optimizer`.
+    """The strategy `name` around `optimizer`, which sees the mean gradient clipped to `max_grad_norm`.
 
     Raises: ConfigError for an unknown name or an option it does not take.
     """
     if name not in STRATEGIES:
         raise ConfigError(f"comm={name!r} is not a strategy. HINT: {nearest(name, STRATEGIES)}")
+    given = dict(options or {})
+    if max_grad_norm is not None and name in _CLIPS_ITSELF:
+        given["max_grad_norm"] = max_grad_norm
+    elif max_grad_norm is not None:
+        optimizer = optax.chain(optax.clip_by_global_norm(max_grad_norm), optimizer)
     try:
-        return STRATEGIES[name](optimizer, **(options or {}))
+        return STRATEGIES[name](optimizer, **given)
     except TypeError as err:
         raise ConfigError(
             f"comm_options={dict(options or {})} do not suit comm={name!r}: {err}. "

@@ -1,0 +1,63 @@
+"""The plain mean in buckets: several reductions of bounded size instead of one of everything."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+
+from cyxjax.core.mesh import AXIS
+from cyxjax.core.strategy import Reducer, Sync, reduce_then
+from cyxjax.errors import ConfigError
+
+PyTree = Any
+_MB = 1024 * 1024
+
+
+def bucketed_reducer(bucket_size_mb: float = 25.0) -> Reducer:
+    """Averages gradients over axis `data`, one reduction per `bucket_size_mb` MiB, last layers first.
+
+    Stateless. Each bucket is one flat buffer and holds whole leaves, so a larger leaf is a bucket alone. On
+    GPU `mean` has buckets without this: the option xla_gpu_all_reduce_combine_threshold_bytes.
+    Raises: ConfigError unless the size is positive.
+    """
+    if not bucket_size_mb > 0:
+        raise ConfigError(f"bucket_size_mb={bucket_size_mb}: expected a positive size. HINT: 25, as in DDP.")
+
+    def update(grads: PyTree, params: PyTree = None) -> PyTree:
+        del params
+        leaves, tree = jax.tree.flatten(grads)
+        means: list[Any] = [None] * len(leaves)
+        last = jnp.float32(0)
+        for bucket in buckets([leaf.size * leaf.dtype.itemsize for leaf in leaves], bucket_size_mb * _MB):
+            flat, unravel = ravel_pytree([leaves[i] for i in bucket])
+            # Waiting for the one before keeps XLA from combining the buckets into one reduction again.
+            flat, _ = lax.optimization_barrier((flat, last))
+            mean = lax.pmean(flat, AXIS)
+            last = mean[:1]
+            for i, leaf in zip(bucket, unravel(mean), strict=True):
+                means[i] = leaf
+        return jax.tree.unflatten(tree, means)
+
+    return optax.stateless(update)
+
+
+def bucketed(optimizer: optax.GradientTransformation, bucket_size_mb: float = 25.0) -> Sync:
+    """`bucketed_reducer`, then `optimizer` on the mean."""
+    return reduce_then(bucketed_reducer(bucket_size_mb), optimizer)
+
+
+def buckets(leaf_bytes: Sequence[int], limit_bytes: float) -> list[list[int]]:
+    """Leaf numbers by bucket, the last leaf first: backward has those gradients first."""
+    found: list[list[int]] = []
+    room = 0.0
+    for i in reversed(range(len(leaf_bytes))):
+        if leaf_bytes[i] > room:
+            found.append([])
+            room = limit_bytes
+        found[-1].append(i)
+        room -= leaf_bytes[i]
+    return found

@@ -1,0 +1,63 @@
+"""DiLoCo: many local steps, then one outer step of momentum SGD on how far replicas moved on average."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from cyxjax.core.mesh import PER_REPLICA, REPLICATED
+from cyxjax.core.strategy import Sync
+from cyxjax.errors import ConfigError
+from cyxjax.sync.local_sgd import as_own, check_every, consensus, local_step
+
+PyTree = Any
+
+
+class DilocoState(NamedTuple):
+    num_steps: Any  # int32 (): local steps since the start
+    inner: PyTree  # the optimizer's state, a row per replica
+    anchor: PyTree  # the parameters all started the round from
+    outer: PyTree  # the outer optimizer's state
+
+
+def diloco(
+    optimizer: optax.GradientTransformation,
+    every: int = 50,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.9,
+) -> Sync:
+    """Local steps; after each `every` of them an outer Nesterov step on (start of the round - mean of ends).
+
+    `every=1` with outer_lr=1, outer_momentum=0 and plain SGD inside is `mean`. Clipping by norm sees the
+    local gradient. Evaluation sees the mean of the replicas' parameters.
+    Source: Douillard et al. 2023, arXiv:2311.08105. Raises: ConfigError for values out of range.
+    """
+    check_every(every)
+    if not outer_lr > 0 or not 0 <= outer_momentum < 1:
+        raise ConfigError(
+            f"outer_lr={outer_lr}, outer_momentum={outer_momentum}: expected a positive rate and a momentum "
+            "in [0, 1). HINT: 0.7 and 0.9, as published."
+        )
+    outer_sgd = optax.sgd(outer_lr, outer_momentum or None, nesterov=bool(outer_momentum))
+
+    def init(params: PyTree) -> DilocoState:
+        return DilocoState(jnp.int32(0), optimizer.init(params), params, outer_sgd.init(params))
+
+    def end_round(params: PyTree, anchor: PyTree, outer: PyTree) -> tuple[PyTree, PyTree, PyTree]:
+        moved = jax.tree.map(jnp.subtract, anchor, consensus(params))
+        updates, outer = outer_sgd.update(moved, outer, anchor)
+        anchor = optax.apply_updates(anchor, updates)
+        return as_own(anchor), anchor, outer
+
+    def update(grads: PyTree, state: DilocoState, params: PyTree) -> tuple[PyTree, DilocoState]:
+        num_steps = state.num_steps + 1
+        params, inner = local_step(optimizer, grads, state.inner, params)
+        params, anchor, outer = lax.cond(
+            num_steps % every == 0, end_round, lambda *same: same, params, state.anchor, state.outer
+        )
+        return params, DilocoState(num_steps, inner, anchor, outer)
+
+    spec = DilocoState(REPLICATED, PER_REPLICA, REPLICATED, REPLICATED)
+    return Sync(init, update, spec, PER_REPLICA, consensus=consensus)

@@ -1,0 +1,74 @@
+"""Replicas that step on their own gradients and average their parameters only now and then."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
+from cyxjax.core.strategy import Sync
+from cyxjax.errors import ConfigError
+
+PyTree = Any
+
+
+class LocalSgdState(NamedTuple):
+    num_steps: Any  # int32 (): local steps since the start
+    inner: PyTree  # the optimizer's state, a row per replica
+
+
+def local_sgd(optimizer: optax.GradientTransformation, every: int = 8) -> Sync:
+    """Steps on local gradients; after each `every` steps replicas take the mean of their parameters.
+
+    Each keeps its own optimizer state. `every=1` with plain SGD is `mean`. Clipping by norm sees the local
+    gradient: between averages there is no other. Evaluation sees the mean of the replicas' parameters.
+    Source: Stich 2019, arXiv:1805.09767. Raises: ConfigError for `every` below 1.
+    """
+    check_every(every)
+
+    def init(params: PyTree) -> LocalSgdState:
+        return LocalSgdState(jnp.int32(0), optimizer.init(params))
+
+    def update(grads: PyTree, state: LocalSgdState, params: PyTree) -> tuple[PyTree, LocalSgdState]:
+        num_steps = state.num_steps + 1
+        params, inner = local_step(optimizer, grads, state.inner, params)
+        params = lax.cond(num_steps % every == 0, _averaged, lambda p: p, params)
+        return params, LocalSgdState(num_steps, inner)
+
+    spec = LocalSgdState(REPLICATED, PER_REPLICA)
+    return Sync(init, update, spec, PER_REPLICA, consensus=consensus)
+
+
+def check_every(every: int) -> None:
+    """Raises: ConfigError unless `every` is a number of steps."""
+    if every < 1:
+        raise ConfigError(f"every={every}: expected a number of local steps, 1 or more. HINT: every=8.")
+
+
+def local_step(
+    optimizer: optax.GradientTransformation, grads: PyTree, inner: PyTree, params: PyTree
+) -> tuple[PyTree, PyTree]:
+    """(params, optimizer state) after a step on this replica's gradients alone."""
+    updates, inner = optimizer.update(grads, inner, params)
+    return optax.apply_updates(params, updates), inner
+
+
+def consensus(params: PyTree) -> PyTree:
+    """The mean over replicas of float parameters; of others (there are rarely any) the largest."""
+
+    def agree(p: jax.Array) -> jax.Array:
+        return lax.pmean(p, AXIS) if jnp.issubdtype(p.dtype, jnp.inexact) else lax.pmax(p, AXIS)
+
+    return jax.tree.map(agree, params)
+
+
+def as_own(params: PyTree) -> PyTree:
+    """Replicated params as each replica's own, from where they may part."""
+    # Not `varying`: inside the branches of a `cond` it cannot see whether the map is checked.
+    return lax.pcast(params, AXIS, to="varying")
+
+
+def _averaged(params: PyTree) -> PyTree:
+    return as_own(consensus(params))

@@ -1,0 +1,135 @@
+"""PowerSGD: a matrix of gradients travels as two thin ones, found by one step of power iteration.
+
+M = gradient + error;  P = mean(M Q), made orthonormal;  Q = mean(M^T P)
+mean gradient ~ P Q^T;  error = M - P Q^T, what this replica could not send
+Source: Vogels, Karimireddy and Jaggi 2019, arXiv:1905.13727, algorithm 1.
+"""
+
+import zlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
+from cyxjax.core.strategy import Reducer, Sync, reduce_then
+from cyxjax.errors import ConfigError
+
+PyTree = Any
+
+
+class PowerSgdState(NamedTuple):
+    """Leaves by path of the parameter, so that a checkpoint does not depend on their order."""
+
+    num_steps: Any  # int32 (): reductions done
+    error: Any  # float32 by path, the gradient as a matrix (n, m): not sent yet; a row per replica
+    q: Any  # float32 by path (m, rank): where the next power iteration starts
+
+
+POWER_SGD_SPEC = PowerSgdState(REPLICATED, PER_REPLICA, REPLICATED)
+
+
+def power_sgd_reducer(
+    rank: int = 4,
+    start_iter: int = 10,
+    error_feedback: bool = True,
+    warm_start: bool = True,
+    min_compression: float = 2.0,
+) -> Reducer:
+    """Averages gradients over axis `data` as matrices of `rank`; biases and small leaves as they are.
+
+    A leaf (..., m) is a matrix of m columns. It is compressed if n * m > min_compression * rank * (n + m).
+    start_iter: so many plain means first, while gradients turn fast. warm_start: go on from the last Q
+    rather than from a random one. State: PowerSgdState (spec POWER_SGD_SPEC).
+    Raises: ConfigError for numbers out of range, and at init if no leaf is worth compressing.
+    """
+    if rank < 1 or start_iter < 0 or min_compression < 0:
+        raise ConfigError(
+            f"power_sgd: rank={rank}, start_iter={start_iter}, min_compression={min_compression}; expected "
+            "rank of 1 or more and none below 0. HINT: rank=4."
+        )
+
+    def init(params: PyTree) -> PowerSgdState:
+        chosen = _compressible(params, rank, min_compression)
+        _refuse_none(chosen, params, rank)
+        error = {name: jnp.zeros(shape, jnp.float32) for name, shape in chosen.items()}
+        start = {name: _random_q(name, (m, min(rank, n, m)), 0) for name, (n, m) in chosen.items()}
+        return PowerSgdState(jnp.int32(0), error, start)
+
+    def update(grads: PyTree, state: PowerSgdState, params: PyTree = None) -> tuple[PyTree, PowerSgdState]:
+        del params
+        if lax.axis_size(AXIS) == 1:
+            return lax.pmean(grads, AXIS), state._replace(num_steps=state.num_steps + 1)
+        compressed = lambda g, error, q: _compressed_mean(g, error, q)  # noqa: E731
+        plain = lambda g, error, q: (lax.pmean(g, AXIS), error, q)  # noqa: E731
+        q = state.q if warm_start else _fresh(state)
+        if start_iter:
+            now = state.num_steps >= start_iter
+            mean_grads, error, q = lax.cond(now, compressed, plain, grads, state.error, q)
+        else:
+            mean_grads, error, q = compressed(grads, state.error, q)
+        kept = error if error_feedback else state.error
+        return mean_grads, PowerSgdState(state.num_steps + 1, kept, q)
+
+    return optax.GradientTransformation(init, update)
+
+
+def power_sgd(optimizer: optax.GradientTransformation, **options: Any) -> Sync:
+    """`power_sgd_reducer(**options)`, then `optimizer` on the mean."""
+    return reduce_then(power_sgd_reducer(**options), optimizer, POWER_SGD_SPEC)
+
+
+def _compressed_mean(
+    grads: PyTree, error: dict[str, jax.Array], q: dict[str, jax.Array]
+) -> tuple[PyTree, dict[str, jax.Array], dict[str, jax.Array]]:
+    """(mean gradients, what each replica could not send, the next Q). Two reductions."""
+    leaves = _named(grads)
+    wanted = {name: leaves[name].astype(jnp.float32).reshape(e.shape) + e for name, e in error.items()}
+    as_is = {name: leaf for name, leaf in leaves.items() if name not in error}
+    p, as_is = lax.pmean(({name: m @ q[name] for name, m in wanted.items()}, as_is), AXIS)
+    p = {name: jnp.linalg.qr(thin)[0] for name, thin in p.items()}
+    q = lax.pmean({name: m.T @ p[name] for name, m in wanted.items()}, AXIS)
+    sent = {name: p[name] @ q[name].T for name in wanted}
+    lost = {name: m - sent[name] for name, m in wanted.items()}
+    both = as_is | {
+        name: m.reshape(leaves[name].shape).astype(leaves[name].dtype) for name, m in sent.items()
+    }
+    return jax.tree.unflatten(jax.tree.structure(grads), [both[name] for name in leaves]), lost, q
+
+
+def _compressible(params: PyTree, rank: int, min_compression: float) -> dict[str, tuple[int, int]]:
+    """(n, m) by path of the leaves that are worth it."""
+    found = {}
+    for name, leaf in _named(params).items():
+        if leaf.ndim < 2 or not leaf.size:
+            continue
+        n, m = leaf.size // leaf.shape[-1], leaf.shape[-1]
+        if n * m > min_compression * min(rank, n, m) * (n + m):
+            found[name] = (n, m)
+    return found
+
+
+def _refuse_none(chosen: dict[str, Any], params: PyTree, rank: int) -> None:
+    if not chosen:
+        shapes = sorted({tuple(leaf.shape) for leaf in jax.tree.leaves(params)})
+        raise ConfigError(
+            f"power_sgd with rank={rank} would compress no leaf of this model (shapes {shapes}). "
+            "HINT: a lower rank or min_compression, or comm='bf16'."
+        )
+
+
+def _fresh(state: PowerSgdState) -> dict[str, jax.Array]:
+    return {name: _random_q(name, q.shape, state.num_steps) for name, q in state.q.items()}
+
+
+def _random_q(name: str, shape: tuple[int, ...], step: Any) -> jax.Array:
+    """Normal numbers, float32 (m, rank), equal on all replicas: keyed by the leaf's name and the step."""
+    key = jax.random.fold_in(jax.random.key(zlib.crc32(name.encode())), step)
+    return jax.random.normal(key, shape, jnp.float32)
+
+
+def _named(tree: PyTree) -> dict[str, jax.Array]:
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in flat}

@@ -1,0 +1,86 @@
+"""A strategy alone on a mesh, fed gradients by hand."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from cyxjax.core.mesh import PER_REPLICA, build_mesh, put_rows
+from cyxjax.core.replica import from_replica, sync_map, to_replica
+from cyxjax.core.step import TrainState, init_state, place_state, state_spec
+from cyxjax.core.strategy import Sync
+
+PyTree = Any
+
+
+def params(scale: float = 1.0) -> PyTree:
+    """29 numbers: a matrix, a vector and a scalar."""
+    leaves = {"dense": {"bias": np.arange(4.0), "kernel": np.arange(24.0).reshape(6, 4)}, "gain": 2.0}
+    return jax.tree.map(lambda a: np.float32(scale * np.asarray(a)), leaves)
+
+
+def like_params(vectors: np.ndarray) -> PyTree:
+    """Rows of 29 numbers as trees shaped like `params()`, with a leading row dimension."""
+    rows = np.asarray(vectors, np.float32)
+    return {
+        "dense": {"bias": rows[:, :4], "kernel": rows[:, 4:28].reshape(-1, 6, 4)},
+        "gain": rows[:, 28],
+    }
+
+
+def whole_grads(replicas: int, step: int) -> PyTree:
+    """Gradients every scheme sends without loss: whole numbers to 127, each block of 4 holding a 127.
+
+    The others are multiples of 8, different on every replica, so their mean over up to 8 is whole too.
+    """
+    rng = np.random.default_rng(step)
+    rows = 8.0 * rng.integers(-14, 15, (replicas, 29))
+    rows[:, ::4] = 127
+    return like_params(rows)
+
+
+def random_grads(replicas: int, step: int, scale: float = 1.0) -> PyTree:
+    rng = np.random.default_rng(100 + step)
+    return like_params(scale * rng.normal(size=(replicas, 29)))
+
+
+class Alone:
+    """A strategy's state on `replicas` devices, and the compiled update."""
+
+    def __init__(self, sync: Sync, replicas: int, start: PyTree = None):
+        self.sync, self.mesh = sync, build_mesh(jax.devices()[:replicas])
+        spec = state_spec(sync)
+
+        def update(state: TrainState, rows: PyTree) -> TrainState:
+            state, grads = to_replica(state, spec), to_replica(rows, PER_REPLICA)
+            new_params, inner = sync.update(grads, state.sync, state.params)
+            return from_replica(state._replace(step=state.step + 1, params=new_params, sync=inner), spec)
+
+        self.update = jax.jit(sync_map(update, self.mesh, (spec, PER_REPLICA), spec))
+        self.state = init_state(sync, self.mesh, params() if start is None else start, {}, 0)
+
+    def step(self, *grads: PyTree) -> "Alone":
+        """One update for each tree of per-replica gradients (leaves (R, ...))."""
+        for rows in grads:
+            self.state = self.update(self.state, put_rows(self.mesh, rows))
+        return self
+
+    def reload(self) -> "Alone":
+        """The state through host arrays, as a checkpoint takes it."""
+        self.state = place_state(jax.device_get(self.state), self.sync, self.mesh)
+        return self
+
+    def copies(self) -> Sequence[PyTree]:
+        """Each replica's own parameters, as its device holds them."""
+        squeeze = 0 if self.sync.params_spec == PER_REPLICA else ()
+
+        def of(device: int) -> PyTree:
+            pick = lambda a: np.asarray(a.addressable_shards[device].data).squeeze(squeeze)  # noqa: E731
+            return jax.tree.map(pick, self.state.params)
+
+        return [of(i) for i in range(self.mesh.size)]
+
+
+def mean_of(rows: PyTree) -> PyTree:
+    return jax.tree.map(lambda a: a.mean(0), rows)
