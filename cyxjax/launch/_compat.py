@@ -102,12 +102,24 @@ def _connect_client(address: str, rank: int, world_size: int) -> None:
     state.initialize_preemption_sync_manager()
 
 
-def shut_down() -> None:
-    """Ends `jax.distributed` in this process; nothing to do when it never started."""
-    if "jax" in sys.modules:
-        import jax
+def shut_down_client() -> None:
+    """Takes leave of the coordination service; a service hosted in this process goes on for the others."""
+    from jax._src import distributed
 
-        jax.distributed.shutdown()
+    state = distributed.global_state
+    if state.preemption_sync_manager is not None:  # it uses the client, so it ends first
+        state.preemption_sync_manager.shutdown()
+        state.preemption_sync_manager = None
+    if state.client is not None:
+        state.client.shutdown()
+        state.client = None
+
+
+def shut_down_service() -> None:
+    """Ends the coordination service of this process, if it hosts one. jax aborts clients that are left."""
+    import jax
+
+    jax.distributed.shutdown()
 
 
 def use_gloo_address(address: str, interface: str | None) -> None:

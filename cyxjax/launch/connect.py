@@ -67,10 +67,11 @@ def disconnect() -> None:
     beat.beat(beat.pulse().step, "done")
     if not connection.membership.wait_until_all_are_done(LEAVE_S):
         rendezvous.log(f"left the group although not all ranks came to the end within {LEAVE_S:g} s")
-    _compat.shut_down()
+    _compat.shut_down_client()
     connection.membership.leave()
     if connection.meeting is not None:
         connection.meeting.wait_until_empty(timeout_s=10)
+        _compat.shut_down_service()
         connection.meeting.close()
     for held in connection.sockets:
         held.close()

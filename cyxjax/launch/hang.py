@@ -140,8 +140,8 @@ def _early_end(told: Mapping[int, Pulse], now_s: float) -> Verdict | None:
     steps = ", ".join(str(step) for step in sorted({told[rank].step for rank in waiting}))
     return Verdict(
         first,
-        f"rank {first} finished at step {told[first].step} while {ranks_text(waiting)} wait in step {steps}: "
-        "the ranks ran different numbers of steps",
+        f"rank {first} finished at step {told[first].step}, but {ranks_text(waiting)} cannot go on "
+        f"without it in step {steps}: the ranks ran different numbers of steps",
         early_end=True,
     )
 

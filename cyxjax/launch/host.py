@@ -26,7 +26,7 @@ class Host:
         self._service: _compat.CoordinationService | None = None
         self._reserved: socket.socket | None = None
         # Its service would narrate every connection of every start on our standard error.
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
         # Loading jaxlib takes 0.1 s, which the ranks need anyway to start.
         threading.Thread(target=_compat.can_serve, name="cyxjax-load", daemon=True).start()
 

@@ -204,7 +204,7 @@ class MeetingPlace:
         awaited = [rank for rank in self.roll.present if rank not in self._finished]
         if self._finished and awaited and now > self._next_line:
             self._next_line = now + LINE_EVERY_S
-            self._log(f"{ranks_text(sorted(self._finished))} finished and wait for {ranks_text(awaited)}")
+            self._log(f"finished: {ranks_text(sorted(self._finished))}; still awaited: {ranks_text(awaited)}")
 
     # -- sending and dropping -----------------------------------------------------------------------
 

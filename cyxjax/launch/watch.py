@@ -14,7 +14,7 @@ from cyxjax.launch.records import ErrorRecord, redact
 from cyxjax.launch.worker import Worker
 
 DUMP_S = 1.0  # a rank writes its stacks within milliseconds, unless it is suspended
-STRAGGLER_EVERY_S = 10.0
+FIRST_STRAGGLER_S, STRAGGLER_EVERY_S = 5.0, 30.0  # after the first step, and from then on
 
 
 class Watch:
@@ -24,7 +24,7 @@ class Watch:
         self.limits = limits
         self._stopwatch = Stopwatch()
         self._before: dict[int, Pulse] = {}
-        self._next_line_s = time.monotonic() + STRAGGLER_EVERY_S
+        self._next_line_s = 0.0
 
     def look(self, workers: Sequence[Worker]) -> ErrorRecord | None:
         """The record of a hang, with everybody's stacks; None while all may be well."""
@@ -70,9 +70,9 @@ class Watch:
 
     def _name_straggler(self, pulses: dict[int, Pulse]) -> None:
         now_s = time.monotonic()
-        if now_s < self._next_line_s:
+        if now_s < self._next_line_s or any(pulse.step < 1 for pulse in pulses.values()):
             return
-        self._next_line_s = now_s + STRAGGLER_EVERY_S
+        self._next_line_s = now_s + (STRAGGLER_EVERY_S if self._before else FIRST_STRAGGLER_S)
         if line := hang.stragglers(self._before, pulses):
             output.say(line)
         self._before = pulses

@@ -76,6 +76,7 @@ class Worker:
     ) -> None:
         self.rank, self.files = rank, files
         self.returncode: int | None = None
+        self._log_dir, self._start = log_dir, start
         self._log = output.open_log(log_dir, rank, start) if log_dir else None
         self._process = subprocess.Popen(
             guardian.tether(command, os.getpid()),
@@ -149,9 +150,9 @@ class Worker:
 
     def append_to_log(self, text: str) -> None:
         """Adds `text` to the rank's log file, if it has one."""
-        if self._log is not None and not self._log.closed:
-            self._log.write(text.encode())
-            self._log.flush()
+        if self._log_dir is not None:
+            with output.open_log(self._log_dir, self.rank, self._start) as log:
+                log.write(text.encode())
 
     def _wait(self, on_exit: Callable[["Worker"], None]) -> None:
         # Seen but not reaped: until the group is killed its number cannot become another's.
