@@ -49,7 +49,7 @@ def test_a_rank_that_ended_early():
     verdict = judge(pulses, 60.0, Limits(0), None, NONE)
     assert verdict is not None
     assert verdict.early_end
-    assert "rank 1 finished at step 3 while rank 0 wait in step 5" in verdict.reason
+    assert "rank 1 finished at step 3, but rank 0 cannot go on without it in step 5" in verdict.reason
     assert judge({**pulses, 0: Pulse(5, "checkpoint", 50)}, 60.0, Limits(0), None, NONE) is None
 
 

@@ -1,0 +1,114 @@
+"""Starts the launcher on rank.py under a hard time limit, and proves that nothing is left behind."""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+RANK = Path(__file__).with_name("rank.py")
+LIMIT_S = 100  # for a run whose bound is seconds: the machine may be shared
+
+
+@dataclass
+class Run:
+    """A launcher that was started. `first` is its first_error.json, {} without one."""
+
+    process: subprocess.Popen
+    run_id: str
+    log_dir: Path
+    out: str = ""
+    err: str = ""
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def code(self) -> int:
+        return self.process.returncode
+
+    @property
+    def first(self) -> dict:
+        path = self.log_dir / "first_error.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def log(self, rank: int, start: int = 0) -> str:
+        path = self.log_dir / f"start_{start}" / f"rank_{rank}.log"
+        return path.read_text() if path.exists() else ""
+
+    def wait(self, limit_s: float = LIMIT_S) -> "Run":
+        """Waits for the end; past the limit everything is killed and the test fails."""
+        try:
+            self.out, self.err = self.process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            for pid in [*self.survivors(), self.process.pid]:
+                os.kill(pid, signal.SIGKILL)
+            self.out, self.err = self.process.communicate()
+            raise AssertionError(f"still running after {limit_s} s\n{self.out}\n{self.err}") from None
+        return self
+
+    def survivors(self) -> list[int]:
+        """Processes of this run that are still alive, found by the name of the run in their environment."""
+        return processes_with(f"CYXJAX_RUN_ID={self.run_id}".encode())
+
+    def no_survivors_within(self, seconds: float) -> bool:
+        return until(lambda: not self.survivors(), seconds)
+
+    def reached(self, text: str, rank: int, seconds: float = 60) -> bool:
+        """True once `text` is in the log of `rank`."""
+        return until(lambda: text in self.log(rank), seconds)
+
+
+def processes_with(entry: bytes) -> list[int]:
+    """Pids, zombies excepted, whose environment holds `entry`."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            alive = folder.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "Z"
+            if alive and entry in folder.joinpath("environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:  # ended while we looked, or another user's
+            continue
+    return found
+
+
+def until(condition, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return bool(condition())
+
+
+def start(log_dir: Path, nproc: int = 3, *flags: str, script: Path = RANK, **env: object) -> Run:
+    """Starts the launcher; `env` is added to the environment, numbers as text."""
+    run_id = f"test-{secrets.token_hex(6)}"
+    clean = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
+    command = [
+        sys.executable,
+        "-m",
+        "cyxjax.launch",
+        "--nproc-per-node",
+        str(nproc),
+        "--log-dir",
+        str(log_dir),
+    ]
+    process = subprocess.Popen(
+        [*command, "--run-id", run_id, *flags, str(script)],
+        env=clean | {"JAX_PLATFORMS": "cpu"} | {name: str(value) for name, value in env.items()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    return Run(process, run_id, log_dir)
+
+
+def launch(log_dir: Path, nproc: int = 3, *flags: str, limit_s: float = LIMIT_S, **env: object) -> Run:
+    """Runs the launcher to its end and checks that no process of the run is left."""
+    run = start(log_dir, nproc, *flags, **env).wait(limit_s)
+    assert run.no_survivors_within(2), run.err
+    return run

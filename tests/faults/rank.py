@@ -1,0 +1,154 @@
+"""A small training program that fails on request: FAULT="what:rank:step" in the environment.
+
+KIND=jax takes gloo collectives through jax; KIND=light only meets and beats, which starts in 0.2 s.
+Fails in its first FAULT_STARTS starts only (default 1), so that a restart can succeed.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from cyxjax.launch import beat, exits, rendezvous
+from cyxjax.launch.beat import beat as tell
+from cyxjax.launch.clusters import discover
+from cyxjax.launch.connect import connect, disconnect
+from cyxjax.launch.environment import prepare
+
+STEPS = int(os.environ.get("STEPS", "8"))
+STEP_S = float(os.environ.get("STEP_S", "0.05"))
+
+
+class Stop(Exception):
+    """The training is asked to end after a good save."""
+
+
+def slow_loader():
+    time.sleep(1000)
+
+
+def hold_the_gil():
+    ctypes.PyDLL(None).sleep(1000)
+
+
+def spin():
+    while True:
+        pass
+
+
+def raise_in_thread():
+    thread = threading.Thread(target=lambda: {}["no such key"])
+    thread.start()
+    thread.join()
+    time.sleep(1000)
+
+
+def start_a_grandchild():
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    raise ValueError("left a child behind")
+
+
+def run_out_of_memory():
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
+    bytearray(2**33)
+
+
+def raise_with_secret():
+    raise ValueError("boom, api_key=hunter2")
+
+
+FAULTS = {
+    "raise": raise_with_secret,
+    "thread": raise_in_thread,
+    "exit3": lambda: sys.exit(3),
+    "exit0": lambda: sys.exit(0),
+    "vanish": lambda: os._exit(0),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segv": lambda: ctypes.string_at(0),
+    "abort": os.abort,
+    "memory": run_out_of_memory,
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "sleep": slow_loader,
+    "gil": hold_the_gil,
+    "spin": spin,
+    "child": start_a_grandchild,
+    "noise": lambda: [sys.stdout.write("x" * 1023 + "\n") for _ in range(100 * 1024)],
+    "noline": lambda: sys.stdout.write("y" * 3_000_000),
+}
+
+
+def maybe_fail(rank, step):
+    what, _, where = os.environ.get("FAULT", "").partition(":")
+    ranks, _, at = where.partition(":")
+    if int(os.environ.get("RESTART_COUNT", "0")) >= int(os.environ.get("FAULT_STARTS", "1")) or not what:
+        return
+    if (ranks == "all" or str(rank) in ranks.split("+")) and step == int(at):
+        FAULTS[what]()
+
+
+def collective():
+    """A step in which all ranks wait for each other, as a function of no arguments."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    total = jax.jit(
+        jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
+    )
+    ones = jax.make_array_from_process_local_data(NamedSharding(mesh, P("data")), np.ones(1, np.float32))
+    return lambda: float(np.asarray(total(ones).addressable_data(0))[0])
+
+
+def train(topology, step):
+    slow = os.environ.get("SLOW_RANK") == str(topology.rank)
+    total = 0.0
+    for number in range(STEPS):
+        tell(number, "data")
+        time.sleep(STEP_S * (6 if slow else 1))
+        maybe_fail(topology.rank, number)
+        tell(number, "step")
+        total = step()
+    print(f"finished {STEPS} steps, start {topology.restart_count}, total {total:g}", flush=True)
+
+
+def main():
+    topology = discover(os.environ)
+    if os.environ.get("KIND") == "jax":
+        prepare(topology)
+        connect(topology)
+        train(topology, collective())
+        disconnect()
+        return
+    hooks = exits.install(topology.rank, topology.restart_count, os.environ)
+    beat.start(os.environ)
+    member = rendezvous.join(topology, {"config": os.environ.get(f"CONFIG_{topology.rank}", "same")})
+    hooks.report = member.fail
+    member.watch(hooks.lose)
+    tell(-1, "idle")
+    train(topology, lambda: float(topology.world_size))
+    tell(STEPS, "done")
+    member.wait_until_all_are_done(60)
+    member.leave()
+
+
+def save_and_stop(number, frame):
+    raise Stop
+
+
+if __name__ == "__main__":
+    if os.environ.get("ON_TERM") == "save":
+        signal.signal(signal.SIGTERM, save_and_stop)
+    if os.environ.get("ON_TERM") == "ignore":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        main()
+    except Stop:
+        print("saved", flush=True)
+        os._exit(143)
