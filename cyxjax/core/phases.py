@@ -14,6 +14,7 @@ from cyxjax.core.adapter import ModelFns
 from cyxjax.core.batch_stats import batch_scope
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import AXIS
+from cyxjax.core.replica import psum
 
 PyTree = Any
 
@@ -65,12 +66,12 @@ def mean_model_state(model_state: PyTree, weight: jax.Array) -> PyTree:
     """
     if not jax.tree.leaves(model_state):
         return model_state
-    total = lax.psum(weight, AXIS)
+    total = psum(weight)
 
     def mean(leaf: jax.Array) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return lax.pmax(leaf, AXIS)
         mine = jnp.where(weight > 0, leaf * weight.astype(leaf.dtype), jnp.zeros_like(leaf))
-        return (lax.psum(mine, AXIS) / total).astype(leaf.dtype)
+        return (psum(mine) / total).astype(leaf.dtype)
 
     return jax.tree.map(mean, model_state)

@@ -29,18 +29,31 @@ def model_map(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> C
 
 
 def sync_map(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Callable:
-    """`f` on each replica, checked: out_specs `P()` is a proof that replicas agree."""
-    return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
+    """`f` on each replica, checked: out_specs `P()` is a proof that replicas agree.
+
+    One replica agrees with itself: nothing is checked there, so that `psum` may leave values as they are.
+    """
+    return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=mesh.size > 1)
+
+
+def psum(tree: PyTree) -> PyTree:
+    """The sum over replicas. On one replica `tree` itself: XLA:CPU would copy it, and fuse nothing across."""
+    return tree if lax.axis_size(AXIS) == 1 else lax.psum(tree, AXIS)
+
+
+def pmean(tree: PyTree) -> PyTree:
+    """The mean over replicas; as `psum`."""
+    return tree if lax.axis_size(AXIS) == 1 else lax.pmean(tree, AXIS)
 
 
 def to_replica(tree: PyTree, spec: PyTree) -> PyTree:
     """This replica's view of the map's arguments: drops the row dimension where spec is `P("data")`."""
-    return _by_spec(lambda a, s: a[0] if s == PER_REPLICA else a, tree, spec)
+    return by_spec(lambda a, s: a[0] if s == PER_REPLICA else a, tree, spec)
 
 
 def from_replica(tree: PyTree, spec: PyTree) -> PyTree:
     """Inverse of `to_replica`: adds a row dimension of 1, so that the map stacks replicas."""
-    return _by_spec(lambda a, s: varying(a)[None] if s == PER_REPLICA else a, tree, spec)
+    return by_spec(lambda a, s: varying(a)[None] if s == PER_REPLICA else a, tree, spec)
 
 
 def varying(array: jax.Array) -> jax.Array:
@@ -54,7 +67,7 @@ def _is_checked() -> bool:
     return AXIS in getattr(jax.typeof(lax.axis_index(AXIS)), "vma", frozenset())
 
 
-def _by_spec(f: Callable, tree: PyTree, spec: PyTree) -> PyTree:
+def by_spec(f: Callable, tree: PyTree, spec: PyTree) -> PyTree:
     """Maps `f(leaf, its spec)` where `spec` is a prefix of `tree`, as in `shard_map`'s own specs."""
     return jax.tree.map(
         lambda s, sub: jax.tree.map(lambda a: f(a, s), sub), spec, tree, is_leaf=lambda s: isinstance(s, P)

@@ -21,7 +21,7 @@ from cyxjax.core.mesh import (
     put_rows,
 )
 from cyxjax.core.metrics import Metrics
-from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
+from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
 from cyxjax.core.strategy import Sync
 
 PyTree = Any
@@ -122,8 +122,12 @@ def build_train_step(
         state, (grads, model_state, weight, sums) = to_replica(state, spec), to_replica(rows, PER_REPLICA)
         params, strategy = sync.update(grads, state.sync, state.params)
         model_state = phases.mean_model_state(model_state, weight)
+        # A step that was left out changes and measures nothing; its signals count.
+        kept = sync.skipped(strategy) == sync.skipped(state.sync)
+        model_state = jax.tree.map(lambda new, old: jnp.where(kept, new, old), model_state, state.model_state)
+        counts = kept | (jnp.arange(sums.shape[0]) == sums.shape[0] - 1)[:, None]
         state = TrainState(state.step + 1, params, model_state, strategy, state.key)
-        return from_replica(state, spec), lax.psum(sums, AXIS)
+        return from_replica(state, spec), jnp.where(counts, psum(sums), 0.0)
 
     model = model_map(local, mesh, (spec, BATCH_SPEC), PER_REPLICA)
     reduce = sync_map(write, mesh, (spec, PER_REPLICA), (spec, REPLICATED))
@@ -192,7 +196,7 @@ def build_eval_step(
         return from_replica(measured.sums(losses, output, batch.targets, batch.weight), PER_REPLICA)
 
     model = model_map(local, mesh, (REPLICATED, BATCH_SPEC), PER_REPLICA)
-    reduce = sync_map(lambda rows: lax.psum(rows[0], AXIS), mesh, PER_REPLICA, REPLICATED)
+    reduce = sync_map(lambda rows: psum(rows[0]), mesh, PER_REPLICA, REPLICATED)
     return jax.jit(lambda state, batch: reduce(model(_to_evaluate(state), batch)))
 
 

@@ -45,7 +45,7 @@ def build_sync(
     if max_grad_norm is not None and name in _CLIPS_ITSELF:
         given["max_grad_norm"] = max_grad_norm
     elif max_grad_norm is not None:
-        optimizer = optax.chain(optax.clip_by_global_norm(max_grad_norm), optimizer)
+        optimizer = _clipping(optimizer, max_grad_norm)
     try:
         return STRATEGIES[name](optimizer, **given)
     except TypeError as err:
@@ -53,3 +53,13 @@ def build_sync(
             f"comm_options={dict(options or {})} do not suit comm={name!r}: {err}. "
             f"HINT: see `help(cyxjax.sync.{name})`."
         ) from err
+
+
+def _clipping(optimizer: optax.GradientTransformation, max_norm: float) -> optax.GradientTransformation:
+    """`optimizer` that sees gradients of at most `max_norm`. Its state is the same with and without."""
+    clip = optax.clip_by_global_norm(max_norm)
+
+    def update(grads: Any, state: Any, params: Any = None) -> Any:
+        return optimizer.update(clip.update(grads, optax.EmptyState())[0], state, params)
+
+    return optax.GradientTransformation(optimizer.init, update)

@@ -6,7 +6,7 @@ decodes, averages in float32, codes the mean and sends it to all:
     code -> all_to_all -> decode, widen, average -> code -> all_gather -> decode
 
 No number is ever added in the short format, and the bytes sent are those of an all-reduce of coded
-gradients. Both roundings (what a replica sent, what an owner sent) are kept and added the next time.
+gradients. Both roundings (of what a replica sent, of the mean an owner sent) go into the next step.
 """
 
 from collections.abc import Callable
@@ -33,10 +33,9 @@ class Codec(NamedTuple):
 
 
 class Residual(NamedTuple):
-    """What was not sent yet; a row per replica."""
+    """A row per replica. The mean over replicas is what the mean gradients of the past still owe."""
 
-    own: Any  # float32 (number of parameters,): lost when this replica coded its gradients
-    mean: Any  # float32 (part,): lost when it coded the mean of the part it owns
+    unsent: Any  # float32 (number of parameters,): added to this replica's next gradients
 
 
 RESIDUAL_SPEC = PER_REPLICA
@@ -52,35 +51,31 @@ def coded_mean(codec: Codec, error_feedback: bool = True) -> Reducer:
 
     def init(params: PyTree) -> Residual:
         size = sum(leaf.size for leaf in jax.tree.leaves(params))
-        return Residual(jnp.zeros(size, jnp.float32), jnp.zeros(_part(size, codec.block), jnp.float32))
+        return Residual(jnp.zeros(size, jnp.float32))
 
     def update(grads: PyTree, state: Residual, params: PyTree = None) -> tuple[PyTree, Residual]:
         del params
         if lax.axis_size(AXIS) == 1:
             return lax.pmean(grads, AXIS), state
         flat, unravel = ravel_pytree(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
-        mean, lost = _exchange(codec, flat + state.own, state.mean)
+        mean, unsent = _exchange(codec, flat + state.unsent)
         mean_grads = jax.tree.map(lambda m, g: m.astype(g.dtype), unravel(mean), grads)
-        return mean_grads, lost if error_feedback else state
+        return mean_grads, Residual(unsent) if error_feedback else state
 
     return optax.GradientTransformation(init, update)
 
 
-def _part(size: int, block: int) -> int:
-    """Values a replica owns: an equal part, in whole blocks; the last parts end in padding."""
-    return -(-size // (lax.axis_size(AXIS) * block)) * block
-
-
-def _exchange(codec: Codec, wanted: jax.Array, owed: jax.Array) -> tuple[jax.Array, Residual]:
-    """(mean of `wanted` over replicas as all decode it, what coding took from this replica and its part)."""
-    size, part = wanted.size, owed.size
-    rows = jnp.pad(wanted, (0, part * lax.axis_size(AXIS) - size)).reshape(-1, part)
+def _exchange(codec: Codec, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(mean of `wanted` over replicas as all decode it, what coding took from it), both (n,)."""
+    count, size = lax.axis_size(AXIS), wanted.size
+    part = -(-size // (count * codec.block)) * codec.block  # equal parts of whole blocks; padding at the end
+    rows = jnp.pad(wanted, (0, part * count - size)).reshape(count, part)
     sent = codec.encode(rows)
-    own = (rows - codec.decode(sent)).reshape(-1)[:size]
-    parts = codec.decode(lax.all_to_all(sent, AXIS, 0, 0))
-    mean = parts.mean(0) + owed
+    mean = codec.decode(lax.all_to_all(sent, AXIS, 0, 0)).mean(0)
     coded = codec.encode(mean[None])
     # `invarying`: all hold the same bytes, which the checked map could not know otherwise.
     everything = lax.all_gather(coded[0], AXIS, to="invarying")
-    lost = Residual(own, mean - codec.decode(coded)[0])
-    return codec.decode(everything).reshape(-1)[:size], lost
+    # The owner owes the mean's rounding: `count` times it in one replica is once in the mean.
+    owed = count * (mean - codec.decode(coded)[0])
+    unsent = (rows - codec.decode(sent)).at[lax.axis_index(AXIS)].add(owed)
+    return codec.decode(everything).reshape(-1)[:size], unsent.reshape(-1)[:size]

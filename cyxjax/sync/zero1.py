@@ -123,6 +123,8 @@ def _reduce_scattered(grads: PyTree) -> PyTree:
 
 def _all_gathered(parts: PyTree, like: PyTree) -> PyTree:
     """Whole leaves shaped as `like` from everybody's parts: one gather for all leaves of a dtype."""
+    if lax.axis_size(AXIS) == 1:
+        return jax.tree.map(lambda part, p: part.reshape(p.shape), parts, like)
     rows = _joined(parts, lambda part: lax.all_gather(part, AXIS, to="invarying"))
     return jax.tree.map(lambda r, p: r.reshape(-1)[: p.size].reshape(p.shape), rows, like)
 

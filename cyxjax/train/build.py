@@ -7,6 +7,7 @@ import optax
 from jax.sharding import Mesh
 
 from cyxjax.core.adapter import ModelFns
+from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import PerExample
 from cyxjax.core.memory import with_remat
 from cyxjax.core.mesh import num_replicas
@@ -19,6 +20,13 @@ from cyxjax.sync.registry import build_sync
 from cyxjax.train.config import DistributedTrainingConfig
 from cyxjax.train.loop import Program
 from cyxjax.train.optimizers import Schedule, build_schedule, scaling_factor, with_schedule
+
+_FOR_NONFINITE: dict[bool | str, Callable[[Sync], Sync]] = {
+    True: with_loss_scale,  # float16: a gradient beyond its range is a matter of course
+    "skip": skip_nonfinite,
+    "abort": lambda sync: sync,
+    "rollback": lambda sync: sync,
+}
 
 
 class Recipe(NamedTuple):
@@ -51,11 +59,12 @@ def build(
     remat: str = "none",
 ) -> Built:
     """Compiled functions for `recipe`. Raises: ConfigError for values that do not go together."""
-    fns = with_policy(recipe.fns, parse_policy(config.precision))
-    fns = with_remat(fns, "full" if config.remat and remat == "none" else remat)
+    policy = parse_policy(config.precision)
+    fns = with_remat(with_policy(recipe.fns, policy), str(config.remat) if remat == "none" else remat)
     factor = _schedule(config, mesh, steps_per_epoch, schedule)
-    optimizer = with_schedule(recipe.optimizer, factor, config.max_grad_norm)
-    sync = build_sync(config.comm, optimizer, config.comm_options)
+    optimizer = with_schedule(recipe.optimizer, factor)
+    sync = build_sync(config.comm, optimizer, config.comm_options, config.max_grad_norm)
+    sync = _FOR_NONFINITE[policy.needs_loss_scale or config.on_nonfinite](sync)
     train_step = build_train_step(
         fns,
         recipe.loss,

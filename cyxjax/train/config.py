@@ -56,8 +56,8 @@ class DistributedTrainingConfig(Strict):
 
     precision: str = "float32"
     """float32, bfloat16, float16, or a policy such as params=float32,compute=bfloat16,output=float32."""
-    remat: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    remat: bool | Literal["none", "full", "dots_saveable", "dots_with_no_batch_dims_saveable"] = "none"
+    """What backward computes again instead of keeping it: nothing, all (or true), all but matrix products."""
     max_grad_norm: float | None = Field(default=None, gt=0)
     """Clip the mean gradient to this global norm."""
     on_nonfinite: Literal["abort", "skip", "rollback"] = "abort"
@@ -88,10 +88,8 @@ class DistributedTrainingConfig(Strict):
     """How gradients become parameters: a strategy of cyxjax.sync."""
     comm_options: Options = {}
     """What that strategy takes, for example `bucket_size_mb: 25`."""
-    steps_in_flight: int = Field(default=2, ge=1)
-    """Steps queued on the device before the host waits for the oldest."""
-    steps_per_call: int = Field(default=0, ge=0)
-    """Optimizer steps in one compiled call; 0: chosen from the measured step time."""
+    steps_in_flight: int = Field(default=8, ge=1)
+    """Steps queued on the device before the host waits for the older half."""
 
     checkpoint_dir: str = "./checkpoints"
     """Folder of the checkpoints (in an experiment: inside run_dir)."""
@@ -138,6 +136,11 @@ class DistributedTrainingConfig(Strict):
         if text not in _DTYPES and not all(_POLICY.fullmatch(part.strip()) for part in parts):
             raise ValueError(f"expected {', '.join(_DTYPES)}, or params=...,compute=...,output=... of these")
         return text
+
+    @field_validator("remat")
+    @classmethod
+    def _named_remat(cls, value: bool | str) -> str:
+        return {True: "full", False: "none"}[value] if isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _one_batch_size(self) -> "DistributedTrainingConfig":

@@ -127,8 +127,10 @@ class CheckpointHook(Hook):
         every_minutes: float,
         metric: Callable[[], float | None],
         requested: Callable[[], bool] = lambda: False,
+        portable: Callable[[Any], Any] = lambda state: state,
     ):
         self._checkpointer, self._describe, self._metric = checkpointer, describe, metric
+        self._portable = portable
         self._every_epochs, self._every_steps, self._every_s = every_epochs, every_steps, 60 * every_minutes
         self._requested, self._saved_at, self._saved_step = requested, time.monotonic(), -1
 
@@ -147,7 +149,8 @@ class CheckpointHook(Hook):
         return bool(asked_to_save or by_epochs or by_steps)
 
     def on_state(self, moment: Moment) -> None:
-        self._checkpointer.save(moment.position.step, moment.state, self._describe(moment), self._metric())
+        state = self._portable(moment.state)
+        self._checkpointer.save(moment.position.step, state, self._describe(moment), self._metric())
         self._saved_at, self._saved_step = time.monotonic(), moment.position.step
 
     def on_end(self, moment: Moment, finished: bool) -> None:
@@ -201,9 +204,21 @@ class EarlyStopping(Hook):
 
 
 class TerminateOnNaN(Hook):
-    """Ends the run with an error when a step's loss is NaN or infinite; equal on all ranks."""
+    """Ends the run with an error when a step's loss is NaN or infinite, or when so many steps in a row were
+    left out that no loss scale is to blame; equal on all ranks."""
+
+    _MOST_LEFT_OUT = 50  # a scale of 2^16 is at its least after 30
+
+    def on_start(self, moment: Moment) -> None:
+        self._left_out = 0
 
     def on_step(self, info: StepInfo) -> None:
+        self._left_out = 0 if info.sums[0, 1] else self._left_out + 1
+        if self._left_out >= self._MOST_LEFT_OUT:
+            raise NonFiniteError(
+                f"the gradients of the last {self._left_out} steps, up to {info.position.step}, were not "
+                "finite and all were left out. HINT: look for NaN in the data, or train in bfloat16."
+            )
         loss = info.sums[0, 0] / max(info.sums[0, 1], 1)
         if not math.isfinite(loss):
             raise NonFiniteError(

@@ -100,7 +100,7 @@ def fit(
     hooks: Iterable[Hook],
     *,
     epochs: int,
-    in_flight: int = 2,
+    in_flight: int = 8,
     eval_every: int = 1,
     max_steps: int | None = None,
 ) -> Moment:
@@ -139,20 +139,22 @@ def _epoch(
         nonlocal sums, stop, save
         while len(waiting) > room:
             when, handle = waiting.popleft()
-            *measured, signals = np.asarray(handle.addressable_data(0), np.float64)
-            info = StepInfo(when, np.array(measured), (signals[0], signals[1]))
+            told = np.asarray(handle.addressable_data(0), np.float64)
+            info = StepInfo(when, told[:-1], (told[-1, 0], told[-1, 1]))
             sums = sums + info.sums
-            stop |= _any(hook.on_step(info) for hook in hooks) | (info.signals[0] > 0)
+            stop |= _any(hook.on_step(info) for hook in watching) | (info.signals[0] > 0)
             save |= info.signals[1] > 0
 
-    ask = lambda: _asked(hooks)  # noqa: E731
+    watching, saving, asking = (_with(hooks, name) for name in ("on_step", "wants_state", "ask"))
+    ask = lambda: _asked(asking)  # noqa: E731
     for batch in feed.train(position.epoch, position.step_in_epoch, ask):
         state, handle = program.train_step(state, batch)
         position = Position(position.step + 1, position.epoch, position.step_in_epoch + 1)
         waiting.append((position, handle))
-        settle(in_flight - 1)
+        if len(waiting) >= in_flight:
+            settle(in_flight // 2)  # half at a time: the host waits seldom, the device never
         last = position.step_in_epoch == feed.steps_per_epoch
-        if not last and any(hook.wants_state(position, save) for hook in hooks):
+        if not last and any([hook.wants_state(position, save) for hook in saving]):
             settle(0)
             _show_state(hooks, Moment(position, state, sums), save)
             save = False
@@ -163,6 +165,11 @@ def _epoch(
     # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
     ended = not stop or position.step_in_epoch == feed.steps_per_epoch
     return Moment(position, state, sums), ended, stop
+
+
+def _with(hooks: list[Hook], name: str) -> list[Hook]:
+    """Those hooks that have something to do at the moment `name`: a step is too short to ask the others."""
+    return [hook for hook in hooks if getattr(type(hook), name) is not getattr(Hook, name)]
 
 
 def _show_state(hooks: list[Hook], moment: Moment, save: bool) -> None:

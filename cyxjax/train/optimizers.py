@@ -122,12 +122,9 @@ def build_schedule(
     return optax.join_schedules([warmup, after[name]], [warmup_steps])
 
 
-def with_schedule(
-    optimizer: optax.GradientTransformation, factor: Schedule, max_grad_norm: float | None
-) -> optax.GradientTransformation:
-    """`optimizer` with its updates times `factor(step)`, seeing gradients clipped to a global norm.
+def with_schedule(optimizer: optax.GradientTransformation, factor: Schedule) -> optax.GradientTransformation:
+    """`optimizer` with its updates times `factor(step)`.
 
     A rule's update is proportional to its learning rate, so one factor serves every optax transformation.
     """
-    clip = [] if max_grad_norm is None else [optax.clip_by_global_norm(max_grad_norm)]
-    return optax.chain(*clip, optimizer, optax.scale_by_schedule(factor))
+    return optax.chain(optimizer, optax.scale_by_schedule(factor))

@@ -9,11 +9,12 @@ import numpy as np
 import optax
 from jax.experimental import multihost_utils
 
+from cyxjax.core import portable
 from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import as_per_example
 from cyxjax.core.mesh import local_replicas, local_rows, local_value, num_replicas, put_replicated, put_rows
 from cyxjax.core.metrics import Metrics
-from cyxjax.core.step import TrainState, init_state, place_state
+from cyxjax.core.step import TrainState, init_state
 from cyxjax.data.sources import as_dataset
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError, GroupError
@@ -137,10 +138,11 @@ class DistributedTrainer:
 
     def save_checkpoint(self, path: str) -> None:
         """Everything that makes the next step, as a checkpoint folder named `path`. Call it on all ranks."""
-        _, state = self._ready(None)
+        built, state = self._ready(None)
         moment = self._require_moment()._replace(state=state)
         with self._checkpointer(path, keep_last=1, async_save=False) as checkpointer:
-            checkpointer.save(moment.position.step, state, self._describe(moment))
+            stored = self._portable(built, state)
+            checkpointer.save(moment.position.step, stored, self._describe(moment))
         self._barrier("save_checkpoint")
 
     def load_checkpoint(self, path: str) -> None:
@@ -312,6 +314,7 @@ class DistributedTrainer:
                 eval_every=config.evaluate_every_n_epochs,
                 max_steps=config.max_steps,
             )
+        self.history.skipped_steps = int(local_value(built.sync.skipped(self._moment.state.sync)))
         self.stopped_by_signal = self.history.stopped_by == "signal"
         sink.close()
         return self.history
@@ -354,6 +357,7 @@ class DistributedTrainer:
                 every_minutes=config.checkpoint_every_n_minutes if self.is_master() else 0.0,
                 metric=lambda: latest(history, config.monitor),
                 requested=signals.take_save,
+                portable=lambda state: self._portable(built, state),
             )
         )
         return hooks
@@ -367,8 +371,10 @@ class DistributedTrainer:
         )
 
     def _checkpointer(self, path: str, **options: Any) -> Checkpointer:
-        gather = lambda leaf: multihost_utils.process_allgather(leaf, tiled=True)  # noqa: E731
-        return Checkpointer(path, is_writer=self.is_master(), to_host=gather, **options)
+        return Checkpointer(path, is_writer=self.is_master(), to_host=_gather_rows, **options)
+
+    def _portable(self, built: Built, state: TrainState) -> TrainState:
+        return portable.to_portable(state, built.sync, _gather_rows)
 
     def _describe(self, moment: Moment) -> dict[str, Any]:
         return moments.to_meta(moment, self.history, self._config.resolved(), self._inputs)
@@ -377,10 +383,11 @@ class DistributedTrainer:
         """Takes the newest good step of a folder as the present moment; whether there was one."""
         built, moment = self._built, self._require_moment()
         assert built is not None
-        restored = checkpointer.restore(moment.state)
+        target, fit_rows = portable.stored_shapes(moment.state, built.sync)
+        restored = checkpointer.restore(target, adapt=fit_rows)
         if restored is None:
             return False
-        state = place_state(restored.state, built.sync, self._mesh)
+        state = portable.from_portable(restored.state, built.sync, self._mesh)
         self._moment, history = moments.from_meta(restored.meta, state)
         history.world_size, history.num_replicas = self.get_world_size(), num_replicas(self._mesh)
         history.stopped_by = ""
@@ -414,6 +421,11 @@ class DistributedTrainer:
     def _barrier(self, name: str) -> None:
         if self.get_world_size() > 1:
             multihost_utils.sync_global_devices(name)
+
+
+def _gather_rows(leaf: jax.Array) -> np.ndarray:
+    """All rows of a leaf spread over several processes; every process calls it."""
+    return multihost_utils.process_allgather(leaf, tiled=True)
 
 
 def _own_fields(config: dict[str, Any]) -> dict[str, Any]:

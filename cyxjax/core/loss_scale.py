@@ -1,0 +1,121 @@
+"""Steps that are left out because a gradient is not finite, and the scaling that float16 needs.
+
+A strategy is wrapped; the step does not know. All replicas look at all gradients, so they skip together.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cyxjax.core.mesh import AXIS, REPLICATED
+from cyxjax.core.strategy import Sync
+from cyxjax.errors import ConfigError
+
+PyTree = Any
+
+
+class SkipState(NamedTuple):
+    skipped: Any  # int32 (): steps left out since the start
+    inner: PyTree  # the wrapped strategy's state
+
+
+class LossScaleState(NamedTuple):
+    scale: Any  # float32 (): what the loss is multiplied by
+    good_steps: Any  # int32 (): finite steps since the scale last changed
+    skipped: Any  # int32 (): steps left out since the start
+    inner: PyTree  # the wrapped strategy's state
+
+
+def skip_nonfinite(sync: Sync) -> Sync:
+    """`sync` that leaves params and state alone in a step where any replica's gradient is not finite."""
+
+    def update(grads: PyTree, state: SkipState, params: PyTree) -> tuple[PyTree, SkipState]:
+        finite = all_finite(grads)
+        params, inner = _if_finite(finite, sync, grads, state.inner, params)
+        return params, SkipState(state.skipped + _one_if(~finite), inner)
+
+    return sync._replace(
+        init=lambda params: SkipState(jnp.int32(0), sync.init(params)),
+        update=update,
+        state_spec=SkipState(REPLICATED, sync.state_spec),
+        loss_scale=lambda state: sync.loss_scale(state.inner),
+        skipped=lambda state: state.skipped,
+        **_stored_inside(sync),
+    )
+
+
+def with_loss_scale(
+    sync: Sync,
+    initial: float = 2.0**16,
+    growth_factor: float = 2.0,
+    backoff_factor: float = 0.5,
+    growth_interval: int = 2000,
+) -> Sync:
+    """`sync` for gradients that would vanish in float16: of a loss times a scale, which is divided out again.
+
+    The scale shrinks by `backoff_factor` in a step with a gradient that is not finite, which is left out,
+    and grows by `growth_factor` after `growth_interval` finite ones in a row. It stays between 2^-14, where a
+    gradient that is not finite has another cause, and 2^24.
+    Source: Micikevicius et al. 2018, arXiv:1710.03740; defaults as torch.amp.GradScaler.
+    Raises: ConfigError for factors on the wrong side of 1.
+    """
+    if not (growth_factor > 1 > backoff_factor > 0 and initial > 0 and growth_interval >= 1):
+        raise ConfigError(
+            f"loss scale: {initial=}, {growth_factor=}, {backoff_factor=}, {growth_interval=}; expected "
+            "growth above 1, back-off between 0 and 1, and a positive start. HINT: leave the defaults."
+        )
+
+    def init(params: PyTree) -> LossScaleState:
+        return LossScaleState(jnp.float32(initial), jnp.int32(0), jnp.int32(0), sync.init(params))
+
+    def update(grads: PyTree, state: LossScaleState, params: PyTree) -> tuple[PyTree, LossScaleState]:
+        grads = jax.tree.map(lambda g: g / state.scale.astype(g.dtype), grads)
+        finite = all_finite(grads)
+        params, inner = _if_finite(finite, sync, grads, state.inner, params)
+        good = jnp.where(finite, state.good_steps + 1, 0)
+        grow = good >= growth_interval
+        factor = jnp.where(finite, jnp.where(grow, growth_factor, 1.0), backoff_factor)
+        scale = jnp.clip(state.scale * factor, _LEAST, _MOST)
+        skipped = state.skipped + _one_if(~finite)
+        return params, LossScaleState(scale, jnp.where(grow, 0, good), skipped, inner)
+
+    return sync._replace(
+        init=init,
+        update=update,
+        state_spec=LossScaleState(REPLICATED, REPLICATED, REPLICATED, sync.state_spec),
+        loss_scale=lambda state: state.scale * sync.loss_scale(state.inner),
+        skipped=lambda state: state.skipped,
+        **_stored_inside(sync),
+    )
+
+
+_LEAST, _MOST = 2.0**-14, 2.0**24
+
+
+def all_finite(grads: PyTree) -> jax.Array:
+    """bool (), equal on all replicas: no replica holds an infinity or a NaN. Inside `sync_map`."""
+    # A sum is finite unless a term is not (or it overflows, which is no gradient to step on either).
+    bad = [~jnp.isfinite(jnp.sum(jnp.abs(g.astype(jnp.float32)))) for g in jax.tree.leaves(grads)]
+    return lax.psum(jnp.sum(jnp.stack(bad).astype(jnp.float32)), AXIS) == 0
+
+
+def _if_finite(
+    finite: jax.Array, sync: Sync, grads: PyTree, state: PyTree, params: PyTree
+) -> tuple[PyTree, PyTree]:
+    # A choice of results, not of branches: the check travels in the same reduction as the gradients.
+    new = sync.update(grads, state, params)
+    return jax.tree.map(lambda n, old: jnp.where(finite, n, old), new, (params, state))
+
+
+def _one_if(flag: jax.Array) -> jax.Array:
+    return flag.astype(jnp.int32)
+
+
+def _stored_inside(sync: Sync) -> dict[str, Any]:
+    """Conversions of a wrapped strategy's state for a checkpoint: ours is replicated and stays."""
+    return {
+        "to_portable": lambda s, p: s._replace(inner=sync.to_portable(s.inner, p)),
+        "from_portable": lambda s, p, replicas: s._replace(inner=sync.from_portable(s.inner, p, replicas)),
+    }

@@ -1,0 +1,89 @@
+"""A strategy's state at another number of replicas, and under another strategy."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from cyxjax.core.loss_scale import with_loss_scale
+from cyxjax.core.portable import from_portable, stored_shapes, to_portable
+from cyxjax.sync.registry import build_sync
+from tests.device.sync_helpers import Alone, random_grads, whole_grads
+from tests.device.test_sync_contract import LR, USUAL, adaptive
+
+
+def never(leaf):
+    raise AssertionError("one process holds all rows")
+
+
+def moved(alone, sync, replicas):
+    """`alone`'s state on another mesh under `sync`, by way of what a checkpoint would hold."""
+    other = Alone(sync, replicas)
+    stored = jax.tree.map(np.array, to_portable(alone.state, alone.sync, never))
+    target, fit_rows = stored_shapes(other.state, sync)
+    names = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in flat(target)]
+    assert names == [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in flat(stored)]
+    leaves = [
+        found if found.shape == want.shape else fit_rows(name, found, want)
+        for name, (_, found), (_, want) in zip(names, flat(stored), flat(target), strict=True)
+    ]
+    restored = jax.tree.unflatten(jax.tree.structure(target), leaves)
+    other.state = from_portable(restored, sync, other.mesh)
+    return other
+
+
+def flat(tree):
+    return jax.tree_util.tree_flatten_with_path(tree)[0]
+
+
+@pytest.mark.parametrize(("name", "replicas"), [("zero1", 2), ("zero1", 8), ("mean", 2), ("mean", 4)])
+def test_zero1_goes_on_at_any_number_of_replicas_and_as_mean(name, replicas):
+    before = Alone(build_sync("zero1", adaptive()), 4).step(*(whole_grads(4, t) for t in range(3)))
+    # Equal gradients on every replica: the mean is the same at each number of them.
+    same = jax.tree.map(lambda g: np.broadcast_to(g[:1], (8, *g.shape[1:])), random_grads(1, 9))
+    take = lambda n: jax.tree.map(lambda g: g[:n], same)  # noqa: E731
+    wanted = moved(before, build_sync("mean", adaptive()), 1).step(take(1), take(1)).copies()[0]
+    got = moved(before, build_sync(name, adaptive()), replicas).step(take(replicas), take(replicas))
+    jax.tree.map(np.testing.assert_array_equal, got.copies()[0], wanted)
+
+
+def test_mean_goes_on_as_zero1_also_when_wrapped():
+    before = Alone(with_loss_scale(build_sync("mean", adaptive())), 2).step(random_grads(2, 0))
+    after = moved(before, with_loss_scale(build_sync("zero1", adaptive())), 4)
+    back = moved(after, before.sync, 2)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(before.state), jax.device_get(back.state))
+
+
+@pytest.mark.parametrize("name", ["bf16", "int8", "power_sgd"])
+def test_what_was_not_sent_is_still_owed_at_another_number_of_replicas(name):
+    before = Alone(build_sync(name, optax.sgd(LR), USUAL[name]), 2)
+    before.step(*(random_grads(2, t) for t in range(3)))
+    after = moved(before, build_sync(name, optax.sgd(LR), USUAL[name]), 4)
+    for alone in (before, after):
+        assert alone.sync.state_spec[0] is not None
+    owed = [unsent_mean(alone.state.sync[0]) for alone in (before, after)]
+    np.testing.assert_allclose(owed[0], owed[1], rtol=1e-6)
+    assert np.abs(owed[0]).max() > 0
+
+
+def unsent_mean(reducer_state):
+    rows = getattr(reducer_state, "unsent", None)
+    return np.asarray(rows if rows is not None else reducer_state.error["dense.kernel"]).mean(0)
+
+
+def test_local_replicas_start_again_from_their_mean():
+    sync = build_sync("local_sgd", adaptive(), {"every": 5})
+    before = Alone(sync, 4).step(*(random_grads(4, t) for t in range(3)))
+    mean = jax.tree.map(lambda *p: np.mean(p, 0), *before.copies())
+    for copy in moved(before, sync, 2).copies():
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), copy, mean)
+
+
+def test_only_rows_of_replicas_are_fitted():
+    _, fit_rows = stored_shapes(
+        Alone(build_sync("bf16", optax.sgd(LR)), 4).state, build_sync("bf16", adaptive())
+    )
+    want = np.zeros((4, 29), np.float32)
+    assert fit_rows("sync/0/unsent", np.ones((2, 29), np.float32), want).shape == (4, 29)
+    assert fit_rows("sync/0/unsent", np.ones((2, 30), np.float32), want) is None  # another model
+    assert fit_rows("params/dense/kernel", np.ones((2, 4), np.float32), np.zeros((6, 4))) is None

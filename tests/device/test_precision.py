@@ -1,0 +1,80 @@
+"""Half precision that trains: scaled losses, steps left out by all replicas alike, accuracy as in float32."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
+from cyxjax.errors import ConfigError
+from cyxjax.sync.registry import STRATEGIES, build_sync
+from tests.device.sync_helpers import Alone, mean_of, params, random_grads, whole_grads
+from tests.device.test_sync_contract import EXACT, USUAL
+
+LR = 2.0**-7
+
+
+def with_nan(grads, replica=1):
+    grads["gain"][replica] = np.nan
+    return grads
+
+
+def scaled(grads, alone):
+    """Gradients of the scaled loss, as the step makes them."""
+    scale = np.float32(alone.sync.loss_scale(jax.device_get(alone.state.sync)))
+    return jax.tree.map(lambda g: g * scale, grads)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_step_with_a_nan_changes_nothing_but_the_count(name):
+    sync = skip_nonfinite(build_sync(name, optax.sgd(LR, momentum=0.5), USUAL[name]))
+    alone = Alone(sync, 4).step(*(random_grads(4, t) for t in range(2)))
+    before = jax.device_get(alone.state)
+    after = jax.device_get(alone.step(with_nan(random_grads(4, 2))).state)
+    jax.tree.map(np.testing.assert_array_equal, before.params, after.params)
+    jax.tree.map(np.testing.assert_array_equal, before.sync.inner, after.sync.inner)
+    assert (before.sync.skipped, after.sync.skipped, after.step) == (0, 1, 3)
+    alone.step(random_grads(4, 3))
+    assert not np.array_equal(after.params["gain"], jax.device_get(alone.state.params["gain"]))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_scale_is_divided_out_again(name):
+    plain = Alone(build_sync(name, optax.sgd(LR), EXACT[name]), 2)
+    grads = [whole_grads(2, t) for t in range(3)]
+    wrapped = Alone(with_loss_scale(build_sync(name, optax.sgd(LR), EXACT[name])), 2)
+    for rows in grads:
+        plain.step(rows)
+        wrapped.step(scaled(rows, wrapped))
+    # powers of two: the same bits
+    jax.tree.map(np.testing.assert_array_equal, plain.copies()[0], wrapped.copies()[0])
+
+
+def test_the_scale_backs_off_grows_and_stays_in_bounds():
+    alone = Alone(with_loss_scale(build_sync("mean", optax.sgd(LR)), 8.0, growth_interval=3), 2)
+
+    def after(grads):
+        state = jax.device_get(alone.step(grads).state.sync)
+        return float(state.scale), int(state.good_steps), int(state.skipped)
+
+    good, bad = random_grads(2, 0), with_nan(random_grads(2, 0))
+    assert [after(g) for g in (good, good, bad)] == [(8, 1, 0), (8, 2, 0), (4, 0, 1)]  # 3 in a row, anew
+    assert [after(g) for g in (good, good, good)] == [(4, 1, 1), (4, 2, 1), (8, 0, 1)]
+    assert min(after(bad)[0] for _ in range(20)) == 2.0**-14
+
+
+def test_factors_on_the_wrong_side_of_one_are_refused():
+    for options in ({"growth_factor": 1.0}, {"backoff_factor": 1.0}, {"growth_interval": 0}):
+        with pytest.raises(ConfigError, match="loss scale"):
+            with_loss_scale(build_sync("mean", optax.sgd(LR)), **options)
+
+
+def test_mean_of_the_rest_is_not_taken():
+    # A replica that overflows does not leave the others to step alone: that would be another batch.
+    alone = Alone(skip_nonfinite(build_sync("mean", optax.sgd(1.0))), 2).step(with_nan(random_grads(2, 0), 0))
+    jax.tree.map(np.testing.assert_array_equal, alone.copies()[1], params())
+    grads = whole_grads(2, 0)
+    wanted = jax.tree.map(np.subtract, params(), mean_of(grads))
+    jax.tree.map(np.testing.assert_array_equal, alone.step(grads).copies()[1], wanted)
+    assert jnp.isfinite(alone.state.params["gain"])
