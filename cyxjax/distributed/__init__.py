@@ -4,6 +4,21 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
+    "collectives": (
+        "ReduceOp",
+        "all_gather",
+        "all_gather_object",
+        "all_reduce",
+        "all_to_all",
+        "barrier",
+        "broadcast",
+        "broadcast_object",
+        "gather",
+        "reduce",
+        "reduce_scatter",
+        "reduce_tensor",
+        "scatter",
+    ),
     "process_group": (
         "BackendType",
         "DistributedConfig",
@@ -21,6 +36,7 @@ _HOME = {
         "is_master",
         "setup_distributed",
     ),
+    "spawning": ("SpawnError", "Spawned", "spawn"),
     "sampler": ("DistributedBatchIterator", "DistributedSampler"),
 }
 _UPSTAIRS = {  # documented here, but they live in rooms above this one

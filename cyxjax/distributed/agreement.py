@@ -1,0 +1,117 @@
+"""Before a collective moves data, ranks agree on what they are about to do: a short text each.
+
+Collectives that do not match would hang, or worse, mix up bytes without an error. So every call first
+exchanges its number, name, and the shapes and dtypes of its arrays, and a difference is named on all ranks.
+"""
+
+import hashlib
+import json
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax
+import numpy as np
+
+from cyxjax.distributed._kv import Peers
+from cyxjax.distributed.process_group import ProcessGroup
+from cyxjax.errors import DataError, DesyncError
+from cyxjax.launch.environment import collective_timeout_s, here
+from cyxjax.launch.topology import DEFAULT_TIMEOUT_MS
+
+PyTree = Any
+_peers: WeakKeyDictionary[ProcessGroup, Peers] = WeakKeyDictionary()
+
+
+def agree(
+    group: ProcessGroup,
+    call: str,
+    tree: PyTree = None,
+    *,
+    note: Any = None,
+    problem: str = "",
+    timeout_s: float | None = None,
+) -> list[Any]:
+    """Every rank's `note` (JSON), by rank, once all have come to `call` with the same shapes and dtypes.
+
+    problem: what is wrong with this rank's arguments; then every rank raises, and none waits for it.
+    Raises: GroupError naming ranks that do not come; DesyncError naming ranks and what differs;
+        DataError for a problem, with its rank.
+    """
+    leaves = describe(tree)
+    if group.topology.world_size == 1:
+        if problem:
+            raise DataError(f"{call}: {problem}")
+        return [note]
+    peers = _peers.get(group) or _peers.setdefault(group, _talk(group))
+    timeout_s = _timeout_s(group) if timeout_s is None else timeout_s
+    digest = hashlib.sha256(json.dumps(leaves).encode()).hexdigest()[:16]
+    mine = {"call": call, "digest": digest, "note": note, "problem": problem}
+    entries = [json.loads(text) for text in peers.exchange(json.dumps(mine), timeout_s, call)]
+    _refuse_problems(entries)
+    if any((e["call"], e["digest"]) != (call, digest) for e in entries):
+        # All ranks see the same entries, so all come here and publish the long form too.
+        details = peers.exchange(json.dumps(leaves), timeout_s, call)
+        raise _difference([e["call"] for e in entries], [dict(json.loads(text)) for text in details])
+    return [e["note"] for e in entries]
+
+
+def describe(tree: PyTree) -> list[tuple[str, str]]:
+    """(name, dtype and shape) of every leaf, such as ("0_linear/kernel", "float32[784,256]")."""
+    found = jax.tree_util.tree_leaves_with_path(tree)
+    return [(leaf_name(path), leaf_type(leaf)) for path, leaf in found]
+
+
+def leaf_name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "(the array)"
+
+
+def leaf_type(leaf: Any) -> str:
+    leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+
+def _talk(group: ProcessGroup) -> Peers:
+    return Peers(group.topology.rank, group.topology.world_size)
+
+
+def _timeout_s(group: ProcessGroup) -> float:
+    """NCCL_TIMEOUT if set; else the group's own timeout if somebody chose one; else ten minutes."""
+    env, chosen_ms = here(), group.topology.timeout_ms
+    if "NCCL_TIMEOUT" not in env and chosen_ms != DEFAULT_TIMEOUT_MS:
+        return chosen_ms / 1000
+    return collective_timeout_s(env)
+
+
+def _refuse_problems(entries: list[dict[str, str]]) -> None:
+    problems = [f"rank {rank}: {e['call']}: {e['problem']}" for rank, e in enumerate(entries) if e["problem"]]
+    if problems:
+        raise DataError("; ".join(problems))
+
+
+def _difference(calls: list[str], leaves: list[dict[str, str]]) -> DesyncError:
+    if len(set(calls)) > 1:
+        return DesyncError(
+            f"Ranks make different calls: {_by_rank(calls)}. Every rank must make the same calls in the "
+            "same order. HINT: look for a collective inside `if rank == ...`."
+        )
+    names = dict.fromkeys(name for one in leaves for name in one)
+    for name in names:
+        held = [one.get(name, "no such leaf") for one in leaves]
+        if len(set(held)) > 1:
+            return DesyncError(
+                f"{calls[0]}: leaf {name} differs between ranks: {_by_rank(held)}. "
+                "HINT: build the same model, and pass the same shapes and dtypes, on every rank."
+            )
+    return DesyncError(
+        f"{calls[0]}: ranks hold the same leaves in another order: "
+        f"{_by_rank([str([*one]) for one in leaves])}. "
+        "HINT: build the tree alike on every rank."
+    )
+
+
+def _by_rank(texts: list[str]) -> str:
+    """`rank 0, 2: a; rank 1: b`, each distinct text with its ranks."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        ranks.setdefault(text, []).append(rank)
+    return "; ".join(f"rank {', '.join(map(str, who))}: {text}" for text, who in ranks.items())

@@ -1,0 +1,61 @@
+"""Leaves that jax cannot hold (64-bit numbers while x64 is off, complex numbers) travel as their bytes.
+
+Converted to 32 bits they would arrive changed without a word; so they come back as numpy, exact.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from cyxjax.distributed.agreement import leaf_name
+from cyxjax.errors import DataError
+
+PyTree = Any
+_KINDS = "biufcV"  # "V": bfloat16 and its relatives
+
+
+def as_arrays(tree: PyTree) -> PyTree:
+    """`tree` with numbers and lists' items as arrays. Raises: DataError naming a leaf that is no array."""
+    return jax.tree_util.tree_map_with_path(_as_array, tree)
+
+
+def is_wide(leaf: Any) -> bool:
+    """True for an array that jax would narrow, or whose reductions it lacks."""
+    return leaf.dtype.kind == "c" or jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype
+
+
+def pack(tree: PyTree) -> PyTree:
+    """`tree` with wide leaves as uint8, their shape and the item's size."""
+    return jax.tree.map(_pack, tree)
+
+
+def unpack(tree: PyTree, like: PyTree) -> PyTree:
+    """Inverse of `pack`; `like` has the dtypes that went in."""
+    return jax.tree.map(_unpack, tree, like)
+
+
+def _pack(leaf: Any) -> Any:
+    if not is_wide(leaf):
+        return leaf
+    host = np.ascontiguousarray(leaf)
+    return host.reshape(-1).view(np.uint8).reshape(*leaf.shape, leaf.dtype.itemsize)
+
+
+def _unpack(leaf: Any, like: Any) -> Any:
+    if not is_wide(like):
+        return leaf
+    return np.array(leaf).reshape(-1).view(like.dtype).reshape(like.shape)
+
+
+def _as_array(path: Any, leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf
+    array = np.asarray(leaf) if not isinstance(leaf, jax.Array) else None
+    if array is None or array.dtype.kind not in _KINDS or array.dtype.names:
+        raise DataError(
+            f"leaf {leaf_name(path)} is {leaf!r:.80}, expected an array of numbers or booleans. "
+            "HINT: broadcast_object and all_gather_object take texts, lists and dicts; "
+            "jax.random.key_data makes an array of a key."
+        )
+    return array

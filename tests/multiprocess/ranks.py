@@ -1,0 +1,114 @@
+"""What the ranks of the multiprocess tests run: functions, so that spawned processes can import them."""
+
+import time
+
+import jax.numpy as jnp
+import numpy as np
+
+from cyxjax import distributed as dist
+from cyxjax.distributed import collectives as c
+from cyxjax.errors import DataError, DesyncError, GroupError
+
+DTYPES = ("bfloat16", "float16", "float32", "int8", "uint8", "int32", "uint32", "bool", "int64", "float64")
+
+
+def message_of(kind, call) -> str:
+    """The text of the error that `call` raises; fails if it raises none of that `kind`."""
+    try:
+        result = call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}, but {result!r}")
+
+
+def reductions(rank, world_size):
+    dist.init_process_group()
+    for name in DTYPES:
+        # ranks 0, 1 (, 2) hold 1, 2 (, 3): no two reductions of these agree for 3 ranks
+        x = {"a": np.full((2, 3), rank + 1, jnp.dtype(name)), "b": [np.zeros((), jnp.dtype(name))]}
+        values = range(1, world_size + 1)
+        expected = {
+            "SUM": sum(values), "MAX": max(values), "MIN": min(values), "PRODUCT": int(np.prod(values))
+        }  # fmt: skip
+        for op, number in expected.items():
+            got = c.all_reduce(x, c.ReduceOp[op])
+            assert got["a"].dtype == x["a"].dtype
+            np.testing.assert_array_equal(got["a"], np.full((2, 3), number, x["a"].dtype))
+        mean = c.reduce_tensor(x)["a"]
+        wanted = 1.0 if name == "bool" else sum(values) / world_size
+        np.testing.assert_array_equal(np.asarray(mean, np.float64), wanted)
+    assert c.reduce(1.5, dst=1) == (1.5 * world_size if rank == 1 else None)
+    assert float(c.all_reduce(2.0**40 + rank)) == world_size * 2.0**40 + world_size * (world_size - 1) / 2
+
+
+def movements(rank, world_size):
+    dist.init_process_group()
+    odd = np.array([-0.0, np.nan, np.inf, 1e-45], np.float32)
+    odd_bits = odd.view(np.uint32).copy()
+    odd_bits[1] |= 7  # a NaN with a payload
+    got = c.broadcast(odd_bits.view(np.float32) if rank == 1 else odd * 0, src=1)
+    np.testing.assert_array_equal(np.asarray(got).view(np.uint32), odd_bits)
+    big = np.int64(2**40 + rank)
+    assert [int(v) for v in c.all_gather({"n": big})[-1].values()] == [2**40 + world_size - 1]
+    rows = c.gather(jnp.float32(rank), dst=0)
+    assert rows is None if rank else [float(v) for v in rows] == list(range(world_size))
+    items = [{"x": np.full(2, i, np.float32), "y": (np.bool_(i),)} for i in range(world_size)]
+    mine = c.scatter(items if rank == 1 else None, src=1)
+    np.testing.assert_array_equal(mine["x"], [rank, rank])
+    assert bool(mine["y"][0]) == bool(rank)
+    # rank r sends 10 i + r to rank i, so rank i gets 10 i + 0, 10 i + 1, ...
+    sent = [jnp.full(2, 10.0 * i + rank) for i in range(world_size)]
+    assert [float(v[0]) for v in c.all_to_all(sent)] == [10.0 * rank + r for r in range(world_size)]
+    assert float(c.reduce_scatter(sent, c.ReduceOp.MAX)[1]) == 10 * rank + world_size - 1
+    assert c.broadcast_object({"a": [1, "x"]} if rank == 0 else None) == {"a": [1, "x"]}
+    assert c.all_gather_object("r" * rank) == ["r" * r for r in range(world_size)]
+
+
+def mismatches(rank, world_size):
+    dist.init_process_group()
+    text = message_of(DesyncError, lambda: c.all_reduce({"w": np.zeros(3 + rank, np.float32)}))
+    assert "leaf w differs" in text
+    assert "rank 0: float32[3]; rank 1: float32[4]" in text
+    text = message_of(DesyncError, lambda: c.broadcast({"w": 1.0} if rank else {"v": 1.0}))
+    assert "leaf v differs" in text
+    assert "rank 1: no such leaf" in text
+    text = message_of(DesyncError, lambda: c.all_reduce(np.zeros(2, np.float32 if rank else np.int32)))
+    assert "rank 0: int32[2]; rank 1: float32[2]" in text
+    text = message_of(DesyncError, lambda: c.all_reduce(1.0) if rank else c.broadcast(1.0))
+    assert "rank 0: broadcast(src=0); rank 1: all_reduce(SUM)" in text
+    text = message_of(DesyncError, lambda: c.all_reduce(1.0, c.ReduceOp.MAX if rank else c.ReduceOp.MIN))
+    assert "rank 0: all_reduce(MIN); rank 1: all_reduce(MAX)" in text
+    text = message_of(DataError, lambda: c.all_reduce("text" if rank else 1.0))
+    assert text.startswith("rank 1: all_reduce(SUM): leaf")
+    assert message_of(DataError, lambda: c.scatter([1.0], src=0)).startswith("rank 0: scatter")
+    assert float(c.all_reduce(1.0)) == world_size  # the group goes on
+
+
+def absences(rank, world_size):
+    dist.init_process_group()
+    start = time.monotonic()
+
+    def too_late():
+        if rank == 1:
+            time.sleep(2)
+        c.barrier("late", timeout=0.5)
+
+    text = message_of(GroupError, too_late)
+    assert "Timeout waiting for peers in barrier('late'): rank 1 of" in text, text
+    assert time.monotonic() - start < 30
+    assert float(c.all_reduce(1.0)) == world_size  # late or not, ranks meet again in the next call
+
+
+def fail_on(rank, world_size, which):
+    dist.init_process_group()
+    if rank == which:
+        raise ValueError(f"rank {rank} does not like this")
+    c.barrier()
+
+
+def end_without_a_word(rank, world_size):
+    import os
+
+    if rank == 0:
+        os._exit(7)
+    time.sleep(60)

@@ -1,0 +1,37 @@
+"""Collectives between real processes: the right numbers in every dtype, and errors on every rank."""
+
+import time
+
+import pytest
+
+from cyxjax.distributed.spawning import SpawnError, spawn
+from tests.multiprocess import ranks
+
+pytestmark = pytest.mark.multiprocess
+
+
+@pytest.mark.parametrize("job", [ranks.reductions, ranks.movements], ids=lambda job: job.__name__)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_values_arrive(job, world_size):
+    assert spawn(job, nprocs=world_size) is None
+
+
+@pytest.mark.parametrize("job", [ranks.mismatches, ranks.absences], ids=lambda job: job.__name__)
+def test_what_differs_is_named_on_every_rank(job):
+    spawn(job, nprocs=2)
+
+
+def test_a_failed_rank_ends_the_others_and_its_traceback_arrives():
+    start = time.monotonic()
+    with pytest.raises(SpawnError, match=r"(?s)rank 1 .*ValueError: rank 1 does not like this") as caught:
+        spawn(ranks.fail_on, args=(1,), nprocs=2)
+    assert caught.value.rank == 1
+    assert "in fail_on" in str(caught.value)
+    assert time.monotonic() - start < 60
+
+
+def test_a_rank_that_dies_silently_is_named():
+    spawned = spawn(ranks.end_without_a_word, nprocs=2, join=False)
+    assert len(spawned.pids) == 2
+    with pytest.raises(SpawnError, match="rank 0 .* exit code 7"):
+        spawned.join(timeout=60)
