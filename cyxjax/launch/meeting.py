@@ -136,7 +136,7 @@ class MeetingPlace:
         except CyxjaxError as error:
             self._refuse(peer, str(error))
             return
-        if hello.generation > self.job.generation:  # our own restart is still under way here
+        if self._is_early(hello):
             self._send(peer, {"later": True})
             self._drop(peer)
         elif why := self.roll.refusal(hello):
@@ -150,6 +150,16 @@ class MeetingPlace:
                 self._abort(disagreement("WORLD_SIZE", self._world_sizes(hello)))
         else:
             self._admit(peer, hello)
+
+    def _is_early(self, hello: Hello) -> bool:
+        """True for a rank of a restart that has not begun on this host: it is to knock again.
+
+        Hosts count their restarts for themselves, so fewer of them (a host that was replaced) is no fault.
+        """
+        if hello.generation > self.job.generation:
+            return True
+        connected = {peer.hello.rank for peer in self._peers() if peer.hello is not None}
+        return self.formed and hello.rank in self.roll.present and hello.rank not in connected
 
     def _world_sizes(self, hello: Hello) -> dict[int, int]:
         return dict.fromkeys(self.roll.present, self.job.world_size) | {hello.rank: hello.world_size}

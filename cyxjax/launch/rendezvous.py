@@ -18,7 +18,7 @@ from cyxjax.errors import CyxjaxError, GroupError
 from cyxjax.launch import ports, wire
 from cyxjax.launch.membership import Membership
 from cyxjax.launch.roll import Hello
-from cyxjax.launch.topology import Topology
+from cyxjax.launch.topology import Topology, is_loopback
 
 RETRY_S = 0.1
 LINE_EVERY_S = 10.0
@@ -99,9 +99,12 @@ def _hello(topology: Topology, facts: dict[str, str]) -> Hello:
 
 
 def _refuse_loopback_name(topology: Topology) -> None:
-    """A name that means 'this host' on every host (Debian's 127.0.1.1) would split the group."""
+    """A host's name that means 'this host' everywhere (Debian's 127.0.1.1) would split the group.
+
+    127.0.0.1 itself is taken at its word: several launchers on one host.
+    """
     name, spread = topology.master_addr, 0 < topology.local_world_size < topology.world_size
-    if not spread:
+    if not spread or is_loopback(name):
         return
     try:
         addresses = [where[0] for _, where in ports.resolve(name, topology.master_port)]

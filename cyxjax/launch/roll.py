@@ -9,7 +9,7 @@ from cyxjax.errors import ConfigError
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank must agree on before it may enter. `generation` counts restarts."""
+    """What every rank must agree on before it may enter. `generation` counts this host's restarts."""
 
     world_size: int
     run_id: str = ""
@@ -73,8 +73,6 @@ class Roll:
                 f"this port belongs to job {job.run_id or '(unnamed)'!r}, {hello} is of job "
                 f"{hello.run_id or '(unnamed)'!r}. HINT: give each job its own MASTER_PORT."
             )
-        if hello.generation < job.generation:
-            return f"{hello} is of start {hello.generation}, but the job has restarted: {job.generation}."
         if hello.world_size != job.world_size:
             return disagreement("WORLD_SIZE", {hello.rank: hello.world_size, "the others": job.world_size})
         if not 0 <= hello.rank < job.world_size:

@@ -178,6 +178,16 @@ def test_a_newer_start_waits_for_the_meeting_place_to_catch_up(place, monkeypatc
     assert time.monotonic() - began < 9
 
 
+def test_a_rank_that_comes_back_to_a_broken_group_waits_for_the_restart(place, monkeypatch):
+    monkeypatch.setattr("cyxjax.launch.rendezvous.PATIENCE_S", 0.5)
+    meeting = place(2)
+    members = meeting.join_all([{"rank": 0}, {"rank": 1}])
+    members[1].fail("killed")
+    members[1].leave()
+    time.sleep(0.2)
+    assert "did not admit rank 1" in meeting.join_all([{"rank": 1, "timeout_ms": 300}])[0]  # not: taken
+
+
 def test_nobody_there_is_a_refused_connection():
     topology = Topology(1, 2, master_port=ports_free(), timeout_ms=300)
     with pytest.raises(GroupError, match=rf"Connection refused to 127.0.0.1:{topology.master_port}.*HINT"):
@@ -190,8 +200,9 @@ def test_a_name_that_does_not_resolve():
         rendezvous.join(topology)
 
 
-def test_a_loopback_name_in_a_job_of_several_hosts():
-    topology = Topology(1, 4, local_world_size=2, master_addr="localhost", timeout_ms=300)
+def test_a_loopback_name_in_a_job_of_several_hosts(monkeypatch):
+    monkeypatch.setattr(ports, "resolve", lambda host, port: [(socket.AF_INET, ("127.0.1.1", port))])
+    topology = Topology(1, 4, local_world_size=2, master_addr="node1", timeout_ms=300)
     with pytest.raises(GroupError, match="loopback address, but only 2 of 4 ranks"):
         rendezvous.join(topology)
 
