@@ -1,5 +1,7 @@
 """One experiment from its configuration: data, model, trainer, and a run folder that says what happened."""
 
+import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ from cyxjax.data.catalog import Splits, load_dataset
 from cyxjax.distributed import process_group
 from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, ConfigError, nearest
 from cyxjax.models.registry import get_model
-from cyxjax.observe.console import build_console
+from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.records import write_atomic
-from cyxjax.observe.sinks import build_sinks
+from cyxjax.observe.sinks import Sink, build_sinks
 from cyxjax.train.config import TrainConfig
+from cyxjax.train.history import DistributedTrainingHistory
 from cyxjax.train.optimizers import build_optimizer
 from cyxjax.train.run_lock import RunLock
 from cyxjax.train.trainer import DistributedTrainer
@@ -41,44 +44,47 @@ _WIDTH = {"num_classes": "num_classes", "vocab_size": "num_classes"}
 
 def run(config: TrainConfig) -> int:
     """Trains as `config` says; the exit code. What can be wrong is found before a file is written."""
-    group = process_group.init(cpu_devices=config.cpu_devices)
-    splits = load_dataset(config.data.name, config.data.root, **config.data.options)
-    trainer = DistributedTrainer(
-        _model(config, splits), _loss(config, splits), build_optimizer(config.optimizer)
-    )
-    config = _dev_run(config)
+    splits, trainer = prepare(config)
     trainer.check(splits.train, splits.val, config=config, schedule=config.schedule)
-    console = build_console(trainer.is_master(), config.verbose)
-    run_dir = Path(config.run_dir)
-    if group.topology.is_master:
-        taken_over = (lock := RunLock(run_dir)).acquire()
-        if taken_over:
-            console.note(taken_over)
-        write_atomic(run_dir / "config.yaml", config.to_yaml())
-    try:
-        history = trainer.fit(
-            splits.train,
-            splits.val,
-            config,
-            schedule=config.schedule,
-            console=console,
-            open_sink=lambda step: build_sinks(
-                config.sinks, run_dir, trainer.is_master(), config.resolved(), resume_step=step
-            ),
-        )
-        test = trainer.evaluate_metrics(splits.test) if not history.stopped_by else {}
-        if group.topology.is_master:
+    console, run_dir = build_console(trainer.is_master(), config.verbose), Path(config.run_dir)
+    with RunLock(run_dir) if trainer.is_master() else nullcontext():
+        if trainer.is_master():
+            write_atomic(run_dir / "config.yaml", config.to_yaml())
+        history = _train(config, splits, trainer, console)
+        if trainer.is_master():
             history.save(run_dir / "history.json")
-    finally:
-        if group.topology.is_master:
-            lock.release()
-    if test:
-        console.note(
-            "Test: " + ", ".join(f"{name} {value:.4f}" for name, value in test.items() if value == value)
-        )
     console.done(history, str(run_dir))
     process_group.finalize()
     return EXIT_PREEMPTED if history.stopped_by == "signal" else EXIT_OK
+
+
+def _train(
+    config: TrainConfig, splits: Splits, trainer: DistributedTrainer, console: Console
+) -> DistributedTrainingHistory:
+    """Fits, and unless a signal said to hurry, evaluates on the test samples."""
+
+    def open_sink(step: int) -> Sink:
+        return build_sinks(
+            config.sinks, config.run_dir, trainer.is_master(), config.resolved(), resume_step=step
+        )
+
+    history = trainer.fit(
+        splits.train, splits.val, config, schedule=config.schedule, console=console, open_sink=open_sink
+    )
+    if history.stopped_by != "signal":
+        test = trainer.evaluate_metrics(splits.test)
+        known = [f"{name} {value:.4f}" for name, value in test.items() if not math.isnan(value)]
+        console.note("Test: " + ", ".join(known))
+    return history
+
+
+def prepare(config: TrainConfig) -> tuple[Splits, DistributedTrainer]:
+    """The data, and an untrained trainer in its group."""
+    process_group.init(cpu_devices=config.cpu_devices)
+    splits = load_dataset(config.data.name, config.data.root, **config.data.options)
+    optimizer = build_optimizer(config.optimizer)
+    trainer = DistributedTrainer(_model(config, splits), _loss(config, splits), optimizer)
+    return splits, trainer
 
 
 def _model(config: TrainConfig, splits: Splits) -> Any:
@@ -95,20 +101,3 @@ def _loss(config: TrainConfig, splits: Splits) -> Loss | None:
     if name not in LOSSES:
         raise ConfigError(f"loss={name!r} is not known. HINT: {nearest(name, [*LOSSES, 'auto'])}")
     return LOSSES[name]
-
-
-def _dev_run(config: TrainConfig) -> TrainConfig:
-    """`--fast-dev-run`: two steps, two evaluation batches, no checkpoint."""
-    if not config.fast_dev_run:
-        return config
-    few = {
-        "max_steps": 2,
-        "max_eval_batches": 2,
-        "epochs": 1,
-        "resume": "never",
-        "checkpoint_every_n_epochs": 0,
-        "checkpoint_every_n_steps": 0,
-        "checkpoint_every_n_minutes": 0.0,
-        "log_every_n_batches": 1,
-    }
-    return config.model_copy(update=few)

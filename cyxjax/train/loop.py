@@ -12,6 +12,7 @@ import numpy as np
 
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.step import Batch, TrainState
+from cyxjax.launch.beat import beat
 
 Sums = np.ndarray
 """float64 (number of metrics, 2): weighted sum and weight of each metric."""
@@ -115,14 +116,17 @@ def fit(
             break
         epoch = moment.position.epoch + 1
         due = feed.val is not None and eval_every and (epoch % eval_every == 0 or epoch == epochs)
+        beat(moment.position.step, "eval")
         val = evaluate(program, moment.state, feed.val()) if due and feed.val else {}
         position = Position(moment.position.step, epoch, 0)
         info = EpochInfo(position, program.metrics.means(moment.sums), val)
         stop |= _any(hook.on_epoch(info) for hook in hooks)
         moment = Moment(position, moment.state, np.zeros_like(moment.sums))
         _show_state(hooks, moment, False)
+    beat(moment.position.step, "checkpoint")
     for hook in hooks:
         hook.on_end(moment, moment.position.epoch >= epochs)
+    beat(moment.position.step, "idle")
     return moment
 
 
@@ -147,7 +151,10 @@ def _epoch(
 
     watching, saving, asking = (_with(hooks, name) for name in ("on_step", "wants_state", "ask"))
     ask = lambda: _asked(asking)  # noqa: E731
+    phase = "compile"  # the supervisor's watchdog is told where this rank is; each phase has its own limit
+    beat(position.step, "data")
     for batch in feed.train(position.epoch, position.step_in_epoch, ask):
+        beat(position.step, phase)
         state, handle = program.train_step(state, batch)
         position = Position(position.step + 1, position.epoch, position.step_in_epoch + 1)
         waiting.append((position, handle))
@@ -161,6 +168,9 @@ def _epoch(
         stop |= position.step == max_steps
         if stop:
             break
+        phase = "step"
+        beat(position.step, "data")
+    beat(position.step, "step")
     settle(0)
     # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
     ended = not stop or position.step_in_epoch == feed.steps_per_epoch
@@ -175,6 +185,7 @@ def _with(hooks: list[Hook], name: str) -> list[Hook]:
 def _show_state(hooks: list[Hook], moment: Moment, save: bool) -> None:
     for hook in hooks:
         if hook.wants_state(moment.position, save):
+            beat(moment.position.step, "checkpoint")
             hook.on_state(moment)
 
 
