@@ -10,8 +10,9 @@ from typing import Any
 
 from cyxjax.errors import GroupError
 
-# Heartbeats are the last resort for a host that vanished: gloo and the meeting place notice sooner.
-HEARTBEAT_S = 10
+# Heartbeats end a rank by abort, without a word: the last resort. The meeting place notices a host that
+# vanished within 10 s, gloo a process that died at once.
+HEARTBEAT_S = 30
 START_S = 60
 SHUTDOWN_S = 10
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from cyxjax.launch import wire
+from cyxjax.launch.topology import join_address
 
-GONE = "the meeting place is gone: the launcher or rank 0 has ended, or its host cannot be reached"
+GONE = "the meeting place at {} is gone: the launcher or rank 0 has ended, or its host cannot be reached"
 
 
 class Membership:
@@ -26,6 +27,7 @@ class Membership:
     ) -> None:
         self.coordinator = coordinator
         self.own_address = str(connection.getsockname()[0])
+        self._place = join_address(*connection.getpeername()[:2])
         self._socket, self._lines, self._heard = connection, lines, heard or []
         self._leaving = False
         self._all_done = threading.Event()
@@ -76,4 +78,4 @@ class Membership:
             except (OSError, wire.BadMessage):
                 data = b""
             if not data:
-                return GONE
+                return GONE.format(self._place)

@@ -37,7 +37,8 @@ def tell(
     at = f", at step {first.step}" if first.step >= 0 else ""
     phase = f" in {first.phase}" if first.phase and first.step >= 0 else ""
     output.say(f"{then}; record: {record_file}")
-    output.say(f"rank {first.rank} failed first (host {first.host}, pid {first.pid}{at}{phase})")
+    how = "could not go on after a failure elsewhere" if first.secondary else "failed first"
+    output.say(f"rank {first.rank} {how} (host {first.host}, pid {first.pid}{at}{phase})")
     output.show(body(first))
 
 
@@ -46,7 +47,7 @@ def body(record: ErrorRecord) -> str:
 
     All ranks' stacks after a hang are in the record only: they fill screens.
     """
-    if record.traceback:
+    if record.traceback and not record.secondary:  # a consequence's own traceback leads nowhere
         return record.traceback
     tail = "".join(f"  | {line}\n" for line in record.stderr_tail[-_STDERR_LINES:])
     return f"{tail}{record.type}: {record.message}\n"
