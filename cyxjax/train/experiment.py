@@ -72,7 +72,7 @@ def _train(
         splits.train, splits.val, config, schedule=config.schedule, console=console, open_sink=open_sink
     )
     if history.stopped_by != "signal":
-        test = trainer.evaluate_metrics(splits.test)
+        test = trainer.evaluate_metrics(splits.test, max_batches=config.max_eval_batches)
         known = [f"{name} {value:.4f}" for name, value in test.items() if not math.isnan(value)]
         console.note("Test: " + ", ".join(known))
     return history

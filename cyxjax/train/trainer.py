@@ -115,11 +115,13 @@ class DistributedTrainer:
         means = self.evaluate_metrics(X, y, batch_size=batch_size)
         return means["loss"], means["accuracy"]
 
-    def evaluate_metrics(self, X: Any, y: Any = None, *, batch_size: int | None = None) -> dict[str, float]:
-        """All metrics by name; data as in `evaluate`."""
+    def evaluate_metrics(
+        self, X: Any, y: Any = None, *, batch_size: int | None = None, max_batches: int | None = None
+    ) -> dict[str, float]:
+        """All metrics by name, over `max_batches` or all; data as in `evaluate`."""
         dataset = as_dataset(X if y is None else (X, y))
         built, state = self._ready(dataset.take(np.zeros(1, np.int64))[0])
-        batches = eval_batches(self._mesh, dataset, batch_size or built.batch_size)
+        batches = eval_batches(self._mesh, dataset, batch_size or built.batch_size, max_batches)
         return loop.evaluate(built.program, state, batches)
 
     def predict(self, X: PyTree, *, batch_size: int | None = None) -> PyTree:
@@ -186,6 +188,11 @@ class DistributedTrainer:
     def state(self) -> TrainState:
         """The training state on the devices. Raises: GroupError before the first fit or load."""
         return self._require_moment().state
+
+    @property
+    def program(self) -> loop.Program:
+        """The compiled functions. Raises: GroupError before the first fit or load."""
+        return self._ready(None)[0].program
 
     @property
     def params(self) -> PyTree:
