@@ -9,21 +9,18 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_LOSSES = ("BCEWithLogitsLoss", "CrossEntropyLoss", "HuberLoss", "L1Loss", "MSELoss", "NLLLoss")
-_OPTIMIZERS = (
-    "AdaGradOptimizer",
-    "AdamOptimizer",
-    "AdamWOptimizer",
-    "MomentumOptimizer",
-    "RMSPropOptimizer",
+_FILES = {  # module -> the public names it holds
+    "core.losses": "BCEWithLogitsLoss CrossEntropyLoss HuberLoss L1Loss MSELoss NLLLoss",
+    "core.metrics": "Metrics",
+    "data": "DataLoader load_dataset",
+    "models": "AvgPool2DModule BatchNormModule Config Conv2DModule DropoutModule ELUModule EmbeddingModule "
+    "FlattenModule GELUModule GlobalAvgPoolModule GroupNormModule LayerNormModule LeakyReLUModule LinearModule "
+    "LogSoftmaxModule MaxPool2DModule ReLUModule ReshapeModule SequentialModel SiLUModule SigmoidModule "
+    "SoftmaxModule TanhModule count_params get_model load_model model_names register save_model",
+    "train.optimizers": "AdaGradOptimizer AdamOptimizer AdamWOptimizer MomentumOptimizer RMSPropOptimizer "
     "SGDOptimizer",
-)
-_HOME = {  # public name -> the module it lives in
-    "Config": "cyxjax.models.registry",
-    "get_model": "cyxjax.models.registry",
-    **dict.fromkeys(_LOSSES, "cyxjax.core.losses"),
-    **dict.fromkeys(_OPTIMIZERS, "cyxjax.train.optimizers"),
 }
+_HOME = {name: f"cyxjax.{file}" for file, names in _FILES.items() for name in names.split()}
 _ROOMS = ("amp", "data", "distributed", "errors", "launch", "models", "observe", "sync", "train")
 
 __all__ = sorted([*_HOME, *_ROOMS])

@@ -19,6 +19,7 @@ _HOME = {
         "reduce_tensor",
         "scatter",
     ),
+    "dataloaders": ("create_dataloaders_distributed",),
     "process_group": (
         "BackendType",
         "DistributedConfig",
