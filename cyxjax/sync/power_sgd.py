@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.strategy import Reducer, Sync, reduce_then
@@ -88,15 +89,21 @@ def _compressed_mean(
     leaves = _named(grads)
     wanted = {name: leaves[name].astype(jnp.float32).reshape(e.shape) + e for name, e in error.items()}
     as_is = {name: leaf for name, leaf in leaves.items() if name not in error}
-    p, as_is = lax.pmean(({name: m @ q[name] for name, m in wanted.items()}, as_is), AXIS)
+    p, as_is = _joined_mean(({name: m @ q[name] for name, m in wanted.items()}, as_is))
     p = {name: jnp.linalg.qr(thin)[0] for name, thin in p.items()}
-    q = lax.pmean({name: m.T @ p[name] for name, m in wanted.items()}, AXIS)
+    q = _joined_mean({name: m.T @ p[name] for name, m in wanted.items()})
     sent = {name: p[name] @ q[name].T for name in wanted}
     lost = {name: m - sent[name] for name, m in wanted.items()}
     both = as_is | {
         name: m.reshape(leaves[name].shape).astype(leaves[name].dtype) for name, m in sent.items()
     }
     return jax.tree.unflatten(jax.tree.structure(grads), [both[name] for name in leaves]), lost, q
+
+
+def _joined_mean(tree: PyTree) -> PyTree:
+    """Means over replicas in one reduction: these are small, so each further one would cost its latency."""
+    flat, unravel = ravel_pytree(tree)
+    return unravel(lax.pmean(flat, AXIS))
 
 
 def _compressible(params: PyTree, rank: int, min_compression: float) -> dict[str, tuple[int, int]]:

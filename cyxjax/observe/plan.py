@@ -1,0 +1,164 @@
+"""What a compiled step sends and holds, read from the program itself: nothing is estimated from the model."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+_KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
+_INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = (.+?) ({_KINDS})(-start)?\(")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_SHAPE = re.compile(r"\b([a-z]\w*?)\[([\d,]*)\]")
+_GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]*)\}|\[\d+,(\d+)\]<=)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CALLED = re.compile(r"(?:body|calls|to_apply)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+))")
+_EVERYONE = re.compile(r"(?:num_partitions|replica_count)=(\d+)")
+_BITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One instruction by which replicas exchange values."""
+
+    kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, ...
+    payload_bytes: int  # the whole vector that is reduced, gathered or exchanged, once
+    num_replicas: int
+    times: int = 1  # in one call of the program; in a loop of unknown length: 1
+    in_loop: bool = False
+    in_branch: bool = False  # runs in some calls only
+
+    @property
+    def sent_bytes(self) -> int:
+        """What one replica sends each time, by the ring algorithms that need least."""
+        passes = 2 if self.kind == "all-reduce" else 1
+        return passes * self.payload_bytes * (self.num_replicas - 1) // max(self.num_replicas, 1)
+
+    def line(self) -> str:
+        """`all-reduce      23.9 MB payload, 23.9 MB sent`."""
+        notes = [f"{self.times} times"] if self.times > 1 else []
+        notes += ["in a loop"] if self.in_loop else []
+        notes += ["in some steps only"] if self.in_branch else []
+        sizes = f"{size(self.payload_bytes):>9} payload, {size(self.sent_bytes):>9} sent per replica"
+        return f"{self.kind:15} {sizes}" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def collectives(hlo: str) -> list[Collective]:
+    """The collectives of a compiled program, in the order of its text, reached from its entry.
+
+    hlo: `jitted.lower(...).compile().as_text()`. A collective of one replica exchanges nothing: left out.
+    """
+    computations, entry = _computations(hlo)
+    return [c for c in _walk(computations, entry, 1, False, False) if c.num_replicas > 1]
+
+
+def bytes_per_step(found: Iterable[Collective]) -> int:
+    """What one replica sends in one call, branches included."""
+    return sum(c.sent_bytes * c.times for c in found)
+
+
+def state_bytes(state: Any) -> dict[str, int]:
+    """Bytes of a TrainState's parts on one device."""
+
+    def held(leaf: jax.Array) -> int:
+        return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+    return {name: sum(map(held, jax.tree.leaves(part))) for name, part in state._asdict().items()}
+
+
+def memory_bytes(compiled: Any) -> dict[str, int]:
+    """Bytes on one device while the program runs: arguments, results not in an argument's place, the rest."""
+    found = compiled.memory_analysis()
+    return {
+        "arguments": found.argument_size_in_bytes,
+        "results": found.output_size_in_bytes - found.alias_size_in_bytes,
+        "temporaries": found.temp_size_in_bytes,
+    }
+
+
+def plan_lines(found: list[Collective], state: Mapping[str, int], memory: Mapping[str, int]) -> list[str]:
+    """The plan as text: what is sent in an optimizer step, what is held."""
+    sent = [c.line() for c in found] or ["nothing: there is one replica"]
+    held = {
+        "parameters": state["params"],
+        "optimizer and strategy": state["sync"],
+        "model state": state["model_state"],
+        "gradients, activations, buffers": memory["temporaries"],
+    }
+    return [
+        f"sent in an optimizer step, {size(bytes_per_step(found))} per replica:",
+        *(f"  {line}" for line in sent),
+        "held on each device:",
+        *(f"  {name:31} {size(count):>9}" for name, count in held.items()),
+    ]
+
+
+def size(count: float) -> str:
+    """`23.9 MB`, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+class _Computation(NamedTuple):
+    own: list[Collective]
+    calls: list[tuple[str, int, bool, bool]]  # (computation, times, in a loop, in a branch)
+
+
+def _computations(hlo: str) -> tuple[dict[str, _Computation], str]:
+    found: dict[str, _Computation] = {}
+    entry, current = "", _Computation([], [])
+    everyone = math.prod(int(n) for n in _EVERYONE.findall(hlo.split("\n", 1)[0]))
+    for line in hlo.splitlines():
+        if head := _COMPUTATION.match(line):
+            current = found[head[2]] = _Computation([], [])
+            entry = head[2] if head[1] else entry
+        elif collective := _collective(line, everyone):
+            current.own.append(collective)
+        else:
+            current.calls.extend(_calls(line))
+    return found, entry
+
+
+def _calls(line: str) -> Iterator[tuple[str, int, bool, bool]]:
+    trips = _TRIPS.search(line)
+    in_loop = " while(" in line
+    for name in _CALLED.findall(line):
+        yield name, int(trips[1]) if trips else 1, in_loop, False
+    for listed, single in _BRANCHES.findall(line):
+        for name in re.findall(r"[\w.\-]+", listed) or [single]:
+            yield name, 1, False, True
+
+
+def _walk(
+    computations: dict[str, _Computation], name: str, times: int, in_loop: bool, in_branch: bool
+) -> Iterator[Collective]:
+    here = computations.get(name, _Computation([], []))
+    for c in here.own:
+        yield Collective(c.kind, c.payload_bytes, c.num_replicas, times, in_loop, in_branch)
+    for called, count, loop, branch in here.calls:
+        yield from _walk(computations, called, times * count, in_loop or loop, in_branch or branch)
+
+
+def _collective(line: str, everyone: int) -> Collective | None:
+    found = _INSTRUCTION.match(line)
+    if not found:
+        return None
+    shapes = [_array_bytes(dtype, dims) for dtype, dims in _SHAPE.findall(found[1])]
+    if found[3] and found[2] != "all-reduce":
+        shapes = shapes[len(shapes) // 2 :]  # an asynchronous start also returns its operands
+    groups = _GROUPS.search(line)
+    # No groups means all. In the short form [g,n]<=[...] a group has n members.
+    members = (len(groups[1].split(",")) if groups[1] else int(groups[2])) if groups else everyone
+    whole = sum(shapes) * (members if found[2] == "reduce-scatter" else 1)
+    return Collective(found[2], whole, members)
+
+
+def _array_bytes(dtype: str, dims: str) -> int:
+    bits = 8 if dtype == "pred" else int(found[0]) if (found := _BITS.search(dtype)) else 0
+    return math.prod(int(d) for d in dims.split(",") if d) * bits // 8

@@ -1,0 +1,27 @@
+"""`cyxjax plan --config X`: the step of an experiment, compiled and read, not run."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from cyxjax.errors import EXIT_OK
+from cyxjax.observe.plan import collectives, memory_bytes, plan_lines, state_bytes
+from cyxjax.train.config import load_config
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints what a step sends and holds, with the words of `cyxjax.train`; writes nothing."""
+    config = load_config(argv)
+    from cyxjax.distributed import process_group
+    from cyxjax.train.experiment import prepare
+
+    splits, trainer = prepare(config)
+    feed, _ = trainer.check(splits.train, splits.val, config=config, schedule=config.schedule)
+    batch = next(iter(feed.train(0, 0, lambda: (False, False))))
+    step: Any = trainer.program.train_step
+    compiled = step.lower(trainer.state, batch).compile()
+    if trainer.is_master():
+        found = collectives(compiled.as_text())
+        print(f"comm: {config.comm}, precision: {config.precision}, remat: {config.remat}")
+        print("\n".join(plan_lines(found, state_bytes(trainer.state), memory_bytes(compiled))))
+    process_group.finalize()
+    return EXIT_OK

@@ -1,0 +1,198 @@
+"""What a step sends, read from the compiled program: no strategy may send more than it says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from cyxjax.core.adapter import adapt
+from cyxjax.core.losses import CrossEntropyLoss, as_per_example
+from cyxjax.core.mesh import PER_REPLICA, build_mesh
+from cyxjax.core.step import build_consensus, build_eval_step, build_train_step, init_state
+from cyxjax.core.strategy import reduce_then
+from cyxjax.data.batches import BatchPlan, read_batch
+from cyxjax.data.order import Order
+from cyxjax.observe.plan import Collective, bytes_per_step, collectives, plan_lines, size
+from cyxjax.sync.bucketed import buckets
+from cyxjax.sync.mean import mean
+from cyxjax.sync.registry import STRATEGIES, build_sync
+from tests.device.helpers import Net, data, put
+
+REPLICAS = 4
+SIZE = 5 * 16 + 16 + 16 * 3 + 3  # parameters of Net: 147
+SMALL = 3 * 2 * 4  # loss, accuracy and signals: what every step sums over replicas, in bytes
+
+
+def compiled(sync, *, accumulation=1, evaluate=False):
+    mesh, fns, dataset = build_mesh(jax.devices()[:REPLICAS]), adapt(Net()), data(64)
+    loss = as_per_example(CrossEntropyLoss())
+    state = init_state(sync, mesh, *fns.init(jax.random.key(0), dataset.inputs[:1]), 0)
+    plan = BatchPlan(64, 2, REPLICAS, accumulation)
+    batch = put(mesh, read_batch(dataset, Order(64), plan, range(REPLICAS), 0))
+    if evaluate:
+        return build_eval_step(fns, loss, mesh).lower(build_consensus(sync, mesh)(state), batch).compile()
+    step = build_train_step(fns, loss, sync, mesh, accumulation=accumulation)
+    return step.lower(state, batch).compile()
+
+
+def sent(name, **options):
+    return collectives(compiled(build_sync(name, optax.sgd(0.1), options)).as_text())
+
+
+def summary(found):
+    return sorted((c.kind, c.payload_bytes, c.in_branch) for c in found)
+
+
+def test_mean_is_one_reduction_of_gradients_and_measures_together():
+    assert summary(sent("mean")) == [("all-reduce", 4 * SIZE + SMALL, False)]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_accumulation_sends_nothing_in_micro_steps(name):
+    options = {"rank": 1, "min_compression": 0} if name == "power_sgd" else {}
+    sync = build_sync(name, optax.sgd(0.1), options)
+    once, often = (collectives(compiled(sync, accumulation=k).as_text()) for k in (1, 4))
+    assert summary(once) == summary(often)
+    assert not any(c.in_loop for c in often)
+
+
+def test_bucketed_sends_the_same_bytes_in_parts():
+    # leaves of 64, 320, 12, 192 bytes in tree order; a bucket of 256 bytes takes the last two together
+    found = sent("bucketed", bucket_size_mb=256 / 2**20)
+    assert len([c for c in found if c.payload_bytes > SMALL]) == 3
+    assert sum(c.payload_bytes for c in found) == 4 * SIZE + SMALL
+    assert len(sent("bucketed", bucket_size_mb=25)) <= 2
+
+
+def test_buckets_fill_from_the_last_leaf():
+    assert buckets([4, 4, 4, 4], 8) == [[3, 2], [1, 0]]
+    assert buckets([100, 4, 4], 8) == [[2, 1], [0]]  # larger than a bucket: alone
+    assert buckets([4, 100, 4], 8) == [[2], [1], [0]]
+    assert buckets([], 8) == []
+
+
+# 147 values in 4 parts: of 37 (148 in all); with blocks of 16, of 48 (192), a scale of 4 bytes each.
+@pytest.mark.parametrize(
+    ("name", "options", "payload"),
+    [("fp16", {}, 2 * 148), ("bf16", {}, 2 * 148), ("int8", {"block": 16}, 192 + 12 * 4)],
+)
+def test_compressed_gradients_travel_in_their_own_bytes(name, options, payload):
+    found = sent(name, **options)
+    assert summary(found) == [
+        ("all-gather", payload, False),
+        ("all-reduce", SMALL, False),
+        ("all-to-all", payload, False),
+    ]
+    # what replicas send is an all-reduce's share of the short form
+    assert bytes_per_step(found) == 2 * payload * 3 // 4 + 2 * SMALL * 3 // 4
+
+
+def test_a_16_bit_all_reduce_would_travel_as_32_bits_on_cpu():
+    # Why casts are exchanged as integers. Where this fails, XLA has learnt it: a plain psum would do.
+    reducer = optax.stateless(
+        lambda g, _: jax.tree.map(
+            lambda a: jax.lax.pmean(a.astype(jnp.bfloat16), "data").astype(jnp.float32), g
+        )
+    )
+    found = collectives(compiled(reduce_then(reducer, optax.sgd(0.1))).as_text())
+    assert sum(c.payload_bytes for c in found) == 4 * SIZE + SMALL
+
+
+def test_power_sgd_sends_two_thin_matrices_a_leaf():
+    found = sent("power_sgd", rank=2, min_compression=0, start_iter=0)
+    # P: (5 + 16) rows of 2, with 19 biases; Q: (16 + 3) rows of 2, with the measures
+    assert summary(found) == [
+        ("all-reduce", 4 * 2 * (16 + 3) + SMALL, False),
+        ("all-reduce", 4 * (2 * (5 + 16) + 19), False),
+    ]
+    later = sent("power_sgd", rank=2, min_compression=0, start_iter=5)
+    assert {c.payload_bytes for c in later if c.in_branch} >= {4 * SIZE, 4 * 2 * (16 + 3)}
+
+
+def test_zero1_scatters_and_gathers_each_parameter_once():
+    padded = 4 * (20 + 4 + 12 + 1) * 4  # leaves of 80, 16, 48 and 3 values, each in 4 equal parts
+    assert summary(sent("zero1")) == [
+        ("all-gather", padded, False),
+        ("all-reduce", SMALL, False),
+        ("reduce-scatter", padded, False),
+    ]
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "diloco"])
+def test_local_steps_send_measures_only(name):
+    assert summary(sent(name, every=8)) == [
+        ("all-reduce", SMALL, False),
+        ("all-reduce", 4 * SIZE, True),
+    ]
+
+
+def test_clipping_costs_zero1_one_number():
+    sync = build_sync("zero1", optax.sgd(0.1), max_grad_norm=1.0)
+    found = collectives(compiled(sync).as_text())
+    assert sum(c.payload_bytes for c in found if c.kind == "all-reduce") == SMALL + 4
+
+
+@pytest.mark.parametrize("name", ["mean", "zero1", "local_sgd"])
+def test_evaluation_sends_its_sums_only(name):
+    found = collectives(compiled(build_sync(name, optax.sgd(0.1)), evaluate=True).as_text())
+    assert summary(found) == [("all-reduce", SMALL - 8, False)]
+
+
+def test_a_forgotten_reduction_is_refused():
+    forgets = optax.stateless(lambda grads, _: grads)
+    with pytest.raises(ValueError, match="out_specs"):
+        compiled(reduce_then(forgets, optax.sgd(0.1)))
+    one_leaf = optax.stateless(lambda g, _: {**jax.lax.pmean(g, "data"), "Dense_1": g["Dense_1"]})
+    with pytest.raises(ValueError, match="out_specs"):
+        compiled(reduce_then(one_leaf, optax.sgd(0.1)))
+
+
+def test_the_reader_would_see_a_reduction_in_a_loop():
+    # A mutation: reducing each micro-step's gradients, as a careless accumulation does.
+    from cyxjax.core.replica import sync_map
+
+    def careless(rows):
+        return jax.lax.scan(lambda c, g: (c + jax.lax.psum(g, "data"), None), jnp.zeros(3), rows[0])[0]
+
+    mesh = build_mesh(jax.devices()[:REPLICAS])
+    mapped = jax.jit(sync_map(careless, mesh, PER_REPLICA, jax.sharding.PartitionSpec()))
+    found = collectives(mapped.lower(np.ones((REPLICAS, 5, 3), np.float32)).compile().as_text())
+    assert [(c.kind, c.payload_bytes, c.times, c.in_loop) for c in found] == [("all-reduce", 12, 5, True)]
+
+
+def test_lines_of_other_compilers_are_read_too():
+    gpu = """HloModule jit_step, num_partitions=8
+%body (p: f32[2]) -> f32[2] {
+  %s = bf16[8,4]{1,0} reduce-scatter(%p), replica_groups=[1,8]<=[8], dimensions={0}
+}
+ENTRY %main (p: f32[2]) -> f32[2] {
+  %a = (f32[3]{0}, f32[24]{0}) all-gather-start(%p), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}
+  %b = (f32[10]{0}, s8[6]{0}) all-reduce-start(%p, %q), replica_groups={}, to_apply=%add
+  %w = f32[2] while(%p), condition=%cond, body=%body
+}
+"""
+    assert collectives(gpu) == [
+        Collective("all-gather", 96, 8),
+        Collective("all-reduce", 46, 8),
+        Collective("reduce-scatter", 8 * 64, 8, in_loop=True),
+    ]
+
+
+def test_text_of_a_plan():
+    found = [Collective("all-reduce", 24_000_000, 2), Collective("all-reduce", 100, 2, in_branch=True)]
+    lines = plan_lines(found, {"params": 24_000_000, "sync": 0, "model_state": 0}, {"temporaries": 1500})
+    assert lines[0] == "sent in an optimizer step, 24.0 MB per replica:"
+    assert " ".join(lines[1].split()) == "all-reduce 24.0 MB payload, 24.0 MB sent per replica"
+    assert lines[2].endswith("(in some steps only)")
+    assert "1.5 kB" in lines[-1]
+    assert size(2.5e12) == "2.5 TB"
+
+
+def test_one_replica_sends_nothing():
+    mesh, fns, dataset = build_mesh(jax.devices()[:1]), adapt(Net()), data(8)
+    sync = mean(optax.sgd(0.1))
+    state = init_state(sync, mesh, *fns.init(jax.random.key(0), dataset.inputs[:1]), 0)
+    batch = put(mesh, read_batch(dataset, Order(8), BatchPlan(8, 8, 1), range(1), 0))
+    step = build_train_step(fns, as_per_example(CrossEntropyLoss()), sync, mesh)
+    assert collectives(step.lower(state, batch).compile().as_text()) == []
