@@ -1,0 +1,194 @@
+"""Each scheme against its published algorithm, written out in numpy, and against what it may not lose."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from cyxjax.errors import ConfigError
+from cyxjax.sync.compressed import cast_reducer
+from cyxjax.sync.registry import build_sync
+from tests.device.sync_helpers import Alone, mean_of, params, random_grads
+
+LR = 0.05
+
+
+def tree_sum(trees):
+    return jax.tree.map(lambda *leaves: np.sum(leaves, 0, dtype=np.float64), *trees)
+
+
+def close(a, b, **tolerance):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
+
+
+# ---- PowerSGD ----------------------------------------------------------------------------------
+
+
+def power_sgd_in_numpy(grads, q, error):
+    """One step of algorithm 1 for a matrix a replica: (mean gradient, next Q, errors)."""
+    m = grads + error
+    p = np.mean([m_r @ q for m_r in m], 0)
+    for i in range(p.shape[1]):  # Gram-Schmidt, column by column
+        for j in range(i):
+            p[:, i] -= (p[:, j] @ p[:, i]) * p[:, j]
+        p[:, i] /= np.linalg.norm(p[:, i])
+    q = np.mean([m_r.T @ p for m_r in m], 0)
+    sent = p @ q.T
+    return sent, q, m - sent
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_power_sgd_equals_the_published_algorithm_step_for_step(rank):
+    options = {"rank": rank, "min_compression": 0, "start_iter": 0}
+    alone = Alone(build_sync("power_sgd", optax.sgd(LR), options), 4)
+    q = np.asarray(alone.state.sync[0].q["dense.kernel"], np.float64)
+    wanted, error = params()["dense"]["kernel"].astype(np.float64), np.zeros((4, 6, 4))
+    for t in range(5):
+        grads = random_grads(4, t)
+        mean, q, error = power_sgd_in_numpy(grads["dense"]["kernel"].astype(np.float64), q, error)
+        wanted = wanted - LR * mean
+        alone.step(grads)
+        state = alone.state.sync[0]
+        # float32 against float64 over five steps of 6 x 4 products; the sign of columns of P cancels in P Q^T
+        close(alone.copies()[0]["dense"]["kernel"], wanted, rtol=1e-4, atol=1e-5)
+        close(np.asarray(state.error["dense.kernel"]), error, rtol=1e-3, atol=1e-5)
+    biases = tree_sum([mean_of(random_grads(4, t)) for t in range(5)])["dense"]["bias"]
+    close(alone.copies()[0]["dense"]["bias"], params()["dense"]["bias"] - LR * biases, rtol=1e-5)
+
+
+def test_power_sgd_starts_with_plain_means():
+    options = {"rank": 1, "min_compression": 0, "start_iter": 3}
+    alone = Alone(build_sync("power_sgd", optax.sgd(LR), options), 4)
+    plain = Alone(build_sync("mean", optax.sgd(LR)), 4)
+    for t in range(3):
+        alone.step(random_grads(4, t))
+        plain.step(random_grads(4, t))
+    close(alone.copies()[0], plain.copies()[0], rtol=1e-6)
+    assert not np.any(alone.state.sync[0].error["dense.kernel"])
+    alone.step(random_grads(4, 3))
+    assert np.any(alone.state.sync[0].error["dense.kernel"])
+
+
+def test_power_sgd_without_warm_start_draws_a_new_q_each_step():
+    options = {"rank": 1, "min_compression": 0, "start_iter": 0, "error_feedback": False}
+    same = [random_grads(4, 0)] * 2
+
+    def moves(warm_start):
+        alone = Alone(build_sync("power_sgd", optax.sgd(1.0), options | {"warm_start": warm_start}), 4)
+        path = [alone.copies()[0]["dense"]["kernel"]]
+        for rows in same:
+            path.append(alone.step(rows).copies()[0]["dense"]["kernel"])
+        error = mean_of(same[0])["dense"]["kernel"] + np.diff(path, axis=0)
+        return np.linalg.norm(error, axis=(1, 2))
+
+    warm, cold = moves(True), moves(False)
+    assert warm[1] < warm[0] == cold[0]  # a second power iteration comes nearer to the best rank 1
+    assert cold[1] not in (cold[0], warm[1])
+
+
+def test_power_sgd_leaves_small_leaves_alone():
+    options = {"rank": 1, "min_compression": 2.0, "start_iter": 0}
+    state = Alone(build_sync("power_sgd", optax.sgd(LR), options), 2).state.sync[0]
+    assert set(state.q) == {"dense.kernel"}  # 24 > 2 * 1 * (6 + 4); biases are vectors
+    with pytest.raises(ConfigError, match="would compress no leaf"):
+        Alone(build_sync("power_sgd", optax.sgd(LR), options | {"min_compression": 2.4}), 2)
+
+
+# ---- what is lost in one step is not lost for good ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fp16", {}),
+        ("bf16", {}),
+        ("int8", {"block": 8}),
+        ("power_sgd", {"rank": 1, "min_compression": 0, "start_iter": 0}),
+    ],
+)
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_residuals_add_up(name, options, replicas):
+    # With plain SGD: what was applied and what is still owed is the sum of all mean gradients.
+    alone = Alone(build_sync(name, optax.sgd(1.0), options), replicas)
+    grads = [random_grads(replicas, t) for t in range(20)]
+    alone.step(*grads)
+    applied = jax.tree.map(lambda p, new: p - new, params(), alone.copies()[0])
+    owed = owed_of(alone.state.sync[0])
+    wanted = tree_sum([mean_of(rows) for rows in grads])
+    close(jax.tree.map(np.add, applied, owed), wanted, rtol=1e-4, atol=5e-5)  # 20 sums near 30 in float32
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(owed)) > 1e-5
+
+
+def owed_of(state):
+    zeros = jax.tree.map(np.zeros_like, params())
+    if hasattr(state, "error"):
+        zeros["dense"]["kernel"] = np.asarray(state.error["dense.kernel"]).mean(0)
+        return zeros
+    _, unravel = jax.flatten_util.ravel_pytree(zeros)
+    return jax.device_get(unravel(np.asarray(state.unsent).mean(0)))
+
+
+@pytest.mark.parametrize(("name", "within"), [("fp16", 2.0**-10), ("bf16", 2.0**-7), ("int8", 1 / 100)])
+def test_a_step_rounds_by_no_more_than_its_format(name, within):
+    # two roundings of half a unit in the last place each; int8: of the block's largest value / 254 each
+    options = {"block": 29} if name == "int8" else {}
+    alone = Alone(build_sync(name, optax.sgd(1.0), {"error_feedback": False} | options), 4)
+    grads = random_grads(4, 0)
+    got = jax.tree.map(lambda p, new: p - new, params(0), zeroed(alone).step(grads).copies()[0])
+    largest = max(np.abs(g).max() for g in jax.tree.leaves(grads))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_less(np.abs(a - b), within * largest), got, mean_of(grads)
+    )
+    assert not np.any(alone.state.sync[0].unsent)
+
+
+def zeroed(alone):
+    return Alone(alone.sync, alone.mesh.size, params(0))
+
+
+def test_sums_are_taken_in_float32():
+    # 256 + 8 x 1: in bfloat16 (8 bits of mantissa) each 1 would vanish beside 256.
+    alone = Alone(build_sync("bf16", optax.sgd(1.0), {"error_feedback": False}), 8, params(0))
+    rows = jax.tree.map(lambda p: np.ones((8, *p.shape), np.float32), params())
+    rows["gain"][0] = 249.0
+    assert alone.step(rows).copies()[0]["gain"] == -32.0  # (249 + 7) / 8; in bfloat16 31.0 or 31.25
+
+
+def test_other_dtypes_are_refused():
+    with pytest.raises(ConfigError, match="cannot be sent as int32"):
+        cast_reducer(np.int32)
+
+
+# ---- local steps -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_local_sgd_is_local_steps_and_a_mean(every):
+    alone = Alone(build_sync("local_sgd", optax.sgd(LR), {"every": every}), 4)
+    wanted = [params() for _ in range(4)]
+    for t in range(7):
+        grads = random_grads(4, t)
+        wanted = [jax.tree.map(lambda p, g, r=r: p - LR * g[r], own, grads) for r, own in enumerate(wanted)]
+        if (t + 1) % every == 0:
+            wanted = [jax.tree.map(lambda *p: np.mean(p, 0), *wanted)] * 4
+        alone.step(grads)
+        for copy, own in zip(alone.copies(), wanted, strict=True):
+            close(copy, own, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("every", "rate", "momentum"), [(1, 1.0, 0.0), (1, 0.7, 0.9), (3, 1.0, 0.0), (3, 0.7, 0.9)]
+)
+def test_diloco_is_nesterov_on_how_far_replicas_went(every, rate, momentum):
+    options = {"every": every, "outer_lr": rate, "outer_momentum": momentum}
+    alone = Alone(build_sync("diloco", optax.sgd(LR), options), 4)
+    anchor, velocity = params(), params(0)
+    for start in range(0, 9, every):
+        grads = [random_grads(4, t) for t in range(start, start + every)]
+        alone.step(*grads)
+        moved = jax.tree.map(lambda g: LR * g, tree_sum([mean_of(rows) for rows in grads]))
+        velocity = jax.tree.map(lambda v, d: momentum * v + d, velocity, moved)
+        step = jax.tree.map(lambda v, d: momentum * v + d, velocity, moved)
+        anchor = jax.tree.map(lambda a, s: a - rate * s, anchor, step)
+        for copy in alone.copies():
+            close(copy, anchor, rtol=1e-4, atol=1e-5)
