@@ -1,0 +1,91 @@
+"""The main job in several processes: the same losses as one process with as many devices."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.multiprocess
+CONFIG = Path(__file__).parents[2] / "configs" / "digits.yaml"
+LIMIT_S = 120
+
+
+def command(run_dir: Path, epochs: int = 2) -> list[str]:
+    few = ["--epochs", str(epochs), "--log-every-n-batches", "5", "--checkpoint-every-n-epochs", "1"]
+    return ["-m", "cyxjax.train", "--config", str(CONFIG), "--run-dir", str(run_dir), *few]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's environment without what the tests set for themselves, so that a run sees a user's."""
+    ours = ("NPROC", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    return {k: v for k, v in os.environ.items() if k not in ours} | variables
+
+
+def run(arguments: list[str], **variables: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def losses(run_dir: Path) -> list[float]:
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [line[name] for line in lines for name in ("loss", "train_loss", "val_loss") if name in line]
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory) -> Path:
+    run_dir = tmp_path_factory.mktemp("one") / "run"
+    assert "Batch plan: 32 samples x 2 replicas" in run(command(run_dir))
+    return run_dir
+
+
+def test_the_launcher_gives_the_losses_of_one_process_with_two_devices(one_process, tmp_path):
+    printed = run(["-m", "cyxjax.launch", "--nproc-per-node", "2", *command(tmp_path / "two")])
+    assert "world_size 2; backend gloo" in printed
+    assert "[rank 1] Epoch" not in printed  # only rank 0 speaks
+    # gloo and the in-process all-reduce add the same two float32 numbers; 40 Adam steps keep them at 1e-6.
+    assert losses(tmp_path / "two") == pytest.approx(losses(one_process), rel=1e-5)
+
+
+def test_two_terminals_with_rank_and_world_size_do_the_same(one_process, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    place = {"WORLD_SIZE": "2", "MASTER_PORT": port}
+    arguments = [sys.executable, *command(tmp_path / "hand")]
+    other = subprocess.Popen(
+        arguments,
+        env=environment(RANK="1", **place),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        run(command(tmp_path / "hand"), RANK="0", **place)
+        printed, _ = other.communicate(timeout=LIMIT_S)
+    finally:
+        other.kill()
+        other.wait()
+    assert other.returncode == 0, printed
+    assert "Epoch" not in printed
+    assert losses(tmp_path / "hand") == pytest.approx(losses(one_process), rel=1e-5)
+
+
+def test_rerunning_a_finished_run_trains_nothing_and_raising_epochs_goes_on(one_process):
+    before = losses(one_process)
+    assert "All 2 epochs are done" in run(command(one_process))
+    assert losses(one_process) == before
+    printed = run(command(one_process, epochs=3))
+    assert "Resuming from step 40 (epoch 2, batch 0)" in printed
+    assert losses(one_process)[: len(before)] == before
+    assert len(losses(one_process)) > len(before)
