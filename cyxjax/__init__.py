@@ -16,7 +16,8 @@ _FILES = {  # module -> the public names it holds
     "models": "AvgPool2DModule BatchNormModule Config Conv2DModule DropoutModule ELUModule EmbeddingModule "
     "FlattenModule GELUModule GlobalAvgPoolModule GroupNormModule LayerNormModule LeakyReLUModule "
     "LinearModule LogSoftmaxModule MaxPool2DModule ReLUModule ReshapeModule SequentialModel SiLUModule "
-    "SigmoidModule SoftmaxModule TanhModule count_params get_model load_model model_names register save_model",
+    "SigmoidModule SoftmaxModule TanhModule count_params get_model load_model model_names register "
+    "save_model",
     "train.optimizers": "AdaGradOptimizer AdamOptimizer AdamWOptimizer MomentumOptimizer RMSPropOptimizer "
     "SGDOptimizer",
 }

@@ -1,0 +1,62 @@
+"""What only a GPU can show: the same step there, and NCCL between its devices."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        shutil.which("nvidia-smi") is None,
+        reason="needs an NVIDIA GPU (nvidia-smi is not on the PATH) and `pip install 'cyxjax[gpu]'`",
+    ),
+]
+
+TRAIN = """
+import json, sys
+import numpy as np
+import cyxjax as cx
+
+group = cx.distributed.init_process_group(backend=sys.argv[1])
+splits = cx.load_dataset("digits")
+model = cx.get_model("cnn")(num_classes=10)
+trainer = cx.distributed.DistributedTrainer(model, cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1))
+config = cx.distributed.DistributedTrainingConfig(
+    epochs=2, global_batch_size=64, verbose=False, checkpoint_every_n_epochs=0, precision=sys.argv[2]
+)
+history = trainer.fit(splits.train, splits.val, config)
+import jax
+print(json.dumps({"platform": jax.default_backend(), "losses": history.train_losses}))
+"""
+
+
+def train(backend: str, precision: str = "float32") -> dict:
+    """What a fresh process prints: the tests' own jax was told to use the CPU."""
+    env = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "NPROC")}
+    # TF32 would round matrix products to 10 bits; the comparison is with a CPU's float32.
+    env["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN, backend, precision],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_gpu_gives_the_losses_of_the_cpu():
+    gpu, cpu = train("nccl"), train("gloo")
+    assert gpu["platform"] == "gpu"
+    # Convolutions sum in another order: 40 SGD steps at 1e-7 relative a step.
+    assert gpu["losses"] == pytest.approx(cpu["losses"], rel=1e-3)
+
+
+def test_bfloat16_trains_on_a_gpu():
+    losses = train("nccl", "bfloat16")["losses"]
+    assert losses[-1] < losses[0]
