@@ -1,4 +1,7 @@
-"""`python -m cyxjax.launch --nproc-per-node N script.py ...`: run a script as a group of processes."""
+"""`python -m cyxjax.launch --nproc-per-node N script.py ...`: run a script as a group of processes.
+
+`--slurm` as the first word writes, checks and submits an sbatch script instead (see manifest_cli).
+"""
 
 import os
 import sys
@@ -12,8 +15,13 @@ from cyxjax.launch.supervisor import Supervisor
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: the program's); returns its exit code."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == ["--slurm"]:  # the same job, through the queue
+        from cyxjax.launch import manifest_cli
+
+        return manifest_cli.main(["slurm", "--submit", *given[1:]])
     try:
-        options = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        options = parse(given, os.environ)
         return Supervisor(options, os.environ).run()
     except CyxjaxError as error:
         output.say(f"{type(error).__name__}: {error}")

@@ -112,7 +112,10 @@ def end_if_failed(exits: Exits) -> None:
 
 
 def _remember_exit_code() -> None:
-    """atexit handlers are not told how the process ends, so sys.exit leaves a note."""
+    """atexit handlers are not told how the process ends, so sys.exit leaves a note.
+
+    A program that catches its own sys.exit(3) and then runs to its end is still taken to end with 3.
+    """
     original = sys.exit
     if getattr(original, "leaves_a_note", False):
         return

@@ -1,6 +1,5 @@
 """Who is stuck, and who only waits: judged from the ranks' beats alone."""
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -76,7 +75,7 @@ class Stopwatch:
     @property
     def median_s(self) -> float | None:
         """None before enough steps were seen to judge by."""
-        return statistics.median(self.times_s) if len(self.times_s) >= STEPS_BEFORE_SCALING else None
+        return _median(self.times_s) if len(self.times_s) >= STEPS_BEFORE_SCALING else None
 
 
 @dataclass(frozen=True)
@@ -156,13 +155,18 @@ def stragglers(before: Mapping[int, Pulse], now: Mapping[int, Pulse]) -> str | N
     if len(per_step) < 2:
         return None
     slow = max(per_step, key=lambda rank: per_step[rank])
-    others = statistics.median(value for rank, value in per_step.items() if rank != slow)
+    others = _median([value for rank, value in per_step.items() if rank != slow])
     if per_step[slow] < 0.05 or per_step[slow] < 2 * others:
         return None
     return (
         f"rank {slow} is slow: {per_step[slow] * 1000:.0f} ms per step outside the shared step, the others "
         f"{others * 1000:.0f} ms (last seen in {now[slow].phase}); everybody waits for it"
     )
+
+
+def _median(values: list[float]) -> float:
+    """The middle value (the upper of two). The standard library's takes 8 ms to import."""
+    return sorted(values)[len(values) // 2]
 
 
 def _is_seconds(text: str) -> bool:

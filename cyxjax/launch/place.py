@@ -1,7 +1,7 @@
 """Which ranks this host runs, and where the group meets: from flags, the environment, or the engine."""
 
 import argparse
-import secrets
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -61,7 +61,7 @@ def find_place(given: argparse.Namespace, nproc: int, env: Mapping[str, str]) ->
         world_size=world,
         master_addr=addr,
         master_port=port,
-        run_id=run_id or (f"job-{secrets.token_hex(4)}" if alone else "job"),
+        run_id=run_id or (f"job-{os.urandom(4).hex()}" if alone else "job"),
         timeout_ms=common["timeout_ms"],
         token=common["token"] or (wire.new_token() if alone else ""),
     )

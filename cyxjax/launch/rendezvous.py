@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 
 from cyxjax.errors import CyxjaxError, GroupError
 from cyxjax.launch import ports, wire
@@ -55,6 +54,8 @@ class _Deadline:
 
 def versions() -> dict[str, str]:
     """What must be equal on all ranks for their compiled programs to fit together."""
+    from importlib import metadata  # slow to load, and the launcher itself does not need it
+
     found = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in ("cyxjax", "jax", "jaxlib"):
         with suppress(metadata.PackageNotFoundError):

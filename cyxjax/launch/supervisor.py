@@ -37,6 +37,8 @@ class Start:
     ended_early: list[int] = field(default_factory=list)
     deadline_s: float | None = None
     signalled: int | None = None
+    signalled_s: float = 0.0
+    hurried: bool = False
 
     @property
     def running(self) -> list[Worker]:
@@ -173,10 +175,17 @@ class Supervisor:
     def _kill_if_due(self, start: Start) -> None:
         if start.deadline_s is None or time.monotonic() < start.deadline_s:
             return
+        if start.signalled is not None and self._is_saving(start):
+            return
         for worker in start.running:
             if worker.rank not in start.killed:
                 start.killed.append(worker.rank)
                 worker.kill()
+
+    def _is_saving(self, start: Start) -> bool:
+        """True while a rank that was asked to end writes a checkpoint, within the grace of a SIGTERM."""
+        within = time.monotonic() < start.signalled_s + self.options.grace_s
+        return within and not start.hurried and any(w.pulse().phase == "checkpoint" for w in start.running)
 
     # -- signals ------------------------------------------------------------------------------------
 
@@ -194,9 +203,10 @@ class Supervisor:
         if number == getattr(signal, "SIGUSR1", None):
             return
         if start.signalled is not None:  # asked twice: no more patience
+            start.hurried = True
             start.end_within(0.0)
             return
-        start.signalled = number
+        start.signalled, start.signalled_s = number, time.monotonic()
         grace_s = INTERRUPT_GRACE_S if number == signal.SIGINT else self.options.grace_s
         output.say(f"{signal.Signals(number).name}: the ranks have {grace_s:g} s to stop")
         start.end_within(grace_s)

@@ -6,7 +6,7 @@ The token itself never travels: the meeting place sends a nonce, the rank answer
 import hashlib
 import hmac
 import json
-import secrets
+import os
 from typing import Any
 
 MAX_LINE = 16_384  # bytes of one message; the largest real one (a rank's versions) is below 1 kB
@@ -53,11 +53,11 @@ class Lines:
 
 def new_token() -> str:
     """A secret for one job: 32 random bytes, in hex."""
-    return secrets.token_hex(32)
+    return os.urandom(32).hex()
 
 
 def new_nonce() -> str:
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 def sign(token: str, nonce: str, message: Message) -> str:

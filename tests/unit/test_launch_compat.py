@@ -1,0 +1,68 @@
+"""The contract with the jax names that are not public; a new jax version fails here first, by name."""
+
+import inspect
+
+import jax
+import pytest
+from jax._src import distributed, xla_bridge
+from jaxlib import _jax
+
+from cyxjax.errors import GroupError
+from cyxjax.launch import _compat, ports
+
+
+def test_the_private_names_are_there():
+    assert _compat.can_serve()
+    assert callable(_jax.get_distributed_runtime_client)
+    assert callable(xla_bridge._jax.make_gloo_tcp_collectives)
+    assert callable(xla_bridge.backends_are_initialized)
+    state = distributed.global_state
+    for name in ("client", "service", "process_id", "num_processes", "coordinator_address"):
+        assert hasattr(state, name)
+    assert callable(state.initialize_preemption_sync_manager)
+    assert "jax_enable_recoverability" in jax.config.values
+
+
+def test_our_client_is_what_jax_itself_would_make():
+    source = inspect.getsource(distributed.State.initialize)
+    for used in (
+        "get_distributed_runtime_client",
+        "use_compression=True",
+        "initialize_preemption_sync_manager",
+    ):
+        assert used in source
+
+
+def test_initialize_takes_what_we_pass():
+    wanted = {"cluster_detection_method", "coordinator_bind_address", "initialization_timeout"}
+    wanted |= {"heartbeat_timeout_seconds", "shutdown_timeout_seconds"}
+    assert wanted <= set(inspect.signature(jax.distributed.initialize).parameters)
+
+
+def test_a_service_starts_on_a_reserved_port_and_ends():
+    held, port = ports.reserve("127.0.0.1")
+    with held:
+        service = _compat.CoordinationService(f"127.0.0.1:{port}", 1)
+        with pytest.raises(GroupError, match="is in use"):
+            ports.listen("127.0.0.1", port)
+        service.close()
+
+
+def test_a_started_backend_is_refused_with_the_way_out():
+    assert jax.devices()
+    with pytest.raises(
+        GroupError, match=r"started its devices before.*HINT: call cyxjax.distributed.init\(\) first"
+    ):
+        _compat.refuse_started_backend()
+
+
+def test_gloo_is_given_one_address_even_after_a_second_choice(monkeypatch):
+    monkeypatch.setattr(xla_bridge._jax, "make_gloo_tcp_collectives", lambda **where: where)
+    _compat.use_gloo_address("10.0.0.1", None)
+    _compat.use_gloo_address("10.0.0.2", None)
+    assert xla_bridge._jax.make_gloo_tcp_collectives(distributed_client=1) == {
+        "distributed_client": 1,
+        "hostname": "10.0.0.2",
+    }
+    _compat.use_gloo_address("10.0.0.2", "eth7")
+    assert xla_bridge._jax.make_gloo_tcp_collectives() == {"interface": "eth7"}

@@ -1,0 +1,140 @@
+"""Job files: what they hold, what is refused, and that the shipped examples are what the generator writes."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cyxjax.errors import EXIT_CONFIG, ConfigError, GroupError
+from cyxjax.launch import manifest_cli
+from cyxjax.launch.clusters import discover
+from cyxjax.launch.manifests import (
+    JobSpec,
+    kubernetes_environment,
+    kubernetes_manifest,
+    slurm_script,
+    submit_slurm,
+)
+from cyxjax.launch.options import parse
+
+ROOT = Path(__file__).parents[2]
+SPEC = JobSpec(
+    ["python", "train.py", "--note", "a b"], name="run-7", nodes=2, processes_per_node=4, image="i:1"
+)
+EXAMPLE = [
+    "--name",
+    "digits",
+    "--nodes",
+    "2",
+    "--processes-per-node",
+    "4",
+    "--cpus-per-process",
+    "4",
+    "--memory-gib",
+    "32",
+]
+PROGRAM = ["--", "python", "-m", "cyxjax.train", "--config", "configs/digits.yaml"]
+
+
+def test_an_sbatch_script_starts_one_launcher_per_node():
+    text = slurm_script(SPEC)
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --cpus-per-task=4\n" in text
+    assert "gpus-per-node" not in text
+    assert "--nproc-per-node 4 --max-restarts 3 --no-python" in text
+    assert "python train.py --note 'a b'" in text
+
+
+def test_gpus_and_partition_are_asked_for():
+    text = slurm_script(JobSpec(["x"], gpus_per_node=8, partition="a100"))
+    assert "#SBATCH --gpus-per-node=8\n" in text
+    assert "#SBATCH --partition=a100\n" in text
+
+
+def test_the_kubernetes_job_is_indexed_and_its_pods_have_names():
+    service, job = json.loads(kubernetes_manifest(SPEC))["items"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"] == {"job-name": "run-7"}
+    assert (job["spec"]["completionMode"], job["spec"]["completions"], job["spec"]["parallelism"]) == (
+        "Indexed",
+        2,
+        2,
+    )
+    pod = job["spec"]["template"]["spec"]
+    assert (pod["subdomain"], pod["restartPolicy"]) == ("run-7", "Never")
+    (container,) = pod["containers"]
+    assert container["command"][-4:] == ["python", "train.py", "--note", "a b"]
+    assert container["resources"]["limits"]["cpu"] == "4"
+    assert {"name": "MASTER_ADDR", "value": "run-7-0.run-7"} in container["env"]
+
+
+def test_a_pods_environment_places_it_with_and_without_our_launcher():
+    env = kubernetes_environment(SPEC) | {"JOB_COMPLETION_INDEX": "1"}
+    assert (discover(env).rank, discover(env).world_size) == (1, 2)
+    place = parse(["--nproc-per-node", "4", __file__], env).place
+    assert (place.base_rank, place.world_size, place.master_addr) == (4, 8, "run-7-0.run-7")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"name": "Run_7"}, "name='Run_7'"),
+        ({"name": "x" * 60}, "name="),
+        ({"image": ""}, "image=''"),
+        ({"namespace": "a/b"}, "namespace='a/b'"),
+    ],
+)
+def test_what_kubernetes_would_refuse_is_refused_here(changes, said):
+    with pytest.raises(ConfigError, match=said):
+        kubernetes_manifest(JobSpec(**({"command": ["x"], "image": "i"} | changes)))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"name": "a b"}, {"name": "$(id)"}, {"time": "soon"}, {"partition": "x\n#SBATCH --uid=0"}]
+)
+def test_nothing_can_be_slipped_into_an_sbatch_script(changes):
+    with pytest.raises(ConfigError, match="HINT"):
+        slurm_script(JobSpec(**({"command": ["x"]} | changes)))
+
+
+def test_numbers_are_checked_when_the_job_is_described():
+    with pytest.raises(ConfigError, match="nodes=0"):
+        JobSpec(["x"], nodes=0)
+    with pytest.raises(ConfigError, match="no command"):
+        JobSpec([])
+    with pytest.raises(ConfigError, match="cannot be negative"):
+        JobSpec(["x"], gpus_per_node=-1)
+
+
+def test_without_slurm_there_is_a_hint(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(GroupError, match="sbatch is not installed"):
+        submit_slurm("x.sbatch")
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "path"),
+    [
+        ("slurm", [], "scripts/slurm/digits.sbatch"),
+        ("k8s", ["--image", "registry.example/cyxjax:1"], "scripts/kubernetes/digits.json"),
+    ],
+)
+def test_the_shipped_examples_are_what_the_command_writes(engine, flags, path, capsys):
+    assert manifest_cli.main([engine, *EXAMPLE, *flags, *PROGRAM]) == 0
+    assert capsys.readouterr().out == (ROOT / path).read_text()
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["slurm"], ["lsf", "--", "x"], ["k8s", "--submit", "--", "x"], ["k8s", "--", "x"]]
+)
+def test_a_bad_command_line_is_one_line(argv, capsys):
+    assert manifest_cli.main(argv) == EXIT_CONFIG
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "HINT: " in said
+
+
+def test_commands_are_quoted_for_the_shell():
+    text = slurm_script(JobSpec(["python", "x.py", "$(reboot)", "a;b"]))
+    assert shlex.split(text.rstrip().splitlines()[-1]) == ["python", "x.py", "$(reboot)", "a;b"]

@@ -1,0 +1,155 @@
+"""Error records: what is kept, what is hidden, which error comes first, and how a rank ends."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cyxjax.errors import EXIT_CONFIG, EXIT_SECONDARY, EXIT_USER_ERROR, ConfigError
+from cyxjax.launch import records, report
+from cyxjax.launch.beat import Pulse
+from cyxjax.launch.records import ErrorRecord, PeerLost, is_secondary, redact
+
+
+def raised(error):
+    try:
+        raise error
+    except BaseException as caught:  # any kind is recorded
+        return records.of_exception(caught, rank=2, pulse=Pulse(7, "data"), start=1)
+
+
+def test_a_record_holds_what_a_person_asks_for(tmp_path):
+    record = raised(ValueError("no such shard"))
+    assert (record.rank, record.step, record.phase, record.start) == (2, 7, "data", 1)
+    assert (record.exit_code, record.secondary) == (EXIT_USER_ERROR, False)
+    assert record.source.startswith("test_launch_records.py:")
+    assert record.summary.startswith("ValueError: no such shard (test_launch_records.py:")
+    path = str(tmp_path / "e.json")
+    records.save(record, path)
+    assert records.load(path) == record
+    assert os.stat(path).st_mode & 0o077 == 0
+
+
+def test_a_configuration_error_has_its_own_code():
+    assert raised(ConfigError("bad")).exit_code == EXIT_CONFIG
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("UNKNOWN: Gloo all-reduce failed: [x/pair.cc:538] Read error: Connection reset by peer"),
+        RuntimeError("UNAVAILABLE: Failed to send RPC to coordination service"),
+        RuntimeError("INTERNAL: NCCL operation ncclAllReduce failed"),
+        PeerLost("lost rank 1"),
+    ],
+)
+def test_what_a_healthy_rank_gets_from_a_failing_one(error):
+    record = raised(error)
+    assert record.secondary
+    assert record.exit_code == EXIT_SECONDARY
+
+
+def test_a_consequence_stays_one_when_it_is_wrapped():
+    wrapped = RuntimeError("step failed")
+    wrapped.__cause__ = PeerLost("x")
+    assert is_secondary(wrapped)
+    assert not is_secondary(ConnectionResetError("Connection reset by peer"))  # a database's, say
+    assert not is_secondary(ValueError("Gloo is a word"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "api_key=hunter2",
+        "WANDB_API_KEY: hunter2",
+        "token='hunter2'",
+        '"password": "hunter2"',
+        "X-Secret=hunter2",
+    ],
+)
+def test_secrets_are_hidden(text):
+    assert "hunter2" not in redact(f"before {text} after")
+    assert redact("monkey business at key frame 7") == "monkey business at key frame 7"
+
+
+def test_the_earliest_cause_comes_first_not_the_earliest_record():
+    consequence = ErrorRecord(0, "PeerLost", "", secondary=True, at_monotonic_s=1.0)
+    late = ErrorRecord(2, "KeyError", "", at_monotonic_s=3.0)
+    cause = ErrorRecord(1, "ValueError", "", at_monotonic_s=2.0)
+    assert report.first_of([consequence, late, cause]) is cause
+    assert report.first_of([consequence]) is consequence
+    assert report.first_of([consequence], ended_early=[3]).type == "EarlyEnd"
+
+
+def test_a_cut_off_record_is_no_record(tmp_path):
+    path = tmp_path / "e.json"
+    path.write_text('{"rank": 1, "ty')
+    assert records.load(str(path)) is None
+    assert records.load(str(tmp_path / "none")) is None
+
+
+def test_signals_are_named_with_their_meaning():
+    record = records.of_status(1, 7, -9, Pulse(3, "step"), 0)
+    assert record.type == "SIGKILL"
+    assert "memory" in record.message
+    assert records.of_status(1, 7, 75, Pulse(), 0).secondary
+
+
+ENDING = """
+import os, sys, threading
+from cyxjax.launch import exits
+hooks = exits.install(1, 0, os.environ)
+hooks.report = lambda text: print("told:", text, flush=True)
+{body}
+"""
+
+
+def end(body, **env):
+    code = ENDING.format(body=body)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_an_exception_ends_the_process_with_its_traceback_and_tells_the_peers():
+    done = end("raise ValueError('boom')")
+    assert done.returncode == 1
+    assert "told: ValueError: boom" in done.stdout
+    assert done.stderr.rstrip().endswith("ValueError: boom")
+
+
+def test_an_exception_in_a_thread_ends_the_process_too():
+    done = end("threading.Thread(target=lambda: 1 / 0).start(); threading.Event().wait(30)")
+    assert done.returncode == 1
+    assert "told: ZeroDivisionError" in done.stdout
+
+
+def test_a_consequence_is_not_told_on():
+    done = end("raise RuntimeError('UNAVAILABLE: Socket closed')")
+    assert (done.returncode, done.stdout) == (EXIT_SECONDARY, "")
+    assert done.stderr == "[rank 1] RuntimeError: UNAVAILABLE: Socket closed\n"
+
+
+def test_sys_exit_does_not_wait_for_peers():
+    done = end("import atexit; atexit.register(exits.end_if_failed, hooks); sys.exit(5)")
+    assert (done.returncode, done.stdout) == (5, "told: sys.exit(5)\n")
+
+
+def test_a_caught_sys_exit_is_forgotten_by_a_later_one():
+    first = "import atexit; atexit.register(exits.end_if_failed, hooks)\ntry: sys.exit(5)\n"
+    assert end(f"{first}except SystemExit: pass\nsys.exit(0)").returncode == 0
+
+
+def test_torchrun_finds_our_traceback(tmp_path):
+    path = tmp_path / "torch.json"
+    end("raise ValueError('boom')", TORCHELASTIC_ERROR_FILE=str(path))
+    message = json.loads(path.read_text())["message"]
+    assert message["message"].startswith("ValueError: boom")
+    assert "Traceback" in message["extraInfo"]["py_callstack"]
