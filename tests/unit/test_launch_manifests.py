@@ -22,18 +22,8 @@ ROOT = Path(__file__).parents[2]
 SPEC = JobSpec(
     ["python", "train.py", "--note", "a b"], name="run-7", nodes=2, processes_per_node=4, image="i:1"
 )
-EXAMPLE = [
-    "--name",
-    "digits",
-    "--nodes",
-    "2",
-    "--processes-per-node",
-    "4",
-    "--cpus-per-process",
-    "4",
-    "--memory-gib",
-    "32",
-]
+EXAMPLE = ["--name", "digits", "--nodes", "2", "--processes-per-node", "4"]
+EXAMPLE += ["--cpus-per-process", "4", "--memory-gib", "32"]
 PROGRAM = ["--", "python", "-m", "cyxjax.train", "--config", "configs/digits.yaml"]
 
 
