@@ -1,0 +1,122 @@
+"""Runs `cyxjax train` in forked processes, for training.py: one JSON order a line, one JSON answer.
+
+Forked, because importing jax anew for each of some thirty processes would take longer than all they train.
+An order {"argv", "ranks", "port", "log", "fault"} starts the ranks and is answered by their pids; {"wait"}
+by their exit codes. A fault is "what:rank:phase:step[:times]": at that moment of that rank a signal ("KILL",
+"TERM", "INT") is sent to itself, "times" times (default 1). The moment is what the rank tells the supervisor
+(`beat`), or "write": the background write of the checkpoint of that step, a few milliseconds after it began.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def plan_fault(text: str, rank: int) -> None:
+    what, at_rank, phase, step, *times = text.split(":")
+    if rank != int(at_rank):
+        return
+    number = signal.Signals[f"SIG{what}"]
+
+    def strike() -> None:
+        for _ in range(int(*times or ["1"])):
+            os.kill(os.getpid(), number)
+
+    (strike_in_a_write if phase == "write" else strike_at_a_beat)(phase, int(step), strike)
+
+
+def strike_at_a_beat(phase: str, step: int, strike: Any) -> None:
+    from cyxjax.train import loop
+
+    real, left = loop.beat, [strike]
+
+    def telling(now: int, where: str) -> None:
+        real(now, where)
+        if now >= step and where == phase and left:
+            left.pop()()
+
+    loop.beat = telling
+
+
+def strike_in_a_write(phase: str, step: int, strike: Any) -> None:
+    from cyxjax.train.step_store import StepStore
+
+    real = StepStore.write
+
+    def writing(self: StepStore, snapshot: Any) -> None:
+        if snapshot.step >= step:
+            delay_s = int.from_bytes(os.urandom(1), "big") / 255 * 0.03  # a save here takes some 30 ms
+            threading.Thread(target=lambda: (time.sleep(delay_s), strike()), daemon=True).start()
+        real(self, snapshot)
+
+    StepStore.write = writing
+
+
+def run_rank(order: dict[str, Any], rank: int) -> None:
+    log = os.open(f"{order['log']}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    world = order["ranks"]
+    if world > 1:
+        values = (rank, world, rank, "127.0.0.1", order["port"])
+        os.environ |= {name: str(value) for name, value in zip(PLACE, values, strict=True)}
+    if order.get("fault"):
+        plan_fault(order["fault"], rank)
+    from cyxjax import cli
+
+    code = 99
+    try:
+        code = cli.main(["train", *order["argv"]])
+    except BaseException as error:
+        code = error.code if isinstance(error, SystemExit) else code
+        if not isinstance(error, SystemExit):
+            traceback.print_exc()
+            sys.excepthook(type(error), error, error.__traceback__)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(order: dict[str, Any]) -> list[int]:
+    pids = []
+    order["port"] = free_port()
+    for rank in range(order["ranks"]):
+        pid = os.fork()
+        if pid == 0:
+            run_rank(order, rank)
+        pids.append(pid)
+    return pids
+
+
+def main() -> None:
+    # Code is loaded once; no backend is started before a fork.
+    import orbax.checkpoint  # noqa: F401
+
+    import cyxjax.train.experiment  # noqa: F401
+
+    pids: list[int] = []
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order == "wait":
+            answer = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        else:
+            answer = pids = start(order)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
