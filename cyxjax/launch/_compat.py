@@ -63,11 +63,15 @@ class CoordinationService:
         self._service = None
 
 
-def start_distributed(address: str, rank: int, world_size: int, *, served: bool) -> None:
+def start_distributed(
+    address: str, rank: int, world_size: int, *, served: bool, keep_preemption_service: bool = False
+) -> None:
     """Starts `jax.distributed` against `address`; unless `served`, rank 0 hosts the service there itself."""
     import jax
 
     jax.config.update("jax_enable_recoverability", True)
+    if not keep_preemption_service:  # it would swallow SIGTERM, which then never reaches the program
+        jax.config.update("jax_enable_preemption_service", False)
     if served:
         _connect_client(address, rank, world_size)
         return

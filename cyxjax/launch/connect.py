@@ -113,7 +113,9 @@ def _start_jax(topology: Topology, membership: Membership, env: Mapping[str, str
     _choose_devices(topology, env)
     _compat.use_gloo_address(membership.own_address, env.get("GLOO_SOCKET_IFNAME"))
     address, served = str(membership.coordinator["address"]), bool(membership.coordinator["served"])
-    _compat.start_distributed(address, topology.rank, topology.world_size, served=served)
+    keep = "JAX_ENABLE_PREEMPTION_SERVICE" in env  # the user's own word
+    place = (address, topology.rank, topology.world_size)
+    _compat.start_distributed(*place, served=served, keep_preemption_service=keep)
     _check_world(topology)
 
 

@@ -115,6 +115,8 @@ def train(topology, step):
         maybe_fail(topology.rank, number)
         tell(number, "step")
         total = step()
+        if number == 1:
+            print("under way", flush=True)
     print(f"finished {STEPS} steps, start {topology.restart_count}, total {total:g}", flush=True)
 
 

@@ -20,7 +20,7 @@ def test_the_private_names_are_there():
     for name in ("client", "service", "process_id", "num_processes", "coordinator_address"):
         assert hasattr(state, name)
     assert callable(state.initialize_preemption_sync_manager)
-    assert "jax_enable_recoverability" in jax.config.values
+    assert {"jax_enable_recoverability", "jax_enable_preemption_service"} <= set(jax.config.values)
 
 
 def test_our_client_is_what_jax_itself_would_make():

@@ -1,0 +1,125 @@
+"""What the launcher does for healthy ranks: prefixes, logs, filters, signals passed on, other programs."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.faults.launching import RANK, launch, start, until
+
+pytestmark = pytest.mark.multiprocess
+TALK = "import os, sys\nprint('out', os.environ['RANK'])\nprint('err', os.environ['RANK'], file=sys.stderr)\n"
+
+
+@pytest.fixture
+def talk(tmp_path):
+    path = tmp_path / "talk.py"
+    path.write_text(TALK)
+    return path
+
+
+def run(*words):
+    command = [sys.executable, "-m", "cyxjax.launch", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_every_line_names_its_rank(talk):
+    done = run("--nproc-per-node", 2, talk)
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] out 0", "[rank 1] out 1"]
+    assert sorted(done.stderr.splitlines()) == ["[rank 0] err 0", "[rank 1] err 1"]
+
+
+def test_one_rank_needs_no_name(talk):
+    assert run(talk).stdout == "out 0\n"
+
+
+def test_genesis_spelling(talk):
+    assert run("--gpus", 2, "--script", talk).stdout.count("out") == 2
+
+
+def test_logs_tee_redirects_and_filter(talk, tmp_path):
+    logs = tmp_path / "logs"
+    done = run(
+        "--nproc-per-node",
+        3,
+        "--log-dir",
+        logs,
+        "-r",
+        "3",
+        "-t",
+        "0:3,1:3",
+        "--local-ranks-filter",
+        "0,2",
+        talk,
+    )
+    assert done.stdout == "[rank 0] out 0\n"  # 1 is filtered, 2 goes to its file only
+    for rank in range(3):
+        text = (logs / "start_0" / f"rank_{rank}.log").read_text()
+        assert sorted(text.splitlines()) == [f"err {rank}", f"out {rank}"]
+
+
+def test_modules_and_other_programs(talk):
+    assert "usage: " in run("-m", "json.tool", "--help").stdout
+    assert run("--no-python", "echo", "hello").stdout == "hello\n"
+
+
+def test_a_program_that_cannot_start_is_said():
+    done = run("--no-python", "/no/such/program")
+    assert done.returncode == 1
+    assert "cannot start /no/such/program" in done.stderr
+
+
+def test_bad_flags_end_with_one_line_before_anything_starts():
+    done = run("--nproc-per-nod", 2, RANK)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "Did you mean '--nproc-per-node'" in done.stderr
+
+
+def test_a_port_in_use_is_refused_before_anything_starts():
+    from cyxjax.launch import ports
+
+    with ports.listen("127.0.0.1", 0) as stranger:
+        done = run("--nproc-per-node", 2, "--master-port", stranger.getsockname()[1], RANK)
+    assert done.returncode == 3
+    assert "is in use by" in done.stderr
+
+
+def test_usr1_is_passed_on_and_usr2_shows_where_all_are(tmp_path):
+    job = start(tmp_path, 2, KIND="light", STEPS=4000)
+    assert all(job.reached("under way", rank) for rank in range(2))
+    job.process.send_signal(signal.SIGUSR2)
+    time.sleep(2)
+    job.process.send_signal(signal.SIGTERM)  # light ranks have no handler: they end at once
+    job.wait(30)
+    assert job.err.count("in train") >= 2
+    assert "--- rank 1 ---" in job.err
+    script = tmp_path / "usr1.py"
+    script.write_text(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "print('ready', flush=True)\ntime.sleep(100)\n"
+    )
+    job = start(tmp_path / "b", 2, script=script)
+    assert all(job.reached("ready", rank) for rank in range(2))
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.wait(30).code == 0
+    assert job.out.count("saved") == 2
+
+
+def test_a_group_of_jax_processes_ends_cleanly_and_says_nothing_else(tmp_path):
+    job = launch(tmp_path, 2, KIND="jax", STEPS=3)
+    assert job.code == 0
+    assert job.out.count("finished 3 steps, start 0, total 2") == 2
+    assert "Gloo" not in job.out + job.err
+    assert job.err == ""
+    assert job.first == {}
+
+
+def test_files_of_a_finished_job_are_gone(talk, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert run("--nproc-per-node", 2, talk).returncode == 0
+    assert until(lambda: not list(tmp_path.glob("cyxjax-*")), 2)
