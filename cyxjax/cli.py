@@ -14,6 +14,7 @@ ROWS: dict[str, tuple[str, str]] = {
         "cyxjax.train.checkpoint_cli:main",
         "list, verify, export and prune the checkpoints of a run",
     ),
+    "audit": ("cyxjax.train.audit_cli:main", "prove that a run saw every sample once an epoch, in its place"),
     "plan": ("cyxjax.train.plan:main", "show what a step of an experiment sends and holds, without training"),
     "config": ("cyxjax.train.config_load:main", "show the resolved configuration of an experiment"),
     "env": ("cyxjax.observe.place:main", "show which rank, world size and backend were found, and why"),

@@ -91,6 +91,7 @@ class HostBatch(NamedTuple):
     weight: npt.NDArray[np.float32]  # shape (rows,): 1 for a real sample, 0 for padding
     total: int  # real samples in the step over ALL replicas; equal on every rank
     places: Places  # shape (rows,): place in the epoch's order; the key of a row's random draws
+    ids: Places | None = None  # shape (rows,): the samples that were read; None where they have no numbers
 
 
 def iterate(
@@ -125,7 +126,7 @@ def read_batch(
 def _read(dataset: Dataset, plan: BatchPlan, step: int, places: Places, indices: Places) -> HostBatch:
     inputs, targets = dataset.take(indices)
     weight = (places < plan.num_samples).astype(np.float32)
-    return HostBatch(inputs, targets, weight, plan.total(step), places)
+    return HostBatch(inputs, targets, weight, plan.total(step), places, indices)
 
 
 def batch_size_from_global(global_batch_size: int, num_replicas: int, accumulation: int = 1) -> int:

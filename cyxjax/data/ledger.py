@@ -50,9 +50,17 @@ def fingerprint(places: np.ndarray, ids: np.ndarray) -> Fingerprint:
         raise DataError(
             f"places {places.shape} and ids {ids.shape} differ in shape. HINT: one place for each id."
         )
+    flat = places.reshape(1, -1), ids.reshape(1, -1)
+    return fingerprints(*flat, np.ones((1, ids.size), bool))[0]
+
+
+def fingerprints(places: np.ndarray, ids: np.ndarray, real: np.ndarray) -> list[Fingerprint]:
+    """One fingerprint for each row of `places` and `ids` (steps, rows), of its samples that are `real`."""
     mixed_ids = mix(ids)
-    placed = mix(mixed_ids ^ mix(places + 1))
-    return Fingerprint(ids.size, int(placed.sum(dtype=np.uint64)), int(mixed_ids.sum(dtype=np.uint64)))
+    placed = np.where(real, mix(mixed_ids ^ mix(places + 1)), 0).sum(axis=1, dtype=np.uint64)
+    unplaced = np.where(real, mixed_ids, 0).sum(axis=1, dtype=np.uint64)
+    columns = (real.sum(axis=1).tolist(), placed.tolist(), unplaced.tolist())
+    return [Fingerprint(*row) for row in zip(*columns, strict=True)]
 
 
 def mix(values: np.ndarray) -> np.ndarray:

@@ -158,6 +158,11 @@ class DistributedTrainingConfig(Strict):
         """Folder of the checkpoints."""
         return Path(self.checkpoint_dir)
 
+    @property
+    def run_folder(self) -> Path | None:
+        """Where a run keeps what it records besides checkpoints; None: nowhere."""
+        return None
+
     def resolved(self) -> dict[str, Any]:
         """Plain values for YAML or JSON; a batch size that was not chosen is left out, so they load again."""
         values = self.model_dump(mode="json")
@@ -191,6 +196,10 @@ class TrainConfig(DistributedTrainingConfig):
     @property
     def checkpoint_path(self) -> Path:
         return Path(self.run_dir) / self.checkpoint_dir
+
+    @property
+    def run_folder(self) -> Path | None:
+        return Path(self.run_dir)
 
     def to_yaml(self) -> str:
         """The resolved configuration; `load_config(["--config", FILE])` of it gives the same value."""

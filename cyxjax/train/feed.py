@@ -16,6 +16,7 @@ from cyxjax.data.order import Order
 from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError
+from cyxjax.train.ledger_hook import StreamFacts, Tape
 from cyxjax.train.loop import Feed
 
 Ask = Callable[[], tuple[bool, bool]]
@@ -61,9 +62,14 @@ def dataset_feed(
     shuffle: bool,
     depth: int,
     max_eval_batches: int | None = None,
+    tape: Tape | None = None,
 ) -> Feed:
-    """Batches of datasets with an index: each sample once an epoch, each step a function of its number."""
-    placer, mine = Placer(mesh), local_replicas(mesh)
+    """Batches of datasets with an index: each sample once an epoch, each step a function of its number.
+
+    What is delivered is noted on `tape`.
+    """
+    placer, mine, tape = Placer(mesh), local_replicas(mesh), tape or Tape()
+    tape.facts = StreamFacts(len(train), plan.global_batch_size, plan.drop_last, seed, shuffle)
 
     def train_batches(epoch: int, first_step: int, ask: Ask) -> Iterator[Batch]:
         order = Order(len(train), seed, epoch, shuffle)
@@ -71,6 +77,7 @@ def dataset_feed(
         ahead = 0 if isinstance(train, ArrayDataset) else depth
         with prefetch(iterate(train, order, plan, mine, first_step), ahead) as batches:
             for host in batches:
+                tape.note(epoch, host)
                 yield placer.put(host, ask())
 
     def val_batches() -> Iterator[Batch]:

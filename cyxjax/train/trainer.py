@@ -20,8 +20,8 @@ from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError, GroupError
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.sinks import NullSink, Sink
+from cyxjax.train import guards, loop, moments
 from cyxjax.train import inputs as fit_inputs
-from cyxjax.train import loop, moments
 from cyxjax.train.build import Built, Recipe, batch_plan, build, effective_batch_size, program_shape
 from cyxjax.train.checkpoint import Checkpointer
 from cyxjax.train.config import DistributedTrainingConfig
@@ -36,6 +36,7 @@ from cyxjax.train.hooks import (
     TerminateOnNaN,
     latest,
 )
+from cyxjax.train.ledger_hook import LedgerHook
 from cyxjax.train.loop import Feed, Hook, Moment, Position
 from cyxjax.train.signals import StopSignals
 
@@ -73,6 +74,7 @@ class DistributedTrainer:
         self._inputs: PyTree = None
         self._moment: Moment | None = None
         self._loaded = False  # the next fit goes on from a loaded moment
+        self._ledger = LedgerHook()
         self.history = DistributedTrainingHistory()
         self.stopped_by_signal = False
 
@@ -203,6 +205,7 @@ class DistributedTrainer:
     # ---- the parts of a fit, in the order they happen ---------------------------------------------
 
     def _feed(self, data: fit_inputs.FitData, config: DistributedTrainingConfig) -> Feed:
+        tape = self._ledger.open()
         accumulation = config.gradient_accumulation_steps
         if not data.indexed:
             return loader_feed(self._mesh, data.train, data.val, accumulation, config.prefetch)
@@ -215,6 +218,7 @@ class DistributedTrainer:
             shuffle=config.shuffle,
             depth=config.prefetch,
             max_eval_batches=config.max_eval_batches,
+            tape=tape,
         )
 
     def _prepare(
@@ -367,7 +371,8 @@ class DistributedTrainer:
                 portable=lambda state: self._portable(built, state),
             )
         )
-        return hooks
+        folder = config.run_folder if self.is_master() else None
+        return guards.around(hooks, guards.Guards(self._ledger, folder))
 
     # ---- state, on disk and off -------------------------------------------------------------------
 
@@ -384,7 +389,8 @@ class DistributedTrainer:
         return portable.to_portable(state, built.sync, _gather_rows)
 
     def _describe(self, moment: Moment) -> dict[str, Any]:
-        return moments.to_meta(moment, self.history, self._config.resolved(), self._inputs)
+        meta = moments.to_meta(moment, self.history, self._config.resolved(), self._inputs)
+        return meta | self._ledger.meta(moment)
 
     def _restore(self, checkpointer: Checkpointer) -> bool:
         """Takes the newest good step of a folder as the present moment; whether there was one."""
@@ -396,6 +402,7 @@ class DistributedTrainer:
             return False
         state = portable.from_portable(restored.state, built.sync, self._mesh)
         self._moment, history = moments.from_meta(restored.meta, state)
+        self._ledger.restore(restored.meta)
         history.world_size, history.num_replicas = self.get_world_size(), num_replicas(self._mesh)
         history.stopped_by = ""
         self.history = history

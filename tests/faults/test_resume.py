@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from training import EPOCHS, STEPS_PER_EPOCH, Jobs, curves, leaves, newest_step, sha256_of, write_experiment
 
+from cyxjax.train import audit_cli
+
 pytestmark = pytest.mark.multiprocess
 LAST = EPOCHS * STEPS_PER_EPOCH
 KILLED = -signal.SIGKILL
@@ -33,6 +35,7 @@ def unbroken(jobs, tmp_path_factory):
 
 
 def same_run(config, other):
+    assert audit_cli.main([str(config.parent / "run")]) == 0
     assert newest_step(config) == newest_step(other)
     assert curves(config) == curves(other)
     assert sha256_of(leaves(config)) == sha256_of(leaves(other))

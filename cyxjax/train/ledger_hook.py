@@ -1,0 +1,188 @@
+"""What the feed delivered, as the run's ledger: in every checkpoint, and a line a step in `ledger.jsonl`.
+
+The feed notes the ids that were really read and the places they stand for (a list append a step); sums are
+made many steps at a time, and the ranks' shares are added up only where all ranks meet anyway, at saves.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from cyxjax.data.batches import HostBatch
+from cyxjax.data.ledger import Fingerprint, Ledger, fingerprints
+from cyxjax.errors import DataError
+from cyxjax.train.loop import Hook, Moment, Position
+
+FILE = "ledger.jsonl"
+_AT_ONCE = 64  # steps summed together: 2 us a step, where one alone costs 15
+_SETTLE_EVERY = 4096  # steps, for runs that save seldom: bounds what is held in memory
+_LOW = 2**32 - 1
+
+
+class StreamFacts(NamedTuple):
+    """What makes the order of samples, and how it is cut into steps."""
+
+    num_samples: int
+    global_batch_size: int
+    drop_last: bool
+    seed: int
+    shuffle: bool
+
+
+class Tape:
+    """The (epoch, fingerprint) of each step delivered to this process since the last `take`."""
+
+    def __init__(self, facts: StreamFacts | None = None) -> None:
+        self.facts = facts  # None: a source without ids, of which nothing can be recorded
+        self._fresh: list[tuple[int, HostBatch]] = []
+        self._summed: list[tuple[int, Fingerprint]] = []
+
+    def note(self, epoch: int, host: HostBatch) -> None:
+        """One more step was delivered."""
+        if self.facts is None:
+            return
+        # Inputs and targets are let go: only the numbers of the samples are kept.
+        self._fresh.append((epoch, host._replace(inputs=None, targets=None)))
+        if len(self._fresh) >= _AT_ONCE:
+            self._sum()
+
+    def take(self) -> list[tuple[int, Fingerprint]]:
+        """All that was noted since the last call, oldest first."""
+        self._sum()
+        taken, self._summed = self._summed, []
+        return taken
+
+    def _sum(self) -> None:
+        if self._fresh:
+            hosts = [host for _, host in self._fresh]
+            places, ids = np.stack([h.places for h in hosts]), np.stack([np.asarray(h.ids) for h in hosts])
+            real = np.stack([h.weight for h in hosts]) > 0
+            epochs = [epoch for epoch, _ in self._fresh]
+            self._summed += zip(epochs, fingerprints(places, ids, real), strict=True)
+            self._fresh = []
+
+
+class LedgerHook(Hook):
+    """Keeps the ledger of a run. Stands before the hook that saves, and sees every moment that is saved."""
+
+    def __init__(self) -> None:
+        self.tape = Tape()
+        self._ledger: Ledger | None = None  # None: this run's samples are not all known
+        self._step = -1  # optimizer steps done when it was last brought up to date
+        self._saving: Callable[[Position, bool], bool] = Hook().wants_state
+        self._path: Path | None = None
+
+    def open(self) -> Tape:
+        """An empty tape for the next run."""
+        self.tape = Tape()
+        return self.tape
+
+    def restore(self, meta: dict[str, Any]) -> None:
+        """Goes on from a checkpoint. One without a ledger is no error: nothing is recorded then."""
+        found = meta.get("ledger")
+        self._ledger = Ledger.from_json(found) if found is not None else None
+        self._step = int(meta["position"]["step"])
+
+    def meta(self, moment: Moment) -> dict[str, Any]:
+        """What a checkpoint of `moment` holds of the ledger; nothing if it is not up to date."""
+        current = self._ledger is not None and self._step == moment.position.step
+        return {"ledger": self._ledger.to_json()} if current and self._ledger is not None else {}
+
+    def begin(self, saving: Callable[[Position, bool], bool], path: Path | None) -> "LedgerHook":
+        """Records into `path` (None: nowhere but the checkpoints), brought up to date whenever `saving`."""
+        self._saving, self._path = saving, path
+        return self
+
+    def on_start(self, moment: Moment) -> None:
+        self.tape.take()
+        new = moment.position[1:] == (0, 0)  # epoch and step in it
+        if new:
+            self._ledger, self._step = Ledger(), moment.position.step
+        if self.tape.facts is None or self._step != moment.position.step:
+            self._ledger = None
+        if self._ledger is not None and self.tape.facts is not None:
+            self._write([self.tape.facts._asdict()], "w" if new else "a")
+
+    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
+        return self._ledger is not None and (
+            self._saving(position, asked_to_save) or position.step % _SETTLE_EVERY == 0
+        )
+
+    def on_state(self, moment: Moment) -> None:
+        self._settle(moment.position)
+
+    def on_end(self, moment: Moment, finished: bool) -> None:
+        self._settle(moment.position)
+
+    def _settle(self, position: Position) -> None:
+        if self._ledger is None:
+            return
+        lines = []
+        for epoch, batch in _of_all_ranks(self.tape.take()):
+            self._ledger = self._ledger.extend(epoch, batch)
+            lines.append(self._ledger.to_json())
+        self._step = position.step
+        self._write(lines, "a")
+
+    def _write(self, lines: list[dict[str, Any]], mode: str) -> None:
+        if self._path is None or not lines:
+            return
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._path.open(mode, encoding="utf-8") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _of_all_ranks(mine: list[tuple[int, Fingerprint]]) -> list[tuple[int, Fingerprint]]:
+    """The shares of all ranks, step by step, added up; every rank calls it after the same steps."""
+    if jax.process_count() == 1 or not mine:
+        return mine
+    # 64-bit numbers cross as two halves: jax cuts them to 32 bits otherwise.
+    words = [
+        [f.num_samples, f.placed >> 32, f.placed & _LOW, f.unplaced >> 32, f.unplaced & _LOW] for _, f in mine
+    ]
+    ranks = multihost_utils.process_allgather(np.array(words, np.uint32))
+    return [(mine[i][0], _added(ranks[:, i])) for i in range(len(mine))]
+
+
+def _added(words: np.ndarray) -> Fingerprint:
+    total = Fingerprint()
+    for n, a, b, c, d in words.tolist():
+        total += Fingerprint(n, a << 32 | b, c << 32 | d)
+    return total
+
+
+def read_records(path: Path) -> tuple[StreamFacts, list[Ledger]]:
+    """(the newest facts, all ledgers in the order they were written) of a ledger file.
+
+    A last line that a crash cut short is left out.
+    Raises: DataError for anything that `LedgerHook` does not write, and for runs of other data in one file.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    raw = [_parsed(path, i, line) for i, line in enumerate(lines, 1) if line.endswith("\n")]
+    facts = {tuple(sorted(line.items())) for line in raw if "seed" in line}
+    if len(facts) != 1:
+        raise DataError(
+            f"{path} tells of {len(facts)} different orders of samples; expected one. "
+            "HINT: data, seed or global batch were changed between starts; keep them, or use another folder."
+        )
+    try:
+        return StreamFacts(**dict(facts.pop())), [
+            Ledger.from_json(line) for line in raw if "seed" not in line
+        ]
+    except TypeError as error:
+        raise DataError(f"{path}: {error}. HINT: it was not written by cyxjax.") from error
+
+
+def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{path}:{number}: {error}. HINT: it was not written by cyxjax.") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path}:{number} is no record. HINT: it was not written by cyxjax.")
+    return value

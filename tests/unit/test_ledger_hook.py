@@ -1,0 +1,130 @@
+"""A run records what it consumed; `cyxjax audit` finds the one batch somebody tampered with."""
+
+import json
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+from cyxjax.core.losses import CrossEntropyLoss
+from cyxjax.core.mesh import build_mesh
+from cyxjax.data.batches import BatchPlan, HostBatch, iterate
+from cyxjax.data.order import Order
+from cyxjax.data.sources import ArrayDataset
+from cyxjax.errors import DataError
+from cyxjax.train import audit_cli, feed
+from cyxjax.train.config import TrainConfig
+from cyxjax.train.ledger_hook import FILE, Tape, read_records
+from cyxjax.train.trainer import DistributedTrainer
+
+SAMPLES = 50  # 16 a step: 4 steps an epoch, the last of 2 samples
+
+
+def data():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(SAMPLES, 4)).astype(np.float32), rng.integers(0, 3, SAMPLES).astype(np.int32)
+
+
+def fit(folder, **changes):
+    trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1))
+    options = {"epochs": 3, "global_batch_size": 16, "run_dir": str(folder), "checkpoint_every_n_steps": 5}
+    trainer.fit(*data(), config=TrainConfig(verbose=False, **options | changes))
+    return trainer
+
+
+def tamper(monkeypatch, bad_step, change):
+    """Lets `change(ids)` be read in the step `bad_step` (counted over epochs of 4)."""
+    real = Order.__getitem__
+    first = bad_step % 4 * 16
+
+    def reading(self, places):
+        ids = real(self, places)
+        if self.epoch == bad_step // 4:
+            ids[places == first] = change(ids[places == first])
+        return ids
+
+    monkeypatch.setattr(Order, "__getitem__", reading)
+
+
+def test_a_run_resumed_in_the_middle_of_an_epoch_is_whole(tmp_path, capsys):
+    fit(tmp_path, max_steps=7)
+    fit(tmp_path)
+    assert audit_cli.main([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "3 epochs and 0 steps count, 150 samples of 50" in shown
+    assert "every sample came once an epoch" in shown
+    assert len(read_records(tmp_path / FILE)[1]) == 12
+
+
+def test_steps_made_again_count_once(tmp_path, capsys):
+    fit(tmp_path, max_steps=7)
+    # As if it had died before the save at its end: the save of step 5 is the newest.
+    (newest,) = (tmp_path / "checkpoints").glob("step_*7")
+    newest.rename(tmp_path / "gone")
+    fit(tmp_path)
+    assert audit_cli.main([str(tmp_path)]) == 0
+    assert "14 steps, 2 of them made again after a restart" in capsys.readouterr().out
+
+
+def test_one_sample_read_in_the_place_of_another_is_found(tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patched:
+        tamper(patched, 6, lambda ids: (ids + 1) % SAMPLES)
+        fit(tmp_path)
+    assert audit_cli.main([str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("step 6: altered: has 16 samples that are not the samples of places 32 to 47")
+    assert len(lines) == 2
+
+
+def test_a_checkpoint_of_another_past_is_found(tmp_path, capsys):
+    fit(tmp_path)
+    lines = (tmp_path / FILE).read_text().splitlines()
+    record = json.loads(lines[12])
+    (tmp_path / FILE).write_text("\n".join([*lines[:12], json.dumps(record | {"digest": "0" * 64})]) + "\n")
+    assert audit_cli.main([str(tmp_path)]) == 1
+    assert "the checkpoint of step 12 has another ledger" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_ledger_and_a_changed_seed_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"ledger\.jsonl does not exist"):
+        audit_cli.main([str(tmp_path)])
+    fit(tmp_path, max_steps=6)
+    fit(tmp_path, seed=1)
+    with pytest.raises(DataError, match="2 different orders"):
+        audit_cli.main([str(tmp_path)])
+
+
+def test_loaders_have_no_ids_and_leave_no_ledger(tmp_path):
+    x, y = data()
+    trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1))
+
+    class Loader:
+        def __iter__(self):
+            return iter([(x[:16], y[:16]), (x[16:32], y[16:32])])
+
+    trainer.fit(Loader(), None, TrainConfig(verbose=False, epochs=1, run_dir=str(tmp_path)))
+    assert not (tmp_path / FILE).exists()
+
+
+def test_what_the_feed_notes_does_not_depend_on_the_replicas():
+    x, y = data()
+    taken = []
+    for devices in (1, 4):
+        tape, plan = Tape(), BatchPlan(SAMPLES, 16 // devices, devices)
+        mesh = build_mesh(jax.devices()[:devices])
+        ours = feed.dataset_feed(
+            mesh, ArrayDataset(x, y), plan, None, seed=3, shuffle=True, depth=0, tape=tape
+        )
+        assert len(list(ours.train(0, 1, lambda: (False, False)))) == 3
+        taken.append(tape.take())
+    assert taken[0] == taken[1]
+    assert [batch.num_samples for _, batch in taken[0]] == [16, 16, 2]
+
+
+def test_batches_say_which_samples_they_hold():
+    x, y = data()
+    host = next(iterate(ArrayDataset(x, y), Order(SAMPLES, 3), BatchPlan(SAMPLES, 16), [0]))
+    assert isinstance(host, HostBatch)
+    np.testing.assert_array_equal(host.inputs, x[host.ids])
