@@ -1,4 +1,8 @@
-"""Trading time for memory: a model that recomputes its activations in the backward pass."""
+"""Trading time for memory: a model that recomputes its activations in the backward pass.
+
+On GPU and TPU. XLA on CPU (jax 0.10.2) recognises that it has the values already and keeps them after all:
+measured, a step there holds the same bytes with and without.
+"""
 
 from typing import Any
 

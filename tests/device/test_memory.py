@@ -1,0 +1,116 @@
+"""Time for memory: what recomputation and ZeRO-1 save, from the compiled program, and that numbers stay."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen
+
+from cyxjax.core.adapter import adapt
+from cyxjax.core.losses import CrossEntropyLoss, as_per_example
+from cyxjax.core.memory import REMAT, with_remat
+from cyxjax.core.mesh import build_mesh
+from cyxjax.core.step import build_train_step, init_state
+from cyxjax.data.batches import BatchPlan, read_batch
+from cyxjax.data.order import Order
+from cyxjax.errors import ConfigError
+from cyxjax.observe.plan import memory_bytes, state_bytes
+from cyxjax.sync.registry import build_sync
+from tests.device.helpers import Net, data, largest_gap, put
+from tests.device.test_sync_contract import adaptive
+
+ROWS = 256  # a replica's micro-batch: activations of Deep are ROWS * 64 * 4 = 64 kB a layer, weights 16 kB
+
+
+class Deep(linen.Module):
+    """Twelve layers of sines, whose inputs the backward pass needs."""
+
+    @linen.compact
+    def __call__(self, x):
+        for _ in range(12):
+            x = jnp.sin(linen.Dense(64)(x))
+        return linen.Dense(3)(x)
+
+
+def lowered(model, *, remat="none", name="mean", accumulation=1, rows=ROWS, replicas=2):
+    mesh, fns = build_mesh(jax.devices()[:replicas]), with_remat(adapt(model), remat)
+    dataset, plan = (
+        data(rows * replicas),
+        BatchPlan(rows * replicas, rows // accumulation, replicas, accumulation),
+    )
+    sync = build_sync(name, adaptive())
+    state = init_state(sync, mesh, *fns.init(jax.random.key(0), dataset.inputs[:1]), 0)
+    batch = put(mesh, read_batch(dataset, Order(len(dataset)), plan, range(replicas), 0))
+    step = build_train_step(fns, as_per_example(CrossEntropyLoss()), sync, mesh, accumulation=accumulation)
+    return step, state, batch
+
+
+def temporaries(*args, **options):
+    step, state, batch = lowered(*args, **options)
+    return memory_bytes(step.lower(state, batch).compile())["temporaries"]
+
+
+@pytest.mark.parametrize("policy", REMAT)
+def test_every_policy_gives_the_same_gradients(policy):
+    fns, x = adapt(Net()), data(8).inputs
+    params, model_state = fns.init(jax.random.key(0), x)
+
+    def grads(fns):
+        loss = lambda p: fns.apply(p, model_state, x, jax.random.key(1), True)[0].sum()  # noqa: E731
+        return jax.jit(jax.grad(loss))(params)
+
+    # recomputed in another fusion: the last bit of float32 may differ
+    assert largest_gap(grads(fns), grads(with_remat(fns, policy))) < 1e-6
+
+
+def kept_bytes(policy):
+    """What lies between forward and backward: the leaves of the pullback."""
+    fns, x = with_remat(adapt(Deep()), policy), data(ROWS).inputs
+    params, model_state = fns.init(jax.random.key(0), x)
+
+    def pullback(p):
+        return jax.vjp(lambda q: fns.apply(q, model_state, x, jax.random.key(1), True)[0], p)[1]
+
+    leaves = jax.tree.leaves(jax.eval_shape(pullback, params))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+def test_a_policy_keeps_what_it_names():
+    layer = ROWS * 64 * 4  # bytes of one layer's activations
+    kept = {policy: kept_bytes(policy) for policy in REMAT}
+    assert kept["none"] > 24 * layer  # inputs of the products and of the sines
+    assert 12 * layer < kept["dots_saveable"] < 16 * layer  # the products
+    assert kept["full"] < 4 * layer  # parameters and inputs
+
+
+def test_accumulation_holds_activations_of_one_micro_batch():
+    assert temporaries(Deep(), accumulation=8) < 0.5 * temporaries(Deep())
+
+
+def test_zero1_holds_its_part_of_the_optimizer_state():
+    parts = {}
+    for name in ("mean", "zero1"):
+        _, state, _ = lowered(Deep(), name=name, replicas=4)
+        parts[name] = state_bytes(state)
+    assert parts["mean"]["params"] == parts["zero1"]["params"]
+    size = parts["mean"]["params"]  # two moments of float32, and the counter
+    assert parts["mean"]["sync"] == 2 * size + 4
+    assert (
+        2 * size // 4 <= parts["zero1"]["sync"] <= 2 * size // 4 + 4 + 2 * 4 * 26
+    )  # a value a leaf of padding
+
+
+def test_state_is_donated():
+    step, state, batch = lowered(Net())
+    compiled = step.lower(state, batch).compile()
+    found = compiled.memory_analysis()
+    # all but the measures (5 floats and more) take the place of what they replace
+    assert found.output_size_in_bytes - found.alias_size_in_bytes < 256
+    after, _ = step(state, batch)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+    assert np.isfinite(np.asarray(after.params["Dense_0"]["kernel"])).all()
+
+
+def test_unknown_policy_is_refused_by_name():
+    with pytest.raises(ConfigError, match="Did you mean 'dots_saveable'"):
+        with_remat(adapt(Net()), "dot_saveable")
