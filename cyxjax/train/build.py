@@ -17,8 +17,9 @@ from cyxjax.core.step import build_consensus, build_eval_step, build_predict_ste
 from cyxjax.core.strategy import Sync
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
 from cyxjax.sync.registry import build_sync
+from cyxjax.train import callbacks
 from cyxjax.train.config import DistributedTrainingConfig
-from cyxjax.train.loop import Program
+from cyxjax.train.loop import Hook, Program
 from cyxjax.train.optimizers import Schedule, build_schedule, scaling_factor, with_schedule
 
 _FOR_NONFINITE: dict[bool | str, Callable[[Sync], Sync]] = {
@@ -36,6 +37,7 @@ class Recipe(NamedTuple):
     loss: PerExample
     optimizer: optax.GradientTransformation
     metrics: Metrics
+    callbacks: tuple[Hook, ...] = ()
 
 
 class Built(NamedTuple):
@@ -47,6 +49,7 @@ class Built(NamedTuple):
     predict_step: Callable
     learning_rate: Callable[[int], float]
     batch_size: int
+    agreed: Callable  # state -> the state all replicas agree on, to go on from
 
 
 def build(
@@ -62,7 +65,7 @@ def build(
     policy = parse_policy(config.precision)
     fns = with_remat(with_policy(recipe.fns, policy), str(config.remat) if remat == "none" else remat)
     factor = _schedule(config, mesh, steps_per_epoch, schedule)
-    optimizer = with_schedule(recipe.optimizer, factor)
+    optimizer = callbacks.around(recipe.callbacks, with_schedule(recipe.optimizer, factor))
     sync = build_sync(config.comm, optimizer, config.comm_options, config.max_grad_norm)
     sync = _FOR_NONFINITE[policy.needs_loss_scale or config.on_nonfinite](sync)
     train_step = build_train_step(
@@ -75,14 +78,17 @@ def build(
         sync_batchnorm=config.sync_batchnorm,
     )
     eval_step = build_eval_step(fns, recipe.loss, mesh, metrics=recipe.metrics)
+    agreed = build_consensus(sync, mesh)
+    seen = lambda state: callbacks.evaluated(recipe.callbacks, agreed(state))  # noqa: E731
     base = float(getattr(recipe.optimizer, "lr", float("nan")))
     return Built(
         fns,
         sync,
-        Program(train_step, eval_step, recipe.metrics, build_consensus(sync, mesh)),
+        Program(train_step, eval_step, recipe.metrics, seen),
         build_predict_step(fns, mesh),
-        lambda step: base * float(factor(max(step - 1, 0))),
+        callbacks.learning_rate(recipe.callbacks, lambda step: base * float(factor(max(step - 1, 0)))),
         batch_size(config, mesh),
+        agreed,
     )
 
 

@@ -1,6 +1,7 @@
 """From samples on the host to global batches on the devices, one step at a time."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -17,6 +18,7 @@ from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError
 from cyxjax.train.ledger_hook import StreamFacts, Tape
+from cyxjax.train.loaders import is_loader
 from cyxjax.train.loop import Feed
 
 Ask = Callable[[], tuple[bool, bool]]
@@ -56,7 +58,7 @@ def dataset_feed(
     mesh: Mesh,
     train: Dataset,
     plan: BatchPlan,
-    val: Dataset | None,
+    val: Dataset | Iterable[Any] | None,
     *,
     seed: int,
     shuffle: bool,
@@ -80,18 +82,18 @@ def dataset_feed(
                 tape.note(epoch, host)
                 yield placer.put(host, ask())
 
-    def val_batches() -> Iterator[Batch]:
-        assert val is not None
-        return eval_batches(mesh, val, plan.batch_size, max_eval_batches, placer)
-
+    val_batches = partial(eval_batches, mesh, val, plan.batch_size, max_eval_batches, placer)
     return Feed(train_batches, plan.num_steps, None if val is None else val_batches)
 
 
 def eval_batches(
-    mesh: Mesh, dataset: Dataset, batch_size: int, limit: int | None = None, placer: Placer | None = None
+    mesh: Mesh, dataset: Any, batch_size: int, limit: int | None = None, placer: Placer | None = None
 ) -> Iterator[Batch]:
-    """All samples once, in order; the last batch padded with weight 0."""
+    """All samples of a Dataset once, in order, the last batch padded with weight 0; or a loader's batches."""
     placer = placer or Placer(mesh)
+    if is_loader(dataset):
+        yield from map(placer.put, islice(_agreed(_stream(mesh, dataset, 1)), limit))
+        return
     order = Order(len(dataset), shuffle=False)
     plan = BatchPlan(len(dataset), batch_size, num_replicas(mesh))
     for host in islice(iterate(dataset, order, plan, local_replicas(mesh)), limit):
@@ -99,7 +101,14 @@ def eval_batches(
 
 
 def loader_feed(
-    mesh: Mesh, train: Iterable[Any], val: Iterable[Any] | None, accumulation: int, depth: int
+    mesh: Mesh,
+    train: Iterable[Any],
+    val: Dataset | Iterable[Any] | None,
+    *,
+    accumulation: int,
+    depth: int,
+    eval_batch_size: int,
+    max_eval_batches: int | None = None,
 ) -> Feed:
     """Batches of loaders, one loader a process, as under torch: each yields this process's samples.
 
@@ -109,18 +118,15 @@ def loader_feed(
     placer = Placer(mesh)
 
     def train_batches(epoch: int, first_step: int, ask: Ask) -> Iterator[Batch]:
-        if hasattr(getattr(train, "sampler", None), "set_epoch"):
-            train.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        shuffled: Any = train if hasattr(train, "set_epoch") else getattr(train, "sampler", None)
+        if hasattr(shuffled, "set_epoch"):
+            shuffled.set_epoch(epoch)
         with prefetch(_stream(mesh, train, accumulation), depth) as batches:
             for step, host in enumerate(_agreed(batches)):
                 if step >= first_step:
                     yield placer.put(host, ask())
 
-    def val_batches() -> Iterator[Batch]:
-        assert val is not None
-        for host in _agreed(_stream(mesh, val, 1)):
-            yield placer.put(host)
-
+    val_batches = partial(eval_batches, mesh, val, eval_batch_size, max_eval_batches, placer)
     return Feed(train_batches, None, None if val is None else val_batches)
 
 

@@ -181,28 +181,6 @@ class StopHook(Hook):
             self._history.stopped_by = "max_time" if late and not self._signalled() else "signal"
 
 
-class EarlyStopping(Hook):
-    """Stops after `patience` epochs in which `monitor` (such as val_loss) did not improve by `min_delta`."""
-
-    def __init__(
-        self, patience: int, monitor: str = "val_loss", min_delta: float = 0.0, history: Any | None = None
-    ):
-        self._patience, self._monitor, self._min_delta, self._history = patience, monitor, min_delta, history
-        self._best, self._waited = math.inf, 0
-
-    def on_epoch(self, info: EpochInfo) -> bool:
-        value = monitored(self._monitor, info)
-        if value is None:
-            return False
-        score = -value if self._monitor.endswith("accuracy") else value
-        self._waited = 0 if score < self._best - self._min_delta else self._waited + 1
-        self._best = min(self._best, score)
-        stop = self._waited >= self._patience
-        if stop and self._history is not None:
-            self._history.stopped_by = "early_stopping"
-        return stop
-
-
 class TerminateOnNaN(Hook):
     """Ends the run with an error when a step's loss is NaN or infinite, or when so many steps in a row were
     left out that no loss scale is to blame; equal on all ranks."""
@@ -236,6 +214,12 @@ def monitored(monitor: str, info: EpochInfo) -> float | None:
 
 def latest(history: DistributedTrainingHistory, monitor: str) -> float | None:
     """The newest value of `monitor` in the history; None before the first."""
+    values = curve(history, monitor)
+    return values[-1] if values and math.isfinite(values[-1]) else None
+
+
+def curve(history: DistributedTrainingHistory, monitor: str) -> list[float]:
+    """All values of `monitor` in the history; [] for a metric it does not keep."""
     split, _, name = monitor.partition("_")
-    curve = getattr(history, f"{split}_{'losses' if name == 'loss' else 'accuracies'}")
-    return curve[-1] if curve and math.isfinite(curve[-1]) else None
+    kept = {"loss": "losses", "accuracy": "accuracies"}
+    return list(getattr(history, f"{split}_{kept[name]}")) if name in kept else []

@@ -1,6 +1,5 @@
 """What `fit` accepts, made into one shape, and checked before anything is compiled or written."""
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,21 +8,26 @@ import numpy as np
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches, as_dataset
 from cyxjax.errors import ConfigError, DataError
+from cyxjax.train import loaders
 from cyxjax.train.config import DistributedTrainingConfig
 
 PyTree = Any
 
 
 class FitData(NamedTuple):
-    """Training and validation data: both with an index (`Dataset`), or both loaders of batches."""
+    """Training and validation data, each a `Dataset` (with an index) or a loader of batches."""
 
     train: Any
     val: Any
-    indexed: bool
+    indexed: bool  # whether `train` is a Dataset
+    order: tuple[int, bool] | None = None  # (seed, shuffle) of a loader; None: the configuration's
 
 
 def parse(
-    args: tuple[Any, ...], config: DistributedTrainingConfig | None
+    args: tuple[Any, ...],
+    config: DistributedTrainingConfig | None,
+    local_replicas: int = 1,
+    num_replicas: int = 1,
 ) -> tuple[FitData, DistributedTrainingConfig]:
     """The data and configuration of `fit(X, y, config)`, `fit(X, y, X_val, y_val, config)`,
     `fit(dataset, config)` or `fit(loader, val_loader, config)`.
@@ -42,25 +46,49 @@ def parse(
         return _split(as_dataset(tuple(given)), config), config
     if len(given) in (1, 2):
         train, val = given[0], given[1] if len(given) == 2 else None
-        if _is_loader(train):
-            return FitData(train, val, False), config
+        if loaders.is_loader(train):
+            loaders.refuse_iterator(train)
+            config = loaders.with_batch_size(config, train, local_replicas, num_replicas)
+            return _from_loader(train, val, config, local_replicas)
         found = as_dataset(train, num_workers=config.num_workers)
         if val is None:
             return _split(found, config), config
-        return FitData(found, as_dataset(val, num_workers=config.num_workers), True), config
+        return FitData(found, for_evaluation(val, config.num_workers), True), config
     raise ConfigError(
         f"fit got {len(given)} pieces of data; expected (X, y), (X, y, X_val, y_val), "
         "(dataset[, val_dataset]) or (loader[, val_loader]). HINT: fit(X_train, y_train, config)."
     )
 
 
-def first_inputs(data: FitData) -> PyTree:
-    """One training sample's inputs, shape (1, ...), to learn the model's shapes from."""
-    if data.indexed:
-        return data.train.take(np.zeros(1, np.int64))[0]
-    first = next(iter(as_batches(data.train)), None)
+def _from_loader(
+    train: Any, val: Any, config: DistributedTrainingConfig, local_replicas: int
+) -> tuple[FitData, DistributedTrainingConfig]:
+    """A loader of ours as its dataset; others are asked for their batches."""
+    read = loaders.read_exactly(train, local_replicas)
+    val = None if val is None else for_evaluation(val, config.num_workers)
+    if read is None:
+        return FitData(train, val, False), config
+    config = config.model_copy(update={"drop_last": read.drop_last})
+    held_out = _split(read.dataset, config) if val is None else FitData(read.dataset, val, True)
+    return held_out._replace(order=(read.seed, read.shuffle)), config
+
+
+def for_evaluation(val: Any, num_workers: int = 0) -> Any:
+    """A Dataset, or a loader whose samples only it knows."""
+    if not loaders.is_loader(val):
+        return as_dataset(val, num_workers=num_workers)
+    loaders.refuse_iterator(val)
+    whole = loaders.whole_dataset(val)
+    return val if whole is None else whole
+
+
+def first_inputs(data: Any) -> PyTree:
+    """One sample's inputs of a Dataset or loader, shape (1, ...), to learn the model's shapes from."""
+    if not loaders.is_loader(data):
+        return data.take(np.zeros(1, np.int64))[0]
+    first = next(iter(as_batches(data)), None)
     if first is None:
-        raise DataError("the training loader is empty. HINT: check the dataset and drop_last.")
+        raise DataError("the loader is empty. HINT: check the dataset and drop_last.")
     return jax.tree.map(lambda a: a[:1], first[0])
 
 
@@ -134,8 +162,3 @@ def _is_arrays(data: Any) -> bool:
     if isinstance(data, dict):
         return all(_is_arrays(v) for v in data.values())
     return hasattr(data, "shape") and hasattr(data, "dtype")
-
-
-def _is_loader(data: Any) -> bool:
-    """Gives batches when iterated, rather than samples by index."""
-    return isinstance(data, Iterable) and not _is_arrays(data) and not hasattr(data, "__getitem__")

@@ -73,6 +73,10 @@ class Hook:
     def on_epoch(self, info: EpochInfo) -> bool | None:
         """An epoch and its evaluation are over."""
 
+    def next_state(self, info: EpochInfo, state: TrainState) -> TrainState:
+        """The state to go on from after an epoch, told of by `on_epoch`. The same on all ranks."""
+        return state
+
     def on_end(self, moment: Moment, finished: bool) -> None:
         """The run is over: `finished`, or stopped before its time."""
 
@@ -121,7 +125,10 @@ def fit(
         position = Position(moment.position.step, epoch, 0)
         info = EpochInfo(position, program.metrics.means(moment.sums), val)
         stop |= _any(hook.on_epoch(info) for hook in hooks)
-        moment = Moment(position, moment.state, np.zeros_like(moment.sums))
+        state = moment.state
+        for hook in hooks:
+            state = hook.next_state(info, state)
+        moment = Moment(position, state, np.zeros_like(moment.sums))
         _show_state(hooks, moment, False)
     beat(moment.position.step, "checkpoint")
     for hook in hooks:

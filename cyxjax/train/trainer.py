@@ -15,21 +15,22 @@ from cyxjax.core.losses import as_per_example
 from cyxjax.core.mesh import local_replicas, local_rows, local_value, num_replicas, put_replicated, put_rows
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.step import TrainState, init_state
-from cyxjax.data.sources import as_dataset
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError, GroupError
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.sinks import NullSink, Sink
+from cyxjax.train import callbacks as called
 from cyxjax.train import guards, loop, moments
 from cyxjax.train import inputs as fit_inputs
 from cyxjax.train.build import Built, Recipe, batch_plan, build, effective_batch_size, program_shape
+from cyxjax.train.build import batch_size as replica_batch_size
+from cyxjax.train.callbacks import EarlyStopping, RunParts
 from cyxjax.train.checkpoint import Checkpointer
 from cyxjax.train.config import DistributedTrainingConfig
 from cyxjax.train.feed import dataset_feed, eval_batches, loader_feed
 from cyxjax.train.history import DistributedTrainingHistory
 from cyxjax.train.hooks import (
     CheckpointHook,
-    EarlyStopping,
     HistoryHook,
     RecordHook,
     StopHook,
@@ -63,8 +64,10 @@ class DistributedTrainer:
         if optimizer is None:
             raise ConfigError("no optimizer was given. HINT: pass cx.AdamOptimizer(0.001) as third argument.")
         self._model = model
-        self._recipe = Recipe(adapt(model), as_per_example(loss_fn), optimizer, metrics or Metrics())
-        self._callbacks = list(callbacks)
+        self._callbacks = called.check(callbacks)
+        self._recipe = Recipe(
+            adapt(model), as_per_example(loss_fn), optimizer, metrics or Metrics(), tuple(self._callbacks)
+        )
         self._group = process_group.ensure()
         self._mesh = self._group.mesh
         self._remat = "none"
@@ -102,9 +105,10 @@ class DistributedTrainer:
         self, *data: Any, config: DistributedTrainingConfig | None = None, schedule: Any = None
     ) -> tuple[Feed, DistributedTrainingConfig]:
         """What `fit` does before it writes or trains anything: the data and configuration fit together."""
-        found, config = fit_inputs.parse(data, config)
+        local = len(local_replicas(self._mesh))
+        found, config = fit_inputs.parse(data, config, local, num_replicas(self._mesh))
         feed = self._feed(found, config)
-        self._prepare(config, fit_inputs.first_inputs(found), feed.steps_per_epoch, schedule)
+        self._prepare(config, fit_inputs.first_inputs(found.train), feed.steps_per_epoch, schedule)
         if found.indexed:
             self._check(found)
         return feed, config
@@ -120,9 +124,9 @@ class DistributedTrainer:
     def evaluate_metrics(
         self, X: Any, y: Any = None, *, batch_size: int | None = None, max_batches: int | None = None
     ) -> dict[str, float]:
-        """All metrics by name, over `max_batches` or all; data as in `evaluate`."""
-        dataset = as_dataset(X if y is None else (X, y))
-        built, state = self._ready(dataset.take(np.zeros(1, np.int64))[0])
+        """All metrics by name, over `max_batches` or all; data as in `evaluate`, or a loader."""
+        dataset = fit_inputs.for_evaluation(X if y is None else (X, y))
+        built, state = self._ready(fit_inputs.first_inputs(dataset))
         batches = eval_batches(self._mesh, dataset, batch_size or built.batch_size, max_batches)
         return loop.evaluate(built.program, state, batches)
 
@@ -141,19 +145,20 @@ class DistributedTrainer:
         return jax.tree.map(lambda *p: np.concatenate(p)[:rows], *parts)
 
     def save_checkpoint(self, path: str) -> None:
-        """Everything that makes the next step, as a checkpoint folder named `path`. Call it on all ranks."""
-        built, state = self._ready(None)
-        moment = self._require_moment()._replace(state=state)
-        with self._checkpointer(path, keep_last=1, async_save=False) as checkpointer:
-            stored = self._portable(built, state)
-            checkpointer.save(moment.position.step, stored, self._describe(moment))
-        self._barrier("save_checkpoint")
+        """Everything that makes the next step, as a checkpoint folder named `path`; rank 0 writes it.
+
+        Ranks need not call it together unless the strategy keeps a part of the state on each (zero1,
+        local_sgd, ...). Raises: CheckpointError if it cannot be written.
+        """
+        self._ready(None)
+        self._save_at(path, self._require_moment())
 
     def load_checkpoint(self, path: str) -> None:
         """Goes back to what `save_checkpoint` (or a run) saved in `path`; its newest good step.
 
         Raises: CheckpointError if there is none, or it is of another model.
         """
+        self._barrier("load_checkpoint")  # a peer may still be writing what is read here
         if not Path(path).is_dir():
             raise CheckpointError(
                 f"there is no checkpoint at {path!r}. HINT: name the folder save_checkpoint or a run made."
@@ -168,6 +173,7 @@ class DistributedTrainer:
                 f"{path!r} holds no checkpoint. HINT: check the path; a run keeps its own in checkpoints/."
             )
         self._loaded = True
+        self._hand_out_values()
 
     def enable_gradient_checkpointing(self, policy: str = "full") -> None:
         """Recomputes activations in the backward pass from the next fit on: less memory, more time."""
@@ -206,16 +212,24 @@ class DistributedTrainer:
 
     def _feed(self, data: fit_inputs.FitData, config: DistributedTrainingConfig) -> Feed:
         tape = self._ledger.open()
-        accumulation = config.gradient_accumulation_steps
         if not data.indexed:
-            return loader_feed(self._mesh, data.train, data.val, accumulation, config.prefetch)
+            return loader_feed(
+                self._mesh,
+                data.train,
+                data.val,
+                accumulation=config.gradient_accumulation_steps,
+                depth=config.prefetch,
+                eval_batch_size=replica_batch_size(config, self._mesh),
+                max_eval_batches=config.max_eval_batches,
+            )
+        seed, shuffle = data.order or (config.seed, config.shuffle)
         return dataset_feed(
             self._mesh,
             data.train,
             batch_plan(config, self._mesh, len(data.train)),
             data.val,
-            seed=config.seed,
-            shuffle=config.shuffle,
+            seed=seed,
+            shuffle=shuffle,
             depth=config.prefetch,
             max_eval_batches=config.max_eval_batches,
             tape=tape,
@@ -235,7 +249,7 @@ class DistributedTrainer:
             state = init_state(built.sync, self._mesh, params, model_state, config.seed)
             self._moment = Moment(Position(), state, self._zeros())
         elif not self._loaded:
-            self._moment = self._next_run(built, previous.program.consensus(self._moment.state), config.seed)
+            self._moment = self._next_run(built, previous.agreed(self._moment.state), config.seed)
         if not self._loaded:
             self.history = self._new_history(config)
 
@@ -276,6 +290,8 @@ class DistributedTrainer:
         assert built is not None
         seen = jax.eval_shape(built.program.consensus, moment.state)
         output = jax.eval_shape(built.predict_step, seen, self._global_shape(self._inputs))
+        targets = self._global_shape(data.train.take(np.zeros(1, np.int64))[1])
+        jax.eval_shape(self._recipe.loss, output, targets)  # shapes that do not fit are said here
         for what, part in (("training data", data.train), ("validation data", data.val)):
             if part is not None:
                 fit_inputs.check_finite(part, what)
@@ -325,6 +341,7 @@ class DistributedTrainer:
                 eval_every=config.evaluate_every_n_epochs,
                 max_steps=config.max_steps,
             )
+        self._hand_out_values()
         self.history.skipped_steps = int(local_value(built.sync.skipped(self._moment.state.sync)))
         self.stopped_by_signal = self.history.stopped_by == "signal"
         sink.close()
@@ -357,7 +374,8 @@ class DistributedTrainer:
             *self._callbacks,
         ]
         if config.early_stopping_patience:
-            hooks.append(EarlyStopping(config.early_stopping_patience, config.monitor, history=history))
+            hooks.append(EarlyStopping(config.early_stopping_patience, config.monitor))
+        called.begin(hooks, RunParts(history, self._save_at))
         # Last: what the others did with a moment is part of what is saved.
         hooks.append(
             CheckpointHook(
@@ -384,6 +402,13 @@ class DistributedTrainer:
 
     def _checkpointer(self, path: str, **options: Any) -> Checkpointer:
         return Checkpointer(path, is_writer=self.is_master(), to_host=_gather_rows, **options)
+
+    def _save_at(self, path: str, moment: Moment) -> None:
+        built = self._ready(None)[0]
+        with self._checkpointer(path, keep_last=1, async_save=False, max_failures=1) as checkpointer:
+            checkpointer.rewind(moment.position.step)  # an older run's later steps are not the newest now
+            stored = self._portable(built, moment.state)
+            checkpointer.save(moment.position.step, stored, self._describe(moment))
 
     def _portable(self, built: Built, state: TrainState) -> TrainState:
         return portable.to_portable(state, built.sync, _gather_rows)
@@ -416,6 +441,13 @@ class DistributedTrainer:
             self._prepare(self._config, inputs, None, None)
         assert self._built is not None
         return self._built, self._require_moment().state
+
+    def _hand_out_values(self) -> None:
+        """A model that holds values (SequentialModel) takes over the trained ones, so `save` stores them."""
+        if hasattr(self._model, "set_values"):
+            built, state = self._ready(None)
+            seen = built.program.consensus(state)
+            self._model.set_values(*jax.tree.map(local_value, (seen.params, seen.model_state)))
 
     def _require_moment(self) -> Moment:
         if self._moment is None:

@@ -1,0 +1,203 @@
+"""DistributedTrainer: the forms of fit, what it refuses, and numbers that do not depend on the replicas."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+import cyxjax as cx
+from cyxjax.data.sources import ArrayDataset
+from cyxjax.distributed import process_group
+from cyxjax.errors import ConfigError, DataError, GroupError
+from cyxjax.train.config import DistributedTrainingConfig
+from cyxjax.train.trainer import DistributedTrainer
+from tests.unit.trainer_helpers import CLASSES, FEATURES, Line, classes, config, mlp, trainer, use_devices
+
+X, Y = classes()
+VAL = classes(15, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def two_devices():
+    use_devices(2)
+    yield
+    process_group.finalize()
+
+
+FORMS = {
+    "arrays": (X, Y),
+    "arrays and validation arrays": (X, Y, *VAL),
+    "dataset": (ArrayDataset(X, Y),),
+    "datasets": (ArrayDataset(X, Y), ArrayDataset(*VAL)),
+    "pairs": ((X, Y), VAL),
+    "loader": (cx.data.DataLoader((X, Y), 8, shuffle=True, seed=42),),
+    "loaders": (cx.data.DataLoader((X, Y), 8, shuffle=True, seed=42), cx.data.DataLoader(VAL, 5)),
+    "loader and arrays": (cx.data.DataLoader((X, Y), 8, shuffle=True, seed=42), VAL),
+}
+
+
+def test_all_forms_of_fit_train_alike():
+    # All have the same samples, order (seed 42) and batch (2 replicas x 4), so the losses are the same bits.
+    losses = {}
+    for form, data in FORMS.items():
+        history = trainer().fit(*data, config(epochs=1))
+        assert len(history.val_losses) == (0 if form in ("arrays", "dataset", "loader") else 1), form
+        assert history.num_steps == 8  # ceil(60 / 8): the last 4 samples are a step too
+        assert history.effective_batch_size == 8
+        losses[form] = history.train_losses
+    assert all(found == losses["arrays"] for found in losses.values()), losses
+
+
+def test_configuration_by_attributes_and_by_keyword():
+    wanted = DistributedTrainingConfig()
+    wanted.epochs, wanted.batch_size, wanted.verbose, wanted.checkpoint_every_n_epochs = 1, 4, False, 0
+    history = trainer().fit(X, Y, config=wanted)
+    assert (len(history.train_losses), history.world_size, history.num_replicas) == (1, 1, 2)
+    assert history.samples_per_second > 0
+    assert history.total_time_seconds > 0
+    with pytest.raises(ConfigError, match="Did you mean 'batch_size'"):
+        wanted.batchsize = 4
+
+
+def test_a_part_is_held_out_for_validation():
+    history = trainer().fit(X, Y, config(validation_split=0.1))
+    assert history.num_steps == 2 * 7  # 54 of 60 samples in steps of 8
+    assert len(history.val_losses) == len(history.val_accuracies) == 2
+    with pytest.raises(DataError, match="leaves 4 to train on and 0 to validate on"):
+        trainer().fit(X[:4], Y[:4], config(validation_split=0.1))
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "says"),
+    [
+        ((), ConfigError, "fit got 0 pieces of data"),
+        ((X, Y, X), ConfigError, "fit got 3 pieces"),
+        ((X[:0], Y[:0]), DataError, "0 samples"),
+        ((X, Y[:-1]), DataError, "unequal length: inputs has 60, targets has 59"),
+        ((X, np.where(Y == 2, 3, Y)), DataError, "has label 3, but the model has 3 outputs"),
+        ((X, Y - 1), DataError, "has label -1"),
+        ((np.where(X > 4, np.nan, X), Y), DataError, "samples hold NaN or infinity, the first is"),
+        (
+            (X, Y, np.full_like(VAL[0], np.inf), VAL[1]),
+            DataError,
+            "validation data: 15 of 15 samples hold",
+        ),
+        ((X, np.zeros((60, 2), np.float32)), DataError, r"output float32\[2, 3\] and target float32\[2, 2\]"),
+        ((iter([(X, Y)]),), DataError, "can be read only once"),
+        ((cx.data.DataLoader((X, Y), 100, drop_last=True),), DataError, "drop_last"),
+    ],
+)
+def test_bad_data_is_refused_before_training(data, error, says, tmp_path):
+    with pytest.raises(error, match=says):
+        trainer().fit(*data, config(checkpoint_dir=str(tmp_path / "c"), checkpoint_every_n_epochs=1))
+    assert not (tmp_path / "c").exists()
+
+
+def test_inputs_of_the_wrong_width_are_refused_with_both_widths():
+    with pytest.raises(ValueError, match=rf"{FEATURES}"):
+        trainer().fit(X[:, :4], Y, config())
+
+
+def test_nan_that_appears_while_training_ends_the_run_with_its_step():
+    with pytest.raises(cx.errors.CyxjaxError, match=r"the loss of step \d+ \(epoch 0\) is"):
+        trainer(lr=1e38).fit(X * 1e19, Y, config())
+
+
+def test_numpy_s_own_dtypes_are_taken():
+    wide = trainer().fit(X.astype(np.float64), Y.astype(np.int64), config(epochs=1))
+    assert wide.train_losses == trainer().fit(X, Y, config(epochs=1)).train_losses
+
+
+def test_no_optimizer_no_parameters_and_no_model_are_said():
+    with pytest.raises(ConfigError, match="no optimizer was given"):
+        DistributedTrainer(mlp(), cx.CrossEntropyLoss())
+    with pytest.raises(ConfigError, match="is not a model cyxjax knows"):
+        DistributedTrainer("mlp", cx.CrossEntropyLoss(), cx.AdamOptimizer())
+    for call in (lambda t: t.params, lambda t: t.save_checkpoint("x"), lambda t: t.state):
+        with pytest.raises(GroupError, match=r"call fit\(...\) or load_checkpoint\(...\) first"):
+            call(trainer())
+
+
+@pytest.mark.parametrize("samples", [1, 3, 8])
+def test_more_replicas_than_samples_train_as_one_device_does(samples):
+    # 8 replicas x batch 4: one step over 1, 3 or 8 samples, the rest of it padding of weight 0.
+    losses = {}
+    for devices, batch_size in ((8, 4), (1, 32)):
+        use_devices(devices)
+        history = trainer().fit(X[:samples], Y[:samples], config(epochs=3, batch_size=batch_size))
+        assert history.num_steps == 3
+        losses[devices] = history.train_losses
+    np.testing.assert_allclose(losses[8], losses[1], rtol=1e-5)  # sums in another order
+
+
+def test_results_do_not_depend_on_the_number_of_replicas():
+    found = []
+    for devices in (1, 2, 8):
+        use_devices(devices)
+        one = trainer()
+        history = one.fit(X[:50], Y[:50], *VAL, config(batch_size=16 // devices))
+        found.append(
+            [*history.train_losses, *history.val_losses, *history.val_accuracies, *one.evaluate(*VAL)]
+        )
+        found.append(one.predict(X).ravel())
+        assert one.evaluate(*VAL, batch_size=3) == pytest.approx(one.evaluate(*VAL), rel=1e-6)
+    for other in (1, 2):  # rounding of sums only
+        np.testing.assert_allclose(found[2 * other], found[0], rtol=2e-5)
+        np.testing.assert_allclose(found[2 * other + 1], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_accumulation_takes_the_same_steps_as_one_large_batch():
+    whole = trainer().fit(X, Y, config(batch_size=6))
+    parts = trainer().fit(X, Y, config(batch_size=2, gradient_accumulation_steps=3))
+    assert parts.num_steps == whole.num_steps == 10
+    assert parts.effective_batch_size == whole.effective_batch_size == 12
+    np.testing.assert_allclose(parts.train_losses, whole.train_losses, rtol=1e-5)
+    in_all = {"batch_size": None, "global_batch_size": 12, "gradient_accumulation_steps": 3}
+    assert trainer().fit(X, Y, config(**in_all)).train_losses == parts.train_losses
+    with pytest.raises(ConfigError, match="global_batch_size=10 does not divide by 2 replicas x 3"):
+        trainer().fit(X, Y, config(**in_all | {"global_batch_size": 10}))
+
+
+def test_learning_rates_are_scaled_and_warmed_up():
+    # 2 replicas x 8 = 16 per step, base 4: x4 linear, x2 by the root. 4 steps an epoch.
+    linear = config(batch_size=8, lr_scaling="linear", base_batch_size=4, warmup_steps=8, epochs=3)
+    assert trainer().fit(X, Y, linear).learning_rates == pytest.approx([0.4 * 4 / 8, 0.4, 0.4])
+    root = config(batch_size=8, lr_scaling="sqrt", base_batch_size=4)
+    assert trainer().fit(X, Y, root).learning_rates == pytest.approx([0.2, 0.2])
+    with pytest.raises(ConfigError, match="needs base_batch_size"):
+        config(lr_scaling="linear")
+
+
+def test_a_regression_has_no_accuracy():
+    one = trainer(Line(), cx.MSELoss(), lr=0.01)
+    history = one.fit(X, X.sum(1), X, X.sum(1), config(epochs=1))
+    loss, accuracy = one.evaluate(X, X.sum(1))
+    assert loss == history.val_losses[-1]
+    assert all(math.isnan(a) for a in (accuracy, *history.train_accuracies, *history.val_accuracies))
+    assert one.predict(X).shape == (60,)
+
+
+def test_predict_keeps_the_shape_of_what_the_model_returns():
+    model = cx.get_model("vae")(latent_size=2, hidden=(4,))
+    one = DistributedTrainer(model, None, cx.SGDOptimizer(0.01))
+    images = np.random.default_rng(0).uniform(size=(11, 3, 3)).astype(np.float32)
+    losses = one.fit(images, config(epochs=3)).train_losses
+    assert losses[-1] < losses[0]
+    output = one.predict(images)  # 11 samples on 2 replicas: padded, and cut off again
+    assert {name: a.shape for name, a in output.items()} == {
+        "loss": (11,), "reconstruction": (11, 3, 3), "mean": (11, 2), "log_var": (11, 2)
+    }  # fmt: skip
+    assert np.mean(output["loss"]) == pytest.approx(one.evaluate(images)[0], rel=1e-5)
+
+
+def test_a_model_that_returns_no_loss_says_what_is_missing():
+    with pytest.raises(DataError, match="expected a dict with the key 'loss', because no loss function"):
+        DistributedTrainer(mlp(), None, cx.AdamOptimizer()).fit(X, Y, config())
+
+
+def test_data_on_any_device_is_taken():
+    one = trainer()
+    one.fit(jax.device_put(X, jax.devices()[5]), Y, config(epochs=1))
+    assert one.predict(jax.device_put(X[:3], jax.devices()[3])).shape == (3, CLASSES)
+    assert one.evaluate(jax.device_put(X, jax.devices()[3]), Y) == one.evaluate(X, Y)

@@ -1,0 +1,62 @@
+"""A small problem and small models that the trainer's tests share."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen
+
+import cyxjax as cx
+from cyxjax.distributed import process_group
+from cyxjax.distributed.process_group import ProcessGroup
+from cyxjax.models.sequential import SequentialModel
+from cyxjax.train.config import DistributedTrainingConfig
+
+FEATURES, CLASSES = 6, 3
+
+
+def classes(num_samples: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Samples of three Gaussians, far enough apart to be learned in a few epochs."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, CLASSES, num_samples).astype(np.int32)
+    inputs = rng.normal(size=(num_samples, FEATURES)).astype(np.float32)
+    inputs[np.arange(num_samples), labels] += 3
+    return inputs, labels
+
+
+def mlp() -> SequentialModel:
+    from cyxjax.models.activations import ReLUModule
+    from cyxjax.models.layers import LinearModule
+
+    return SequentialModel([LinearModule(FEATURES, 8), ReLUModule(), LinearModule(8, CLASSES)])
+
+
+class Line(linen.Module):
+    """One number a sample: a regression."""
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return linen.Dense(1)(x)[..., 0]
+
+
+def config(**values: Any) -> DistributedTrainingConfig:
+    """Two quiet epochs without checkpoints, unless `values` say otherwise."""
+    quiet = {"epochs": 2, "batch_size": 4, "verbose": False, "checkpoint_every_n_epochs": 0}
+    return DistributedTrainingConfig(**{k: v for k, v in (quiet | values).items() if v is not None})
+
+
+def trainer(model: Any = None, loss: Any = None, lr: float = 0.1, **options: Any) -> Any:
+    """An SGD trainer of the small classifier, in the present group."""
+    from cyxjax.train.trainer import DistributedTrainer
+
+    loss = cx.CrossEntropyLoss() if loss is None else loss
+    return DistributedTrainer(model or mlp(), loss, cx.SGDOptimizer(lr), **options)
+
+
+def use_devices(count: int) -> None:
+    """Makes a group of this process alone on its first `count` devices; `finalize` ends it."""
+    from cyxjax.core.mesh import build_mesh
+
+    process_group.finalize()
+    group = process_group.init()
+    process_group._current = ProcessGroup(group.topology, group.backend, build_mesh(jax.devices()[:count]))
