@@ -70,6 +70,7 @@ def start_distributed(
     import jax
 
     jax.config.update("jax_enable_recoverability", True)
+    jax.config.update("jax_check_proxy_envs", False)  # it warns of what `prepare` has dealt with
     if not keep_preemption_service:  # it would swallow SIGTERM, which then never reaches the program
         jax.config.update("jax_enable_preemption_service", False)
     if served:

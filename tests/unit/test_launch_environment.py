@@ -120,6 +120,16 @@ def test_the_cpu_backend_keeps_jax_off_the_gpus():
     assert env["JAX_PLATFORMS"] == "cpu"
 
 
+def test_the_coordinator_is_not_dialled_through_a_proxy():
+    env = {"http_proxy": "http://proxy:3128", "no_proxy": "internal"}
+    prepare(Topology(rank=1, world_size=2, master_addr="10.0.0.1"), env=env)
+    assert set(env["no_grpc_proxy"].split(",")) == {"internal", "10.0.0.1", "127.0.0.1"}
+    assert (env["http_proxy"], env["no_proxy"]) == ("http://proxy:3128", "internal")
+    free: dict[str, str] = {}
+    prepare(TWO, env=free)
+    assert "no_grpc_proxy" not in free
+
+
 def test_flags_are_added_once():
     assert add_flags("--a=1  --b", {"--a": 2, "--c": 3}) == "--a=1 --b --c=3"
 
