@@ -19,6 +19,7 @@ MAY_IMPORT = {  # room -> rooms it may import, besides itself
     "data": {"errors", "core"},
     "models": {"errors", "core"},
     "distributed": BASE,
+    "amp": BASE | {"distributed"},  # two names of the rooms below, as torch has them
     "observe": BASE,
     "train": BASE | {"distributed", "observe"},
 }

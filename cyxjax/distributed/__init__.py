@@ -20,6 +20,17 @@ _HOME = {
         "scatter",
     ),
     "dataloaders": ("create_dataloaders_distributed",),
+    "comm_hooks": (
+        "CommHook",
+        "PowerSGDState",
+        "allreduce_hook",
+        "bf16_compress_hook",
+        "fp16_compress_hook",
+        "powerSGD_hook",
+    ),
+    "data_parallel": ("DataParallel",),
+    "ddp": ("DistributedDataParallel",),
+    "ddp_config": ("DDPConfig",),
     "process_group": (
         "BackendType",
         "DistributedConfig",

@@ -1,0 +1,196 @@
+"""The phases of a step as separate programs, for those who write the loop themselves.
+
+The same functions that `core/step.py` fuses, one dispatch each: forward, backward, update. Forward and
+backward run on one process's devices; what they leave per replica becomes rows of global arrays.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.sharding import Mesh
+
+from cyxjax.core import phases
+from cyxjax.core.adapter import ModelFns
+from cyxjax.core.losses import as_per_example
+from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
+from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
+from cyxjax.core.step import TrainState, state_spec
+from cyxjax.core.strategy import Reducer, Sync
+from cyxjax.errors import DataError
+
+PyTree = Any
+
+
+class Carried(NamedTuple):
+    """What forward passes leave behind until the next update."""
+
+    model_state: PyTree  # replicated before the first forward of a step, a row per replica after it
+    count: Any  # float32 (replicas,): samples seen since the last update; None before the first forward
+
+
+class Draw(NamedTuple):
+    """What names a forward pass's random draws, as in the compiled step."""
+
+    key: Any  # uint32 key data
+    step: Any  # int32 (): optimizer steps done
+    slot: Any  # int32 (): forward passes since the last one
+    first_replica: Any  # int32 (): the number of this process's first replica
+
+
+def build_forward(fns: ModelFns, mesh: Mesh, num_replicas: int, is_first: bool) -> Callable:
+    """A function (params, Carried, Draw, inputs, weight) -> (output, pullback, Carried) in training mode.
+
+    Rows are cut over the local `mesh`; the pullback has a row per replica. is_first: nothing is carried yet.
+    """
+    spec = Carried(REPLICATED if is_first else PER_REPLICA, REPLICATED if is_first else PER_REPLICA)
+
+    def local(params: PyTree, carried: Carried, draw: Draw, inputs: PyTree, weight: jax.Array) -> PyTree:
+        carried = to_replica(carried, spec)
+        rows, place = weight.shape[0], draw.first_replica + lax.axis_index(AXIS)
+        key = jax.random.fold_in(jax.random.wrap_key_data(draw.key), draw.step)
+        key = jax.random.fold_in(key, draw.slot * (rows * num_replicas) + place)
+        output, pullback, model_state = phases.forward(fns, params, carried.model_state, inputs, weight, key)
+        _check_rows(output, rows)
+        seen = weight.sum() if carried.count is None else carried.count + weight.sum()
+        return output, from_replica((pullback, Carried(model_state, seen)), PER_REPLICA)
+
+    in_specs = (REPLICATED, spec, REPLICATED, PER_REPLICA, PER_REPLICA)
+    run = model_map(local, mesh, in_specs, PER_REPLICA)
+
+    @jax.jit
+    def forward(*args: Any) -> tuple[PyTree, PyTree, Carried]:
+        output, (pullback, carried) = run(*args)
+        return output, pullback, carried
+
+    return forward
+
+
+def build_infer(fns: ModelFns, mesh: Mesh) -> Callable[[PyTree, PyTree, PyTree], PyTree]:
+    """A function (params, model_state, inputs) -> output in evaluation mode, on the local `mesh`."""
+
+    def local(params: PyTree, model_state: PyTree, inputs: PyTree) -> PyTree:
+        output = fns.apply(params, model_state, inputs, jax.random.key(0), False)[0]
+        _check_rows(output, jax.tree.leaves(inputs)[0].shape[0])
+        return output
+
+    return jax.jit(model_map(local, mesh, (REPLICATED, REPLICATED, PER_REPLICA), PER_REPLICA))
+
+
+def build_backward(mesh: Mesh) -> Callable:
+    """A function (pullback, output_grad, factor, grads or None) -> grads, a row per replica.
+
+    Pulls back `factor * output_grad` and adds what came before. The gradient of a process's loss is the sum
+    of its replicas' parts, and reducers take a mean over replicas; so for the mean over processes
+    `factor` is replicas / processes, times what the caller wants.
+    """
+
+    def local(pullback: Any, output_grad: PyTree, factor: jax.Array, grads: PyTree) -> PyTree:
+        seed = jax.tree.map(lambda d: _cotangent(d, factor), output_grad)
+        new = phases.backward(to_replica(pullback, PER_REPLICA), seed)
+        if grads is not None:
+            new = jax.tree.map(jnp.add, to_replica(grads, PER_REPLICA), new)
+        return from_replica(new, PER_REPLICA)
+
+    run = model_map(local, mesh, (PER_REPLICA, PER_REPLICA, REPLICATED, PER_REPLICA), PER_REPLICA)
+    return jax.jit(run, donate_argnums=3)
+
+
+def build_update(sync: Sync, mesh: Mesh, grads_spec: Any, options: dict[str, Any] | None = None) -> Callable:
+    """A function (TrainState, grads, Carried) -> the next TrainState, all processes together.
+
+    grads_spec: PER_REPLICA for local gradients, REPLICATED for a mean that needs no reduction any more.
+    options: for the compiler. State and gradients are donated.
+    """
+    spec = state_spec(sync)
+
+    def local(state: TrainState, grads: PyTree, carried: Carried) -> TrainState:
+        state, grads = to_replica(state, spec), to_replica(grads, grads_spec)
+        carried = to_replica(carried, PER_REPLICA)
+        params, strategy = sync.update(grads, state.sync, state.params)
+        model_state = phases.mean_model_state(carried.model_state, carried.count)
+        return from_replica(TrainState(state.step + 1, params, model_state, strategy, state.key), spec)
+
+    run = sync_map(local, mesh, (spec, grads_spec, PER_REPLICA), spec)
+    return jax.jit(run, donate_argnums=0, compiler_options=options)
+
+
+def build_reduce(
+    reducer: Reducer, reducer_spec: PyTree, mesh: Mesh, options: dict[str, Any] | None = None
+) -> Callable:
+    """A function (grads, reducer state, params) -> (mean grads, reducer state), all processes together."""
+
+    def local(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
+        grads, state = to_replica(grads, PER_REPLICA), to_replica(state, reducer_spec)
+        mean_grads, state = reducer.update(grads, state, params)
+        return mean_grads, from_replica(state, reducer_spec)
+
+    in_specs = (PER_REPLICA, reducer_spec, REPLICATED)
+    run = sync_map(local, mesh, in_specs, (REPLICATED, reducer_spec))
+    return jax.jit(run, donate_argnums=1, compiler_options=options)
+
+
+def init_on(mesh: Mesh, transformation: optax.GradientTransformation, spec: PyTree, params: PyTree) -> PyTree:
+    """The first state of a reducer or an optimizer, placed as `spec` says."""
+    init = lambda p: from_replica(transformation.init(p), spec)  # noqa: E731
+    return jax.jit(sync_map(init, mesh, REPLICATED, spec))(params)
+
+
+@jax.jit
+def scale_and_check(grads: PyTree, factor: jax.Array) -> tuple[PyTree, jax.Array]:
+    """(grads * factor, whether all of them are finite)."""
+    scaled = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
+    return scaled, jnp.array([jnp.isfinite(g).all() for g in jax.tree.leaves(scaled)]).all()
+
+
+@jax.jit
+def zero_leaves(grads: PyTree) -> jax.Array:
+    """bool (number of leaves,): leaves without any value but zero."""
+    return jnp.array([(g == 0).all() for g in jax.tree.leaves(grads)])
+
+
+@partial(jax.jit, static_argnums=0)
+def loss_and_output_grad(criterion: Any, output: PyTree, target: PyTree) -> tuple[jax.Array, PyTree]:
+    """(mean loss over the rows, its gradient with respect to `output`); integer outputs have zeros."""
+    per_example = as_per_example(criterion)
+    floats, rest = _split_floats(output)
+
+    def mean(floats: PyTree) -> jax.Array:
+        return per_example(_join(floats, rest), target).mean()
+
+    value, grads = jax.value_and_grad(mean)(floats)
+    return value, _join(grads, jax.tree.map(jnp.zeros_like, rest))
+
+
+def _split_floats(tree: PyTree) -> tuple[PyTree, PyTree]:
+    """`tree` twice: with None for what has no gradient, and for what has one."""
+    is_float = lambda a: jnp.issubdtype(a.dtype, jnp.inexact)  # noqa: E731
+    return (
+        jax.tree.map(lambda a: a if is_float(a) else None, tree),
+        jax.tree.map(lambda a: None if is_float(a) else a, tree),
+    )
+
+
+def _join(one: PyTree, other: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: b if a is None else a, one, other, is_leaf=lambda a: a is None)
+
+
+def _cotangent(grad: jax.Array, factor: jax.Array) -> Any:
+    if not jnp.issubdtype(grad.dtype, jnp.inexact):
+        return np.zeros(grad.shape, jax.dtypes.float0)  # what jax.vjp wants for integers
+    return grad * factor.astype(grad.dtype)
+
+
+def _check_rows(output: PyTree, rows: int) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(output):
+        if leaf.ndim == 0 or leaf.shape[0] != rows:
+            name = jax.tree_util.keystr(path, simple=True, separator="/") or "(the output)"
+            raise DataError(
+                f"the model's output {name} has shape {leaf.shape} for {rows} rows, expected ({rows}, ...): "
+                "rows belong to replicas. HINT: return one value an example and leave the mean to the loss."
+            )

@@ -1,0 +1,83 @@
+"""One process's part of global arrays, as arrays on its own devices: views, no copies.
+
+The facade runs forward and backward on these, so ranks may differ in the number of their samples and only
+the update is a program of all processes.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from cyxjax.core.mesh import AXIS, PER_REPLICA, local_replicas
+
+PyTree = Any
+
+
+def local_mesh(mesh: Mesh) -> Mesh:
+    """The devices of `mesh` that this process owns; `mesh` itself if it owns all."""
+    mine = local_replicas(mesh)
+    if len(mine) == mesh.size:
+        return mesh
+    return Mesh(np.asarray(mesh.devices.flat[mine.start : mine.stop]), (AXIS,))
+
+
+def to_local(mesh: Mesh, tree: PyTree, spec: PartitionSpec) -> PyTree:
+    """Global arrays with `spec` on `mesh` as arrays on this process's devices; rows become its own rows."""
+    return _rewrapped(mesh, local_mesh(mesh), tree, spec)
+
+
+def to_global(mesh: Mesh, tree: PyTree, spec: PartitionSpec) -> PyTree:
+    """Inverse of `to_local`: each process passes its part."""
+    return _rewrapped(local_mesh(mesh), mesh, tree, spec)
+
+
+def place_rows(mesh: Mesh, tree: PyTree, pad_with_zeros: bool = False) -> PyTree:
+    """Rows (n, ...) dealt out over the devices of a local mesh, neighbours together.
+
+    If n does not divide, rows are added at the end: the first ones again, or zeros.
+    """
+    sharding = NamedSharding(mesh, PER_REPLICA)
+
+    def place(a: Any) -> jax.Array:
+        missing = padded_rows(a.shape[0], mesh) - a.shape[0]
+        if missing and (pad_with_zeros or not a.shape[0]):
+            a = jnp.concatenate([a, jnp.zeros((missing, *a.shape[1:]), a.dtype)])
+        elif missing:
+            a = jnp.concatenate([a, jnp.resize(a, (missing, *a.shape[1:]))])
+        return jax.device_put(a, sharding)
+
+    return jax.tree.map(place, tree)
+
+
+def cut_rows(tree: PyTree, num_rows: int) -> PyTree:
+    """Inverse of `place_rows`: the first `num_rows` rows."""
+    return jax.tree.map(lambda a: a if a.shape[0] == num_rows else a[:num_rows], tree)
+
+
+def padded_rows(num_rows: int, mesh: Mesh) -> int:
+    """The least number of rows, at least one each, that the devices of `mesh` share evenly."""
+    return max(1, -(-num_rows // mesh.size)) * mesh.size
+
+
+@lru_cache(maxsize=64)
+def row_weight(num_rows: int, mesh: Mesh) -> jax.Array:
+    """float32 (padded rows,): 1 for a row, 0 for what was added; on the devices of a local mesh."""
+    weight = (np.arange(padded_rows(num_rows, mesh)) < num_rows).astype(np.float32)
+    return jax.device_put(weight, NamedSharding(mesh, PER_REPLICA))
+
+
+def _rewrapped(old: Mesh, new: Mesh, tree: PyTree, spec: PartitionSpec) -> PyTree:
+    if old.size == new.size:
+        return tree
+    sharding = NamedSharding(new, spec)
+
+    def wrap(a: jax.Array) -> jax.Array:
+        rows = (a.shape[0] * new.size // old.size,) if spec == PER_REPLICA else a.shape[:1]
+        shards = [s.data for s in a.addressable_shards]
+        return jax.make_array_from_single_device_arrays((*rows, *a.shape[1:]), sharding, shards)
+
+    return jax.tree.map(wrap, tree)

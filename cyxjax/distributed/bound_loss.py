@@ -1,0 +1,45 @@
+"""A loss that knows what it was computed from, so that `loss.backward()` can be written."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+
+@dataclass(frozen=True)
+class BoundLoss:
+    """The mean loss of this process's batch and the way back from it; made by `ddp.loss(...)`.
+
+    It can be scaled (`loss / accumulation_steps`), read (`loss.item()`, `float(loss)`) and pulled back once.
+    """
+
+    value: jax.Array
+    """float32 (), before scaling."""
+    output_grad: Any
+    """Gradient of `value` with respect to the model's output."""
+    ddp: Any
+    scale: float = 1.0
+
+    def backward(self) -> None:
+        """Adds the gradients of this loss to what `ddp` has gathered since its last update."""
+        self.ddp.backward(self.output_grad, scale=self.scale)
+
+    def item(self) -> float:
+        """The number; waits for it to be computed."""
+        return float(self.value) * self.scale
+
+    __float__ = item
+
+    def __mul__(self, factor: float) -> "BoundLoss":
+        return replace(self, scale=self.scale * float(factor))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float) -> "BoundLoss":
+        return replace(self, scale=self.scale / float(divisor))
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec)
+
+    def __str__(self) -> str:
+        return str(self.item())

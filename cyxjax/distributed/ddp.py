@@ -1,0 +1,277 @@
+"""`DistributedDataParallel`: torch's wrapper around the phases of a step, for loops written by hand.
+
+    outputs = ddp(inputs)
+    loss = ddp.loss(criterion, outputs, targets)
+    loss.backward()                    # or ddp.backward(criterion.backward(outputs, targets))
+    ddp.update_parameters(optimizer)
+
+A shell: it holds the state and moves it between the programs of `core/facade.py`. The numbers are the
+compiled trainer's, bit for bit; the trainer is faster, since its step is one program and not three.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from cyxjax.core import facade
+from cyxjax.core import local_view as view
+from cyxjax.core.adapter import adapt
+from cyxjax.core.mesh import REPLICATED, local_replicas, local_value
+from cyxjax.core.step import TrainState
+from cyxjax.distributed import collectives, comm_hooks
+from cyxjax.distributed import ddp_values as values
+from cyxjax.distributed.agreement import describe
+from cyxjax.distributed.bound_loss import BoundLoss
+from cyxjax.distributed.ddp_config import DDPConfig, check_device_ids, compiler_options
+from cyxjax.distributed.ddp_programs import ModelPrograms
+from cyxjax.distributed.ddp_state import Gathered, HeldState
+from cyxjax.distributed.process_group import ProcessGroup, current
+from cyxjax.errors import ConfigError, GroupError
+
+PyTree = Any
+
+
+class DistributedDataParallel:
+    """Wraps a model; every process passes its own rows, gradients are averaged over processes.
+
+    model: as for the trainer. Inputs are one argument, a tree of arrays (n, ...); n may differ between
+    processes, and be 0. A process that owns several devices cuts its rows over them.
+    Parameters are drawn from `seed`, at once where the model allows it, else in the first forward pass, which
+    all ranks then make; rank 0's become everybody's.
+    device_ids, output_device, static_graph: accepted; devices are chosen when the group is formed.
+    broadcast_buffers: accepted; each update averages running statistics over all samples in any case.
+    Raises: GroupError before init_process_group; DesyncError naming the leaf if models differ.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        config: DDPConfig | None = None,
+        *,
+        device_ids: Any = None,
+        output_device: Any = None,
+        broadcast_buffers: bool = True,
+        process_group: ProcessGroup | None = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool | None = None,
+        gradient_as_bucket_view: bool | None = None,
+        static_graph: bool = False,
+        seed: int = 42,
+    ) -> None:
+        del output_device, broadcast_buffers, static_graph
+        self._group = current() if process_group is None else process_group
+        self._mesh, self._local = self._group.mesh, view.local_mesh(self._group.mesh)
+        check_device_ids(device_ids, self._local.size)
+        self._config = (config or DDPConfig()).with_torch_names(
+            bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view
+        )
+        self._config.check()
+        self._model, self._fns, self._seed = model, adapt(model), seed
+        self._programs = ModelPrograms(self._fns, self._local, self._mesh.size)
+        platform = self._mesh.devices.flat[0].platform
+        options = compiler_options(platform, self._config.bucket_size_mb)
+        self._state = HeldState(self._mesh, comm_hooks.from_config(self._config.comm_hook), options)
+        self._since = Gathered()  # the last update
+        self._unused: np.ndarray | None = None  # by leaf: its gradient was zero in every update
+        self._may_sync, self.training = True, True
+        if not values.needs_inputs(model):
+            self.init(None)
+
+    # ---- one step -----------------------------------------------------------------------------------------
+
+    def forward(self, inputs: PyTree) -> PyTree:
+        """The model's output for this process's rows, (n, ...), on this process's devices.
+
+        In training mode it can be pulled back once; in evaluation mode there is no way back.
+        """
+        inputs, rows = values.as_rows(inputs)
+        if not self._state.exists:
+            self.init(inputs)
+        here, since = self._state.here, self._since
+        placed = view.place_rows(self._local, inputs)
+        if not self.training:
+            return view.cut_rows(self._programs.infer()(here.params, here.model_state, placed), rows)
+        carried = since.carried or facade.Carried(here.model_state, None)
+        draw = facade.Draw(here.key, here.step, np.int32(since.num_forwards), self._first_replica)
+        run = self._programs.forward(since.carried is None)
+        weight = view.row_weight(rows, self._local)
+        output, since.pullback, since.carried = run(here.params, carried, draw, placed, weight)
+        since.output, since.num_forwards = view.cut_rows(output, rows), since.num_forwards + 1
+        return since.output
+
+    __call__ = forward
+
+    def loss(self, criterion: Any, output: PyTree, target: PyTree = None) -> BoundLoss:
+        """The mean loss of this process's rows, with `.backward()`; scale it freely, `loss / 4`.
+
+        criterion: a loss of cyxjax, a function (output, target), or None if the model returns {"loss": ...}.
+        """
+        value, output_grad = facade.loss_and_output_grad(criterion, output, target)
+        return BoundLoss(value, output_grad, self)
+
+    def backward(self, output_grad: PyTree, scale: float = 1.0) -> None:
+        """Adds to the gradients what `scale * output_grad` pulls back through the last forward pass.
+
+        output_grad: of this process's mean loss, in the form of the output. Nothing is sent yet.
+        Raises: GroupError without a forward pass; DataError for another form.
+        """
+        since = self._since
+        if since.pullback is None:
+            raise GroupError(
+                "backward has no forward pass to go back through: each serves one backward, in training "
+                "mode. HINT: call forward first; after eval(), call train()."
+            )
+        values.check_like(output_grad, since.output)
+        placed = view.place_rows(self._local, output_grad, pad_with_zeros=True)
+        factor = np.float32(scale * self._mesh.size / self.get_world_size())
+        since.grads = self._programs.backward(since.pullback, placed, factor, since.grads)
+        since.pullback = since.output = None
+
+    def sync_gradients(self) -> PyTree:
+        """The mean over processes of what `backward` gathered: one reduction. All ranks call it together.
+
+        It is kept, and `update_parameters` applies it without reducing again.
+        """
+        self._refuse_in_no_sync("sync_gradients")
+        since = self._since
+        if since.mean_grads is None:
+            since.mean_grads = self._state.reduce(since.grads)
+            since.grads = None
+        return view.to_local(self._mesh, since.mean_grads, REPLICATED)
+
+    def update_parameters(self, optimizer: optax.GradientTransformation) -> None:
+        """Averages the gradients over processes, and `optimizer` changes the parameters. All ranks together.
+
+        optimizer: any optax transformation, the same object in every step. Gradients are zero afterwards.
+        """
+        self._refuse_in_no_sync("update_parameters")
+        self._state.use_optimizer(optimizer)
+        if self._config.find_unused_parameters:
+            self.sync_gradients()
+            self._note_unused()
+        since = self._since
+        if since.mean_grads is None:
+            self._state.update(since.grads, since.carried)
+        else:
+            self._state.apply(since.mean_grads, since.carried)
+        self.zero_grad()
+
+    def zero_grad(self) -> None:
+        """Forgets all gradients and forward passes since the last update."""
+        self._since = Gathered()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """A block in which gradients are only gathered: averaging or applying them there is an error."""
+        self._may_sync = False
+        try:
+            yield
+        finally:
+            self._may_sync = True
+
+    def unscale_gradients(self, factor: float) -> bool:
+        """Averages the gradients and multiplies them by `factor`; whether all are finite, on any rank."""
+        self.sync_gradients()
+        since = self._since
+        since.mean_grads, finite = facade.scale_and_check(since.mean_grads, np.float32(factor))
+        return bool(local_value(finite))
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        """Gradients travel as `hook` says (see `comm_hooks`): once, before the first update.
+
+        Raises: ConfigError for a second hook, a late one, or what is no hook.
+        """
+        if self._config.comm_hook is not None or self._state.is_trained:
+            raise ConfigError(
+                "a communication hook is registered once, before the first update. "
+                "HINT: call register_comm_hook right after wrapping the model."
+            )
+        self._state.use_hook(comm_hooks.resolve(state, hook))
+        self._config.comm_hook = (state, hook)
+
+    # ---- values -------------------------------------------------------------------------------------------
+
+    def init(self, inputs: PyTree) -> None:
+        """Draws the parameters for inputs like these, and makes rank 0's everybody's. All ranks together."""
+        drawn = values.first_values(self._fns, self._seed, inputs)
+        if self.get_world_size() > 1:
+            collectives.check_same(drawn, "DistributedDataParallel(model)")
+            drawn = collectives.broadcast(drawn) if self._config.broadcast_parameters else drawn
+        key = jax.random.key_data(jax.random.key(self._seed))
+        self._state.place(TrainState(np.int32(0), *drawn, None, key))
+
+    def parameters(self) -> PyTree:
+        """The parameters as host arrays. Raises: GroupError before a model that needs inputs has seen any."""
+        return jax.tree.map(local_value, self._state.whole.params)
+
+    def state_dict(self) -> dict[str, PyTree]:
+        """Host arrays {"step", "params", "model_state", "optimizer"}, without what a hook has yet to send."""
+        state = self._state.whole
+        held = {"step": state.step, "params": state.params, "model_state": state.model_state}
+        return jax.tree.map(local_value, held | {"optimizer": state.sync[1]})
+
+    def load_state_dict(self, saved: dict[str, PyTree]) -> None:
+        """Goes on from what `state_dict` gave, equal on all ranks; gradients are zero."""
+        key = jax.random.key_data(jax.random.key(self._seed))
+        self.zero_grad()
+        self._state.place(
+            TrainState(saved["step"], saved["params"], saved["model_state"], saved["optimizer"], key)
+        )
+
+    def train(self, mode: bool = True) -> "DistributedDataParallel":
+        """Dropout and batch statistics are on from now on; returns itself."""
+        self.training = mode
+        return self
+
+    def eval(self) -> "DistributedDataParallel":
+        """Deterministic from now on, running statistics in use, nothing kept for backward; returns itself."""
+        return self.train(False)
+
+    def get_model(self) -> Any:
+        """The model that was wrapped; nnx models and SequentialModel hold the trained values then."""
+        if self._state.exists:
+            trained = jax.tree.map(local_value, (self._state.whole.params, self._state.whole.model_state))
+            values.hand_back(self._model, *trained)
+        return self._model
+
+    @property
+    def module(self) -> Any:
+        """torch's name for `get_model()`."""
+        return self.get_model()
+
+    def unused_parameters(self) -> list[str]:
+        """Leaves whose gradient was zero in every update so far; [] without find_unused_parameters."""
+        if self._unused is None:
+            return []
+        names = [name for name, _ in describe(self._state.whole.params)]
+        return [name for name, unused in zip(names, self._unused, strict=True) if unused]
+
+    def is_master(self) -> bool:
+        """True on rank 0."""
+        return self._group.topology.is_master
+
+    def get_rank(self) -> int:
+        return self._group.topology.rank
+
+    def get_world_size(self) -> int:
+        return self._group.topology.world_size
+
+    @property
+    def _first_replica(self) -> np.int32:
+        return np.int32(local_replicas(self._mesh).start)
+
+    def _note_unused(self) -> None:
+        zero = np.asarray(local_value(facade.zero_leaves(self._since.mean_grads)))
+        first, self._unused = self._unused is None, zero if self._unused is None else self._unused & zero
+        if first and zero.any() and self.is_master():
+            names = ", ".join(self.unused_parameters())
+            warnings.warn(f"parameters without a gradient in the first update: {names}", stacklevel=3)
+
+    def _refuse_in_no_sync(self, call: str) -> None:
+        if not self._may_sync:
+            raise GroupError(f"{call} was called inside no_sync(). HINT: move it behind the block.")

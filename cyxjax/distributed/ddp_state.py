@@ -1,0 +1,128 @@
+"""What a wrapped model holds: the state of all processes, and what was gathered since the last update."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from cyxjax.core import facade
+from cyxjax.core import local_view as view
+from cyxjax.core.mesh import PER_REPLICA, REPLICATED, put_replicated
+from cyxjax.core.step import TrainState
+from cyxjax.distributed.comm_hooks import CommHook
+from cyxjax.distributed.ddp_programs import UpdatePrograms
+from cyxjax.errors import ConfigError, GroupError
+
+PyTree = Any
+
+
+@dataclass
+class Gathered:
+    """What has happened since the last update."""
+
+    pullback: Any = None
+    output: PyTree = None
+    """Of the last forward pass, until it is pulled back."""
+    carried: facade.Carried | None = None
+    grads: PyTree = None
+    """LOCAL, a row per replica of this process."""
+    mean_grads: PyTree = None
+    """After the reduction; replicated."""
+    num_forwards: int = 0
+
+
+class HeldState:
+    """The training state on the mesh, `here` its view on this process's devices, and how it is updated."""
+
+    def __init__(self, mesh: Mesh, hook: CommHook, options: dict[str, Any] | None) -> None:
+        self._mesh, self._hook, self._options = mesh, hook, options
+        self._programs = UpdatePrograms(mesh, hook, None, options)
+        self._state: TrainState | None = None  # sync: the reducer's and the optimizer's state (or None)
+        self._here: TrainState | None = None
+
+    @property
+    def exists(self) -> bool:
+        return self._state is not None
+
+    @property
+    def is_trained(self) -> bool:
+        """True once an optimizer has been used."""
+        return self._programs.optimizer is not None
+
+    @property
+    def whole(self) -> TrainState:
+        """Global arrays. Raises: GroupError before there are any."""
+        if self._state is None:
+            raise GroupError(
+                "this model has no parameters yet: it needs inputs to know their shapes. "
+                "HINT: call ddp.init(inputs) or make a forward pass first."
+            )
+        return self._state
+
+    @property
+    def here(self) -> TrainState:
+        """Replicated values on this process's devices, without `sync`."""
+        assert self._here is not None
+        return self._here
+
+    def place(self, host: TrainState) -> None:
+        """Puts host values on the mesh, equal on all ranks; `sync` is the optimizer's state or None."""
+        placed = put_replicated(self._mesh, jax.tree.map(np.asarray, host))
+        reduced = facade.init_on(self._mesh, *self._hook, placed.params)
+        self._take(placed._replace(sync=(reduced, placed.sync)))
+
+    def use_hook(self, hook: CommHook) -> None:
+        """Gradients travel by `hook` from now on; before the first update."""
+        self._hook, self._programs = hook, UpdatePrograms(self._mesh, hook, None, self._options)
+        if self._state is not None:
+            reduced = facade.init_on(self._mesh, *hook, self._state.params)
+            self._take(self._state._replace(sync=(reduced, self._state.sync[1])))
+
+    def use_optimizer(self, optimizer: optax.GradientTransformation) -> None:
+        """Makes the optimizer's state at its first use. Raises: ConfigError for another one than before."""
+        if self._programs.optimizer is optimizer:
+            return
+        if self._programs.optimizer is not None:
+            raise ConfigError(
+                "update_parameters was given another optimizer than before, whose state starts from nothing. "
+                "HINT: make the optimizer once, before the loop."
+            )
+        self._programs = UpdatePrograms(self._mesh, self._hook, optimizer, self._options)
+        if self.whole.sync[1] is None:
+            inner = facade.init_on(self._mesh, optimizer, REPLICATED, self.whole.params)
+            self._state = self.whole._replace(sync=(self.whole.sync[0], inner))
+
+    def reduce(self, grads: PyTree) -> PyTree:
+        """Mean gradients, replicated, from this process's rows."""
+        reduced, inner = self.whole.sync
+        mean_grads, reduced = self._programs.reduce(self._rows(grads), reduced, self.whole.params)
+        self._state = self.whole._replace(sync=(reduced, inner))
+        return mean_grads
+
+    def update(self, grads: PyTree, carried: PyTree) -> None:
+        """The next state from this process's rows of gradients: reduction and update in one program."""
+        rows = self._rows(grads)
+        self._take(self._programs.update(self.whole, rows, view.to_global(self._mesh, carried, PER_REPLICA)))
+
+    def apply(self, mean_grads: PyTree, carried: PyTree) -> None:
+        """The next state from mean gradients."""
+        reduced, inner = self.whole.sync
+        alone = self.whole._replace(sync=(optax.EmptyState(), inner))  # the reducer has had its turn
+        done = self._programs.apply(alone, mean_grads, view.to_global(self._mesh, carried, PER_REPLICA))
+        self._take(done._replace(sync=(reduced, done.sync[1])))
+
+    def _take(self, state: TrainState) -> None:
+        self._state = state
+        self._here = view.to_local(self._mesh, state._replace(sync=None), REPLICATED)
+
+    def _rows(self, grads: PyTree) -> PyTree:
+        if grads is None:
+            raise GroupError("there are no gradients: backward was not called. HINT: call it after forward.")
+        if self._mesh.devices.flat[0].platform == "cpu":
+            # CPU devices of a process share a pool of threads: programs queued behind one that waits in a
+            # reduction would starve it. Waiting here keeps the queue at one.
+            jax.block_until_ready(grads)
+        return view.to_global(self._mesh, grads, PER_REPLICA)

@@ -1,0 +1,65 @@
+"""What goes into and out of a wrapped model: first values, rows, and trained values handed back."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from cyxjax.core.adapter import ModelFns
+from cyxjax.distributed.agreement import describe, leaf_type
+from cyxjax.errors import DataError
+from cyxjax.models.sequential import SequentialModel
+
+PyTree = Any
+
+
+def needs_inputs(model: Any) -> bool:
+    """False for models that are born with values or know their own shapes."""
+    return not isinstance(model, nnx.Module | SequentialModel)
+
+
+def first_values(fns: ModelFns, seed: int, inputs: PyTree) -> tuple[PyTree, PyTree]:
+    """(params, model_state) drawn for inputs like these, as host arrays; only one row is looked at."""
+    sample = jax.tree.map(
+        lambda a: np.asarray(a[:1]) if a.shape[0] else np.zeros((1, *a.shape[1:]), a.dtype), inputs
+    )
+    return jax.tree.map(np.asarray, fns.init(jax.random.key(seed), sample))
+
+
+def hand_back(model: Any, params: PyTree, model_state: PyTree) -> None:
+    """Puts trained values into `model` if it is of a kind that holds any (linen modules do not)."""
+    if isinstance(model, SequentialModel):
+        model.set_values(params, model_state)
+    elif isinstance(model, nnx.Module):
+        _, own, _, _, rest = nnx.split(model, nnx.Param, nnx.RngKey, nnx.RngCount, ...)
+        nnx.replace_by_pure_dict(own, params)
+        nnx.replace_by_pure_dict(rest, model_state)
+        nnx.update(model, own, rest)
+
+
+def as_rows(inputs: PyTree) -> tuple[PyTree, int]:
+    """(inputs as arrays, their number of rows). Raises: DataError naming leaves that differ in it."""
+    inputs = jax.tree.map(lambda a: a if isinstance(a, jax.Array) else np.asarray(a), inputs)
+    kinds = {a.shape[:1] for a in jax.tree.leaves(inputs)}
+    if len(kinds) != 1 or () in kinds:
+        leaves = ", ".join(f"{name} {kind}" for name, kind in describe(inputs)) or "no arrays"
+        raise DataError(
+            f"inputs are {leaves}; expected arrays with the same number of rows. HINT: batch them along the "
+            "first dimension."
+        )
+    return inputs, kinds.pop()[0]
+
+
+def check_like(output_grad: PyTree, output: PyTree) -> None:
+    """Raises DataError unless the gradient has the form, shapes and dtypes of the `output` it belongs to."""
+    wanted, given = dict(describe(output)), {k: leaf_type(v) for k, v in _leaves(output_grad).items()}
+    if wanted != given:
+        raise DataError(
+            f"output_grad is {given or 'empty'}, the last forward pass gave {wanted}. "
+            "HINT: pass criterion.backward(outputs, targets) of that pass's outputs."
+        )
+
+
+def _leaves(tree: PyTree) -> dict[str, Any]:
+    return {name: leaf for (name, _), leaf in zip(describe(tree), jax.tree.leaves(tree), strict=True)}

@@ -1,0 +1,115 @@
+"""`GradScaler`: keeps float16 gradients from vanishing, by torch's names and defaults."""
+
+from typing import Any
+
+import jax
+import optax
+
+from cyxjax.distributed.bound_loss import BoundLoss
+from cyxjax.distributed.ddp import DistributedDataParallel
+from cyxjax.errors import ConfigError, GroupError
+
+
+class GradScaler:
+    """Multiplies losses by a scale that adapts: halved after gradients that are not finite (that step is left
+    out, on all ranks), doubled after `growth_interval` good steps in a row.
+
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    Source: torch.amp.GradScaler (same defaults). bfloat16 and float32 need none; `enabled=False` makes it
+    pass everything through.
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+    ) -> None:
+        if not (init_scale > 0 and growth_factor > 1 and 0 < backoff_factor < 1 and growth_interval > 0):
+            raise ConfigError(
+                f"GradScaler(init_scale={init_scale}, growth_factor={growth_factor}, backoff_factor="
+                f"{backoff_factor}, growth_interval={growth_interval}): expected positive, above 1, between "
+                "0 and 1, positive. HINT: the defaults are 65536, 2, 0.5, 2000."
+            )
+        self._scale = float(init_scale) if enabled else 1.0
+        self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
+        self._growth_interval, self._enabled = growth_interval, enabled
+        self._good_steps = 0
+        self._ddp: DistributedDataParallel | None = None
+        self._finite: bool | None = None  # of this step's gradients; None before they were looked at
+
+    def scale(self, loss: Any) -> Any:
+        """`loss` (of `ddp.loss`), or a tree of gradients of the output, times the scale."""
+        if isinstance(loss, BoundLoss):
+            self._ddp = loss.ddp
+            return loss * self._scale
+        return jax.tree.map(lambda a: a * self._scale, loss)
+
+    def unscale_(self, ddp: DistributedDataParallel | None = None) -> None:
+        """Averages the gradients and takes the scale out; `ddp.sync_gradients()` shows them. Once a step."""
+        if self._finite is not None:
+            raise GroupError("unscale_ was called twice in a step. HINT: call update() after step().")
+        self._finite = self._wrapped(ddp).unscale_gradients(1.0 / self._scale)
+
+    def step(
+        self, optimizer: optax.GradientTransformation, ddp: DistributedDataParallel | None = None
+    ) -> bool:
+        """`ddp.update_parameters(optimizer)` if all gradients are finite; whether they were, on all ranks.
+
+        ddp: needed only where `scale` was given gradients and not a `ddp.loss`.
+        """
+        wrapped = self._wrapped(ddp)
+        if not self._enabled:
+            wrapped.update_parameters(optimizer)
+            return True
+        if self._finite is None:
+            self.unscale_(wrapped)
+        if self._finite:
+            wrapped.update_parameters(optimizer)
+        else:
+            wrapped.zero_grad()
+        return bool(self._finite)
+
+    def update(self, new_scale: float | None = None) -> None:
+        """Adapts the scale to what `step` found, or sets it."""
+        if new_scale is not None:
+            self._scale = float(new_scale)
+        elif self._enabled and self._finite is not None:
+            self._adapt(self._finite)
+        self._finite = None
+
+    def get_scale(self) -> float:
+        """The present scale; 1 when not enabled."""
+        return self._scale
+
+    def is_enabled(self) -> bool:
+        return self._enabled
+
+    def state_dict(self) -> dict[str, float | int]:
+        """What `load_state_dict` takes: the scale and the good steps since it changed."""
+        return {"scale": self._scale, "good_steps": self._good_steps}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self._scale, self._good_steps = float(saved["scale"]), int(saved["good_steps"])
+
+    def _adapt(self, finite: bool) -> None:
+        if not finite:
+            self._scale, self._good_steps = self._scale * self._backoff_factor, 0
+            return
+        self._good_steps += 1
+        if self._good_steps == self._growth_interval:
+            self._scale, self._good_steps = self._scale * self._growth_factor, 0
+
+    def _wrapped(self, ddp: DistributedDataParallel | None) -> DistributedDataParallel:
+        found = ddp or self._ddp
+        if found is None:
+            raise GroupError(
+                "the scaler does not know which model to update. "
+                "HINT: scale a loss made by ddp.loss(...), or pass step(optimizer, ddp)."
+            )
+        return found
