@@ -23,6 +23,7 @@ _GOLDEN, _MUL_1, _MUL_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB1331
 _ROUNDS = 10  # with 4 a chi-square over 4000 epochs sees structure; 10 leaves a margin
 _MIN_BITS = 6  # narrower networks reach too few of the permutations of a handful of samples
 _MAX_BITS = 62  # places are int64
+_TABLE_HALF_BITS = 7  # up to 16,384 places are looked up: a walk's last few values cost 100 numpy calls each
 _CHUNK = 1 << 15  # places permuted at once: the temporaries then stay in the processor's cache
 
 
@@ -83,13 +84,24 @@ class Order:
         state = mix64(mix64(int(self.seed)) + int(self.epoch) * _GOLDEN)
         return tuple(np.uint64(mix64(state + i * _GOLDEN)) for i in range(1, _ROUNDS + 1))
 
+    def _permuted(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """The network's permutation of [0, 4^half_bits), from a table where that is small."""
+        if self._half_bits <= _TABLE_HALF_BITS:
+            return self._table[values]
+        return _feistel(values, self._half_bits, self._round_keys)
+
+    @cached_property
+    def _table(self) -> npt.NDArray[np.uint64]:
+        whole = np.arange(4**self._half_bits, dtype=np.uint64)
+        return _feistel(whole, self._half_bits, self._round_keys)
+
     def _walk(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """Applies the network until every value is a sample; at most 4 rounds on average for large sets."""
         limit = np.uint64(self.num_samples)
-        values = _feistel(values, self._half_bits, self._round_keys)
+        values = self._permuted(values)
         outside = np.flatnonzero(values >= limit)
         while outside.size:
-            moved = _feistel(values[outside], self._half_bits, self._round_keys)
+            moved = self._permuted(values[outside])
             values[outside] = moved
             outside = outside[moved >= limit]
         return values
