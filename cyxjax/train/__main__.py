@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from cyxjax.errors import EXIT_CONFIG, ConfigError, CyxjaxError, DataError
+from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, ConfigError, CyxjaxError, DataError
 from cyxjax.train.config import load_config
 
 
@@ -17,6 +17,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, DataError) as err:
         print(f"cyxjax.train: {err}", file=sys.stderr)
         return EXIT_CONFIG
+    except KeyboardInterrupt:
+        print("cyxjax.train: interrupted. HINT: run the same command again to go on.", file=sys.stderr)
+        return EXIT_INTERRUPT
     except CyxjaxError as err:
         print(f"cyxjax.train: {type(err).__name__}: {err}", file=sys.stderr)
         return 1

@@ -25,6 +25,7 @@ from cyxjax.train.config import TrainConfig
 from cyxjax.train.history import DistributedTrainingHistory
 from cyxjax.train.optimizers import build_optimizer
 from cyxjax.train.run_lock import RunLock
+from cyxjax.train.step_folders import list_steps
 from cyxjax.train.trainer import DistributedTrainer
 
 LOSSES: dict[str, Loss | None] = {
@@ -54,8 +55,19 @@ def run(config: TrainConfig) -> int:
         if trainer.is_master():
             history.save(run_dir / "history.json")
     console.done(history, str(run_dir))
+    _say_how_to_go_on(config, history, console)
     process_group.finalize()
     return EXIT_PREEMPTED if history.stopped_by == "signal" else EXIT_OK
+
+
+def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, console: Console) -> None:
+    if history.stopped_by not in ("signal", "max_time"):
+        return
+    saved = max(list_steps(config.checkpoint_path), default=0)
+    if config.resume == "never" or saved < history.num_steps:
+        console.note(f"Stopped after step {history.num_steps}; the newest checkpoint is of step {saved}.")
+    else:
+        console.note(f"Stopped and saved after step {saved}. Run the same command again to go on from there.")
 
 
 def _train(

@@ -21,7 +21,7 @@ from cyxjax.train.ledger_hook import StreamFacts, Tape
 from cyxjax.train.loaders import is_loader
 from cyxjax.train.loop import Feed
 
-Ask = Callable[[], tuple[bool, bool]]
+Ask = Callable[[], tuple[float, bool]]
 
 
 class Placer:
@@ -32,7 +32,7 @@ class Placer:
         self._local = len(local_replicas(mesh))
         self._kept: dict[tuple, jax.Array] = {}
 
-    def put(self, host: HostBatch, signal: tuple[bool, bool] = (False, False)) -> Batch:
+    def put(self, host: HostBatch, signal: tuple[float, bool] = (0.0, False)) -> Batch:
         rows = len(host.weight)
         full = host.weight.all()
         parts = put_rows(self._mesh, (host.inputs, host.targets) if full else host[:3])

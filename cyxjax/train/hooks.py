@@ -137,9 +137,9 @@ class CheckpointHook(Hook):
     def on_start(self, moment: Moment) -> None:
         self._saved_step = moment.position.step
 
-    def ask(self) -> tuple[bool, bool]:
+    def ask(self) -> tuple[float, bool]:
         late = bool(self._every_s) and time.monotonic() - self._saved_at > self._every_s
-        return False, late or self._requested()
+        return 0.0, late or self._requested()
 
     def wants_state(self, position: Position, asked_to_save: bool) -> bool:
         by_epochs = (
@@ -171,14 +171,19 @@ class StopHook(Hook):
     def on_start(self, moment: Moment) -> None:
         self._started = time.monotonic()
 
-    def ask(self) -> tuple[bool, bool]:
+    def ask(self) -> tuple[float, bool]:
+        if self._signalled():
+            return 1.0, False
         late = self._max_time_s is not None and time.monotonic() - self._started > self._max_time_s
-        return late or self._signalled(), False
+        return _OUT_OF_TIME * late, False
 
     def on_step(self, info: StepInfo) -> None:
+        # Clocks differ between ranks, so none judges by its own: the sum over all says the same to each.
         if info.signals[0] and not self._history.stopped_by:
-            late = self._max_time_s is not None and time.monotonic() - self._started > self._max_time_s
-            self._history.stopped_by = "max_time" if late and not self._signalled() else "signal"
+            self._history.stopped_by = "signal" if info.signals[0] >= 1 else "max_time"
+
+
+_OUT_OF_TIME = 2.0**-20  # exact in float32, and below 1 when a million replicas add it up
 
 
 class TerminateOnNaN(Hook):

@@ -56,8 +56,8 @@ class Hook:
     def on_start(self, moment: Moment) -> None:
         """Before the first step."""
 
-    def ask(self) -> tuple[bool, bool]:
-        """(stop, save): what this rank asks of all, sent along with the next step."""
+    def ask(self) -> tuple[float, bool]:
+        """(stop, save): what this rank asks of all, sent along with the next step. 0.0: not to stop."""
         return False, False
 
     def on_step(self, info: StepInfo) -> bool | None:
@@ -93,7 +93,7 @@ class Program(NamedTuple):
 class Feed(NamedTuple):
     """Where batches come from: functions of the position, so that a resumed run asks for the same ones."""
 
-    train: Callable[[int, int, Callable[[], tuple[bool, bool]]], Iterable[Batch]]  # (epoch, first step, ask)
+    train: Callable[[int, int, Callable[[], tuple[float, bool]]], Iterable[Batch]]  # (epoch, first step, ask)
     steps_per_epoch: int | None  # None: known when the epoch ends
     val: Callable[[], Iterable[Batch]] | None
 
@@ -196,9 +196,10 @@ def _show_state(hooks: list[Hook], moment: Moment, save: bool) -> None:
             hook.on_state(moment)
 
 
-def _asked(hooks: list[Hook]) -> tuple[bool, bool]:
+def _asked(hooks: list[Hook]) -> tuple[float, bool]:
     asked = [hook.ask() for hook in hooks]
-    return any(stop for stop, _ in asked), any(save for _, save in asked)
+    # The strongest wish to stop: how strong says why, see StopHook.
+    return max((stop for stop, _ in asked), default=False), any(save for _, save in asked)
 
 
 def _any(answers: Iterable[bool | None]) -> bool:

@@ -1,0 +1,82 @@
+"""SIGTERM, Ctrl-C and --max-time: all ranks stop after one step, save it, and say how to go on."""
+
+import signal
+
+import pytest
+from launching import start
+from training import EPOCHS, STEPS_PER_EPOCH, Jobs, newest_step, write_experiment
+
+from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
+from cyxjax.train import audit_cli
+from cyxjax.train.checkpoint import Checkpointer
+
+pytestmark = pytest.mark.multiprocess
+LAST = EPOCHS * STEPS_PER_EPOCH
+IN_FLIGHT = 2  # steps already sent off when a rank asks to stop
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    jobs = Jobs()
+    yield jobs
+    jobs.close()
+
+
+def stopped_after(config, ended):
+    """The one step that was saved last; it verifies, and the log says how to go on."""
+    step = newest_step(config)
+    assert f"Stopped and saved after step {step}. Run the same command again" in ended.text, ended.text
+    assert Checkpointer(config.parent / "run" / "checkpoints", is_writer=False).verify(step) == []
+    return step
+
+
+def test_one_rank_is_told_and_all_stop_after_the_same_step(jobs, tmp_path):
+    config = write_experiment(tmp_path)
+    ended = jobs.run(config, world=2, fault="TERM:1:step:7")
+    assert ended.codes == [EXIT_PREEMPTED, EXIT_PREEMPTED], ended.text
+    assert 7 < stopped_after(config, ended) <= 7 + 1 + IN_FLIGHT
+    assert jobs.run(config, world=2).codes == [EXIT_OK, EXIT_OK]
+    assert newest_step(config) == LAST
+    assert audit_cli.main([str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "at"), [("TERM:0:compile:0", 0), ("TERM:0:eval:6", 6), ("INT:0:write:8", 8)]
+)
+def test_told_while_compiling_evaluating_or_saving(jobs, tmp_path, fault, at):
+    config = write_experiment(tmp_path, epochs=20)
+    ended = jobs.run(config, fault=fault)
+    assert ended.codes == [EXIT_PREEMPTED], ended.text
+    # In a save: the signal comes while later steps are already under way.
+    assert at < stopped_after(config, ended) <= at + (40 if "write" in fault else 1 + IN_FLIGHT)
+
+
+def test_a_second_signal_does_not_wait_for_the_save(jobs, tmp_path):
+    config = write_experiment(tmp_path)
+    ended = jobs.run(config, fault="TERM:0:step:11:2")
+    assert ended.codes == [EXIT_PREEMPTED], ended.text
+    assert "Stopped" not in ended.text
+    assert newest_step(config) in (4, 8)  # that of step 8 may have been under way
+    ended = jobs.run(config, fault="INT:0:step:11:2")
+    assert ended.codes == [EXIT_INTERRUPT]
+    assert "Traceback" not in ended.text
+    assert "run the same command again" in ended.text
+
+
+def test_out_of_time_on_one_clock_is_out_of_time_for_all(jobs, tmp_path):
+    config = write_experiment(tmp_path, epochs=1000)
+    ended = jobs.run(config, "--max-time", "0.3", world=2)
+    assert ended.codes == [EXIT_OK, EXIT_OK], ended.text
+    assert "stopped by max_time" in ended.text
+    assert stopped_after(config, ended) > 0
+
+
+def test_the_launcher_passes_the_signal_on(tmp_path):
+    config = write_experiment(tmp_path, epochs=100_000)
+    run = start(tmp_path / "logs", 2, "-m", "cyxjax.train", "--config", script=config)
+    assert run.reached("Epoch 1,", rank=0), run.wait(5).err
+    run.process.send_signal(signal.SIGTERM)
+    run.wait()
+    assert run.code == EXIT_PREEMPTED, run.err
+    assert run.no_survivors_within(2)
+    assert "Run the same command again" in run.log(0)
