@@ -1,0 +1,163 @@
+"""Samples per second of each strategy between two hosts on a slow wire, torch DDP beside them.
+
+    sudo python scripts/bench/comm.py [--rates 1gbit 100mbit] [--seconds 4] [--torch-python PATH] [--batch 64]
+
+Two network namespaces stand for two hosts; the pair of interfaces that joins them is limited by tc. An MLP
+of 5.8 M parameters trains between two processes with one core each. Needs root, iproute2 and Linux;
+without them it says so and ends with code 0. Prints a Markdown table; leaves nothing behind.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+HERE = Path(__file__).parent
+HOSTS = ("cyxbench0", "cyxbench1")
+ADDRESSES = ("10.77.91.1", "10.77.91.2")
+OURS = {  # row -> [strategy, options]
+    "mean": ["mean", {}],
+    "bucketed 25 MB": ["bucketed", {"bucket_size_mb": 25}],
+    "zero1": ["zero1", {}],
+    "fp16": ["fp16", {}],
+    "bf16": ["bf16", {}],
+    "int8": ["int8", {}],
+    "power_sgd rank 4": ["power_sgd", {"rank": 4, "start_iter": 0}],
+    "local_sgd every 8": ["local_sgd", {"every": 8}],
+    "diloco every 50": ["diloco", {"every": 50}],
+}
+TORCH = {
+    "torch DDP": ["plain", {}],
+    "torch DDP, fp16 hook": ["fp16", {}],
+    "torch DDP, bf16 hook": ["bf16", {}],
+    "torch DDP, PowerSGD rank 4": ["power_sgd", {"rank": 4}],
+}
+_LIMIT_S = 300  # for one pair of processes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rates", nargs="+", default=["1gbit", "100mbit"], help="as tc spells them")
+    parser.add_argument("--seconds", type=float, default=4.0, help="measured for each row")
+    parser.add_argument("--batch", type=int, default=64, help="samples per process and step")
+    parser.add_argument("--torch-python", help="an interpreter that has torch; none: no torch rows")
+    args = parser.parse_args()
+    if missing := what_is_missing():
+        print(f"skipped: {missing}")
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the hosts are taken down
+    results: dict[str, dict[str, float | str]] = {}
+    for rate in args.rates:
+        with two_hosts(rate):
+            found = measure(sys.executable, "comm_ours.py", OURS, args)
+            if args.torch_python:
+                found |= measure(args.torch_python, "comm_torch.py", TORCH, args)
+        for row, value in found.items():
+            results.setdefault(row, {})[rate] = value
+        print(f"{rate}: {found}", file=sys.stderr)
+    print(table(results, args.rates))
+    return 0
+
+
+def what_is_missing() -> str:
+    """Why this cannot run here; empty if it can."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "network namespaces need Linux and root. HINT: run it with sudo."
+    absent = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    return f"{' and '.join(absent)} not found. HINT: install iproute2." if absent else ""
+
+
+@contextmanager
+def two_hosts(rate: str) -> Iterator[None]:
+    """Two namespaces joined by a wire of `rate` in each direction; gone afterwards, whatever happens."""
+    try:
+        for host in HOSTS:
+            run("ip", "netns", "add", host)
+            run("ip", "-n", host, "link", "set", "lo", "up")
+        run("ip", "link", "add", "wire0", "netns", HOSTS[0], "type", "veth",
+            "peer", "name", "wire1", "netns", HOSTS[1])  # fmt: skip
+        for i, (host, address) in enumerate(zip(HOSTS, ADDRESSES, strict=True)):
+            run("ip", "-n", host, "addr", "add", f"{address}/24", "dev", f"wire{i}")
+            run("ip", "-n", host, "link", "set", f"wire{i}", "up")
+            # 20 ms of queue: enough for TCP to fill the wire, little enough to feel it at once.
+            run("tc", "-n", host, "qdisc", "add", "dev", f"wire{i}", "root",
+                "tbf", "rate", rate, "burst", "256kb", "latency", "20ms")  # fmt: skip
+        yield
+    finally:
+        for host in HOSTS:
+            subprocess.run(["ip", "netns", "del", host], check=False, capture_output=True)
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+def measure(
+    python: str, script: str, rows: dict[str, list], args: argparse.Namespace
+) -> dict[str, float | str]:
+    """Samples/s by row, or why there is none, from a pair of processes that run `script`."""
+    task = json.dumps({"rows": rows, "seconds": args.seconds, "batch": args.batch})
+    pair = [start(rank, [python, str(HERE / script), task]) for rank in range(2)]
+    try:
+        out = pair[0].communicate(timeout=_LIMIT_S)[0]
+        pair[1].wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        out = ""
+    finally:
+        for process in pair:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    found = dict(json.loads(line) for line in out.splitlines() if line.startswith('["'))
+    return {row: found.get(row, "no result") for row in rows}
+
+
+def start(rank: int, command: list[str]) -> subprocess.Popen:
+    place = {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": ADDRESSES[0],
+        "MASTER_PORT": "29500",
+        "GLOO_SOCKET_IFNAME": f"wire{rank}",
+        "NPROC": "1",
+        "OMP_NUM_THREADS": "1",
+        "JAX_PLATFORMS": "cpu",
+    }
+    inside = [
+        "ip",
+        "netns",
+        "exec",
+        HOSTS[rank],
+        "taskset",
+        "-c",
+        str(rank % (os.cpu_count() or 1)),
+        *command,
+    ]
+    output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+    return subprocess.Popen(
+        inside, env={**os.environ, **place}, stdout=output, text=True, start_new_session=True
+    )
+
+
+def table(results: dict[str, dict[str, float | str]], rates: list[str]) -> str:
+    """Markdown: samples/s and how many times `mean` that is, a column for each rate."""
+    lines = [f"| samples/s | {' | '.join(rates)} |", f"| --- |{' ---: |' * len(rates)}"]
+    for row, values in results.items():
+        cells = []
+        for rate in rates:
+            value, plain = values.get(rate, "no result"), results["mean"][rate]
+            known = isinstance(value, float) and isinstance(plain, float)
+            cells.append(f"{value:,.0f} ({value / plain:.1f}x)" if known else str(value))
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
