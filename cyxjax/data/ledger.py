@@ -9,7 +9,7 @@ signature: whoever may write the run folder can compute a new chain.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,7 +100,7 @@ class Ledger:
     def to_json(self) -> dict[str, Any]:
         """For a checkpoint's meta and, one a step, the run's record. Sums are hexadecimal (> 2**53)."""
         last = [self.last.num_samples, f"{self.last.placed:016x}", f"{self.last.unplaced:016x}"]
-        return asdict(self) | {"last": last}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"last": last}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> "Ledger":
