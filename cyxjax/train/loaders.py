@@ -5,7 +5,7 @@ some samples twice. Its dataset, order and batch size say all there is to know, 
 deals the same samples to the same ranks, padding with weight 0. Other loaders are read batch by batch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from cyxjax.data.loader import DataLoader
@@ -32,7 +32,7 @@ def is_loader(data: Any) -> bool:
 
 def refuse_iterator(data: Any) -> None:
     """Raises: DataError for a generator: it could be read once, and an epoch reads its loader anew."""
-    if iter(data) is data:
+    if isinstance(data, Iterator):
         raise DataError(
             f"{type(data).__name__} can be read only once; expected a loader that starts anew in each epoch. "
             "HINT: pass cx.data.DataLoader(dataset, batch_size), or an object whose __iter__ makes batches."

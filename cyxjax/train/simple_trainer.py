@@ -1,0 +1,139 @@
+"""`Trainer`: a model, an optimizer, two loaders, epochs. The short way to `DistributedTrainer`."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import optax
+
+from cyxjax.distributed import process_group
+from cyxjax.errors import ConfigError
+from cyxjax.train.callbacks import BestCheckpoint
+from cyxjax.train.config import DistributedTrainingConfig
+from cyxjax.train.history import DistributedTrainingHistory
+from cyxjax.train.loop import Hook
+from cyxjax.train.trainer import DistributedTrainer
+
+PyTree = Any
+
+
+class Trainer:
+    """Trains `model` on all devices of its group; the best epoch's checkpoint is kept at `best_model`.
+
+    model: as `DistributedTrainer` takes them, also inside DistributedDataParallel or DataParallel; gradients
+    are averaged by the trainer then, as `config.comm` says. loss_fn: None for a model that returns
+    {"loss": ...}. device: None, or where the caller believes to be: "cpu", "cuda", "cuda:1", a rank or device
+    number; the group decided that already, so it is only checked.
+    config: everything else, such as `max_grad_norm` or `precision`; a loader's own batch size comes first.
+    best_model: a path, or None to keep no checkpoint.
+    Raises: ConfigError for a device this process does not train on.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: optax.GradientTransformation,
+        device: Any = None,
+        loss_fn: Any = None,
+        *,
+        config: DistributedTrainingConfig | None = None,
+        callbacks: Iterable[Hook] = (),
+        best_model: str | None = "best_model.pt",
+    ):
+        group = process_group.ensure()
+        check_device(device, group)
+        self._config = config or DistributedTrainingConfig(checkpoint_every_n_epochs=0)
+        kept = [BestCheckpoint(best_model, self._config.monitor)] if best_model else []
+        inner = model.get_model() if hasattr(model, "get_model") else model
+        self._trainer = DistributedTrainer(inner, loss_fn, optimizer, callbacks=[*callbacks, *kept])
+
+    def train(
+        self, train_loader: Any, val_loader: Any = None, epochs: int | None = None
+    ) -> DistributedTrainingHistory:
+        """Trains for `epochs` (default: the configuration's) and returns the history; again goes on.
+
+        Loaders: `cx.data.DataLoader`, torch's, any iterable of batches; datasets and (X, y) pairs do as well.
+        """
+        config = self._config.model_copy()
+        config.epochs = config.epochs if epochs is None else epochs
+        return self._trainer.fit(train_loader, val_loader, config)
+
+    def evaluate(self, X: Any, y: Any = None) -> tuple[float, float]:
+        """(loss, accuracy) over arrays, a dataset or a loader, each sample counted once."""
+        return self._trainer.evaluate(X, y)
+
+    def predict(self, X: PyTree) -> PyTree:
+        """The model's outputs for X, on every rank."""
+        return self._trainer.predict(X)
+
+    def save_checkpoint(self, path: str = "best_model.pt") -> None:
+        """Everything that makes the next step, as a folder named `path`; rank 0 may call it alone."""
+        self._trainer.save_checkpoint(path)
+
+    def load_checkpoint(self, path: str = "best_model.pt") -> None:
+        """Goes back to what was saved there. Called on all ranks."""
+        self._trainer.load_checkpoint(path)
+
+    def enable_gradient_checkpointing(self, policy: str = "full") -> None:
+        """Recomputes activations in the backward pass from the next `train` on: less memory, more time."""
+        self._trainer.enable_gradient_checkpointing(policy)
+
+    def get_model(self) -> Any:
+        """The model, out of its wrapper."""
+        return self._trainer.get_model()
+
+    @property
+    def params(self) -> PyTree:
+        """The trained parameters as host arrays."""
+        return self._trainer.params
+
+    @property
+    def history(self) -> DistributedTrainingHistory:
+        """Of the last `train`, or of what was loaded."""
+        return self._trainer.history
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and writes."""
+        return self._trainer.is_master()
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there are other processes."""
+        return self._trainer.get_world_size() > 1
+
+
+def check_device(device: Any, group: process_group.ProcessGroup) -> None:
+    """Returns if this process of `group` trains on `device`; None and "auto" are wherever that is.
+
+    A number is the process's local rank or rank (torch's habit), or one of its devices.
+    Raises: ConfigError naming the devices that the process has.
+    """
+    here = [d for d in group.mesh.devices.flat if d.process_index == jax.process_index()]
+    if device is None or device == "auto" or any(device is d for d in here):
+        return
+    kind, number = _parse(device)
+    kinds = {"cuda": "gpu", "gpu": "gpu", "cpu": "cpu", "": here[0].platform}
+    numbers = {group.topology.local_rank, group.topology.rank, *range(len(here))}
+    if kinds.get(kind) != here[0].platform or (number is not None and number not in numbers):
+        raise ConfigError(
+            f"device={device!r} does not match: rank {group.topology.rank} trains on "
+            f"{', '.join(f'{d.platform}:{d.id}' for d in here)}, where model and data are put. HINT: leave "
+            "device out; to choose, set DISTRIBUTED_BACKEND (cpu or nccl) or CUDA_VISIBLE_DEVICES."
+        )
+
+
+def _parse(device: Any) -> tuple[str, int | None]:
+    """("cuda", 1) for "cuda:1", ("", 1) for 1. Raises: ConfigError for what is no device."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        return "", device
+    if isinstance(device, jax.Device):
+        return device.platform, device.id
+    found = re.fullmatch(r"(cpu|cuda|gpu)(?::(\d+))?", str(device))
+    if found is None:
+        raise ConfigError(
+            f"device={device!r} is none; expected None, 'auto', 'cpu', 'cuda', 'cuda:N' or a number. "
+            "HINT: leave device out, the process group chooses it."
+        )
+    return found[1], None if found[2] is None else int(found[2])

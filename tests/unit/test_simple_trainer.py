@@ -1,0 +1,105 @@
+"""`cx.Trainer`: loaders and epochs in, the best epoch's checkpoint out; the device is checked."""
+
+import jax
+import numpy as np
+import pytest
+
+import cyxjax as cx
+from cyxjax.distributed import process_group
+from cyxjax.errors import ConfigError, DataError
+from cyxjax.train.config import DistributedTrainingConfig
+from tests.unit.trainer_helpers import classes, mlp, use_devices
+
+X, Y = classes()
+VAL = classes(15, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def two_devices():
+    use_devices(2)
+    yield
+    process_group.finalize()
+
+
+def simple(device=None, model=None, **options):
+    options = {"loss_fn": cx.CrossEntropyLoss(), "best_model": None} | options
+    return cx.Trainer(model or mlp(), cx.SGDOptimizer(0.1), device, **options)
+
+
+def test_it_trains_from_loaders_keeps_the_best_epoch_and_prints_its_progress(tmp_path, capsys):
+    path = str(tmp_path / "best_model.pt")
+    one = simple(best_model=path)
+    train_loader = cx.data.DataLoader((X, Y), 8, cx.distributed.DistributedSampler(len(X)))
+    history = one.train(train_loader, cx.data.DataLoader(VAL, 4), epochs=3)
+    assert len(history.train_losses) == len(history.val_losses) == 3
+    assert history.effective_batch_size == 8  # the loader's batch, over both replicas
+    assert (one.is_main, one.is_distributed) == (True, False)
+    out = capsys.readouterr().out
+    assert "Batch plan: 4 samples x 2 replicas x 1 accumulation = 8 per step" in out
+    assert "Epoch 2, Loss: " in out
+    other = simple()
+    other.load_checkpoint(path)
+    assert other.evaluate(*VAL)[0] == pytest.approx(min(history.val_losses), rel=1e-6)
+
+
+def test_a_second_train_goes_on_from_the_first():
+    one = simple(config=DistributedTrainingConfig(verbose=False, checkpoint_every_n_epochs=0, epochs=2))
+    loader = cx.data.DataLoader((X, Y), 8)
+    first, second = one.train(loader), one.train(loader, epochs=1)
+    assert (len(first.train_losses), len(second.train_losses)) == (2, 1)
+    assert second.train_losses[0] < first.train_losses[1]
+
+
+def test_a_model_with_its_own_loss_needs_no_other(tmp_path):
+    images = np.random.default_rng(0).uniform(size=(20, 3, 3)).astype(np.float32)
+    vae = cx.get_model("vae")(latent_size=2, hidden=(4,))
+    one = cx.Trainer(vae, cx.SGDOptimizer(0.1), best_model=None)
+    history = one.train(cx.data.DataLoader(images, 4), epochs=4)
+    assert history.train_losses[-1] < history.train_losses[0]
+    with pytest.raises(DataError, match="expected a dict with the key 'loss'"):
+        simple(loss_fn=None).train(cx.data.DataLoader((X, Y), 4), epochs=1)
+
+
+def test_loaders_of_other_libraries_are_read_batch_by_batch():
+    class Loader:
+        """torch's surface: batches as lists, a batch_size, a sampler with set_epoch."""
+
+        batch_size, sampler = 8, cx.distributed.DistributedSampler(len(X), shuffle=False)
+
+        def __iter__(self):
+            for at in range(0, len(X), 8):
+                yield [X[at : at + 8], Y[at : at + 8]]
+
+    by_batch = simple().train(Loader(), epochs=2)
+    by_place = simple().train(cx.data.DataLoader((X, Y), 8), epochs=2)
+    assert Loader.sampler.epoch == 1
+    assert by_batch.effective_batch_size == by_place.effective_batch_size == 8
+    np.testing.assert_allclose(by_batch.train_losses, by_place.train_losses, rtol=1e-5)
+
+
+def test_trained_values_reach_the_model_and_its_file(tmp_path):
+    model = mlp()
+    one = simple(model=model)
+    one.train(cx.data.DataLoader((X, Y), 8), epochs=1)
+    model.save(tmp_path / "model.cyxmodel")
+    loaded = cx.SequentialModel.load(tmp_path / "model.cyxmodel").eval()
+    np.testing.assert_allclose(loaded(X[:5]), one.predict(X[:5]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", [None, "auto", "cpu", "cpu:1", 0, 1, jax.devices()[1]])
+def test_a_device_that_this_process_has_is_accepted(device):
+    assert simple(device).is_main
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "gpu", "cpu:7", 7, -1])
+def test_another_device_is_named_with_those_there_are(device):
+    with pytest.raises(
+        ConfigError, match="does not match: rank 0 trains on cpu:0, cpu:1"
+    ):
+        simple(device)
+
+
+@pytest.mark.parametrize("device", ["tpu9", "cuda:x", True, 1.5])
+def test_what_is_no_device_is_refused(device):
+    with pytest.raises(ConfigError, match="expected None, 'auto', 'cpu', 'cuda', 'cuda:N' or a number"):
+        simple(device)

@@ -1,0 +1,152 @@
+"""What a trainer keeps: checkpoints that go on bit for bit, second fits, and loaders' exact epochs."""
+
+import os
+
+import jax
+import numpy as np
+import pytest
+
+import cyxjax as cx
+from cyxjax.distributed import process_group
+from cyxjax.distributed.dataloaders import create_dataloaders_distributed
+from cyxjax.distributed.sampler import DistributedSampler
+from cyxjax.errors import CheckpointError, ConfigError
+from cyxjax.train import loaders
+from cyxjax.train.inputs import parse
+from tests.unit.trainer_helpers import Line, classes, config, mlp, trainer, use_devices
+
+X, Y = classes()
+VAL = classes(15, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def two_devices():
+    use_devices(2)
+    yield
+    process_group.finalize()
+
+
+def same_bits(a, b):
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.array_equal(x, y) for x, y in pairs)
+
+
+def test_a_checkpoint_goes_on_bit_for_bit(tmp_path):
+    path, epochs = str(tmp_path / "model.ckpt"), 4
+    one = trainer(model=mlp())
+    one.fit(X, Y, *VAL, config(max_steps=11))  # in the middle of the second epoch of 8 steps
+    one.save_checkpoint(path)
+    before = one.evaluate(*VAL)
+    other = trainer(model=mlp())
+    other.load_checkpoint(path)
+    assert other.evaluate(*VAL) == before
+    assert other.history.to_dict() == one.history.to_dict()
+    history = other.fit(X, Y, *VAL, config(epochs=epochs))
+    whole = trainer(model=mlp())
+    assert history.train_losses == whole.fit(X, Y, *VAL, config(epochs=epochs)).train_losses
+    assert same_bits(other.state, whole.state)
+
+
+def test_an_older_run_s_checkpoint_of_that_name_is_replaced(tmp_path):
+    path = str(tmp_path / "best_model.pt")
+    for epochs in (3, 1):  # the second has fewer steps: it must not lose against the first's
+        one = trainer()
+        one.fit(X, Y, config(epochs=epochs))
+        one.save_checkpoint(path)
+    other = trainer()
+    other.load_checkpoint(path)
+    assert other.history.num_steps == one.history.num_steps == 8
+    assert same_bits(other.params, one.params)
+
+
+def test_a_checkpoint_that_is_not_there_not_ours_or_not_writable_is_said(tmp_path):
+    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+        trainer().load_checkpoint(str(tmp_path / "nothing"))
+    one = trainer()
+    one.fit(X, Y, config(epochs=1))
+    one.save_checkpoint(str(tmp_path / "a"))
+    with pytest.raises(CheckpointError):
+        trainer(Line(), cx.MSELoss()).load_checkpoint(str(tmp_path / "a"))
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises((CheckpointError, OSError)):
+        one.save_checkpoint(os.path.join(tmp_path, "file", "a"))
+
+
+def test_a_second_fit_goes_on_from_the_parameters():
+    one = trainer()
+    first = one.fit(X, Y, config())
+    between = one.params
+    second = one.fit(X, Y, config(epochs=1))
+    assert (len(first.train_losses), len(second.train_losses)) == (2, 1)
+    assert second.train_losses[0] < first.train_losses[1]
+    assert second.num_steps == 3 * 8  # steps count on, so that keys and checkpoints stay apart
+    assert not same_bits(between, one.params)
+
+
+def test_a_model_of_layers_holds_the_trained_values_after_fit_and_load(tmp_path):
+    model = mlp()
+    one = trainer(model)
+    one.fit(X, Y, config(epochs=1))
+    assert same_bits(model.parameters(), one.params)
+    one.save_checkpoint(str(tmp_path / "c"))
+    other = mlp()
+    trainer(other).load_checkpoint(str(tmp_path / "c"))
+    assert same_bits(other.parameters(), model.parameters())
+    # A new trainer starts from what the model holds.
+    assert trainer(model).fit(X, Y, config(epochs=1)).train_losses[0] < one.history.train_losses[0]
+
+
+def test_gradient_checkpointing_changes_memory_and_not_results():
+    one, other = trainer(), trainer()
+    other.enable_gradient_checkpointing()
+    wanted = one.fit(X, Y, config()).train_losses
+    np.testing.assert_allclose(other.fit(X, Y, config()).train_losses, wanted, rtol=1e-6)
+
+
+def test_samplers_of_ours_are_read_exactly_and_padding_is_not_counted():
+    # 60 samples on 7 ranks: the sampler would repeat 3. Read by its dataset it deals each sample once.
+    loader = cx.data.DataLoader((X[:61], Y[:61]), 8, DistributedSampler(60, seed=3, shuffle=False))
+    data, found = parse((loader, VAL), config(batch_size=64), local_replicas=2, num_replicas=2)
+    assert data.indexed
+    assert data.order == (3, False)
+    assert (found.batch_size, len(data.train), len(data.val)) == (4, 60, 15)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        cx.data.DataLoader((X, Y), 8, DistributedSampler(60, num_replicas=2, rank=1)),  # another rank's share
+        cx.data.DataLoader((X, Y), 8, range(0, 60, 2)),  # a sampler of the user's
+        cx.data.DataLoader((X, Y), 9),  # nine samples are not shared out evenly over two replicas
+    ],
+)
+def test_other_loaders_are_asked_for_their_batches(loader):
+    assert not parse((loader,), config(), local_replicas=2, num_replicas=2)[0].indexed
+    history = trainer().fit(loader, config(epochs=1))
+    assert history.num_steps == len(loader)
+
+
+def test_distributed_loaders_evaluate_every_sample_once():
+    found = create_dataloaders_distributed((X, Y), VAL, VAL, batch_size=4)
+    assert loaders.whole_dataset(found.val) is not None
+    one = trainer()
+    history = one.fit(found.train, found.val, config(epochs=1))
+    assert history.val_losses[0] == pytest.approx(one.evaluate(*VAL)[0], rel=1e-6)
+    assert one.evaluate(found.test) == pytest.approx(one.evaluate(*VAL), rel=1e-6)
+    assert one.evaluate(iter_of(VAL)) == pytest.approx(one.evaluate(*VAL), rel=1e-6)
+
+
+class iter_of:
+    """Batches of 4, as an iterable without length or index."""
+
+    def __init__(self, pair):
+        self.pair = pair
+
+    def __iter__(self):
+        return (tuple(a[at : at + 4] for a in self.pair) for at in range(0, len(self.pair[0]), 4))
+
+
+def test_a_loader_s_batch_size_and_another_global_one_are_refused():
+    wanted = config(batch_size=None, global_batch_size=32)
+    with pytest.raises(ConfigError, match="global_batch_size=32, but the loader's batch_size=8 makes 8"):
+        trainer().fit(cx.data.DataLoader((X, Y), 8), wanted)
