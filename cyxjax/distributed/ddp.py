@@ -198,11 +198,11 @@ class DistributedDataParallel:
 
     def init(self, inputs: PyTree) -> None:
         """Draws the parameters for inputs like these, and makes rank 0's everybody's. All ranks together."""
-        drawn = values.first_values(self._fns, self._seed, inputs)
+        drawn, key = values.first_values(self._fns, self._seed, inputs), self._key()
         if self.get_world_size() > 1:
             collectives.check_same(drawn, "DistributedDataParallel(model)")
+            key = collectives.broadcast(key)  # ranks may have been given different seeds
             drawn = collectives.broadcast(drawn) if self._config.broadcast_parameters else drawn
-        key = jax.random.key_data(jax.random.key(self._seed))
         self._state.place(TrainState(np.int32(0), *drawn, None, key))
 
     def parameters(self) -> PyTree:
@@ -216,8 +216,8 @@ class DistributedDataParallel:
         return jax.tree.map(local_value, held | {"optimizer": state.sync[1]})
 
     def load_state_dict(self, saved: dict[str, PyTree]) -> None:
-        """Goes on from what `state_dict` gave, equal on all ranks; gradients are zero."""
-        key = jax.random.key_data(jax.random.key(self._seed))
+        """Goes on from what `state_dict` gave, equal on all ranks, which call it together."""
+        key = collectives.broadcast(self._key()) if self.get_world_size() > 1 else self._key()
         self.zero_grad()
         self._state.place(
             TrainState(saved["step"], saved["params"], saved["model_state"], saved["optimizer"], key)
@@ -260,6 +260,9 @@ class DistributedDataParallel:
 
     def get_world_size(self) -> int:
         return self._group.topology.world_size
+
+    def _key(self) -> jax.Array:
+        return jax.random.key_data(jax.random.key(self._seed))
 
     @property
     def _first_replica(self) -> np.int32:

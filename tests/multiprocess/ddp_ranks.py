@@ -1,0 +1,115 @@
+"""What the ranks of the DistributedDataParallel tests run."""
+
+import jax
+import numpy as np
+import optax
+from flax import linen
+
+from cyxjax import CrossEntropyLoss, amp
+from cyxjax import distributed as dist
+from cyxjax.distributed import collectives as c
+from cyxjax.errors import DesyncError
+from tests.multiprocess.ranks import message_of
+
+FEATURES, CLASSES, ROWS, STEPS = 5, 3, 8, 4
+CRITERION = CrossEntropyLoss()
+
+
+class Net(linen.Module):
+    width: int = 16
+
+    @linen.compact
+    def __call__(self, x, train: bool = False):
+        x = linen.BatchNorm(use_running_average=not train, momentum=0.9)(linen.Dense(self.width)(x))
+        x = linen.Dropout(0.2, deterministic=not train)(linen.relu(x))
+        return linen.Dense(CLASSES)(x)
+
+
+def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
+    """The global batch of a step: rank r of R has rows [r * ROWS / R, (r + 1) * ROWS / R)."""
+    rng = np.random.default_rng(step)
+    return rng.normal(size=(ROWS, FEATURES)).astype(np.float32), rng.integers(0, CLASSES, ROWS, np.int32)
+
+
+def train(ddp, rank: int, world_size: int):
+    """(parameters, running statistics) after STEPS."""
+    optimizer, mine = (
+        optax.sgd(0.1, momentum=0.9),
+        slice(rank * ROWS // world_size, (rank + 1) * ROWS // world_size),
+    )
+    for step in range(STEPS):
+        x, y = (part[mine] for part in batch(step))
+        ddp.loss(CRITERION, ddp(x), y).backward()
+        ddp.update_parameters(optimizer)
+    held = ddp.state_dict()
+    return held["params"], held["model_state"]
+
+
+def save_trained(rank, world_size, path, cpu_devices):
+    """Rank 0's result in `path`; all ranks' are equal."""
+    dist.init(cpu_devices=cpu_devices)
+    assert dist.get_num_replicas() == cpu_devices
+    ddp = dist.DistributedDataParallel(Net(), seed=rank)  # rank 0's parameters count
+    trained = train(ddp, rank, world_size)
+    for mine, first in zip(*map(jax.tree.leaves, (trained, c.broadcast(trained))), strict=True):
+        np.testing.assert_array_equal(mine, first)
+    if rank == 0:
+        np.savez(path, *jax.tree.leaves(trained))
+
+
+def uneven_rows(rank, world_size):
+    # loss = mean over the rank's rows of (x w)^2, x = 1 (rank 0: 3 rows of 1; rank 1: none, then 1 row of 3)
+    # gradients at w = 1: rank 0: 2, rank 1: 0, then 18; means over ranks: 1, then 10
+    dist.init()
+    weights = {"w": np.ones((1, 1), np.float32)}
+    ddp = dist.DistributedDataParallel(
+        ((lambda key, x: weights), (lambda p, x: {"loss": (x @ p["w"])[:, 0] ** 2}))
+    )
+    for rows, expected in ((0, 1.0), (1, 10.0)):
+        x = np.ones((3, 1), np.float32) if rank == 0 else np.full((rows, 1), 3, np.float32)
+        output = ddp(x)
+        if len(x):
+            ddp.loss(None, output).backward()
+        else:
+            ddp.backward({"loss": np.zeros(0, np.float32)})
+        assert float(ddp.sync_gradients()["w"][0, 0]) == expected
+        ddp.zero_grad()
+    if rank == 0:  # evaluation is nobody else's business
+        assert ddp.eval()(np.ones((2, 1), np.float32))["loss"].shape == (2,)
+    c.barrier()
+
+
+def other_architecture(rank, world_size):
+    dist.init()
+    ddp = dist.DistributedDataParallel(Net(width=16 + rank))
+    text = message_of(DesyncError, lambda: ddp(batch(0)[0]))
+    assert "BatchNorm_0/bias differs between ranks: rank 0: float32[16]; rank 1: float32[17]" in text
+
+
+def compressed_and_scaled(rank, world_size):
+    """Hooks and a scaler keep ranks equal; a gradient that is infinite on one rank is left out on all."""
+    dist.init()
+    power = dist.PowerSGDState(matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5)
+    for state, hook in ((None, dist.bf16_compress_hook), (power, dist.powerSGD_hook)):
+        ddp = dist.DistributedDataParallel(Net())
+        ddp.register_comm_hook(state, hook)
+        trained = train(ddp, rank, world_size)
+        for mine, first in zip(*map(jax.tree.leaves, (trained, c.broadcast(trained))), strict=True):
+            np.testing.assert_array_equal(mine, first)
+    ddp, optimizer, scaler = (
+        dist.DistributedDataParallel(Net()),
+        optax.sgd(0.1),
+        amp.GradScaler(init_scale=4.0),
+    )
+    x, y = batch(rank)
+    kept = []
+    for bad in (False, True, False):
+        with amp.autocast():
+            output = ddp(x)
+        loss = ddp.loss(CRITERION, output, y)
+        scaler.scale(loss * (np.inf if bad and rank == 1 else 1.0)).backward()
+        kept.append(scaler.step(optimizer))
+        scaler.update()
+    assert kept == [True, False, True]
+    assert scaler.get_scale() == 2.0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(ddp.parameters()))

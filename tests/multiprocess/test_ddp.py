@@ -1,0 +1,29 @@
+"""The wrapper between real processes: one big batch's numbers, however devices are spread."""
+
+import numpy as np
+import pytest
+
+from cyxjax.distributed.spawning import spawn
+from tests.multiprocess import ddp_ranks
+
+pytestmark = pytest.mark.multiprocess
+
+
+def test_processes_and_devices_give_the_same_numbers(tmp_path):
+    # 4 replicas as 2 processes of 2 devices, and as 1 process of 4: the same rows on the same replicas.
+    # Means over replicas are summed in another order, over 4 steps: 1e-6.
+    for nprocs in (1, 2):
+        spawn(ddp_ranks.save_trained, (str(tmp_path / f"{nprocs}.npz"), 4), nprocs=nprocs)
+    one, two = (np.load(tmp_path / f"{nprocs}.npz") for nprocs in (1, 2))
+    assert len(one.files) == 8
+    for name in one.files:
+        np.testing.assert_allclose(one[name], two[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [ddp_ranks.uneven_rows, ddp_ranks.other_architecture, ddp_ranks.compressed_and_scaled],
+    ids=lambda job: job.__name__,
+)
+def test_two_ranks(job):
+    spawn(job, nprocs=2)
