@@ -1,0 +1,150 @@
+"""Hooks, mixed precision, DataParallel and a notebook's spawn, in one process."""
+
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import cyxjax as cx
+from cyxjax.core.losses import CrossEntropyLoss
+from cyxjax.distributed import comm_hooks
+from cyxjax.distributed.ddp_config import DDPConfig, compiler_options
+from cyxjax.errors import ConfigError, GroupError
+from tests.device.helpers import Net, data, largest_gap
+from tests.device.test_ddp import wrap
+
+CRITERION = CrossEntropyLoss()
+
+
+def mean_grads(ddp, dataset):
+    ddp.loss(CRITERION, ddp(dataset.inputs), dataset.targets).backward()
+    return jax.device_get(ddp.sync_gradients())
+
+
+@pytest.mark.parametrize(("name", "bits"), [("fp16_compress_hook", 11), ("bf16_compress_hook", 8)])
+def test_short_floats_round_each_replicas_gradient_once(name, bits):
+    exact, short = wrap(Net(), 2), wrap(Net(), 2, config=DDPConfig(comm_hook=getattr(comm_hooks, name)))
+    dataset = data(8)
+    plain, rounded = mean_grads(exact, dataset), mean_grads(short, dataset)
+    gap, largest = largest_gap(plain, rounded), largest_gap(plain, jax.tree.map(np.zeros_like, plain))
+    # Once where replicas send, once for the mean; parts may be some times larger than their mean.
+    assert 0 < gap < 8 * largest * 2.0**-bits
+
+
+def test_power_sgd_by_torchs_module_spelling():
+    from cyxjax.distributed.comm_hooks import powerSGD_hook
+
+    state = powerSGD_hook.PowerSGDState(
+        process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=0, min_compression_rate=0.5
+    )
+    ddp = wrap(Net(), 2)
+    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    kernel = mean_grads(ddp, data(8))["Dense_0"]["kernel"]
+    assert np.linalg.matrix_rank(kernel, tol=1e-6) == 1
+    with pytest.raises(ConfigError, match="registered once"):
+        ddp.register_comm_hook(None, comm_hooks.bf16_compress_hook)
+    with pytest.raises(ConfigError, match="PowerSGDState"):
+        wrap(Net()).register_comm_hook(None, powerSGD_hook)
+    with pytest.raises(ConfigError, match="expected a CommHook"):
+        wrap(Net()).register_comm_hook(None, lambda state: 3)
+
+
+def test_a_hook_of_ones_own_is_an_optax_transformation():
+    ddp = wrap(Net(), 2)
+    ddp.register_comm_hook(
+        2.0, lambda k: optax.stateless(lambda g, p: jax.tree.map(lambda a: k * jax.lax.pmean(a, "data"), g))
+    )
+    assert (
+        largest_gap(
+            mean_grads(ddp, data(8)), jax.tree.map(lambda a: 2 * a, mean_grads(wrap(Net(), 2), data(8)))
+        )
+        == 0
+    )
+
+
+def test_autocast_computes_in_the_dtype_and_returns_float32():
+    seen = []
+
+    def apply(params, x):
+        seen.append((x.dtype, params["w"].dtype))
+        return x @ params["w"]
+
+    ddp = wrap(((lambda key, x: {"w": np.ones((1, 1), np.float32)}), apply))
+    x = np.full((2, 1), 1 + 2.0**-10, np.float32)
+    assert float(ddp(x)[0, 0]) == 1 + 2.0**-10
+    with cx.amp.autocast(dtype=jnp.bfloat16):
+        output = ddp(x)
+        ddp.backward(jnp.ones_like(output))
+    assert seen == [(jnp.float32, jnp.float32), (jnp.bfloat16, jnp.bfloat16)]
+    assert output.dtype == jnp.float32
+    assert float(output[0, 0]) == 1  # bfloat16 has 8 bits
+    assert ddp.sync_gradients()["w"].dtype == jnp.float32
+    with pytest.raises(ConfigError, match="int32"), cx.amp.autocast(dtype=jnp.int32):
+        pass
+
+
+def test_a_scaler_backs_off_grows_and_changes_no_number():
+    dataset, optimizer = data(8), optax.sgd(0.1)
+    plain, scaled = wrap(Net(), 2), wrap(Net(), 2)
+    scaler = cx.amp.GradScaler(init_scale=2.0**10, growth_interval=2)
+    kept, scales = [], []
+    for factor in (1.0, np.inf, 1.0, 1.0):
+        loss = scaled.loss(CRITERION, scaled(dataset.inputs), dataset.targets)
+        scaler.scale(loss * factor).backward()
+        kept.append(scaler.step(optimizer))
+        scaler.update()
+        scales.append(scaler.get_scale())
+        if kept[-1]:
+            plain.loss(CRITERION, plain(dataset.inputs), dataset.targets).backward()
+            plain.update_parameters(optimizer)
+    assert kept == [True, False, True, True]
+    assert scales == [2.0**10, 2.0**9, 2.0**9, 2.0**10]
+    # powers of two scale without rounding
+    assert largest_gap(plain.parameters(), scaled.parameters()) == 0
+    again = cx.amp.GradScaler()
+    again.load_state_dict(scaler.state_dict())
+    assert again.get_scale() == 2.0**10
+
+
+def test_a_scaler_says_what_it_lacks():
+    scaler = cx.amp.GradScaler()
+    with pytest.raises(GroupError, match="which model"):
+        scaler.step(optax.sgd(0.1))
+    with pytest.raises(ConfigError, match="growth_factor=0.5"):
+        cx.amp.GradScaler(growth_factor=0.5)
+    off = cx.amp.GradScaler(enabled=False)
+    assert off.scale({"a": 3.0}) == {"a": 3.0}
+    ddp, dataset = wrap(Net()), data(4)
+    output = ddp(dataset.inputs)
+    ddp.backward(off.scale(CRITERION.backward(output, dataset.targets)))
+    assert off.step(optax.sgd(0.1), ddp)
+
+
+def test_data_parallel_uses_all_devices_and_says_so(capsys):
+    model = cx.distributed.DataParallel(Net())
+    assert capsys.readouterr().out == "Using 8 CPU devices\n"
+    assert len(model(data(16).inputs).sharding.device_set) == 8
+
+
+def test_buckets_are_a_compiler_option_on_gpus():
+    assert compiler_options("cpu", 25) is None
+    assert compiler_options("gpu", 25) == {"xla_gpu_all_reduce_combine_threshold_bytes": "26214400"}
+
+
+def test_spawn_from_a_notebook_gives_the_command_instead(monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    with pytest.raises(ConfigError, match=r"python -m cyxjax.launch --nproc-per-node 2 train.py"):
+        cx.distributed.spawn(print, nprocs=2)
+
+
+def test_spawn_refuses_more_ranks_than_the_world_has(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="from RANK=3 on exceeds WORLD_SIZE=4"):
+        cx.distributed.spawn(print, nprocs=2)
+    with pytest.raises(ConfigError, match="nprocs=0"):
+        cx.distributed.spawn(print, nprocs=0)
