@@ -62,6 +62,10 @@ class DistributedTrainingConfig(Strict):
     """Clip the mean gradient to this global norm."""
     on_nonfinite: Literal["abort", "skip", "rollback"] = "abort"
     """What all ranks do together when a loss or gradient is not finite."""
+    sentinel_every_n_steps: int = Field(default=500, ge=0)
+    """Optimizer steps between comparisons of all replicas, which are also made at saves; 0: never."""
+    on_desync: Literal["abort", "warn", "heal"] = "abort"
+    """What to do when replicas differ: an error, a warning, or what most of them hold for all."""
     sync_batchnorm: bool = False
     """Batch statistics over all replicas instead of each replica's own."""
 

@@ -67,8 +67,12 @@ class Hook:
         """Whether `on_state` should see the state after this step. All ranks must say the same."""
         return False
 
-    def on_state(self, moment: Moment) -> None:
-        """The state after a step, all numbers up to it known. It is donated to the next step: copy it."""
+    def on_state(self, moment: Moment) -> TrainState | None:
+        """The state after a step, all numbers up to it known. It is donated to the next step: copy it.
+
+        A state given back takes its place, also for the hooks after this one; the same on all ranks.
+        """
+        return None
 
     def on_epoch(self, info: EpochInfo) -> bool | None:
         """An epoch and its evaluation are over."""
@@ -129,7 +133,7 @@ def fit(
         for hook in hooks:
             state = hook.next_state(info, state)
         moment = Moment(position, state, np.zeros_like(moment.sums))
-        _show_state(hooks, moment, False)
+        moment = _show_state(hooks, moment, False)
     beat(moment.position.step, "checkpoint")
     for hook in hooks:
         hook.on_end(moment, moment.position.epoch >= epochs)
@@ -170,7 +174,7 @@ def _epoch(
         last = position.step_in_epoch == feed.steps_per_epoch
         if not last and any([hook.wants_state(position, save) for hook in saving]):
             settle(0)
-            _show_state(hooks, Moment(position, state, sums), save)
+            state = _show_state(hooks, Moment(position, state, sums), save).state
             save = False
         stop |= position.step == max_steps
         if stop:
@@ -189,11 +193,13 @@ def _with(hooks: list[Hook], name: str) -> list[Hook]:
     return [hook for hook in hooks if getattr(type(hook), name) is not getattr(Hook, name)]
 
 
-def _show_state(hooks: list[Hook], moment: Moment, save: bool) -> None:
+def _show_state(hooks: list[Hook], moment: Moment, save: bool) -> Moment:
+    """Shows the state to those who want it; the moment with the state they leave."""
     for hook in hooks:
         if hook.wants_state(moment.position, save):
             beat(moment.position.step, "checkpoint")
-            hook.on_state(moment)
+            moment = moment._replace(state=hook.on_state(moment) or moment.state)
+    return moment
 
 
 def _asked(hooks: list[Hook]) -> tuple[float, bool]:

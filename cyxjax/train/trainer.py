@@ -390,7 +390,7 @@ class DistributedTrainer:
             )
         )
         folder = config.run_folder if self.is_master() else None
-        return guards.around(hooks, guards.Guards(self._ledger, folder))
+        return guards.around(hooks, guards.Guards(self._ledger, folder, self._mesh, built, config, console))
 
     # ---- state, on disk and off -------------------------------------------------------------------
 

@@ -1,0 +1,109 @@
+"""Whether replicas still hold the same bits, leaf by leaf; and, if not, what most of them hold.
+
+What is replicated is the same everywhere by construction, and nothing in a step would notice if it were not:
+a bit that flipped in one device's memory, or model code that asked for its rank, trains on silently.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+
+from cyxjax.core.mesh import AXIS, REPLICATED
+from cyxjax.core.replica import by_spec, model_map
+
+PyTree = Any
+
+
+class Difference(NamedTuple):
+    """A leaf that is not the same on all replicas."""
+
+    leaf: str
+    replicas: tuple[int, ...]  # that differ from the majority; from replica 0 where there is none
+    source: int | None  # a replica of the majority; None: no value is held by more than half
+
+
+def replicated_part(tree: PyTree, spec: PyTree) -> PyTree:
+    """`tree` with None in place of what is kept per replica."""
+    return by_spec(lambda leaf, s: leaf if s == REPLICATED else None, tree, spec)
+
+
+def leaf_names(tree: PyTree, spec: PyTree) -> list[str]:
+    """Names of the replicated leaves, such as `params/Dense_0/kernel`, in the order of `fingerprints`."""
+    paths = jax.tree_util.tree_leaves_with_path(replicated_part(tree, spec))
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+
+
+def build_fingerprints(mesh: Mesh, spec: PyTree) -> Callable[[PyTree], jax.Array]:
+    """A function tree -> uint32 (R, number of replicated leaves, 2), the same on every rank.
+
+    Two sums over a leaf's bits, plain and weighted by place, modulo 2^32: one changed element always shows
+    in the first, exchanged elements in the second.
+    """
+
+    def local(tree: PyTree) -> jax.Array:
+        rows = [_sums(leaf) for leaf in jax.tree.leaves(replicated_part(tree, spec))]
+        return lax.all_gather(jnp.stack(rows), AXIS)
+
+    return jax.jit(model_map(local, mesh, (spec,), REPLICATED))
+
+
+def build_heal(mesh: Mesh, spec: PyTree) -> Callable[[PyTree, np.ndarray], PyTree]:
+    """A function (tree, sources) -> tree in which replicated leaf i is as replica sources[i] holds it."""
+
+    def local(tree: PyTree, sources: jax.Array) -> PyTree:
+        leaves, shape = jax.tree.flatten(replicated_part(tree, spec))
+        chosen = [_from(leaf, source) for leaf, source in zip(leaves, sources, strict=True)]
+        whole = jax.tree.unflatten(shape, chosen)
+        return jax.tree.map(lambda new, old: old if new is None else new, whole, tree, is_leaf=_is_none)
+
+    return jax.jit(model_map(local, mesh, (spec, REPLICATED), spec))
+
+
+def differences(prints: np.ndarray, names: list[str]) -> list[Difference]:
+    """The leaves whose fingerprints (R, leaves, 2) differ between replicas."""
+    odd = np.flatnonzero((prints != prints[:1]).any(axis=(0, 2)))
+    return [_judge(prints[:, leaf], names[leaf]) for leaf in odd]
+
+
+def _judge(prints: np.ndarray, name: str) -> Difference:
+    values, which, counts = np.unique(prints, axis=0, return_inverse=True, return_counts=True)
+    which = which.reshape(-1)
+    most = int(counts.argmax())
+    agreed = counts[most] * 2 > len(prints)
+    wanted = most if agreed else which[0]
+    source = int(np.flatnonzero(which == most)[0]) if agreed else None
+    return Difference(name, tuple(np.flatnonzero(which != wanted).tolist()), source)
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+def _sums(leaf: jax.Array) -> jax.Array:
+    bits = _bits(leaf).astype(jnp.uint32).reshape(-1)
+    place = lax.iota(jnp.uint32, bits.size)
+    odd = place * jnp.uint32(2) + jnp.uint32(1)  # odd: no bit of an element is multiplied away
+    return jnp.stack([bits.sum(dtype=jnp.uint32), (bits * odd).sum(dtype=jnp.uint32)])
+
+
+def _from(leaf: jax.Array, source: jax.Array) -> jax.Array:
+    """`leaf` as replica `source` holds it, to the bit (a sum of floats would lose -0.0 and NaN's payload)."""
+    bits = _bits(leaf)
+    mine = jnp.where(lax.axis_index(AXIS) == source, bits.astype(jnp.uint32), jnp.uint32(0))
+    chosen = lax.psum(mine, AXIS).astype(bits.dtype)
+    if leaf.dtype == jnp.bool_:
+        return chosen.astype(jnp.bool_)
+    return lax.bitcast_convert_type(chosen, leaf.dtype)
+
+
+def _bits(leaf: jax.Array) -> jax.Array:
+    """`leaf`'s bits as unsigned integers; of 64-bit elements two each, along a last dimension."""
+    if leaf.dtype == jnp.bool_:
+        return leaf.astype(jnp.uint8)
+    width = {1: jnp.uint8, 2: jnp.uint16}.get(leaf.dtype.itemsize, jnp.uint32)
+    return lax.bitcast_convert_type(leaf, width)

@@ -1,0 +1,115 @@
+"""One bit of one replica is flipped: it is seen, named, and healed where most replicas still agree."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from cyxjax.core.losses import CrossEntropyLoss
+from cyxjax.core.mesh import build_mesh
+from cyxjax.core.sentinel import build_fingerprints, build_heal, differences, leaf_names
+from cyxjax.distributed import process_group
+from cyxjax.errors import DesyncError
+from cyxjax.train.config import TrainConfig
+from cyxjax.train.loop import Hook
+from cyxjax.train.trainer import DistributedTrainer
+
+
+def flip(array, replica, bit, element=0):
+    """`array` with one bit of one element changed on one replica; jax goes on to believe in one value."""
+    parts = []
+    for i, shard in enumerate(sorted(array.addressable_shards, key=lambda s: s.device.id)):
+        raw = np.array(shard.data, copy=True)
+        if i == replica:
+            words = raw.reshape(-1).view(f"u{raw.dtype.itemsize}")
+            words[element] ^= words.dtype.type(1 << bit)
+        parts.append(jax.device_put(raw, shard.device))
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
+
+
+def replicated(mesh, value):
+    return jax.device_put(value, NamedSharding(mesh, P()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "uint8"])
+def test_every_bit_of_every_dtype_shows_and_heals(dtype):
+    mesh = build_mesh(jax.devices()[:4])
+    value = jnp.arange(6).astype(dtype).reshape(2, 3)
+    fingerprints, heal = build_fingerprints(mesh, P()), build_heal(mesh, P())
+    tree = {"a": replicated(mesh, value), "b": replicated(mesh, jnp.array([True, False]))}
+    assert differences(np.asarray(fingerprints(tree)), leaf_names(tree, P())) == []
+    for bit in range(value.dtype.itemsize * 8):
+        broken = tree | {"a": flip(tree["a"], replica=2, bit=bit, element=5)}
+        (found,) = differences(np.asarray(fingerprints(broken)), leaf_names(tree, P()))
+        assert found == ("a", (2,), 0)
+    healed = heal(broken, np.array([0, 3], np.int32))
+    assert differences(np.asarray(fingerprints(healed)), leaf_names(tree, P())) == []
+    for name in tree:
+        assert np.asarray(healed[name]).tobytes() == np.asarray(tree[name]).tobytes()
+
+
+def test_exchanged_elements_show_and_values_per_replica_are_left_alone():
+    mesh = build_mesh(jax.devices()[:2])
+    tree = {"same": replicated(mesh, jnp.float32([1, 2])), "own": jnp.float32([[1], [2]])}
+    spec = {"same": P(), "own": P("data")}
+    assert leaf_names(tree, spec) == ["same"]
+    swapped = flip(flip(tree["same"], 1, 30, 0), 1, 30, 1)  # 1.0 and 2.0 differ in bits 23 to 30
+    for bit in range(23, 30):
+        swapped = flip(flip(swapped, 1, bit, 0), 1, bit, 1)
+    assert np.asarray(swapped.addressable_shards[1].data).tolist() == [2.0, 1.0]
+    prints = np.asarray(build_fingerprints(mesh, spec)(tree | {"same": swapped}))
+    assert differences(prints, ["same"]) == [("same", (1,), None)]  # two replicas: no majority
+
+
+class FlipAfter(Hook):
+    """Flips a mantissa bit of the first kernel on one replica after one step."""
+
+    def __init__(self, step, replica):
+        self._step, self._replica = step, replica
+
+    def wants_state(self, position, asked_to_save):
+        return position.step == self._step
+
+    def on_state(self, moment):
+        params = dict(moment.state.params)
+        params["kernel"] = flip(params["kernel"], self._replica, bit=3)
+        return moment.state._replace(params=params)
+
+
+def fit(folder, flipper, **changes):
+    assert process_group.ensure().mesh.size == 8
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(64, 4)).astype(np.float32), rng.integers(0, 3, 64).astype(np.int32)
+    trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1), callbacks=flipper)
+    options = {"epochs": 3, "batch_size": 1, "run_dir": str(folder), "sentinel_every_n_steps": 4}
+    trainer.fit(x, y, TrainConfig(checkpoint_every_n_steps=3, **options | changes))
+    return trainer
+
+
+def test_training_stops_within_the_interval_and_names_leaf_and_rank(tmp_path):
+    with pytest.raises(DesyncError, match="Gradients differ across ranks: after step 12 ") as caught:
+        fit(tmp_path, [FlipAfter(10, replica=5)])
+    assert "params/kernel on rank 0 (replica 5) is not what most others hold" in str(caught.value)
+    # The save of step 12 was not made: a checkpoint holds what all agree on.
+    assert sorted(p.name[-2:] for p in (tmp_path / "checkpoints").glob("step_*")) == ["03", "06", "09"]
+
+
+def test_healed_training_ends_as_if_nothing_had_happened(tmp_path, capsys):
+    whole = fit(tmp_path / "whole", [])
+    healed = fit(tmp_path / "healed", [FlipAfter(8, replica=5)], on_desync="heal")
+    assert "All replicas now hold what most of them held." in capsys.readouterr().out
+    for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(healed.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_warning_is_given_once(tmp_path, capsys):
+    fit(tmp_path, [FlipAfter(8, replica=5)], on_desync="warn")
+    assert capsys.readouterr().out.count("WARNING: Gradients differ across ranks: after step 8") == 1
+
+
+def test_off_means_off(tmp_path):
+    fit(tmp_path, [FlipAfter(8, replica=5)], sentinel_every_n_steps=0)
