@@ -58,6 +58,7 @@ class MeetingPlace:
         self._first_at: float | None = None
         self._next_line = LINE_EVERY_S
         self._finished: set[int] = set()
+        self._odd_one: Hello | None = None  # a rank of this job that believes in another WORLD_SIZE
         self._thread = threading.Thread(target=self._run, name="cyxjax-meeting", daemon=True)
 
     def start(self) -> "MeetingPlace":
@@ -142,12 +143,10 @@ class MeetingPlace:
         elif why := self.roll.refusal(hello):
             self._log(f"refused {hello}: {why}")
             self._refuse(peer, why)
-            if (
-                hello.run_id == self.job.run_id
-                and hello.world_size != self.job.world_size
-                and not self.formed
-            ):
-                self._abort(disagreement("WORLD_SIZE", self._world_sizes(hello)))
+            same_job = hello.run_id == self.job.run_id
+            if same_job and hello.world_size != self.job.world_size and not self.formed:
+                self._odd_one = hello
+                self._abort_if_sizes_differ()
         else:
             self._admit(peer, hello)
 
@@ -161,21 +160,37 @@ class MeetingPlace:
         connected = {peer.hello.rank for peer in self._peers() if peer.hello is not None}
         return self.formed and hello.rank in self.roll.present and hello.rank not in connected
 
-    def _world_sizes(self, hello: Hello) -> dict[int, int]:
-        return dict.fromkeys(self.roll.present, self.job.world_size) | {hello.rank: hello.world_size}
+    def _abort_if_sizes_differ(self) -> bool:
+        """Ends a formation that cannot succeed; whoever comes after the odd one is told as well."""
+        odd = self._odd_one
+        if odd is None or not self.roll.present:
+            return False
+        sizes = dict.fromkeys(self.roll.present, self.job.world_size) | {odd.rank: odd.world_size}
+        self._abort(disagreement("WORLD_SIZE", sizes))
+        return True
 
     def _admit(self, peer: _Peer, hello: Hello) -> None:
         peer.hello = hello
         ports.keep_alive(peer.socket)
         self._first_at = self._first_at or time.monotonic()
         self.roll.add(hello)
-        if not self.roll.complete:
+        if self._abort_if_sizes_differ() or not self.roll.complete:
             return
         if why := self.roll.differing_fact():
             self._abort(why)
+        else:
+            self._form()
+
+    def _form(self) -> None:
+        try:
+            coordinator = self._open(self.roll)
+        except (OSError, RuntimeError) as error:  # jaxlib raises RuntimeError for a service that cannot start
+            self._abort(
+                f"jax's coordination service could not start: {error}. HINT: see whether ports are free."
+            )
             return
         self.formed = True
-        self._tell_all({"formed": self._open(self.roll)})
+        self._tell_all({"formed": coordinator})
 
     def _hear(self, peer: _Peer, hello: Hello, message: wire.Message) -> None:
         if "done" in message:

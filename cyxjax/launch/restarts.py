@@ -35,8 +35,10 @@ class Budget:
     without_progress: int = 0
     signatures: set[tuple[str, str, str, int]] = field(default_factory=set)
 
-    def decide(self, first: ErrorRecord, step: int) -> Decision:
+    def decide(self, first: ErrorRecord, step: int, *, asked_to_end: bool = False) -> Decision:
         """What follows a start that ended with `first`, after the group had come to `step`.
+
+        asked_to_end: a signal told the launcher to stop meanwhile, which it does.
 
         The first restart after progress comes at once; without progress they wait 1, 2, 4 ... 60 s.
         """
@@ -45,6 +47,8 @@ class Budget:
         self.without_progress = 0 if progressed else self.without_progress + 1
         repeated = first.exit_code == EXIT_USER_ERROR and first.signature in self.signatures
         self.signatures.add(first.signature)
+        if asked_to_end:
+            return Decision(False, "it was asked to end", exit_code=first.exit_code)
         if first.exit_code == EXIT_CONFIG:
             return Decision(False, "a configuration error does not go away", exit_code=first.exit_code)
         if repeated:

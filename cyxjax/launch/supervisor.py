@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 
-from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
+from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, ConfigError
 from cyxjax.launch import output, report
 from cyxjax.launch.guardian import Guardian
 from cyxjax.launch.host import Host
@@ -60,13 +60,16 @@ class Supervisor:
 
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
         self.options, self._env = options, dict(env)
+        _make_folder(options.log_dir)
         self._events: queue.SimpleQueue[Worker | int] = queue.SimpleQueue()
         self._host = Host(options.place) if options.place.is_first else None
         self._place = self._host.place if self._host else options.place
         self._guardian = Guardian()
         self._scratch = tempfile.mkdtemp(prefix="cyxjax-")
-        if options.log_dir:
-            os.makedirs(options.log_dir, exist_ok=True)
+        if not self._place.is_alone and not self._place.token:
+            output.say(
+                f"CYXJAX_TOKEN is not set: whoever reaches {self._place.master_addr} can join this job"
+            )
 
     def run(self) -> int:
         """Starts the group, again where the budget allows, until it has ended for good."""
@@ -86,13 +89,13 @@ class Supervisor:
         number = 0
         while True:
             start = self._one_start(number)
-            if start.signalled is not None:
+            if start.signalled is not None and not start.records:
                 return self._after_signal(start)
             codes = {worker.returncode for worker in start.workers}
             if not start.records:
                 return EXIT_PREEMPTED if EXIT_PREEMPTED in codes else EXIT_OK
             first = report.first_of(start.records, start.ended_early)
-            decision = budget.decide(first, start.step)
+            decision = budget.decide(first, start.step, asked_to_end=start.signalled is not None)
             self._tell(start, first, decision)
             if not decision.again:
                 return decision.exit_code
@@ -249,6 +252,17 @@ class Supervisor:
                 worker.append_to_log(report.body(first))
         others = [record for record in start.records if record is not first]
         report.tell(first, others, start.killed, path, decision.line)
+
+
+def _make_folder(path: str | None) -> None:
+    if path is None:
+        return
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--log-dir={path} cannot be made: {error.strerror}. HINT: name a folder you may write to."
+        ) from error
 
 
 def _available() -> list[str]:

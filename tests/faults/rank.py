@@ -78,7 +78,7 @@ FAULTS = {
     "spin": spin,
     "child": start_a_grandchild,
     "noise": lambda: [sys.stdout.write("x" * 1023 + "\n") for _ in range(100 * 1024)],
-    "noline": lambda: sys.stdout.write("y" * 3_000_000),
+    "noline": lambda: sys.stdout.write("#" * 3_000_000),
 }
 
 

@@ -79,6 +79,12 @@ def test_bad_flags_end_with_one_line_before_anything_starts():
     assert "Did you mean '--nproc-per-node'" in done.stderr
 
 
+def test_a_log_folder_that_cannot_be_is_a_configuration_error(talk):
+    done = run("--log-dir", talk / "below_a_file", talk)
+    assert done.returncode == 2
+    assert "cannot be made" in done.stderr
+
+
 def test_a_port_in_use_is_refused_before_anything_starts():
     from cyxjax.launch import ports
 

@@ -134,6 +134,11 @@ def test_progress_renews_the_patience():
     assert all(budget.decide(failure(), step).again for step in range(20))
 
 
+def test_a_job_that_was_asked_to_end_is_not_started_again():
+    decision = Budget(5).decide(failure(), 3, asked_to_end=True)
+    assert (decision.again, decision.exit_code) == (False, EXIT_INFRASTRUCTURE)
+
+
 def test_a_configuration_error_is_final():
     decision = Budget(5).decide(failure("ConfigError", EXIT_CONFIG), -1)
     assert (decision.again, decision.exit_code) == (False, EXIT_CONFIG)

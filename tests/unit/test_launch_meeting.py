@@ -102,6 +102,22 @@ def test_different_world_sizes_end_the_formation_at_once(place):
     assert time.monotonic() - began < 4
 
 
+def test_a_rank_of_another_world_size_that_comes_first_is_remembered(place):
+    meeting = place(3)
+    assert "ranks differ in WORLD_SIZE" in meeting.join_all([{"rank": 1, "world_size": 2}])[0]
+    assert "3 on rank 0; 2 on rank 1" in meeting.join_all([{"rank": 0}])[0]
+
+
+def test_a_service_that_cannot_start_is_told_to_all(place):
+    meeting = place(2)
+
+    def fail(roll):
+        raise RuntimeError("no port")
+
+    meeting.meeting._open = fail
+    assert all("could not start: no port" in said for said in meeting.join_all([{"rank": 0}, {"rank": 1}]))
+
+
 def test_different_configurations_are_refused_on_every_rank(place):
     calls = [{"rank": 0, "facts": {"config": "aa"}}, {"rank": 1, "facts": {"config": "bb"}}]
     for said in place(2).join_all(calls):
