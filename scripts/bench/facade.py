@@ -1,0 +1,103 @@
+"""Time of a step: the compiled step, the wrapper by hand, and the wrapper with an explicit reduction.
+
+    python scripts/bench/facade.py [--devices 2] [--batch 64] [--steps 50] [--rounds 5]
+
+One process, an MLP 784-256-10 with Adam. Rounds alternate, so that a busy machine slows all rows alike; the
+median of the rounds is printed as a Markdown table, with the programs each row runs a step.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+import cyxjax as cx
+from cyxjax import distributed as dist
+from cyxjax.core.adapter import adapt
+from cyxjax.core.losses import as_per_example
+from cyxjax.core.mesh import put_replicated, put_rows
+from cyxjax.core.step import Batch, build_train_step, init_state
+from cyxjax.distributed.process_group import current
+from cyxjax.sync.mean import mean
+
+CRITERION = cx.CrossEntropyLoss()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--devices", type=int, default=2, help="CPU devices, where there is no GPU")
+    parser.add_argument("--batch", type=int, default=64, help="samples per device")
+    parser.add_argument("--steps", type=int, default=50, help="per round")
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    dist.init(cpu_devices=args.devices)
+    rng, rows = np.random.default_rng(0), args.batch * dist.get_num_replicas()
+    x = rng.normal(size=(rows, 784)).astype(np.float32)
+    y = rng.integers(0, 10, rows).astype(np.int32)
+    ways = {
+        "compiled step (the trainer's)": (compiled(x, y), 1),
+        "wrapper: forward, loss, backward, update": (by_hand(x, y, explicit=False), 4),
+        "wrapper, with sync_gradients()": (by_hand(x, y, explicit=True), 5),
+    }
+    table: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(args.rounds + 1):  # the first round compiles
+        for name, (run, _) in ways.items():
+            table[name].append(1e3 * timed(run, args.steps))
+    print(f"{dist.get_num_replicas()} x {jax.devices()[0].device_kind}, {args.batch} samples each\n")
+    print("| step | programs | median ms | samples/s |\n| --- | --- | --- | --- |")
+    for name, (_, programs) in ways.items():
+        middle = statistics.median(table[name][1:])
+        print(f"| {name} | {programs} | {middle:.2f} | {rows / middle * 1e3:,.0f} |")
+
+
+def model() -> cx.models.SequentialModel:
+    return cx.models.SequentialModel(
+        [cx.models.LinearModule(784, 256), cx.models.ReLUModule(), cx.models.LinearModule(256, 10)]
+    )
+
+
+def compiled(x: np.ndarray, y: np.ndarray) -> Callable[[], jax.Array]:
+    """A function that makes one step of the trainer's program, batch on the devices already."""
+    mesh, fns, sync = current().mesh, adapt(model()), mean(cx.AdamOptimizer(0.001))
+    held = [init_state(sync, mesh, *fns.init(jax.random.key(0), x[:1]), 0)]
+    step = build_train_step(fns, as_per_example(CRITERION), sync, mesh)
+    weight, signal = np.ones(len(x), np.float32), np.zeros((mesh.size, 2), np.float32)
+    rows = put_rows(mesh, (x, y, weight))
+    batch = Batch(*rows, put_replicated(mesh, np.float32(len(x))), put_rows(mesh, signal))
+
+    def run() -> jax.Array:
+        held[0], sums = step(held[0], batch)
+        return sums.block_until_ready()
+
+    return run
+
+
+def by_hand(x: np.ndarray, y: np.ndarray, explicit: bool) -> Callable[[], jax.Array]:
+    """A function that makes one step of a loop written by hand, batch on the devices already."""
+    ddp, optimizer = dist.DistributedDataParallel(model()), cx.AdamOptimizer(0.001)
+    inputs, targets = put_rows(current().mesh, (x, y))
+
+    def run() -> jax.Array:
+        loss = ddp.loss(CRITERION, ddp(inputs), targets)
+        loss.backward()
+        if explicit:
+            ddp.sync_gradients()
+        ddp.update_parameters(optimizer)
+        return loss.value.block_until_ready()
+
+    return run
+
+
+def timed(run: Callable[[], jax.Array], steps: int) -> float:
+    """Seconds a step, over `steps`."""
+    start = time.perf_counter()
+    for _ in range(steps):
+        run()
+    return (time.perf_counter() - start) / steps
+
+
+if __name__ == "__main__":
+    main()
