@@ -20,6 +20,7 @@ from jax.flatten_util import ravel_pytree
 
 from cyxjax.core.mesh import AXIS, PER_REPLICA
 from cyxjax.core.strategy import Reducer
+from cyxjax.sync.pieces import in_pieces
 
 PyTree = Any
 
@@ -71,10 +72,10 @@ def _exchange(codec: Codec, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
     part = -(-size // (count * codec.block)) * codec.block  # equal parts of whole blocks; padding at the end
     rows = jnp.pad(wanted, (0, part * count - size)).reshape(count, part)
     sent = codec.encode(rows)
-    mean = codec.decode(lax.all_to_all(sent, AXIS, 0, 0)).mean(0)
+    mean = codec.decode(in_pieces(lambda rows: lax.all_to_all(rows, AXIS, 0, 0), sent)).mean(0)
     coded = codec.encode(mean[None])
     # `invarying`: all hold the same bytes, which the checked map could not know otherwise.
-    everything = lax.all_gather(coded[0], AXIS, to="invarying")
+    everything = in_pieces(lambda row: lax.all_gather(row, AXIS, to="invarying"), coded[0])
     # The owner owes the mean's rounding: `count` times it in one replica is once in the mean.
     owed = count * (mean - codec.decode(coded)[0])
     unsent = (rows - codec.decode(sent)).at[lax.axis_index(AXIS)].add(owed)

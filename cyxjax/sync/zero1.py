@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
+from cyxjax.sync.pieces import in_pieces
 
 PyTree = Any
 
@@ -125,7 +126,8 @@ def _all_gathered(parts: PyTree, like: PyTree) -> PyTree:
     """Whole leaves shaped as `like` from everybody's parts: one gather for all leaves of a dtype."""
     if lax.axis_size(AXIS) == 1:
         return jax.tree.map(lambda part, p: part.reshape(p.shape), parts, like)
-    rows = _joined(parts, lambda part: lax.all_gather(part, AXIS, to="invarying"))
+    gather = lambda part: lax.all_gather(part, AXIS, to="invarying")  # noqa: E731
+    rows = _joined(parts, lambda part: in_pieces(gather, part))
     return jax.tree.map(lambda r, p: r.reshape(-1)[: p.size].reshape(p.shape), rows, like)
 
 

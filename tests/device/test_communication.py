@@ -18,6 +18,7 @@ from cyxjax.sync.bucketed import buckets
 from cyxjax.sync.mean import mean
 from cyxjax.sync.registry import STRATEGIES, build_sync
 from tests.device.helpers import Net, data, put
+from tests.device.sync_helpers import Alone, random_grads
 
 REPLICAS = 4
 SIZE = 5 * 16 + 16 + 16 * 3 + 3  # parameters of Net: 147
@@ -97,6 +98,20 @@ def test_a_16_bit_all_reduce_would_travel_as_32_bits_on_cpu():
     )
     found = collectives(compiled(reduce_then(reducer, optax.sgd(0.1))).as_text())
     assert sum(c.payload_bytes for c in found) == 4 * SIZE + SMALL
+
+
+def test_large_exchanges_go_in_pieces_and_arrive_whole(monkeypatch):
+    monkeypatch.setattr("cyxjax.sync.pieces._PIECE_BYTES", 40)  # parts of 37 values: 74 bytes, sent as 4 rows
+    grads = [random_grads(REPLICAS, t) for t in range(3)]
+    for name in ("bf16", "int8", "zero1"):
+        cut = Alone(build_sync(name, optax.sgd(0.1)), REPLICAS).step(*grads).copies()[0]
+        with monkeypatch.context() as whole:
+            whole.setattr("cyxjax.sync.pieces._PIECE_BYTES", 2**20)
+            once = Alone(build_sync(name, optax.sgd(0.1)), REPLICAS).step(*grads).copies()[0]
+        jax.tree.map(np.testing.assert_array_equal, cut, once)
+    kinds = [c.kind for c in sent("bf16")]
+    assert kinds.count("all-to-all") == 8  # 4 rows of 74 bytes in pieces of 40
+    assert sum(c.payload_bytes for c in sent("bf16")) == 2 * 2 * 148 + SMALL
 
 
 def test_power_sgd_sends_two_thin_matrices_a_leaf():
