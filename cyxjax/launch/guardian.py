@@ -25,13 +25,15 @@ _GUARDIAN = """\
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+kill = getattr(os, "killpg", os.kill)  # Windows: the rank alone
+number = getattr(signal, "SIGKILL", signal.SIGTERM)
 groups = set()
 for line in sys.stdin:
     (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
 for group in groups:
     try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
+        kill(group, number)
+    except OSError:  # gone meanwhile
         pass
 """
 

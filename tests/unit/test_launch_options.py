@@ -1,11 +1,13 @@
 """The launcher's command line: torch's flags in both spellings, the guides' spellings, and refusals."""
 
 import os
+import subprocess
 import sys
 
 import pytest
 
 from cyxjax.errors import ConfigError
+from cyxjax.launch import guardian
 from cyxjax.launch.options import parse
 from cyxjax.launch.worker import Files, environment
 
@@ -126,6 +128,36 @@ def test_refusals_name_the_flag_and_hint(text, said):
 def test_too_many_ranks_for_the_world():
     with pytest.raises(ConfigError, match="ranks 6 to 9 would run here, but there are only 8"):
         place("--nproc-per-node 4", {"RANK": "6", "WORLD_SIZE": "8", "MASTER_ADDR": "a"})
+
+
+@pytest.mark.parametrize("platform", ["win32", "darwin"])
+def test_elsewhere_than_on_linux_the_command_is_started_as_it_is(monkeypatch, platform):
+    monkeypatch.setattr(sys, "platform", platform)
+    assert guardian.tether(["python", "train.py"], 7) == ["python", "train.py"]
+
+
+def test_on_linux_a_rank_is_tied_to_its_launcher(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert guardian.tether(["python", "train.py"], 7)[-3:] == ["7", "python", "train.py"]
+
+
+def test_the_guardian_ends_only_what_it_still_watches():
+    def sleeper():
+        code = "import time; time.sleep(100)"
+        return subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+
+    watched, released = sleeper(), sleeper()
+    try:
+        guard = guardian.Guardian()
+        guard.watch(watched.pid)
+        guard.watch(released.pid)
+        guard.release(released.pid)
+        guard.close()
+        assert watched.wait(10) == -9
+        assert released.poll() is None
+    finally:
+        released.kill()
+        released.wait()
 
 
 def test_no_program():
