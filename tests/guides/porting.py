@@ -1,0 +1,144 @@
+"""What each guide's names are called here. `python tests/guides/porting.py` prints the README's table."""
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+
+class Row(NamedTuple):
+    """One name of a guide, and ours: a dotted name from `cx` (or `cyxjax`) on."""
+
+    guide: str
+    theirs: str
+    ours: str
+    note: str = ""
+
+
+A, B, C, D, E = "CyxWiz", "TensorBrain", "cricket-GNN", "FRAMEWORM", "Genesis"
+_VALUES = "arrays are values: `x = all_reduce(x)`"
+_DIST = "cx.distributed"
+_DDP = f"{_DIST}.DistributedDataParallel"
+_TRAINER = f"{_DIST}.DistributedTrainer"
+
+ROWS = [
+    Row(A, "cx.distributed.init()", f"{_DIST}.init"),
+    Row(A, "cx.distributed.finalize()", f"{_DIST}.finalize"),
+    Row(A, "is_initialized()", f"{_DIST}.is_initialized"),
+    Row(A, "get_rank()", f"{_DIST}.get_rank"),
+    Row(A, "get_world_size()", f"{_DIST}.get_world_size"),
+    Row(A, "get_local_rank()", f"{_DIST}.get_local_rank"),
+    Row(A, "is_master()", f"{_DIST}.is_master"),
+    Row(A, "DistributedConfig", f"{_DIST}.DistributedConfig"),
+    Row(A, "DistributedConfig.from_environment()", f"{_DIST}.DistributedConfig.from_environment"),
+    Row(A, "BackendType.CPU, NCCL", f"{_DIST}.BackendType", "CPU is gloo; AUTO is the default"),
+    Row(A, "DDPConfig", f"{_DIST}.DDPConfig"),
+    Row(A, "DistributedDataParallel", _DDP),
+    Row(A, "ddp.forward(x)", f"{_DDP}.forward"),
+    Row(A, "ddp.backward(grad)", f"{_DDP}.backward"),
+    Row(A, "ddp.sync_gradients()", f"{_DDP}.sync_gradients"),
+    Row(A, "ddp.update_parameters(optimizer)", f"{_DDP}.update_parameters"),
+    Row(A, "ddp.get_model()", f"{_DDP}.get_model"),
+    Row(A, "DistributedSampler", f"{_DIST}.DistributedSampler"),
+    Row(A, "sampler.set_epoch, get_indices", f"{_DIST}.DistributedSampler.set_epoch"),
+    Row(A, "DistributedBatchIterator", f"{_DIST}.DistributedBatchIterator"),
+    Row(A, "DistributedTrainer(model, loss, optimizer)", _TRAINER),
+    Row(A, "DistributedTrainingConfig", f"{_DIST}.DistributedTrainingConfig"),
+    Row(A, "DistributedTrainingHistory", f"{_DIST}.DistributedTrainingHistory"),
+    Row(A, "trainer.fit", f"{_TRAINER}.fit"),
+    Row(A, "trainer.evaluate", f"{_TRAINER}.evaluate"),
+    Row(A, "trainer.save_checkpoint, load_checkpoint", f"{_TRAINER}.save_checkpoint"),
+    Row(A, "SequentialModel, LinearModule, ReLUModule", "cx.SequentialModel"),
+    Row(A, "model.save(path)", "cx.SequentialModel.save", "safetensors, never pickle"),
+    Row(A, "CrossEntropyLoss", "cx.CrossEntropyLoss"),
+    Row(A, "AdamOptimizer", "cx.AdamOptimizer", "an optax transformation"),
+    Row(B, "DataParallel(model)", f"{_DIST}.DataParallel"),
+    Row(B, "dist.init_process_group", f"{_DIST}.init_process_group"),
+    Row(B, "DDP(model, device_ids=[rank])", _DDP),
+    Row(B, "utils.data.DistributedSampler", f"{_DIST}.DistributedSampler"),
+    Row(B, "utils.data.DataLoader", "cx.data.DataLoader"),
+    Row(
+        B,
+        "loss.backward()",
+        f"{_DDP}.loss",
+        "`ddp.loss(criterion, out, y).backward()`",
+    ),
+    Row(B, "optimizer.step()", f"{_DDP}.update_parameters"),
+    Row(
+        B,
+        "optimizer.zero_grad()",
+        f"{_DDP}.zero_grad",
+        "after an update they are zero",
+    ),
+    Row(B, "model.no_sync()", f"{_DDP}.no_sync", "backward never sends anything"),
+    Row(B, "dist.barrier()", f"{_DIST}.barrier"),
+    Row(B, "dist.all_reduce(x, op)", f"{_DIST}.all_reduce", _VALUES),
+    Row(B, "dist.ReduceOp", f"{_DIST}.ReduceOp"),
+    Row(B, "dist.all_gather(list, x)", f"{_DIST}.all_gather", "`xs = all_gather(x)`"),
+    Row(B, "dist.broadcast(x, src)", f"{_DIST}.broadcast", "`x = broadcast(x, src)`"),
+    Row(B, "dist.scatter(x, list, src)", f"{_DIST}.scatter", "`x = scatter(list, src)`"),
+    Row(
+        B,
+        "torchrun --nproc_per_node=4 train.py",
+        "cyxjax.launch",
+        "`python -m cyxjax.launch`, or torchrun itself",
+    ),
+    Row(B, "nn.ResNet50()", "cx.get_model", '`cx.get_model("resnet50")()`'),
+    Row(C, "setup_distributed()", f"{_DIST}.setup_distributed"),
+    Row(C, "is_main_process()", f"{_DIST}.is_main_process"),
+    Row(C, "reduce_tensor(x)", f"{_DIST}.reduce_tensor"),
+    Row(C, "barrier()", f"{_DIST}.barrier"),
+    Row(C, "cleanup()", f"{_DIST}.cleanup"),
+    Row(C, "create_dataloaders_distributed", f"{_DIST}.create_dataloaders_distributed"),
+    Row(C, "Trainer(..., device=None)", "cx.Trainer"),
+    Row(C, "save_checkpoint('best_model.pt')", "cx.Trainer.save_checkpoint", "kept by itself: `best_model=`"),
+    Row(C, "wandb.init on rank 0", "cyxjax.train.config.TrainConfig.sinks", "`sinks: [wandb]`"),
+    Row(D, "Config.from_file", "cx.Config.from_file"),
+    Row(D, "get_model('vae')(config)", "cx.get_model"),
+    Row(D, "Trainer(model, optimizer, device)", "cx.Trainer"),
+    Row(D, "trainer.train(train_loader, val_loader, epochs)", "cx.Trainer.train"),
+    Row(D, "trainer.enable_gradient_checkpointing()", "cx.Trainer.enable_gradient_checkpointing"),
+    Row(D, "mp.spawn(fn, args, nprocs, join)", f"{_DIST}.spawn", "calls `fn(rank, world_size, *args)`"),
+    Row(D, "dist.destroy_process_group()", f"{_DIST}.destroy_process_group"),
+    Row(D, "autocast()", "cx.amp.autocast", "or the trainer's `precision`"),
+    Row(D, "GradScaler()", "cx.amp.GradScaler"),
+    Row(D, "powerSGD_hook.PowerSGDState", f"{_DIST}.PowerSGDState"),
+    Row(D, "powerSGD_hook.powerSGD_hook", f"{_DIST}.powerSGD_hook", 'or the trainer\'s `comm: "power_sgd"`'),
+    Row(D, "model.register_comm_hook", f"{_DDP}.register_comm_hook"),
+    Row(E, "dist.init_process_group", f"{_DIST}.init_process_group"),
+    Row(
+        E,
+        "DDP(gradient_as_bucket_view=)",
+        f"{_DIST}.DDPConfig.gradient_as_bucket_view",
+    ),
+    Row(E, "ddp_model.parameters()", f"{_DDP}.parameters"),
+    Row(E, "ddp_model.train()", f"{_DDP}.train"),
+    Row(E, "nn.functional.cross_entropy", "cx.CrossEntropyLoss"),
+    Row(E, "genesis.amp.autocast, GradScaler", "cx.amp"),
+    Row(E, "launcher.py --gpus 2 --script train.py", "cyxjax.launch", "the same flags"),
+]
+
+
+def resolve(dotted: str) -> Any:
+    """What a name of the table stands for. Raises: AttributeError naming the part that is not there."""
+    first, *rest = dotted.split(".")
+    found: Any = import_module("cyxjax" if first == "cx" else first)
+    for name in rest:
+        fields = getattr(found, "model_fields", {}) if isinstance(found, type) else {}
+        found = fields[name] if name in fields else _attribute(found, name)
+    return found
+
+
+def _attribute(found: Any, name: str) -> Any:
+    if not hasattr(found, name) and hasattr(found, "__path__"):
+        return import_module(f"{found.__name__}.{name}")
+    return getattr(found, name)
+
+
+def table() -> str:
+    """The rows as a Markdown table, by guide."""
+    lines = ["| guide | there | here | |", "| --- | --- | --- | --- |"]
+    lines += [f"| {row.guide} | `{row.theirs}` | `{row.ours}` | {row.note} |" for row in ROWS]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
