@@ -121,10 +121,7 @@ class Spawned:
         told = {rank: _told(self._ends[rank][1]) for rank in failed}
         # A rank that tells of its own error comes before one that ended because a peer was lost.
         for rank in sorted(failed, key=lambda r: not told[r]):
-            text = told[rank] or f"It ended with exit code {failed[rank]} and told nothing."
-            raise SpawnError(
-                rank, f"rank {rank} of the spawned processes failed. {text}\nHINT: see the traceback above."
-            )
+            raise SpawnError(rank, f"rank {rank} of the spawned processes {_how(failed[rank], told[rank])}")
 
     def _stop(self) -> None:
         """Ends what still runs, and frees the port."""
@@ -186,6 +183,18 @@ def _leave_group() -> None:
     from cyxjax.distributed import process_group
 
     process_group.finalize()
+
+
+def _how(exitcode: int, told: str) -> str:
+    """The end of a sentence about a failed process."""
+    if told:
+        return f"failed. {told}\nHINT: mend what its traceback shows; the others were stopped."
+    if exitcode < 0:
+        return (
+            f"was ended by signal {-exitcode}. HINT: 9 is often the kernel's, for want of memory (see "
+            "dmesg); 11 is a crash in native code."
+        )
+    return f"ended with exit code {exitcode} and without a word. HINT: look for what it printed last."
 
 
 def _told(pipe: Connection) -> str:

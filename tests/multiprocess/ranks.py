@@ -23,20 +23,17 @@ def message_of(kind, call) -> str:
 
 def reductions(rank, world_size):
     dist.init_process_group()
-    for name in DTYPES:
-        # ranks 0, 1 (, 2) hold 1, 2 (, 3): no two reductions of these agree for 3 ranks
-        x = {"a": np.full((2, 3), rank + 1, jnp.dtype(name)), "b": [np.zeros((), jnp.dtype(name))]}
-        values = range(1, world_size + 1)
-        expected = {
-            "SUM": sum(values), "MAX": max(values), "MIN": min(values), "PRODUCT": int(np.prod(values))
-        }  # fmt: skip
-        for op, number in expected.items():
-            got = c.all_reduce(x, c.ReduceOp[op])
-            assert got["a"].dtype == x["a"].dtype
-            np.testing.assert_array_equal(got["a"], np.full((2, 3), number, x["a"].dtype))
-        mean = c.reduce_tensor(x)["a"]
+    # ranks 0, 1 (, 2) hold 1, 2 (, 3): no two reductions of these agree for 3 ranks
+    x = {name: [np.full((2, 3), rank + 1, jnp.dtype(name)), np.zeros((), jnp.dtype(name))] for name in DTYPES}
+    values = range(1, world_size + 1)
+    expected = {"SUM": sum(values), "MAX": max(values), "MIN": min(values), "PRODUCT": int(np.prod(values))}
+    for op, number in expected.items():
+        for name, (got, zero) in c.all_reduce(x, c.ReduceOp[op]).items():
+            assert (got.dtype, zero.shape) == (jnp.dtype(name), ())
+            np.testing.assert_array_equal(got, np.full((2, 3), number, jnp.dtype(name)))
+    for name, (mean, _) in c.reduce_tensor(x).items():
         wanted = 1.0 if name == "bool" else sum(values) / world_size
-        np.testing.assert_array_equal(np.asarray(mean, np.float64), wanted)
+        np.testing.assert_array_equal(np.asarray(mean, np.float64), np.full((2, 3), wanted))
     assert c.reduce(1.5, dst=1) == (1.5 * world_size if rank == 1 else None)
     assert float(c.all_reduce(2.0**40 + rank)) == world_size * 2.0**40 + world_size * (world_size - 1) / 2
 
