@@ -1,5 +1,9 @@
 """What a step sends, read from the compiled program: no strategy may send more than it says."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -211,3 +215,16 @@ def test_one_replica_sends_nothing():
     batch = put(mesh, read_batch(dataset, Order(8), BatchPlan(8, 8, 1), range(1), 0))
     step = build_train_step(fns, as_per_example(CrossEntropyLoss()), sync, mesh)
     assert collectives(step.lower(state, batch).compile().as_text()) == []
+
+
+def test_the_command_prints_the_plan_and_writes_nothing(tmp_path):
+    config = Path(__file__).parents[2] / "configs" / "digits.yaml"
+    command = [sys.executable, "-m", "cyxjax.cli", "plan", "--config", str(config)]
+    options = ["--cpu-devices", "2", "--comm", "zero1", "--data.name", "digits"]
+    ran = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert lines[0] == "comm: zero1, precision: float32, remat: none"
+    assert [line.split()[0] for line in lines[2:5]] == ["all-reduce", "reduce-scatter", "all-gather"]
+    assert "held on each device:" in lines
+    assert not list(tmp_path.iterdir())
