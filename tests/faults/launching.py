@@ -98,7 +98,9 @@ def start(log_dir: Path, nproc: int = 3, *flags: str, script: Path = RANK, **env
     ]
     process = subprocess.Popen(
         [*command, "--run-id", run_id, *flags, str(script)],
-        env=clean | {"JAX_PLATFORMS": "cpu"} | {name: str(value) for name, value in env.items()},
+        env=clean
+        | {"JAX_PLATFORMS": "cpu", "TMPDIR": str(log_dir)}
+        | {name: str(value) for name, value in env.items()},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

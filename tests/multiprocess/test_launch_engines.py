@@ -70,6 +70,11 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+@pytest.fixture(autouse=True)
+def scratch(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
     """A Slurm cluster of one machine; yields the environment that leads to it."""

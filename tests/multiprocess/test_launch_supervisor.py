@@ -13,6 +13,11 @@ pytestmark = pytest.mark.multiprocess
 TALK = "import os, sys\nprint('out', os.environ['RANK'])\nprint('err', os.environ['RANK'], file=sys.stderr)\n"
 
 
+@pytest.fixture(autouse=True)
+def scratch(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # a failed job without --log-dir leaves its record there
+
+
 @pytest.fixture
 def talk(tmp_path):
     path = tmp_path / "talk.py"
@@ -125,7 +130,6 @@ def test_a_group_of_jax_processes_ends_cleanly_and_says_nothing_else(tmp_path):
     assert job.first == {}
 
 
-def test_files_of_a_finished_job_are_gone(talk, tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def test_files_of_a_finished_job_are_gone(talk, tmp_path):
     assert run("--nproc-per-node", 2, talk).returncode == 0
     assert until(lambda: not list(tmp_path.glob("cyxjax-*")), 2)
