@@ -1,6 +1,6 @@
 """Samples per second of each strategy between two hosts on a slow wire, torch DDP beside them.
 
-    sudo python scripts/bench/comm.py [--rates 1gbit 100mbit] [--seconds 4] [--torch-python PATH] [--batch 64]
+    sudo python scripts/bench/comm.py [--rates 1gbit 100mbit] [--seconds 4] [--torch-python PATH] [--only ROW]
 
 Two network namespaces stand for two hosts; the pair of interfaces that joins them is limited by tc. An MLP
 of 5.8 M parameters trains between two processes with one core each. Needs root, iproute2 and Linux;
@@ -47,6 +47,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="measured for each row")
     parser.add_argument("--batch", type=int, default=64, help="samples per process and step")
     parser.add_argument("--torch-python", help="an interpreter that has torch; none: no torch rows")
+    parser.add_argument("--only", default="", help="rows whose name holds this, and mean")
     args = parser.parse_args()
     if missing := what_is_missing():
         print(f"skipped: {missing}")
@@ -102,6 +103,7 @@ def measure(
     python: str, script: str, rows: dict[str, list], args: argparse.Namespace
 ) -> dict[str, float | str]:
     """Samples/s by row, or why there is none, from a pair of processes that run `script`."""
+    rows = {row: what for row, what in rows.items() if row == "mean" or args.only in row}
     task = json.dumps({"rows": rows, "seconds": args.seconds, "batch": args.batch})
     pair = [start(rank, [python, str(HERE / script), task]) for rank in range(2)]
     try:
