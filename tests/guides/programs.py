@@ -1,0 +1,94 @@
+"""Starts the guides' programs as a user would, and reads what each rank reports."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 120
+
+
+class Ranks(NamedTuple):
+    """What a program's ranks reported (by rank) and printed (together)."""
+
+    reports: list[dict[str, Any]]
+    printed: str
+
+    def every(self, name: str) -> Any:
+        """What all ranks reported alike under `name`."""
+        values = [report[name] for report in self.reports]
+        assert all(value == values[0] for value in values), (name, values)
+        return values[0]
+
+
+def launch(program: Path, folder: Path, *flags: str, nproc: int = 2, **variables: str) -> Ranks:
+    """Runs `program FOLDER` under our launcher."""
+    command = ["-m", "cyxjax.launch", *(flags or ("--nproc-per-node", str(nproc))), str(program), str(folder)]
+    return Ranks(*_finish([_start(command, **variables)], folder, nproc))
+
+
+def by_hand(program: Path, folder: Path, nproc: int = 2, **variables: str) -> Ranks:
+    """Runs `RANK=r WORLD_SIZE=n python program FOLDER` for every rank, as in as many terminals."""
+    port = str(free_port())
+    places = [{"RANK": str(r), "WORLD_SIZE": str(nproc), "MASTER_PORT": port} for r in range(nproc)]
+    started = [_start([str(program), str(folder)], **place, **variables) for place in places]
+    return Ranks(*_finish(started, folder, nproc))
+
+
+def run(*command: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess:
+    """Runs `python COMMAND` to its end."""
+    return subprocess.run(
+        [sys.executable, *command],
+        env=environment(**variables),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """A user's environment: this process's without what tests set for themselves."""
+    ours = ("NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
+    return kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)} | variables
+
+
+def report(folder: str | Path, rank: int, values: dict[str, Any]) -> None:
+    """Called by a program: what the test is to know of this rank, as JSON."""
+    path = Path(folder) / f"report_{rank}.json"
+    path.write_text(json.dumps(values))
+
+
+def free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return held.getsockname()[1]
+
+
+def _start(command: list[str], **variables: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, *command],
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _finish(started: list[subprocess.Popen], folder: Path, nproc: int) -> tuple[list[dict], str]:
+    printed = ""
+    try:
+        for process in started:
+            printed += process.communicate(timeout=LIMIT_S)[0]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert all(process.returncode == 0 for process in started), printed
+    return [json.loads((folder / f"report_{rank}.json").read_text()) for rank in range(nproc)], printed

@@ -1,0 +1,131 @@
+"""What the TensorBrain guide documents: its program under the launcher, and one process over all devices."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import cyxjax as cx
+from cyxjax.distributed import process_group
+from cyxjax.errors import ConfigError, GroupError
+from cyxjax.launch.options import parse
+from tests.guides import program_tensorbrain as program
+from tests.guides.program_cyxwiz import data, model
+from tests.guides.programs import by_hand, launch
+
+pytestmark = pytest.mark.multiprocess
+dist = cx.distributed
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return launch(Path(program.__file__), tmp_path_factory.mktemp("tensorbrain"), "--nproc_per_node=2")
+
+
+def test_the_launcher_takes_torchrun_s_flag(ranks):
+    assert [r["place"] for r in ranks.reports] == [[0, 2, 0], [1, 2, 1]]
+
+
+def test_the_loop_learns_and_ranks_stay_alike(ranks):
+    losses = ranks.every("losses")
+    assert losses[-1] < losses[0]
+    ranks.every("bias")
+
+
+def test_set_epoch_gives_every_epoch_its_own_order(ranks):
+    first, second, third = ranks.reports[0]["first_batches"]
+    assert first != second != third
+    assert ranks.reports[1]["first_batches"][0] != first  # the ranks read different samples
+
+
+def test_accumulation_with_and_without_no_sync_is_one_large_batch(ranks):
+    assert ranks.every("accumulated") == ranks.every("without_sync")
+    process_group.finalize()
+    dist.init_process_group(world_size=1, rank=0)
+    try:
+        ddp, (X, y) = dist.DistributedDataParallel(model()), data()
+        ddp.loss(cx.CrossEntropyLoss(), ddp(X[:48]), y[:48]).backward()
+        ddp.update_parameters(cx.SGDOptimizer(0.1))
+        np.testing.assert_allclose(
+            ranks.every("accumulated"), ddp.parameters()["2_linear"]["bias"], rtol=1e-4
+        )
+    finally:
+        dist.destroy_process_group()
+
+
+def test_collectives_return_what_the_guide_prints(ranks):
+    assert ranks.every("summed") == [1.0, 2.0, 3.0]
+    assert ranks.every("gathered") == [[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]
+    assert ranks.every("told") == [1.0, 2.0, 3.0]
+    assert [r["scattered"] for r in ranks.reports] == [[1.0], [2.0]]
+
+
+def test_two_machines_start_with_the_first_rank_of_each():
+    # RANK in the environment is this machine's first rank; no --node-rank.
+    machine = {"MASTER_ADDR": "192.168.1.1", "MASTER_PORT": "29500", "WORLD_SIZE": "8"}
+    for first in (0, 4):
+        place = parse(["--nproc_per_node=4", __file__], machine | {"RANK": str(first)}).place
+        assert (place.base_rank, place.nproc, place.world_size) == (first, 4, 8)
+        assert (place.master_addr, place.master_port) == ("192.168.1.1", 29500)
+    with pytest.raises(ConfigError, match="RANK is the first rank of this host"):
+        parse(["--nproc_per_node=4", __file__], machine | {"RANK": "6"})
+
+
+def test_data_parallel_uses_all_devices_of_one_process(capsys):
+    process_group.finalize()
+    net = dist.DataParallel(model())
+    assert capsys.readouterr().out == f"Using {jax.local_device_count()} CPU devices\n"
+    X, y = data()
+    criterion, optimizer, losses = cx.CrossEntropyLoss(), cx.SGDOptimizer(0.5), []
+    for _ in range(5):
+        loss = net.loss(criterion, net(X), y)
+        loss.backward()
+        net.update_parameters(optimizer)
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_the_timeout_of_init_process_group_and_its_other_arguments():
+    process_group.finalize()
+    try:
+        dist.init_process_group("gloo", "env://", 0, 1, timedelta(seconds=90))
+        assert process_group.current().topology.timeout_ms == 90_000
+    finally:
+        dist.destroy_process_group()
+    with pytest.raises(ConfigError, match="expected 'env://' or 'tcp://HOST:PORT'"):
+        dist.init_process_group(init_method="file:///x")
+    with pytest.raises(ConfigError, match="world_size is missing"):
+        dist.init_process_group(rank=0)
+
+
+def test_a_rank_that_does_not_reach_a_barrier_is_named(tmp_path):
+    late = tmp_path / "late.py"
+    late.write_text(
+        "import sys\n"
+        "import cyxjax.distributed as dist\n"
+        "from tests.guides.programs import report\n"
+        "dist.init_process_group()\n"
+        "said = ''\n"
+        "if dist.get_rank() == 0:\n"
+        "    try:\n"
+        "        dist.barrier(timeout=0.5)\n"
+        "    except RuntimeError as error:\n"
+        "        said = str(error)\n"
+        "else:\n"
+        "    import time; time.sleep(2)\n"
+        "    try:\n"
+        "        dist.barrier(timeout=0.5)\n"
+        "    except RuntimeError:\n"
+        "        pass\n"
+        "report(sys.argv[1], dist.get_rank(), {'said': said})\n"
+    )
+    said = by_hand(late, tmp_path).reports[0]["said"]
+    assert "Timeout waiting for peers in barrier: rank 1 of 2" in said
+
+
+def test_the_default_collective_error_names_the_missing_call():
+    process_group.finalize()
+    with pytest.raises(GroupError, match="init_process_group"):
+        dist.all_reduce(1.0)
