@@ -65,9 +65,12 @@ def _of_checkpoints(folder: Path, records: list[Ledger]) -> list[Finding]:
     recorded = {record.steps: record for record in surviving(records)}
     findings = []
     for step in list_steps(folder) if folder.is_dir() else []:
-        found = read_manifest(step_folder(folder, step)).meta.get("ledger")
-        if found is not None and step in recorded and Ledger.from_json(found) != recorded[step]:
-            findings.append(Finding(step - 1, "chain", f"the checkpoint of step {step} has another ledger"))
+        raw = read_manifest(step_folder(folder, step)).meta.get("ledger")
+        found = Ledger.from_json(raw) if raw is not None else None
+        if found is not None and recorded.get(found.steps, found) != found:
+            findings.append(
+                Finding(found.steps - 1, "chain", f"the checkpoint of step {step} has another ledger")
+            )
     return findings
 
 

@@ -26,7 +26,7 @@ _FOR_NONFINITE: dict[bool | str, Callable[[Sync], Sync]] = {
     True: with_loss_scale,  # float16: a gradient beyond its range is a matter of course
     "skip": skip_nonfinite,
     "abort": lambda sync: sync,
-    "rollback": lambda sync: sync,
+    "rollback": skip_nonfinite,  # so that what is saved is good, whenever that is
 }
 
 

@@ -19,7 +19,11 @@ Rate = Callable[[int], float]
 
 
 class NonFiniteError(CyxjaxError, RuntimeError):
-    """The loss became NaN or infinite."""
+    """The loss or the gradients became NaN or infinite in the step that led to `position`."""
+
+    def __init__(self, text: str, position: Position) -> None:
+        super().__init__(text)
+        self.position = position
 
 
 class HistoryHook(Hook):
@@ -190,24 +194,27 @@ class TerminateOnNaN(Hook):
     """Ends the run with an error when a step's loss is NaN or infinite, or when so many steps in a row were
     left out that no loss scale is to blame; equal on all ranks."""
 
-    _MOST_LEFT_OUT = 50  # a scale of 2^16 is at its least after 30
+    def __init__(self, patience: int = 50) -> None:
+        self._patience = patience  # steps left out in a row
 
     def on_start(self, moment: Moment) -> None:
         self._left_out = 0
 
     def on_step(self, info: StepInfo) -> None:
         self._left_out = 0 if info.sums[0, 1] else self._left_out + 1
-        if self._left_out >= self._MOST_LEFT_OUT:
+        if self._left_out >= self._patience:
             raise NonFiniteError(
                 f"the gradients of the last {self._left_out} steps, up to {info.position.step}, were not "
-                "finite and all were left out. HINT: look for NaN in the data, or train in bfloat16."
+                "finite and all were left out. HINT: look for NaN in the data, or train in bfloat16.",
+                info.position,
             )
         loss = info.sums[0, 0] / max(info.sums[0, 1], 1)
         if not math.isfinite(loss):
             raise NonFiniteError(
                 f"the loss of step {info.position.step} (epoch {info.position.epoch}) is {loss}. "
                 "HINT: lower the learning rate, set max_grad_norm, or look for NaN in the data; "
-                "the last checkpoint is good."
+                "the last checkpoint is good.",
+                info.position,
             )
 
 

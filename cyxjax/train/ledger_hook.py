@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from cyxjax.data.audit import StreamPlan
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.ledger import Fingerprint, Ledger, fingerprints
 from cyxjax.errors import DataError
@@ -57,6 +58,10 @@ class Tape:
         taken, self._summed = self._summed, []
         return taken
 
+    def put_back(self, taken: list[tuple[int, Fingerprint]]) -> None:
+        """As if `taken` had not been taken."""
+        self._summed = [*taken, *self._summed]
+
     def _sum(self) -> None:
         if self._fresh:
             hosts = [host for _, host in self._fresh]
@@ -99,14 +104,25 @@ class LedgerHook(Hook):
         return self
 
     def on_start(self, moment: Moment) -> None:
-        self.tape.take()
+        noted = self.tape.take()
         new = moment.position[1:] == (0, 0)  # epoch and step in it
         if new:
             self._ledger, self._step = Ledger(), moment.position.step
-        if self.tape.facts is None or self._step != moment.position.step:
+        facts = self.tape.facts
+        if self._ledger is None or facts is None:
             self._ledger = None
-        if self._ledger is not None and self.tape.facts is not None:
-            self._write([self.tape.facts._asdict()], "w" if new else "a")
+            return
+        # After a rollback the bad step counts as consumed, those already sent off after it do not.
+        plan = StreamPlan(facts.num_samples, facts.global_batch_size, facts.drop_last)
+        ahead = (
+            plan.steps_per_epoch * moment.position.epoch + moment.position.step_in_epoch - self._ledger.steps
+        )
+        if not 0 <= ahead <= len(noted):
+            self._ledger = None
+            return
+        self.tape.put_back(noted[:ahead])
+        if not ahead:
+            self._write([facts._asdict()], "w" if new else "a")
 
     def wants_state(self, position: Position, asked_to_save: bool) -> bool:
         return self._ledger is not None and (

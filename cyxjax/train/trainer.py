@@ -1,6 +1,7 @@
 """`DistributedTrainer`: the documented shell around the loop. It moves values; the core computes."""
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,16 @@ from jax.experimental import multihost_utils
 
 from cyxjax.core import portable
 from cyxjax.core.adapter import adapt
-from cyxjax.core.losses import as_per_example
+from cyxjax.core.losses import PerExample, as_per_example
 from cyxjax.core.mesh import local_replicas, local_rows, local_value, num_replicas, put_replicated, put_rows
 from cyxjax.core.metrics import Metrics
-from cyxjax.core.step import TrainState, init_state
+from cyxjax.core.step import TrainState, init_state, place_state
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError, GroupError
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.sinks import NullSink, Sink
 from cyxjax.train import callbacks as called
-from cyxjax.train import guards, loop, moments
+from cyxjax.train import guards, loop, moments, out_of_memory, rollback
 from cyxjax.train import inputs as fit_inputs
 from cyxjax.train.build import Built, Recipe, batch_plan, build, effective_batch_size, program_shape
 from cyxjax.train.build import batch_size as replica_batch_size
@@ -37,7 +38,7 @@ from cyxjax.train.hooks import (
     TerminateOnNaN,
     latest,
 )
-from cyxjax.train.ledger_hook import LedgerHook
+from cyxjax.train.ledger_hook import LedgerHook, StreamFacts
 from cyxjax.train.loop import Feed, Hook, Moment, Position
 from cyxjax.train.signals import StopSignals
 
@@ -99,7 +100,8 @@ class DistributedTrainer:
         console = console or build_console(self.is_master(), config.verbose)
         start = self._start(config, console)
         self._loaded = False
-        return self._run(feed, start, config, open_sink(start.position.step), console)
+        with closing(open_sink(start.position.step)) as sink:  # also when training ends in an error
+            return self._run(feed, start, config, sink, console)
 
     def check(
         self, *data: Any, config: DistributedTrainingConfig | None = None, schedule: Any = None
@@ -153,8 +155,8 @@ class DistributedTrainer:
         self._ready(None)
         self._save_at(path, self._require_moment())
 
-    def load_checkpoint(self, path: str) -> None:
-        """Goes back to what `save_checkpoint` (or a run) saved in `path`; its newest good step.
+    def load_checkpoint(self, path: str, step: int | None = None) -> None:
+        """Goes back to what `save_checkpoint` (or a run) saved in `path`: its newest good step, or `step`.
 
         Raises: CheckpointError if there is none, or it is of another model.
         """
@@ -168,7 +170,7 @@ class DistributedTrainer:
             meta = moments.latest_meta(checkpointer)
             config = DistributedTrainingConfig(**_own_fields(meta.get("config", {})))
             self._prepare(config, moments.stored_inputs(meta), None, None)
-        if not self._restore(checkpointer):
+        if not self._restore(checkpointer, step):
             raise CheckpointError(
                 f"{path!r} holds no checkpoint. HINT: check the path; a run keeps its own in checkpoints/."
             )
@@ -196,6 +198,25 @@ class DistributedTrainer:
     def state(self) -> TrainState:
         """The training state on the devices. Raises: GroupError before the first fit or load."""
         return self._require_moment().state
+
+    @property
+    def moment(self) -> Moment:
+        """Where training stands. Raises: GroupError before the first fit or load."""
+        return self._require_moment()
+
+    @property
+    def stream_facts(self) -> StreamFacts | None:
+        """The order of samples of the last fit or check; None where samples have no numbers."""
+        return self._ledger.tape.facts
+
+    @property
+    def loss(self) -> PerExample:
+        """The loss as training uses it: one value an example."""
+        return self._recipe.loss
+
+    def place(self, state: TrainState) -> TrainState:
+        """`state`'s host arrays on the devices, as training keeps them."""
+        return place_state(state, self._ready(None)[0].sync, self._mesh)
 
     @property
     def program(self) -> loop.Program:
@@ -331,20 +352,25 @@ class DistributedTrainer:
         self._say_plan(built, config, console)
         with StopSignals() as signals, self._checkpointer_for(config) as checkpointer:
             checkpointer.rewind(start.position.step)  # what a crashed or earlier run did after it
-            self._moment = loop.fit(
-                built.program,
-                feed,
-                start,
-                self._hooks(built, config, signals, checkpointer, sink, console),
-                epochs=config.epochs,
-                in_flight=config.steps_in_flight,
-                eval_every=config.evaluate_every_n_epochs,
-                max_steps=config.max_steps,
-            )
+
+            def run(moment: Moment) -> Moment:
+                with out_of_memory.explained(config, built.batch_size, num_replicas(self._mesh)):
+                    return loop.fit(
+                        built.program,
+                        feed,
+                        moment,
+                        self._hooks(built, config, signals, checkpointer, sink, console),
+                        epochs=config.epochs,
+                        in_flight=config.steps_in_flight,
+                        eval_every=config.evaluate_every_n_epochs,
+                        max_steps=config.max_steps,
+                    )
+
+            go_back = lambda: self._saved(checkpointer, built)  # noqa: E731
+            self._moment = rollback.fit(run, start, go_back, console.note, config.on_nonfinite)
         self._hand_out_values()
         self.history.skipped_steps = int(local_value(built.sync.skipped(self._moment.state.sync)))
         self.stopped_by_signal = self.history.stopped_by == "signal"
-        sink.close()
         return self.history
 
     def _say_plan(self, built: Built, config: DistributedTrainingConfig, console: Console) -> None:
@@ -369,7 +395,7 @@ class DistributedTrainer:
         hooks: list[Hook] = [
             HistoryHook(history, rate),
             RecordHook(console, sink, self._recipe.metrics, config.log_every_n_batches, rate),
-            TerminateOnNaN(),
+            TerminateOnNaN(rollback.patience(config)),
             StopHook(history, signals.stop, config.max_time),
             *self._callbacks,
         ]
@@ -417,12 +443,23 @@ class DistributedTrainer:
         meta = moments.to_meta(moment, self.history, self._config.resolved(), self._inputs)
         return meta | self._ledger.meta(moment)
 
-    def _restore(self, checkpointer: Checkpointer) -> bool:
+    def _saved(self, checkpointer: Checkpointer, built: Built) -> Moment | None:
+        """The newest good checkpoint, after the save that may be under way; history and ledger stay."""
+        checkpointer.wait()
+        self._barrier("rollback")
+        target, fit_rows = portable.stored_shapes(self._require_moment().state, built.sync)
+        restored = checkpointer.restore(target, adapt=fit_rows)
+        if restored is None:
+            return None
+        state = portable.from_portable(restored.state, built.sync, self._mesh)
+        return moments.from_meta(restored.meta, state)[0]
+
+    def _restore(self, checkpointer: Checkpointer, step: int | None = None) -> bool:
         """Takes the newest good step of a folder as the present moment; whether there was one."""
         built, moment = self._built, self._require_moment()
         assert built is not None
         target, fit_rows = portable.stored_shapes(moment.state, built.sync)
-        restored = checkpointer.restore(target, adapt=fit_rows)
+        restored = checkpointer.restore(target, step, adapt=fit_rows)
         if restored is None:
             return False
         state = portable.from_portable(restored.state, built.sync, self._mesh)
