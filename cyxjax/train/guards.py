@@ -8,10 +8,12 @@ from jax.sharding import Mesh
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.step import state_spec
 from cyxjax.observe.console import Console
+from cyxjax.train.black_box import BlackBoxHook
 from cyxjax.train.build import Built
-from cyxjax.train.config import DistributedTrainingConfig
+from cyxjax.train.config import DistributedTrainingConfig, TrainConfig
 from cyxjax.train.ledger_hook import FILE, LedgerHook
 from cyxjax.train.loop import Hook
+from cyxjax.train.rollback import uses_float16
 from cyxjax.train.sentinel_hook import SentinelHook
 
 
@@ -31,7 +33,16 @@ def around(hooks: list[Hook], guards: Guards) -> list[Hook]:
     *others, saves = hooks
     folder = guards.run_folder
     ledger = guards.ledger.begin(saves.wants_state, folder / FILE if folder else None)
-    return [*others, *_sentinel(saves, guards), ledger, saves]
+    return [*_black_box(guards), *others, *_sentinel(saves, guards), ledger, saves]
+
+
+def _black_box(guards: Guards) -> list[Hook]:
+    """First of all: it writes before another hook ends the run. Only an experiment can be run again."""
+    config = guards.config
+    if guards.run_folder is None or not isinstance(config, TrainConfig):
+        return []
+    replicas, left_out_too = num_replicas(guards.mesh), not uses_float16(config)
+    return [BlackBoxHook(config, guards.ledger.tape, replicas, left_out_too)]
 
 
 def _sentinel(saves: Hook, guards: Guards) -> list[Hook]:

@@ -1,0 +1,147 @@
+"""A step that is not finite leaves a box; replayed, it gives the same numbers and the name of what broke."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+from flax import linen, nnx
+
+from cyxjax.errors import CheckpointError, DataError
+from cyxjax.train import audit_cli, experiment, replay
+from cyxjax.train.black_box import read_box
+from cyxjax.train.config_load import load
+from cyxjax.train.hooks import NonFiniteError
+from cyxjax.train.layer_watch import first_nonfinite
+
+SAMPLES = 48  # 16 a step: 3 steps an epoch
+
+
+class Fragile(linen.Module):
+    """Divides by zero for a sample whose first feature is 7."""
+
+    @linen.compact
+    def __call__(self, x):
+        x = linen.Dense(4, name="first")(x) / (x[:, :1] - 7.0)
+        return linen.Dense(2, name="last")(x)
+
+
+class Shell(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return Fragile(name="body")(x)
+
+
+@pytest.fixture
+def setting(tmp_path, monkeypatch):
+    """A function (bad sample, options) -> configuration of a run that breaks at that sample."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(SAMPLES, 3)).astype(np.float32), rng.normal(size=(SAMPLES, 2)).astype(np.float32)
+    monkeypatch.setattr(experiment, "_model", lambda config, splits: Shell())
+    experiment.process_group.ensure()
+    monkeypatch.setattr(experiment.process_group, "init", lambda **options: None)
+    monkeypatch.setattr(experiment.process_group, "finalize", lambda: None)
+
+    def make(bad, **options):
+        broken = x.copy()
+        broken[bad, 0] = 7.0
+        parts = {"train": (broken, y), "val": (x[:8], y[:8]), "test": (x[:8], y[:8])}
+        named = {f"{n}_{k}": a for k, pair in parts.items() for n, a in zip("xy", pair, strict=True)}
+        np.savez(tmp_path / "data.npz", **named)
+        values = {
+            "run_dir": str(tmp_path / "run"),
+            "epochs": 4,
+            "global_batch_size": 16,
+            "checkpoint_every_n_steps": 2,
+            "verbose": False,
+            "loss": "mse",
+            "data": {"name": "npz", "root": str(tmp_path / "data.npz")},
+            "optimizer": {"name": "sgd", "lr": 0.01},
+        }
+        path = tmp_path / "experiment.yaml"
+        path.write_text(yaml.safe_dump(values | options))
+        return load(["--config", str(path)])
+
+    return make
+
+
+def replayed(folder, capsys):
+    code = replay.main([str(folder)])
+    return code, capsys.readouterr().out
+
+
+def test_an_aborted_run_is_replayed_to_the_layer(setting, tmp_path, capsys):
+    with pytest.raises(NonFiniteError, match="the loss of step"):
+        experiment.run(setting(bad=11))
+    (folder,) = (tmp_path / "run").glob("black_box_step*")
+    box = read_box(folder)
+    assert 11 in box.sample_ids
+    assert len(box.sample_ids) == 16
+    assert folder.stat().st_mode & 0o077 == 0
+    code, shown = replayed(folder, capsys)
+    assert code == 0
+    assert f"Replayed: step {box.step} is the first that is not finite: loss {box.loss}" in shown
+    assert "layer body/last (Dense): invalid value (nan)" in shown
+    assert "layer body (Fragile): invalid value (inf) encountered in div" in shown
+    assert re.search(r"test_black_box\.py:\d+ \(__call__\)", shown)
+
+
+def test_a_skipped_step_is_replayed_from_before_it(setting, tmp_path, capsys):
+    experiment.run(setting(bad=11, on_nonfinite="skip"))
+    folders = sorted((tmp_path / "run").glob("black_box_step*"), key=lambda p: read_box(p).step)
+    assert len(folders) == 3  # one an epoch; the fourth repeats them
+    assert read_box(folders[0]).loss == "left out"
+    code, shown = replayed(folders[0], capsys)
+    assert (code, "layer body (Fragile)" in shown) == (0, True)
+
+
+def test_rollback_leaves_the_bad_step_behind_and_the_ledger_whole(setting, tmp_path, capsys):
+    config = setting(bad=11, on_nonfinite="rollback", checkpoint_every_n_steps=1, epochs=2, verbose=True)
+    experiment.run(config)
+    shown = capsys.readouterr().out
+    assert shown.count("WARNING: step ") == 2  # once an epoch
+    assert "back to the checkpoint of step" in shown
+    assert audit_cli.main([config.run_dir]) == 0
+
+
+def test_rollback_without_a_checkpoint_says_so(setting):
+    with pytest.raises(CheckpointError, match="no checkpoint yet to go back to"):
+        experiment.run(setting(bad=range(SAMPLES), on_nonfinite="rollback"))
+
+
+def test_a_box_of_other_data_and_a_folder_that_is_none_are_refused(setting, tmp_path):
+    with pytest.raises(DataError, match="no black box"):
+        replay.main([str(tmp_path)])
+    with pytest.raises(NonFiniteError):
+        experiment.run(setting(bad=11))
+    (folder,) = (tmp_path / "run").glob("black_box_step*")
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("seed: 42", "seed: 43"))
+    with pytest.raises(DataError, match="names other samples"):
+        replay.main([str(folder)])
+
+
+class NnxFragile(nnx.Module):
+    def __init__(self, rngs):
+        self.first = nnx.Linear(3, 3, rngs=rngs)
+        self.last = nnx.Linear(3, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(jnp.log(self.first(x) * 0 - 1))
+
+
+def test_nnx_layers_pairs_and_healthy_models_are_told_apart():
+    model, x = NnxFragile(nnx.Rngs(0)), jnp.ones((2, 3))
+    before = nnx.Linear.__call__
+    (found,) = first_nonfinite(model, lambda: model(x))
+    assert found.layer == "NnxFragile itself"
+    assert "test_black_box.py" in found.line
+    model.first.kernel[...] = jnp.full((3, 3), jnp.nan)
+    assert first_nonfinite(model, lambda: model(x))[0].layer == "layer first (Linear)"
+    assert nnx.Linear.__call__ is before
+    assert first_nonfinite((None, None), lambda: jnp.log(x - 2))[0].layer == "the model"
+    assert first_nonfinite((None, None), lambda: x / (x - 1))[0].what.startswith("invalid value (inf)")
+    assert first_nonfinite((None, None), lambda: x + 1) == []
+    assert jnp.isnan(jax.jit(jnp.log)(-1.0))  # the checks are off again
