@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jax.sharding import PartitionSpec
 
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.strategy import Sync
@@ -151,8 +150,3 @@ def _clipped(parts: PyTree, max_norm: float | None) -> PyTree:
     norm = jnp.sqrt(lax.psum(optax.tree.norm(parts, squared=True), AXIS))
     factor = jnp.where(norm < max_norm, 1.0, max_norm / norm)
     return jax.tree.map(lambda g: g * factor.astype(g.dtype), parts)
-
-
-def is_sharded(spec: PyTree) -> bool:
-    """Whether any leaf of a spec is cut along axis `data`."""
-    return PER_REPLICA in jax.tree.leaves(spec, is_leaf=lambda s: isinstance(s, PartitionSpec))
