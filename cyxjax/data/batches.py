@@ -107,11 +107,12 @@ def iterate(
             f"dataset of {len(dataset)}, order of {order.num_samples}, plan of {plan.num_samples} samples; "
             "expected one size. HINT: build all three from len(dataset)."
         )
-    block = max(1, _PLACES_AT_ONCE // (len(replicas) * plan.accumulation * plan.batch_size or 1))
+    first_step = plan.places(0, replicas).reshape(-1)
+    block = max(1, _PLACES_AT_ONCE // (len(first_step) or 1))
     for first in range(start_step, plan.num_steps, block):
-        steps = range(first, min(first + block, plan.num_steps))
-        places = np.stack([plan.places(step, replicas).reshape(-1) for step in steps])
-        for step, here, indices in zip(steps, places, order[places % plan.num_samples], strict=True):
+        steps = np.arange(first, min(first + block, plan.num_steps))
+        places = first_step + steps[:, None] * plan.global_batch_size
+        for step, here, indices in zip(steps.tolist(), places, order[places % plan.num_samples], strict=True):
             yield _read(dataset, plan, step, here, indices)
 
 
