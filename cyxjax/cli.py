@@ -17,7 +17,6 @@ ROWS: dict[str, tuple[str, str]] = {
     "audit": ("cyxjax.train.audit_cli:main", "prove that a run saw every sample once an epoch, in its place"),
     "replay": ("cyxjax.train.replay:main", "run a step that was not finite again, and name what broke first"),
     "manifest": ("cyxjax.launch.manifest_cli:main", "write the job files of Slurm and Kubernetes"),
-    "replay": ("cyxjax.train.replay:main", "run a step that was not finite again, and name what broke first"),
     "plan": ("cyxjax.train.plan:main", "show what a step of an experiment sends and holds, without training"),
     "config": ("cyxjax.train.config_load:main", "show the resolved configuration of an experiment"),
     "env": ("cyxjax.observe.place:main", "show which rank, world size and backend were found, and why"),
