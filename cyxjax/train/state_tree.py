@@ -81,9 +81,10 @@ def fill(
     """
     import jax
 
+    wanted = named_leaves(target)
     filled: dict[str, np.ndarray] = {}
-    refused: dict[str, str] = {}
-    for name, want in named_leaves(target).items():
+    refused = {name: why for name, why in unlike.items() if name not in wanted}  # no adapting these
+    for name, want in wanted.items():
         array = _adapted(name, arrays.get(name), want, adapt) if name in unlike else arrays[name]
         if array is None:
             refused[name] = unlike[name]

@@ -13,6 +13,7 @@ from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.train import loaders
 from cyxjax.train.inputs import parse
+from cyxjax.train.trainer import DistributedTrainer
 from tests.unit.trainer_helpers import Line, classes, config, mlp, trainer, use_devices
 
 X, Y = classes()
@@ -67,6 +68,13 @@ def test_a_checkpoint_that_is_not_there_not_ours_or_not_writable_is_said(tmp_pat
     one.save_checkpoint(str(tmp_path / "a"))
     with pytest.raises(CheckpointError):
         trainer(Line(), cx.MSELoss()).load_checkpoint(str(tmp_path / "a"))
+    sgd = DistributedTrainer(mlp(), cx.CrossEntropyLoss(), cx.MomentumOptimizer(0.1))
+    with pytest.raises(CheckpointError, match="is wanted but not stored"):
+        sgd.load_checkpoint(str(tmp_path / "a"))
+    sgd.fit(X, Y, config(epochs=1))
+    sgd.save_checkpoint(str(tmp_path / "momentum"))
+    with pytest.raises(CheckpointError, match="is stored but not wanted"):
+        trainer().load_checkpoint(str(tmp_path / "momentum"))
     (tmp_path / "file").write_text("no folder")
     with pytest.raises((CheckpointError, OSError)):
         one.save_checkpoint(os.path.join(tmp_path, "file", "a"))
