@@ -124,7 +124,20 @@ def start(env: Mapping[str, str]) -> Writer:
 
 def beat(step: int, phase: str) -> None:
     """Tells the supervisor, if there is one, that this rank is in `phase` (one of PHASES) of `step`."""
+    before = _writer.pulse()
     _writer.tell(step, phase)
+    if before.at_s:
+        _spent[before.phase] = _spent.get(before.phase, 0.0) + _writer.pulse().at_s - before.at_s
+
+
+_spent: dict[str, float] = {}
+
+
+def spent() -> dict[str, float]:
+    """Seconds this process spent in each phase so far, the one under way included."""
+    now = _writer.pulse()
+    running_s = time.monotonic() - now.at_s if now.at_s else 0.0
+    return _spent | {now.phase: _spent.get(now.phase, 0.0) + running_s}
 
 
 def pulse() -> Pulse:

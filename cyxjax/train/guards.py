@@ -8,9 +8,12 @@ from jax.sharding import Mesh
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.step import state_spec
 from cyxjax.observe.console import Console
+from cyxjax.observe.sinks import Sink
 from cyxjax.train.black_box import BlackBoxHook
 from cyxjax.train.build import Built
 from cyxjax.train.config import DistributedTrainingConfig, TrainConfig
+from cyxjax.train.goodput import GoodputHook
+from cyxjax.train.history import DistributedTrainingHistory
 from cyxjax.train.ledger_hook import FILE, LedgerHook
 from cyxjax.train.loop import Hook
 from cyxjax.train.rollback import uses_float16
@@ -26,6 +29,8 @@ class Guards(NamedTuple):
     built: Built
     config: DistributedTrainingConfig
     console: Console
+    sink: Sink
+    history: DistributedTrainingHistory
 
 
 def around(hooks: list[Hook], guards: Guards) -> list[Hook]:
@@ -33,7 +38,14 @@ def around(hooks: list[Hook], guards: Guards) -> list[Hook]:
     *others, saves = hooks
     folder = guards.run_folder
     ledger = guards.ledger.begin(saves.wants_state, folder / FILE if folder else None)
-    return [*_black_box(guards), *others, *_sentinel(saves, guards), ledger, saves]
+    return [*_black_box(guards), *others, *_sentinel(saves, guards), ledger, saves, *_goodput(guards)]
+
+
+def _goodput(guards: Guards) -> list[Hook]:
+    """After the hook that saves: saves are part of where the time went."""
+    if guards.run_folder is None:
+        return []
+    return [GoodputHook(guards.run_folder, guards.history, guards.sink, guards.console.note)]
 
 
 def _black_box(guards: Guards) -> list[Hook]:

@@ -27,6 +27,7 @@ class DistributedTrainingHistory:
     num_replicas: int = 1  # devices that each saw a part of every step
     num_steps: int = 0  # optimizer steps taken, over all resumes
     skipped_steps: int = 0  # steps left out because a gradient was not finite
+    goodput: float = 0.0  # part of the time, restarts included, that was steps that count (experiments)
     stopped_by: str = ""  # "" for all epochs, else why: "max_steps", "max_time", "early_stopping", "signal"
 
     def to_dict(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from cyxjax.core.metrics import Metrics
 from cyxjax.core.step import TrainState, init_state, place_state
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError, GroupError
+from cyxjax.launch.beat import beat
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.sinks import NullSink, Sink
 from cyxjax.train import callbacks as called
@@ -328,6 +329,7 @@ class DistributedTrainer:
         if self._loaded:
             return self._require_moment()
         wanted = config.resume != "never" and folder.is_dir()
+        beat(-1, "checkpoint")
         if wanted and self._restore(self._checkpointer_for(config)):
             place = self._require_moment().position
             console.note(
@@ -339,6 +341,7 @@ class DistributedTrainer:
                 f"resume='must', but {folder} holds no checkpoint. "
                 "HINT: check the run folder, or use resume='auto'."
             )
+        beat(-1, "idle")
         return self._require_moment()
 
     def _run(
@@ -416,7 +419,9 @@ class DistributedTrainer:
             )
         )
         folder = config.run_folder if self.is_master() else None
-        return guards.around(hooks, guards.Guards(self._ledger, folder, self._mesh, built, config, console))
+        return guards.around(
+            hooks, guards.Guards(self._ledger, folder, self._mesh, built, config, console, sink, history)
+        )
 
     # ---- state, on disk and off -------------------------------------------------------------------
 
