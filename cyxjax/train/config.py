@@ -197,6 +197,13 @@ class TrainConfig(DistributedTrainingConfig):
     fast_dev_run: bool = False
     """Two steps and two evaluation batches, to see that everything fits; keeps no checkpoint."""
 
+    @field_validator("checkpoint_dir")
+    @classmethod
+    def _inside(cls, folder: str) -> str:
+        if ".." in Path(folder).parts:
+            raise ValueError("expected a folder inside run_dir, or an absolute path: `..` leaves it unseen")
+        return folder
+
     @property
     def checkpoint_path(self) -> Path:
         return Path(self.run_dir) / self.checkpoint_dir

@@ -178,7 +178,7 @@ def read_records(path: Path) -> tuple[StreamFacts, list[Ledger]]:
     A last line that a crash cut short is left out.
     Raises: DataError for anything that `LedgerHook` does not write, and for runs of other data in one file.
     """
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     raw = [_parsed(path, i, line) for i, line in enumerate(lines, 1) if line.endswith("\n")]
     facts = {tuple(sorted(line.items())) for line in raw if "seed" in line}
     if len(facts) != 1:
@@ -199,6 +199,8 @@ def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
         value = json.loads(line)
     except ValueError as error:
         raise DataError(f"{path}:{number}: {error}. HINT: it was not written by cyxjax.") from error
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or (
+        "seed" in value and not all(isinstance(v, int) for v in value.values())
+    ):
         raise DataError(f"{path}:{number} is no record. HINT: it was not written by cyxjax.")
     return value
