@@ -1,0 +1,115 @@
+"""What the FRAMEWORM guide documents: a VAE from a configuration file, trained in spawned processes."""
+
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import cyxjax as cx
+from cyxjax.distributed import process_group
+from cyxjax.errors import ConfigError
+from cyxjax.launch.environment import collective_timeout_s
+from tests.guides import program_frameworm as program
+from tests.guides.programs import Ranks, run
+from tests.unit.trainer_helpers import use_devices
+
+pytestmark = pytest.mark.multiprocess
+CONFIG = "model:\n  name: vae\n  options: {latent_size: 2, hidden: [8]}\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("frameworm")
+    (made / "config.yaml").write_text(CONFIG)
+    return made
+
+
+@pytest.fixture(scope="module")
+def ranks(folder):
+    done = run("-m", "tests.guides.program_frameworm", str(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Ranks([json.loads((folder / f"report_{r}.json").read_text()) for r in range(2)], done.stdout)
+
+
+def test_spawned_processes_train_the_model_of_a_file(ranks):
+    losses = ranks.every("losses")
+    assert losses[-1] < losses[0]
+    assert len(ranks.every("val_losses")) == 3
+
+
+def test_the_batch_is_split_over_processes_and_every_sample_counts_once(ranks):
+    assert ranks.every("batch") == 8
+    assert ranks.every("steps") == 3 * 5  # ceil(37 / 8)
+    assert ranks.every("shape") == [37]
+
+
+def test_two_processes_give_the_losses_of_one_with_two_devices(ranks, capsys):
+    use_devices(2)
+    try:
+        model = cx.get_model("vae")(latent_size=2, hidden=(8,))
+        trainer = cx.Trainer(model, cx.AdamOptimizer(0.01), device="cpu", best_model=None)
+        loader = cx.data.DataLoader(program.images(), batch_size=8, shuffle=True)
+        with jax.numpy_dtype_promotion("standard"):  # optax's Adam raises a float to an integer power
+            losses = trainer.train(loader, epochs=3).train_losses
+    finally:
+        process_group.finalize()
+    np.testing.assert_allclose(ranks.every("losses"), losses, rtol=1e-5)  # the same draws, too
+    assert "Batch plan: 4 samples x 2 replicas" in capsys.readouterr().out
+
+
+def test_the_best_model_is_kept_for_any_number_of_processes(ranks, folder):
+    use_devices(1)
+    try:
+        model = cx.get_model("vae")(cx.Config.from_file(str(folder / "config.yaml")))
+        trainer = cx.Trainer(model, cx.SGDOptimizer(0.01), best_model=None)
+        with pytest.raises(cx.errors.CheckpointError):
+            trainer.load_checkpoint(str(folder / "best_model.pt"))  # Adam's state is not SGD's
+        trainer = cx.Trainer(model, cx.AdamOptimizer(0.01), best_model=None)
+        trainer.load_checkpoint(str(folder / "best_model.pt"))
+        loss, accuracy = trainer.evaluate(program.images())
+    finally:
+        process_group.finalize()
+    assert loss == pytest.approx(min(ranks.every("val_losses")), rel=1e-5)
+    assert np.isnan(accuracy)
+
+
+def test_half_precision_with_compressed_gradients_learns_and_ranks_agree(ranks):
+    losses = ranks.every("compressed")
+    assert losses[-1] < losses[0]
+    ranks.every("weights")
+    assert ranks.every("scale") == 1024.0  # four good steps do not move it
+
+
+def test_the_average_over_ranks_is_printed_once_in_the_guide_s_form(ranks):
+    lines = re.findall(r"^Average loss across all GPUs: \d+\.\d{4}$", ranks.printed, re.MULTILINE)
+    assert len(lines) == 4
+    assert ranks.printed.count("Batch plan: ") == 1
+
+
+def test_options_of_a_file_are_checked(tmp_path):
+    (tmp_path / "c.yaml").write_text("model:\n  name: vae\n  options: {latent: 2}\n")
+    with pytest.raises(ConfigError, match=r"no option 'latent'.*HINT: Did you mean 'latent_size'\?"):
+        cx.get_model("vae")(cx.Config.from_file(str(tmp_path / "c.yaml")))
+
+
+def test_nccl_s_timeout_is_seconds_of_a_collective():
+    assert collective_timeout_s({"NCCL_TIMEOUT": "3600"}) == 3600
+    with pytest.raises(ConfigError, match="NCCL_TIMEOUT"):
+        collective_timeout_s({"NCCL_TIMEOUT": "long"})
+
+
+def test_a_failing_process_s_error_reaches_the_parent(tmp_path):
+    failing = tmp_path / "failing.py"
+    failing.write_text(
+        "import cyxjax.distributed as dist\n"
+        "def train(rank, world_size):\n"
+        "    raise KeyError('no such column')\n"
+        "if __name__ == '__main__':\n"
+        "    dist.spawn(train, nprocs=2)\n"
+    )
+    done = run(str(failing))
+    assert done.returncode != 0
+    assert "no such column" in done.stderr
+    assert "SpawnError" in done.stderr
