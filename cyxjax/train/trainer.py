@@ -17,6 +17,7 @@ from cyxjax.core.mesh import local_replicas, local_rows, local_value, num_replic
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.step import TrainState, init_state, place_state
 from cyxjax.distributed import process_group
+from cyxjax.distributed.ddp_values import hand_back, needs_inputs
 from cyxjax.errors import CheckpointError, ConfigError, GroupError
 from cyxjax.launch.beat import beat
 from cyxjax.observe.console import Console, build_console
@@ -192,7 +193,7 @@ class DistributedTrainer:
         return self._group.topology.world_size
 
     def get_model(self) -> Any:
-        """The model as it was given; the trained values are in `params`."""
+        """The model as it was given; nnx models and SequentialModel hold the trained values."""
         return self._model
 
     @property
@@ -485,11 +486,12 @@ class DistributedTrainer:
         return self._built, self._require_moment().state
 
     def _hand_out_values(self) -> None:
-        """A model that holds values (SequentialModel) takes over the trained ones, so `save` stores them."""
-        if hasattr(self._model, "set_values"):
-            built, state = self._ready(None)
-            seen = built.program.consensus(state)
-            self._model.set_values(*jax.tree.map(local_value, (seen.params, seen.model_state)))
+        """A model that holds values (SequentialModel, nnx) takes over the trained ones, to be saved by it."""
+        if needs_inputs(self._model):
+            return
+        built, state = self._ready(None)
+        seen = built.program.consensus(state)
+        hand_back(self._model, *jax.tree.map(local_value, (seen.params, seen.model_state)))
 
     def _require_moment(self) -> Moment:
         if self._moment is None:

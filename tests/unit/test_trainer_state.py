@@ -5,6 +5,7 @@ import os
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 import cyxjax as cx
 from cyxjax.distributed import process_group
@@ -14,7 +15,7 @@ from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.train import loaders
 from cyxjax.train.inputs import parse
 from cyxjax.train.trainer import DistributedTrainer
-from tests.unit.trainer_helpers import Line, classes, config, mlp, trainer, use_devices
+from tests.unit.trainer_helpers import CLASSES, FEATURES, Line, classes, config, mlp, trainer, use_devices
 
 X, Y = classes()
 VAL = classes(15, seed=1)
@@ -102,6 +103,14 @@ def test_a_model_of_layers_holds_the_trained_values_after_fit_and_load(tmp_path)
     assert same_bits(other.parameters(), model.parameters())
     # A new trainer starts from what the model holds.
     assert trainer(model).fit(X, Y, config(epochs=1)).train_losses[0] < one.history.train_losses[0]
+
+
+def test_an_nnx_model_holds_the_trained_values_after_fit():
+    model = nnx.Linear(FEATURES, CLASSES, rngs=nnx.Rngs(0))
+    one = trainer(model)
+    one.fit(X, Y, config(epochs=1))
+    np.testing.assert_array_equal(model.kernel[...], one.params["kernel"])
+    np.testing.assert_allclose(model(X[:4]), one.predict(X[:4]), rtol=1e-5, atol=1e-6)
 
 
 def test_gradient_checkpointing_changes_memory_and_not_results():
