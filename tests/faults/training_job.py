@@ -5,6 +5,7 @@ An order {"argv", "ranks", "port", "log", "fault"} starts the ranks and is answe
 by their exit codes. A fault is "what:rank:phase:step[:times]": at that moment of that rank a signal ("KILL",
 "TERM", "INT") is sent to itself, "times" times (default 1). The moment is what the rank tells the supervisor
 (`beat`), or "write": the background write of the checkpoint of that step, a few milliseconds after it began.
+"FLIP:rank:bit:step" changes a bit of that rank's parameters instead.
 """
 
 import json
@@ -23,6 +24,9 @@ PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 def plan_fault(text: str, rank: int) -> None:
     what, at_rank, phase, step, *times = text.split(":")
     if rank != int(at_rank):
+        return
+    if what == "FLIP":
+        flip_a_bit(int(step))
         return
     number = signal.Signals[f"SIG{what}"]
 
@@ -44,6 +48,35 @@ def strike_at_a_beat(phase: str, step: int, strike: Any) -> None:
             left.pop()()
 
     loop.beat = telling
+
+
+def flip_a_bit(step: int) -> None:
+    """One mantissa bit of the first parameter, in this process's copy alone, when the state is next shown."""
+    from cyxjax.train import loop
+
+    real, left = loop._show_state, [step]
+
+    def showing(hooks: Any, moment: Any, save: bool) -> Any:
+        if moment.position.step >= step and left:
+            left.clear()
+            moment = moment._replace(state=moment.state._replace(params=flipped(moment.state.params)))
+        return real(hooks, moment, save)
+
+    loop._show_state = showing
+
+
+def flipped(params: Any) -> Any:
+    import jax
+    import numpy as np
+
+    leaves, tree = jax.tree.flatten(params)
+    parts = []
+    for shard in leaves[0].addressable_shards:
+        raw = np.array(shard.data, copy=True)
+        raw.reshape(-1).view(np.uint32)[0] ^= 1 << 3
+        parts.append(jax.device_put(raw, shard.device))
+    first = jax.make_array_from_single_device_arrays(leaves[0].shape, leaves[0].sharding, parts)
+    return jax.tree.unflatten(tree, [first, *leaves[1:]])
 
 
 def strike_in_a_write(phase: str, step: int, strike: Any) -> None:

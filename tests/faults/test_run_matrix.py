@@ -1,0 +1,85 @@
+"""What else can happen to a whole run: replicas that part, numbers that break, folders that are taken."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from launching import until
+from training import Jobs, checkpoints, curves, newest_step, write_experiment
+
+from cyxjax import cli
+from cyxjax.errors import EXIT_CONFIG, EXIT_OK, EXIT_USER_ERROR
+from cyxjax.train import audit_cli
+from cyxjax.train.step_folders import list_steps, step_folder
+
+pytestmark = pytest.mark.multiprocess
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    jobs = Jobs()
+    yield jobs
+    jobs.close()
+
+
+def test_a_bit_that_flips_on_one_rank_is_named_by_all(jobs, tmp_path):
+    config = write_experiment(tmp_path)
+    ended = jobs.run(config, world=2, fault="FLIP:1:bit:8")
+    assert ended.codes == [EXIT_USER_ERROR] * 2, ended.text
+    assert ended.text.count("Gradients differ across ranks: after step 8 params/") == 2
+    assert "on rank 1 (replica 1) is not what rank 0 holds" in ended.text
+    assert newest_step(config) == 4  # the save of step 8 was not made
+
+
+def test_a_sample_that_overflows_on_one_rank_is_left_out_by_all(jobs, tmp_path):
+    config = write_experiment(tmp_path, on_nonfinite="skip")
+    arrays = dict(np.load(tmp_path / "data.npz", allow_pickle=False))
+    arrays["x_train"][5] = 3e38
+    np.savez(tmp_path / "data.npz", **arrays)
+    ended = jobs.run(config, world=2)
+    assert ended.codes == [EXIT_OK] * 2, ended.text
+    assert np.isfinite(curves(config)["train_losses"]).all()
+    history = (tmp_path / "run" / "history.json").read_text()
+    assert '"skipped_steps": 3' in history  # once an epoch
+    assert audit_cli.main([str(tmp_path / "run")]) == 0
+    assert len(list((tmp_path / "run").glob("black_box_step*"))) == 3
+
+
+def test_all_checkpoints_damaged_is_no_fresh_start(jobs, tmp_path):
+    config = write_experiment(tmp_path)
+    assert jobs.run(config, "--max-steps", 8).codes == [EXIT_OK]
+    steps = list_steps(checkpoints(config))
+    for step in steps:
+        manifest = step_folder(checkpoints(config), step) / "MANIFEST.json"
+        manifest.write_bytes(manifest.read_bytes()[:-20])
+    ended = jobs.run(config)
+    assert ended.codes == [EXIT_USER_ERROR], ended.text
+    assert "No checkpoint in" in ended.text
+    assert all(f"step {step}:" in ended.text for step in steps)
+    assert "Epoch" not in ended.text
+
+
+def test_a_run_folder_has_one_job_and_a_dead_one_s_is_taken_over(jobs, tmp_path):
+    config = write_experiment(tmp_path, epochs=100_000)
+    (first,) = jobs.start(config)
+    assert until(lambda: newest_step(config) >= 4, 60)
+    second = tmp_path / "second.yaml"
+    second.write_text(config.read_text())
+    assert cli.main(["checkpoint", "ls", str(tmp_path / "run")]) == EXIT_OK  # looking is allowed
+    refused = jobs.run(second)
+    assert refused.codes == [EXIT_USER_ERROR], refused.text
+    assert "is in use by" in refused.text
+    assert str(first) in refused.text
+    os.kill(first, signal.SIGKILL)
+    taken = jobs.run(second, "--max-time", 0.2)
+    assert taken.codes == [EXIT_OK], taken.text
+    assert "Resuming from step" in taken.text
+
+
+def test_data_that_is_not_there_is_named_before_anything_is_written(tmp_path, capsys):
+    config = write_experiment(tmp_path)
+    (tmp_path / "data.npz").unlink()
+    assert cli.main(["train", "--config", str(config)]) == EXIT_CONFIG
+    assert "data.npz" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
