@@ -26,7 +26,7 @@ class Trainer:
     {"loss": ...}. device: None, or where the caller believes to be: "cpu", "cuda", "cuda:1", a rank or device
     number; the group decided that already, so it is only checked.
     config: everything else, such as `max_grad_norm` or `precision`; a loader's own batch size comes first.
-    best_model: a path, or None to keep no checkpoint.
+    best_model: a path, or None for no checkpoint; best by `config.monitor`, so val_loss needs a val_loader.
     Raises: ConfigError for a device this process does not train on.
     """
 
