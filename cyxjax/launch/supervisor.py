@@ -1,269 +1,64 @@
-"""The launcher's heart: start this host's ranks, watch them, and end them all when one has failed."""
+"""The launcher's heart: this host's part of a job, started again where the budget allows."""
 
-import os
-import queue
-import signal
-import tempfile
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import FrameType
 
-from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, ConfigError
+from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
 from cyxjax.launch import output, report
-from cyxjax.launch.guardian import Guardian
+from cyxjax.launch.crew import Crew, Start
 from cyxjax.launch.host import Host
 from cyxjax.launch.options import Options
-from cyxjax.launch.records import ErrorRecord
-from cyxjax.launch.restarts import Budget, Decision
-from cyxjax.launch.watch import Watch
-from cyxjax.launch.worker import Files, Worker, environment
-
-TICK_S = 0.25  # how often beats are read; ends and signals are noticed at once
-SETTLE_S = 0.3  # after the first error: time for the others to end by themselves and say why
-WAIT_FOR_CAUSE_S = 1.5  # after a consequence: time for its cause to show
-INTERRUPT_GRACE_S = 2.0
-FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
-
-
-@dataclass
-class Start:
-    """One start of the group on this host. `deadline_s`: when whoever still runs is killed."""
-
-    number: int
-    workers: list[Worker]
-    records: list[ErrorRecord] = field(default_factory=list)
-    killed: list[int] = field(default_factory=list)
-    ended_early: list[int] = field(default_factory=list)
-    deadline_s: float | None = None
-    signalled: int | None = None
-    signalled_s: float = 0.0
-    hurried: bool = False
-
-    @property
-    def running(self) -> list[Worker]:
-        return [worker for worker in self.workers if worker.returncode is None]
-
-    @property
-    def step(self) -> int:
-        """The furthest step a rank has told of."""
-        return max(worker.pulse().step for worker in self.workers)
-
-    def end_within(self, seconds: float) -> None:
-        """Kills whoever still runs after `seconds`, or earlier if that was decided before."""
-        at = time.monotonic() + seconds
-        self.deadline_s = at if self.deadline_s is None else min(self.deadline_s, at)
+from cyxjax.launch.restarts import Budget
 
 
 class Supervisor:
-    """Runs one job on this host. `run()` returns the exit code (see cyxjax.errors)."""
+    """Runs one job of a fixed size on this host. `run()` returns the exit code (see cyxjax.errors)."""
 
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
-        self.options, self._env = options, dict(env)
-        _make_folder(options.log_dir)
-        self._events: queue.SimpleQueue[Worker | int] = queue.SimpleQueue()
+        self._options = options
         self._host = Host(options.place) if options.place.is_first else None
+        self._crew = Crew(options, env)
         self._place = self._host.place if self._host else options.place
-        self._guardian = Guardian()
-        self._scratch = tempfile.mkdtemp(prefix="cyxjax-")
         if not self._place.is_alone and not self._place.token:
-            output.say(
-                f"CYXJAX_TOKEN is not set: whoever reaches {self._place.master_addr} can join this job"
-            )
+            say_token_is_missing(self._place.master_addr)
 
     def run(self) -> int:
         """Starts the group, again where the budget allows, until it has ended for good."""
-        previous = {name: signal.signal(getattr(signal, name), self._on_signal) for name in _available()}
-        try:
-            return self._run_starts()
-        finally:
-            for name, handler in previous.items():
-                signal.signal(getattr(signal, name), handler)
-            self._guardian.close()
-            if self._host is not None:
-                self._host.end()
-            self._clear_scratch()
+        with self._crew:
+            try:
+                return self._run_starts()
+            finally:
+                if self._host is not None:
+                    self._host.end()
 
     def _run_starts(self) -> int:
-        budget = Budget(self.options.max_restarts)
+        budget = Budget(self._options.max_restarts)
         number = 0
         while True:
             start = self._one_start(number)
             if start.signalled is not None and not start.records:
-                return self._after_signal(start)
+                return self._crew.after_signal(start)
             codes = {worker.returncode for worker in start.workers}
             if not start.records:
                 return EXIT_PREEMPTED if EXIT_PREEMPTED in codes else EXIT_OK
             first = report.first_of(start.records, start.ended_early)
             decision = budget.decide(first, start.step, asked_to_end=start.signalled is not None)
-            self._tell(start, first, decision)
+            self._crew.tell(start, first, decision.line)
             if not decision.again:
                 return decision.exit_code
-            if self._sleep(decision.delay_s) is not None:
+            if self._crew.sleep(decision.delay_s) is not None:
                 return EXIT_INTERRUPT
             number += 1
 
-    # -- one start ----------------------------------------------------------------------------------
-
     def _one_start(self, number: int) -> Start:
-        if self._host is not None:
-            self._host.open(number)
-        start = Start(number, [])
+        if self._host is None:
+            return self._crew.run(self._place, number)
+        self._host.open(number)
         try:
-            for local_rank in range(self._place.nproc):
-                start.workers.append(self._spawn(local_rank, number))
-            self._attend(start, Watch(self.options.limits))
+            return self._crew.run(self._place, number)
         finally:
-            for worker in start.running:  # only after an error of our own
-                worker.kill()
-            for worker in start.workers:
-                worker.close()
-            if self._host is not None:
-                self._host.close()
-        return start
-
-    def _spawn(self, local_rank: int, number: int) -> Worker:
-        rank = self._place.base_rank + local_rank
-        files = Files.within(self._scratch, rank, number)
-        worker = Worker(
-            rank,
-            self.options.command,
-            environment(self._place, local_rank, number, files, self._env),
-            files,
-            prefix=f"[rank {rank}] " if self._place.world_size > 1 else "",
-            shown=local_rank in self.options.shown and local_rank not in self.options.only_files,
-            log_dir=self.options.log_dir,
-            start=number,
-        )
-        self._guardian.watch(worker.pid)
-        worker.watch(self._events.put)
-        return worker
-
-    def _attend(self, start: Start, watch: Watch) -> None:
-        """Returns when all ranks of `start` have ended, by themselves or by us."""
-        ended = 0
-        while ended < len(start.workers):
-            event = self._next_event()
-            if isinstance(event, Worker):
-                ended += 1
-                self._guardian.release(event.pid)
-                self._note_end(start, event)
-            elif event is not None:
-                self._obey(start, event, watch)
-            self._kill_if_due(start)
-            if start.deadline_s is None and (record := watch.look(start.workers)):
-                start.records.append(record)
-                start.end_within(0.0)
-
-    def _next_event(self) -> Worker | int | None:
-        try:
-            return self._events.get(timeout=TICK_S)
-        except queue.Empty:
-            return None
-
-    def _note_end(self, start: Start, worker: Worker) -> None:
-        """Files how `worker` ended. Ranks that we killed have nothing to say."""
-        if worker.rank in start.killed:
-            return
-        if worker.returncode == EXIT_OK:
-            if start.running and not start.records:
-                start.ended_early.append(worker.rank)
-            return
-        stopped_as_asked = start.signalled is not None or worker.returncode == EXIT_PREEMPTED
-        record = None if stopped_as_asked else worker.record(start.number)
-        if record is not None:
-            start.records.append(record)
-            start.end_within(WAIT_FOR_CAUSE_S if record.secondary else SETTLE_S)
-
-    def _kill_if_due(self, start: Start) -> None:
-        if start.deadline_s is None or time.monotonic() < start.deadline_s:
-            return
-        if start.signalled is not None and self._is_saving(start):
-            return
-        for worker in start.running:
-            if worker.rank not in start.killed:
-                start.killed.append(worker.rank)
-                worker.kill()
-
-    def _is_saving(self, start: Start) -> bool:
-        """True while a rank that was asked to end writes a checkpoint, within the grace of a SIGTERM."""
-        within = time.monotonic() < start.signalled_s + self.options.grace_s
-        return within and not start.hurried and any(w.pulse().phase == "checkpoint" for w in start.running)
-
-    # -- signals ------------------------------------------------------------------------------------
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        self._events.put(number)
-
-    def _obey(self, start: Start, number: int, watch: Watch) -> None:
-        """SIGUSR1 is the ranks' (checkpoint now); SIGUSR2 shows all stacks; the rest end the group."""
-        if number == getattr(signal, "SIGUSR2", None):
-            output.show(watch.dump(start.workers))
-            return
-        for worker in start.running:
-            worker.signal(number)
-        if number == getattr(signal, "SIGUSR1", None):
-            return
-        if start.signalled is not None:  # asked twice: no more patience
-            start.hurried = True
-            start.end_within(0.0)
-            return
-        start.signalled, start.signalled_s = number, time.monotonic()
-        grace_s = INTERRUPT_GRACE_S if number == signal.SIGINT else self.options.grace_s
-        output.say(f"{signal.Signals(number).name}: the ranks have {grace_s:g} s to stop")
-        start.end_within(grace_s)
-
-    def _after_signal(self, start: Start) -> int:
-        if start.signalled == signal.SIGINT:
-            return EXIT_INTERRUPT
-        if start.killed:
-            output.say(
-                f"{output.ranks(start.killed)} did not stop within {self.options.grace_s:g} s and were "
-                "killed; the last finished checkpoint stands"
-            )
-        finished = all(worker.returncode == EXIT_OK for worker in start.workers)
-        return EXIT_OK if finished else EXIT_PREEMPTED
-
-    def _sleep(self, seconds: float) -> int | None:
-        """Waits between starts; a signal to end cuts it short and is returned."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            try:
-                event = self._events.get(timeout=left)
-            except queue.Empty:
-                return None
-            if isinstance(event, int) and signal.Signals(event).name not in ("SIGUSR1", "SIGUSR2"):
-                return event
-        return None
-
-    def _clear_scratch(self) -> None:
-        """Removes our files, except an error record that has no better place to be."""
-        for name in os.listdir(self._scratch):
-            if name != report.FILE:
-                os.unlink(os.path.join(self._scratch, name))
-        if not os.listdir(self._scratch):
-            os.rmdir(self._scratch)
-
-    def _tell(self, start: Start, first: ErrorRecord, decision: Decision) -> None:
-        path = report.save(first, self.options.log_dir or self._scratch)
-        for worker in start.workers:
-            if worker.rank == first.rank:
-                worker.append_to_log(report.body(first))
-        others = [record for record in start.records if record is not first]
-        report.tell(first, others, start.killed, path, decision.line)
+            self._host.close()
 
 
-def _make_folder(path: str | None) -> None:
-    if path is None:
-        return
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"--log-dir={path} cannot be made: {error.strerror}. HINT: name a folder you may write to."
-        ) from error
-
-
-def _available() -> list[str]:
-    return [name for name in FORWARDED if hasattr(signal, name)]
+def say_token_is_missing(address: str) -> None:
+    """A warning: on several hosts the launcher cannot make up a secret by itself."""
+    output.say(f"CYXJAX_TOKEN is not set: whoever reaches {address} can join this job")
