@@ -1,0 +1,154 @@
+"""Bytes on one replica for each way to save memory, read from compiled training steps. Nothing is trained.
+
+    python scripts/bench/memory.py [--replicas 4] [--models mlp gpt]
+
+Prints a Markdown table. Parameters and optimizer state are what the state's arrays occupy, gradients a
+value for each parameter. "kept for backward" is what the step asks to keep between forward and backward,
+parameters left out; "temporaries" is what the compiler gave it: gradients, activations and buffers
+together (`compiled.memory_analysis()`). "whole step" adds the arguments, and results that get new memory.
+"""
+
+import argparse
+import math
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from jax.extend.core import Var
+
+from cyxjax.core.adapter import ModelFns, adapt
+from cyxjax.core.losses import CrossEntropyLoss, as_per_example
+from cyxjax.core.memory import with_remat
+from cyxjax.core.mesh import build_mesh, put_replicated, put_rows
+from cyxjax.core.precision import parse_policy, with_policy
+from cyxjax.core.step import Batch, build_train_step, init_state
+from cyxjax.models.gpt import GPT
+from cyxjax.models.mlp import MLP
+from cyxjax.observe.plan import memory_bytes, size, state_bytes
+from cyxjax.sync.registry import build_sync
+
+PyTree = Any
+COLUMNS = (
+    "parameters",
+    "optimizer state",
+    "gradients",
+    "kept for backward",
+    "temporaries",
+    "whole step",
+)
+
+
+class Choice(NamedTuple):
+    """One row: what differs from the plain step."""
+
+    accumulation: int = 1
+    remat: str = "none"
+    blocks: bool = False  # the model's own `remat`: block by block
+    precision: str = "float32"
+    comm: str = "mean"
+
+
+class Case(NamedTuple):
+    """A model with its rows: inputs (rows, ...) and targets of one replica and optimizer step."""
+
+    model: Any
+    inputs: np.ndarray
+    targets: np.ndarray
+
+
+CHOICES = {
+    "mean": Choice(),
+    "accumulation 4": Choice(accumulation=4),
+    "remat full": Choice(remat="full"),
+    "remat dots_saveable": Choice(remat="dots_saveable"),
+    "remat in the model, by block": Choice(blocks=True),
+    "bfloat16": Choice(precision="bfloat16"),
+    "zero1": Choice(comm="zero1"),
+    "zero1, accumulation 4, bfloat16": Choice(accumulation=4, precision="bfloat16", comm="zero1"),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--replicas", type=int, default=4, help="devices; virtual ones on CPU")
+    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    args = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", args.replicas)  # before the first device is asked for
+    if jax.device_count() < args.replicas:
+        print(f"{jax.device_count()} devices here. HINT: --replicas {jax.device_count()}.", file=sys.stderr)
+        return 2
+    print(f"{args.replicas} replicas on {jax.devices()[0].device_kind}, jax {jax.__version__}, Adam\n")
+    print(f"| model | choice | {' | '.join(COLUMNS)} |\n| --- | --- |{' ---: |' * len(COLUMNS)}")
+    for name in args.models:
+        for row, choice in CHOICES.items():
+            if choice.blocks and name != "gpt":
+                continue
+            held = " | ".join(size(count) for count in measure(CASES[name](choice), choice, args.replicas))
+            print(f"| {name} | {row} | {held} |", flush=True)
+    return 0
+
+
+def mlp(choice: Choice) -> Case:
+    """784-1024-1024-1024-1024-10, 3.9 M parameters, 1024 samples."""
+    del choice
+    x = np.zeros((1024, 784), np.float32)
+    return Case(MLP(num_classes=10, hidden=(1024,) * 4), x, np.zeros(1024, np.int32))
+
+
+def gpt(choice: Choice) -> Case:
+    """4 blocks of width 128, 0.8 M parameters, 16 texts of 128 characters."""
+    model = GPT(vocab_size=128, context_length=128, num_layers=4, num_heads=4, width=128, remat=choice.blocks)
+    tokens = np.zeros((16, 128), np.int32)
+    return Case(model, tokens, tokens)
+
+
+CASES = {"mlp": mlp, "gpt": gpt}
+
+
+def measure(case: Case, choice: Choice, replicas: int) -> tuple[int, ...]:
+    """Bytes on one replica, in the order of COLUMNS."""
+    mesh = build_mesh(jax.devices()[:replicas])
+    fns = with_policy(with_remat(adapt(case.model), choice.remat), parse_policy(choice.precision))
+    sync = build_sync(choice.comm, optax.adam(1e-3))
+    params, model_state = fns.init(jax.random.key(0), case.inputs[:1])
+    state = init_state(sync, mesh, params, model_state, 0)
+    step: Any = build_train_step(
+        fns, as_per_example(CrossEntropyLoss()), sync, mesh, accumulation=choice.accumulation
+    )
+    compiled = step.lower(state, global_batch(case, mesh)).compile()
+    held, asked = state_bytes(state), memory_bytes(compiled)
+    micro_batch = case.inputs[: len(case.inputs) // choice.accumulation]
+    kept = kept_bytes(fns, params, model_state, micro_batch)
+    whole = sum(asked.values())
+    return held["params"], held["sync"], array_bytes(params), kept, asked["temporaries"], whole
+
+
+def global_batch(case: Case, mesh: Any) -> Batch:
+    """Every replica's rows: `case` on each of them."""
+    rows = len(case.inputs)
+    here = (case.inputs, case.targets, np.ones(rows, np.float32))
+    tiled = jax.tree.map(lambda a: np.concatenate([a] * mesh.size), here)
+    total = put_replicated(mesh, np.float32(rows * mesh.size))
+    return Batch(*put_rows(mesh, tiled), total, put_rows(mesh, np.zeros((mesh.size, 2), np.float32)))
+
+
+def kept_bytes(fns: ModelFns, params: PyTree, model_state: PyTree, inputs: np.ndarray) -> int:
+    """Bytes of the pullback's arrays that are neither parameters nor numbers known beforehand."""
+
+    def pullback(p: PyTree) -> PyTree:
+        return jax.vjp(lambda q: fns.apply(q, model_state, inputs, jax.random.key(1), True)[0], p)[1]
+
+    jaxpr = jax.make_jaxpr(pullback)(params).jaxpr
+    given = {id(v) for v in (*jaxpr.invars, *jaxpr.constvars)}
+    made = {id(v): v.aval for v in jaxpr.outvars if isinstance(v, Var) and id(v) not in given}
+    return sum(math.prod(a.shape) * a.dtype.itemsize for a in made.values())
+
+
+def array_bytes(tree: PyTree) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
