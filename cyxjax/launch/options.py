@@ -10,7 +10,7 @@ from typing import NoReturn, TypeVar
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.launch.backend import visible_gpus
 from cyxjax.launch.hang import Limits
-from cyxjax.launch.place import Place, find_place
+from cyxjax.launch.place import Place, elastic_hosts, find_place
 
 Number = TypeVar("Number", int, float)
 
@@ -22,6 +22,7 @@ class Options:
     """What to start and how to watch it.
 
     only_files, shown: local ranks whose output goes to their log only, and those not filtered out.
+    hosts: (fewest, most) of a job whose hosts come and go; None for a fixed number.
     grace_s: between SIGTERM and SIGKILL. limits: how long a rank may make no progress.
     """
 
@@ -33,6 +34,7 @@ class Options:
     shown: frozenset[int] = field(default_factory=frozenset)
     grace_s: float = 30.0
     limits: Limits = field(default_factory=Limits)
+    hosts: tuple[int, int] | None = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,6 +63,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         shown=_ranks(given.local_ranks_filter, nproc),
         grace_s=_at_least_zero("--grace", given.grace),
         limits=Limits.parse(given.hang_timeout),
+        hosts=elastic_hosts(given.nnodes),
     )
 
 
@@ -70,7 +73,7 @@ def _build_parser() -> _Parser:
     add("--nproc-per-node", default="1", help="processes on this host: a number, auto, gpu or cpu")
     add("--gpus", default=None, help="the same as --nproc-per-node")
     add("--script", default=None, help="the script, for the spelling --gpus N --script train.py")
-    add("--nnodes", default=None, help="number of hosts")
+    add("--nnodes", default=None, help="number of hosts, or MIN:MAX for hosts that come and go")
     add("--node-rank", default=None, help="this host's number, from 0")
     add("--master-addr", default=None, help="an address of host 0")
     add("--master-port", default=None, help="port of the meeting place; a free one on a single host")

@@ -40,7 +40,10 @@ class Place:
 def find_place(given: argparse.Namespace, nproc: int, env: Mapping[str, str]) -> Place:
     """This host's share of the group. Raises: ConfigError when flags and environment do not fit together."""
     common = common_fields(env)
-    if given.standalone:
+    hosts = elastic_hosts(given.nnodes)
+    if hosts is not None:  # each start has its own ranks; here the most there may be
+        (base, engine), world = _seat(given, nproc, env), hosts[1] * nproc
+    elif given.standalone:
         base, world, engine = 0, nproc, None
     else:
         base, world, engine = _share(given, nproc, env)
@@ -89,18 +92,29 @@ def _share(given: argparse.Namespace, nproc: int, env: Mapping[str, str]) -> tup
     return node_rank * nproc, nnodes * nproc, None
 
 
+def elastic_hosts(text: str | None) -> tuple[int, int] | None:
+    """(MIN, MAX) of --nnodes MIN:MAX; None for one number, also where both are equal. Raises: ConfigError."""
+    low_text, colon, high_text = (text or "1").partition(":")
+    low = _integer("--nnodes", low_text)
+    high = _integer("--nnodes", high_text) if colon else low
+    if low < 1:
+        raise ConfigError(f"--nnodes={text}; expected at least one host. HINT: leave it out for one host.")
+    if high < low:
+        raise ConfigError(f"--nnodes={text}: the most is below the fewest. HINT: write MIN:MAX, as in 1:4.")
+    return None if low == high else (low, high)
+
+
 def _hosts(text: str | None) -> int:
-    """The number of hosts; MIN:MAX only where both are equal: a group of changing size is not offered."""
-    low, colon, high = (text or "1").partition(":")
-    if colon and low != high:
-        raise ConfigError(
-            f"--nnodes={text} asks for a group that changes its size. HINT: give one number of hosts; "
-            "after a loss, start again with fewer: checkpoints resume at any world size."
-        )
-    nnodes = _integer("--nnodes", low)
-    if nnodes < 1:
-        raise ConfigError(f"--nnodes={nnodes}; expected at least one host. HINT: leave it out for one host.")
-    return nnodes
+    """The number of hosts of a job of fixed size."""
+    return int((text or "1").partition(":")[0])
+
+
+def _seat(given: argparse.Namespace, nproc: int, env: Mapping[str, str]) -> tuple[int, Topology | None]:
+    """(0 on the first host and nproc on the others, the engine that says so) for a job of changing size."""
+    if given.node_rank is not None:
+        return min(_integer("--node-rank", given.node_rank), 1) * nproc, None
+    engine = next((found for detect in _ENGINES if (found := detect(env)) and found.world_size > 1), None)
+    return (nproc if engine is None else min(engine.rank, 1) * nproc), engine
 
 
 def _address(

@@ -1,0 +1,153 @@
+"""Jobs whose hosts come and go: each launcher stands for a host, all on loopback, as real processes."""
+
+import secrets
+import signal
+import socket
+import time
+
+import pytest
+
+from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED, EXIT_USER_ERROR
+from tests.faults.launching import Run, start, until
+
+pytestmark = pytest.mark.multiprocess
+
+
+class Hosts:
+    """Launchers that share one job. `add` starts one more; whatever still runs is killed at the end."""
+
+    def __init__(self, folder, sizes: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.job, self.runs = f"elastic-{secrets.token_hex(6)}", list[Run]()
+        self._folder = folder
+        self._flags = ["--nnodes", sizes, "--master-addr", "127.0.0.1", "--master-port", str(port)]
+        self._flags += ["--run-id", self.job, "--grace", "5"]
+
+    def add(self, *flags: str, nproc: int = 1, **env: object) -> Run:
+        number = len(self.runs)
+        folder = self._folder / str(number)
+        folder.mkdir()
+        base = {"KIND": "light", "CYXJAX_TOKEN": "t" * 64, "ON_TERM": "save", "DISTRIBUTED_TIMEOUT_MS": 30000}
+        place = ["--node-rank", "0"] if number == 0 else []
+        run = start(folder, nproc, *self._flags, *place, *flags, **(base | env))
+        run.run_id = self.job
+        self.runs.append(run)
+        return run
+
+    def kill(self) -> None:
+        for run in self.runs:
+            if not run.out and not run.err:  # not waited for
+                run.process.kill()
+                run.process.communicate()
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    made = Hosts(tmp_path, "1:3")
+    yield made
+    made.kill()
+    assert all(run.no_survivors_within(10) for run in made.runs[:1])
+
+
+def under_way(run: Run, number: int) -> bool:
+    """True once a rank of `run` has trained in start `number`."""
+    logs = list(run.log_dir.glob(f"start_{number}/rank_*.log"))
+    return any("under way" in log.read_text() for log in logs)
+
+
+def test_a_host_that_comes_costs_one_restart_at_the_new_size(hosts):
+    first = hosts.add(STEPS=100)
+    assert until(lambda: under_way(first, 0), 30)
+    second = hosts.add(nproc=2, STEPS=100)
+    for run in (first, second):
+        run.wait()
+        assert run.code == 0, run.err
+    assert "has come" in first.err
+    assert "start 1: 2 host(s), 3 rank(s)" in first.err
+    assert "start 2" not in first.err
+    assert "saved" in first.out  # it was asked to save before it ended
+    assert first.out.count("finished 100 steps, start 1, total 3") == 1
+    assert second.out.count("finished 100 steps, start 1, total 3") == 2
+
+
+def test_a_host_that_is_lost_is_dropped_and_the_others_go_on(hosts):
+    first, second, third = (hosts.add(STEPS=100) for _ in range(3))
+    assert until(lambda: all(under_way(run, 0) for run in hosts.runs), 30)
+    second.process.kill()
+    for run in (first, third):
+        run.wait()
+        assert run.code == 0, run.err
+        assert run.out.count("finished 100 steps, start 1, total 2") == 1
+    assert "is gone" in first.err
+    assert "start 1: 2 host(s), 2 rank(s)" in first.err
+    assert "start 2" not in first.err
+
+
+def test_a_host_that_is_told_to_stop_leaves_and_the_others_go_on(hosts):
+    first, second = hosts.add(STEPS=100), hosts.add(STEPS=100)
+    assert until(lambda: under_way(first, 0) and under_way(second, 0), 30)
+    second.process.send_signal(signal.SIGTERM)
+    second.wait()
+    first.wait()
+    assert (second.code, first.code) == (EXIT_PREEMPTED, 0), first.err
+    assert first.out.count("finished 100 steps, start 1, total 1") == 1
+
+
+def test_below_the_fewest_the_job_waits_and_then_ends_with_a_message(tmp_path):
+    hosts = Hosts(tmp_path, "2:3")
+    try:
+        first = hosts.add(STEPS=400, DISTRIBUTED_TIMEOUT_MS=4000)
+        second = hosts.add(STEPS=400, DISTRIBUTED_TIMEOUT_MS=4000)
+        assert until(lambda: under_way(first, 0) and under_way(second, 0), 30)
+        second.process.kill()
+        began = time.monotonic()
+        first.wait(40)
+        assert time.monotonic() - began > 3  # it has waited for another host
+        assert first.code == EXIT_INFRASTRUCTURE, first.err
+        assert "Timeout waiting for hosts: 1 here" in first.err
+        assert "at least 2 are needed" in first.err
+    finally:
+        hosts.kill()
+
+
+def test_the_first_host_takes_the_job_with_it(hosts):
+    first, second = hosts.add(STEPS=4000), hosts.add(STEPS=4000, DISTRIBUTED_TIMEOUT_MS=3000)
+    assert until(lambda: under_way(first, 0) and under_way(second, 0), 30)
+    first.process.send_signal(signal.SIGTERM)
+    first.wait()
+    second.wait()
+    assert (first.code, second.code) == (EXIT_PREEMPTED, EXIT_PREEMPTED), second.err
+    assert "the first host leaves" in second.err
+
+
+def test_a_failure_is_restarted_within_the_budget_and_shown_where_it_happened(hosts):
+    first = hosts.add("--max-restarts", "5", STEPS=400, FAULT="raise:1:2", FAULT_STARTS=9)
+    second = hosts.add("--max-restarts", "5", STEPS=400, FAULT="raise:1:2", FAULT_STARTS=9)
+    for run in (first, second):
+        run.wait()
+        assert run.code == EXIT_USER_ERROR, run.err
+    assert "the same error at step 2 again" in first.err
+    assert second.err.count("Traceback") == 2
+    assert "ValueError: boom, api_key=[redacted]" in second.err
+
+
+def test_a_stranger_without_the_token_is_refused(hosts):
+    first = hosts.add(STEPS=60)
+    stranger = hosts.add(STEPS=60, CYXJAX_TOKEN="wrong")
+    stranger.wait()
+    first.wait()
+    assert first.code == 0, first.err
+    assert first.out.count("finished 60 steps, start 0, total 1") == 1
+    assert stranger.code == EXIT_INFRASTRUCTURE
+    assert "wrong or missing job token" in stranger.err
+
+
+def test_real_collectives_go_on_at_the_new_size(hosts):
+    first, second = (hosts.add(KIND="jax", STEPS=60, STEP_S=0.1) for _ in range(2))
+    assert until(lambda: under_way(first, 0) and under_way(second, 0), 60)
+    second.process.kill()
+    first.wait()
+    assert first.code == 0, first.err
+    assert first.out.count("finished 60 steps, start 1, total 1") == 1
