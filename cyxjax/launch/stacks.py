@@ -1,9 +1,11 @@
-"""Reading faulthandler's dumps: where each rank's main thread stands."""
+"""Reading faulthandler's dumps: where each rank's main thread stands, and the thread it waits for."""
 
 import os
 import re
 from dataclasses import dataclass
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_WAITS = ("threading.py", "queue.py", "_base.py", "selectors.py")  # where Python code waits for a thread
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$')
 
 
@@ -21,6 +23,11 @@ class Frame:
         folders = ("site-packages", f"{os.sep}lib{os.sep}python", f"cyxjax{os.sep}launch{os.sep}")
         return self.file[0] == "<" or any(folder in self.file for folder in folders)
 
+    @property
+    def is_ours(self) -> bool:
+        """True for the files of this package."""
+        return self.file.startswith(_PACKAGE)
+
     def __str__(self) -> str:
         return f"{os.path.basename(self.file)}:{self.line} {self.name}"
 
@@ -33,7 +40,26 @@ def main_thread(dump: str) -> list[Frame]:
     blocks = re.split(r"\n\n|\n(?=Thread 0x|Current thread 0x)", dump.strip())
     current = [block for block in blocks if block.startswith("Current thread")]
     chosen = current[-1] if current else blocks[-1] if blocks else ""
-    found = (_FRAME.match(line) for line in chosen.splitlines())
+    return _frames(chosen)
+
+
+def helpers(dump: str) -> list[Frame]:
+    """Where the user's own code stands in threads other than the main one: its innermost frame in each.
+
+    [] unless the main thread waits for a thread, such as one that loads data ahead. Threads that are only
+    in libraries or in this package are left out.
+    """
+    main = main_thread(dump)
+    if not main or not (main[0].is_ours or os.path.basename(main[0].file) in _WAITS):
+        return []
+    blocks = re.split(r"\n\n|\n(?=Thread 0x|Current thread 0x)", dump.strip())
+    stacks = [_frames(block) for block in blocks if block.startswith("Thread 0x")]
+    own = [[f for f in frames if not (f.is_library or f.is_ours)] for frames in stacks]
+    return list(dict.fromkeys(frames[0] for frames in own if frames))
+
+
+def _frames(block: str) -> list[Frame]:
+    found = (_FRAME.match(line) for line in block.splitlines())
     return [Frame(m["file"], int(m["line"]), m["name"]) for m in found if m]
 
 

@@ -50,7 +50,11 @@ class Watch:
         frames = {rank: stacks.main_thread(text) for rank, text in dumps.items()}
         stopped = {worker.rank for worker in workers if worker.is_stopped()}
         blamed = verdict.rank if verdict.early_end or stopped else _refine(verdict.rank, pulses, frames)
-        lines = [_where(rank, pulse, frames.get(rank, []), rank in stopped) for rank, pulse in pulses.items()]
+        waits_for = {rank: stacks.helpers(text) for rank, text in dumps.items()}
+        lines = [
+            _where(rank, pulse, frames.get(rank, []), waits_for.get(rank, []), rank in stopped)
+            for rank, pulse in pulses.items()
+        ]
         pulse, kind = pulses[blamed], "EarlyEnd" if verdict.early_end else "Hang"
         said = verdict.reason if verdict.early_end else f"{verdict.reason}; rank {blamed} holds up the others"
         return ErrorRecord(
@@ -62,7 +66,7 @@ class Watch:
             pid=next(worker.pid for worker in workers if worker.rank == blamed),
             step=pulse.step,
             phase=pulse.phase,
-            source=stacks.where(frames.get(blamed, [])),
+            source=stacks.where(waits_for.get(blamed) or frames.get(blamed, [])),
             at_s=time.time(),
             at_monotonic_s=time.monotonic(),
             stacks={str(rank): redact(text) for rank, text in dumps.items() if text},
@@ -107,7 +111,11 @@ def _refine(rank: int, pulses: dict[int, Pulse], frames: dict[int, list[stacks.F
     return alone[0] if len(alone) == 1 and len(places) == 2 else rank
 
 
-def _where(rank: int, pulse: Pulse, frames: list[stacks.Frame], stopped: bool) -> str:
-    """'rank 1: step 412, data, at train.py:88 slow_loader'."""
+def _where(
+    rank: int, pulse: Pulse, frames: list[stacks.Frame], waits_for: list[stacks.Frame], stopped: bool
+) -> str:
+    """'rank 1: step 412, data, at prefetch.py:88 __next__, while a thread is at slow.py:9 __getitem__'."""
     at = f", at {stacks.where(frames)}" if frames else ""
+    if waits_for:
+        at += f", while a thread is at {' and '.join(map(str, waits_for[:3]))}"
     return f"rank {rank}: step {pulse.step}, {pulse.phase}{', suspended' if stopped else ''}{at}"

@@ -1,0 +1,66 @@
+"""Reading stack dumps: the main thread, and the user's code in the threads it waits for."""
+
+import faulthandler
+import threading
+
+import pytest
+
+from cyxjax.launch import stacks
+
+
+def dump_while(waiting, tmp_path) -> str:
+    """A dump of this process, taken by faulthandler as the launcher takes it, while `waiting` runs."""
+    path = tmp_path / "stacks"
+    with path.open("w") as file:
+        faulthandler.dump_traceback_later(0.3, file=file)
+        waiting()
+        faulthandler.cancel_dump_traceback_later()
+    return path.read_text()
+
+
+def block(kind: str, *frames: str) -> str:
+    return "\n".join([f"{kind} 0x00007f (most recent call first):", *(f"  File {frame}" for frame in frames)])
+
+
+SLOW = ('"/home/me/slow.py", line 9 in __getitem__', f'"{stacks._PACKAGE}data/prefetch.py", line 7 in _run')
+WAITING = ('"/usr/lib/python3.11/threading.py", line 320 in wait', '"/home/me/train.py", line 3 in main')
+
+
+def test_the_users_code_in_the_thread_that_is_waited_for_is_found():
+    dump = block("Thread", *SLOW) + "\n\n" + block("Current thread", *WAITING)
+    assert [str(frame) for frame in stacks.helpers(dump)] == ["slow.py:9 __getitem__"]
+    assert stacks.where(stacks.main_thread(dump)) == "train.py:3 main"
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        ('"/home/me/train.py", line 3 in loop',),  # busy itself
+        ('"/x/site-packages/jax/array.py", line 1 in value', '"/home/me/train.py", line 3 in main'),
+    ],
+)
+def test_no_thread_is_named_while_the_main_thread_waits_for_none(frames):
+    dump = block("Thread", *SLOW) + "\n\n" + block("Current thread", *frames)
+    assert stacks.helpers(dump) == []
+
+
+def test_threads_inside_libraries_or_this_package_alone_are_left_out():
+    ours = block("Thread", SLOW[1], '"/usr/lib/python3.11/threading.py", line 975 in run')
+    assert stacks.helpers(ours + "\n\n" + block("Current thread", *WAITING)) == []
+
+
+def test_a_real_dump_of_a_thread_is_read(tmp_path):
+    done = threading.Event()
+
+    def slow_item():
+        done.wait(1.0)
+
+    def wait_for_it():
+        thread = threading.Thread(target=slow_item)
+        thread.start()
+        thread.join()
+
+    dump = dump_while(wait_for_it, tmp_path)
+    # taken by a timer, no thread is the current one: the last block, the main thread, is taken for it
+    assert "test_launch_stacks.py" in stacks.where(stacks.main_thread(dump))
+    assert any(frame.name == "slow_item" for frame in stacks.helpers(dump))
