@@ -1,6 +1,7 @@
 """`python -m cyxjax.launch --nproc-per-node N script.py ...`: run a script as a group of processes.
 
-`--slurm` as the first word writes, checks and submits an sbatch script instead (see manifest_cli).
+`--slurm` as the first word writes, checks and submits an sbatch script instead (see manifest_cli);
+`--dump JOB` shows where the ranks of a running job stand (see dump).
 """
 
 import os
@@ -21,7 +22,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return manifest_cli.main(["slurm", "--submit", *given[1:]])
     try:
+        if given[:1] == ["--dump"]:
+            from cyxjax.launch import dump
+
+            return dump.main(given[1:])
         options = parse(given, os.environ)
+        if options.hosts is not None:
+            from cyxjax.launch.elastic import ElasticSupervisor
+
+            return ElasticSupervisor(options, os.environ).run()
         return Supervisor(options, os.environ).run()
     except CyxjaxError as error:
         output.say(f"{type(error).__name__}: {error}")
