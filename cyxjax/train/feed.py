@@ -17,6 +17,9 @@ from cyxjax.data.order import Order
 from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError
+from cyxjax.train.build import batch_plan, batch_size
+from cyxjax.train.config import DistributedTrainingConfig
+from cyxjax.train.inputs import FitData
 from cyxjax.train.ledger_hook import StreamFacts, Tape
 from cyxjax.train.loaders import is_loader
 from cyxjax.train.loop import Feed
@@ -52,6 +55,32 @@ class Placer:
         if name not in self._kept:
             self._kept[name] = make()
         return self._kept[name]
+
+
+def build_feed(data: FitData, config: DistributedTrainingConfig, mesh: Mesh, tape: Tape) -> Feed:
+    """The batches of a fit: from datasets with an index, or from loaders."""
+    if not data.indexed:
+        return loader_feed(
+            mesh,
+            data.train,
+            data.val,
+            accumulation=config.gradient_accumulation_steps,
+            depth=config.prefetch,
+            eval_batch_size=batch_size(config, mesh),
+            max_eval_batches=config.max_eval_batches,
+        )
+    seed, shuffle = data.order or (config.seed, config.shuffle)
+    return dataset_feed(
+        mesh,
+        data.train,
+        batch_plan(config, mesh, len(data.train)),
+        data.val,
+        seed=seed,
+        shuffle=shuffle,
+        depth=config.prefetch,
+        max_eval_batches=config.max_eval_batches,
+        tape=tape,
+    )
 
 
 def dataset_feed(

@@ -1,5 +1,6 @@
 """What `fit` accepts, made into one shape, and checked before anything is compiled or written."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -90,6 +91,27 @@ def first_inputs(data: Any) -> PyTree:
     if first is None:
         raise DataError("the loader is empty. HINT: check the dataset and drop_last.")
     return jax.tree.map(lambda a: a[:1], first[0])
+
+
+def check(
+    data: FitData, run: Callable[[PyTree], PyTree], loss: Callable[[PyTree, PyTree], Any], replicas: int
+) -> None:
+    """Shapes, labels and finiteness of indexed data, before anything is compiled or written.
+
+    run: shapes of inputs -> shapes of the model's outputs, for one sample a replica.
+    Raises: DataError that names the data, the sample and what does not fit.
+    """
+    inputs, targets = (_per_replica(part, replicas) for part in data.train.take(np.zeros(1, np.int64)))
+    output = run(inputs)
+    jax.eval_shape(loss, output, targets)  # shapes that do not fit are said here
+    for what, part in (("training data", data.train), ("validation data", data.val)):
+        if part is not None:
+            check_finite(part, what)
+            check_labels(part, output, what)
+
+
+def _per_replica(sample: PyTree, replicas: int) -> PyTree:
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct((replicas, *a.shape[1:]), a.dtype), sample)
 
 
 def check_labels(dataset: Dataset, output: Any, what: str = "labels") -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import optax
 from jax.experimental import multihost_utils
 
-from cyxjax.core import portable
 from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import PerExample, as_per_example
 from cyxjax.core.mesh import local_replicas, local_rows, local_value, num_replicas, put_replicated, put_rows
@@ -23,14 +22,13 @@ from cyxjax.launch.beat import beat
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.sinks import NullSink, Sink
 from cyxjax.train import callbacks as called
-from cyxjax.train import guards, loop, moments, out_of_memory, rollback
+from cyxjax.train import guards, loop, moments, out_of_memory, rollback, vault
 from cyxjax.train import inputs as fit_inputs
-from cyxjax.train.build import Built, Recipe, batch_plan, build, effective_batch_size, program_shape
-from cyxjax.train.build import batch_size as replica_batch_size
+from cyxjax.train.build import Built, Recipe, build, effective_batch_size, program_shape
 from cyxjax.train.callbacks import EarlyStopping, RunParts
 from cyxjax.train.checkpoint import Checkpointer
 from cyxjax.train.config import DistributedTrainingConfig
-from cyxjax.train.feed import dataset_feed, eval_batches, loader_feed
+from cyxjax.train.feed import build_feed, eval_batches
 from cyxjax.train.history import DistributedTrainingHistory
 from cyxjax.train.hooks import (
     CheckpointHook,
@@ -111,10 +109,13 @@ class DistributedTrainer:
         """What `fit` does before it writes or trains anything: the data and configuration fit together."""
         local = len(local_replicas(self._mesh))
         found, config = fit_inputs.parse(data, config, local, num_replicas(self._mesh))
-        feed = self._feed(found, config)
+        feed = build_feed(found, config, self._mesh, self._ledger.open())
         self._prepare(config, fit_inputs.first_inputs(found.train), feed.steps_per_epoch, schedule)
         if found.indexed:
-            self._check(found)
+            built, state = self._ready(None)
+            seen = jax.eval_shape(built.program.consensus, state)
+            run = lambda inputs: jax.eval_shape(built.predict_step, seen, inputs)  # noqa: E731
+            fit_inputs.check(found, run, self._recipe.loss, num_replicas(self._mesh))
         return feed, config
 
     def evaluate(self, X: Any, y: Any = None, *, batch_size: int | None = None) -> tuple[float, float]:
@@ -233,31 +234,6 @@ class DistributedTrainer:
 
     # ---- the parts of a fit, in the order they happen ---------------------------------------------
 
-    def _feed(self, data: fit_inputs.FitData, config: DistributedTrainingConfig) -> Feed:
-        tape = self._ledger.open()
-        if not data.indexed:
-            return loader_feed(
-                self._mesh,
-                data.train,
-                data.val,
-                accumulation=config.gradient_accumulation_steps,
-                depth=config.prefetch,
-                eval_batch_size=replica_batch_size(config, self._mesh),
-                max_eval_batches=config.max_eval_batches,
-            )
-        seed, shuffle = data.order or (config.seed, config.shuffle)
-        return dataset_feed(
-            self._mesh,
-            data.train,
-            batch_plan(config, self._mesh, len(data.train)),
-            data.val,
-            seed=seed,
-            shuffle=shuffle,
-            depth=config.prefetch,
-            max_eval_batches=config.max_eval_batches,
-            tape=tape,
-        )
-
     def _prepare(
         self, config: DistributedTrainingConfig, inputs: PyTree, steps_per_epoch: int | None, schedule: Any
     ) -> None:
@@ -308,22 +284,6 @@ class DistributedTrainer:
             num_replicas=num_replicas(self._mesh),
         )
 
-    def _check(self, data: fit_inputs.FitData) -> None:
-        built, moment = self._built, self._require_moment()
-        assert built is not None
-        seen = jax.eval_shape(built.program.consensus, moment.state)
-        output = jax.eval_shape(built.predict_step, seen, self._global_shape(self._inputs))
-        targets = self._global_shape(data.train.take(np.zeros(1, np.int64))[1])
-        jax.eval_shape(self._recipe.loss, output, targets)  # shapes that do not fit are said here
-        for what, part in (("training data", data.train), ("validation data", data.val)):
-            if part is not None:
-                fit_inputs.check_finite(part, what)
-                fit_inputs.check_labels(part, output, what)
-
-    def _global_shape(self, inputs: PyTree) -> PyTree:
-        replicas = num_replicas(self._mesh)
-        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((replicas, *a.shape[1:]), a.dtype), inputs)
-
     def _start(self, config: DistributedTrainingConfig, console: Console) -> Moment:
         """Where the run starts: at its newest checkpoint, or at step 0."""
         folder = config.checkpoint_path
@@ -331,7 +291,7 @@ class DistributedTrainer:
             return self._require_moment()
         wanted = config.resume != "never" and folder.is_dir()
         beat(-1, "checkpoint")
-        if wanted and self._restore(self._checkpointer_for(config)):
+        if wanted and self._restore(vault.checkpointer_for(config, self.is_master())):
             place = self._require_moment().position
             console.note(
                 f"Resuming from step {place.step} (epoch {place.epoch}, batch {place.step_in_epoch})"
@@ -354,7 +314,8 @@ class DistributedTrainer:
             console.note(f"All {config.epochs} epochs are done. HINT: raise `epochs` to train on.")
             return self.history
         self._say_plan(built, config, console)
-        with StopSignals() as signals, self._checkpointer_for(config) as checkpointer:
+        checkpoints = vault.checkpointer_for(config, self.is_master())
+        with StopSignals() as signals, checkpoints as checkpointer:
             checkpointer.rewind(start.position.step)  # what a crashed or earlier run did after it
 
             def run(moment: Moment) -> Moment:
@@ -416,7 +377,7 @@ class DistributedTrainer:
                 every_minutes=config.checkpoint_every_n_minutes if self.is_master() else 0.0,
                 metric=lambda: latest(history, config.monitor),
                 requested=signals.take_save,
-                portable=lambda state: self._portable(built, state),
+                portable=lambda state: vault.to_stored(state, built.sync),
             )
         )
         folder = config.run_folder if self.is_master() else None
@@ -426,24 +387,9 @@ class DistributedTrainer:
 
     # ---- state, on disk and off -------------------------------------------------------------------
 
-    def _checkpointer_for(self, config: DistributedTrainingConfig) -> Any:
-        best = "max" if config.monitor.endswith("accuracy") else "min"
-        return self._checkpointer(
-            str(config.checkpoint_path), keep_last=config.keep_last, keep_best=config.keep_best, best=best
-        )
-
-    def _checkpointer(self, path: str, **options: Any) -> Checkpointer:
-        return Checkpointer(path, is_writer=self.is_master(), to_host=_gather_rows, **options)
-
     def _save_at(self, path: str, moment: Moment) -> None:
         built = self._ready(None)[0]
-        with self._checkpointer(path, keep_last=1, async_save=False, max_failures=1) as checkpointer:
-            checkpointer.rewind(moment.position.step)  # an older run's later steps are not the newest now
-            stored = self._portable(built, moment.state)
-            checkpointer.save(moment.position.step, stored, self._describe(moment))
-
-    def _portable(self, built: Built, state: TrainState) -> TrainState:
-        return portable.to_portable(state, built.sync, _gather_rows)
+        vault.save_at(path, self.is_master(), moment, built.sync, self._describe(moment))
 
     def _describe(self, moment: Moment) -> dict[str, Any]:
         meta = moments.to_meta(moment, self.history, self._config.resolved(), self._inputs)
@@ -453,24 +399,17 @@ class DistributedTrainer:
         """The newest good checkpoint, after the save that may be under way; history and ledger stay."""
         checkpointer.wait()
         self._barrier("rollback")
-        target, fit_rows = portable.stored_shapes(self._require_moment().state, built.sync)
-        restored = checkpointer.restore(target, adapt=fit_rows)
-        if restored is None:
-            return None
-        state = portable.from_portable(restored.state, built.sync, self._mesh)
-        return moments.from_meta(restored.meta, state)[0]
+        found = vault.load(checkpointer, self._require_moment().state, built.sync, self._mesh)
+        return None if found is None else found[0]
 
     def _restore(self, checkpointer: Checkpointer, step: int | None = None) -> bool:
         """Takes the newest good step of a folder as the present moment; whether there was one."""
-        built, moment = self._built, self._require_moment()
-        assert built is not None
-        target, fit_rows = portable.stored_shapes(moment.state, built.sync)
-        restored = checkpointer.restore(target, step, adapt=fit_rows)
-        if restored is None:
+        built, state = self._ready(None)
+        found = vault.load(checkpointer, state, built.sync, self._mesh, step)
+        if found is None:
             return False
-        state = portable.from_portable(restored.state, built.sync, self._mesh)
-        self._moment, history = moments.from_meta(restored.meta, state)
-        self._ledger.restore(restored.meta)
+        self._moment, history, meta = found
+        self._ledger.restore(meta)
         history.world_size, history.num_replicas = self.get_world_size(), num_replicas(self._mesh)
         history.stopped_by = ""
         self.history = history
@@ -511,11 +450,6 @@ class DistributedTrainer:
     def _barrier(self, name: str) -> None:
         if self.get_world_size() > 1:
             multihost_utils.sync_global_devices(name)
-
-
-def _gather_rows(leaf: jax.Array) -> np.ndarray:
-    """All rows of a leaf spread over several processes; every process calls it."""
-    return multihost_utils.process_allgather(leaf, tiled=True)
 
 
 def _own_fields(config: dict[str, Any]) -> dict[str, Any]:
