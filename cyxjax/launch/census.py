@@ -5,15 +5,14 @@ cost one restart of the group; what the ranks do with another WORLD_SIZE is thei
 """
 
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_PREEMPTED, CyxjaxError
-from cyxjax.launch import ports, wire
+from cyxjax.launch import wire
+from cyxjax.launch.door import Agent, Door, Said
 from cyxjax.launch.host import Host
 from cyxjax.launch.place import Place
 from cyxjax.launch.records import ErrorRecord
@@ -22,26 +21,8 @@ from cyxjax.launch.restarts import Budget
 
 LAST_CALL_S = 2.0  # after a host came: time for others to come with it
 LINE_EVERY_S = 10.0
-STRANGER_S = 5.0
-MAX_STRANGERS = 64
 
 Log = Callable[[str], None]
-
-
-@dataclass(eq=False)
-class Agent:
-    """A host's launcher, as the census knows it. `is_first`: the one beside the census, host of rank 0."""
-
-    connection: socket.socket
-    host: str
-    nproc: int
-    is_first: bool
-
-    def send(self, message: wire.Message) -> None:
-        try:
-            self.connection.sendall(wire.encode(message))
-        except OSError:  # gone: its reader notices
-            self.connection.close()
 
 
 @dataclass(frozen=True)
@@ -87,18 +68,17 @@ class Census:
     """
 
     def __init__(self, place: Place, low: int, high: int, max_restarts: int, log: Log) -> None:
-        self._listener = ports.listen(place.master_addr, place.master_port)
-        self.place = replace(place, master_port=self._listener.getsockname()[1])
+        self._events: queue.SimpleQueue[Said] = queue.SimpleQueue()
+        self._door = Door(place, self._events.put)
+        self.place = self._door.place
         self.low, self.high, self._log = low, high, log
         self._agents: list[Agent] = []
         self._budget = Budget(max_restarts)
         self._over: Over | None = None
-        self._events: queue.SimpleQueue[tuple[Agent, wire.Message | None]] = queue.SimpleQueue()
-        self._room = threading.BoundedSemaphore(MAX_STRANGERS)
         self._caller = threading.Thread(target=self._call, name="cyxjax-census", daemon=True)
 
     def start(self) -> "Census":
-        threading.Thread(target=self._admit_all, name="cyxjax-door", daemon=True).start()
+        self._door.open()
         self._caller.start()
         return self
 
@@ -107,72 +87,9 @@ class Census:
         if self._caller.is_alive() and self._over is None:
             self._finish(Over(EXIT_PREEMPTED, "the first host leaves, and the job ends with it"))
         self._caller.join(timeout=1.0)
-        for connection in [self._listener, *(agent.connection for agent in self._agents)]:
-            with suppress(OSError):  # the other side was first
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
-
-    # -- the door -----------------------------------------------------------------------------------
-
-    def _admit_all(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            if self._room.acquire(blocking=False):
-                threading.Thread(target=self._hear, args=(connection,), daemon=True).start()
-            else:
-                connection.close()
-
-    def _hear(self, connection: socket.socket) -> None:
-        """Greets one connection; an agent's is read until its end, everybody else's is closed."""
-        lines = wire.Lines()
-        with connection:
-            try:
-                agent = self._greet(connection, lines)
-            except (wire.BadMessage, OSError):  # a stranger gets nothing, and does no harm
-                return
-            finally:
-                self._room.release()
-            self._events.put((agent, {"came": True}))
-            with suppress(wire.BadMessage, OSError):  # like the end of the connection
-                while data := connection.recv(wire.MAX_LINE):
-                    for message in lines.feed(data):
-                        self._events.put((agent, message))
-            self._events.put((agent, None))
-
-    def _greet(self, connection: socket.socket, lines: wire.Lines) -> Agent:
-        """The agent that proves it is of this job. Raises: BadMessage, OSError for anybody else."""
-        nonce = wire.new_nonce()
-        connection.settimeout(STRANGER_S)
-        connection.sendall(wire.encode({"cyxjax": wire.PROTOCOL, "nonce": nonce}))
-        messages: list[wire.Message] = []
-        while not messages:
-            data = connection.recv(wire.MAX_LINE)
-            if not data:
-                raise wire.BadMessage("no hello")
-            messages = lines.feed(data)
-        hello = messages[0]  # an agent has nothing more to say until it is called
-        why = self._refusal(hello, nonce)
-        if why:
-            connection.sendall(wire.encode({"refused": why}))
-            raise wire.BadMessage(why)
-        connection.settimeout(None)
-        ports.keep_alive(connection)
-        return Agent(connection, str(hello["host"])[:255], hello["nproc"], hello.get("first") is True)
-
-    def _refusal(self, hello: wire.Message, nonce: str) -> str:
-        if not wire.verify(self.place.token, nonce, hello):
-            return "wrong or missing job token. HINT: set CYXJAX_TOKEN alike on every host of the job."
-        if hello.get("run_id") != self.place.run_id:
-            return f"this port belongs to job {self.place.run_id!r}. HINT: give each job its own port."
-        nproc = hello.get("nproc")
-        if not isinstance(nproc, int) or nproc < 1 or not isinstance(hello.get("host"), str):
-            return "a host without a name or ranks. HINT: use one version of cyxjax."
-        return ""
-
-    # -- the caller ---------------------------------------------------------------------------------
+        self._door.close()
+        for agent in list(self._agents):
+            agent.close()
 
     def _call(self) -> None:
         number = 0
