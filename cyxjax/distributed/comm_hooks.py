@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from cyxjax.core.mesh import REPLICATED
-from cyxjax.core.strategy import Reducer
+from cyxjax.core.strategy import Reducer, Sync
 from cyxjax.errors import ConfigError
 from cyxjax.sync.compressed import cast_reducer
 from cyxjax.sync.mean import mean_reducer
@@ -99,9 +99,16 @@ def from_config(comm_hook: Any) -> CommHook:
 def resolve(state: Any, hook: Any) -> CommHook:
     """What `hook(state)` stands for; a bare optax transformation is a reducer without state per replica.
 
-    Raises: ConfigError if it is neither.
+    Raises: ConfigError if it is neither, or a whole strategy: those update the parameters themselves, so
+    that there are no mean gradients for `sync_gradients` to show.
     """
     made = hook(state) if callable(hook) else hook
+    if isinstance(made, Sync):
+        raise ConfigError(
+            "a strategy such as zero1, local_sgd or diloco was given as a communication hook. It updates the "
+            "parameters itself, and a hook only averages gradients. HINT: use the trainer with comm='zero1' "
+            "(or another name), or a hook such as bf16_compress_hook or powerSGD_hook."
+        )
     if isinstance(made, CommHook):
         return made
     if hasattr(made, "init") and hasattr(made, "update"):

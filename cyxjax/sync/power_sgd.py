@@ -77,9 +77,17 @@ def power_sgd_reducer(
     return optax.GradientTransformation(init, update)
 
 
-def power_sgd(optimizer: optax.GradientTransformation, **options: Any) -> Sync:
-    """`power_sgd_reducer(**options)`, then `optimizer` on the mean."""
-    return reduce_then(power_sgd_reducer(**options), optimizer, POWER_SGD_SPEC)
+def power_sgd(
+    optimizer: optax.GradientTransformation,
+    rank: int = 4,
+    start_iter: int = 10,
+    error_feedback: bool = True,
+    warm_start: bool = True,
+    min_compression: float = 2.0,
+) -> Sync:
+    """`power_sgd_reducer`, then `optimizer` on the mean."""
+    reducer = power_sgd_reducer(rank, start_iter, error_feedback, warm_start, min_compression)
+    return reduce_then(reducer, optimizer, POWER_SGD_SPEC)
 
 
 def _compressed_mean(

@@ -1,6 +1,8 @@
 """Strategies by name. A new one is a file beside this and a row here and in the contract test."""
 
 from collections.abc import Callable, Mapping
+from inspect import signature
+from numbers import Integral, Real
 from typing import Any
 
 import optax
@@ -26,6 +28,7 @@ STRATEGIES: dict[str, Callable[..., Sync]] = {
     "local_sgd": local_sgd,
     "diloco": diloco,
 }
+_KINDS: dict[type, type] = {bool: bool, int: Integral, float: Real}  # of a default -> what may be given
 _CLIPS_ITSELF = {"zero1"}  # its optimizer sees parts of the gradients, whose norm says nothing
 
 
@@ -37,11 +40,12 @@ def build_sync(
 ) -> Sync:
     """The strategy `name` around `optimizer`, which sees the mean gradient clipped to `max_grad_norm`.
 
-    Raises: ConfigError for an unknown name or an option it does not take.
+    Raises: ConfigError for an unknown name, an option it does not take or one of another kind.
     """
     if name not in STRATEGIES:
         raise ConfigError(f"comm={name!r} is not a strategy. HINT: {nearest(name, STRATEGIES)}")
     given = dict(options or {})
+    _check_kinds(name, given)
     if max_grad_norm is not None and name in _CLIPS_ITSELF:
         given["max_grad_norm"] = max_grad_norm
     elif max_grad_norm is not None:
@@ -53,6 +57,19 @@ def build_sync(
             f"comm_options={dict(options or {})} do not suit comm={name!r}: {err}. "
             f"HINT: see `help(cyxjax.sync.{name})`."
         ) from err
+
+
+def _check_kinds(name: str, options: Mapping[str, Any]) -> None:
+    """Raises: ConfigError for an option whose kind is not its default's: half a rank, or "no" for false."""
+    for option, parameter in signature(STRATEGIES[name]).parameters.items():
+        value, kind = options.get(option, parameter.default), type(parameter.default)
+        # True is an Integral, and would be rank 1.
+        fits = isinstance(value, bool) == (kind is bool) and isinstance(value, _KINDS.get(kind, object))
+        if option in options and not fits:
+            raise ConfigError(
+                f"comm_options: {option}={value!r} does not suit comm={name!r}, expected {kind.__name__}. "
+                f"HINT: leave it out for {parameter.default!r}."
+            )
 
 
 def _clipping(optimizer: optax.GradientTransformation, max_norm: float) -> optax.GradientTransformation:
