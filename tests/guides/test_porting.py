@@ -1,5 +1,6 @@
 """Every name the porting table promises is there."""
 
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -18,3 +19,7 @@ def test_the_table_has_a_row_for_every_guide_and_no_row_twice():
     assert len(set(ROWS)) == len(ROWS)
     assert len({row.guide for row in ROWS}) == 5
     assert table().count("\n") == len(ROWS) + 1
+
+
+def test_the_readme_shows_the_table():
+    assert table().strip() in (Path(__file__).parents[2] / "README.md").read_text()
