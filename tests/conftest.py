@@ -1,6 +1,8 @@
 """What every test shares: strict dtypes and ranks, and eight virtual CPU devices."""
 
 import os
+import sys
+from collections.abc import Iterator
 
 # Before jax is imported: eight devices in one process need a pool of eight threads, or their
 # collectives starve one another (XLA sizes the pool by NPROC).
@@ -20,3 +22,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 @pytest.fixture(params=[1, 2, 4, 8])
 def num_replicas(request: pytest.FixtureRequest) -> int:
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def no_group_left_behind() -> Iterator[None]:
+    """A trainer makes a group of one if there is none; the next test starts without it."""
+    yield
+    process_group = sys.modules.get("cyxjax.distributed.process_group")
+    if process_group is not None:
+        process_group.finalize()

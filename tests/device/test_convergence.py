@@ -21,6 +21,8 @@ from cyxjax.errors import ConfigError
 from cyxjax.sync.registry import STRATEGIES, build_sync
 from tests.device.helpers import put
 
+pytestmark = pytest.mark.slow  # whole trainings
+
 REPLICAS, BATCH, EPOCHS = 4, 16, 12
 
 # Test accuracy below that of `mean`, at most: 3 of 356 samples. Measured with seed 0: mean, bucketed, the

@@ -10,7 +10,7 @@ import pytest
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED, EXIT_USER_ERROR
 from tests.faults.launching import Run, start, until
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 
 class Hosts:

@@ -10,7 +10,7 @@ from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
 from cyxjax.train import audit_cli
 from cyxjax.train.checkpoint import Checkpointer
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 LAST = EPOCHS * STEPS_PER_EPOCH
 IN_FLIGHT = 2  # steps already sent off when a rank asks to stop
 

@@ -93,9 +93,7 @@ def test_a_device_that_this_process_has_is_accepted(device):
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "gpu", "cpu:7", 7, -1])
 def test_another_device_is_named_with_those_there_are(device):
-    with pytest.raises(
-        ConfigError, match="does not match: rank 0 trains on cpu:0, cpu:1"
-    ):
+    with pytest.raises(ConfigError, match="does not match: rank 0 trains on cpu:0, cpu:1"):
         simple(device)
 
 
