@@ -1,0 +1,37 @@
+"""Several CPU devices in one process, many steps queued: blocking collectives must not starve one another.
+
+XLA sizes its thread pool by NPROC; with fewer threads than devices a queued step can hold the threads that an
+earlier one waits for, and after 40 s XLA aborts the process.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.multiprocess
+
+TRAIN = """
+import numpy as np
+import cyxjax as cx
+
+cx.distributed.init(cpu_devices=8)
+x = np.random.default_rng(0).normal(size=(6400, 16)).astype(np.float32)
+y = (x[:, 0] > 0).astype(np.int32)
+trainer = cx.distributed.DistributedTrainer(
+    cx.get_model("mlp")(num_classes=2), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1)
+)
+config = cx.distributed.DistributedTrainingConfig(
+    epochs=4, batch_size=2, steps_in_flight=32, verbose=False, checkpoint_every_n_epochs=0
+)
+print(trainer.fit(x, y, config).num_steps)
+"""
+
+
+def test_eight_devices_on_few_cores_finish_1600_queued_steps():
+    ours = ("NPROC", "CYXJAX_NPROC", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
+    env = {k: v for k, v in os.environ.items() if k not in ours}
+    done = subprocess.run([sys.executable, "-c", TRAIN], env=env, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1600"]
