@@ -25,9 +25,14 @@ def num_replicas(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(autouse=True)
-def no_group_left_behind() -> Iterator[None]:
-    """A trainer makes a group of one if there is none; the next test starts without it."""
+def nothing_left_behind() -> Iterator[None]:
+    """A trainer makes a group of one if there is none, and `init` writes what jax reads into the environment:
+    the next test starts without either, and so do the processes it starts."""
+    before = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     yield
     process_group = sys.modules.get("cyxjax.distributed.process_group")
     if process_group is not None:
         process_group.finalize()
+    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update(before)
