@@ -77,9 +77,10 @@ def test_a_run_folder_has_one_job_and_a_dead_one_s_is_taken_over(jobs, tmp_path)
     assert "Resuming from step" in taken.text
 
 
-def test_data_that_is_not_there_is_named_before_anything_is_written(tmp_path, capsys):
+def test_data_that_is_not_there_is_named_before_anything_is_written(jobs, tmp_path):
     config = write_experiment(tmp_path)
     (tmp_path / "data.npz").unlink()
-    assert cli.main(["train", "--config", str(config)]) == EXIT_CONFIG
-    assert "data.npz" in capsys.readouterr().err
+    ended = jobs.run(config)
+    assert ended.codes == [EXIT_CONFIG], ended.text
+    assert "data.npz" in ended.text
     assert not (tmp_path / "run").exists()
