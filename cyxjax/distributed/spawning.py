@@ -99,8 +99,8 @@ class Spawned:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     return False
+                self._raise_first_error()  # before the wait: one that is gone already wakes nobody
                 wait([process.sentinel for process in running], left)
-                self._raise_first_error()
         except BaseException:
             self._stop()
             raise

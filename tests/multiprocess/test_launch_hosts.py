@@ -15,7 +15,7 @@ import pytest
 from cyxjax.errors import EXIT_SECONDARY
 from tests.faults.launching import RANK, processes_with, until
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.root]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.root, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 
 
