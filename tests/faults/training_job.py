@@ -31,7 +31,8 @@ def plan_fault(text: str, rank: int) -> None:
     number = signal.Signals[f"SIG{what}"]
 
     def strike() -> None:
-        for _ in range(int(*times or ["1"])):
+        for i in range(int(*times or ["1"])):
+            time.sleep(0.3 * (i > 0))  # two signals at once may arrive as one
             os.kill(os.getpid(), number)
 
     (strike_in_a_write if phase == "write" else strike_at_a_beat)(phase, int(step), strike)
