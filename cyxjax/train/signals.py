@@ -51,6 +51,8 @@ class StopSignals:
             self.received = signal.Signals(number)
             return
         previous = self._previous.get(number)
+        if number == signal.SIGINT and not callable(previous):
+            previous = signal.default_int_handler  # a job in the background is born ignoring Ctrl-C
         if callable(previous):
             previous(number, frame)
         os._exit(EXIT_INTERRUPT if number == signal.SIGINT else 128 + number)
