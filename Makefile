@@ -20,7 +20,8 @@ lint: $(READY)
 
 setup: $(READY)
 
-# Done once: the stamp is newer than what it was made from. Every package is checked against its hash.
+# Done once: the stamp is newer than what it was made from. Every package is checked against its hash, and
+# all is compiled to bytecode: where PYTHONDONTWRITEBYTECODE is set, each process of a run would do it anew.
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is older than 3.11. HINT: make PYTHON=python3.12"; exit 2; }
@@ -29,6 +30,7 @@ $(READY): requirements.lock pyproject.toml
 	  { echo "$(PYTHON) cannot make $(VENV). HINT: on Debian, apt-get install python3-venv"; exit 2; }
 	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(RUN) -m compileall -q cyxjax
 	@touch $@
 
 # Versions for every supported Python at once, with hashes and without addresses; needs uv.

@@ -6,14 +6,13 @@ Why our own: flax averages replica means without their counts (flax#2417), wrong
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import linen, nnx
 from jax import lax
 
 
@@ -67,51 +66,7 @@ def weighted_moments(x: jax.Array, feature_axes: tuple[int, ...] = (-1,)) -> tup
     return mean, total((rows * centred * centred).sum(dims)) / count
 
 
-def linen_batch_norm(next_fun: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
-    """A `linen.intercept_methods` interceptor: BatchNorm in training with our statistics.
-
-    Everything but the statistics is the module's own: its momentum, epsilon, dtype and variables.
-    """
-    module = context.module
-    if not isinstance(module, linen.BatchNorm) or context.method_name != "__call__":
-        return next_fun(*args, **kwargs)
-    running = linen.merge_param(
-        "use_running_average",
-        module.use_running_average,
-        kwargs.get("use_running_average", args[1] if len(args) > 1 else None),
-    )
-    if running or module.is_initializing():
-        return next_fun(*args, **kwargs)
-    x = args[0] if args else kwargs["x"]
-    features = _axes(module.axis, x.ndim)
-    mean, var = weighted_moments(x, features)
-    for name, batch in (("mean", mean), ("var", var)):
-        old = module.get_variable("batch_stats", name)
-        module.put_variable("batch_stats", name, module.momentum * old + (1 - module.momentum) * batch)
-    scale = module.get_variable("params", "scale") if module.use_scale else None
-    bias = module.get_variable("params", "bias") if module.use_bias else None
-    return _normalise(x, mean, var, scale, bias, features, module.epsilon, module.dtype)
-
-
-class WeightedBatchNorm(nnx.BatchNorm):
-    """`nnx.BatchNorm` whose training statistics are ours; the adapter retypes a model's norms to it."""
-
-    def __call__(
-        self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None
-    ) -> jax.Array:
-        running = self.use_running_average if use_running_average is None else use_running_average
-        if running:
-            return super().__call__(x, use_running_average=True, mask=mask)
-        features = _axes(self.axis, x.ndim)
-        mean, var = weighted_moments(x, features)
-        self.mean[...] = self.momentum * self.mean[...] + (1 - self.momentum) * mean
-        self.var[...] = self.momentum * self.var[...] + (1 - self.momentum) * var
-        scale = None if self.scale is None else self.scale[...]
-        bias = None if self.bias is None else self.bias[...]
-        return _normalise(x, mean, var, scale, bias, features, self.epsilon, self.dtype)
-
-
-def _normalise(
+def normalise(
     x: jax.Array,
     mean: jax.Array,
     var: jax.Array,
@@ -134,5 +89,5 @@ def _normalise(
     return y.astype(x.dtype if dtype is None else dtype)
 
 
-def _axes(axis: int | tuple[int, ...], ndim: int) -> tuple[int, ...]:
+def as_axes(axis: int | tuple[int, ...], ndim: int) -> tuple[int, ...]:
     return tuple(a % ndim for a in (axis if isinstance(axis, tuple) else (axis,)))

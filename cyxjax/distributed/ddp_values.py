@@ -4,9 +4,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 
-from cyxjax.core.adapter import ModelFns
+from cyxjax.core.adapter import ModelFns, is_module_of
 from cyxjax.distributed.agreement import describe, leaf_type
 from cyxjax.errors import DataError
 from cyxjax.models.sequential import SequentialModel
@@ -16,7 +15,7 @@ PyTree = Any
 
 def needs_inputs(model: Any) -> bool:
     """False for models that are born with values or know their own shapes."""
-    return not isinstance(model, nnx.Module | SequentialModel)
+    return not (isinstance(model, SequentialModel) or is_module_of("flax.nnx", model))
 
 
 def first_values(fns: ModelFns, seed: int, inputs: PyTree) -> tuple[PyTree, PyTree]:
@@ -31,11 +30,10 @@ def hand_back(model: Any, params: PyTree, model_state: PyTree) -> None:
     """Puts trained values into `model` if it is of a kind that holds any (linen modules do not)."""
     if isinstance(model, SequentialModel):
         model.set_values(params, model_state)
-    elif isinstance(model, nnx.Module):
-        _, own, _, _, rest = nnx.split(model, nnx.Param, nnx.RngKey, nnx.RngCount, ...)
-        nnx.replace_by_pure_dict(own, params)
-        nnx.replace_by_pure_dict(rest, model_state)
-        nnx.update(model, own, rest)
+    elif is_module_of("flax.nnx", model):
+        from cyxjax.core import nnx_models
+
+        nnx_models.hand_back(model, params, model_state)
 
 
 def as_rows(inputs: PyTree) -> tuple[PyTree, int]:

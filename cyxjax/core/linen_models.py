@@ -1,0 +1,60 @@
+"""flax.linen modules as `ModelFns`; only a model of theirs loads this file, and with it half of Flax."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import linen
+
+from cyxjax.core.adapter import ModelFns, call_mode
+from cyxjax.core.batch_stats import as_axes, normalise, weighted_moments
+
+PyTree = Any
+
+
+def from_linen(module: linen.Module) -> ModelFns:
+    def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
+        keys = dict(zip(("params", "dropout"), jax.random.split(key), strict=True))
+        variables = dict(
+            jax.jit(lambda k, x: module.init(k, x, **call_mode(module.__call__, False)))(keys, inputs)
+        )
+        return variables.pop("params", {}), variables
+
+    def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
+        variables = {"params": params, **model_state}
+        mode = call_mode(module.__call__, train)
+        if not train:
+            return module.apply(variables, inputs, **mode), model_state
+        with linen.intercept_methods(_batch_norm):
+            output, new_state = module.apply(
+                variables, inputs, mutable=list(model_state), rngs={"dropout": key}, **mode
+            )
+        return output, dict(new_state)
+
+    return ModelFns(init, apply)
+
+
+def _batch_norm(next_fun: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
+    """A `linen.intercept_methods` interceptor: BatchNorm in training with our statistics.
+
+    Everything but the statistics is the module's own: its momentum, epsilon, dtype and variables.
+    """
+    module = context.module
+    if not isinstance(module, linen.BatchNorm) or context.method_name != "__call__":
+        return next_fun(*args, **kwargs)
+    running = linen.merge_param(
+        "use_running_average",
+        module.use_running_average,
+        kwargs.get("use_running_average", args[1] if len(args) > 1 else None),
+    )
+    if running or module.is_initializing():
+        return next_fun(*args, **kwargs)
+    x = args[0] if args else kwargs["x"]
+    features = as_axes(module.axis, x.ndim)
+    mean, var = weighted_moments(x, features)
+    for name, batch in (("mean", mean), ("var", var)):
+        old = module.get_variable("batch_stats", name)
+        module.put_variable("batch_stats", name, module.momentum * old + (1 - module.momentum) * batch)
+    scale = module.get_variable("params", "scale") if module.use_scale else None
+    bias = module.get_variable("params", "bias") if module.use_bias else None
+    return normalise(x, mean, var, scale, bias, features, module.epsilon, module.dtype)

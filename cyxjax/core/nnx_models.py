@@ -1,0 +1,80 @@
+"""flax.nnx modules as `ModelFns`; only a model of theirs loads this file, and with it half of Flax."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cyxjax.core.adapter import ModelFns, call_mode
+from cyxjax.core.batch_stats import as_axes, normalise, weighted_moments
+
+PyTree = Any
+
+
+def from_nnx(module: nnx.Module) -> ModelFns:
+    """nnx models are born with values: `init` returns those and ignores its key."""
+    model = nnx.clone(module)
+    for _, part in nnx.iter_modules(model):
+        if type(part) is nnx.BatchNorm:
+            part.__class__ = WeightedBatchNorm
+    graphs = {}
+    for train in (False, True):  # the mode is static structure in nnx: one graph each
+        (model.train if train else model.eval)()
+        graphs[train], params, keys, counts, rest = nnx.split(model, nnx.Param, nnx.RngKey, nnx.RngCount, ...)
+
+    def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
+        del key, inputs
+        return jax.tree.map(jnp.array, (nnx.to_pure_dict(params), nnx.to_pure_dict(rest)))
+
+    def apply(p: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
+        states = [_filled(params, p), _rekeyed(keys, key), counts, _filled(rest, model_state)]
+        whole = nnx.merge(graphs[train], *states, copy=True)
+        output = whole(inputs, **call_mode(type(whole).__call__, train))
+        return output, nnx.to_pure_dict(nnx.state(whole, _is_rest)) if train else model_state
+
+    return ModelFns(init, apply)
+
+
+def _is_rest(path: Any, value: Any) -> bool:
+    del path
+    return isinstance(value, nnx.Variable) and not isinstance(value, nnx.Param | nnx.RngKey | nnx.RngCount)
+
+
+def _filled(template: nnx.State, values: PyTree) -> nnx.State:
+    """`template` holding `values` (a pure dict), without touching `template`."""
+    state = jax.tree.map(lambda x: x, template)
+    nnx.replace_by_pure_dict(state, values)
+    return state
+
+
+def _rekeyed(keys: nnx.State, key: jax.Array) -> nnx.State:
+    """The model's random streams, keyed anew from this step's key: draws depend on nothing else."""
+    leaves, tree = jax.tree.flatten(keys)
+    return jax.tree.unflatten(tree, [jax.random.fold_in(key, i) for i in range(len(leaves))])
+
+
+def hand_back(module: nnx.Module, params: PyTree, model_state: PyTree) -> None:
+    """Puts trained values into `module`."""
+    _, own, _, _, rest = nnx.split(module, nnx.Param, nnx.RngKey, nnx.RngCount, ...)
+    nnx.replace_by_pure_dict(own, params)
+    nnx.replace_by_pure_dict(rest, model_state)
+    nnx.update(module, own, rest)
+
+
+class WeightedBatchNorm(nnx.BatchNorm):
+    """`nnx.BatchNorm` whose training statistics are ours; the adapter retypes a model's norms to it."""
+
+    def __call__(
+        self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None
+    ) -> jax.Array:
+        running = self.use_running_average if use_running_average is None else use_running_average
+        if running:
+            return super().__call__(x, use_running_average=True, mask=mask)
+        features = as_axes(self.axis, x.ndim)
+        mean, var = weighted_moments(x, features)
+        self.mean[...] = self.momentum * self.mean[...] + (1 - self.momentum) * mean
+        self.var[...] = self.momentum * self.var[...] + (1 - self.momentum) * var
+        scale = None if self.scale is None else self.scale[...]
+        bias = None if self.bias is None else self.bias[...]
+        return normalise(x, mean, var, scale, bias, features, self.epsilon, self.dtype)
