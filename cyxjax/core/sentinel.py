@@ -27,6 +27,19 @@ class Difference(NamedTuple):
     source: int | None  # a replica of the majority; None: no value is held by more than half
 
 
+class Sentinel(NamedTuple):
+    """What compares the replicas of one kind of state; compiled at its first use."""
+
+    spec: PyTree  # PartitionSpec prefix of the state: what is kept per replica is not compared
+    fingerprints: Callable[[PyTree], jax.Array]
+    heal: Callable[[PyTree, np.ndarray], PyTree]
+
+
+def build_sentinel(mesh: Mesh, spec: PyTree) -> Sentinel:
+    """For states placed as `spec` says on `mesh`."""
+    return Sentinel(spec, build_fingerprints(mesh, spec), build_heal(mesh, spec))
+
+
 def replicated_part(tree: PyTree, spec: PyTree) -> PyTree:
     """`tree` with None in place of what is kept per replica."""
     return by_spec(lambda leaf, s: leaf if s == REPLICATED else None, tree, spec)

@@ -13,7 +13,14 @@ from cyxjax.core.memory import with_remat
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.precision import parse_policy, with_policy
-from cyxjax.core.step import build_consensus, build_eval_step, build_predict_step, build_train_step
+from cyxjax.core.sentinel import Sentinel, build_sentinel
+from cyxjax.core.step import (
+    build_consensus,
+    build_eval_step,
+    build_predict_step,
+    build_train_step,
+    state_spec,
+)
 from cyxjax.core.strategy import Sync
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
 from cyxjax.sync.registry import build_sync
@@ -49,6 +56,7 @@ class Built(NamedTuple):
     predict_step: Callable
     learning_rate: Callable[[int], float]
     batch_size: int
+    sentinel: Sentinel
     agreed: Callable  # state -> the state all replicas agree on, to go on from
 
 
@@ -88,6 +96,7 @@ def build(
         build_predict_step(fns, mesh),
         callbacks.learning_rate(recipe.callbacks, lambda step: base * float(factor(max(step - 1, 0)))),
         batch_size(config, mesh),
+        build_sentinel(mesh, state_spec(sync)),
         agreed,
     )
 

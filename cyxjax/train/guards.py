@@ -6,7 +6,6 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 
 from cyxjax.core.mesh import num_replicas
-from cyxjax.core.step import state_spec
 from cyxjax.observe.console import Console
 from cyxjax.observe.sinks import Sink
 from cyxjax.train.black_box import BlackBoxHook
@@ -64,8 +63,8 @@ def _sentinel(saves: Hook, guards: Guards) -> list[Hook]:
         return []
     return [
         SentinelHook(
-            guards.mesh,
-            state_spec(guards.built.sync),
+            guards.built.sentinel,
+            [device.process_index for device in guards.mesh.devices.flat],
             every=config.sentinel_every_n_steps,
             policy=config.on_desync,
             saving=saves.wants_state,

@@ -1,13 +1,12 @@
 """Compares the replicas every so many steps and before each save, so that no checkpoint is of one alone."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from jax.sharding import Mesh
 
 from cyxjax.core.mesh import local_value
-from cyxjax.core.sentinel import Difference, build_fingerprints, build_heal, differences, leaf_names
+from cyxjax.core.sentinel import Difference, Sentinel, differences, leaf_names
 from cyxjax.core.step import TrainState
 from cyxjax.errors import DesyncError
 from cyxjax.train.loop import Hook, Moment, Position
@@ -18,23 +17,22 @@ _SHOWN = 3  # leaves named in a message; the rest are counted
 class SentinelHook(Hook):
     """Raises DesyncError where replicas differ; or warns; or gives all of them what most of them hold.
 
-    spec: PartitionSpec prefix of the state: what is kept per replica is not compared.
+    ranks: of each replica.
     saving: (position, asked to save) -> whether a checkpoint is about to be written.
     """
 
     def __init__(
         self,
-        mesh: Mesh,
-        spec: Any,
+        sentinel: Sentinel,
+        ranks: list[int],
         *,
         every: int,
         policy: Literal["abort", "warn", "heal"],
         saving: Callable[[Position, bool], bool],
         warn: Callable[[str], None],
     ):
-        self._mesh, self._spec, self._policy, self._warn = mesh, spec, policy, warn
+        self._sentinel, self._ranks, self._policy, self._warn = sentinel, ranks, policy, warn
         self._every, self._saving = every, saving
-        self._fingerprints, self._heal = build_fingerprints(mesh, spec), build_heal(mesh, spec)
         self._told: set[str] = set()
         self._seen = -1  # the step that was compared last
 
@@ -43,11 +41,11 @@ class SentinelHook(Hook):
 
     def on_state(self, moment: Moment, ended: bool = False) -> TrainState | None:
         self._seen = moment.position.step
-        names = leaf_names(moment.state, self._spec)
-        found = differences(local_value(self._fingerprints(moment.state)), names)
+        names = leaf_names(moment.state, self._sentinel.spec)
+        found = differences(local_value(self._sentinel.fingerprints(moment.state)), names)
         if not found:
             return None
-        text = describe(found, moment.position.step, self._ranks())
+        text = describe(found, moment.position.step, self._ranks)
         if self._policy == "heal" and not ended and all(d.source is not None for d in found):
             self._warn(f"WARNING: {text} All replicas now hold what most of them held.")
             return self._healed(moment.state, found, names)
@@ -65,16 +63,13 @@ class SentinelHook(Hook):
         for difference in found:
             assert difference.source is not None
             sources[names.index(difference.leaf)] = difference.source
-        return self._heal(state, sources)
+        return self._sentinel.heal(state, sources)
 
     def _warn_once(self, text: str, found: list[Difference]) -> None:
         new = {difference.leaf for difference in found} - self._told
         if new:
             self._told |= new
             self._warn(f"WARNING: {text} Training goes on; these leaves are not named again.")
-
-    def _ranks(self) -> list[int]:
-        return [device.process_index for device in self._mesh.devices.flat]
 
 
 def describe(found: list[Difference], step: int, ranks: list[int]) -> str:
