@@ -28,11 +28,11 @@ def spawn(
     With RANK and WORLD_SIZE in the environment this host's ranks start there, among those of other hosts.
     join: waits for all; otherwise returns a `Spawned` to `join()` later.
     Raises: SpawnError with the first failed process's traceback, after the others were stopped; ConfigError
-        in a notebook, whose functions a fresh process cannot import.
+        for a function of a notebook, which a fresh process cannot import.
     """
     if nprocs < 1:
         raise ConfigError(f"nprocs={nprocs}: expected at least one process. HINT: spawn(fn, nprocs=2).")
-    _refuse_notebook(nprocs)
+    _refuse_notebook(fn, nprocs)
     first, world_size, elsewhere = child_env.first_rank_and_world(nprocs)
     if first + nprocs > world_size:
         raise ConfigError(
@@ -204,11 +204,12 @@ def _told(pipe: Connection) -> str:
         return ""
 
 
-def _refuse_notebook(nprocs: int) -> None:
-    main = sys.modules["__main__"]
-    if getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None:
+def _refuse_notebook(fn: Callable[..., Any], nprocs: int) -> None:
+    main, home = sys.modules["__main__"], getattr(fn, "__module__", None)
+    unnamed = getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None
+    if home == "__main__" and unnamed:
         raise ConfigError(
-            "spawn was called from a notebook or an interactive session, whose functions a fresh process "
+            "spawn was given a function of a notebook or an interactive session, which a fresh process "
             "cannot import. One process over all local devices trains here as well. HINT: save it as "
             f"train.py and run `python -m cyxjax.launch --nproc-per-node {nprocs} train.py`."
         )

@@ -136,9 +136,13 @@ def test_buckets_are_a_compiler_option_on_gpus():
 
 
 def test_spawn_from_a_notebook_gives_the_command_instead(monkeypatch):
+    def train(rank, world_size):
+        raise AssertionError("must not be called")
+
+    train.__module__ = "__main__"
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
     with pytest.raises(ConfigError, match=r"python -m cyxjax.launch --nproc-per-node 2 train.py"):
-        cx.distributed.spawn(print, nprocs=2)
+        cx.distributed.spawn(train, nprocs=2)
 
 
 def test_spawn_refuses_more_ranks_than_the_world_has(monkeypatch):

@@ -9,8 +9,6 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.distributed import process_group
-from cyxjax.distributed.spawning import _refuse_notebook
-from cyxjax.errors import ConfigError
 from cyxjax.launch import backend
 from cyxjax.launch.environment import collective_timeout_s
 from cyxjax.launch.options import parse
@@ -169,12 +167,3 @@ def test_trackers_open_on_rank_zero_only(tmp_path):
 
 def test_nccl_s_timeout_is_honoured():
     assert collective_timeout_s({"NCCL_TIMEOUT": "1800"}) == 1800
-
-
-def test_several_processes_from_a_notebook_are_refused_with_the_command(monkeypatch):
-    import sys
-
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", None, raising=False)
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)
-    with pytest.raises(ConfigError, match=r"python -m cyxjax.launch --nproc-per-node 2 train.py"):
-        _refuse_notebook(2)
