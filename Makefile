@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 CONFIG ?= configs/digits.yaml
+TEST_WORKERS ?= 2
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
@@ -11,7 +12,7 @@ train: $(READY)
 	$(RUN) -m cyxjax.train --config $(CONFIG) $(ARGS)
 
 test: $(READY)
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
 
 lint: $(READY)
 	$(RUN) -m ruff format --check .
