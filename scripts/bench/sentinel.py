@@ -47,9 +47,7 @@ def main() -> None:
     print(f"a step without it            {step:6.3f} ms")
     print(f"one comparison               {one:6.3f} ms (from runs that compare at every step)")
     print(f"every {DEFAULT} steps, computed    {one / DEFAULT / step:6.2%} of a step")
-    print(
-        f"every {DEFAULT} steps, measured    {default - 1:+6.2%} (runs themselves differ by more)"
-    )
+    print(f"every {DEFAULT} steps, measured    {default - 1:+6.2%} (runs themselves differ by more)")
 
 
 if __name__ == "__main__":
