@@ -8,9 +8,13 @@ Shape suffixes: B samples, T places in the text, D width of the model, N heads, 
 V tokens in the vocabulary.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import lax
 
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.models.options import Count, Rate
@@ -32,7 +36,7 @@ class Attention(nn.Module):
         qkv = nn.Dense(3 * D, self.use_bias, kernel_init=nn.initializers.normal(_STDDEV), name="qkv")(x_BTD)
         shape = (B, T, self.num_heads, D // self.num_heads)
         q_BTNK, k_BTNK, v_BTNK = (part.reshape(shape) for part in jnp.split(qkv, 3, axis=-1))
-        y_BTNK = jax.nn.dot_product_attention(q_BTNK, k_BTNK, v_BTNK, is_causal=True)
+        y_BTNK = _attend(q_BTNK, k_BTNK, v_BTNK)
         out_init = nn.initializers.normal(self.out_stddev)
         return nn.Dense(D, self.use_bias, kernel_init=out_init, name="out")(y_BTNK.reshape(B, T, D))
 
@@ -115,6 +119,27 @@ class GPT(nn.Module):
                 f"GPT got texts of {tokens_BT.shape[1]} tokens, expected at most "
                 f"context_length={self.context_length}. HINT: cut the texts, or raise context_length."
             )
+
+
+def _attend(q_BTNK: jax.Array, k_BTNK: jax.Array, v_BTNK: jax.Array) -> jax.Array:
+    """The values of places 0..t, weighted by how well their keys fit the query of place t.
+
+    jax's attention asks for the precision F16_F16_F32, which jax 0.10.2 does not lower on CPU: there float16
+    is widened first, for the same products and sums. Elsewhere the fused kernels stay.
+    """
+    narrow = partial(jax.nn.dot_product_attention, is_causal=True)
+    if q_BTNK.dtype != jnp.float16:
+        return narrow(q_BTNK, k_BTNK, v_BTNK)
+    return lax.platform_dependent(q_BTNK, k_BTNK, v_BTNK, cpu=_widened(narrow), default=narrow)
+
+
+def _widened(attend: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """`attend` on float32 copies of its arguments; what comes out has their dtype again."""
+
+    def wide(*parts: jax.Array) -> jax.Array:
+        return attend(*(part.astype(jnp.float32) for part in parts)).astype(parts[0].dtype)
+
+    return wide
 
 
 def _norm(name: str, use_bias: bool) -> nn.LayerNorm:

@@ -205,6 +205,23 @@ def test_gpt_computes_in_bfloat16_and_returns_float32():
     assert logits.dtype == jnp.float32
 
 
+@pytest.mark.parametrize("remat", [False, True])
+def test_gpt_computes_gradients_in_float16(remat):
+    # On CPU the attention alone is widened; all else is rounded to 2^-11 a product.
+    model, variables, tokens = tiny_gpt(remat=remat, num_layers=1)
+
+    def loss(v, dtype):
+        v = jax.tree.map(lambda a: a.astype(dtype), v)
+        with jax.numpy_dtype_promotion("standard"):
+            return (model.apply(v, tokens) ** 2).mean()
+
+    run = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    (half, half_grads), (whole, grads) = run(variables, jnp.float16), run(variables, jnp.float32)
+    assert abs(half - whole) < 0.01 * whole
+    norm = lambda tree: np.sqrt(sum(float((a**2).sum()) for a in jax.tree.leaves(tree)))  # noqa: E731
+    assert norm(jax.tree.map(jnp.subtract, half_grads, grads)) < 0.01 * norm(grads)
+
+
 @pytest.mark.parametrize(
     ("options", "tokens", "error", "message"),
     [
