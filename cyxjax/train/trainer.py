@@ -22,7 +22,7 @@ from cyxjax.launch.beat import beat
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.sinks import NullSink, Sink
 from cyxjax.train import callbacks as called
-from cyxjax.train import guards, loop, moments, out_of_memory, rollback, vault
+from cyxjax.train import guards, loop, moments, out_of_memory, rehearsal, rollback, vault
 from cyxjax.train import inputs as fit_inputs
 from cyxjax.train.build import Built, Recipe, build, effective_batch_size, program_shape
 from cyxjax.train.callbacks import EarlyStopping, RunParts
@@ -111,8 +111,9 @@ class DistributedTrainer:
         found, config = fit_inputs.parse(data, config, local, num_replicas(self._mesh))
         feed = build_feed(found, config, self._mesh, self._ledger.open())
         self._prepare(config, fit_inputs.first_inputs(found.train), feed.steps_per_epoch, schedule)
+        built, state = self._ready(None)
+        rehearsal.check_precision(built, state, self._inputs, config.precision, num_replicas(self._mesh))
         if found.indexed:
-            built, state = self._ready(None)
             seen = jax.eval_shape(built.program.consensus, state)
             run = lambda inputs: jax.eval_shape(built.predict_step, seen, inputs)  # noqa: E731
             fit_inputs.check(found, run, self._recipe.loss, num_replicas(self._mesh))

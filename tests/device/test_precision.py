@@ -5,10 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen
 
 from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
+from cyxjax.core.losses import CrossEntropyLoss, MSELoss
 from cyxjax.errors import ConfigError
+from cyxjax.models.gpt import GPT
 from cyxjax.sync.registry import STRATEGIES, build_sync
+from cyxjax.train.config import DistributedTrainingConfig
+from cyxjax.train.trainer import DistributedTrainer
 from tests.device.sync_helpers import Alone, mean_of, params, random_grads, whole_grads
 from tests.device.test_sync_contract import EXACT, USUAL
 
@@ -78,3 +83,40 @@ def test_mean_of_the_rest_is_not_taken():
     wanted = jax.tree.map(np.subtract, params(), mean_of(grads))
     jax.tree.map(np.testing.assert_array_equal, alone.step(grads).copies()[1], wanted)
     assert jnp.isfinite(alone.state.params["gain"])
+
+
+def flax():
+    """Flax's norms widen half precision on their own, which tests refuse elsewhere."""
+    return jax.numpy_dtype_promotion("standard")
+
+
+class OwnAttention(linen.Module):
+    """Asks jax for attention itself."""
+
+    @linen.compact
+    def __call__(self, x):
+        y = linen.Dense(4)(x)[:, :, None]
+        return jax.nn.dot_product_attention(y, y, y)[:, :, 0]
+
+
+@pytest.mark.parametrize("form", ["arrays", "loader"])
+def test_float16_that_the_backend_lacks_is_refused_before_anything_is_written(tmp_path, form):
+    x = np.ones((16, 3, 4), np.float32)
+    data = (x, x) if form == "arrays" else ({"batch": (x, x)}.values(),)  # iterable, without an index
+    config = DistributedTrainingConfig(batch_size=2, precision="float16", checkpoint_dir=str(tmp_path / "c"))
+    trainer = DistributedTrainer(OwnAttention(), MSELoss(), optax.sgd(0.1))
+    with pytest.raises(ConfigError, match="precision='float16'.*backend 'cpu'.*HINT: .*bfloat16"), flax():
+        trainer.fit(*data, config)
+    assert not list(tmp_path.iterdir())
+
+
+def test_gpt_trains_in_float16(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 16, (32, 8)).astype(np.int32)
+    gpt = GPT(vocab_size=16, context_length=8, num_layers=1, num_heads=2, width=16)
+    config = DistributedTrainingConfig(
+        epochs=3, batch_size=2, precision="float16", checkpoint_dir=str(tmp_path), checkpoint_every_n_epochs=0
+    )
+    with flax():
+        history = DistributedTrainer(gpt, CrossEntropyLoss(), optax.adam(0.01)).fit(tokens, tokens, config)
+    assert history.train_losses[2] < 0.9 * history.train_losses[0]
+    assert history.skipped_steps == 0
