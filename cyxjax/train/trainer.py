@@ -22,27 +22,20 @@ from cyxjax.launch.beat import beat
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.sinks import NullSink, Sink
 from cyxjax.train import callbacks as called
-from cyxjax.train import guards, loop, moments, out_of_memory, rehearsal, rollback, vault
 from cyxjax.train import inputs as fit_inputs
+from cyxjax.train import loop, moments, out_of_memory, rehearsal, rollback, vault
 from cyxjax.train.build import Built, Recipe, build, effective_batch_size, program_shape
-from cyxjax.train.callbacks import EarlyStopping, RunParts
 from cyxjax.train.checkpoint import Checkpointer
 from cyxjax.train.config import DistributedTrainingConfig
 from cyxjax.train.feed import build_feed, eval_batches
 from cyxjax.train.history import DistributedTrainingHistory
-from cyxjax.train.hooks import (
-    CheckpointHook,
-    HistoryHook,
-    RecordHook,
-    StopHook,
-    TerminateOnNaN,
-    latest,
-)
 from cyxjax.train.ledger_hook import LedgerHook, StreamFacts
 from cyxjax.train.loop import Feed, Hook, Moment, Position
+from cyxjax.train.run_hooks import Run, build_hooks
 from cyxjax.train.signals import StopSignals
 
 PyTree = Any
+_UNTRAINED = "this trainer has no parameters yet. HINT: call fit(...) or load_checkpoint(...) first."
 
 
 class DistributedTrainer:
@@ -71,6 +64,7 @@ class DistributedTrainer:
         )
         self._group = process_group.ensure()
         self._mesh = self._group.mesh
+        self._replicas = num_replicas(self._mesh)
         self._remat = "none"
         self._config = DistributedTrainingConfig()
         self._built: Built | None = None
@@ -108,15 +102,15 @@ class DistributedTrainer:
     ) -> tuple[Feed, DistributedTrainingConfig]:
         """What `fit` does before it writes or trains anything: the data and configuration fit together."""
         local = len(local_replicas(self._mesh))
-        found, config = fit_inputs.parse(data, config, local, num_replicas(self._mesh))
+        found, config = fit_inputs.parse(data, config, local, self._replicas)
         feed = build_feed(found, config, self._mesh, self._ledger.open())
         self._prepare(config, fit_inputs.first_inputs(found.train), feed.steps_per_epoch, schedule)
         built, state = self._ready(None)
-        rehearsal.check_precision(built, state, self._inputs, config.precision, num_replicas(self._mesh))
+        rehearsal.check_precision(built, state, self._inputs, config.precision, self._replicas)
         if found.indexed:
             seen = jax.eval_shape(built.program.consensus, state)
             run = lambda inputs: jax.eval_shape(built.predict_step, seen, inputs)  # noqa: E731
-            fit_inputs.check(found, run, self._recipe.loss, num_replicas(self._mesh))
+            fit_inputs.check(found, run, self._recipe.loss, self._replicas)
         return feed, config
 
     def evaluate(self, X: Any, y: Any = None, *, batch_size: int | None = None) -> tuple[float, float]:
@@ -144,7 +138,7 @@ class DistributedTrainer:
         each = batch_size or built.batch_size
         mine = local_replicas(self._mesh)
         parts = []
-        for start in range(0, rows, each * num_replicas(self._mesh)):
+        for start in range(0, rows, each * self._replicas):
             places = np.arange(start + mine.start * each, start + mine.stop * each) % rows
             inputs = put_rows(self._mesh, jax.tree.map(lambda a, p=places: np.asarray(a)[p], X))
             parts.append(self._gather(built.predict_step(state, inputs)))
@@ -156,8 +150,7 @@ class DistributedTrainer:
         Ranks need not call it together unless the strategy keeps a part of the state on each (zero1,
         local_sgd, ...). Raises: CheckpointError if it cannot be written.
         """
-        self._ready(None)
-        self._save_at(path, self._require_moment())
+        self._save_at(path, self.moment)
 
     def load_checkpoint(self, path: str, step: int | None = None) -> None:
         """Goes back to what `save_checkpoint` (or a run) saved in `path`: its newest good step, or `step`.
@@ -201,12 +194,14 @@ class DistributedTrainer:
     @property
     def state(self) -> TrainState:
         """The training state on the devices. Raises: GroupError before the first fit or load."""
-        return self._require_moment().state
+        return self.moment.state
 
     @property
     def moment(self) -> Moment:
         """Where training stands. Raises: GroupError before the first fit or load."""
-        return self._require_moment()
+        if self._moment is None:
+            raise GroupError(_UNTRAINED)
+        return self._moment
 
     @property
     def stream_facts(self) -> StreamFacts | None:
@@ -230,8 +225,7 @@ class DistributedTrainer:
     @property
     def params(self) -> PyTree:
         """The trained parameters as host arrays."""
-        built, state = self._ready(None)
-        return jax.tree.map(local_value, built.program.consensus(state).params)
+        return self._trained()[0]
 
     # ---- the parts of a fit, in the order they happen ---------------------------------------------
 
@@ -282,18 +276,18 @@ class DistributedTrainer:
         return DistributedTrainingHistory(
             effective_batch_size=effective_batch_size(config, self._mesh),
             world_size=self.get_world_size(),
-            num_replicas=num_replicas(self._mesh),
+            num_replicas=self._replicas,
         )
 
     def _start(self, config: DistributedTrainingConfig, console: Console) -> Moment:
         """Where the run starts: at its newest checkpoint, or at step 0."""
         folder = config.checkpoint_path
         if self._loaded:
-            return self._require_moment()
+            return self.moment
         wanted = config.resume != "never" and folder.is_dir()
         beat(-1, "checkpoint")
         if wanted and self._restore(vault.checkpointer_for(config, self.is_master())):
-            place = self._require_moment().position
+            place = self.moment.position
             console.note(
                 f"Resuming from step {place.step} (epoch {place.epoch}, batch {place.step_in_epoch})"
                 f" in {folder}"
@@ -304,86 +298,66 @@ class DistributedTrainer:
                 "HINT: check the run folder, or use resume='auto'."
             )
         beat(-1, "idle")
-        return self._require_moment()
+        return self.moment
 
     def _run(
         self, feed: Feed, start: Moment, config: DistributedTrainingConfig, sink: Sink, console: Console
     ) -> DistributedTrainingHistory:
-        built = self._built
-        assert built is not None
+        built = self._ready(None)[0]
         if start.position.epoch >= config.epochs:
             console.note(f"All {config.epochs} epochs are done. HINT: raise `epochs` to train on.")
             return self.history
         self._say_plan(built, config, console)
-        checkpoints = vault.checkpointer_for(config, self.is_master())
-        with StopSignals() as signals, checkpoints as checkpointer:
+        with StopSignals() as signals, vault.checkpointer_for(config, self.is_master()) as checkpointer:
             checkpointer.rewind(start.position.step)  # what a crashed or earlier run did after it
-
-            def run(moment: Moment) -> Moment:
-                with out_of_memory.explained(config, built.batch_size, num_replicas(self._mesh)):
-                    return loop.fit(
-                        built.program,
-                        feed,
-                        moment,
-                        self._hooks(built, config, signals, checkpointer, sink, console),
-                        epochs=config.epochs,
-                        in_flight=config.steps_in_flight,
-                        eval_every=config.evaluate_every_n_epochs,
-                        max_steps=config.max_steps,
-                    )
-
-            go_back = lambda: self._saved(checkpointer, built)  # noqa: E731
-            self._moment = rollback.fit(run, start, go_back, console.note, config.on_nonfinite)
+            run = Run(
+                self._recipe,
+                built,
+                config,
+                self._mesh,
+                self.history,
+                self._ledger,
+                self.is_master(),
+                self._describe,
+                self._save_at,
+                signals,
+                checkpointer,
+                sink,
+                console,
+            )
+            self._moment = self._train(feed, start, run)
         self._hand_out_values()
         self.history.skipped_steps = int(local_value(built.sync.skipped(self._moment.state.sync)))
         self.stopped_by_signal = self.history.stopped_by == "signal"
         return self.history
 
+    def _train(self, feed: Feed, start: Moment, run: Run) -> Moment:
+        """From `start` to the end, back to a checkpoint in between if the configuration says so."""
+        config = run.config
+
+        def once(moment: Moment) -> Moment:
+            with out_of_memory.explained(config, run.built.batch_size, self._replicas):
+                return loop.fit(
+                    run.built.program,
+                    feed,
+                    moment,
+                    build_hooks(run),
+                    epochs=config.epochs,
+                    in_flight=config.steps_in_flight,
+                    eval_every=config.evaluate_every_n_epochs,
+                    max_steps=config.max_steps,
+                )
+
+        go_back = lambda: self._saved(run.checkpointer, run.built)  # noqa: E731
+        return rollback.fit(once, start, go_back, run.console.note, config.on_nonfinite)
+
     def _say_plan(self, built: Built, config: DistributedTrainingConfig, console: Console) -> None:
         console.batch_plan(
             batch_size=built.batch_size,
-            num_replicas=num_replicas(self._mesh),
+            num_replicas=self._replicas,
             accumulation=config.gradient_accumulation_steps,
             world_size=self.get_world_size(),
             backend=self._group.backend,
-        )
-
-    def _hooks(
-        self,
-        built: Built,
-        config: DistributedTrainingConfig,
-        signals: StopSignals,
-        checkpointer: Any,
-        sink: Sink,
-        console: Console,
-    ) -> list[Hook]:
-        history, rate = self.history, built.learning_rate
-        hooks: list[Hook] = [
-            HistoryHook(history, rate),
-            RecordHook(console, sink, self._recipe.metrics, config.log_every_n_batches, rate),
-            TerminateOnNaN(rollback.patience(config)),
-            StopHook(history, signals.stop, config.max_time),
-            *self._callbacks,
-        ]
-        if config.early_stopping_patience:
-            hooks.append(EarlyStopping(config.early_stopping_patience, config.monitor))
-        called.begin(hooks, RunParts(history, self._save_at))
-        # Last: what the others did with a moment is part of what is saved.
-        hooks.append(
-            CheckpointHook(
-                checkpointer,
-                self._describe,
-                every_epochs=config.checkpoint_every_n_epochs,
-                every_steps=config.checkpoint_every_n_steps,
-                every_minutes=config.checkpoint_every_n_minutes if self.is_master() else 0.0,
-                metric=lambda: latest(history, config.monitor),
-                requested=signals.take_save,
-                portable=lambda state: vault.to_stored(state, built.sync),
-            )
-        )
-        folder = config.run_folder if self.is_master() else None
-        return guards.around(
-            hooks, guards.Guards(self._ledger, folder, self._mesh, built, config, console, sink, history)
         )
 
     # ---- state, on disk and off -------------------------------------------------------------------
@@ -400,7 +374,7 @@ class DistributedTrainer:
         """The newest good checkpoint, after the save that may be under way; history and ledger stay."""
         checkpointer.wait()
         self._barrier("rollback")
-        found = vault.load(checkpointer, self._require_moment().state, built.sync, self._mesh)
+        found = vault.load(checkpointer, self.moment.state, built.sync, self._mesh)
         return None if found is None else found[0]
 
     def _restore(self, checkpointer: Checkpointer, step: int | None = None) -> bool:
@@ -411,7 +385,7 @@ class DistributedTrainer:
             return False
         self._moment, history, meta = found
         self._ledger.restore(meta)
-        history.world_size, history.num_replicas = self.get_world_size(), num_replicas(self._mesh)
+        history.world_size, history.num_replicas = self.get_world_size(), self._replicas
         history.stopped_by = ""
         self.history = history
         return True
@@ -420,25 +394,21 @@ class DistributedTrainer:
         """The compiled functions and the state; made from `inputs` if nothing was trained or loaded."""
         if self._built is None:
             if inputs is None:
-                self._require_moment()
+                raise GroupError(_UNTRAINED)
             self._prepare(self._config, inputs, None, None)
         assert self._built is not None
-        return self._built, self._require_moment().state
+        return self._built, self.moment.state
+
+    def _trained(self) -> tuple[PyTree, PyTree]:
+        """(params, model_state) that all replicas agree on, as host arrays."""
+        built, state = self._ready(None)
+        seen = built.program.consensus(state)
+        return jax.tree.map(local_value, (seen.params, seen.model_state))
 
     def _hand_out_values(self) -> None:
         """A model that holds values (SequentialModel, nnx) takes over the trained ones, to be saved by it."""
-        if needs_inputs(self._model):
-            return
-        built, state = self._ready(None)
-        seen = built.program.consensus(state)
-        hand_back(self._model, *jax.tree.map(local_value, (seen.params, seen.model_state)))
-
-    def _require_moment(self) -> Moment:
-        if self._moment is None:
-            raise GroupError(
-                "this trainer has no parameters yet. HINT: call fit(...) or load_checkpoint(...) first."
-            )
-        return self._moment
+        if not needs_inputs(self._model):
+            hand_back(self._model, *self._trained())
 
     def _zeros(self) -> np.ndarray:
         return np.zeros((len(self._recipe.metrics.names), 2))
