@@ -5,20 +5,16 @@ import numpy as np
 import pytest
 
 import cyxjax as cx
-from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError
 from cyxjax.train.callbacks import Callback
-from tests.unit.trainer_helpers import classes, config, trainer, use_devices
-
-X, Y = classes()
-VAL = classes(15, seed=1)
-
-
-@pytest.fixture(autouse=True)
-def two_devices():
-    use_devices(2)
-    yield
-    process_group.finalize()
+from tests.unit.trainer_helpers import (
+    VAL,
+    X,
+    Y,
+    config,
+    trainer,
+    two_devices,  # noqa: F401 - a fixture
+)
 
 
 def test_the_learning_rate_falls_on_a_plateau_and_nothing_is_compiled_again():

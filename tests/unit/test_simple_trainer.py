@@ -5,20 +5,15 @@ import numpy as np
 import pytest
 
 import cyxjax as cx
-from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.config import DistributedTrainingConfig
-from tests.unit.trainer_helpers import classes, mlp, use_devices
-
-X, Y = classes()
-VAL = classes(15, seed=1)
-
-
-@pytest.fixture(autouse=True)
-def two_devices():
-    use_devices(2)
-    yield
-    process_group.finalize()
+from tests.unit.trainer_helpers import (
+    VAL,
+    X,
+    Y,
+    mlp,
+    two_devices,  # noqa: F401 - a fixture
+)
 
 
 def simple(device=None, model=None, **options):

@@ -8,22 +8,22 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.data.sources import ArrayDataset
-from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError, DataError, GroupError
 from cyxjax.train.config import DistributedTrainingConfig
 from cyxjax.train.trainer import DistributedTrainer
-from tests.unit.trainer_helpers import CLASSES, FEATURES, Line, classes, config, mlp, trainer, use_devices
-
-X, Y = classes()
-VAL = classes(15, seed=1)
-
-
-@pytest.fixture(autouse=True)
-def two_devices():
-    use_devices(2)
-    yield
-    process_group.finalize()
-
+from tests.unit.trainer_helpers import (
+    CLASSES,
+    FEATURES,
+    VAL,
+    Line,
+    X,
+    Y,
+    config,
+    mlp,
+    trainer,
+    two_devices,  # noqa: F401 - a fixture
+    use_devices,
+)
 
 FORMS = {
     "arrays": (X, Y),

@@ -8,24 +8,24 @@ import pytest
 from flax import nnx
 
 import cyxjax as cx
-from cyxjax.distributed import process_group
 from cyxjax.distributed.dataloaders import create_dataloaders_distributed
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.train import loaders
 from cyxjax.train.inputs import parse
 from cyxjax.train.trainer import DistributedTrainer
-from tests.unit.trainer_helpers import CLASSES, FEATURES, Line, classes, config, mlp, trainer, use_devices
-
-X, Y = classes()
-VAL = classes(15, seed=1)
-
-
-@pytest.fixture(autouse=True)
-def two_devices():
-    use_devices(2)
-    yield
-    process_group.finalize()
+from tests.unit.trainer_helpers import (
+    CLASSES,
+    FEATURES,
+    VAL,
+    Line,
+    X,
+    Y,
+    config,
+    mlp,
+    trainer,
+    two_devices,  # noqa: F401 - a fixture
+)
 
 
 def same_bits(a, b):

@@ -1,9 +1,11 @@
 """A small problem and small models that the trainer's tests share."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from flax import linen
 
 import cyxjax as cx
@@ -22,6 +24,18 @@ def classes(num_samples: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarra
     inputs = rng.normal(size=(num_samples, FEATURES)).astype(np.float32)
     inputs[np.arange(num_samples), labels] += 3
     return inputs, labels
+
+
+X, Y = classes()
+VAL = classes(15, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def two_devices() -> Iterator[None]:
+    """Each test of a file that imports this runs in a group of two replicas."""
+    use_devices(2)
+    yield
+    process_group.finalize()
 
 
 def mlp() -> SequentialModel:
