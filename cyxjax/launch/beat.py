@@ -16,6 +16,7 @@ PHASES = ("init", "compile", "data", "step", "collective", "eval", "checkpoint",
 WAITING = ("step", "collective", "done")  # phases in which a rank may be held up by another
 _LAYOUT = struct.Struct("<QQ16sdddBQ")  # count, step + 1, phase, time, busy_s, waiting_s, can_dump, count
 VARIABLE = "CYXJAX_BEAT_FILE"
+DETECTED = "CYXJAX_DETECTED_S"
 
 
 @dataclass(frozen=True)
@@ -111,11 +112,13 @@ def read(path: str) -> Pulse:
 
 
 _writer: Writer = NullBeat()
+_detected_s = 0.0
 
 
 def start(env: Mapping[str, str]) -> Writer:
     """Opens the beat file the launcher named, once; without one, beats go nowhere."""
-    global _writer
+    global _writer, _detected_s
+    _detected_s = float(env.get(DETECTED) or 0.0)
     if VARIABLE in env and isinstance(_writer, NullBeat):
         _writer = FileBeat(env[VARIABLE])
         _writer.tell(-1, "init")
@@ -138,6 +141,11 @@ def spent() -> dict[str, float]:
     now = _writer.pulse()
     running_s = time.monotonic() - now.at_s if now.at_s else 0.0
     return _spent | {now.phase: _spent.get(now.phase, 0.0) + running_s}
+
+
+def detected_s() -> float:
+    """How long the supervisor took to notice what ended the start before this one; 0.0 for the first."""
+    return _detected_s
 
 
 def pulse() -> Pulse:

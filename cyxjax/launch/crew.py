@@ -41,7 +41,8 @@ class Start:
     """One start of the group on this host.
 
     deadline_s: when whoever still runs is killed. signalled, signalled_s: what asked it to end, and when;
-    nudged: it was no signal but the group, which goes on in another size.
+    nudged: it was no signal but the group, which goes on in another size. detected_s: from a rank's last sign
+    of life to when we knew of the failure.
     """
 
     number: int
@@ -54,6 +55,7 @@ class Start:
     signalled_s: float = 0.0
     hurried: bool = False
     nudged: bool = False
+    detected_s: float = 0.0
 
     @property
     def running(self) -> list[Worker]:
@@ -67,6 +69,14 @@ class Start:
     @property
     def is_asked_to_end(self) -> bool:
         return self.signalled is not None or self.nudged
+
+    def note(self, record: ErrorRecord, within_s: float) -> None:
+        """Files a failure, after which the others have `within_s` to end."""
+        if not self.records:
+            last_s = max(worker.pulse().at_s for worker in self.workers)
+            self.detected_s = time.monotonic() - last_s if last_s else 0.0
+        self.records.append(record)
+        self.end_within(within_s)
 
     def end_within(self, seconds: float) -> None:
         """Kills whoever still runs after `seconds`, or earlier if that was decided before."""
@@ -88,6 +98,7 @@ class Crew:
         self._scratch = tempfile.mkdtemp(prefix="cyxjax-")
         self.nudge = self._events.put
         self._previous: dict[str, object] = {}
+        self._detected_s = 0.0  # of the start before
 
     def __enter__(self) -> "Crew":
         self._previous = {
@@ -110,6 +121,7 @@ class Crew:
             for local_rank in range(place.nproc):
                 start.workers.append(self._spawn(place, local_rank, number))
             self._attend(start, Watch(self.options.limits))
+            self._detected_s = start.detected_s
         finally:
             for worker in start.running:  # only after an error of our own
                 worker.kill()
@@ -165,7 +177,7 @@ class Crew:
         worker = Worker(
             rank,
             self.options.command,
-            environment(place, local_rank, number, files, self._env),
+            environment(place, local_rank, number, files, self._env, self._detected_s),
             files,
             prefix=f"[rank {rank}] " if place.world_size > 1 else "",
             shown=local_rank in self.options.shown and local_rank not in self.options.only_files,
@@ -191,8 +203,7 @@ class Crew:
                 self._obey(start, event, watch)
             self._kill_if_due(start)
             if start.deadline_s is None and (record := watch.look(start.workers)):
-                start.records.append(record)
-                start.end_within(0.0)
+                start.note(record, within_s=0.0)
 
     def _note_end(self, start: Start, worker: Worker) -> None:
         """Files how `worker` ended. Ranks that we killed have nothing to say."""
@@ -205,8 +216,7 @@ class Crew:
         stopped_as_asked = start.is_asked_to_end or worker.returncode == EXIT_PREEMPTED
         record = None if stopped_as_asked else worker.record(start.number)
         if record is not None:
-            start.records.append(record)
-            start.end_within(WAIT_FOR_CAUSE_S if record.secondary else SETTLE_S)
+            start.note(record, within_s=WAIT_FOR_CAUSE_S if record.secondary else SETTLE_S)
 
     def _kill_if_due(self, start: Start) -> None:
         if start.deadline_s is None or time.monotonic() < start.deadline_s:

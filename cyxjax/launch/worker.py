@@ -31,9 +31,9 @@ class Files:
 
 
 def environment(
-    place: Place, local_rank: int, start: int, files: Files, outer: Mapping[str, str]
+    place: Place, local_rank: int, start: int, files: Files, outer: Mapping[str, str], detected_s: float = 0.0
 ) -> dict[str, str]:
-    """What a rank finds in its environment, in torch's words and ours."""
+    """What a rank finds in its environment, in torch's words and ours. detected_s: see `beat.detected_s`."""
     env = dict(outer)
     env |= {
         "RANK": str(place.base_rank + local_rank),
@@ -48,6 +48,7 @@ def environment(
         "CYXJAX_TOKEN": place.token,
         "CYXJAX_HOSTED": "1",
         beat.VARIABLE: files.beat,
+        beat.DETECTED: f"{detected_s:.3f}",
         records.VARIABLE: files.error,
         exits.STACKS: files.stacks,
         "PYTHONUNBUFFERED": "1",

@@ -17,9 +17,10 @@ from cyxjax.train.history import DistributedTrainingHistory
 from cyxjax.train.loop import EpochInfo, Hook, Moment, Position, StepInfo
 
 FILE = "goodput.json"
-CAUSES = ("start", "compile", "input", "evaluation", "checkpoint", "restore", "restart", "redone")
-"""What takes time besides steps that count. restart: from the last sign of life to the first step after;
-redone: steps that had been done already when the run was interrupted."""
+CAUSES = ("start", "compile", "input", "evaluation", "checkpoint", "restore", "detect", "restart", "redone")
+"""What takes time besides steps that count. detect: until the launcher noticed that the run was cut short;
+restart: from then (without a launcher: from the last sign of life) to the first step after; redone: steps
+that had been done already when the run was interrupted."""
 _OF_PHASE = {
     "compile": "compile",
     "data": "input",
@@ -55,7 +56,10 @@ class GoodputHook(Hook):
         if not previous or previous["ended"]:  # a pause that was asked for is no loss
             self._add("start", self._base.get("init", 0.0) + self._base.get("idle", 0.0))
         else:
-            self._add("restart", max(0.0, time.time() - previous["at_unix_s"] - restore_s))
+            away_s = max(0.0, time.time() - previous["at_unix_s"] - restore_s)
+            detect_s = min(beat.detected_s(), away_s)
+            self._add("detect", detect_s)
+            self._add("restart", away_s - detect_s)
             self._redo(previous, moment.position.step)
 
     def on_step(self, info: StepInfo) -> None:

@@ -64,9 +64,11 @@ def test_a_crash_costs_a_restart_and_the_steps_since_the_last_save(tmp_path, mon
     before = read(tmp_path / FILE)
     assert (before["ended"], before["step"]) == (False, 6)  # told before the hook that died
     monkeypatch.setattr(beat, "_spent", {})  # as in a new process
+    monkeypatch.setattr(beat, "_detected_s", 0.001)
     fit(tmp_path)
     after = read(tmp_path / FILE)
     assert after["steps"] == 12  # steps 5 and 6 were made twice and count once
+    assert after["seconds"]["detect"] == 0.001
     assert after["seconds"]["restart"] > 0
     assert after["seconds"]["restore"] > 0
     assert after["seconds"]["redone"] == pytest.approx(before["seconds"]["step"] / 3)
