@@ -29,8 +29,16 @@ class ImageFiles:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.int32]:
-        with _pillow().open(self.paths[index]) as image:
-            pixels = image.convert("L" if self.grey else "RGB").resize((self.size, self.size))
+        path = self.paths[index]
+        try:
+            with _pillow().open(path) as image:
+                pixels = image.convert("L" if self.grey else "RGB").resize((self.size, self.size))
+        except (
+            OSError,
+            SyntaxError,
+            ValueError,
+        ) as error:  # what Pillow's decoders raise: not all name the file
+            raise DataError(f"{path} cannot be read ({error}). HINT: restore that file.") from error
         array = np.asarray(pixels, np.float32) / np.float32(255)
         return array.reshape(self.size, self.size, -1), self.labels[index]
 
