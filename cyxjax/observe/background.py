@@ -2,20 +2,22 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from cyxjax.observe.records import Record, plain_record
 from cyxjax.observe.sinks import Sink, Warn, describe
 
 _STOP = object()
+_LOOK_S = 0.05  # between two looks at a sink that is being closed
 
 
 class BackgroundSink:
     """Opens and feeds `open_sink()`'s sink in a thread of its own; `log` never waits and never raises.
 
     At most `depth` records wait; more are dropped, with one warning. An error ends the sink, with one
-    warning. `close` waits at most `close_s` seconds; the thread is a daemon, so a sink that is stuck
-    does not keep the process.
+    warning. `close` waits at most `close_s` seconds, and not that long for a sink that has been busy with
+    one record for `stuck_s`; the thread is a daemon, so a sink that is stuck does not keep the process.
     """
 
     def __init__(
@@ -26,8 +28,11 @@ class BackgroundSink:
         *,
         depth: int = 1024,
         close_s: float = 30.0,
+        stuck_s: float = 5.0,
     ) -> None:
-        self._name, self._open, self._warn, self._close_s = name, open_sink, warn, close_s
+        self._name, self._open, self._warn = name, open_sink, warn
+        self._close_s, self._stuck_s = close_s, stuck_s
+        self._busy_since: float | None = None  # when the record that is being written was taken
         self._queue: queue.Queue[object] = queue.Queue(depth)
         self._ended = threading.Event()  # the sink failed: drop what comes
         self.num_dropped = 0
@@ -45,21 +50,37 @@ class BackgroundSink:
                 self._warn(f"WARNING: metrics sink {self._name} is too slow; some records are dropped")
 
     def close(self) -> None:
+        end, asked = time.monotonic() + self._close_s, False
+        while self._thread.is_alive():
+            asked = asked or self._ask_to_stop()
+            self._thread.join(_LOOK_S)
+            if self._thread.is_alive() and (time.monotonic() > end or self._is_stuck()):
+                lost = self._queue.qsize() - asked
+                self._warn(
+                    f"WARNING: metrics sink {self._name} did not finish in time and is left behind, with "
+                    f"{lost} records not begun"
+                )
+                return
+
+    def _ask_to_stop(self) -> bool:
+        """Whether there was room in the queue to say so."""
         try:
-            self._queue.put(_STOP, timeout=self._close_s)
-            self._thread.join(self._close_s)
+            self._queue.put_nowait(_STOP)
         except queue.Full:
-            pass  # stuck for close_s with a full queue: the thread is alive, told below
-        if self._thread.is_alive():
-            self._warn(
-                f"WARNING: metrics sink {self._name} did not finish in {self._close_s:g} s; left behind"
-            )
+            return False
+        return True
+
+    def _is_stuck(self) -> bool:
+        since = self._busy_since
+        return since is not None and time.monotonic() - since > self._stuck_s
 
     def _run(self) -> None:
         try:
             sink = self._open()
             while (record := self._queue.get()) is not _STOP:
+                self._busy_since = time.monotonic()
                 sink.log(record)  # type: ignore[arg-type]  # only dicts and _STOP are put
+                self._busy_since = None
             sink.close()
         except Exception as err:  # whatever a sink raises, training goes on
             self._ended.set()
