@@ -6,7 +6,8 @@ val_loss, val_accuracy, learning_rate, samples_per_second, seconds; others are p
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 Record = Mapping[str, float | int | str]
@@ -25,6 +26,15 @@ def plain(value: object) -> float | int | str:
 def plain_record(record: Mapping[str, object]) -> dict[str, float | int | str]:
     """`record` with every value made plain."""
     return {key: plain(value) for key, value in record.items()}
+
+
+@contextmanager
+def or_told(path: Path, warn: Callable[[str], None]) -> Iterator[None]:
+    """Runs a block that writes `path`, which training can do without: on a full disk it warns and goes on."""
+    try:
+        yield
+    except OSError as error:
+        warn(f"WARNING: {path} was not written: {error.strerror or error}. HINT: check the disk.")
 
 
 def write_atomic(path: str | Path, text: str) -> None:

@@ -5,9 +5,11 @@ cannot hold a save. Keys inside the store are positions plus a readable tail, ne
 have any name.
 """
 
+import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +32,8 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     if not keyed:
         folder.mkdir(mode=0o700)
         return
-    with ocp.Checkpointer(_handler(), multiprocessing_options=_alone()) as checkpointer:
+    options = _alone()
+    with _errors_told_once(), ocp.Checkpointer(_handler(), multiprocessing_options=options) as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(keyed))
     # orbax's own mark of success holds the absolute path it wrote to; the manifest is ours.
     (folder / "commit_success.txt").unlink(missing_ok=True)
@@ -56,6 +59,21 @@ def read_arrays(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
         found = handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=wanted))
     arrays = {leaf.name: np.asarray(found[key]) for key, leaf in keys.items()}
     return {leaf.name: _checked(leaf, arrays) for leaf in leaves}
+
+
+@contextmanager
+def _errors_told_once() -> Iterator[None]:
+    """Keeps orbax from logging, with pages of traceback, what its threads raise: we are told too."""
+    log = logging.getLogger("absl")
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return "_SignalingThread.run() raised" not in record.getMessage()
+
+    log.addFilter(is_news)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_news)
 
 
 def _handler():

@@ -15,7 +15,8 @@ from cyxjax.core.mesh import local_value
 from cyxjax.data.audit import StreamPlan
 from cyxjax.data.order import Order
 from cyxjax.errors import DataError
-from cyxjax.observe.records import plain, write_atomic
+from cyxjax.observe.records import or_told, plain, write_atomic
+from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.config import TrainConfig
 from cyxjax.train.ledger_hook import StreamFacts, Tape
 from cyxjax.train.loop import Hook, Moment, Position, StepInfo
@@ -79,9 +80,10 @@ class BlackBoxHook(Hook):
             jax.default_backend(),
         )
         path = Path(self._config.run_dir) / f"black_box_step{position.step}"
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(path / CONFIG, self._config.to_yaml())
-        write_atomic(path / FILE, json.dumps(box._asdict(), indent=1) + "\n")
+        with or_told(path, warn_on_stderr):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomic(path / CONFIG, self._config.to_yaml())
+            write_atomic(path / FILE, json.dumps(box._asdict(), indent=1) + "\n")
 
 
 def samples_of(facts: StreamFacts, position: Position) -> list[int]:

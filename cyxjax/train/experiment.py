@@ -19,7 +19,7 @@ from cyxjax.distributed import process_group
 from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, ConfigError, nearest
 from cyxjax.models.registry import get_model
 from cyxjax.observe.console import Console, build_console
-from cyxjax.observe.records import write_atomic
+from cyxjax.observe.records import or_told, write_atomic
 from cyxjax.observe.sinks import Sink, build_sinks
 from cyxjax.train.config import TrainConfig
 from cyxjax.train.history import DistributedTrainingHistory
@@ -44,16 +44,27 @@ _WIDTH = {"num_classes": "num_classes", "vocab_size": "num_classes"}
 
 
 def run(config: TrainConfig) -> int:
-    """Trains as `config` says; the exit code. What can be wrong is found before a file is written."""
+    """Trains as `config` says; the exit code."""
+    return train(config, *ready(config))
+
+
+def ready(config: TrainConfig) -> tuple[Splits, DistributedTrainer]:
+    """As `prepare`, after a look at what can be wrong; nothing is written. Raises: ConfigError, DataError."""
     splits, trainer = prepare(config)
     trainer.check(splits.train, splits.val, config=config, schedule=config.schedule)
+    return splits, trainer
+
+
+def train(config: TrainConfig, splits: Splits, trainer: DistributedTrainer) -> int:
+    """Trains what is `ready`; the exit code."""
     console, run_dir = build_console(trainer.is_master(), config.verbose), Path(config.run_dir)
     with RunLock(run_dir) if trainer.is_master() else nullcontext():
         if trainer.is_master():
             write_atomic(run_dir / "config.yaml", config.to_yaml())
         history = _train(config, splits, trainer, console)
         if trainer.is_master():
-            history.save(run_dir / "history.json")
+            with or_told(run_dir / "history.json", console.note):
+                history.save(run_dir / "history.json")
     console.done(history, str(run_dir))
     _say_how_to_go_on(config, history, console)
     process_group.finalize()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.launch import beat
-from cyxjax.observe.records import write_atomic
+from cyxjax.observe.records import or_told, write_atomic
 from cyxjax.observe.sinks import Sink
 from cyxjax.train.history import DistributedTrainingHistory
 from cyxjax.train.loop import EpochInfo, Hook, Moment, Position, StepInfo
@@ -44,6 +44,7 @@ class GoodputHook(Hook):
         self._before: dict[str, float] = {}  # seconds of earlier processes, and what their end cost
         self._base: dict[str, float] = {}  # phases up to here that are accounted for in _before
         self._steps, self._step, self._told_s = 0, 0, 0.0
+        self._warned = False
 
     def on_start(self, moment: Moment) -> None:
         self._base, self._told_s, self._step = beat.spent(), time.monotonic(), moment.position.step
@@ -107,8 +108,14 @@ class GoodputHook(Hook):
             "at_unix_s": time.time(),
             "ended": ended,
         }
-        write_atomic(self._path, json.dumps(values, indent=1) + "\n")
+        with or_told(self._path, self._warn_once):
+            write_atomic(self._path, json.dumps(values, indent=1) + "\n")
         return seconds
+
+    def _warn_once(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self._say(text)
 
 
 def share(seconds: Mapping[str, float]) -> float:

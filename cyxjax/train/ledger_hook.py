@@ -5,6 +5,7 @@ made many steps at a time, and the ranks' shares are added up only where all ran
 """
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from cyxjax.data.audit import StreamPlan
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.ledger import Fingerprint, Ledger, fingerprints
 from cyxjax.errors import DataError
+from cyxjax.observe.records import or_told
+from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.loop import Hook, Moment, Position
 
 FILE = "ledger.jsonl"
@@ -81,6 +84,7 @@ class LedgerHook(Hook):
         self._step = -1  # optimizer steps done when it was last brought up to date
         self._saving: Callable[[Position, bool], bool] = Hook().wants_state
         self._path: Path | None = None
+        self._unwritten = ""  # what a full disk did not take; it is tried again with the next lines
 
     def open(self) -> Tape:
         """An empty tape for the next run."""
@@ -122,7 +126,7 @@ class LedgerHook(Hook):
             return
         self.tape.put_back(noted[:ahead])
         if not ahead:
-            self._write([facts._asdict()], "w" if new else "a")
+            self._write([facts._asdict()], anew=new)
 
     def wants_state(self, position: Position, asked_to_save: bool) -> bool:
         return self._ledger is not None and (
@@ -143,14 +147,29 @@ class LedgerHook(Hook):
             self._ledger = self._ledger.extend(epoch, batch)
             lines.append(self._ledger.to_json())
         self._step = position.step
-        self._write(lines, "a")
+        self._write(lines)
 
-    def _write(self, lines: list[dict[str, Any]], mode: str) -> None:
+    def _write(self, lines: list[dict[str, Any]], anew: bool = False) -> None:
         if self._path is None or not lines:
             return
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._path.open(mode, encoding="utf-8") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
+        text = "" if anew else self._unwritten
+        self._unwritten = text + "".join(json.dumps(line) + "\n" for line in lines)
+        with or_told(self._path, warn_on_stderr):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _append(self._path, self._unwritten.encode(), anew)
+            self._unwritten = ""
+
+
+def _append(path: Path, data: bytes, anew: bool) -> None:
+    """Puts all of `data` at the end of the file, or nothing of it. Raises: OSError."""
+    with path.open("wb" if anew else "ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            os.ftruncate(file.fileno(), before)
+            raise
 
 
 def _of_all_ranks(mine: list[tuple[int, Fingerprint]]) -> list[tuple[int, Fingerprint]]:
