@@ -20,6 +20,7 @@ from cyxjax.launch.records import ErrorRecord, PeerLost
 STACKS = "CYXJAX_STACK_FILE"
 TORCH_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torchrun shows what it finds there
 _NOTES: dict[str, int] = {}  # "code": what sys.exit was last called with
+_installed: "Exits | None" = None
 
 
 class Exits:
@@ -82,7 +83,8 @@ def install(rank: int, start: int, env: Mapping[str, str]) -> Exits:
 
     Also registers stack dumps on SIGUSR2 into the file the launcher named.
     """
-    exits = Exits(rank, start, env)
+    global _installed
+    exits = _installed = Exits(rank, start, env)
 
     def on_exception(
         kind: type[BaseException], error: BaseException, tb: TracebackType | None
@@ -99,6 +101,15 @@ def install(rank: int, start: int, env: Mapping[str, str]) -> Exits:
     _remember_exit_code()
     _dump_stacks_on_request(env)
     return exits
+
+
+def end(error: CyxjaxError) -> None:
+    """Ends a rank of a group or of our launcher as an uncaught `error` would: on file, and told to the peers.
+
+    Returns in any other process.
+    """
+    if _installed is not None:
+        _installed.die(error)
 
 
 def end_if_failed(exits: Exits) -> None:

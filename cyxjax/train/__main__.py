@@ -3,26 +3,33 @@
 import sys
 from collections.abc import Sequence
 
-from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, ConfigError, CyxjaxError, DataError
+from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, EXIT_USER_ERROR, ConfigError, CyxjaxError, DataError
+from cyxjax.launch import exits
 from cyxjax.train.config import load_config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains; the exit code. A configuration that is wrong costs one line and nothing else."""
+    writing = False
     try:
         config = load_config(sys.argv[1:] if argv is None else argv)
-        from cyxjax.train.experiment import run  # imports jax: not needed for --help or a wrong key
+        from cyxjax.train import experiment  # imports jax: not needed for --help or a wrong key
 
-        return run(config)
-    except (ConfigError, DataError) as err:
-        print(f"cyxjax.train: {err}", file=sys.stderr)
-        return EXIT_CONFIG
+        parts = experiment.ready(config)
+        writing = True
+        return experiment.train(config, *parts)
     except KeyboardInterrupt:
         print("cyxjax.train: interrupted. HINT: run the same command again to go on.", file=sys.stderr)
         return EXIT_INTERRUPT
     except CyxjaxError as err:
+        if writing:
+            exits.end(err)
+        wrong = ConfigError if writing else (ConfigError, DataError)
+        if isinstance(err, wrong):
+            print(f"cyxjax.train: {err}", file=sys.stderr)
+            return EXIT_CONFIG
         print(f"cyxjax.train: {type(err).__name__}: {err}", file=sys.stderr)
-        return 1
+        return EXIT_USER_ERROR
 
 
 if __name__ == "__main__":
