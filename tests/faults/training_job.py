@@ -5,7 +5,9 @@ An order {"argv", "ranks", "port", "log", "fault"} starts the ranks and is answe
 by their exit codes. A fault is "what:rank:phase:step[:times]": at that moment of that rank a signal ("KILL",
 "TERM", "INT") is sent to itself, "times" times (default 1). The moment is what the rank tells the supervisor
 (`beat`), or "write": the background write of the checkpoint of that step, a few milliseconds after it began.
-"FLIP:rank:bit:step" changes a bit of that rank's parameters instead.
+"FLIP:rank:bit:step" changes a bit of that rank's parameters instead, "FILL:rank:write:step:FOLDER" fills the
+disk of FOLDER just before that write, and "SINK:rank:seconds:0" makes each write of a metrics tracker take
+that long.
 """
 
 import json
@@ -16,26 +18,43 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def plan_fault(text: str, rank: int) -> None:
-    what, at_rank, phase, step, *times = text.split(":")
+    what, at_rank, phase, step, *rest = text.split(":")
     if rank != int(at_rank):
         return
     if what == "FLIP":
         flip_a_bit(int(step))
-        return
-    number = signal.Signals[f"SIG{what}"]
+    elif what == "SINK":
+        slow_tracker(float(phase))
+    elif what == "FILL":
+        strike_in_a_write(int(step), lambda: fill(Path(*rest)))
+    else:
+        plan_signals(signal.Signals[f"SIG{what}"], phase, int(step), int(*rest or ["1"]))
 
+
+def plan_signals(number: signal.Signals, phase: str, step: int, times: int) -> None:
     def strike() -> None:
-        for i in range(int(*times or ["1"])):
+        for i in range(times):
             time.sleep(0.3 * (i > 0))  # two signals at once may arrive as one
             os.kill(os.getpid(), number)
 
-    (strike_in_a_write if phase == "write" else strike_at_a_beat)(phase, int(step), strike)
+    if phase == "write":
+        strike_in_a_write(step, lambda: soon(strike))
+    else:
+        strike_at_a_beat(phase, step, strike)
+
+
+def soon(strike: Any) -> None:
+    """Calls `strike` at a random moment of the save that now begins, which takes some 30 ms."""
+    delay_s = int.from_bytes(os.urandom(1), "big") / 255 * 0.03
+    threading.Thread(target=lambda: (time.sleep(delay_s), strike()), daemon=True).start()
 
 
 def strike_at_a_beat(phase: str, step: int, strike: Any) -> None:
@@ -80,16 +99,35 @@ def flipped(params: Any) -> Any:
     return jax.tree.unflatten(tree, [first, *leaves[1:]])
 
 
-def strike_in_a_write(phase: str, step: int, strike: Any) -> None:
+def fill(folder: Path) -> None:
+    """Leaves no byte free on the file system of `folder`."""
+    with suppress(OSError), (folder / "ballast").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def slow_tracker(seconds: float) -> None:
+    """Puts one in the place of Weights & Biases'; each of its writes takes `seconds`."""
+    from cyxjax.observe import tracking
+    from cyxjax.observe.sinks import NullSink
+
+    class Slow(NullSink):
+        def __init__(self, *args: Any) -> None: ...
+
+        def log(self, record: Any) -> None:
+            time.sleep(seconds)
+
+    tracking.WandbSink = Slow
+
+
+def strike_in_a_write(step: int, strike: Any) -> None:
     from cyxjax.train.step_store import StepStore
 
     real, left = StepStore.write, [strike]
 
     def writing(self: StepStore, snapshot: Any) -> None:
         if snapshot.step >= step and left:
-            left.clear()
-            delay_s = int.from_bytes(os.urandom(1), "big") / 255 * 0.03  # a save here takes some 30 ms
-            threading.Thread(target=lambda: (time.sleep(delay_s), strike()), daemon=True).start()
+            left.pop()()
         real(self, snapshot)
 
     StepStore.write = writing

@@ -1,0 +1,242 @@
+"""The rows of the fault matrix that start, watch and end processes: R1 to R25, and hosts that come and go."""
+
+from tests.faults.matrix_row import Row, tests_in
+
+_LAUNCH, _FORMING = "faults/test_launch_matrix.py", "faults/test_launch_forming.py"
+_ELASTIC, _RESUME, _STOP = (f"faults/test_{name}.py" for name in ("launch_elastic", "resume", "polite_stop"))
+_AGAIN = "test_killed_ranks_are_started_again"
+_DIES = "test_one_rank_dies_and_the_group_ends_with_its_error"
+_HANG = "test_a_hang_is_ended_and_says_who_is_where"
+_TERM = "test_sigterm_to_the_launcher"
+
+_RANKS_DIE = [
+    Row(
+        "R1", "SIGKILL of rank 1", "the group starts again and finishes", tests_in(_LAUNCH, f"{_AGAIN}[R1-1]")
+    ),
+    Row(
+        "R1",
+        "SIGKILL of rank 1, no restarts allowed",
+        "all end; the signal is named; exit 3",
+        tests_in(_LAUNCH, f"{_DIES}[R1 without restarts]"),
+    ),
+    Row("R2", "SIGKILL of rank 0", "as R1", tests_in(_LAUNCH, f"{_AGAIN}[R2-0]")),
+    Row("R3", "SIGKILL of two ranks of three at once", "as R1", tests_in(_LAUNCH, f"{_AGAIN}[R3-0+2]")),
+    Row(
+        "R1, R2",
+        "the same in a training of two ranks, twice",
+        "rerun: parameters bit for bit those of an unbroken run",
+        tests_in(_RESUME, "test_one_of_two_ranks_is_killed"),
+    ),
+    Row(
+        "R4",
+        "exception on one rank; in a thread; `sys.exit(3)`; with a child process",
+        "all end; its traceback last and alone; exit 1, or 3 as asked; the child ends too",
+        tests_in(
+            _LAUNCH,
+            f"{_DIES}[R4]",
+            f"{_DIES}[R4 in a thread]",
+            f"{_DIES}[R4 sys.exit]",
+            f"{_DIES}[R4 with children]",
+            "test_r4_the_first_error_is_last_and_alone_and_secrets_are_not_shown",
+        ),
+    ),
+    Row(
+        "R5",
+        "the same exception on all ranks",
+        "shown once a start, tried twice, exit 1",
+        tests_in(_LAUNCH, "test_r5_an_error_on_all_ranks_is_shown_once_and_tried_twice"),
+    ),
+    Row(
+        "R6",
+        "a rank ends early (exit 0, `os._exit`)",
+        "that rank is named; exit 1",
+        tests_in(_LAUNCH, "test_r6_a_rank_that_ends_early_is_named"),
+    ),
+]
+
+_HANGS = [
+    Row(
+        "R7",
+        "SIGSTOP of a rank",
+        "named as suspended, killed; exit 124, or started again (limit set to 2 s)",
+        tests_in(_LAUNCH, f"{_HANG}[R7 suspended]", "test_r7_a_hang_is_restarted_like_a_death"),
+    ),
+    Row(
+        "R8",
+        "a loader that sleeps; also while the others wait in a real collective",
+        "its rank, file and line; exit 124 (limits set to 2 and 3 s)",
+        tests_in(_LAUNCH, f"{_HANG}[R8 data]", "test_r8_in_a_real_collective_the_others_are_not_blamed"),
+    ),
+    Row(
+        "R9",
+        "GIL held; endless loop",
+        "as R8",
+        tests_in(_LAUNCH, f"{_HANG}[R9 GIL held]", f"{_HANG}[R9 endless loop]"),
+    ),
+    Row(
+        "R10",
+        "a slow rank",
+        "one line names it; nobody is killed",
+        tests_in(_LAUNCH, "test_r10_a_slow_rank_is_named_and_left_alone"),
+    ),
+]
+
+_STOPS = [
+    Row(
+        "R11",
+        "SIGTERM to the launcher",
+        "the ranks save and stop; exit 143",
+        (
+            *tests_in(_LAUNCH, f"{_TERM}[R11-light-save-flags0-143-SIGTERM: the ranks have 30 s]"),
+            *tests_in(_LAUNCH, f"{_TERM}[R11 under jax-jax-save-flags1-143-SIGTERM: the ranks have 30 s]"),
+            *tests_in(_STOP, "test_the_launcher_passes_the_signal_on"),
+        ),
+    ),
+    Row(
+        "R11",
+        "SIGTERM to one rank in a step, compiling, evaluating or saving; `--max-time`",
+        "all ranks stop after one step, which verifies; the next run goes on from it",
+        tests_in(
+            _STOP,
+            "test_one_rank_is_told_and_all_stop_after_the_same_step",
+            "test_told_while_compiling_evaluating_or_saving",
+            "test_out_of_time_on_one_clock_is_out_of_time_for_all",
+        ),
+    ),
+    Row(
+        "R12",
+        "SIGTERM ignored; a second SIGTERM",
+        "killed at the end of the grace; at once. The last good step stays",
+        (
+            *tests_in(_LAUNCH, f"{_TERM}[R12-light-ignore-flags2-143-did not stop within 1 s]"),
+            *tests_in(_LAUNCH, "test_r12_a_second_sigterm_ends_the_patience"),
+            *tests_in(_STOP, "test_a_second_signal_does_not_wait_for_the_save"),
+        ),
+    ),
+    Row("R13", "Ctrl-C", "exit 130, nothing is left", tests_in(_LAUNCH, "test_r13_ctrl_c_leaves_nothing")),
+    Row(
+        "R14",
+        "SIGKILL of the launcher",
+        "ranks and their children end with it",
+        tests_in(_LAUNCH, "test_r14_a_killed_launcher_leaves_no_orphans_nor_their_children"),
+    ),
+    Row(
+        "R15",
+        "SIGSEGV, abort",
+        "the signal is named, with the last words on stderr; exit 3",
+        tests_in(
+            _LAUNCH,
+            f"{_DIES}[R15 segmentation fault]",
+            f"{_DIES}[R15 abort]",
+            "test_r15_a_segmentation_fault_leaves_its_last_words",
+        ),
+    ),
+    Row(
+        "R16",
+        "out of memory (address limit)",
+        "`MemoryError` of that rank; exit 1",
+        tests_in(_LAUNCH, f"{_DIES}[R16 memory]"),
+    ),
+]
+
+_FORMINGS = [
+    Row(
+        "R17",
+        "a rank never starts; rank 0 never does",
+        "the missing rank is named; connection refused to HOST:PORT",
+        tests_in(
+            _FORMING,
+            "test_r17_a_rank_that_never_starts_is_named",
+            "test_r17_without_rank_0_the_connection_is_refused",
+        ),
+    ),
+    Row("R18", "a rank comes late", "waited for", tests_in(_FORMING, "test_r18_a_late_rank_is_waited_for")),
+    Row(
+        "R19",
+        "another WORLD_SIZE on one rank",
+        "refused on both sides, with both values",
+        tests_in(_FORMING, "test_r19_another_world_size_is_refused_on_both_sides"),
+    ),
+    Row(
+        "R20",
+        "a second rank 1 in a running job, with and without the token",
+        "refused; the job is untouched",
+        tests_in(_FORMING, "test_r20_a_second_rank_1_is_refused_and_the_job_untouched"),
+    ),
+    Row(
+        "R21",
+        "RANK out of range, a bad port, half an environment",
+        "one line naming the variable; exit 2, before jax is loaded",
+        tests_in(_FORMING, "test_r21_a_bad_environment_ends_at_once_with_one_line"),
+    ),
+    Row(
+        "R22",
+        "the port in use: by a stranger, a sharing one on IPv6, another job",
+        "refused by name every time",
+        tests_in(
+            _FORMING,
+            "test_r22_a_port_in_use_is_refused_by_name_every_time",
+            "test_r22_a_sharing_listener_on_ipv6_is_no_way_around",
+            "test_r22_two_jobs_on_one_port_do_not_meet",
+        ),
+    ),
+    Row(
+        "R23",
+        "a wrong or unknown MASTER_ADDR",
+        "said which: not resolved, refused, not this host's",
+        tests_in(
+            _FORMING,
+            "test_r23_a_wrong_address_says_in_which_way",
+            "test_r23_an_address_of_another_host_on_rank_0",
+        ),
+    ),
+    Row(
+        "R24",
+        "a rank dies while the group forms",
+        "it may come again, and the group forms",
+        tests_in(_FORMING, "test_r24_a_rank_that_dies_while_the_group_forms_may_come_again"),
+    ),
+    Row(
+        "R25",
+        "ranks of different configuration; calls, shapes or dtypes that differ",
+        "refused on every rank, with both values, before a step",
+        (
+            *tests_in(_FORMING, "test_r25_ranks_of_different_configuration_are_refused_with_both_values"),
+            *tests_in("multiprocess/test_collectives.py", "test_what_differs_is_named_on_every_rank"),
+        ),
+    ),
+]
+
+HOSTS = [
+    Row(
+        "hosts",
+        "one comes, is lost, is told to stop",
+        "one restart at the new size",
+        tests_in(
+            _ELASTIC,
+            "test_a_host_that_comes_costs_one_restart_at_the_new_size",
+            "test_a_host_that_is_lost_is_dropped_and_the_others_go_on",
+            "test_a_host_that_is_told_to_stop_leaves_and_the_others_go_on",
+        ),
+    ),
+    Row(
+        "hosts",
+        "fewer than MIN",
+        "waits (4 s as set), says who is here; exit 3",
+        tests_in(_ELASTIC, "test_below_the_fewest_the_job_waits_and_then_ends_with_a_message"),
+    ),
+    Row(
+        "hosts",
+        "the first host is told to stop",
+        "the job ends everywhere; exit 143",
+        tests_in(_ELASTIC, "test_the_first_host_takes_the_job_with_it"),
+    ),
+    Row(
+        "hosts",
+        "one of two lost, in real collectives",
+        "goes on alone from a new start",
+        tests_in(_ELASTIC, "test_real_collectives_go_on_at_the_new_size"),
+    ),
+]
+
+PROCESSES = [*_RANKS_DIE, *_HANGS, *_STOPS, *_FORMINGS]

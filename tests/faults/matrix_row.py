@@ -1,0 +1,18 @@
+"""What one line of the fault matrix is."""
+
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """One line of the matrix. `tests` are files, functions or node ids below tests/."""
+
+    rows: str  # "R1", or several: "R1, R2"
+    fault: str
+    outcome: str
+    tests: tuple[str, ...]
+    needs: str = ""  # the package without which its tests are skipped
+
+
+def tests_in(file: str, *names: str) -> tuple[str, ...]:
+    """Node ids of the tests `names` of `file`."""
+    return tuple(f"{file}::{name}" for name in names)

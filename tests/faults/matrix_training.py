@@ -1,0 +1,176 @@
+"""The rows of the fault matrix that a training run meets, R26 to R42: numbers, storage, load, strangers."""
+
+from tests.faults.matrix_row import Row, tests_in
+
+_LAUNCH, _FORMING = "faults/test_launch_matrix.py", "faults/test_launch_forming.py"
+_RUN, _RESUME = "faults/test_run_matrix.py", "faults/test_resume.py"
+_DAMAGE, _DISK = "faults/test_checkpoint_damage.py", "faults/test_checkpoint_disk.py"
+_HOSTILE, _LOCK = "faults/test_checkpoint_hostile.py", "unit/test_run_lock.py"
+_STORED, _TRACKER = "faults/test_run_storage.py", "faults/test_run_sink.py"
+_SINKS = "unit/test_observe_sinks.py"
+
+_NUMBERS = [
+    Row(
+        "R26",
+        "one bit of one parameter flips on one rank",
+        "leaf, rank and step named by all within the interval; exit 1, a warning, or healed",
+        (*tests_in(_RUN, "test_a_bit_that_flips_on_one_rank_is_named_by_all"), "device/test_sentinel.py"),
+    ),
+    Row(
+        "R27",
+        "a sample that overflows on one rank; a loss that is NaN",
+        "all ranks leave that step out, or all stop and name it; a black box is written",
+        (
+            *tests_in(_RUN, "test_a_sample_that_overflows_on_one_rank_is_left_out_by_all"),
+            *tests_in(
+                "unit/test_trainer.py", "test_nan_that_appears_while_training_ends_the_run_with_its_step"
+            ),
+        ),
+    ),
+]
+
+_STORAGE = [
+    Row(
+        "R28",
+        "SIGKILL during saves, 30 times, and between any two renames",
+        "nothing that was reported is lost; leftovers go at the next start",
+        ("faults/test_checkpoint_kill.py",),
+    ),
+    Row(
+        "R29",
+        "every file of a step cut, emptied, lengthened, missing; bits flipped",
+        "found each time; the step is set aside and the next older used, in one line",
+        (_DAMAGE,),
+    ),
+    Row(
+        "R30",
+        "all checkpoints damaged",
+        "listed; exit 1; no fresh start",
+        (
+            *tests_in(_RUN, "test_all_checkpoints_damaged_is_no_fresh_start"),
+            *tests_in(_DAMAGE, "test_all_damaged_is_an_error_that_lists_them_and_stays_one"),
+        ),
+    ),
+    Row(
+        "R31",
+        "the disk fills up",
+        "training goes on; how much is missing; the good step stays, no partial files; an error after three",
+        tests_in(_STORED, "test_r31_training_on_a_disk_that_fills_up_goes_on_to_its_end")
+        + tests_in(
+            _DISK,
+            "test_a_full_disk_keeps_the_good_step_and_says_how_much_is_missing",
+            "test_a_failed_save_is_a_warning_and_leaves_nothing",
+            "test_several_failures_in_a_row_are_an_error",
+            "test_a_good_save_forgives_earlier_failures",
+        ),
+    ),
+    Row(
+        "R32",
+        "a folder that is a file, a link, not writable, or full of other things",
+        "refused at the start with its path; exit 1; other people's files are ignored",
+        (
+            *tests_in(
+                _STORED,
+                "test_r32_a_folder_of_checkpoints_that_is_none_is_refused_with_its_path",
+                "test_r32_a_run_folder_that_may_not_be_written_is_refused_with_its_path",
+            ),
+            *tests_in(_HOSTILE, "test_links_are_refused_at_the_start_with_their_path"),
+            *tests_in(
+                _DISK,
+                "test_a_place_that_is_no_folder_is_refused_at_the_start",
+                "test_a_folder_that_may_not_be_written_is_refused_at_the_start",
+                "test_files_of_other_people_are_ignored",
+            ),
+        ),
+    ),
+    Row(
+        "R33",
+        "two jobs in one run folder; the first is killed",
+        "the second is refused with the host and pid of the first; a dead one is taken over",
+        (*tests_in(_RUN, "test_a_run_folder_has_one_job_and_a_dead_one_s_is_taken_over"), _LOCK),
+    ),
+    Row(
+        "R34",
+        "resumed with 2, 3 and 1 processes",
+        "the next unseen sample, each once an epoch; results equal to rounding",
+        tests_in(
+            _RESUME,
+            "test_resumed_in_another_number_of_processes_again_and_again",
+            "test_the_same_replicas_in_other_processes_give_the_same_numbers",
+        ),
+    ),
+    Row(
+        "R35",
+        "killed in the first step, in a save, in an evaluation, at random moments",
+        "rerun: bit for bit the unbroken run",
+        tests_in(
+            _RESUME,
+            "test_killed_in_the_first_step_in_a_save_and_in_an_evaluation",
+            "test_killed_at_random_moments",
+        ),
+    ),
+    Row(
+        "R36",
+        "the data file is missing",
+        "named before anything is written; exit 2",
+        tests_in(_RUN, "test_data_that_is_not_there_is_named_before_anything_is_written"),
+    ),
+    Row(
+        "R36",
+        "a file of the data is gone, or cut short, when a rank comes to it",
+        "its path and item are named; exit 1; the other rank is told and ends",
+        tests_in(
+            _STORED,
+            "test_r36_a_file_that_is_cut_short_is_named_and_the_other_rank_is_told",
+            "test_r36_a_file_that_is_gone_is_the_launcher_s_first_error",
+        ),
+    ),
+]
+
+_LOADS = [
+    Row(
+        "R37",
+        "100 MB of output; a line without end",
+        "all kept; the launcher's memory stays below 200 MB",
+        tests_in(
+            _LAUNCH,
+            "test_r37_a_noisy_rank_stalls_nobody_and_memory_stays_flat",
+            "test_r37_a_line_without_end_is_shown_in_pieces",
+        ),
+    ),
+    Row(
+        "R38",
+        "crash loop",
+        "given up after three restarts without progress; exit 3",
+        tests_in(_LAUNCH, "test_r38_a_crash_loop_is_given_up"),
+    ),
+    Row(
+        "R39",
+        "a dozen random kills of two ranks",
+        "rerun: bit for bit the unbroken run",
+        tests_in(_RESUME, "test_a_dozen_kills_of_two_ranks"),
+    ),
+    Row(
+        "R40",
+        "a metrics tracker that is slow, never answers, or fails",
+        "no step waits; a slow one gets all records; else one warning names it and it is left behind",
+        (_TRACKER, *tests_in(_SINKS, "test_background_error_is_one_warning")),
+    ),
+]
+
+_STRANGERS = [
+    Row(
+        "R41",
+        "hostile checkpoints (pickle, paths that leave the folder, sizes, links) and configurations",
+        "refused with a message; nothing of theirs is run",
+        (_HOSTILE, "faults/test_hostile_config.py", "unit/test_security_lint.py"),
+    ),
+    Row(
+        "R42",
+        "a thousand strangers at the door of a running job",
+        "refused; the job is untouched",
+        tests_in(_FORMING, "test_r42_strangers_at_the_door_of_a_running_job"),
+    ),
+]
+
+TRAINING = [*_NUMBERS, *_STORAGE, *_LOADS, *_STRANGERS]

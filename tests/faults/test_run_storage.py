@@ -1,0 +1,148 @@
+"""What storage does to a whole training: disks that fill up, folders that may not be used, files that go."""
+
+import os
+import subprocess
+
+import numpy as np
+import pytest
+from launching import start
+from training import (
+    EPOCHS,
+    STEPS_PER_EPOCH,
+    Jobs,
+    checkpoints,
+    leaves,
+    newest_step,
+    sha256_of,
+    write_experiment,
+)
+
+from cyxjax.errors import EXIT_OK, EXIT_SECONDARY, EXIT_USER_ERROR
+from cyxjax.train import audit_cli
+
+pytestmark = pytest.mark.multiprocess
+LAST = EPOCHS * STEPS_PER_EPOCH
+WIDE = {"name": "mlp", "options": {"hidden": [300, 300]}}  # 93,000 parameters: 1.1 MB with Adam's state
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    jobs = Jobs()
+    yield jobs
+    jobs.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own with 8 MB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root; run this test as root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "cyxjax", disk], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"mount is not allowed here: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.root
+def test_r31_training_on_a_disk_that_fills_up_goes_on_to_its_end(jobs, small_disk, tmp_path):
+    changes = {"model": WIDE, "checkpoint_every_n_steps": 6}
+    whole = write_experiment(tmp_path / "whole", **changes)
+    config = write_experiment(small_disk, **changes)
+    assert jobs.run(whole).codes == [EXIT_OK]
+    ended = jobs.run(config, fault=f"FILL:0:write:12:{small_disk}")
+    assert ended.codes == [EXIT_OK], ended.text
+    for step in (12, LAST):
+        assert f"Checkpoint step {step} was not saved" in ended.text, ended.text
+    assert "the disk is full: 1.1 MB needed, 0.0 MB free, 1.1 MB missing" in ended.text
+    assert "Test: loss" in ended.text
+    assert os.listdir(checkpoints(config)) == ["step_00000006"]
+    # Space comes back, and the same command makes of it the run that was never cut.
+    (small_disk / "ballast").unlink()
+    ended = jobs.run(config)
+    assert ended.codes == [EXIT_OK], ended.text
+    assert "Resuming from step 6" in ended.text
+    assert newest_step(config) == newest_step(whole) == LAST
+    assert sha256_of(leaves(config)) == sha256_of(leaves(whole))
+    assert audit_cli.main([str(small_disk / "run")]) == 0
+
+
+def make_a_file(folder):
+    folder.parent.mkdir()
+    folder.write_text("")
+
+
+def make_a_link_in_it(folder):
+    folder.mkdir(parents=True)
+    (folder / "step_00000004").symlink_to(folder)
+
+
+def make_a_loop(folder):
+    folder.parent.mkdir()
+    folder.symlink_to(folder)
+
+
+@pytest.mark.parametrize("make", [make_a_file, make_a_link_in_it, make_a_loop], ids=lambda f: f.__name__)
+def test_r32_a_folder_of_checkpoints_that_is_none_is_refused_with_its_path(jobs, tmp_path, make):
+    config = write_experiment(tmp_path)
+    make(checkpoints(config))
+    ended = jobs.run(config)
+    assert ended.codes == [EXIT_USER_ERROR], ended.text
+    assert str(checkpoints(config)) in ended.text
+    assert "HINT" in ended.text
+    assert "Traceback" not in ended.text
+    assert "Epoch" not in ended.text
+
+
+@pytest.mark.root
+def test_r32_a_run_folder_that_may_not_be_written_is_refused_with_its_path(jobs, small_disk, tmp_path):
+    config = write_experiment(tmp_path, run_dir=str(small_disk / "run"))
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)  # root may write anywhere else
+    ended = jobs.run(config)
+    assert ended.codes == [EXIT_USER_ERROR], ended.text
+    assert f"{small_disk / 'run'}: Read-only file system. HINT" in ended.text
+    assert "Epoch" not in ended.text
+
+
+def write_images(folder):
+    """80 images of two classes; the path of one that is in the training set."""
+    image = pytest.importorskip("PIL.Image", reason="pip install pillow")
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        for i in range(40):
+            pixels = rng.integers(0, 256, (8, 8), np.uint8)
+            image.fromarray(pixels).save(folder / name / f"{i:02}.png")
+    return folder / "cat" / "30.png"
+
+
+def of_images(folder):
+    """(configuration of a training on images, the path of one of them)"""
+    spoiled = write_images(folder / "images")
+    data = {"name": "image_folder", "root": str(folder / "images"), "options": {"image_size": 8}}
+    return write_experiment(folder, data=data, model={"name": "mlp", "options": {"hidden": [16]}}), spoiled
+
+
+def test_r36_a_file_that_is_cut_short_is_named_and_the_other_rank_is_told(jobs, tmp_path):
+    config, spoiled = of_images(tmp_path)
+    spoiled.write_bytes(spoiled.read_bytes()[:50])
+    ended = jobs.run(config, world=2)
+    assert sorted(ended.codes) == [EXIT_USER_ERROR, EXIT_SECONDARY], ended.text
+    what = f"item 22 of ImageFiles: {spoiled} cannot be read"  # the 22nd of those that are not held out
+    assert f"DataError: {what}" in ended.text
+    assert f"lost rank {ended.codes.index(EXIT_USER_ERROR)}" in ended.text
+    assert "its process ended" not in ended.text
+
+
+def test_r36_a_file_that_is_gone_is_the_launcher_s_first_error(tmp_path):
+    config, spoiled = of_images(tmp_path)
+    spoiled.unlink()
+    spoiled.symlink_to("moved")
+    run = start(tmp_path / "logs", 2, "-m", "cyxjax.train", "--config", script=config).wait()
+    assert run.code == EXIT_USER_ERROR, run.err
+    assert run.first["type"] == "DataError"
+    assert f"{spoiled} cannot be read" in run.first["message"]
+    assert f"DataError: item 22 of ImageFiles: {spoiled}" in run.err.splitlines()[-1]
+    assert run.no_survivors_within(2)
