@@ -1,60 +1,23 @@
 """Jobs whose hosts come and go: each launcher stands for a host, all on loopback, as real processes."""
 
-import secrets
 import signal
-import socket
 import time
 
 import pytest
 
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED, EXIT_USER_ERROR
-from tests.faults.launching import Run, start, until
+from tests.faults.elastic_hosts import Hosts, under_way
+from tests.faults.launching import until
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 
-class Hosts:
-    """Launchers that share one job. `add` starts one more; whatever still runs is killed at the end."""
-
-    def __init__(self, folder, sizes: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.job, self.runs = f"elastic-{secrets.token_hex(6)}", list[Run]()
-        self._folder = folder
-        self._flags = ["--nnodes", sizes, "--master-addr", "127.0.0.1", "--master-port", str(port)]
-        self._flags += ["--run-id", self.job, "--grace", "5"]
-
-    def add(self, *flags: str, nproc: int = 1, **env: object) -> Run:
-        number = len(self.runs)
-        folder = self._folder / str(number)
-        folder.mkdir()
-        base = {"KIND": "light", "CYXJAX_TOKEN": "t" * 64, "ON_TERM": "save", "DISTRIBUTED_TIMEOUT_MS": 30000}
-        place = ["--node-rank", "0"] if number == 0 else []
-        run = start(folder, nproc, *self._flags, *place, *flags, **(base | env))
-        run.run_id = self.job
-        self.runs.append(run)
-        return run
-
-    def kill(self) -> None:
-        for run in self.runs:
-            if not run.out and not run.err:  # not waited for
-                run.process.kill()
-                run.process.communicate()
-
-
 @pytest.fixture
 def hosts(tmp_path):
+    """A job of one to three hosts."""
     made = Hosts(tmp_path, "1:3")
     yield made
-    made.kill()
-    assert all(run.no_survivors_within(10) for run in made.runs[:1])
-
-
-def under_way(run: Run, number: int) -> bool:
-    """True once a rank of `run` has trained in start `number`."""
-    logs = list(run.log_dir.glob(f"start_{number}/rank_*.log"))
-    return any("under way" in log.read_text() for log in logs)
+    made.close()
 
 
 def test_a_host_that_comes_costs_one_restart_at_the_new_size(hosts):
@@ -109,7 +72,7 @@ def test_below_the_fewest_the_job_waits_and_then_ends_with_a_message(tmp_path):
         assert "Timeout waiting for hosts: 1 here" in first.err
         assert "at least 2 are needed" in first.err
     finally:
-        hosts.kill()
+        hosts.close()
 
 
 def test_the_first_host_takes_the_job_with_it(hosts):

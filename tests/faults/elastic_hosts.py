@@ -1,0 +1,54 @@
+"""Launchers that stand for the hosts of one job whose hosts come and go, all on loopback."""
+
+import secrets
+import socket
+from pathlib import Path
+
+from tests.faults.launching import RANK, Run, processes_with, start, until
+
+
+class Hosts:
+    """Launchers that share one job. `add` starts one more; `close` kills whatever still runs.
+
+    program: what every host runs, as words after the launcher's flags.
+    """
+
+    def __init__(self, folder: Path, sizes: str, *program: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.job, self.runs = f"elastic-{secrets.token_hex(6)}", list[Run]()
+        self._folder, self._program = folder, program or (str(RANK),)
+        self._flags = ["--nnodes", sizes, "--master-addr", "127.0.0.1", "--master-port", str(port)]
+        self._flags += ["--run-id", self.job, "--grace", "5"]
+
+    def add(self, *flags: str, nproc: int = 1, **env: object) -> Run:
+        """One more host; the first one added is the first host of the job."""
+        number = len(self.runs)
+        folder = self._folder / str(number)
+        folder.mkdir(parents=True)
+        base = {"KIND": "light", "CYXJAX_TOKEN": "t" * 64, "ON_TERM": "save", "DISTRIBUTED_TIMEOUT_MS": 30000}
+        place = ["--node-rank", "0"] if number == 0 else []
+        *words, last = self._program
+        run = start(folder, nproc, *self._flags, *place, *flags, *words, script=Path(last), **(base | env))
+        run.run_id = self.job
+        self.runs.append(run)
+        return run
+
+    def close(self) -> None:
+        """Kills what still runs; then no process of the job may be left."""
+        for run in self.runs:
+            if not run.out and not run.err:  # not waited for
+                run.process.kill()
+                run.process.communicate()
+        assert until(lambda: not processes_with(f"CYXJAX_RUN_ID={self.job}".encode()), 10)
+
+
+def says(run: Run, start: int, text: str) -> bool:
+    """True once a rank of `run` has written `text` in start number `start`."""
+    return any(text in log.read_text() for log in run.log_dir.glob(f"start_{start}/rank_*.log"))
+
+
+def under_way(run: Run, number: int) -> bool:
+    """True once a rank of `run` has trained in start `number`."""
+    return says(run, number, "under way")

@@ -1,0 +1,55 @@
+"""The trainer on hosts that come and go: it resumes at every size, and the ledger proves what it saw."""
+
+import pytest
+
+from cyxjax.data.audit import surviving
+from cyxjax.train.audit_cli import main as audit
+from cyxjax.train.ledger_hook import read_records
+from tests.faults.elastic_hosts import Hosts, says
+from tests.faults.launching import until
+from tests.faults.training import SAMPLES, STEPS_PER_EPOCH, newest_step, write_experiment
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+EPOCHS, SAVE_EVERY = 120, 30
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Long enough for hosts to come and go: 11 s on two hosts of one core each."""
+    return write_experiment(
+        tmp_path,
+        cpu_devices=1,
+        epochs=EPOCHS,
+        checkpoint_every_n_steps=SAVE_EVERY,
+        checkpoint_every_n_epochs=EPOCHS,
+        log_every_n_batches=1000,
+        model={"name": "mlp", "options": {"hidden": [256, 256], "dropout": 0.2}},
+    )
+
+
+@pytest.fixture
+def hosts(tmp_path, config):
+    made = Hosts(tmp_path / "hosts", "1:2", "-m", "cyxjax.train", "--config", str(config))
+    yield made
+    made.close()
+
+
+def test_two_hosts_then_one_then_two_see_every_sample_once_an_epoch(hosts, config, capsys):
+    first, second = hosts.add(), hosts.add()
+    assert until(lambda: newest_step(config) >= 2 * SAVE_EVERY, 60)
+    second.process.kill()
+    assert until(lambda: says(first, 1, "Resuming from step"), 60)
+    alone_at = newest_step(config)
+    assert until(lambda: newest_step(config) > alone_at, 60)
+    third = hosts.add()
+    for run in (first, third):
+        run.wait()
+        assert run.code == 0, run.err
+    for start, size in enumerate((2, 1, 2)):
+        assert f"start {start}: {size} host(s), {size} rank(s)" in first.err
+        assert f"{16 // size} samples x {size} replicas" in first.log(0, start)
+    assert "start 3" not in first.err
+    assert audit([str(config.parent / "run")]) == 0, capsys.readouterr().out
+    _, records = read_records(config.parent / "run" / "ledger.jsonl")
+    kept = surviving(records)
+    assert (len(kept), kept[-1].samples) == (EPOCHS * STEPS_PER_EPOCH, EPOCHS * SAMPLES)
