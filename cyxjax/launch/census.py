@@ -7,58 +7,21 @@ cost one restart of the group; what the ranks do with another WORLD_SIZE is thei
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_PREEMPTED, CyxjaxError
 from cyxjax.launch import wire
 from cyxjax.launch.door import Agent, Door, Said
 from cyxjax.launch.host import Host
 from cyxjax.launch.place import Place
-from cyxjax.launch.records import ErrorRecord
-from cyxjax.launch.report import first_of
 from cyxjax.launch.restarts import Budget
+from cyxjax.launch.rounds import Over, Round, told
 
 LAST_CALL_S = 2.0  # after a host came: time for others to come with it
 LINE_EVERY_S = 10.0
 
 Log = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a start ended on one host: 'ok', 'preempted' or 'failed' with its first error."""
-
-    how: str
-    step: int = -1
-    first: ErrorRecord | None = None
-
-
-@dataclass
-class Round:
-    """One start of the group: who is in it, how it ended for them, and who came or went meanwhile."""
-
-    number: int
-    members: list[Agent]
-    ended: dict[Agent, Ended] = field(default_factory=dict)
-    lost: list[str] = field(default_factory=list)
-    changed: str = ""
-
-    @property
-    def running(self) -> list[Agent]:
-        return [agent for agent in self.members if agent not in self.ended]
-
-    @property
-    def records(self) -> list[ErrorRecord]:
-        return [ended.first for ended in self.ended.values() if ended.first is not None]
-
-
-@dataclass(frozen=True)
-class Over:
-    """The end of the job."""
-
-    code: int
-    why: str = ""
 
 
 class Census:
@@ -119,7 +82,7 @@ class Census:
             now, here = time.monotonic(), len(self._agents)
             ready = here >= self.low and any(agent.is_first for agent in self._agents)
             if ready and (here >= self.high or now >= settled):
-                return sorted(self._agents, key=lambda agent: not agent.is_first)[: self.high]
+                return self._choose()
             if here < self.low and now - began > self.place.timeout_ms / 1000:
                 return Over(EXIT_INFRASTRUCTURE, self._too_few())
             if here < self.low and now > next_line:
@@ -128,6 +91,13 @@ class Census:
             agent, message = self._next(0.2)
             if message and "came" in message:
                 settled = time.monotonic() + LAST_CALL_S
+
+    def _choose(self) -> list[Agent]:
+        """The first host, then the others as they came; those above the most are told to wait."""
+        agents = sorted(self._agents, key=lambda agent: not agent.is_first)
+        for spare in agents[self.high :]:
+            self._tell_spare(spare)
+        return agents[: self.high]
 
     def _next(self, seconds: float) -> tuple[Agent | None, wire.Message | None]:
         """What an agent says, None for its end; the list of agents is kept on the way."""
@@ -159,19 +129,26 @@ class Census:
             host.end()
 
     def _watch(self, current: Round) -> Round:
+        """Follows a start until it has ended on every host that is still there."""
         while current.running:
-            agent, message = self._next(LINE_EVERY_S)
-            if agent is None:
-                continue
-            if message is None:
-                self._note_loss(current, agent)
-            elif "came" in message:
-                self._note_arrival(current, agent)
-            elif message.get("ended") == current.number and agent in current.members:
-                current.ended[agent] = _parse_end(message)
-                if message["how"] == "left" and agent in self._agents:  # its connection ends a moment later
-                    self._agents.remove(agent)
+            agent, message = self._next(0.5 if current.follow_by else LINE_EVERY_S)
+            if agent is not None:
+                self._note(current, agent, message)
+            failure = current.failure
+            if failure is not None and current.follow_by and time.monotonic() > current.follow_by:
+                current.follow_by = None
+                self._ask_to_end(current, told(failure), polite=False)
         return current
+
+    def _note(self, current: Round, agent: Agent, message: wire.Message | None) -> None:
+        if message is None:
+            self._note_loss(current, agent)
+        elif "came" in message:
+            self._note_arrival(current, agent)
+        elif message.get("ended") == current.number and agent in current.members:
+            current.note_end(agent, message)
+            if message["how"] == "left" and agent in self._agents:  # its connection ends a moment later
+                self._agents.remove(agent)
 
     def _note_loss(self, current: Round, agent: Agent) -> None:
         """The rest cannot go on: their collectives wait for ranks that are gone."""
@@ -181,19 +158,27 @@ class Census:
         current.lost.append(agent.host)
         current.changed = f"host {agent.host} is gone"
         self._log(current.changed)
-        self._ask_to_end(current, polite=False)
+        self._ask_to_end(current, current.changed, polite=False)
 
     def _note_arrival(self, current: Round, agent: Agent) -> None:
         if len(current.members) >= self.high:
             self._log(f"host {agent.host} is here as a spare: {self.high} hosts are the most")
+            self._tell_spare(agent)
         elif not current.changed:
             current.changed = f"host {agent.host} has come"
-            self._log(f"{current.changed}: the group saves and starts again with it")
-            self._ask_to_end(current, polite=True)
+            why = f"{current.changed}: the group saves and starts again with it"
+            self._log(why)
+            self._ask_to_end(current, why, polite=True)
 
-    def _ask_to_end(self, current: Round, *, polite: bool) -> None:
+    def _tell_spare(self, agent: Agent) -> None:
+        agent.send(
+            {"say": f"{self.high} hosts are the most, and here: this one waits until one of them goes"}
+        )
+
+    def _ask_to_end(self, current: Round, why: str, *, polite: bool) -> None:
         for agent in current.running:
-            agent.send({"end": current.number, "polite": polite})
+            reason = {} if agent.is_first else {"say": why}  # on the first host our own lines are read
+            agent.send({"end": current.number, "polite": polite, **reason})
 
     def _decide(self, done: Round) -> Over | None:
         """What follows; None for another start. A change of hosts does not count as a failure."""
@@ -202,13 +187,15 @@ class Census:
             return Over(EXIT_OK)
         if done.changed or "left" in hows:
             return None
-        if "failed" not in hows:
+        if done.failure is None:
             return Over(EXIT_PREEMPTED, "the ranks were asked to end")
-        step = max(ended.step for ended in done.ended.values())
-        decision = self._budget.decide(first_of(done.records), step)
-        self._log(decision.line)
+        decision = self._budget.decide(done.failure, done.step)
+        line = f"{told(done.failure)}; {decision.line}"
+        if not decision.again:
+            return Over(decision.exit_code, line)
+        self._log(line)
         time.sleep(decision.delay_s)
-        return None if decision.again else Over(decision.exit_code, decision.line)
+        return None
 
     def _here(self) -> str:
         return f"{len(self._agents)} here ({', '.join(agent.host for agent in self._agents) or 'none'})"
@@ -219,21 +206,3 @@ class Census:
             f"{self.place.timeout_ms / 1000:g} s. HINT: see why the others did not start, raise "
             "DISTRIBUTED_TIMEOUT_MS, or lower MIN in --nnodes MIN:MAX."
         )
-
-
-def _parse_end(message: wire.Message) -> Ended:
-    first = message.get("first")
-    record = None if first is None else ErrorRecord(**first)
-    return Ended(str(message["how"]), int(message.get("step", -1)), record)
-
-
-def end_message(number: int, how: str, step: int, records: Sequence[ErrorRecord]) -> wire.Message:
-    """What an agent tells of the end of start `number`. Of its first error only what decisions need."""
-    first = first_of(records) if records else None
-    said = None
-    if first is not None:
-        names = ("rank", "type", "secondary", "exit_code", "host", "start", "step", "source", "at_s")
-        said = {name: getattr(first, name) for name in names}
-        # clocks of several hosts are only comparable as time of day
-        said |= {"message": first.message[:2000], "at_monotonic_s": first.at_s}
-    return {"ended": number, "how": how, "step": step, "first": said}

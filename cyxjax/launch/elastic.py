@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, GroupError
 from cyxjax.launch import output, ports, wire
-from cyxjax.launch.census import Census, end_message
+from cyxjax.launch.census import Census
 from cyxjax.launch.crew import TICK_S, Crew, Nudge, Start
 from cyxjax.launch.options import Options
 from cyxjax.launch.place import Place
 from cyxjax.launch.report import first_of
+from cyxjax.launch.rounds import end_message
 from cyxjax.launch.supervisor import say_token_is_missing
 from cyxjax.launch.topology import join_address
 
@@ -59,9 +60,11 @@ class Link:
         self._crew.nudge(Nudge(self.start))
 
     def _hear(self, message: wire.Message) -> None:
+        if "say" in message:
+            output.say(str(message["say"]))
         if "end" in message:
             self._crew.nudge(Nudge(int(message["end"]), message.get("polite") is True))
-        else:
+        elif "say" not in message:
             self.inbox.put(message)
             self._crew.nudge(Nudge())
 

@@ -1,6 +1,7 @@
 """Jobs whose hosts come and go: each launcher stands for a host, all on loopback, as real processes."""
 
 import signal
+import socket
 import time
 
 import pytest
@@ -114,3 +115,51 @@ def test_real_collectives_go_on_at_the_new_size(hosts):
     first.wait()
     assert first.code == 0, first.err
     assert first.out.count("finished 60 steps, start 1, total 1") == 1
+
+
+def test_a_spare_waits_and_takes_the_place_of_a_host_that_goes(tmp_path):
+    hosts = Hosts(tmp_path, "1:2")
+    try:
+        first, second = hosts.add(STEPS=100), hosts.add(STEPS=100)
+        assert until(lambda: under_way(first, 0) and under_way(second, 0), 30)
+        spare = hosts.add(STEPS=100)
+        time.sleep(1.0)
+        second.process.kill()
+        for run in (first, spare):
+            run.wait()
+            assert run.code == 0, run.err
+            assert run.out.count("finished 100 steps, start 1, total 2") == 1
+        assert "is here as a spare: 2 hosts are the most" in first.err
+        assert spare.err.count("this one waits until one of them goes") == 1
+        assert "start 2" not in first.err
+    finally:
+        hosts.close()
+
+
+def test_a_spare_that_is_not_needed_ends_with_the_job(tmp_path):
+    hosts = Hosts(tmp_path, "1:2")
+    try:
+        runs = [hosts.add(STEPS=60) for _ in range(3)]
+        codes = [run.wait().code for run in runs]
+        assert codes == [0, 0, 0], [run.err for run in runs]
+        assert [run.out.count("finished 60 steps, start 0, total 2") for run in runs].count(1) == 2
+        assert sum("this one waits until one of them goes" in run.err for run in runs) == 1
+    finally:
+        hosts.close()
+
+
+def test_an_error_before_the_ranks_meet_ends_the_other_hosts_with_its_name(hosts):
+    # The ranks of the first host would wait for the others for a minute.
+    first = hosts.add(STEPS=60, DISTRIBUTED_TIMEOUT_MS=60000)
+    second = hosts.add(STEPS="sixty", DISTRIBUTED_TIMEOUT_MS=60000)
+    second.wait()
+    began = time.monotonic()
+    first.wait()
+    assert time.monotonic() - began < 20
+    assert (first.code, second.code) == (EXIT_USER_ERROR, EXIT_USER_ERROR), first.err
+    named = (
+        f"failed on host {socket.gethostname()}: exit: ended with exit code 1: ValueError: invalid literal"
+    )
+    assert named in first.err
+    assert first.err.count("not started again: --max-restarts is 0") == 1
+    assert "sixty" in second.err
