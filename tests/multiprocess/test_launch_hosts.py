@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from cyxjax.errors import EXIT_SECONDARY
+from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED, EXIT_SECONDARY
+from cyxjax.train.audit_cli import main as audit
 from tests.faults.launching import RANK, processes_with, until
+from tests.faults.training import newest_step, write_experiment
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.root, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
@@ -36,19 +39,20 @@ class Wire:
     def mend(self) -> None:
         ip("-n", self.spaces[1], "link", "set", "wire1", "up")
 
-    def launch(self, host: int, log_dir: Path, *flags: str, **env: object) -> subprocess.Popen:
-        """A launcher with one rank on `host`, in a host name of its own."""
-        words = [
-            "--nnodes",
-            "2",
-            "--node-rank",
-            str(host),
-            "--master-addr",
-            "10.77.0.1",
-            "--master-port",
-            "29501",
-        ]
-        words += ["--run-id", self.run_id, "--log-dir", str(log_dir / str(host)), *flags, str(RANK)]
+    def launch(
+        self,
+        host: int,
+        log_dir: Path,
+        *flags: str,
+        nnodes: str = "2",
+        program: Sequence[str] = (),
+        **env: object,
+    ) -> subprocess.Popen:
+        """A launcher with one rank on `host`, in a host name of its own; runs rank.py, or `program`."""
+        place = ["--node-rank", str(host)] if host == 0 or nnodes == "2" else []
+        words = ["--nnodes", nnodes, *place, "--master-addr", "10.77.0.1", "--master-port", "29501"]
+        words += ["--run-id", self.run_id, "--log-dir", str(log_dir / str(host)), *flags]
+        words += program or [str(RANK)]
         inside = f'hostname host-{host} && exec "$0" -m cyxjax.launch "$@"'
         named = ["unshare", "--uts", "sh", "-c", inside, sys.executable, *words]
         clean = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
@@ -74,20 +78,8 @@ def wire():
         pytest.skip("this kernel or container does not allow network namespaces")
     try:
         ip("netns", "add", spaces[1])
-        ip(
-            "-n",
-            spaces[0],
-            "link",
-            "add",
-            "wire0",
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "wire1",
-            "netns",
-            spaces[1],
-        )
+        veth = ["wire0", "type", "veth", "peer", "name", "wire1", "netns", spaces[1]]
+        ip("-n", spaces[0], "link", "add", *veth)
         for k, space in enumerate(spaces):
             ip("-n", space, "addr", "add", f"10.77.0.{k + 1}/24", "dev", f"wire{k}")
             ip("-n", space, "link", "set", f"wire{k}", "up")
@@ -167,3 +159,49 @@ def test_a_mended_wire_lets_both_go_on(wire, tmp_path):
     for code, out, err in ends(launchers, 180):
         assert code == 0, err
         assert "finished 150 steps" in out
+
+
+def lines_of(log_dir: Path, host: int, start: int) -> str:
+    return "".join(log.read_text() for log in (log_dir / str(host)).glob(f"start_{start}/rank_*.log"))
+
+
+def test_behind_a_cut_wire_a_host_is_left_out_and_comes_back_as_a_new_launcher(wire, tmp_path):
+    env = {"STEPS": 250, "STEP_S": 0.1, "DISTRIBUTED_TIMEOUT_MS": 3000}
+    launchers = [wire.launch(host, tmp_path, nnodes="1:2", **env) for host in range(2)]
+    assert until(lambda: "under way" in lines_of(tmp_path, 0, 0), 60)
+    wire.cut()
+    ((code, _, err),) = ends(launchers[1:])  # it has tried for 3 s to reach the first host again
+    assert code == EXIT_INFRASTRUCTURE, err
+    assert "no answer from the first host at 10.77.0.1:29501 for 3 s" in err
+    assert until(lambda: "under way" in lines_of(tmp_path, 0, 1), 60)
+    wire.mend()
+    launchers[1] = wire.launch(1, tmp_path, nnodes="1:2", **env)
+    (code0, out0, err0), (code1, out1, err1) = ends(launchers)
+    assert (code0, code1) == (0, 0), (err0, err1)
+    assert "host host-1 is gone" in err0
+    assert "start 1: 1 host(s), 1 rank(s): host-0" in err0
+    assert "start 2: 2 host(s), 2 rank(s): host-0, host-1" in err0
+    for out in (out0, out1):
+        assert "finished 250 steps, start 2, total 2" in out
+
+
+def test_the_trainer_goes_on_alone_behind_a_cut_wire_and_with_the_same_host_once_it_is_mended(wire, tmp_path):
+    config = write_experiment(tmp_path, cpu_devices=1, epochs=100_000, checkpoint_every_n_steps=50)
+    program = ["-m", "cyxjax.train", "--config", str(config)]
+    launchers = [wire.launch(host, tmp_path, nnodes="1:2", program=program) for host in range(2)]
+    assert until(lambda: newest_step(config) >= 100, 60)
+    wire.cut()
+    assert until(lambda: "Resuming from step" in lines_of(tmp_path, 0, 1), 60)
+    wire.mend()
+    assert until(lambda: "Resuming from step" in lines_of(tmp_path, 0, 2), 60)
+    together_at = newest_step(config)
+    assert until(lambda: newest_step(config) >= together_at + 100, 60)
+    launchers[0].send_signal(signal.SIGTERM)
+    (code0, out0, err0), (code1, _, err1) = ends(launchers)
+    assert (code0, code1) == (EXIT_PREEMPTED, EXIT_PREEMPTED), (err0, err1)
+    assert "Stopped and saved after step" in out0
+    assert "trying to reach it again" in err1
+    assert "the first host leaves" in err1
+    for start, hosts in enumerate(("2 host(s), 2 rank(s)", "1 host(s), 1 rank(s)", "2 host(s), 2 rank(s)")):
+        assert f"start {start}: {hosts}" in err0
+    assert audit([str(tmp_path / "run")]) == 0
