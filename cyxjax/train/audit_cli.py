@@ -11,6 +11,7 @@ from cyxjax.data.audit import Finding, StreamPlan, audit, surviving
 from cyxjax.data.ledger import Ledger
 from cyxjax.data.order import Order
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, DataError
+from cyxjax.train.history import DistributedTrainingHistory
 from cyxjax.train.ledger_hook import FILE, StreamFacts, read_records
 from cyxjax.train.manifest import read_manifest
 from cyxjax.train.step_folders import list_steps, step_folder
@@ -29,7 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     findings += _of_checkpoints(given.run / "checkpoints", records)
     for finding in findings:
         print(finding)
-    print(_summary(facts, surviving(records), len(records), len(findings)))
+    spans = _rolled_back(given.run / "checkpoints", _plan(facts))
+    for first, stop in spans:
+        print(f"steps {first} to {stop - 1}: left out on purpose: a rollback took back what they had changed")
+    print(_summary(facts, surviving(records), len(records), len(findings), spans))
     return EXIT_USER_ERROR if findings else EXIT_OK
 
 
@@ -74,12 +78,34 @@ def _of_checkpoints(folder: Path, records: list[Ledger]) -> list[Finding]:
     return findings
 
 
-def _summary(facts: StreamFacts, kept: list[Ledger], written: int, num_findings: int) -> str:
+def _rolled_back(folder: Path, plan: StreamPlan) -> list[tuple[int, int]]:
+    """(first, one past the last) step in the data of each rollback that the newest checkpoint knows of.
+
+    A rollback that no checkpoint followed is undone by a resume, which trains on those samples again.
+    """
+    newest = max(list_steps(folder), default=None) if folder.is_dir() else None
+    if newest is None:
+        return []
+    history = DistributedTrainingHistory.from_dict(
+        read_manifest(step_folder(folder, newest)).meta.get("history", {})
+    )
+    stops = [
+        epoch * plan.steps_per_epoch + batch
+        for epoch, batch in zip(history.rollback_epochs, history.rollback_batches, strict=True)
+    ]
+    return [(stop - steps, stop) for stop, steps in zip(stops, history.rollback_steps, strict=True)]
+
+
+def _summary(
+    facts: StreamFacts, kept: list[Ledger], written: int, num_findings: int, spans: list[tuple[int, int]]
+) -> str:
     epochs, rest = divmod(kept[-1].steps, _plan(facts).steps_per_epoch)
     again = f", {written - len(kept)} of them made again after a restart" if written > len(kept) else ""
     verdict = (
         "every sample came once an epoch, in its place" if not num_findings else f"{num_findings} findings"
     )
+    if spans:
+        verdict += f"; {sum(stop - first for first, stop in spans)} steps left out on purpose"
     return (
         f"{written} steps{again}; {epochs} epochs and {rest} steps count, {kept[-1].samples:,} samples of "
         f"{facts.num_samples:,}, digest {kept[-1].digest[:16]}: {verdict}"

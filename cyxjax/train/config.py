@@ -62,6 +62,16 @@ class DistributedTrainingConfig(Strict):
     """Clip the mean gradient to this global norm."""
     on_nonfinite: Literal["abort", "skip", "rollback"] = "abort"
     """What all ranks do together when a loss or gradient is not finite."""
+    on_loss_spike: Literal["ignore", "rollback"] = "ignore"
+    """rollback: when the loss jumps and stays up, go back to the checkpoint before, on with later samples."""
+    loss_spike_factor: float = Field(default=2.0, gt=1)
+    """A loss is high if it is not below so many times the median of the steps before."""
+    loss_spike_window: int = Field(default=100, ge=2)
+    """Steps that median is taken of; before there are so many, no loss is high."""
+    loss_spike_steps: int = Field(default=3, ge=1)
+    """High losses in a row that make a spike."""
+    max_rollbacks: int = Field(default=3, ge=1)
+    """Rollbacks of one process, for whatever cause; one more is an error."""
     sentinel_every_n_steps: int = Field(default=500, ge=0)
     """Optimizer steps between comparisons of all replicas, which are also made at saves; 0: never."""
     on_desync: Literal["abort", "warn", "heal"] = "abort"

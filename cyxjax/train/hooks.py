@@ -18,12 +18,23 @@ Rate = Callable[[int], float]
 """optimizer steps done -> learning rate of the last of them"""
 
 
-class NonFiniteError(CyxjaxError, RuntimeError):
+class BadStepError(CyxjaxError, RuntimeError):
+    """Training should not go on from the step that led to `position`.
+
+    good_step: the newest step whose state is sound, as far as is known. brief: what happened, in a clause.
+    """
+
+    def __init__(self, text: str, position: Position, good_step: int, brief: str) -> None:
+        super().__init__(text)
+        self.position, self.good_step, self.brief = position, good_step, brief
+
+
+class NonFiniteError(BadStepError):
     """The loss or the gradients became NaN or infinite in the step that led to `position`."""
 
     def __init__(self, text: str, position: Position) -> None:
-        super().__init__(text)
-        self.position = position
+        # Where it is of use to go back, such steps are left out: every state that was saved is sound.
+        super().__init__(text, position, position.step, f"step {position.step} was not finite")
 
 
 class HistoryHook(Hook):

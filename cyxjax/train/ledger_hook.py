@@ -125,7 +125,9 @@ class LedgerHook(Hook):
             self._ledger = None
             return
         self.tape.put_back(noted[:ahead])
-        if not ahead:
+        if ahead:
+            self._step = -1  # its next number was settled before: not up to date until it is again
+        else:
             self._write([facts._asdict()], anew=new)
 
     def wants_state(self, position: Position, asked_to_save: bool) -> bool:

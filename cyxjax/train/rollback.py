@@ -1,4 +1,5 @@
-"""`on_nonfinite: rollback`: back to the newest good checkpoint, and on with the samples after the bad step.
+"""`on_nonfinite: rollback`, `on_loss_spike: rollback`: back to the newest good checkpoint, and on with the
+samples after the bad step.
 
 The samples between the checkpoint and the bad step are left behind with it: the same samples from the same
 state would lead to the same numbers again. A learning rate changed behind the user's back would outlive its
@@ -12,10 +13,11 @@ import numpy as np
 
 from cyxjax.errors import CheckpointError
 from cyxjax.train.config import DistributedTrainingConfig
-from cyxjax.train.hooks import NonFiniteError
+from cyxjax.train.history import DistributedTrainingHistory
+from cyxjax.train.hooks import BadStepError, NonFiniteError
 from cyxjax.train.loop import Moment, Position
+from cyxjax.train.loss_spike import LossSpikeError
 
-MOST = 3  # rollbacks of one process; more have a cause that goes on
 _FLOAT16_STEPS = 50  # left out in a row before no loss scale is to blame: 2^16 is at its least after 30
 
 
@@ -27,43 +29,57 @@ def patience(config: DistributedTrainingConfig) -> int:
 def fit(
     run: Callable[[Moment], Moment],
     start: Moment,
-    go_back: Callable[[], Moment | None],
+    go_back: Callable[[int], Moment | None],
     say: Callable[[str], None],
-    policy: str,
+    config: DistributedTrainingConfig,
+    history: DistributedTrainingHistory,
 ) -> Moment:
-    """`run(start)`; with `policy` "rollback" it runs again, up to MOST times, past what was not finite.
+    """`run(start)`; it runs again past a bad step, where `config` says so, up to its `max_rollbacks`.
 
-    go_back: gives the newest good checkpoint's moment, None if there is none; called on all ranks.
-    Raises: NonFiniteError where `run` does and it is no longer of use to go back.
+    go_back: gives the moment of the newest good checkpoint of a step or before it, None if there is none;
+    called on all ranks. What was left behind is noted in `history`.
+    Raises: what `run` raises, where it is no longer of use to go back.
     """
-    for left in reversed(range(MOST + 1 if policy == "rollback" else 1)):
+    causes = _causes(config)
+    for left in reversed(range(config.max_rollbacks + 1)):
         try:
             return run(start)
-        except NonFiniteError as error:
+        except causes as error:
             if not left:
                 raise
-            start = _past(go_back(), error)
+            start = _past(go_back(error.good_step), error)
+            _note(history, start, error)
             say(_told(start, error))
     raise AssertionError("the last run returns or raises")
 
 
-def _past(saved: Moment | None, error: NonFiniteError) -> Moment:
+def _causes(config: DistributedTrainingConfig) -> tuple[type[BadStepError], ...]:
+    asked = {NonFiniteError: config.on_nonfinite, LossSpikeError: config.on_loss_spike}
+    return tuple(cause for cause, policy in asked.items() if policy == "rollback")
+
+
+def _past(saved: Moment | None, error: BadStepError) -> Moment:
     """The state of `saved`, at the place in the data after the bad step."""
     if saved is None:
         raise CheckpointError(
-            f"on_nonfinite='rollback', but there is no checkpoint yet to go back to ({error}). "
-            "HINT: set checkpoint_every_n_steps, so that there is one early."
+            f"there is no checkpoint of step {error.good_step} or before to roll back to ({error}) "
+            "HINT: set checkpoint_every_n_steps, and keep_last so high that one from before is still there."
         ) from error
     place = Position(saved.position.step, error.position.epoch, error.position.step_in_epoch)
     sums = saved.sums if saved.position.epoch == place.epoch else np.zeros_like(saved.sums)
     return Moment(place, saved.state, sums)
 
 
-def _told(start: Moment, error: NonFiniteError) -> str:
+def _note(history: DistributedTrainingHistory, start: Moment, error: BadStepError) -> None:
+    history.rollback_epochs.append(start.position.epoch)
+    history.rollback_batches.append(start.position.step_in_epoch)
+    history.rollback_steps.append(error.position.step - start.position.step)
+
+
+def _told(start: Moment, error: BadStepError) -> str:
     return (
-        f"WARNING: step {error.position.step} was not finite: back to the checkpoint of step "
-        f"{start.position.step}, on with the samples after batch {start.position.step_in_epoch} of epoch "
-        f"{start.position.epoch}."
+        f"WARNING: {error.brief}: back to the checkpoint of step {start.position.step}, on with the samples "
+        f"after batch {start.position.step_in_epoch} of epoch {start.position.epoch}."
     )
 
 

@@ -33,6 +33,7 @@ class Run(NamedTuple):
     describe: Callable[[Moment], dict[str, Any]]  # what a checkpoint says beside its arrays
     save_at: Callable[[str, Moment], None]  # (path, moment) -> a checkpoint there; called on all ranks
     signals: StopSignals
+    spikes: list[Hook]  # made once: what it has seen outlives a rollback
     checkpointer: Checkpointer
     sink: Sink
     console: Console
@@ -45,6 +46,7 @@ def build_hooks(run: Run) -> list[Hook]:
         HistoryHook(history, rate),
         RecordHook(run.console, run.sink, run.recipe.metrics, config.log_every_n_batches, rate),
         TerminateOnNaN(rollback.patience(config)),
+        *run.spikes,
         StopHook(history, run.signals.stop, config.max_time),
         *run.recipe.callbacks,
     ]

@@ -23,7 +23,7 @@ from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.sinks import NullSink, Sink
 from cyxjax.train import callbacks as called
 from cyxjax.train import inputs as fit_inputs
-from cyxjax.train import loop, moments, out_of_memory, rehearsal, rollback, vault
+from cyxjax.train import loop, loss_spike, moments, out_of_memory, rehearsal, rollback, vault
 from cyxjax.train.build import Built, Recipe, build, effective_batch_size, program_shape
 from cyxjax.train.checkpoint import Checkpointer
 from cyxjax.train.config import DistributedTrainingConfig
@@ -33,6 +33,7 @@ from cyxjax.train.ledger_hook import LedgerHook, StreamFacts
 from cyxjax.train.loop import Feed, Hook, Moment, Position
 from cyxjax.train.run_hooks import Run, build_hooks
 from cyxjax.train.signals import StopSignals
+from cyxjax.train.step_folders import list_steps
 
 PyTree = Any
 _UNTRAINED = "this trainer has no parameters yet. HINT: call fit(...) or load_checkpoint(...) first."
@@ -321,6 +322,7 @@ class DistributedTrainer:
                 self._describe,
                 self._save_at,
                 signals,
+                loss_spike.hooks_for(config),
                 checkpointer,
                 sink,
                 console,
@@ -348,8 +350,8 @@ class DistributedTrainer:
                     max_steps=config.max_steps,
                 )
 
-        go_back = lambda: self._saved(run.checkpointer, run.built)  # noqa: E731
-        return rollback.fit(once, start, go_back, run.console.note, config.on_nonfinite)
+        go_back = lambda good_step: self._saved(run, good_step)  # noqa: E731
+        return rollback.fit(once, start, go_back, run.console.note, config, run.history)
 
     def _say_plan(self, built: Built, config: DistributedTrainingConfig, console: Console) -> None:
         console.batch_plan(
@@ -370,11 +372,18 @@ class DistributedTrainer:
         meta = moments.to_meta(moment, self.history, self._config.resolved(), self._inputs)
         return meta | self._ledger.meta(moment)
 
-    def _saved(self, checkpointer: Checkpointer, built: Built) -> Moment | None:
-        """The newest good checkpoint, after the save that may be under way; history and ledger stay."""
-        checkpointer.wait()
+    def _saved(self, run: Run, good_step: int) -> Moment | None:
+        """The newest good checkpoint of `good_step` or before, later ones set aside; None without one.
+
+        History and ledger stay. Waits for the save that may be under way.
+        """
+        run.checkpointer.wait()
         self._barrier("rollback")
-        found = vault.load(checkpointer, self.moment.state, built.sync, self._mesh)
+        if not any(step <= good_step for step in list_steps(run.config.checkpoint_path)):
+            return None
+        run.checkpointer.rewind(good_step)
+        self._barrier("rewound")
+        found = vault.load(run.checkpointer, self.moment.state, run.built.sync, self._mesh)
         return None if found is None else found[0]
 
     def _restore(self, checkpointer: Checkpointer, step: int | None = None) -> bool:

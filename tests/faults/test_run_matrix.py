@@ -46,6 +46,23 @@ def test_a_sample_that_overflows_on_one_rank_is_left_out_by_all(jobs, tmp_path):
     assert len(list((tmp_path / "run").glob("black_box_step*"))) == 3
 
 
+def test_a_spike_of_the_loss_is_rolled_back_by_all(jobs, tmp_path, capsys):
+    spikes = {"loss_spike_window": 3, "loss_spike_factor": 3.0, "loss_spike_steps": 1}
+    saves = {"checkpoint_every_n_steps": 1, "keep_last": 5}
+    config = write_experiment(tmp_path, on_loss_spike="rollback", shuffle=False, **spikes, **saves)
+    arrays = dict(np.load(tmp_path / "data.npz", allow_pickle=False))
+    # Two samples of the fifth step, alike but for their labels: one is far off, whatever the model says.
+    arrays["x_train"][70:72] = 1e4
+    arrays["y_train"][70:72] = 0, 1
+    np.savez(tmp_path / "data.npz", **arrays)
+    ended = jobs.run(config, world=2)
+    assert ended.codes == [EXIT_OK] * 2, ended.text
+    assert ended.text.count("WARNING: the loss was") == 3, ended.text  # once an epoch, on rank 0
+    assert audit_cli.main([str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.count("left out on purpose: a rollback") == 3
+    assert max(curves(config)["train_losses"]) < 3  # ln 3 is what guessing costs
+
+
 def test_all_checkpoints_damaged_is_no_fresh_start(jobs, tmp_path):
     config = write_experiment(tmp_path)
     assert jobs.run(config, "--max-steps", 8).codes == [EXIT_OK]

@@ -104,10 +104,11 @@ def test_rollback_leaves_the_bad_step_behind_and_the_ledger_whole(setting, tmp_p
     assert shown.count("WARNING: step ") == 2  # once an epoch
     assert "back to the checkpoint of step" in shown
     assert audit_cli.main([config.run_dir]) == 0
+    assert capsys.readouterr().out.count("left out on purpose: a rollback") == 2
 
 
 def test_rollback_without_a_checkpoint_says_so(setting):
-    with pytest.raises(CheckpointError, match="no checkpoint yet to go back to"):
+    with pytest.raises(CheckpointError, match="no checkpoint of step 1 or before to roll back to"):
         experiment.run(setting(bad=range(SAMPLES), on_nonfinite="rollback"))
 
 

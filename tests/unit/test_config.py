@@ -62,6 +62,8 @@ def test_both_batch_sizes_are_never_given():
         ("precision", "float8"),
         ("precision", "compute=float64"),
         ("on_nonfinite", "ignore"),
+        ("on_loss_spike", "skip"),
+        ("loss_spike_factor", 1.0),
         ("max_time", "soon"),
         ("max_time", ""),
         ("shuffle", "maybe"),

@@ -1,0 +1,154 @@
+"""A loss that jumps: told from noise by the median, rolled back with the samples that led to it."""
+
+import math
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+from cyxjax.core.losses import MSELoss
+from cyxjax.errors import CheckpointError
+from cyxjax.train import audit_cli
+from cyxjax.train.config import TrainConfig
+from cyxjax.train.loop import Hook, Moment, Position, StepInfo
+from cyxjax.train.loss_spike import LossSpikeError, LossSpikeHook
+from cyxjax.train.trainer import DistributedTrainer
+
+BATCH, STEPS, BAD = 16, 20, 12  # samples a step, steps an epoch, the step (from 0) whose targets are wrong
+
+
+def told(losses, weight=4.0, **options):
+    """The hook after it was told of `losses`, as steps 1, 2, ..."""
+    hook = LossSpikeHook(**{"factor": 2.0, "window": 4, "steps": 2} | options)
+    hook.on_start(Moment(Position(), None, None))
+    for step, loss in enumerate(losses, 1):
+        hook.on_step(StepInfo(Position(step, 0, step), np.array([[loss * weight, weight]]), (0.0, 0.0)))
+    return hook
+
+
+def test_a_spike_is_so_many_high_losses_in_a_row():
+    # The median of 1, 2, 3, 4 is 2.5, so 5 is the least that is high.
+    with pytest.raises(
+        LossSpikeError, match=r"5 to 9 in steps 5 to 6: for 2 .* 2 x 2.5, the median"
+    ) as caught:
+        told([1, 2, 3, 4, 5, 9])
+    assert caught.value.position.step == 6
+    assert caught.value.good_step == 3  # step 4's update may be what made step 5 high
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [1, 2, 3, 4, 4.9, 4.9, 4.9],
+        [1, 2, 3, 4, 9, 1, 9, 1, 9],  # never two in a row
+        [1, 1, 9, 9, 9, 9],  # the window of four is full with the fourth loss, and then its median is 5
+        [-1, -1, -1, -1, 9, 9, 9],  # a multiple of a negative median says nothing
+        [0, 0, 0, 0, 9, 9, 9],
+    ],
+)
+def test_what_is_no_spike(losses):
+    told(losses)
+
+
+def test_high_losses_leave_the_median_alone_and_steps_left_out_have_none():
+    told([1, 1, 1, 1] + 20 * [9, 1])
+    hook = told([1, 1, 1, 1, 9])
+    hook.on_step(StepInfo(Position(6, 0, 6), np.zeros((1, 2)), (0.0, 0.0)))
+    with pytest.raises(LossSpikeError) as caught:
+        hook.on_step(StepInfo(Position(7, 0, 7), np.array([[9.0, 1.0]]), (0.0, 0.0)))
+    assert caught.value.good_step == 3
+
+
+def test_a_rollback_forgets_the_streak_but_not_the_median():
+    hook = told([1, 1, 1, 1, 9])
+    hook.on_start(Moment(Position(), None, None))
+    high = StepInfo(Position(5, 0, 9), np.array([[9.0, 1.0]]), (0.0, 0.0))
+    hook.on_step(high)
+    with pytest.raises(LossSpikeError):
+        hook.on_step(high)
+
+
+def data(without=()):
+    """A line with noise; the targets of batch BAD are 10^4 times too large. `without`: batches left out."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(BATCH * STEPS, 4)).astype(np.float32)
+    y = (x.sum(1, keepdims=True) + rng.normal(size=(len(x), 1))).astype(np.float32)
+    y[BAD * BATCH : (BAD + 1) * BATCH] *= 1e4
+    kept = [b for b in range(STEPS) if b not in without]
+    return tuple(a.reshape(STEPS, BATCH, -1)[kept].reshape(len(kept) * BATCH, -1) for a in (x, y))
+
+
+class DieAfter(Hook):
+    """Ends the run when the numbers of this batch have come."""
+
+    def __init__(self, batch):
+        self._batch = batch
+
+    def on_step(self, info):
+        if info.position.step_in_epoch == self._batch:
+            raise RuntimeError("lost")
+
+
+def fit(folder, xy, *callbacks, **changes):
+    trainer = DistributedTrainer(linen.Dense(1), MSELoss(), optax.sgd(0.02), callbacks=callbacks)
+    options = {
+        "epochs": 1,
+        "global_batch_size": BATCH,
+        "shuffle": False,
+        "run_dir": str(folder),
+        "checkpoint_every_n_steps": 2,
+        "keep_last": 5,
+        "on_loss_spike": "rollback",
+        "loss_spike_window": 8,
+    }
+    trainer.fit(*xy, config=TrainConfig(**options | changes))
+    return trainer
+
+
+def test_a_poisoned_batch_is_rolled_back_and_left_out(tmp_path, capsys):
+    # Steps count from 1: 13 to 15 are high, 12 may be the cause, so the checkpoint is of step 10.
+    one = fit(tmp_path / "a", data())
+    shown = capsys.readouterr().out
+    assert "in steps 13 to 15, usually" in shown
+    assert "back to the checkpoint of step 10, on with the samples after batch 15 of epoch 0." in shown
+    history = one.history
+    assert (history.rollback_epochs, history.rollback_batches, history.rollback_steps) == ([0], [15], [5])
+    assert (history.num_steps, math.isfinite(history.train_losses[0])) == (15, True)
+    # As if the samples left out had never been there (the bits: the same steps on the same batches).
+    other = fit(tmp_path / "b", data(without=range(10, 15)))
+    assert not other.history.rollback_steps
+    jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
+    assert history.train_losses == other.history.train_losses
+    capsys.readouterr()
+    assert audit_cli.main([str(tmp_path / "a")]) == 0
+    assert "steps 10 to 14: left out on purpose" in capsys.readouterr().out
+
+
+def test_a_resumed_run_still_knows_what_was_left_out(tmp_path, capsys):
+    with pytest.raises(RuntimeError, match="lost"):
+        fit(tmp_path, data(), DieAfter(18), steps_in_flight=1)  # step 13: three after the rollback to 10
+    again = fit(tmp_path, data())
+    assert "Resuming from step 12 (epoch 0, batch 17)" in capsys.readouterr().out
+    assert (again.history.rollback_batches, again.history.num_steps) == ([15], 15)
+    assert audit_cli.main([str(tmp_path)]) == 0
+    assert "; 5 steps left out on purpose" in capsys.readouterr().out
+
+
+def test_a_spike_that_comes_back_is_an_error(tmp_path):
+    # A second epoch, the same batch; but one rollback is all there is.
+    with pytest.raises(LossSpikeError, match="HINT: lower the learning rate"):
+        fit(tmp_path, data(), epochs=2, max_rollbacks=1)
+
+
+def test_without_a_checkpoint_from_before_nothing_is_set_aside(tmp_path):
+    with pytest.raises(CheckpointError, match="no checkpoint of step 11 or before .*HINT: .*keep_last"):
+        fit(tmp_path, data(), keep_last=1, keep_best=0)
+    names = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()]
+    assert len(names) == 1
+    assert "abandoned" not in names[0]
+
+
+def test_off_by_default(tmp_path):
+    assert not fit(tmp_path, data(), on_loss_spike=TrainConfig().on_loss_spike).history.rollback_steps
