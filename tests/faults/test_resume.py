@@ -87,6 +87,21 @@ def test_one_of_two_ranks_is_killed(jobs, tmp_path):
     same_run(config, whole)
 
 
+@pytest.mark.slow
+def test_one_after_another_of_three_ranks_is_killed(jobs, tmp_path):
+    changes = {"global_batch_size": 12}
+    whole = write_experiment(tmp_path / "whole", **changes)
+    config = write_experiment(tmp_path / "broken", **changes)
+    assert jobs.run(whole, world=3).codes == [0] * 3
+    for fault in ("KILL:2:step:5", "KILL:1:eval:8", "KILL:0:write:16"):
+        ended = jobs.run(config, world=3, fault=fault)
+        assert [code == KILLED for code in ended.codes] == [rank == int(fault[5]) for rank in range(3)], ended.text
+        assert 0 not in ended.codes
+    ended = jobs.run(config, world=3)
+    assert ended.codes == [0] * 3, ended.text
+    same_run(config, whole)
+
+
 def test_resumed_in_another_number_of_processes_again_and_again(jobs, tmp_path):
     # 12 samples a step on 2 replicas (2 processes), 3 (3 processes), and 2 again (1 process, 2 devices).
     # No dropout: its draws are a replica's own.
