@@ -11,7 +11,7 @@ from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
 from cyxjax.train.file_digests import find_problems
 from cyxjax.train.manifest import Manifest, read_manifest
 from cyxjax.train.run_lock import RunLock
-from cyxjax.train.step_folders import list_corrupt, list_steps, step_folder
+from cyxjax.train.step_folders import list_abandoned, list_corrupt, list_steps, remove_aside, step_folder
 
 _FOLDER = "checkpoints"  # below a run folder
 
@@ -36,10 +36,19 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("file", type=Path, help="the file to write; an existing one is replaced")
     export.add_argument("--step", type=int, help="this step; default: the newest that verifies")
     export.add_argument("--part", action="append", help="part of the state; default: params and model_state")
-    prune = _command(commands, "prune", _prune, "delete all but the newest and best steps")
+    prune = _command(
+        commands, "prune", _prune, "delete all but the newest and best steps, and what was set aside"
+    )
     prune.add_argument("--keep-last", type=int, required=True, metavar="N")
     prune.add_argument("--keep-best", type=int, default=1, metavar="K")
     prune.add_argument("--best", choices=("min", "max"), default="min", help="which metric is good")
+    prune.add_argument(
+        "--keep-corrupt",
+        type=int,
+        default=1,
+        metavar="C",
+        help="of the steps set aside because they did not verify, keep the C found last; default: 1",
+    )
     return parser
 
 
@@ -54,7 +63,7 @@ def _steps_below(directory: Path) -> Path:
     """`directory` or its checkpoints folder. Raises: CheckpointError if there is no step."""
     inner = directory / _FOLDER
     found = Path(os.path.abspath(inner if inner.is_dir() else directory))
-    if not list_steps(found) and not list_corrupt(found):
+    if not list_steps(found) and not list_corrupt(found) and not list_abandoned(found):
         raise CheckpointError(
             f"{found} holds no checkpoint. HINT: name a run folder, or the folder with step_*."
         )
@@ -68,6 +77,8 @@ def _ls(directory: Path, given: argparse.Namespace) -> int:
         print(_line(directory, step))
     for name in list_corrupt(directory):
         print(f"{name}: set aside, it did not verify")
+    for name in list_abandoned(directory):
+        print(f"{name}: set aside, the run went on from an earlier step")
     return EXIT_OK
 
 
@@ -139,10 +150,14 @@ def _write_whole(path: Path, data: bytes) -> None:
 def _prune(directory: Path, given: argparse.Namespace) -> int:
     from cyxjax.train.checkpoint import Checkpointer
 
+    if given.keep_corrupt < 0:
+        raise CheckpointError(f"--keep-corrupt {given.keep_corrupt}: expected 0 or more. HINT: 0 keeps none.")
+
     # Not beside a running job: its own retention may be deleting the same folders.
     with RunLock(directory.parent if directory.name == _FOLDER else directory):
         keep = {"keep_last": given.keep_last, "keep_best": given.keep_best, "best": given.best}
         with Checkpointer(directory, **keep) as checkpointer:
-            gone = checkpointer.prune()
-    print(f"deleted {', '.join(f'step {step}' for step in gone)}" if gone else "nothing to delete")
+            gone = [f"step {step}" for step in checkpointer.prune()]
+        gone += remove_aside(directory, given.keep_corrupt)
+    print(f"deleted {', '.join(gone)}" if gone else "nothing to delete")
     return EXIT_OK

@@ -19,7 +19,7 @@ from cyxjax.errors import CheckpointError
 ARRAYS = "arrays"
 _STEP = re.compile(r"step_(\d{8,18})")
 _LEFTOVER = re.compile(r"(step_\d{8,18})\.(tmp|old)-[0-9a-f]+-\d+")
-_CORRUPT = re.compile(r"step_\d{8,18}\.corrupt-[0-9-]+")
+_ASIDE = re.compile(r"step_\d{8,18}\.(corrupt|abandoned)-([0-9-]+)")
 MAX_STEP = 10**18 - 1
 
 
@@ -53,7 +53,27 @@ def list_steps(directory: Path) -> list[int]:
 
 def list_corrupt(directory: Path) -> list[str]:
     """Names of the steps that were set aside because they did not verify."""
-    return sorted(entry.name for entry in _entries(directory) if _CORRUPT.fullmatch(entry.name))
+    return _list_aside(directory, "corrupt")
+
+
+def list_abandoned(directory: Path) -> list[str]:
+    """Names of the steps that were set aside because the run went on from an earlier one."""
+    return _list_aside(directory, "abandoned")
+
+
+def _list_aside(directory: Path, why: str) -> list[str]:
+    found = [match for entry in _entries(directory) if (match := _ASIDE.fullmatch(entry.name))]
+    return [match[0] for match in found if match[1] == why]
+
+
+def remove_aside(directory: Path, keep_corrupt: int) -> list[str]:
+    """Delete what was set aside, but for the `keep_corrupt` damaged steps that were found last; what went."""
+    corrupt = sorted(list_corrupt(directory), key=lambda name: name.partition(".corrupt-")[2])
+    gone = sorted(corrupt[: len(corrupt) - keep_corrupt] if keep_corrupt < len(corrupt) else [])
+    gone += list_abandoned(directory)
+    for name in gone:
+        shutil.rmtree(directory / name)
+    return gone
 
 
 def prepare(directory: Path) -> None:

@@ -96,6 +96,24 @@ def test_prune_keeps_the_newest_and_the_best(run, capsys):
     assert os.listdir(run) == ["checkpoints"]
 
 
+def test_prune_deletes_what_was_set_aside_but_for_the_last_damaged_step(run, capsys):
+    folder = run / "checkpoints"
+    # Step 9 was found damaged first, step 8 last.
+    aside = ["step_00000009.corrupt-20260101-000000", "step_00000008.corrupt-20260102-000000-1"]
+    aside += ["step_00000007.abandoned-20260103-000000"]
+    for name in (*aside, "step_00000006.corrupt-mine"):
+        (folder / name / "arrays").mkdir(parents=True)
+    assert main(["ls", str(run)]) == 0
+    assert f"{aside[2]}: set aside, the run went on from an earlier step" in capsys.readouterr().out
+    assert main(["prune", str(run), "--keep-last", "3"]) == 0
+    assert capsys.readouterr().out == f"deleted {aside[0]}, {aside[2]}\n"
+    assert main(["prune", str(run), "--keep-last", "3", "--keep-corrupt", "0"]) == 0
+    assert capsys.readouterr().out == f"deleted {aside[1]}\n"
+    assert sorted(os.listdir(folder))[3:] == ["step_00000006.corrupt-mine"]  # not a name of ours
+    with pytest.raises(CheckpointError, match="--keep-corrupt -1: expected 0 or more"):
+        main(["prune", str(run), "--keep-last", "3", "--keep-corrupt", "-1"])
+
+
 def test_prune_beside_a_running_job_is_refused(run):
     with RunLock(run), pytest.raises(CheckpointError, match="in use by process"):
         main(["prune", str(run), "--keep-last", "1"])
