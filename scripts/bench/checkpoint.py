@@ -1,0 +1,95 @@
+"""How long a save holds up the training loop, beside a step, and how long until the step is on disk.
+
+    python scripts/bench/checkpoint.py [--saves 5] [--batch-size 64]
+
+One CPU device; an MLP whose parameters and Adam's two moments are 100 MB; a save every 20 steps into a folder
+that is deleted afterwards. The loop waits for the copy to the host only; a thread writes it.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+
+import cyxjax as cx
+from cyxjax.train.hooks import CheckpointHook
+from cyxjax.train.loop import Hook, StepInfo
+from cyxjax.train.step_store import Snapshot, StepStore
+
+FEATURES, WIDTH, EVERY = 1024, 2416, 20  # 3 x 8.3 million float32 numbers
+
+
+class Clock(Hook):
+    """What happened when. `saves` holds (begun, loop goes on) and `written` (bytes, on disk), in seconds."""
+
+    def __init__(self) -> None:
+        self.steps: list[float] = []
+        self.saves: list[tuple[float, float]] = []
+        self.written: list[tuple[int, float]] = []
+
+    def on_step(self, info: StepInfo) -> None:
+        del info
+        self.steps.append(time.perf_counter())
+
+    def watch(self) -> None:
+        """Times every save of this process from now on."""
+        on_state, write = CheckpointHook.on_state, StepStore.write
+
+        def timed_on_state(hook: CheckpointHook, moment: Any) -> None:
+            began = time.perf_counter()
+            on_state(hook, moment)
+            self.saves.append((began, time.perf_counter()))
+
+        def timed_write(store: StepStore, snapshot: Snapshot) -> None:
+            write(store, snapshot)
+            self.written.append((snapshot.num_bytes, time.perf_counter()))
+
+        CheckpointHook.on_state, StepStore.write = timed_on_state, timed_write  # type: ignore[method-assign]
+
+    def step_ms(self, beside_a_write: bool) -> float:
+        """The median step that began and ended while a save was (not) written; none that held a save."""
+        busy = [(began, end) for (began, _), (_, end) in zip(self.saves, self.written, strict=True)]
+        told = [
+            1000 * (end - begin)
+            for begin, end in zip(self.steps[3:], self.steps[4:], strict=False)
+            if not any(begin < goes_on and began < end for began, goes_on in self.saves)
+            and any(begin < done and began < end for began, done in busy) == beside_a_write
+        ]
+        return statistics.median(told) if told else float("nan")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--saves", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=64)
+    args = parser.parse_args()
+    cx.distributed.init(cpu_devices=1)
+    rng, rows = np.random.default_rng(0), args.batch_size * EVERY
+    x, y = rng.normal(size=(rows, FEATURES)).astype(np.float32), rng.integers(0, 10, rows).astype(np.int32)
+    clock = Clock()
+    model = cx.get_model("mlp")(hidden=(WIDTH, WIDTH))
+    trainer = cx.distributed.DistributedTrainer(
+        model, cx.CrossEntropyLoss(), cx.AdamOptimizer(0.001), callbacks=[clock]
+    )
+    clock.watch()
+    with tempfile.TemporaryDirectory() as folder:
+        config = cx.distributed.DistributedTrainingConfig(
+            epochs=args.saves, batch_size=args.batch_size, checkpoint_dir=folder, verbose=False
+        )
+        config.checkpoint_every_n_epochs, config.steps_in_flight = 1, 1
+        trainer.fit(x, y, config)
+    pairs = list(zip(clock.saves, clock.written, strict=True))
+    print(f"state                            {clock.written[0][0] / 1e6:8.1f} MB")
+    print(f"a step                           {clock.step_ms(False):8.1f} ms")
+    print(f"a step while a save is written   {clock.step_ms(True):8.1f} ms")
+    blocked = statistics.median(1000 * (goes_on - began) for (began, goes_on), _ in pairs)
+    print(f"a save holds up the loop for     {blocked:8.1f} ms")
+    committed = statistics.median(done - began for (began, _), (_, done) in pairs)
+    print(f"until the step is on disk        {committed:8.2f} s")
+
+
+if __name__ == "__main__":
+    main()
