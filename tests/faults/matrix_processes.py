@@ -28,6 +28,12 @@ _RANKS_DIE = [
         tests_in(_RESUME, "test_one_of_two_ranks_is_killed"),
     ),
     Row(
+        "R1, R2, R3",
+        "each of three ranks of a training: in a step, an evaluation, a save",
+        "the others end; rerun: bit for bit the unbroken run of three",
+        tests_in(_RESUME, "test_one_after_another_of_three_ranks_is_killed"),
+    ),
+    Row(
         "R4",
         "exception on one rank; in a thread; `sys.exit(3)`; with a child process",
         "all end; its traceback last and alone; exit 1, or 3 as asked; the child ends too",

@@ -151,6 +151,15 @@ _LOADS = [
         tests_in(_RESUME, "test_a_dozen_kills_of_two_ranks"),
     ),
     Row(
+        "R39",
+        "eight random kills of two ranks under the launcher",
+        "as many restarts; its threads and files stay as many; bit for bit the unbroken run",
+        tests_in(
+            "faults/test_soak.py",
+            "test_r39_kill_after_kill_leaves_the_supervisor_and_the_numbers_as_they_were",
+        ),
+    ),
+    Row(
         "R40",
         "a metrics tracker that is slow, never answers, or fails",
         "no step waits; a slow one gets all records; else one warning names it and it is left behind",

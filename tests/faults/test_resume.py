@@ -95,7 +95,8 @@ def test_one_after_another_of_three_ranks_is_killed(jobs, tmp_path):
     assert jobs.run(whole, world=3).codes == [0] * 3
     for fault in ("KILL:2:step:5", "KILL:1:eval:8", "KILL:0:write:16"):
         ended = jobs.run(config, world=3, fault=fault)
-        assert [code == KILLED for code in ended.codes] == [rank == int(fault[5]) for rank in range(3)], ended.text
+        killed = [rank for rank, code in enumerate(ended.codes) if code == KILLED]
+        assert killed == [int(fault[5])], ended.text
         assert 0 not in ended.codes
     ended = jobs.run(config, world=3)
     assert ended.codes == [0] * 3, ended.text

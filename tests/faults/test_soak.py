@@ -1,0 +1,70 @@
+"""A training under the launcher that loses a rank again and again: its supervisor does not grow."""
+
+import os
+import random
+import signal
+
+import psutil
+import pytest
+from launching import processes_with, start, until
+from training import Jobs, leaves, newest_step, sha256_of, write_experiment
+
+from cyxjax.errors import EXIT_PREEMPTED
+from cyxjax.train import audit_cli
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(600)]
+KILLS, STEPS_BETWEEN = 8, 40
+ENDLESS = {
+    "epochs": 1_000_000,
+    "cpu_devices": 1,
+    "schedule": {"name": "constant"},  # a cosine would know the number of epochs
+    "checkpoint_every_n_steps": 20,
+    "sentinel_every_n_steps": 20,  # compares the ranks' parameters, and ends the run if they differ
+    "log_every_n_batches": 1000,
+    "evaluate_every_n_epochs": 0,
+}
+
+
+def rank_of(run, number):
+    """The pid of a rank of `run`."""
+    of_run = set(processes_with(f"CYXJAX_RUN_ID={run.run_id}".encode()))
+    (pid,) = of_run & set(processes_with(f"RANK={number}".encode()))
+    return pid
+
+
+def went_on(config, step):
+    return until(lambda: newest_step(config) >= step + STEPS_BETWEEN, 90)
+
+
+def test_r39_kill_after_kill_leaves_the_supervisor_and_the_numbers_as_they_were(tmp_path):
+    config = write_experiment(tmp_path / "broken", **ENDLESS)
+    flags = ("--max-restarts", "99", "-m", "cyxjax.train", "--config")
+    run = start(tmp_path / "logs", 2, *flags, script=config)
+    supervisor, sizes, step = psutil.Process(run.process.pid), [], 0
+    for _ in range(KILLS):
+        assert went_on(config, step), run.wait(1).err
+        sizes.append((supervisor.num_threads(), supervisor.num_fds()))
+        step = newest_step(config)
+        os.kill(rank_of(run, random.randint(0, 1)), signal.SIGKILL)
+    assert went_on(config, step), run.wait(1).err
+    run.process.send_signal(signal.SIGTERM)
+    run.wait()
+    assert run.code == EXIT_PREEMPTED, run.err
+    assert f"restart {KILLS} of 99" in run.err
+    assert run.no_survivors_within(2)
+    for earlier_or_later in zip(*sizes, strict=True):  # threads, then descriptors: before each kill
+        assert min(earlier_or_later[-4:]) <= max(earlier_or_later[:2]), sizes
+    assert audit_cli.main([str(tmp_path / "broken" / "run")]) == 0
+    assert sha256_of(leaves(config)) == sha256_of(leaves(unbroken(tmp_path / "whole", newest_step(config))))
+
+
+def unbroken(folder, steps):
+    """The configuration of a run of `steps` steps that nothing happened to."""
+    config, jobs = write_experiment(folder, **ENDLESS, max_steps=steps), Jobs()
+    try:
+        ended = jobs.run(config, world=2)
+    finally:
+        jobs.close()
+    assert ended.codes == [0, 0], ended.text
+    assert newest_step(config) == steps
+    return config
