@@ -11,6 +11,8 @@ from cyxjax.launch.place import Place
 from cyxjax.launch.roll import Job, Roll
 from cyxjax.launch.topology import join_address
 
+LOAD_AFTER_S = 0.1
+
 
 class Host:
     """One listener for the life of the job; a meeting place and a service for each start.
@@ -27,8 +29,10 @@ class Host:
         self._reserved: socket.socket | None = None
         # Its service would narrate every connection of every start on our standard error.
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-        # Loading jaxlib takes 0.1 s, which the ranks need anyway to start.
-        threading.Thread(target=_compat.can_serve, name="cyxjax-load", daemon=True).start()
+        # Loading jaxlib takes 0.1 s, which the ranks need anyway to start; they are started first.
+        self._load = threading.Timer(LOAD_AFTER_S, _compat.can_serve)
+        self._load.name, self._load.daemon = "cyxjax-load", True
+        self._load.start()
 
     def open(self, start: int) -> None:
         """Opens the meeting place of start number `start`."""
@@ -48,6 +52,7 @@ class Host:
 
     def end(self) -> None:
         """Closes everything, the listener too."""
+        self._load.cancel()
         self.close()
         self._listener.close()
 

@@ -4,7 +4,6 @@ import errno
 import os
 import socket
 from contextlib import suppress
-from pathlib import Path
 
 from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch.topology import join_address
@@ -97,10 +96,11 @@ def holder(port: int) -> str | None:
     inodes = _listening_inodes(port)
     if not inodes:
         return None
-    for folder in Path("/proc").glob("[0-9]*"):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # another user's process, or one that ended while we looked
-            if any(os.readlink(link) in inodes for link in (folder / "fd").iterdir()):
-                return f"{(folder / 'comm').read_text().strip()} (pid {folder.name})"
+            files = (f"/proc/{pid}/fd/{number}" for number in os.listdir(f"/proc/{pid}/fd"))
+            if any(os.readlink(file) in inodes for file in files):
+                return f"{_text(f'/proc/{pid}/comm').strip()} (pid {pid})"
     return None
 
 
@@ -108,8 +108,13 @@ def _listening_inodes(port: int) -> set[str]:
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
+            for line in _text(table).splitlines()[1:]:
                 columns = line.split()
                 if columns[3] == "0A" and int(columns[1].rpartition(":")[2], 16) == port:  # 0A: LISTEN
                     inodes.add(f"socket:[{columns[9]}]")
     return inodes
+
+
+def _text(path: str) -> str:
+    with open(path) as file:
+        return file.read()

@@ -3,8 +3,6 @@
 The token itself never travels: the meeting place sends a nonce, the rank answers with an HMAC of it.
 """
 
-import hashlib
-import hmac
 import json
 import os
 from typing import Any
@@ -62,11 +60,15 @@ def new_nonce() -> str:
 
 def sign(token: str, nonce: str, message: Message) -> str:
     """HMAC-SHA256 over the nonce and what the message claims, so that neither can be changed or replayed."""
+    import hmac  # loads OpenSSL, 4 ms: a launcher's first ranks start before it needs a signature
+
     claims = json.dumps({k: v for k, v in message.items() if k != "mac"}, sort_keys=True)
-    return hmac.new(token.encode(), f"{nonce}|{claims}".encode(), hashlib.sha256).hexdigest()
+    return hmac.new(token.encode(), f"{nonce}|{claims}".encode(), "sha256").hexdigest()
 
 
 def verify(token: str, nonce: str, message: Message) -> bool:
     """True when `message` was signed with `token`; compared in constant time."""
+    import hmac
+
     said = message.get("mac")
     return isinstance(said, str) and hmac.compare_digest(said.encode(), sign(token, nonce, message).encode())
