@@ -7,6 +7,7 @@ cost one restart of the group; what the ranks do with another WORLD_SIZE is thei
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -55,18 +56,20 @@ class Census:
             agent.close()
 
     def _call(self) -> None:
-        number = 0
-        while self._over is None:
-            try:
-                members = self._gather()
-                over = (
-                    members if isinstance(members, Over) else self._decide(self._one_round(number, members))
-                )
-            except CyxjaxError as error:  # no port for the meeting place
-                over = Over(EXIT_INFRASTRUCTURE, str(error))
-            number += 1
-            if over is not None:
-                self._finish(over)
+        number, over = 0, None
+        try:
+            while (over := self._over or self._one_start(number)) is None:
+                number += 1
+        except CyxjaxError as error:  # no port for the meeting place
+            over = Over(EXIT_INFRASTRUCTURE, str(error))
+        except Exception:  # a fault of ours: with this thread gone every host would wait for ever
+            over = Over(EXIT_INFRASTRUCTURE, f"the first host cannot go on:\n{traceback.format_exc()}")
+        if self._over is None:
+            self._finish(over)
+
+    def _one_start(self, number: int) -> Over | None:
+        members = self._gather()
+        return members if isinstance(members, Over) else self._decide(self._one_round(number, members))
 
     def _finish(self, over: Over) -> None:
         """Tells every host that the job is over; the first host last, since its launcher then ends."""

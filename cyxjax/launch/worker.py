@@ -77,6 +77,7 @@ class Worker:
     ) -> None:
         self.rank, self.files = rank, files
         self.returncode: int | None = None
+        self._reaping = threading.Lock()  # while it is held, the pid is the rank's or nobody's
         self._log_dir, self._start = log_dir, start
         self._log = output.open_log(log_dir, rank, start) if log_dir else None
         self._process = subprocess.Popen(
@@ -100,8 +101,10 @@ class Worker:
 
     def signal(self, number: int) -> None:
         """Sends `number` to the rank's process; nothing if it has ended."""
-        if self.returncode is None:
-            self._process.send_signal(number)
+        # Popen.send_signal would reap a rank that has just ended, and `_wait` would miss its end.
+        with self._reaping, suppress(ProcessLookupError):  # without waitid it may be reaped a moment before
+            if self.returncode is None:
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Ends the rank and everything in its process group, at once."""
@@ -160,5 +163,8 @@ class Worker:
         if hasattr(os, "waitid"):
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             self.kill()
-        self.returncode = self._process.wait()
+            with self._reaping:
+                self.returncode = self._process.wait()
+        else:
+            self.returncode = self._process.wait()
         on_exit(self)
