@@ -23,19 +23,27 @@ from cyxjax.launch.topology import join_address
 RETRY_S = 0.2
 
 
+class Stopped(Exception):
+    """Signal `number` told this host to leave while it looked for the first one."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
 class Link:
     """This host's standing connection to the census. `inbox` holds calls to start, and the job's end.
 
     The census' wish to end a start goes straight to the crew; so does the loss of the connection, which
     also leaves None in the inbox.
-    Raises: GroupError when the census does not answer within the group's timeout, or refuses this host.
+    Raises: GroupError when the census does not answer within the group's timeout; Stopped.
     """
 
     def __init__(self, place: Place, crew: Crew) -> None:
         self.inbox: queue.SimpleQueue[wire.Message | None] = queue.SimpleQueue()
         self.start = -1  # the one under way, which the loss of the connection ends
         self._crew = crew
-        self._socket, self._lines = _dial(place)
+        self._socket, self._lines = _dial(place, crew)
         threading.Thread(target=self._read, name="cyxjax-link", daemon=True).start()
 
     def send(self, message: wire.Message) -> None:
@@ -88,6 +96,8 @@ class ElasticSupervisor:
         with self._crew:
             try:
                 return self._take_part()
+            except Stopped as stopped:
+                return _code_after(stopped.number)
             finally:
                 if self._census is not None:
                     self._census.close()
@@ -120,7 +130,7 @@ class ElasticSupervisor:
             except queue.Empty:
                 number = self._crew.asked_to_end(TICK_S)
             if number is not None:
-                return EXIT_INTERRUPT if number == signal.SIGINT else EXIT_PREEMPTED
+                return _code_after(number)
 
     def _one_start(self, link: Link, call: wire.Message) -> int | None:
         """Runs one start and tells the census how it ended; the exit code when this host leaves by it."""
@@ -159,8 +169,12 @@ def _how(start: Start) -> str:
     return "preempted" if EXIT_PREEMPTED in {worker.returncode for worker in start.workers} else "ok"
 
 
-def _dial(place: Place) -> tuple[socket.socket, wire.Lines]:
-    """A connection on which the census has heard who we are."""
+def _code_after(number: int) -> int:
+    return EXIT_INTERRUPT if number == signal.SIGINT else EXIT_PREEMPTED
+
+
+def _dial(place: Place, crew: Crew) -> tuple[socket.socket, wire.Lines]:
+    """A connection on which the census has heard who we are. Raises: GroupError, Stopped."""
     end = time.monotonic() + place.timeout_ms / 1000
     while True:
         try:
@@ -169,7 +183,8 @@ def _dial(place: Place) -> tuple[socket.socket, wire.Lines]:
         except OSError as error:
             if time.monotonic() > end:
                 raise _unreachable(place, error) from error
-        time.sleep(RETRY_S)
+        if (number := crew.sleep(RETRY_S)) is not None:
+            raise Stopped(number)
 
 
 def _introduce(connection: socket.socket, place: Place) -> wire.Lines:

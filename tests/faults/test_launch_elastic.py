@@ -108,6 +108,18 @@ def test_a_stranger_without_the_token_is_refused(hosts):
     assert "wrong or missing job token" in stranger.err
 
 
+def test_a_host_that_looks_for_the_first_one_leaves_when_it_is_told_to(hosts):
+    first, second = hosts.add(STEPS=4000), hosts.add(STEPS=4000, DISTRIBUTED_TIMEOUT_MS=60000)
+    assert until(lambda: under_way(second, 0), 30)
+    first.process.kill()
+    time.sleep(2.0)
+    assert second.process.poll() is None  # the first host may be started again
+    second.process.send_signal(signal.SIGTERM)
+    second.wait(30)
+    assert second.code == EXIT_PREEMPTED, second.err
+    assert "trying to reach it again" in second.err
+
+
 def test_real_collectives_go_on_at_the_new_size(hosts):
     first, second = (hosts.add(KIND="jax", STEPS=60, STEP_S=0.1) for _ in range(2))
     assert until(lambda: under_way(first, 0) and under_way(second, 0), 60)
