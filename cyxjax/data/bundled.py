@@ -1,6 +1,8 @@
 """Real data that needs no network: the tables and scans that come with scikit-learn."""
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,24 @@ from cyxjax.errors import ConfigError
 
 def load_digits(**split: Any) -> Splits:
     """1,797 scans of handwritten digits: float32 (8, 8, 1) in [0, 1], int32 labels 0 to 9."""
-    bunch = _sklearn("load_digits")
+    table = _digits()
     info = DatasetInfo("digits", "classification", 10, (8, 8, 1))
-    return split_arrays(as_images(bunch.images, 16), bunch.target.astype(np.int32), info, **split)
+    images, labels = table[:, :64].reshape(-1, 8, 8), table[:, 64].astype(np.int32)
+    return split_arrays(as_images(images, 16), labels, info, **split)
+
+
+def _digits() -> np.ndarray:
+    """float64 (1797, 65): 64 pixels and the label, from the file that scikit-learn installs.
+
+    To load the library itself would cost each start of each rank a second.
+    """
+    spec = find_spec("sklearn")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        path = Path(folder, "datasets", "data", "digits.csv.gz")
+        if path.is_file():
+            return np.loadtxt(path, delimiter=",")
+    bunch = _sklearn("load_digits")  # it is not there, or elsewhere
+    return np.column_stack([bunch.data, bunch.target])
 
 
 def load_wine(**split: Any) -> Splits:
