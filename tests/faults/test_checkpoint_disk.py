@@ -2,7 +2,6 @@
 
 import errno
 import os
-import subprocess
 import threading
 
 import jax.numpy as jnp
@@ -14,20 +13,6 @@ from cyxjax.train import step_store
 from cyxjax.train.checkpoint import Checkpointer
 
 STATE = {"w": np.random.default_rng(0).random(300_000, np.float32)}  # 1.2 MB that does not compress
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of its own with 4 MB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small tmpfs needs root; run this test as root")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "cyxjax", disk], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"mount is not allowed here: {mounted.stderr.decode().strip()}")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
 
 
 def fill_until_free(disk, free_bytes):

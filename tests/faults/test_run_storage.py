@@ -32,20 +32,6 @@ def jobs():
     jobs.close()
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of its own with 8 MB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small tmpfs needs root; run this test as root")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "cyxjax", disk], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"mount is not allowed here: {mounted.stderr.decode().strip()}")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
 @pytest.mark.root
 def test_r31_training_on_a_disk_that_fills_up_goes_on_to_its_end(jobs, small_disk, tmp_path):
     changes = {"model": WIDE, "checkpoint_every_n_steps": 6}

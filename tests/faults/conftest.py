@@ -1,0 +1,20 @@
+"""What the fault tests share."""
+
+import os
+import subprocess
+
+import pytest
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own with 8 MB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root; run this test as root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "cyxjax", disk], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"mount is not allowed here: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
