@@ -69,10 +69,17 @@ class MeetingPlace:
         return self
 
     def close(self) -> None:
-        """Ends the thread and every connection; the listener stays open for the next generation."""
+        """Ends the thread and every connection; the listener stays open for the next generation.
+
+        Twice is harmless.
+        """
         self._closing = True
-        self._wake_in.send(b"x")
+        with suppress(OSError):  # closed before
+            self._wake_in.send(b"x")
         self._thread.join(timeout=5)
+        # Not by the thread, which may see `_closing` and be gone before the byte is sent.
+        self._wake_in.close()
+        self._wake_out.close()
 
     def wait_until_empty(self, timeout_s: float) -> None:
         """Returns when every rank has left, or after `timeout_s`."""
@@ -93,8 +100,6 @@ class MeetingPlace:
         for peer in self._peers():
             self._drop(peer)
         self._selector.close()
-        self._wake_in.close()
-        self._wake_out.close()
 
     def _accept(self) -> None:
         try:

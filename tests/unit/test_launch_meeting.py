@@ -165,6 +165,14 @@ def test_a_goodbye_is_no_death(place):
     assert lost == []
 
 
+def test_a_meeting_place_whose_thread_was_the_faster_one_closes(place):
+    meeting = place(1).meeting
+    meeting._closing = True  # what close() sets first, and the thread may see before close() goes on
+    meeting._thread.join(timeout=5)
+    meeting.close()
+    assert not meeting._thread.is_alive()
+
+
 def test_a_thousand_strangers_do_no_harm(place):
     meeting = place(2)
     with contextlib.ExitStack() as stack:
