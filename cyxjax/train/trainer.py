@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 
 from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import PerExample, as_per_example
-from cyxjax.core.mesh import local_replicas, local_rows, local_value, num_replicas, put_replicated, put_rows
+from cyxjax.core.mesh import local_replicas, local_value, num_replicas, put_replicated
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.step import TrainState, init_state, place_state
 from cyxjax.distributed import process_group
@@ -23,7 +23,7 @@ from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.sinks import NullSink, Sink
 from cyxjax.train import callbacks as called
 from cyxjax.train import inputs as fit_inputs
-from cyxjax.train import loop, loss_spike, moments, out_of_memory, rehearsal, rollback, vault
+from cyxjax.train import loop, loss_spike, moments, out_of_memory, predict, rehearsal, rollback, vault
 from cyxjax.train.build import Built, Recipe, build, effective_batch_size, program_shape
 from cyxjax.train.checkpoint import Checkpointer
 from cyxjax.train.config import DistributedTrainingConfig
@@ -134,16 +134,8 @@ class DistributedTrainer:
     def predict(self, X: PyTree, *, batch_size: int | None = None) -> PyTree:
         """The model's outputs for X in evaluation mode, on every rank: numpy, first dimension as X's."""
         built, state = self._ready(jax.tree.map(lambda a: np.asarray(a)[:1], X))
-        state = built.program.consensus(state)
-        rows = len(jax.tree.leaves(X)[0])
-        each = batch_size or built.batch_size
-        mine = local_replicas(self._mesh)
-        parts = []
-        for start in range(0, rows, each * self._replicas):
-            places = np.arange(start + mine.start * each, start + mine.stop * each) % rows
-            inputs = put_rows(self._mesh, jax.tree.map(lambda a, p=places: np.asarray(a)[p], X))
-            parts.append(self._gather(built.predict_step(state, inputs)))
-        return jax.tree.map(lambda *p: np.concatenate(p)[:rows], *parts)
+        seen = built.program.consensus(state)
+        return predict.outputs(built.predict_step, seen, self._mesh, X, batch_size or built.batch_size)
 
     def save_checkpoint(self, path: str) -> None:
         """Everything that makes the next step, as a checkpoint folder named `path`; rank 0 writes it.
@@ -421,11 +413,6 @@ class DistributedTrainer:
 
     def _zeros(self) -> np.ndarray:
         return np.zeros((len(self._recipe.metrics.names), 2))
-
-    def _gather(self, outputs: PyTree) -> PyTree:
-        if self.get_world_size() == 1:
-            return jax.tree.map(local_rows, outputs)
-        return multihost_utils.process_allgather(outputs, tiled=True)
 
     def _barrier(self, name: str) -> None:
         if self.get_world_size() > 1:

@@ -69,13 +69,13 @@ class Wire:
 @pytest.fixture
 def wire():
     if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
+        pytest.skip("network namespaces need root; run this test as root")
     if not all(shutil.which(name) for name in ("ip", "unshare")):
         pytest.skip("ip or unshare is not installed: apt-get install iproute2 util-linux")
     tag = secrets.token_hex(3)
     spaces = (f"cyx{tag}a", f"cyx{tag}b")
     if ip("netns", "add", spaces[0], check=False).returncode != 0:
-        pytest.skip("this kernel or container does not allow network namespaces")
+        pytest.skip("network namespaces are not allowed here: CAP_SYS_ADMIN is needed")
     try:
         ip("netns", "add", spaces[1])
         veth = ["wire0", "type", "veth", "peer", "name", "wire1", "netns", spaces[1]]

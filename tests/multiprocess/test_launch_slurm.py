@@ -59,7 +59,7 @@ def own_address() -> str:
         try:
             probe.connect(("192.0.2.1", 9))
         except OSError:
-            pytest.skip("this machine has no address but loopback")
+            pytest.skip("this machine has no address but loopback: give it one (ip addr add) or a network")
         return probe.getsockname()[0]
 
 
@@ -74,7 +74,7 @@ def slurm(tmp_path_factory):
     if shutil.which("slurmctld") is None or shutil.which("slurmd") is None:
         pytest.skip("Slurm is not installed: apt-get install slurmctld slurmd slurm-client")
     if os.geteuid() != 0:
-        pytest.skip("Slurm's daemons need root")
+        pytest.skip("Slurm's daemons need root; run this test as root")
     folder = tmp_path_factory.mktemp("slurm")
     conf = write_cluster(folder)
     commands = [["slurmctld"], ["slurmd", "-N", "one"], ["slurmd", "-N", "two"]]

@@ -81,7 +81,9 @@ def test_losses_are_torch_ddps(model, optimizer):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here")
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
 def test_the_stored_losses_are_what_torch_gives(tmp_path):
     target = tmp_path / "trajectory.json"
     command = [sys.executable, str(HERE / "make_torch_trajectory.py"), str(target)]

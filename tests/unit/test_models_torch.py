@@ -96,7 +96,7 @@ def test_batch_norm_trains_as_torch_does(name, momentum):
 
 
 def test_the_stored_table_is_torchs():
-    pytest.importorskip("torch", reason="torch is not installed; the stored table stands for it")
+    pytest.importorskip("torch", reason="pip install torch; the stored table stands for it")
     for name in CASES:
         found = answers(name)
         assert found.keys() == STORED[name].keys()

@@ -47,7 +47,7 @@ def test_unshuffled_indices_follow_torchs_rule(size, world, drop_last):
 
 @given(size=st.integers(1, 60), world=st.integers(1, 9), drop_last=st.booleans())
 def test_installed_torch_agrees(size, world, drop_last):
-    data = pytest.importorskip("torch.utils.data", reason="compared with torch only where torch is installed")
+    data = pytest.importorskip("torch.utils.data", reason="torch is not installed: pip install torch")
     for rank in range(world):
         theirs = data.DistributedSampler(range(size), world, rank, shuffle=False, drop_last=drop_last)
         ours = DistributedSampler(size, world, rank, shuffle=False, drop_last=drop_last)
