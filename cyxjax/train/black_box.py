@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from cyxjax.checkpoint.folders import list_steps
 from cyxjax.core.mesh import local_value
 from cyxjax.data.audit import StreamPlan
 from cyxjax.data.order import Order
@@ -20,7 +21,6 @@ from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.config import TrainConfig
 from cyxjax.train.ledger_hook import StreamFacts, Tape
 from cyxjax.train.loop import Hook, Moment, Position, StepInfo
-from cyxjax.train.step_folders import list_steps
 
 FILE, CONFIG = "box.json", "config.yaml"
 _MOST = 3  # boxes of one process: the first tell, the rest repeat them

@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from cyxjax.checkpoint.digests import find_problems
+from cyxjax.checkpoint.folders import list_abandoned, list_corrupt, list_steps, remove_aside, step_folder
+from cyxjax.checkpoint.manifest import Manifest, read_manifest
+from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
-from cyxjax.train.file_digests import find_problems
-from cyxjax.train.manifest import Manifest, read_manifest
-from cyxjax.train.run_lock import RunLock
-from cyxjax.train.step_folders import list_abandoned, list_corrupt, list_steps, remove_aside, step_folder
 
 _FOLDER = "checkpoints"  # below a run folder
 
@@ -107,7 +107,7 @@ def _verify(directory: Path, given: argparse.Namespace) -> int:
 def _export(directory: Path, given: argparse.Namespace) -> int:
     import safetensors.numpy
 
-    from cyxjax.train.step_store import StepStore
+    from cyxjax.checkpoint.store import StepStore
 
     store = StepStore(directory, is_writer=False)
     step, manifest = _good_step(store, given.step)
@@ -148,7 +148,7 @@ def _write_whole(path: Path, data: bytes) -> None:
 
 
 def _prune(directory: Path, given: argparse.Namespace) -> int:
-    from cyxjax.train.checkpoint import Checkpointer
+    from cyxjax.checkpoint.checkpointer import Checkpointer
 
     if given.keep_corrupt < 0:
         raise CheckpointError(f"--keep-corrupt {given.keep_corrupt}: expected 0 or more. HINT: 0 keeps none.")

@@ -5,6 +5,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from cyxjax.checkpoint.folders import list_steps
+from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.core.losses import (
     BCEWithLogitsLoss,
     CrossEntropyLoss,
@@ -24,8 +26,6 @@ from cyxjax.observe.sinks import Sink, build_sinks
 from cyxjax.train.config import TrainConfig
 from cyxjax.train.history import DistributedTrainingHistory
 from cyxjax.train.optimizers import build_optimizer
-from cyxjax.train.run_lock import RunLock
-from cyxjax.train.step_folders import list_steps
 from cyxjax.train.trainer import DistributedTrainer
 
 LOSSES: dict[str, Loss | None] = {

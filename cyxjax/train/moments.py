@@ -5,13 +5,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.folders import step_folder
+from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.core.step import TrainState
 from cyxjax.errors import CheckpointError
-from cyxjax.train.checkpoint import Checkpointer
 from cyxjax.train.history import DistributedTrainingHistory
 from cyxjax.train.loop import Moment, Position
-from cyxjax.train.manifest import read_manifest
-from cyxjax.train.step_folders import step_folder
 
 PyTree = Any
 

@@ -10,6 +10,8 @@ import numpy as np
 import optax
 from jax.experimental import multihost_utils
 
+from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.folders import list_steps
 from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import PerExample, as_per_example
 from cyxjax.core.mesh import local_replicas, local_value, num_replicas, put_replicated
@@ -25,7 +27,6 @@ from cyxjax.train import callbacks as called
 from cyxjax.train import inputs as fit_inputs
 from cyxjax.train import loop, loss_spike, moments, out_of_memory, predict, rehearsal, rollback, vault
 from cyxjax.train.build import Built, Recipe, build, effective_batch_size, program_shape
-from cyxjax.train.checkpoint import Checkpointer
 from cyxjax.train.config import DistributedTrainingConfig
 from cyxjax.train.feed import build_feed, eval_batches
 from cyxjax.train.history import DistributedTrainingHistory
@@ -33,7 +34,6 @@ from cyxjax.train.ledger_hook import LedgerHook, StreamFacts
 from cyxjax.train.loop import Feed, Hook, Moment, Position
 from cyxjax.train.run_hooks import Run, build_hooks
 from cyxjax.train.signals import StopSignals
-from cyxjax.train.step_folders import list_steps
 
 PyTree = Any
 _UNTRAINED = "this trainer has no parameters yet. HINT: call fit(...) or load_checkpoint(...) first."

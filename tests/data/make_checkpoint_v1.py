@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from cyxjax.train.checkpoint import Checkpointer
+from cyxjax.checkpoint.checkpointer import Checkpointer
 
 META = {"epoch": 3, "data": {"seed": 42, "consumed": 96}, "losses": [0.5, float("nan")]}
 

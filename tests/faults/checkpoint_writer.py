@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 
-from cyxjax.train.checkpoint import Checkpointer
+from cyxjax.checkpoint.checkpointer import Checkpointer
 
 NUM_FLOATS = 200_000
 

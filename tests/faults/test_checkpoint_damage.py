@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.folders import step_folder
+from cyxjax.checkpoint.manifest import MANIFEST, decode
 from cyxjax.errors import CheckpointError
-from cyxjax.train.checkpoint import Checkpointer
-from cyxjax.train.manifest import MANIFEST, decode
-from cyxjax.train.step_folders import step_folder
 
 TARGET = {"kernel": np.zeros((40, 50), np.float32), "count": np.zeros((), np.int32)}
 

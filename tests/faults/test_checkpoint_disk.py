@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cyxjax.checkpoint import store
+from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.errors import CheckpointError
-from cyxjax.train import step_store
-from cyxjax.train.checkpoint import Checkpointer
 
 STATE = {"w": np.random.default_rng(0).random(300_000, np.float32)}  # 1.2 MB that does not compress
 
@@ -47,14 +47,14 @@ def test_a_full_disk_keeps_the_good_step_and_says_how_much_is_missing(small_disk
 def broken_disk(monkeypatch):
     """Writes fail with the error last put into the list, when a part is written; empty: they work."""
     errors: list[BaseException] = []
-    real = step_store.write_arrays
+    real = store.write_arrays
 
     def write(folder, arrays):
         real(folder, arrays)
         if errors:
             raise errors[-1]
 
-    monkeypatch.setattr(step_store, "write_arrays", write)
+    monkeypatch.setattr(store, "write_arrays", write)
     return errors
 
 
@@ -104,8 +104,8 @@ def test_a_good_save_forgives_earlier_failures(tmp_path, broken_disk):
 
 
 def test_the_loop_waits_for_the_copy_and_not_for_the_disk(tmp_path, monkeypatch):
-    disk_is_free, real = threading.Event(), step_store.write_arrays
-    monkeypatch.setattr(step_store, "write_arrays", lambda *args: disk_is_free.wait(20) and real(*args))
+    disk_is_free, real = threading.Event(), store.write_arrays
+    monkeypatch.setattr(store, "write_arrays", lambda *args: disk_is_free.wait(20) and real(*args))
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, {"w": jnp.ones(10)})  # returns while the disk is stuck
     assert checkpointer.wait(timeout=0.01) is False
@@ -122,7 +122,7 @@ def test_old_steps_that_cannot_be_deleted_are_a_warning(tmp_path, monkeypatch):
     said: list[str] = []
     with Checkpointer(tmp_path, keep_last=1, async_save=False, warn=said.append) as checkpointer:
         checkpointer.save(1, STATE)
-        monkeypatch.setattr(step_store.step_folders, "remove", refuse)
+        monkeypatch.setattr(store.step_folders, "remove", refuse)
         checkpointer.save(2, STATE)
     assert checkpointer.saved_step == 2
     assert "Permission denied" in said[0]

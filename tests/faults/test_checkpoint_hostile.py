@@ -19,10 +19,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.folders import step_folder
+from cyxjax.checkpoint.manifest import MANIFEST, decode
 from cyxjax.errors import CheckpointError
-from cyxjax.train.checkpoint import Checkpointer
-from cyxjax.train.manifest import MANIFEST, decode
-from cyxjax.train.step_folders import step_folder
 
 TARGET = {"count": np.zeros((), np.int32), "kernel": np.zeros((4, 5), np.float32)}
 STATE = {"count": np.int32(3), "kernel": np.arange(20, dtype=np.float32).reshape(4, 5)}

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from checkpoint_writer import NUM_FLOATS, state_of
 
-from cyxjax.train.checkpoint import Checkpointer
+from cyxjax.checkpoint.checkpointer import Checkpointer
 
 TARGET = {"w": np.zeros(NUM_FLOATS, np.float32), "step": np.zeros((), np.int32)}
-STORE, FOLDERS = "cyxjax.train.step_store", "cyxjax.train.step_folders"
+STORE, FOLDERS = "cyxjax.checkpoint.store", "cyxjax.checkpoint.folders"
 
 pytestmark = pytest.mark.multiprocess
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.errors import ConfigError, CyxjaxError
 from cyxjax.train import audit_cli, experiment, replay
 from cyxjax.train.config_load import load
 from cyxjax.train.goodput import FILE as GOODPUT
 from cyxjax.train.goodput import read
 from cyxjax.train.ledger_hook import FILE as LEDGER
-from cyxjax.train.run_lock import RunLock
 
 PAYLOADS = [
     "!!python/object/apply:os.system ['touch {mark}']",

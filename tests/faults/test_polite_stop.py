@@ -6,9 +6,9 @@ import pytest
 from launching import start
 from training import EPOCHS, STEPS_PER_EPOCH, Jobs, newest_step, write_experiment
 
+from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
 from cyxjax.train import audit_cli
-from cyxjax.train.checkpoint import Checkpointer
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 LAST = EPOCHS * STEPS_PER_EPOCH

@@ -9,9 +9,9 @@ from launching import until
 from training import Jobs, checkpoints, curves, newest_step, write_experiment
 
 from cyxjax import cli
+from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.errors import EXIT_CONFIG, EXIT_OK, EXIT_USER_ERROR
 from cyxjax.train import audit_cli
-from cyxjax.train.step_folders import list_steps, step_folder
 
 pytestmark = pytest.mark.multiprocess
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from cyxjax.train.manifest import read_manifest
-from cyxjax.train.step_folders import list_steps, step_folder
-from cyxjax.train.step_store import StepStore
+from cyxjax.checkpoint.folders import list_steps, step_folder
+from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.checkpoint.store import StepStore
 
 JOB = Path(__file__).with_name("training_job.py")
 LIMIT_S = 90  # for a run whose bound is seconds: the machine may be shared

@@ -121,7 +121,7 @@ def slow_tracker(seconds: float) -> None:
 
 
 def strike_in_a_write(step: int, strike: Any) -> None:
-    from cyxjax.train.step_store import StepStore
+    from cyxjax.checkpoint.store import StepStore
 
     real, left = StepStore.write, [strike]
 

@@ -16,7 +16,7 @@ jax.distributed.initialize(f"127.0.0.1:{port}", world, rank)
 from jax.experimental import multihost_utils  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
-from cyxjax.train.checkpoint import Checkpointer  # noqa: E402
+from cyxjax.checkpoint.checkpointer import Checkpointer  # noqa: E402
 
 mesh = Mesh(np.array(jax.devices()), ("data",))
 

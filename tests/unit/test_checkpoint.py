@@ -11,9 +11,9 @@ import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from cyxjax.checkpoint import tree
+from cyxjax.checkpoint.checkpointer import Checkpointer, NullCheckpointer
 from cyxjax.errors import CheckpointError
-from cyxjax.train import state_tree
-from cyxjax.train.checkpoint import Checkpointer, NullCheckpointer
 
 
 def make_state():
@@ -151,10 +151,10 @@ def test_differences_are_allowed_when_asked(tmp_path):
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, {"w": jnp.ones(2), "rows": jnp.ones((2, 3))})
     half = {"w": jnp.ones(2, jnp.bfloat16), "rows": jnp.ones((2, 3))}
-    assert checkpointer.restore(half, adapt=state_tree.cast).state["w"].dtype == jnp.bfloat16
+    assert checkpointer.restore(half, adapt=tree.cast).state["w"].dtype == jnp.bfloat16
     more_rows = {"w": jnp.ones(2), "rows": jnp.ones((4, 3))}
     with pytest.raises(CheckpointError, match="rows is stored as"):
-        checkpointer.restore(more_rows, adapt=state_tree.cast)
+        checkpointer.restore(more_rows, adapt=tree.cast)
     refit = checkpointer.restore(more_rows, adapt=lambda name, stored, want: np.resize(stored, want.shape))
     assert refit.state["rows"].shape == (4, 3)
     assert checkpointer.restore({"w": jnp.ones(2)}, part=True).state["w"].tolist() == [1, 1]

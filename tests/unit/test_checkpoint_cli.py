@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import safetensors
 
+from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.errors import CheckpointError
-from cyxjax.train.checkpoint import Checkpointer
 from cyxjax.train.checkpoint_cli import main
-from cyxjax.train.run_lock import RunLock
 
 PARAMS = {"Dense_0": {"kernel": jnp.arange(6.0).reshape(2, 3), "bias": jnp.ones(3, jnp.bfloat16)}}
 

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import pytest
 
+from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.folders import step_folder
+from cyxjax.checkpoint.manifest import FORMAT_VERSION, MANIFEST, _sealed, decode
 from cyxjax.errors import CheckpointError
-from cyxjax.train.checkpoint import Checkpointer
-from cyxjax.train.manifest import FORMAT_VERSION, MANIFEST, _sealed, decode
-from cyxjax.train.step_folders import step_folder
 
 DATA = Path(__file__).parents[1] / "data"
 sys.path.insert(0, str(DATA))

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cyxjax.checkpoint import tree as state_tree
+from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.store import kept_steps
 from cyxjax.errors import CheckpointError
-from cyxjax.train import state_tree
-from cyxjax.train.checkpoint import Checkpointer
-from cyxjax.train.retention import kept_steps
 
 
 class State(NamedTuple):

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cyxjax.checkpoint.run_lock import LOCK, Holder, RunLock, read_holder
 from cyxjax.errors import CheckpointError
-from cyxjax.train.lock_holder import Holder
-from cyxjax.train.run_lock import LOCK, RunLock, read_holder
 
 HOLD = """
 import sys

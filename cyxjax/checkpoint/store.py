@@ -1,27 +1,39 @@
 """One folder of steps: write, verify, load and delete them, in the caller's thread, one call at a time."""
 
+import math
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from cyxjax.checkpoint import folders, tree
+from cyxjax.checkpoint.arrays import read_arrays, write_arrays
+from cyxjax.checkpoint.digests import describe_files, find_problems
+from cyxjax.checkpoint.folders import ARRAYS, list_steps, step_folder
+from cyxjax.checkpoint.manifest import MANIFEST, Leaf, Manifest, installed_versions, read_manifest
+from cyxjax.checkpoint.tree import Adapt, PyTree
 from cyxjax.errors import CheckpointError
-from cyxjax.train import state_tree, step_folders
-from cyxjax.train.array_store import read_arrays, write_arrays
-from cyxjax.train.file_digests import describe_files, find_problems
-from cyxjax.train.manifest import (
-    MANIFEST,
-    Leaf,
-    Manifest,
-    installed_versions,
-    read_manifest,
-)
-from cyxjax.train.retention import Best, kept_steps
-from cyxjax.train.state_tree import Adapt, PyTree
-from cyxjax.train.step_folders import ARRAYS, list_steps, step_folder
+
+Best = Literal["min", "max"]
+
+
+def kept_steps(
+    metrics: Mapping[int, float | None], keep_last: int, keep_best: int, best: Best = "min"
+) -> set[int]:
+    """Of the steps in `metrics`, the `keep_last` newest and the `keep_best` best; ties go to the newer step.
+
+    Steps whose metric is missing or not finite are never among the best.
+    """
+    sign = 1.0 if best == "min" else -1.0
+    ranked = [
+        (sign * value, -step) for step, value in metrics.items() if value is not None and math.isfinite(value)
+    ]
+    return set(sorted(metrics)[-keep_last:]) | {-step for _, step in sorted(ranked)[:keep_best]}
+
 
 _MAX_SHOWN = 5
 
@@ -62,7 +74,7 @@ class StepStore:
         self._owner = f"{secrets.token_hex(4)}-{os.getpid()}"
         self._verified: set[int] = set()
         if is_writer:
-            step_folders.prepare(directory)
+            folders.prepare(directory)
         else:
             list_steps(directory)
 
@@ -70,11 +82,11 @@ class StepStore:
         """Put `snapshot` on disk; the step exists when this returns, and nothing of it if this raises."""
         step, arrays, meta, metric = snapshot
         leaves = tuple(Leaf.of(name, array) for name, array in arrays.items())
-        with step_folders.writing(self.directory, step, self._owner) as folder:
+        with folders.writing(self.directory, step, self._owner) as folder:
             write_arrays(folder / ARRAYS, arrays)
             files = describe_files(folder)
             manifest = Manifest(step, leaves, files, meta, metric, installed_versions(), time.time())
-            step_folders.write_private(folder / MANIFEST, manifest.encode())
+            folders.write_private(folder / MANIFEST, manifest.encode())
         self._verified.add(step)
 
     def verify(self, step: int) -> list[str]:
@@ -96,11 +108,11 @@ class StepStore:
         Raises: DamagedStep if it does not verify; CheckpointError if it is of another state.
         """
         manifest = self.manifest(step)
-        unlike = state_tree.differences({leaf.name: leaf for leaf in manifest.leaves}, target, part=part)
+        unlike = tree.differences({leaf.name: leaf for leaf in manifest.leaves}, target, part=part)
         if adapt is None:
-            state_tree.refuse(unlike)
+            tree.refuse(unlike)
         arrays = self.read(step, manifest)
-        return Restored(step, state_tree.fill(target, arrays, adapt, unlike), manifest.meta)
+        return Restored(step, tree.fill(target, arrays, adapt, unlike), manifest.meta)
 
     def manifest(self, step: int) -> Manifest:
         """The manifest of `step`, whose files have all been compared with it. Raises: DamagedStep."""
@@ -136,10 +148,10 @@ class StepStore:
             last_good = next(filter(self.is_good, reversed(gone)), None)
             gone = [step for step in gone if step != last_good]
         for step in gone:
-            step_folders.remove(self.directory, step, self._owner)
+            folders.remove(self.directory, step, self._owner)
         return gone
 
     def set_aside(self, step: int, why: str) -> Path:
         """The new path of `step`, which no reader takes for a step any more."""
         self._verified.discard(step)
-        return step_folders.set_aside(self.directory, step, why)
+        return folders.set_aside(self.directory, step, why)

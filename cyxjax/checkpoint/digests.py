@@ -5,8 +5,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from cyxjax.checkpoint.manifest import MANIFEST, FileEntry, read_manifest
 from cyxjax.errors import CheckpointError
-from cyxjax.train.manifest import MANIFEST, FileEntry, read_manifest
 
 
 def find_problems(folder: Path, step: int) -> list[str]:

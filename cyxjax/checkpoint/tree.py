@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from cyxjax.checkpoint.manifest import Leaf, refuse_dtype
 from cyxjax.errors import CheckpointError
-from cyxjax.train.manifest import Leaf, refuse_dtype
 
 PyTree = Any
 ToHost = Callable[[Any], np.ndarray]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from cyxjax.checkpoint.manifest import Leaf
 from cyxjax.errors import CheckpointError
-from cyxjax.train.manifest import Leaf
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 

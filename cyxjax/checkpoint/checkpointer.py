@@ -4,21 +4,52 @@ save: host copy (the only part the loop waits for) -> arrays -> digests -> MANIF
 restore: newest step whose every file verifies; a damaged one is set aside and the next older is taken.
 """
 
+import errno
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cyxjax.checkpoint import tree
+from cyxjax.checkpoint.folders import list_corrupt, list_steps, step_folder
+from cyxjax.checkpoint.manifest import frozen_json
+from cyxjax.checkpoint.store import Best, DamagedStep, Restored, Snapshot, StepStore
+from cyxjax.checkpoint.tree import Adapt, PyTree, ToHost
 from cyxjax.errors import CheckpointError
-from cyxjax.train import state_tree
-from cyxjax.train.manifest import frozen_json
-from cyxjax.train.retention import Best
-from cyxjax.train.save_failure import describe_failure
-from cyxjax.train.state_tree import Adapt, PyTree, ToHost
-from cyxjax.train.step_folders import list_corrupt, list_steps, step_folder
-from cyxjax.train.step_store import DamagedStep, Restored, Snapshot, StepStore
+
+_FULL_TEXTS = ("RESOURCE_EXHAUSTED", "No space left on device", "Disk quota exceeded")
+
+
+def describe_failure(snapshot: Snapshot, error: BaseException, directory: Path, in_a_row: int) -> str:
+    """One line for a failed save whose own files are gone; a full disk is told with the bytes missing."""
+    what = f"{type(error).__name__}: {str(error)[:300]}"
+    if is_disk_full(error):
+        need_bytes = snapshot.num_bytes
+        free_bytes = shutil.disk_usage(directory).free
+        missing_mb = max(need_bytes - free_bytes, 0) / 1e6
+        what = (
+            f"the disk is full: {need_bytes / 1e6:.1f} MB needed, {free_bytes / 1e6:.1f} MB free, "
+            f"{missing_mb:.1f} MB missing"
+        )
+    return (
+        f"Checkpoint step {snapshot.step} was not saved in {directory} ({in_a_row} in a row): {what}. "
+        "Training goes on; earlier steps are untouched. HINT: check the disk."
+    )
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether `error`, or what caused it, says that the disk or the quota is full."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if any(text in str(error) for text in _FULL_TEXTS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,7 +78,7 @@ class Checkpointer:
         best: Best = "min",
         is_writer: bool = True,
         async_save: bool = True,
-        to_host: ToHost = state_tree.refuse_spread,
+        to_host: ToHost = tree.refuse_spread,
         warn: Callable[[str], None] = _LOG.warning,
         max_failures: int = 3,
     ) -> None:
@@ -75,7 +106,7 @@ class Checkpointer:
         step_folder(self.directory, step)
         frozen_meta = frozen_json(meta or {}, f"meta of step {step}")
         self.wait()
-        arrays = state_tree.host_copy(state, self._to_host, keep=self._store.is_writer)
+        arrays = tree.host_copy(state, self._to_host, keep=self._store.is_writer)
         if not self._store.is_writer:
             return
         snapshot = Snapshot(step, arrays, frozen_meta, metric)
