@@ -87,7 +87,8 @@ def test_nothing_read_from_a_file_can_run(path):
 
 
 @pytest.mark.parametrize(
-    "module", ["cyxjax", "cyxjax.launch", "cyxjax.train.config", "cyxjax.train.config_load", "cyxjax.cli"]
+    "module",
+    ["cyxjax", "cyxjax.launch", "cyxjax.train.config", "cyxjax.train.config_load", "cyxjax.cli.main"],
 )
 def test_no_jax_is_loaded_by(module):
     code = f"import sys, {module}; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"

@@ -2,8 +2,8 @@
 
 import pytest
 
+from cyxjax.cli.audit import main as audit
 from cyxjax.data.audit import surviving
-from cyxjax.train.audit_cli import main as audit
 from cyxjax.train.ledger_hook import read_records
 from tests.faults.elastic_hosts import Hosts, says
 from tests.faults.launching import until

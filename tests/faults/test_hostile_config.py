@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cyxjax.checkpoint.run_lock import RunLock
+from cyxjax.cli import audit
 from cyxjax.errors import ConfigError, CyxjaxError
-from cyxjax.train import audit_cli, experiment, replay
+from cyxjax.train import experiment, replay
 from cyxjax.train.config_load import load
 from cyxjax.train.goodput import FILE as GOODPUT
 from cyxjax.train.goodput import read
@@ -79,7 +80,7 @@ def test_random_records_of_a_run_are_refused_without_a_traceback(tmp_path, raw):
     (tmp_path / LEDGER).write_bytes(raw)
     (tmp_path / "box.json").write_bytes(raw)
     (tmp_path / GOODPUT).write_bytes(raw)
-    for command in (audit_cli.main, replay.main):
+    for command in (audit.main, replay.main):
         with pytest.raises(CyxjaxError):
             command([str(tmp_path)])
     assert read(tmp_path / GOODPUT) == {}

@@ -7,8 +7,8 @@ from launching import start
 from training import EPOCHS, STEPS_PER_EPOCH, Jobs, newest_step, write_experiment
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.cli import audit
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
-from cyxjax.train import audit_cli
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 LAST = EPOCHS * STEPS_PER_EPOCH
@@ -37,7 +37,7 @@ def test_one_rank_is_told_and_all_stop_after_the_same_step(jobs, tmp_path):
     assert 7 < stopped_after(config, ended) <= 7 + 1 + IN_FLIGHT
     assert jobs.run(config, world=2).codes == [EXIT_OK, EXIT_OK]
     assert newest_step(config) == LAST
-    assert audit_cli.main([str(tmp_path / "run")]) == 0
+    assert audit.main([str(tmp_path / "run")]) == 0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from training import EPOCHS, STEPS_PER_EPOCH, Jobs, curves, leaves, newest_step, sha256_of, write_experiment
 
-from cyxjax.train import audit_cli
+from cyxjax.cli import audit
 
 pytestmark = pytest.mark.multiprocess
 LAST = EPOCHS * STEPS_PER_EPOCH
@@ -35,7 +35,7 @@ def unbroken(jobs, tmp_path_factory):
 
 
 def same_run(config, other):
-    assert audit_cli.main([str(config.parent / "run")]) == 0
+    assert audit.main([str(config.parent / "run")]) == 0
     assert newest_step(config) == newest_step(other)
     assert curves(config) == curves(other)
     assert sha256_of(leaves(config)) == sha256_of(leaves(other))
@@ -115,7 +115,7 @@ def test_resumed_in_another_number_of_processes_again_and_again(jobs, tmp_path):
     ended = jobs.run(config)
     assert ended.codes == [0], ended.text
     assert newest_step(config) == newest_step(whole)
-    assert audit_cli.main([str(tmp_path / "broken" / "run")]) == 0  # the same samples in the same order
+    assert audit.main([str(tmp_path / "broken" / "run")]) == 0  # the same samples in the same order
     same_to_rounding(config, whole)
 
 

@@ -8,10 +8,9 @@ import pytest
 from launching import until
 from training import Jobs, checkpoints, curves, newest_step, write_experiment
 
-from cyxjax import cli
 from cyxjax.checkpoint.folders import list_steps, step_folder
+from cyxjax.cli import audit, main
 from cyxjax.errors import EXIT_CONFIG, EXIT_OK, EXIT_USER_ERROR
-from cyxjax.train import audit_cli
 
 pytestmark = pytest.mark.multiprocess
 
@@ -42,7 +41,7 @@ def test_a_sample_that_overflows_on_one_rank_is_left_out_by_all(jobs, tmp_path):
     assert np.isfinite(curves(config)["train_losses"]).all()
     history = (tmp_path / "run" / "history.json").read_text()
     assert '"skipped_steps": 3' in history  # once an epoch
-    assert audit_cli.main([str(tmp_path / "run")]) == 0
+    assert audit.main([str(tmp_path / "run")]) == 0
     assert len(list((tmp_path / "run").glob("black_box_step*"))) == 3
 
 
@@ -58,7 +57,7 @@ def test_a_spike_of_the_loss_is_rolled_back_by_all(jobs, tmp_path, capsys):
     ended = jobs.run(config, world=2)
     assert ended.codes == [EXIT_OK] * 2, ended.text
     assert ended.text.count("WARNING: the loss was") == 3, ended.text  # once an epoch, on rank 0
-    assert audit_cli.main([str(tmp_path / "run")]) == 0
+    assert audit.main([str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.count("left out on purpose: a rollback") == 3
     assert max(curves(config)["train_losses"]) < 3  # ln 3 is what guessing costs
 
@@ -83,7 +82,7 @@ def test_a_run_folder_has_one_job_and_a_dead_one_s_is_taken_over(jobs, tmp_path)
     assert until(lambda: newest_step(config) >= 4, 60)
     second = tmp_path / "second.yaml"
     second.write_text(config.read_text())
-    assert cli.main(["checkpoint", "ls", str(tmp_path / "run")]) == EXIT_OK  # looking is allowed
+    assert main.main(["checkpoint", "ls", str(tmp_path / "run")]) == EXIT_OK  # looking is allowed
     refused = jobs.run(second)
     assert refused.codes == [EXIT_USER_ERROR], refused.text
     assert "is in use by" in refused.text

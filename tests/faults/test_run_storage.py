@@ -17,8 +17,8 @@ from training import (
     write_experiment,
 )
 
+from cyxjax.cli import audit
 from cyxjax.errors import EXIT_OK, EXIT_SECONDARY, EXIT_USER_ERROR
-from cyxjax.train import audit_cli
 
 pytestmark = pytest.mark.multiprocess
 LAST = EPOCHS * STEPS_PER_EPOCH
@@ -52,7 +52,7 @@ def test_r31_training_on_a_disk_that_fills_up_goes_on_to_its_end(jobs, small_dis
     assert "Resuming from step 6" in ended.text
     assert newest_step(config) == newest_step(whole) == LAST
     assert sha256_of(leaves(config)) == sha256_of(leaves(whole))
-    assert audit_cli.main([str(small_disk / "run")]) == 0
+    assert audit.main([str(small_disk / "run")]) == 0
 
 
 def make_a_file(folder):

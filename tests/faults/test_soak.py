@@ -9,8 +9,8 @@ import pytest
 from launching import processes_with, start, until
 from training import Jobs, leaves, newest_step, sha256_of, write_experiment
 
+from cyxjax.cli import audit
 from cyxjax.errors import EXIT_PREEMPTED
-from cyxjax.train import audit_cli
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(600)]
 KILLS, STEPS_BETWEEN = 8, 40
@@ -54,7 +54,7 @@ def test_r39_kill_after_kill_leaves_the_supervisor_and_the_numbers_as_they_were(
     assert run.no_survivors_within(2)
     for earlier_or_later in zip(*sizes, strict=True):  # threads, then descriptors: before each kill
         assert min(earlier_or_later[-4:]) <= max(earlier_or_later[:2]), sizes
-    assert audit_cli.main([str(tmp_path / "broken" / "run")]) == 0
+    assert audit.main([str(tmp_path / "broken" / "run")]) == 0
     assert sha256_of(leaves(config)) == sha256_of(leaves(unbroken(tmp_path / "whole", newest_step(config))))
 
 

@@ -143,7 +143,7 @@ def run_rank(order: dict[str, Any], rank: int) -> None:
         os.environ |= {name: str(value) for name, value in zip(PLACE, values, strict=True)}
     if order.get("fault"):
         plan_fault(order["fault"], rank)
-    from cyxjax import cli
+    from cyxjax.cli import main as cli
 
     code = 99
     try:

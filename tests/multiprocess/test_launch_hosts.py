@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from cyxjax.cli.audit import main as audit
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED, EXIT_SECONDARY
-from cyxjax.train.audit_cli import main as audit
 from tests.faults.launching import RANK, processes_with, until
 from tests.faults.training import newest_step, write_experiment
 

@@ -9,8 +9,9 @@ import pytest
 import yaml
 from flax import linen, nnx
 
+from cyxjax.cli import audit
 from cyxjax.errors import CheckpointError, DataError
-from cyxjax.train import audit_cli, experiment, replay
+from cyxjax.train import experiment, replay
 from cyxjax.train.black_box import read_box
 from cyxjax.train.config_load import load
 from cyxjax.train.hooks import NonFiniteError
@@ -103,7 +104,7 @@ def test_rollback_leaves_the_bad_step_behind_and_the_ledger_whole(setting, tmp_p
     shown = capsys.readouterr().out
     assert shown.count("WARNING: step ") == 2  # once an epoch
     assert "back to the checkpoint of step" in shown
-    assert audit_cli.main([config.run_dir]) == 0
+    assert audit.main([config.run_dir]) == 0
     assert capsys.readouterr().out.count("left out on purpose: a rollback") == 2
 
 

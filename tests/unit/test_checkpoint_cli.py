@@ -9,8 +9,8 @@ import safetensors
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.run_lock import RunLock
+from cyxjax.cli.checkpoint import main
 from cyxjax.errors import CheckpointError
-from cyxjax.train.checkpoint_cli import main
 
 PARAMS = {"Dense_0": {"kernel": jnp.arange(6.0).reshape(2, 3), "bias": jnp.ones(3, jnp.bfloat16)}}
 

@@ -7,31 +7,30 @@ import sys
 
 import pytest
 
-from cyxjax import cli
+from cyxjax.cli import doctor, main
+from cyxjax.cli.env import describe_place
 from cyxjax.errors import ConfigError
-from cyxjax.observe import doctor
-from cyxjax.observe.place import describe_place
 
 
 def test_every_row_leads_somewhere():
-    for name, (target, text) in cli.ROWS.items():
+    for name, (target, text) in main.ROWS.items():
         module, _, function = target.partition(":")
         assert callable(getattr(importlib.import_module(module), function)), name
         assert text
 
 
 def test_overview_and_unknown_command(capsys):
-    assert cli.main([]) == 0
+    assert main.main([]) == 0
     shown = capsys.readouterr().out
-    assert all(f"  {name} " in shown for name in cli.ROWS)
-    assert cli.main(["docter"]) == 2
+    assert all(f"  {name} " in shown for name in main.ROWS)
+    assert main.main(["docter"]) == 2
     assert "no command 'docter'. Did you mean 'doctor'?" in capsys.readouterr().err
 
 
 def test_config_shows_and_refuses(capsys):
-    assert cli.main(["config", "--epochs", "7"]) == 0
+    assert main.main(["config", "--epochs", "7"]) == 0
     assert "epochs: 7" in capsys.readouterr().out
-    assert cli.main(["config", "--epocs", "7"]) == 2
+    assert main.main(["config", "--epocs", "7"]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.count("\n") == 1
@@ -92,7 +91,7 @@ def test_doctor_ends_with_1_when_something_is_in_the_way(monkeypatch, capsys):
     monkeypatch.setattr(
         doctor, "devices", lambda: doctor.Check("FAIL", "devices", "none. HINT: plug one in.")
     )
-    assert cli.main(["doctor"]) == 1
+    assert main.main(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert f"ok    version   python {sys.version_info[0]}." in lines[0]
     assert "FAIL  devices   none. HINT: plug one in." in lines

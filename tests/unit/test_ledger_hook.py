@@ -8,13 +8,14 @@ import optax
 import pytest
 from flax import linen
 
+from cyxjax.cli import audit
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import build_mesh
 from cyxjax.data.batches import BatchPlan, HostBatch, iterate
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import DataError
-from cyxjax.train import audit_cli, feed
+from cyxjax.train import feed
 from cyxjax.train.config import TrainConfig
 from cyxjax.train.ledger_hook import FILE, Tape, read_records
 from cyxjax.train.trainer import DistributedTrainer
@@ -51,7 +52,7 @@ def tamper(monkeypatch, bad_step, change):
 def test_a_run_resumed_in_the_middle_of_an_epoch_is_whole(tmp_path, capsys):
     fit(tmp_path, max_steps=7)
     fit(tmp_path)
-    assert audit_cli.main([str(tmp_path)]) == 0
+    assert audit.main([str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "3 epochs and 0 steps count, 150 samples of 50" in shown
     assert "every sample came once an epoch" in shown
@@ -64,7 +65,7 @@ def test_steps_made_again_count_once(tmp_path, capsys):
     (newest,) = (tmp_path / "checkpoints").glob("step_*7")
     newest.rename(tmp_path / "gone")
     fit(tmp_path)
-    assert audit_cli.main([str(tmp_path)]) == 0
+    assert audit.main([str(tmp_path)]) == 0
     assert "14 steps, 2 of them made again after a restart" in capsys.readouterr().out
 
 
@@ -72,7 +73,7 @@ def test_one_sample_read_in_the_place_of_another_is_found(tmp_path, monkeypatch,
     with monkeypatch.context() as patched:
         tamper(patched, 6, lambda ids: (ids + 1) % SAMPLES)
         fit(tmp_path)
-    assert audit_cli.main([str(tmp_path)]) == 1
+    assert audit.main([str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("step 6: altered: has 16 samples that are not the samples of places 32 to 47")
     assert len(lines) == 2
@@ -83,17 +84,17 @@ def test_a_checkpoint_of_another_past_is_found(tmp_path, capsys):
     lines = (tmp_path / FILE).read_text().splitlines()
     record = json.loads(lines[12])
     (tmp_path / FILE).write_text("\n".join([*lines[:12], json.dumps(record | {"digest": "0" * 64})]) + "\n")
-    assert audit_cli.main([str(tmp_path)]) == 1
+    assert audit.main([str(tmp_path)]) == 1
     assert "the checkpoint of step 12 has another ledger" in capsys.readouterr().out
 
 
 def test_a_folder_without_a_ledger_and_a_changed_seed_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"ledger\.jsonl does not exist"):
-        audit_cli.main([str(tmp_path)])
+        audit.main([str(tmp_path)])
     fit(tmp_path, max_steps=6)
     fit(tmp_path, seed=1)
     with pytest.raises(DataError, match="2 different orders"):
-        audit_cli.main([str(tmp_path)])
+        audit.main([str(tmp_path)])
 
 
 def test_loaders_have_no_ids_and_leave_no_ledger(tmp_path):

@@ -8,9 +8,9 @@ import optax
 import pytest
 from flax import linen
 
+from cyxjax.cli import audit
 from cyxjax.core.losses import MSELoss
 from cyxjax.errors import CheckpointError
-from cyxjax.train import audit_cli
 from cyxjax.train.config import TrainConfig
 from cyxjax.train.loop import Hook, Moment, Position, StepInfo
 from cyxjax.train.loss_spike import LossSpikeError, LossSpikeHook
@@ -122,7 +122,7 @@ def test_a_poisoned_batch_is_rolled_back_and_left_out(tmp_path, capsys):
     jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
     assert history.train_losses == other.history.train_losses
     capsys.readouterr()
-    assert audit_cli.main([str(tmp_path / "a")]) == 0
+    assert audit.main([str(tmp_path / "a")]) == 0
     assert "steps 10 to 14: left out on purpose" in capsys.readouterr().out
 
 
@@ -132,7 +132,7 @@ def test_a_resumed_run_still_knows_what_was_left_out(tmp_path, capsys):
     again = fit(tmp_path, data())
     assert "Resuming from step 12 (epoch 0, batch 17)" in capsys.readouterr().out
     assert (again.history.rollback_batches, again.history.num_steps) == ([15], 15)
-    assert audit_cli.main([str(tmp_path)]) == 0
+    assert audit.main([str(tmp_path)]) == 0
     assert "; 5 steps left out on purpose" in capsys.readouterr().out
 
 

@@ -11,16 +11,16 @@ ROWS: dict[str, tuple[str, str]] = {
     "train": ("cyxjax.train.__main__:main", "train the experiment of a YAML file"),
     "launch": ("cyxjax.launch.__main__:main", "start the processes of a script or module on this host"),
     "checkpoint": (
-        "cyxjax.train.checkpoint_cli:main",
+        "cyxjax.cli.checkpoint:main",
         "list, verify, export and prune the checkpoints of a run",
     ),
-    "audit": ("cyxjax.train.audit_cli:main", "prove that a run saw every sample once an epoch, in its place"),
+    "audit": ("cyxjax.cli.audit:main", "prove that a run saw every sample once an epoch, in its place"),
     "replay": ("cyxjax.train.replay:main", "run a step that was not finite again, and name what broke first"),
     "manifest": ("cyxjax.launch.manifest_cli:main", "write the job files of Slurm and Kubernetes"),
-    "plan": ("cyxjax.train.plan:main", "show what a step of an experiment sends and holds, without training"),
+    "plan": ("cyxjax.cli.plan:main", "show what a step of an experiment sends and holds, without training"),
     "config": ("cyxjax.train.config_load:main", "show the resolved configuration of an experiment"),
-    "env": ("cyxjax.observe.place:main", "show which rank, world size and backend were found, and why"),
-    "doctor": ("cyxjax.observe.doctor:main", "check this machine: versions, devices, threads, ports, disk"),
+    "env": ("cyxjax.cli.env:main", "show which rank, world size and backend were found, and why"),
+    "doctor": ("cyxjax.cli.doctor:main", "check this machine: versions, devices, threads, ports, disk"),
 }
 
 
@@ -54,6 +54,3 @@ def overview() -> str:
     lines = [f"  {name:{width}}  {text}" for name, (_, text) in ROWS.items()]
     return "\n".join(["usage: cyxjax COMMAND ...   (cyxjax COMMAND --help says more)", "", *lines])
 
-
-if __name__ == "__main__":
-    sys.exit(main())
