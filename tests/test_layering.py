@@ -88,7 +88,7 @@ def test_nothing_read_from_a_file_can_run(path):
 
 @pytest.mark.parametrize(
     "module",
-    ["cyxjax", "cyxjax.launch", "cyxjax.train.config", "cyxjax.train.config_load", "cyxjax.cli.main"],
+    ["cyxjax", "cyxjax.launch", "cyxjax.config.run", "cyxjax.config.load", "cyxjax.cli.main"],
 )
 def test_no_jax_is_loaded_by(module):
     code = f"import sys, {module}; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cyxjax.train.config import load_config
+from cyxjax.config.load import load_config
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

@@ -1,1 +1,1 @@
-"""What is on disk of a run: verified checkpoints, their manifests, the lock of a run folder. Knows no trainer."""
+"""What is on disk of a run: verified checkpoints, their manifests, a run folder's lock. Knows no trainer."""

@@ -10,11 +10,11 @@ import numpy as np
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.data.audit import Finding, StreamPlan, audit, surviving
-from cyxjax.data.ledger import Ledger
+from cyxjax.data.ledger import Ledger, StreamFacts, read_records
 from cyxjax.data.order import Order
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, DataError
 from cyxjax.train.history import DistributedTrainingHistory
-from cyxjax.train.ledger_hook import FILE, StreamFacts, read_records
+from cyxjax.train.ledger_hook import FILE
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ ROWS: dict[str, tuple[str, str]] = {
     "replay": ("cyxjax.train.replay:main", "run a step that was not finite again, and name what broke first"),
     "manifest": ("cyxjax.launch.manifest_cli:main", "write the job files of Slurm and Kubernetes"),
     "plan": ("cyxjax.cli.plan:main", "show what a step of an experiment sends and holds, without training"),
-    "config": ("cyxjax.train.config_load:main", "show the resolved configuration of an experiment"),
+    "config": ("cyxjax.config.load:main", "show the resolved configuration of an experiment"),
     "env": ("cyxjax.cli.env:main", "show which rank, world size and backend were found, and why"),
     "doctor": ("cyxjax.cli.doctor:main", "check this machine: versions, devices, threads, ports, disk"),
 }
@@ -53,4 +53,3 @@ def overview() -> str:
     width = max(map(len, ROWS))
     lines = [f"  {name:{width}}  {text}" for name, (_, text) in ROWS.items()]
     return "\n".join(["usage: cyxjax COMMAND ...   (cyxjax COMMAND --help says more)", "", *lines])
-

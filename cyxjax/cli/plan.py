@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from cyxjax.config.load import load_config
 from cyxjax.errors import EXIT_OK
 from cyxjax.observe.plan import collectives, memory_bytes, plan_lines, state_bytes
-from cyxjax.train.config import load_config
 
 
 def main(argv: Sequence[str]) -> int:

@@ -3,22 +3,12 @@
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
+from cyxjax.core.model_fns import ModelFns, PyTree
 from cyxjax.errors import ConfigError
-
-PyTree = Any
-
-
-class ModelFns(NamedTuple):
-    """A model as values. `model_state` changes without a gradient (running statistics); {} if none."""
-
-    init: Callable[[jax.Array, PyTree], tuple[PyTree, PyTree]]
-    """(key, inputs (B, ...)) -> (params, model_state)"""
-    apply: Callable[[PyTree, PyTree, PyTree, jax.Array, bool], tuple[PyTree, PyTree]]
-    """(params, model_state, inputs, key, train) -> (output, model_state)"""
 
 
 def adapt(model: Any) -> ModelFns:
@@ -53,14 +43,7 @@ def is_module_of(library: str, model: Any) -> bool:
     return loaded is not None and isinstance(model, loaded.Module)
 
 
-_TRAIN_ARGS = {"train": True, "training": True, "is_training": True, "deterministic": False}
 """Call keywords by which Flax models are told they train, and the value that says so."""
-
-
-def call_mode(call: Callable, train: bool) -> dict[str, bool]:
-    """The keywords that tell `call`, a model's own, whether it trains; {} if it takes none."""
-    known = inspect.signature(call).parameters
-    return {name: is_train is train for name, is_train in _TRAIN_ARGS.items() if name in known}
 
 
 def _from_pair(init: Callable, apply: Callable) -> ModelFns:

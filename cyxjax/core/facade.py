@@ -16,9 +16,9 @@ from jax import lax
 from jax.sharding import Mesh
 
 from cyxjax.core import phases
-from cyxjax.core.adapter import ModelFns
 from cyxjax.core.losses import as_per_example
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
+from cyxjax.core.model_fns import ModelFns
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
 from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.strategy import Reducer, Sync

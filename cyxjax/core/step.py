@@ -9,7 +9,6 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from cyxjax.core import phases
-from cyxjax.core.adapter import ModelFns
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import (
     AXIS,
@@ -21,6 +20,7 @@ from cyxjax.core.mesh import (
     put_rows,
 )
 from cyxjax.core.metrics import Metrics
+from cyxjax.core.model_fns import ModelFns
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
 from cyxjax.core.strategy import Sync
 

@@ -8,8 +8,10 @@ signature: whoever may write the run folder can compute a new chain.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,3 +130,47 @@ def _word(text: str) -> int:
     if len(text) != 16:
         raise ValueError(f"{text[:60]!r} is not 16 hexadecimal digits")
     return int(text, 16)
+
+
+class StreamFacts(NamedTuple):
+    """What makes the order of samples, and how it is cut into steps."""
+
+    num_samples: int
+    global_batch_size: int
+    drop_last: bool
+    seed: int
+    shuffle: bool
+
+
+def read_records(path: Path) -> tuple[StreamFacts, list[Ledger]]:
+    """(the newest facts, all ledgers in the order they were written) of a ledger file.
+
+    A last line that a crash cut short is left out.
+    Raises: DataError for anything that `LedgerHook` does not write, and for runs of other data in one file.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    raw = [_parsed(path, i, line) for i, line in enumerate(lines, 1) if line.endswith("\n")]
+    facts = {tuple(sorted(line.items())) for line in raw if "seed" in line}
+    if len(facts) != 1:
+        raise DataError(
+            f"{path} tells of {len(facts)} different orders of samples; expected one. "
+            "HINT: data, seed or global batch were changed between starts; keep them, or use another folder."
+        )
+    try:
+        return StreamFacts(**dict(facts.pop())), [
+            Ledger.from_json(line) for line in raw if "seed" not in line
+        ]
+    except TypeError as error:
+        raise DataError(f"{path}: {error}. HINT: it was not written by cyxjax.") from error
+
+
+def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{path}:{number}: {error}. HINT: it was not written by cyxjax.") from error
+    if not isinstance(value, dict) or (
+        "seed" in value and not all(isinstance(v, int) for v in value.values())
+    ):
+        raise DataError(f"{path}:{number} is no record. HINT: it was not written by cyxjax.")
+    return value

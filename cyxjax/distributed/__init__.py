@@ -53,7 +53,7 @@ _HOME = {
 }
 _UPSTAIRS = {  # documented here, but they live in rooms above this one
     "DistributedTrainer": "cyxjax.train.trainer",
-    "DistributedTrainingConfig": "cyxjax.train.config",
+    "DistributedTrainingConfig": "cyxjax.config.run",
     "DistributedTrainingHistory": "cyxjax.train.history",
 }
 _MODULES = {name: f"cyxjax.distributed.{file}" for file, names in _HOME.items() for name in names} | _UPSTAIRS

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from cyxjax.core import exchange
+from cyxjax.core import collectives
 from cyxjax.core.mesh import build_mesh
 from cyxjax.distributed import process_group, skeleton
 from cyxjax.distributed.agreement import agree, describe
@@ -59,7 +59,7 @@ def broadcast(x: PyTree, src: int = 0) -> PyTree:
     x, problem = _checked(x)
     group = process_group.current()
     agree(group, f"broadcast(src={_rank(src, 'src')})", x, problem=problem)
-    return _moved(group, x, lambda mesh: exchange.build_broadcast(mesh, src))
+    return _moved(group, x, lambda mesh: collectives.build_broadcast(mesh, src))
 
 
 def all_gather(x: PyTree) -> list[PyTree]:
@@ -85,7 +85,7 @@ def scatter(xs: list[PyTree] | None = None, src: int = 0) -> PyTree:
     forms = agree(group, f"scatter(src={src})", note=form, problem=problem)
     if not giving:
         items = [skeleton.zeros(forms[src])] * group.topology.world_size
-    return _moved(group, items, lambda mesh: exchange.build_broadcast(mesh, src))[group.topology.rank]
+    return _moved(group, items, lambda mesh: collectives.build_broadcast(mesh, src))[group.topology.rank]
 
 
 def reduce_scatter(xs: list[PyTree], op: ReduceOp = ReduceOp.SUM) -> PyTree:
@@ -118,7 +118,7 @@ def broadcast_object(value: Any = None, src: int = 0) -> Any:
     data, problem = _to_json(value if giving else None)
     sizes = agree(group, f"broadcast_object(src={src})", note=data.size, problem=problem)
     row = data if giving else np.zeros(sizes[src], np.uint8)
-    return _from_json(_moved(group, row, lambda mesh: exchange.build_broadcast(mesh, src)))
+    return _from_json(_moved(group, row, lambda mesh: collectives.build_broadcast(mesh, src)))
 
 
 def all_gather_object(value: Any) -> list[Any]:
@@ -149,7 +149,7 @@ def _mesh(group: ProcessGroup) -> tuple[Mesh, jax.Device]:
 def _moved(group: ProcessGroup, x: PyTree, build: Callable[[Mesh], Callable]) -> Any:
     """What program `build(mesh)` makes of all ranks' `x`, of the same form as `x`, on this process."""
     mesh, device = _mesh(group)
-    made = build(mesh)(exchange.put_row(mesh, device, pack(x)))
+    made = build(mesh)(collectives.put_row(mesh, device, pack(x)))
     return unpack(jax.tree.map(lambda a: a.addressable_data(0), made), x)
 
 
@@ -162,7 +162,7 @@ def _gathered(x: PyTree, call: str) -> list[PyTree]:
 
 def _rows(group: ProcessGroup, x: PyTree) -> list[PyTree]:
     mesh, device = _mesh(group)
-    rows = exchange.build_all_gather(mesh)(exchange.put_row(mesh, device, pack(x)))
+    rows = collectives.build_all_gather(mesh)(collectives.put_row(mesh, device, pack(x)))
     return [unpack(jax.tree.map(lambda a: a.addressable_data(0), row), x) for row in rows]
 
 
@@ -174,7 +174,9 @@ def _reduced(op: ReduceOp, x: PyTree, call: str) -> PyTree:
     leaves, tree = jax.tree.flatten(x)
     narrow = [a for a in leaves if not is_wide(a)]
     wide = [a for a in leaves if is_wide(a)]
-    done = exchange.build_reduce(mesh, op.value)(exchange.put_row(mesh, device, narrow)) if narrow else []
+    done = (
+        collectives.build_reduce(mesh, op.value)(collectives.put_row(mesh, device, narrow)) if narrow else []
+    )
     of_narrow = iter([a.addressable_data(0) for a in done])
     of_wide = iter([_reduce_here(a, op) for a in zip(*_rows(group, wide), strict=True)] if wide else [])
     return jax.tree.unflatten(tree, [next(of_wide if is_wide(a) else of_narrow) for a in leaves])
@@ -183,8 +185,8 @@ def _reduced(op: ReduceOp, x: PyTree, call: str) -> PyTree:
 def _reduce_here(rows: tuple[Any, ...], op: ReduceOp) -> Any:
     """`op` over arrays that are all here."""
     if is_wide(rows[0]):
-        return exchange.reduce_stack(np.stack(rows), op.value, np)
-    return exchange.reduce_stack(jax.numpy.stack(rows), op.value)
+        return collectives.reduce_stack(np.stack(rows), op.value, np)
+    return collectives.reduce_stack(jax.numpy.stack(rows), op.value)
 
 
 def _swapped(xs: list[PyTree], call: str) -> list[PyTree]:
@@ -192,7 +194,7 @@ def _swapped(xs: list[PyTree], call: str) -> list[PyTree]:
     items, problem = _items(xs, group)
     agree(group, call, items, problem=problem)
     mesh, device = _mesh(group)
-    made = exchange.build_all_to_all(mesh)(exchange.put_row(mesh, device, pack(items)))
+    made = collectives.build_all_to_all(mesh)(collectives.put_row(mesh, device, pack(items)))
     return unpack(jax.tree.map(lambda a: a.addressable_data(0)[0], made), items)
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from cyxjax.core.adapter import ModelFns, is_module_of
+from cyxjax.core.adapter import is_module_of
+from cyxjax.core.model_fns import ModelFns
 from cyxjax.distributed.agreement import describe, leaf_type
 from cyxjax.errors import DataError
 from cyxjax.models.sequential import SequentialModel

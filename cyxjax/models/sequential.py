@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 # Importing a file of layers makes its kinds known to `load`.
-from cyxjax.core.adapter import ModelFns
+from cyxjax.core.model_fns import ModelFns
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.models import activations, convolution, norms  # noqa: F401
 from cyxjax.models.files import load_model, save_model

@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Sequence
 
+from cyxjax.config.load import load_config
 from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, EXIT_USER_ERROR, ConfigError, CyxjaxError, DataError
 from cyxjax.launch import exits
-from cyxjax.train.config import load_config
 
 
 def main(argv: Sequence[str] | None = None) -> int:

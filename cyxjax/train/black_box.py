@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import jax
 
 from cyxjax.checkpoint.folders import list_steps
+from cyxjax.config.run import TrainConfig
 from cyxjax.core.mesh import local_value
 from cyxjax.data.audit import StreamPlan
+from cyxjax.data.ledger import StreamFacts
 from cyxjax.data.order import Order
 from cyxjax.errors import DataError
 from cyxjax.observe.records import or_told, plain, write_atomic
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train.config import TrainConfig
-from cyxjax.train.ledger_hook import StreamFacts, Tape
+from cyxjax.train.ledger_hook import Tape
 from cyxjax.train.loop import Hook, Moment, Position, StepInfo
 
 FILE, CONFIG = "box.json", "config.yaml"

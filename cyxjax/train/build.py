@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 import optax
 from jax.sharding import Mesh
 
-from cyxjax.core.adapter import ModelFns
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import PerExample
-from cyxjax.core.memory import with_remat
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.metrics import Metrics
+from cyxjax.core.model_fns import ModelFns
 from cyxjax.core.precision import parse_policy, with_policy
+from cyxjax.core.remat import with_remat
 from cyxjax.core.sentinel import Sentinel, build_sentinel
 from cyxjax.core.step import (
     build_consensus,
@@ -25,7 +26,6 @@ from cyxjax.core.strategy import Sync
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
 from cyxjax.sync.registry import build_sync
 from cyxjax.train import callbacks
-from cyxjax.train.config import DistributedTrainingConfig
 from cyxjax.train.loop import Hook, Program
 from cyxjax.train.optimizers import Schedule, build_schedule, scaling_factor, with_schedule
 

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 import optax
 
-from cyxjax.core.step import TrainState
-from cyxjax.errors import ConfigError
-from cyxjax.train.hooks import TerminateOnNaN, curve, monitored
-from cyxjax.train.loop import EpochInfo, Hook, Moment, Position
-from cyxjax.train.optimizer_parts import (
+from cyxjax.core.optimizer_parts import (
     averaged_params,
     scale_learning_rate,
     with_learning_rate_factor,
     with_parameter_average,
 )
+from cyxjax.core.step import TrainState
+from cyxjax.errors import ConfigError
+from cyxjax.train.hooks import TerminateOnNaN, curve, monitored
+from cyxjax.train.loop import EpochInfo, Hook, Moment, Position
 
 __all__ = ["EMA", "BestCheckpoint", "Callback", "EarlyStopping", "ReduceLROnPlateau", "TerminateOnNaN"]
 

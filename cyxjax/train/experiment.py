@@ -7,6 +7,7 @@ from typing import Any
 
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.checkpoint.run_lock import RunLock
+from cyxjax.config.run import TrainConfig
 from cyxjax.core.losses import (
     BCEWithLogitsLoss,
     CrossEntropyLoss,
@@ -23,7 +24,6 @@ from cyxjax.models.registry import get_model
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.records import or_told, write_atomic
 from cyxjax.observe.sinks import Sink, build_sinks
-from cyxjax.train.config import TrainConfig
 from cyxjax.train.history import DistributedTrainingHistory
 from cyxjax.train.optimizers import build_optimizer
 from cyxjax.train.trainer import DistributedTrainer

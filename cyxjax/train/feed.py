@@ -10,17 +10,18 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_replicas, num_replicas, put_replicated, put_rows
 from cyxjax.core.step import Batch
 from cyxjax.data.batches import BatchPlan, HostBatch, iterate
+from cyxjax.data.ledger import StreamFacts
 from cyxjax.data.order import Order
 from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError
 from cyxjax.train.build import batch_plan, batch_size
-from cyxjax.train.config import DistributedTrainingConfig
 from cyxjax.train.inputs import FitData
-from cyxjax.train.ledger_hook import StreamFacts, Tape
+from cyxjax.train.ledger_hook import Tape
 from cyxjax.train.loaders import is_loader
 from cyxjax.train.loop import Feed
 

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches, as_dataset
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train import loaders
-from cyxjax.train.config import DistributedTrainingConfig
 
 PyTree = Any
 

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cyxjax.config.run import TrainConfig
 from cyxjax.core import phases
-from cyxjax.core.adapter import ModelFns, adapt
+from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import local_rows
+from cyxjax.core.model_fns import ModelFns
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.step import Batch, TrainState
-from cyxjax.train.config import TrainConfig
 from cyxjax.train.layer_watch import first_nonfinite
 from cyxjax.train.trainer import DistributedTrainer
 

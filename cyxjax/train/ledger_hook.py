@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,8 +16,7 @@ from jax.experimental import multihost_utils
 
 from cyxjax.data.audit import StreamPlan
 from cyxjax.data.batches import HostBatch
-from cyxjax.data.ledger import Fingerprint, Ledger, fingerprints
-from cyxjax.errors import DataError
+from cyxjax.data.ledger import Fingerprint, Ledger, StreamFacts, fingerprints
 from cyxjax.observe.records import or_told
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.loop import Hook, Moment, Position
@@ -26,16 +25,6 @@ FILE = "ledger.jsonl"
 _AT_ONCE = 64  # steps summed together: 2 us a step, where one alone costs 15
 _SETTLE_EVERY = 4096  # steps, for runs that save seldom: bounds what is held in memory
 _LOW = 2**32 - 1
-
-
-class StreamFacts(NamedTuple):
-    """What makes the order of samples, and how it is cut into steps."""
-
-    num_samples: int
-    global_batch_size: int
-    drop_last: bool
-    seed: int
-    shuffle: bool
 
 
 class Tape:
@@ -191,37 +180,3 @@ def _added(words: np.ndarray) -> Fingerprint:
     for n, a, b, c, d in words.tolist():
         total += Fingerprint(n, a << 32 | b, c << 32 | d)
     return total
-
-
-def read_records(path: Path) -> tuple[StreamFacts, list[Ledger]]:
-    """(the newest facts, all ledgers in the order they were written) of a ledger file.
-
-    A last line that a crash cut short is left out.
-    Raises: DataError for anything that `LedgerHook` does not write, and for runs of other data in one file.
-    """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    raw = [_parsed(path, i, line) for i, line in enumerate(lines, 1) if line.endswith("\n")]
-    facts = {tuple(sorted(line.items())) for line in raw if "seed" in line}
-    if len(facts) != 1:
-        raise DataError(
-            f"{path} tells of {len(facts)} different orders of samples; expected one. "
-            "HINT: data, seed or global batch were changed between starts; keep them, or use another folder."
-        )
-    try:
-        return StreamFacts(**dict(facts.pop())), [
-            Ledger.from_json(line) for line in raw if "seed" not in line
-        ]
-    except TypeError as error:
-        raise DataError(f"{path}: {error}. HINT: it was not written by cyxjax.") from error
-
-
-def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{path}:{number}: {error}. HINT: it was not written by cyxjax.") from error
-    if not isinstance(value, dict) or (
-        "seed" in value and not all(isinstance(v, int) for v in value.values())
-    ):
-        raise DataError(f"{path}:{number} is no record. HINT: it was not written by cyxjax.")
-    return value

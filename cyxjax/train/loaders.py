@@ -8,12 +8,12 @@ deals the same samples to the same ranks, padding with weight 0. Other loaders a
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.data.loader import DataLoader
 from cyxjax.data.sources import Dataset
 from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.train.config import DistributedTrainingConfig
 
 
 class Reading(NamedTuple):

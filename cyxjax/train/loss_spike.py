@@ -6,7 +6,7 @@ Source of going back: Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, section 5.
 import statistics
 from collections import deque
 
-from cyxjax.train.config import DistributedTrainingConfig
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.train.hooks import BadStepError
 from cyxjax.train.loop import Hook, Moment, Position, StepInfo
 

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import jax
 
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.errors import CyxjaxError
-from cyxjax.train.config import DistributedTrainingConfig
 
 
 class OutOfMemoryError(CyxjaxError, RuntimeError):

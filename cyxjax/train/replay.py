@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from cyxjax.config.load import load_config
+from cyxjax.config.run import TrainConfig
 from cyxjax.core.mesh import local_value
 from cyxjax.core.step import Batch, TrainState
+from cyxjax.data.ledger import StreamFacts
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, DataError
 from cyxjax.train.black_box import CONFIG, BlackBox, read_box, samples_of
-from cyxjax.train.config import TrainConfig
-from cyxjax.train.config_load import load
 from cyxjax.train.experiment import prepare
 from cyxjax.train.inspect_step import inspect_step
-from cyxjax.train.ledger_hook import StreamFacts
 from cyxjax.train.loop import Feed, Moment, Position
 from cyxjax.train.trainer import DistributedTrainer
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Feed, TrainConfig, StreamFacts]:
     """The run as its configuration describes it, at the moment the box starts from."""
     devices = ["--cpu-devices", str(box.num_replicas)] if box.platform == "cpu" else []
-    config = load(["--config", str(folder / CONFIG), "--verbose", "false", *devices])
+    config = load_config(["--config", str(folder / CONFIG), "--verbose", "false", *devices])
     splits, trainer = prepare(config)
     feed, _ = trainer.check(splits.train, splits.val, config=config, schedule=config.schedule)
     if box.checkpoint_step is not None:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.errors import CheckpointError
-from cyxjax.train.config import DistributedTrainingConfig
 from cyxjax.train.history import DistributedTrainingHistory
 from cyxjax.train.hooks import BadStepError, NonFiniteError
 from cyxjax.train.loop import Moment, Position

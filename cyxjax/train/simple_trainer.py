@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import optax
 
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError
 from cyxjax.train.callbacks import BestCheckpoint
-from cyxjax.train.config import DistributedTrainingConfig
 from cyxjax.train.history import DistributedTrainingHistory
 from cyxjax.train.loop import Hook
 from cyxjax.train.trainer import DistributedTrainer

@@ -12,11 +12,13 @@ from jax.experimental import multihost_utils
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import list_steps
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import PerExample, as_per_example
 from cyxjax.core.mesh import local_replicas, local_value, num_replicas, put_replicated
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.step import TrainState, init_state, place_state
+from cyxjax.data.ledger import StreamFacts
 from cyxjax.distributed import process_group
 from cyxjax.distributed.ddp_values import hand_back, needs_inputs
 from cyxjax.errors import CheckpointError, ConfigError, GroupError
@@ -27,10 +29,9 @@ from cyxjax.train import callbacks as called
 from cyxjax.train import inputs as fit_inputs
 from cyxjax.train import loop, loss_spike, moments, out_of_memory, predict, rehearsal, rollback, vault
 from cyxjax.train.build import Built, Recipe, build, effective_batch_size, program_shape
-from cyxjax.train.config import DistributedTrainingConfig
 from cyxjax.train.feed import build_feed, eval_batches
 from cyxjax.train.history import DistributedTrainingHistory
-from cyxjax.train.ledger_hook import LedgerHook, StreamFacts
+from cyxjax.train.ledger_hook import LedgerHook
 from cyxjax.train.loop import Feed, Hook, Moment, Position
 from cyxjax.train.run_hooks import Run, build_hooks
 from cyxjax.train.signals import StopSignals

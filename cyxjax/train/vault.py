@@ -9,11 +9,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core import portable
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import Sync
 from cyxjax.train import moments
-from cyxjax.train.config import DistributedTrainingConfig
 from cyxjax.train.history import DistributedTrainingHistory
 from cyxjax.train.loop import Moment
 

@@ -8,8 +8,8 @@ from flax import linen
 
 from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
-from cyxjax.core.memory import REMAT, with_remat
 from cyxjax.core.mesh import build_mesh
+from cyxjax.core.remat import REMAT, with_remat
 from cyxjax.core.step import build_train_step, init_state
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order

@@ -7,12 +7,12 @@ import optax
 import pytest
 from flax import linen
 
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import CrossEntropyLoss, MSELoss
 from cyxjax.errors import ConfigError
 from cyxjax.models.gpt import GPT
 from cyxjax.sync.registry import STRATEGIES, build_sync
-from cyxjax.train.config import DistributedTrainingConfig
 from cyxjax.train.trainer import DistributedTrainer
 from tests.device.sync_helpers import Alone, mean_of, params, random_grads, whole_grads
 from tests.device.test_sync_contract import EXACT, USUAL

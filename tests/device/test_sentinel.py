@@ -9,12 +9,12 @@ from flax import linen
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from cyxjax.config.run import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import build_mesh
 from cyxjax.core.sentinel import build_fingerprints, build_heal, differences, leaf_names
 from cyxjax.distributed import process_group
 from cyxjax.errors import DesyncError
-from cyxjax.train.config import TrainConfig
 from cyxjax.train.loop import Hook
 from cyxjax.train.trainer import DistributedTrainer
 

@@ -4,7 +4,7 @@ import pytest
 
 from cyxjax.cli.audit import main as audit
 from cyxjax.data.audit import surviving
-from cyxjax.train.ledger_hook import read_records
+from cyxjax.data.ledger import read_records
 from tests.faults.elastic_hosts import Hosts, says
 from tests.faults.launching import until
 from tests.faults.training import SAMPLES, STEPS_PER_EPOCH, newest_step, write_experiment

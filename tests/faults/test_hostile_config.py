@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.cli import audit
+from cyxjax.config.load import load_config
 from cyxjax.errors import ConfigError, CyxjaxError
 from cyxjax.train import experiment, replay
-from cyxjax.train.config_load import load
 from cyxjax.train.goodput import FILE as GOODPUT
 from cyxjax.train.goodput import read
 from cyxjax.train.ledger_hook import FILE as LEDGER
@@ -30,7 +30,7 @@ def refused(tmp_path, text):
     path = tmp_path / "evil.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        experiment.run(load(["--config", str(path)]))
+        experiment.run(load_config(["--config", str(path)]))
     return str(caught.value)
 
 
@@ -68,7 +68,7 @@ def test_random_bytes_give_a_clear_error_or_a_configuration(tmp_path, raw):
     path.write_bytes(raw)
     said = ""
     try:
-        load(["--config", str(path)])
+        load_config(["--config", str(path)])
     except ConfigError as error:
         said = str(error)
     assert not said or "HINT" in said or "expected" in said

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import cyxjax as cx
+from cyxjax.config.run import TrainConfig
 from cyxjax.distributed import process_group
 from cyxjax.launch import backend
 from cyxjax.launch.environment import collective_timeout_s
 from cyxjax.launch.options import parse
 from cyxjax.observe.sinks import NullSink, build_sinks
-from cyxjax.train.config import TrainConfig
 from cyxjax.train.history import DistributedTrainingHistory
 from tests.guides import program_cricket as program
 from tests.guides.programs import ROOT, launch, run

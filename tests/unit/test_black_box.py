@@ -10,10 +10,10 @@ import yaml
 from flax import linen, nnx
 
 from cyxjax.cli import audit
+from cyxjax.config.load import load_config
 from cyxjax.errors import CheckpointError, DataError
 from cyxjax.train import experiment, replay
 from cyxjax.train.black_box import read_box
-from cyxjax.train.config_load import load
 from cyxjax.train.hooks import NonFiniteError
 from cyxjax.train.layer_watch import first_nonfinite
 
@@ -63,7 +63,7 @@ def setting(tmp_path, monkeypatch):
         }
         path = tmp_path / "experiment.yaml"
         path.write_text(yaml.safe_dump(values | options))
-        return load(["--config", str(path)])
+        return load_config(["--config", str(path)])
 
     return make
 

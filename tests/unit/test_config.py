@@ -6,9 +6,9 @@ import sys
 import pytest
 import yaml
 
+from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
+from cyxjax.config.sections import seconds
 from cyxjax.errors import ConfigError
-from cyxjax.train.config import DistributedTrainingConfig, TrainConfig
-from cyxjax.train.sections import seconds
 
 
 def test_documented_defaults_of_the_guide():
@@ -122,5 +122,5 @@ def test_every_field_says_what_it_means():
 
 
 def test_importing_the_configuration_loads_no_jax():
-    code = "import sys, cyxjax.train.config, cyxjax.train.config_load; sys.exit('jax' in sys.modules)"
+    code = "import sys, cyxjax.config.run, cyxjax.config.load; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -2,8 +2,8 @@
 
 import pytest
 
+from cyxjax.config.load import load_config
 from cyxjax.errors import ConfigError
-from cyxjax.train.config import load_config
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import optax
 import pytest
 from flax import linen
 
+from cyxjax.config.run import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.launch import beat
 from cyxjax.observe.files import JsonlSink
 from cyxjax.train import goodput
-from cyxjax.train.config import TrainConfig
 from cyxjax.train.goodput import CAUSES, FILE, line, read, share
 from cyxjax.train.loop import Hook
 from cyxjax.train.trainer import DistributedTrainer

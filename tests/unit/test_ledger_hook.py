@@ -9,15 +9,16 @@ import pytest
 from flax import linen
 
 from cyxjax.cli import audit
+from cyxjax.config.run import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import build_mesh
 from cyxjax.data.batches import BatchPlan, HostBatch, iterate
+from cyxjax.data.ledger import read_records
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import DataError
 from cyxjax.train import feed
-from cyxjax.train.config import TrainConfig
-from cyxjax.train.ledger_hook import FILE, Tape, read_records
+from cyxjax.train.ledger_hook import FILE, Tape
 from cyxjax.train.trainer import DistributedTrainer
 
 SAMPLES = 50  # 16 a step: 4 steps an epoch, the last of 2 samples

@@ -9,9 +9,9 @@ import pytest
 from flax import linen
 
 from cyxjax.cli import audit
+from cyxjax.config.run import TrainConfig
 from cyxjax.core.losses import MSELoss
 from cyxjax.errors import CheckpointError
-from cyxjax.train.config import TrainConfig
 from cyxjax.train.loop import Hook, Moment, Position, StepInfo
 from cyxjax.train.loss_spike import LossSpikeError, LossSpikeHook
 from cyxjax.train.trainer import DistributedTrainer

@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import MSELoss
-from cyxjax.train.config import DistributedTrainingConfig
 from cyxjax.train.out_of_memory import OutOfMemoryError, advice, explained
 from cyxjax.train.trainer import DistributedTrainer
 

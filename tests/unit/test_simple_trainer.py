@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import cyxjax as cx
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.train.config import DistributedTrainingConfig
 from tests.unit.trainer_helpers import (
     VAL,
     X,

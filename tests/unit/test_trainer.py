@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import cyxjax as cx
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError, DataError, GroupError
-from cyxjax.train.config import DistributedTrainingConfig
 from cyxjax.train.trainer import DistributedTrainer
 from tests.unit.trainer_helpers import (
     CLASSES,

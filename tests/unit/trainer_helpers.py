@@ -9,10 +9,10 @@ import pytest
 from flax import linen
 
 import cyxjax as cx
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.distributed import process_group
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.models.sequential import SequentialModel
-from cyxjax.train.config import DistributedTrainingConfig
 
 FEATURES, CLASSES = 6, 3
 

@@ -82,7 +82,7 @@ class Strict(BaseModel):
             # pydantic has stored the value before a check over several fields refuses it
             object.__setattr__(self, "__dict__", before)
             object.__setattr__(self, "__pydantic_fields_set__", given)
-            from cyxjax.train.explain import explain
+            from cyxjax.config.errors import explain
 
             raise ConfigError(explain(err, type(self), type(self).__name__, name)) from None
 

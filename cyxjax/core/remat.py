@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from cyxjax.core.adapter import ModelFns
+from cyxjax.core.model_fns import ModelFns
 from cyxjax.errors import ConfigError, nearest
 
 PyTree = Any

@@ -12,17 +12,20 @@ from typing import Any
 
 import yaml
 
+from cyxjax.config.command_line import parse_overrides
+from cyxjax.config.run import TrainConfig
 from cyxjax.errors import ConfigError, nearest
-from cyxjax.train.config import TrainConfig
-from cyxjax.train.overrides import parse_overrides
 
 PROG = "python -m cyxjax.train"
 _SECRET = re.compile(r"(^|[_\-.])(key|api_?key|token|secret|passwd|password|credentials?)$", re.IGNORECASE)
 _MAX_BYTES = 1 << 20  # an experiment file is a page; more is a mistake (a data file, a model)
 
 
-def load(argv: Sequence[str]) -> TrainConfig:
-    """See `cyxjax.train.config.load_config`."""
+def load_config(argv: Sequence[str]) -> TrainConfig:
+    """The experiment that `argv` describes: `--config FILE`, then overrides such as `--optimizer.lr 0.1`.
+
+    Raises: ConfigError for anything wrong; SystemExit(0) after `--help` or `--print-config`.
+    """
     given = parse_overrides(argv, TrainConfig)
     values = read_yaml(given.config_file) if given.config_file else {}
     values.setdefault(
@@ -164,5 +167,5 @@ def show_help(config: TrainConfig) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """`cyxjax config --config FILE ...`: prints the resolved configuration; exit code 0."""
-    sys.stdout.write(load(argv).to_yaml())
+    sys.stdout.write(load_config(argv).to_yaml())
     return 0

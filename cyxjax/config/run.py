@@ -3,16 +3,14 @@ experiment file (`TrainConfig`). Imports no jax, so that `--help` and a wrong ke
 """
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from cyxjax.errors import ConfigError
-from cyxjax.train.explain import Source, explain
-from cyxjax.train.sections import (
+from cyxjax.config.errors import Source, explain
+from cyxjax.config.sections import (
     DataConfig,
     ModelConfig,
     OptimizerConfig,
@@ -22,6 +20,7 @@ from cyxjax.train.sections import (
     Strict,
     WandbConfig,
 )
+from cyxjax.errors import ConfigError
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _POLICY = re.compile(r"(params|compute|output)=(float32|bfloat16|float16)")
@@ -225,13 +224,3 @@ class TrainConfig(DistributedTrainingConfig):
     def to_yaml(self) -> str:
         """The resolved configuration; `load_config(["--config", FILE])` of it gives the same value."""
         return yaml.safe_dump(self.resolved(), sort_keys=False, default_flow_style=None, width=110)
-
-
-def load_config(argv: Sequence[str]) -> TrainConfig:
-    """The experiment that `argv` describes: `--config FILE`, then overrides such as `--optimizer.lr 0.1`.
-
-    Raises: ConfigError for anything wrong; SystemExit(0) after `--help` or `--print-config`.
-    """
-    from cyxjax.train.config_load import load  # it imports this module
-
-    return load(argv)

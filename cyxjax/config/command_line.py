@@ -7,9 +7,9 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel
 
+from cyxjax.config.errors import field_at, known_keys, section_of
+from cyxjax.config.sections import accepts_bool
 from cyxjax.errors import ConfigError, nearest
-from cyxjax.train.explain import field_at, known_keys, section_of
-from cyxjax.train.sections import accepts_bool
 
 _SPECIAL = ("config", "help", "print_config")
 
