@@ -13,7 +13,7 @@ from cyxjax.data.audit import Finding, StreamPlan, audit, surviving
 from cyxjax.data.ledger import Ledger, StreamFacts, read_records
 from cyxjax.data.order import Order
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, DataError
-from cyxjax.train.history import DistributedTrainingHistory
+from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.ledger_hook import FILE
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from cyxjax.config.load import load_config
 from cyxjax.errors import EXIT_OK
-from cyxjax.observe.plan import collectives, memory_bytes, plan_lines, state_bytes
+from cyxjax.observe.compiled_plan import collectives, memory_bytes, plan_lines, state_bytes
 
 
 def main(argv: Sequence[str]) -> int:

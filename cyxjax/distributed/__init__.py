@@ -54,7 +54,7 @@ _HOME = {
 _UPSTAIRS = {  # documented here, but they live in rooms above this one
     "DistributedTrainer": "cyxjax.train.trainer",
     "DistributedTrainingConfig": "cyxjax.config.run",
-    "DistributedTrainingHistory": "cyxjax.train.history",
+    "DistributedTrainingHistory": "cyxjax.observe.history",
 }
 _MODULES = {name: f"cyxjax.distributed.{file}" for file, names in _HOME.items() for name in names} | _UPSTAIRS
 

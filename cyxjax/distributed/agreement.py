@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import jax
 import numpy as np
 
-from cyxjax.distributed._kv import Peers
 from cyxjax.distributed.process_group import ProcessGroup
+from cyxjax.distributed.store import Peers
 from cyxjax.errors import DataError, DesyncError
 from cyxjax.launch.environment import collective_timeout_s, here
 from cyxjax.launch.topology import DEFAULT_TIMEOUT_MS

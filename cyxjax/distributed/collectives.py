@@ -19,10 +19,10 @@ from jax.sharding import Mesh
 
 from cyxjax.core import collectives
 from cyxjax.core.mesh import build_mesh
-from cyxjax.distributed import process_group, skeleton
+from cyxjax.distributed import process_group, tree_form
 from cyxjax.distributed.agreement import agree, describe
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.distributed.wire import as_arrays, is_wide, pack, unpack
+from cyxjax.distributed.wide_dtypes import as_arrays, is_wide, pack, unpack
 from cyxjax.errors import ConfigError, DataError
 
 PyTree = Any
@@ -81,10 +81,10 @@ def scatter(xs: list[PyTree] | None = None, src: int = 0) -> PyTree:
     group = process_group.current()
     giving = group.topology.rank == _rank(src, "src")
     items, problem = _items(xs, group) if giving else ([], "")
-    form, problem = skeleton.describe(items[0], problem) if items else (None, problem)
+    form, problem = tree_form.describe(items[0], problem) if items else (None, problem)
     forms = agree(group, f"scatter(src={src})", note=form, problem=problem)
     if not giving:
-        items = [skeleton.zeros(forms[src])] * group.topology.world_size
+        items = [tree_form.zeros(forms[src])] * group.topology.world_size
     return _moved(group, items, lambda mesh: collectives.build_broadcast(mesh, src))[group.topology.rank]
 
 

@@ -14,7 +14,8 @@ _FILES = {  # file -> the public names it holds
     "files": "SavedModel load_model save_model",
     "layers": "DropoutModule EmbeddingModule FlattenModule Layer LinearModule ReshapeModule layer",
     "norms": "BatchNormModule GroupNormModule LayerNormModule",
-    "registry": "Builder build_model count_params get_model model_names register",
+    "registry": "Builder build_model get_model model_names register",
+    "summary": "count_params",
     "sequential": "SequentialModel",
 }
 _HOME = {name: file for file, names in _FILES.items() for name in names.split()}

@@ -8,7 +8,7 @@ import math
 import jax
 from flax import linen as nn
 
-from cyxjax.models.options import Count, Rate
+from cyxjax.models.config import Count, Rate
 from cyxjax.models.registry import register
 
 

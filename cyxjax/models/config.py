@@ -3,11 +3,17 @@
 from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import Field
 
 from cyxjax.errors import ConfigError, nearest
+
+Count = Annotated[int, Field(gt=0)]  # number of classes, layers, units
+Rate = Annotated[float, Field(ge=0.0, lt=1.0)]  # probability of dropping; 1 would drop everything
+Positive = Annotated[float, Field(gt=0.0)]
+Activation = Literal["relu", "gelu", "tanh", "silu"]
 
 
 class MissingSettingError(ConfigError, AttributeError, KeyError):

@@ -17,7 +17,7 @@ from flax import linen as nn
 from jax import lax
 
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.models.options import Count, Rate
+from cyxjax.models.config import Count, Rate
 from cyxjax.models.registry import register
 
 _STDDEV = 0.02  # of every weight matrix at the start (GPT-1 and GPT-2)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 from flax import linen as nn
 
-from cyxjax.models.options import Activation, Count, Rate
+from cyxjax.models.config import Activation, Count, Rate
 from cyxjax.models.registry import register
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {

@@ -14,7 +14,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.models.config import Config
 
-__all__ = ["Builder", "Config", "build_model", "count_params", "get_model", "model_names", "register"]
+__all__ = ["Builder", "Config", "build_model", "get_model", "model_names", "register"]
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
@@ -142,13 +142,6 @@ def build_model(architecture: Mapping[str, Any]) -> Any:
 def model_names() -> list[str]:
     """All names `get_model` takes, sorted: the shipped networks and what the program registered."""
     return sorted({*_SHIPPED, *_builders})
-
-
-def count_params(params: Any) -> int:
-    """The number of numbers in a pytree of arrays (or of `jax.eval_shape`'s shapes)."""
-    import jax  # here, not above: naming a model must not start jax
-
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def _settings_of(name: str, config: Mapping[str, Any] | None) -> tuple[dict[str, Any], str]:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from cyxjax.models.options import Count
+from cyxjax.models.config import Count
 from cyxjax.models.registry import register
 
 # He et al. 2015, arXiv:1502.01852: variance 2 / fan_out keeps gradients level through ReLUs.

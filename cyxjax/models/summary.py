@@ -1,12 +1,12 @@
 """A model's layers as a table for people: shapes are traced, nothing is computed."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from cyxjax.models.layers import Layer
-from cyxjax.models.registry import count_params
 
 
 def summary_table(layers: Sequence[Layer], names: Sequence[str], input_shape: tuple[int, ...] | None) -> str:
@@ -43,3 +43,10 @@ def _run(one: Layer, x: jax.Array) -> jax.Array:
 def _line(row: list[str], widths: list[int], columns: tuple[int, ...]) -> str:
     cells = [row[c].rjust(widths[c]) if c == 2 else row[c].ljust(widths[c]) for c in columns]
     return "  ".join(cells)
+
+
+def count_params(params: Any) -> int:
+    """The number of numbers in a pytree of arrays (or of `jax.eval_shape`'s shapes)."""
+    import jax  # here, not above: naming a model must not start jax
+
+    return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from cyxjax.models.options import Count, Positive
+from cyxjax.models.config import Count, Positive
 from cyxjax.models.registry import register
 
 

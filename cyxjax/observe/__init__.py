@@ -1,7 +1,8 @@
 """What people see of a run: the console, and the sinks its records go to."""
 
 from cyxjax.observe.console import Console, NullConsole, PlainConsole, RichConsole, build_console
-from cyxjax.observe.sinks import MultiSink, NullSink, Sink, build_sinks
+from cyxjax.observe.records import Sink
+from cyxjax.observe.sinks import MultiSink, NullSink, build_sinks
 
 __all__ = [
     "Console",

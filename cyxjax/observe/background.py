@@ -5,8 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from cyxjax.observe.records import Record, plain_record
-from cyxjax.observe.sinks import Sink, Warn, describe
+from cyxjax.observe.records import Record, Sink, Warn, describe, plain_record
 
 _STOP = object()
 _LOOK_S = 0.05  # between two looks at a sink that is being closed

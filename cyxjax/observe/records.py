@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 Record = Mapping[str, float | int | str]
 
@@ -50,3 +51,22 @@ def write_atomic(path: str | Path, text: str) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+Warn = Callable[[str], None]
+
+
+class Sink(Protocol):
+    """Takes records, one at a time, until it is closed."""
+
+    def log(self, record: Record) -> None:
+        """Keeps `record`."""
+
+    def close(self) -> None:
+        """Writes what is still to be written; the sink is not used afterwards."""
+
+
+def describe(err: BaseException) -> str:
+    """Type and first line of an error, for one-line warnings."""
+    lines = str(err).strip().splitlines()
+    return f"{type(err).__name__}: {lines[0]}" if lines else type(err).__name__

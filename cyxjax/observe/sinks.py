@@ -7,22 +7,10 @@ is then left out.
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cyxjax.errors import ConfigError, nearest
-from cyxjax.observe.records import Record
-
-Warn = Callable[[str], None]
-
-
-class Sink(Protocol):
-    """Takes records, one at a time, until it is closed."""
-
-    def log(self, record: Record) -> None:
-        """Keeps `record`."""
-
-    def close(self) -> None:
-        """Writes what is still to be written; the sink is not used afterwards."""
+from cyxjax.observe.records import Record, Sink, Warn, describe
 
 
 class NullSink:
@@ -69,12 +57,6 @@ class GuardedSink:
             self._warn(f"WARNING: metrics sink {self._name} failed and is left out: {describe(err)}")
 
 
-def describe(err: BaseException) -> str:
-    """Type and first line of an error, for one-line warnings."""
-    lines = str(err).strip().splitlines()
-    return f"{type(err).__name__}: {lines[0]}" if lines else type(err).__name__
-
-
 def warn_on_stderr(text: str) -> None:
     """One line on standard error."""
     print(text, file=sys.stderr, flush=True)
@@ -95,17 +77,17 @@ def build_sinks(
     With `resume_step` records up to that step are kept and the run goes on; without, files start anew.
     Raises: ConfigError for an unknown name.
     """
-    from cyxjax.observe import files, tracking
+    from cyxjax.observe import file_sinks, tracker_sinks
     from cyxjax.observe.background import BackgroundSink
 
     folder, values = Path(run_dir), config or {}
     local: dict[str, Callable[[], Sink]] = {
-        "jsonl": lambda: files.JsonlSink(folder / "metrics.jsonl", resume_step),
-        "csv": lambda: files.CsvSink(folder / "metrics.csv", resume_step),
+        "jsonl": lambda: file_sinks.JsonlSink(folder / "metrics.jsonl", resume_step),
+        "csv": lambda: file_sinks.CsvSink(folder / "metrics.csv", resume_step),
     }
     remote: dict[str, Callable[[], Sink]] = {
-        "tensorboard": lambda: tracking.TensorBoardSink(folder / "tensorboard", resume_step),
-        "wandb": lambda: tracking.WandbSink(folder, values, resume_step),
+        "tensorboard": lambda: tracker_sinks.TensorBoardSink(folder / "tensorboard", resume_step),
+        "wandb": lambda: tracker_sinks.WandbSink(folder, values, resume_step),
     }
     unknown = [name for name in names if name not in local and name not in remote]
     if unknown:

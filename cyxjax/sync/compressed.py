@@ -9,7 +9,7 @@ from jax import lax
 
 from cyxjax.core.strategy import Reducer, Sync, reduce_then
 from cyxjax.errors import ConfigError
-from cyxjax.sync.wire import RESIDUAL_SPEC, Codec, coded_mean
+from cyxjax.sync.coded_mean import RESIDUAL_SPEC, Codec, coded_mean
 
 _SHORT = (jnp.float16, jnp.bfloat16)
 

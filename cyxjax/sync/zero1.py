@@ -15,7 +15,7 @@ from jax import lax
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
-from cyxjax.sync.pieces import in_pieces
+from cyxjax.sync.coded_mean import in_pieces
 
 PyTree = Any
 

@@ -19,7 +19,8 @@ from cyxjax.core.optimizer_parts import (
 )
 from cyxjax.core.step import TrainState
 from cyxjax.errors import ConfigError
-from cyxjax.train.hooks import TerminateOnNaN, curve, monitored
+from cyxjax.observe.history import curve
+from cyxjax.train.hooks import TerminateOnNaN, monitored
 from cyxjax.train.loop import EpochInfo, Hook, Moment, Position
 
 __all__ = ["EMA", "BestCheckpoint", "Callback", "EarlyStopping", "ReduceLROnPlateau", "TerminateOnNaN"]

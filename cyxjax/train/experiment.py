@@ -22,9 +22,9 @@ from cyxjax.distributed import process_group
 from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, ConfigError, nearest
 from cyxjax.models.registry import get_model
 from cyxjax.observe.console import Console, build_console
-from cyxjax.observe.records import or_told, write_atomic
-from cyxjax.observe.sinks import Sink, build_sinks
-from cyxjax.train.history import DistributedTrainingHistory
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.records import Sink, or_told, write_atomic
+from cyxjax.observe.sinks import build_sinks
 from cyxjax.train.optimizers import build_optimizer
 from cyxjax.train.trainer import DistributedTrainer
 

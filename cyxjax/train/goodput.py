@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.launch import beat
-from cyxjax.observe.records import or_told, write_atomic
-from cyxjax.observe.sinks import Sink
-from cyxjax.train.history import DistributedTrainingHistory
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.records import Sink, or_told, write_atomic
 from cyxjax.train.loop import EpochInfo, Hook, Moment, Position, StepInfo
 
 FILE = "goodput.json"

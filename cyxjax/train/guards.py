@@ -8,11 +8,11 @@ from jax.sharding import Mesh
 from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
 from cyxjax.core.mesh import num_replicas
 from cyxjax.observe.console import Console
-from cyxjax.observe.sinks import Sink
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.records import Sink
 from cyxjax.train.black_box import BlackBoxHook
 from cyxjax.train.build import Built
 from cyxjax.train.goodput import GoodputHook
-from cyxjax.train.history import DistributedTrainingHistory
 from cyxjax.train.ledger_hook import FILE, LedgerHook
 from cyxjax.train.loop import Hook
 from cyxjax.train.rollback import uses_float16

@@ -10,8 +10,8 @@ import numpy as np
 from cyxjax.core.metrics import Metrics
 from cyxjax.errors import CyxjaxError
 from cyxjax.observe.console import Console
-from cyxjax.observe.sinks import Sink
-from cyxjax.train.history import DistributedTrainingHistory
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.records import Sink
 from cyxjax.train.loop import EpochInfo, Hook, Moment, Position, StepInfo
 
 Rate = Callable[[int], float]
@@ -233,16 +233,3 @@ def monitored(monitor: str, info: EpochInfo) -> float | None:
     """The value `monitor` names; None in an epoch that was not evaluated."""
     split, _, name = monitor.partition("_")
     return (info.train if split == "train" else info.val).get(name)
-
-
-def latest(history: DistributedTrainingHistory, monitor: str) -> float | None:
-    """The newest value of `monitor` in the history; None before the first."""
-    values = curve(history, monitor)
-    return values[-1] if values and math.isfinite(values[-1]) else None
-
-
-def curve(history: DistributedTrainingHistory, monitor: str) -> list[float]:
-    """All values of `monitor` in the history; [] for a metric it does not keep."""
-    split, _, name = monitor.partition("_")
-    kept = {"loss": "losses", "accuracy": "accuracies"}
-    return list(getattr(history, f"{split}_{kept[name]}")) if name in kept else []

@@ -10,7 +10,7 @@ from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.core.step import TrainState
 from cyxjax.errors import CheckpointError
-from cyxjax.train.history import DistributedTrainingHistory
+from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.loop import Moment, Position
 
 PyTree = Any

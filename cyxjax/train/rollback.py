@@ -13,7 +13,7 @@ import numpy as np
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.errors import CheckpointError
-from cyxjax.train.history import DistributedTrainingHistory
+from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.hooks import BadStepError, NonFiniteError
 from cyxjax.train.loop import Moment, Position
 from cyxjax.train.loss_spike import LossSpikeError

@@ -8,13 +8,13 @@ from jax.sharding import Mesh
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.observe.console import Console
-from cyxjax.observe.sinks import Sink
+from cyxjax.observe.history import DistributedTrainingHistory, latest
+from cyxjax.observe.records import Sink
 from cyxjax.train import callbacks as called
 from cyxjax.train import guards, rollback, vault
 from cyxjax.train.build import Built, Recipe
 from cyxjax.train.callbacks import EarlyStopping, RunParts
-from cyxjax.train.history import DistributedTrainingHistory
-from cyxjax.train.hooks import CheckpointHook, HistoryHook, RecordHook, StopHook, TerminateOnNaN, latest
+from cyxjax.train.hooks import CheckpointHook, HistoryHook, RecordHook, StopHook, TerminateOnNaN
 from cyxjax.train.ledger_hook import LedgerHook
 from cyxjax.train.loop import Hook, Moment
 from cyxjax.train.signals import StopSignals

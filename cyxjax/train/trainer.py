@@ -24,13 +24,14 @@ from cyxjax.distributed.ddp_values import hand_back, needs_inputs
 from cyxjax.errors import CheckpointError, ConfigError, GroupError
 from cyxjax.launch.beat import beat
 from cyxjax.observe.console import Console, build_console
-from cyxjax.observe.sinks import NullSink, Sink
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.records import Sink
+from cyxjax.observe.sinks import NullSink
 from cyxjax.train import callbacks as called
 from cyxjax.train import inputs as fit_inputs
 from cyxjax.train import loop, loss_spike, moments, out_of_memory, predict, rehearsal, rollback, vault
 from cyxjax.train.build import Built, Recipe, build, effective_batch_size, program_shape
 from cyxjax.train.feed import build_feed, eval_batches
-from cyxjax.train.history import DistributedTrainingHistory
 from cyxjax.train.ledger_hook import LedgerHook
 from cyxjax.train.loop import Feed, Hook, Moment, Position
 from cyxjax.train.run_hooks import Run, build_hooks

@@ -13,8 +13,8 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core import portable
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import Sync
+from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train import moments
-from cyxjax.train.history import DistributedTrainingHistory
 from cyxjax.train.loop import Moment
 
 PyTree = Any

@@ -27,7 +27,7 @@ from cyxjax.core.remat import with_remat
 from cyxjax.core.step import Batch, build_train_step, init_state
 from cyxjax.models.gpt import GPT
 from cyxjax.models.mlp import MLP
-from cyxjax.observe.plan import memory_bytes, size, state_bytes
+from cyxjax.observe.compiled_plan import memory_bytes, size, state_bytes
 from cyxjax.sync.registry import build_sync
 
 PyTree = Any

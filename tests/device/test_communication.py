@@ -17,7 +17,7 @@ from cyxjax.core.step import build_consensus, build_eval_step, build_train_step,
 from cyxjax.core.strategy import reduce_then
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order
-from cyxjax.observe.plan import Collective, bytes_per_step, collectives, plan_lines, size
+from cyxjax.observe.compiled_plan import Collective, bytes_per_step, collectives, plan_lines, size
 from cyxjax.sync.bucketed import buckets
 from cyxjax.sync.mean import mean
 from cyxjax.sync.registry import STRATEGIES, build_sync
@@ -105,12 +105,14 @@ def test_a_16_bit_all_reduce_would_travel_as_32_bits_on_cpu():
 
 
 def test_large_exchanges_go_in_pieces_and_arrive_whole(monkeypatch):
-    monkeypatch.setattr("cyxjax.sync.pieces._PIECE_BYTES", 40)  # parts of 37 values: 74 bytes, sent as 4 rows
+    monkeypatch.setattr(
+        "cyxjax.sync.coded_mean._PIECE_BYTES", 40
+    )  # parts of 37 values: 74 bytes, sent as 4 rows
     grads = [random_grads(REPLICAS, t) for t in range(3)]
     for name in ("bf16", "int8", "zero1"):
         cut = Alone(build_sync(name, optax.sgd(0.1)), REPLICAS).step(*grads).copies()[0]
         with monkeypatch.context() as whole:
-            whole.setattr("cyxjax.sync.pieces._PIECE_BYTES", 2**20)
+            whole.setattr("cyxjax.sync.coded_mean._PIECE_BYTES", 2**20)
             once = Alone(build_sync(name, optax.sgd(0.1)), REPLICAS).step(*grads).copies()[0]
         jax.tree.map(np.testing.assert_array_equal, cut, once)
     kinds = [c.kind for c in sent("bf16")]

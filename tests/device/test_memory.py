@@ -14,7 +14,7 @@ from cyxjax.core.step import build_train_step, init_state
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order
 from cyxjax.errors import ConfigError
-from cyxjax.observe.plan import memory_bytes, state_bytes
+from cyxjax.observe.compiled_plan import memory_bytes, state_bytes
 from cyxjax.sync.registry import build_sync
 from tests.device.helpers import Net, data, largest_gap, put
 from tests.device.test_sync_contract import adaptive

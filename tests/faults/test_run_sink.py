@@ -6,7 +6,7 @@ import pytest
 from training import EPOCHS, STEPS_PER_EPOCH, Jobs, newest_step, write_experiment
 
 from cyxjax.errors import EXIT_OK
-from cyxjax.observe.files import read_jsonl
+from cyxjax.observe.file_sinks import read_jsonl
 
 pytestmark = pytest.mark.multiprocess
 SINKS = {"sinks": ["jsonl", "wandb"]}

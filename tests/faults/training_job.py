@@ -108,7 +108,7 @@ def fill(folder: Path) -> None:
 
 def slow_tracker(seconds: float) -> None:
     """Puts one in the place of Weights & Biases'; each of its writes takes `seconds`."""
-    from cyxjax.observe import tracking
+    from cyxjax.observe import tracker_sinks
     from cyxjax.observe.sinks import NullSink
 
     class Slow(NullSink):
@@ -117,7 +117,7 @@ def slow_tracker(seconds: float) -> None:
         def log(self, record: Any) -> None:
             time.sleep(seconds)
 
-    tracking.WandbSink = Slow
+    tracker_sinks.WandbSink = Slow
 
 
 def strike_in_a_write(step: int, strike: Any) -> None:

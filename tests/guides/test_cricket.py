@@ -13,8 +13,8 @@ from cyxjax.distributed import process_group
 from cyxjax.launch import backend
 from cyxjax.launch.environment import collective_timeout_s
 from cyxjax.launch.options import parse
+from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.sinks import NullSink, build_sinks
-from cyxjax.train.history import DistributedTrainingHistory
 from tests.guides import program_cricket as program
 from tests.guides.programs import ROOT, launch, run
 from tests.unit.trainer_helpers import use_devices

@@ -10,7 +10,7 @@ from flax import linen
 from cyxjax.config.run import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.launch import beat
-from cyxjax.observe.files import JsonlSink
+from cyxjax.observe.file_sinks import JsonlSink
 from cyxjax.train import goodput
 from cyxjax.train.goodput import CAUSES, FILE, line, read, share
 from cyxjax.train.loop import Hook

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from cyxjax.errors import DataError
-from cyxjax.train.history import DistributedTrainingHistory
+from cyxjax.observe.history import DistributedTrainingHistory
 
 
 def example():

@@ -8,8 +8,9 @@ from cyxjax.core.adapter import adapt
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.models import BatchNormModule, Conv2DModule
 from cyxjax.models.gpt import Attention
-from cyxjax.models.registry import count_params, get_model
+from cyxjax.models.registry import get_model
 from cyxjax.models.resnet import BasicBlock, Bottleneck, ResNet
+from cyxjax.models.summary import count_params
 from cyxjax.models.vae import negative_elbo
 
 KEY = jax.random.key(0)

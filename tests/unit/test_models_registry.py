@@ -13,7 +13,8 @@ from cyxjax.errors import ConfigError
 from cyxjax.models import registry
 from cyxjax.models.config import Config
 from cyxjax.models.mlp import MLP
-from cyxjax.models.registry import count_params, get_model, model_names, register
+from cyxjax.models.registry import get_model, model_names, register
+from cyxjax.models.summary import count_params
 
 
 @pytest.fixture

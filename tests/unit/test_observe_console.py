@@ -7,7 +7,7 @@ import pytest
 
 from cyxjax.observe import NullConsole, PlainConsole, RichConsole, build_console
 from cyxjax.observe.console import done_line
-from cyxjax.train.history import DistributedTrainingHistory
+from cyxjax.observe.history import DistributedTrainingHistory
 
 STEP = {
     "kind": "step",

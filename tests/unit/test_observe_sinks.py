@@ -10,7 +10,7 @@ import pytest
 from cyxjax.errors import ConfigError
 from cyxjax.observe import MultiSink, NullSink, build_sinks
 from cyxjax.observe.background import BackgroundSink
-from cyxjax.observe.files import CsvSink, JsonlSink, read_jsonl
+from cyxjax.observe.file_sinks import CsvSink, JsonlSink, read_jsonl
 from cyxjax.observe.sinks import GuardedSink
 
 

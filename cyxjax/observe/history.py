@@ -1,6 +1,7 @@
 """What a training run gives back: one number per epoch for each curve, and what it took."""
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -117,3 +118,16 @@ def _typed(name: str, value: Any, default: Any, kind: str) -> Any:
         return type(default)(value)
     except (TypeError, ValueError) as err:
         raise DataError(f"history {name} = {value!r}: {err}. HINT: was the file edited by hand?") from None
+
+
+def latest(history: DistributedTrainingHistory, monitor: str) -> float | None:
+    """The newest value of `monitor` in the history; None before the first."""
+    values = curve(history, monitor)
+    return values[-1] if values and math.isfinite(values[-1]) else None
+
+
+def curve(history: DistributedTrainingHistory, monitor: str) -> list[float]:
+    """All values of `monitor` in the history; [] for a metric it does not keep."""
+    split, _, name = monitor.partition("_")
+    kept = {"loss": "losses", "accuracy": "accuracies"}
+    return list(getattr(history, f"{split}_{kept[name]}")) if name in kept else []
