@@ -18,7 +18,7 @@ _FILES = {  # module -> the public names it holds
     "LinearModule LogSoftmaxModule MaxPool2DModule ReLUModule ReshapeModule SequentialModel SiLUModule "
     "SigmoidModule SoftmaxModule TanhModule count_params get_model load_model model_names register "
     "save_model",
-    "train.callbacks": "BestCheckpoint Callback EMA EarlyStopping ReduceLROnPlateau TerminateOnNaN",
+    "train.hooks.callbacks": "BestCheckpoint Callback EMA EarlyStopping ReduceLROnPlateau TerminateOnNaN",
     "train.optimizers": "AdaGradOptimizer AdamOptimizer AdamWOptimizer MomentumOptimizer RMSPropOptimizer "
     "SGDOptimizer",
     "train.simple_trainer": "Trainer",

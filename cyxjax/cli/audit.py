@@ -14,7 +14,7 @@ from cyxjax.data.ledger import Ledger, StreamFacts, read_records
 from cyxjax.data.order import Order
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, DataError
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train.ledger_hook import FILE
+from cyxjax.train.hooks.ledger import FILE
 
 
 def main(argv: Sequence[str] | None = None) -> int:

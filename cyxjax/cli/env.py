@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from cyxjax.errors import ConfigError
-from cyxjax.launch import backend, environment
+from cyxjax.launch import environment
 from cyxjax.launch.clusters import claims
 from cyxjax.launch.topology import Topology
 
@@ -25,8 +25,8 @@ def main(argv: Sequence[str]) -> int:
 def describe_place(env: Mapping[str, str]) -> list[str]:
     """Lines for people: the place, its source, the wires, and what else claims a place."""
     first, *others = claims(env)
-    gpus = backend.visible_gpus(env)
-    wires = backend.choose(first.backend, sys.platform, bool(gpus))
+    gpus = environment.visible_gpus(env)
+    wires = environment.choose(first.backend, sys.platform, bool(gpus))
     lines = [
         f"source      {_source(first, env)}",
         f"rank        {first.rank} of {first.world_size} (local rank {first.local_rank})",
@@ -44,5 +44,5 @@ def _source(topology: Topology, env: Mapping[str, str]) -> str:
 
 
 def _notes(topology: Topology, wires: str, env: Mapping[str, str]) -> list[str]:
-    advice = backend.advice(wires, sys.platform, topology.world_size, topology.local_world_size)
+    advice = environment.advice(wires, sys.platform, topology.world_size, topology.local_world_size)
     return [*environment.explain(env, wires), *([advice] if advice else [])]

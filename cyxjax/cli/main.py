@@ -15,8 +15,11 @@ ROWS: dict[str, tuple[str, str]] = {
         "list, verify, export and prune the checkpoints of a run",
     ),
     "audit": ("cyxjax.cli.audit:main", "prove that a run saw every sample once an epoch, in its place"),
-    "replay": ("cyxjax.train.replay:main", "run a step that was not finite again, and name what broke first"),
-    "manifest": ("cyxjax.launch.manifest_cli:main", "write the job files of Slurm and Kubernetes"),
+    "replay": (
+        "cyxjax.train.replay.steps:main",
+        "run a step that was not finite again, and name what broke first",
+    ),
+    "manifest": ("cyxjax.launch.job_files:main", "write the job files of Slurm and Kubernetes"),
     "plan": ("cyxjax.cli.plan:main", "show what a step of an experiment sends and holds, without training"),
     "config": ("cyxjax.config.load:main", "show the resolved configuration of an experiment"),
     "env": ("cyxjax.cli.env:main", "show which rank, world size and backend were found, and why"),

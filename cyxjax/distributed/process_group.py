@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from cyxjax.errors import ConfigError, GroupError
-from cyxjax.launch import backend as backends
+from cyxjax.launch import environment as backends
 from cyxjax.launch.clusters import discover
 from cyxjax.launch.connect import connect, disconnect
 from cyxjax.launch.environment import here, prepare

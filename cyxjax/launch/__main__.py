@@ -1,6 +1,6 @@
 """`python -m cyxjax.launch --nproc-per-node N script.py ...`: run a script as a group of processes.
 
-`--slurm` as the first word writes, checks and submits an sbatch script instead (see manifest_cli);
+`--slurm` as the first word writes, checks and submits an sbatch script instead (see job_files);
 `--dump JOB` shows where the ranks of a running job stand (see dump).
 """
 
@@ -11,24 +11,24 @@ from collections.abc import Sequence
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, ConfigError, CyxjaxError
 from cyxjax.launch import output
 from cyxjax.launch.options import parse
-from cyxjax.launch.supervisor import Supervisor
+from cyxjax.launch.supervise.supervisor import Supervisor
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: the program's); returns its exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["--slurm"]:  # the same job, through the queue
-        from cyxjax.launch import manifest_cli
+        from cyxjax.launch import job_files
 
-        return manifest_cli.main(["slurm", "--submit", *given[1:]])
+        return job_files.main(["slurm", "--submit", *given[1:]])
     try:
         if given[:1] == ["--dump"]:
-            from cyxjax.launch import dump
+            from cyxjax.launch.supervise import dump
 
             return dump.main(given[1:])
         options = parse(given, os.environ)
         if options.hosts is not None:
-            from cyxjax.launch.elastic import ElasticSupervisor
+            from cyxjax.launch.elastic.host import ElasticSupervisor
 
             return ElasticSupervisor(options, os.environ).run()
         return Supervisor(options, os.environ).run()

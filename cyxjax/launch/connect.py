@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cyxjax.errors import GroupError
-from cyxjax.launch import _compat, beat, exits, ports, rendezvous
-from cyxjax.launch.backend import local_devices, visible_gpus
-from cyxjax.launch.meeting import MeetingPlace
-from cyxjax.launch.membership import Membership
-from cyxjax.launch.roll import Job, Roll
+from cyxjax.launch import heartbeat, jax_private
+from cyxjax.launch.environment import local_devices, visible_gpus
+from cyxjax.launch.failure import hooks as exits
+from cyxjax.launch.rendezvous import client, ports
+from cyxjax.launch.rendezvous.client import Membership
+from cyxjax.launch.rendezvous.roster import Job, Roster
+from cyxjax.launch.rendezvous.server import RendezvousServer
 from cyxjax.launch.topology import Topology, in_job, join_address
 
 LEAVE_S = 300.0  # how long a finished rank waits for the others (a last save, a last evaluation)
@@ -23,7 +25,7 @@ class Connection:
 
     membership: Membership
     exits: exits.Exits
-    meeting: MeetingPlace | None = None
+    meeting: RendezvousServer | None = None
     sockets: list[socket.socket] = field(default_factory=list)
 
 
@@ -40,21 +42,21 @@ def connect(
     """
     global _connection
     topology = in_job(topology, env)
-    beat.start(env)
+    heartbeat.start(env)
     if topology.world_size == 1:
         _guard_alone(topology, env)
-        beat.beat(-1, "idle")
+        heartbeat.beat(-1, "idle")
         return
-    _compat.refuse_started_backend()
+    jax_private.refuse_started_backend()
     hooks = exits.install(topology.rank, topology.restart_count, env)
     sockets: list[socket.socket] = []
     meeting = None if topology.hosted or not topology.is_master else _host(topology, sockets)
-    membership = rendezvous.join(topology, facts)
+    membership = client.join(topology, facts)
     hooks.report = membership.fail if meeting is None else _fail_and_linger(membership)
     _connection = Connection(membership, hooks, meeting, sockets)
     membership.watch(hooks.lose)
     _start_jax(topology, membership, env)
-    beat.beat(-1, "idle")
+    heartbeat.beat(-1, "idle")
 
 
 def disconnect() -> None:
@@ -64,14 +66,14 @@ def disconnect() -> None:
     if connection is None:
         return
     exits.end_if_failed(connection.exits)
-    beat.beat(beat.pulse().step, "done")
+    heartbeat.beat(heartbeat.pulse().step, "done")
     if not connection.membership.wait_until_all_are_done(LEAVE_S):
-        rendezvous.log(f"left the group although not all ranks came to the end within {LEAVE_S:g} s")
-    _compat.shut_down_client()
+        client.log(f"left the group although not all ranks came to the end within {LEAVE_S:g} s")
+    jax_private.shut_down_client()
     connection.membership.leave()
     if connection.meeting is not None:
         connection.meeting.wait_until_empty(timeout_s=10)
-        _compat.shut_down_service()
+        jax_private.shut_down_service()
         connection.meeting.close()
     for held in connection.sockets:
         held.close()
@@ -93,7 +95,7 @@ def _fail_and_linger(membership: Membership) -> Callable[[str], None]:
     return fail
 
 
-def _host(topology: Topology, sockets: list[socket.socket]) -> MeetingPlace:
+def _host(topology: Topology, sockets: list[socket.socket]) -> RendezvousServer:
     """Opens the meeting place in this process: there is no supervisor, so rank 0 does it."""
     listener = ports.listen(topology.master_addr, topology.master_port)
     held, port = ports.reserve(topology.master_addr)
@@ -102,20 +104,20 @@ def _host(topology: Topology, sockets: list[socket.socket]) -> MeetingPlace:
     timeout_s = topology.timeout_ms / 1000
     job = Job(topology.world_size, topology.run_id, topology.restart_count, timeout_s, topology.token)
 
-    def coordinator(roll: Roll) -> dict[str, object]:
-        del roll
+    def coordinator(roster: Roster) -> dict[str, object]:
+        del roster
         return {"address": address, "served": False}
 
-    return MeetingPlace(listener, job, coordinator, rendezvous.log).start()
+    return RendezvousServer(listener, job, coordinator, client.log).start()
 
 
 def _start_jax(topology: Topology, membership: Membership, env: Mapping[str, str]) -> None:
     _choose_devices(topology, env)
-    _compat.use_gloo_address(membership.own_address, env.get("GLOO_SOCKET_IFNAME"))
+    jax_private.use_gloo_address(membership.own_address, env.get("GLOO_SOCKET_IFNAME"))
     address, served = str(membership.coordinator["address"]), bool(membership.coordinator["served"])
     keep = "JAX_ENABLE_PREEMPTION_SERVICE" in env  # the user's own word
     place = (address, topology.rank, topology.world_size)
-    _compat.start_distributed(*place, served=served, keep_preemption_service=keep)
+    jax_private.start_distributed(*place, served=served, keep_preemption_service=keep)
     _check_world(topology)
 
 

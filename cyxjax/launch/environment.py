@@ -1,11 +1,125 @@
 """What must stand in the environment before jax starts: threads, devices, time limits of collectives."""
 
 import os
+import re
 import sys
 from collections.abc import Mapping, MutableMapping
 
-from cyxjax.errors import GroupError
+from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch.topology import Topology, in_job, read_int
+
+CPU_HINT = "HINT: set DISTRIBUTED_BACKEND=cpu (backend='gloo') to train on the CPU with the same program."
+
+
+def choose(name: str, platform: str, has_gpu: bool) -> str:
+    """'nccl' or 'gloo' for a wish ('auto', 'nccl', 'gloo', 'cpu') on `platform` (sys.platform's spelling).
+
+    Raises: GroupError when nccl is asked for where it cannot be; ConfigError for an unknown name.
+    """
+    if name in ("gloo", "cpu"):
+        return "gloo"
+    if name not in ("auto", "nccl"):
+        raise ConfigError(f"Backend {name!r} is unknown; expected auto, nccl, gloo or cpu. {CPU_HINT}")
+    can_nccl = has_gpu and platform != "win32"  # NVIDIA ships no NCCL for Windows
+    if name == "nccl" and not can_nccl:
+        raise GroupError(_why_no_nccl(platform))
+    return "nccl" if can_nccl else "gloo"
+
+
+def _why_no_nccl(platform: str) -> str:
+    if platform == "win32":
+        return f"NCCL library not available: there is none for Windows. {CPU_HINT}"
+    return f"NCCL library not available: no NVIDIA GPU was found on this host (see nvidia-smi). {CPU_HINT}"
+
+
+def advice(backend: str, platform: str, world_size: int, local_world_size: int) -> str | None:
+    """One line for a group that runs but gains nothing in parallel; None when there is nothing to say."""
+    if platform == "darwin" and backend == "gloo" and local_world_size > 1:
+        return (
+            f"{local_world_size} processes share one Mac: no parallel benefit, they compete for its "
+            "cores. HINT: run `python train.py` in one process."
+        )
+    if backend == "gloo" and local_world_size == world_size > (os.cpu_count() or 1):
+        return (
+            f"{world_size} CPU processes share {os.cpu_count()} cores: no parallel benefit. "
+            "HINT: start at most one process per core."
+        )
+    return None
+
+
+def visible_gpus(env: Mapping[str, str], device_folder: str = "/dev") -> list[str]:
+    """The GPUs this process may use, as CUDA names them (indices or UUIDs), found without loading CUDA."""
+    limit = env.get("CUDA_VISIBLE_DEVICES")
+    present = _gpu_nodes(device_folder)
+    if limit is None:
+        return present
+    named = [part.strip() for part in limit.split(",") if part.strip()]
+    usable = named[: named.index("-1")] if "-1" in named else named
+    return usable if present else []
+
+
+def local_devices(gpus: list[str], local_rank: int, local_world_size: int) -> list[int] | None:
+    """Positions in `gpus` that belong to `local_rank`; None for all of them.
+
+    A process that sees one GPU uses it whatever its LOCAL_RANK: its engine already chose. Several GPUs
+    are shared out in equal runs, so one process per host keeps them all; where the number of processes
+    is unknown (0) each takes one, as under torch.
+    Raises: ConfigError when there are more processes than GPUs.
+    """
+    if len(gpus) <= 1 or local_world_size == 1:
+        return None
+    share = len(gpus) // local_world_size if local_world_size else 1
+    if share < 1 or (local_rank + 1) * share > len(gpus):
+        raise ConfigError(
+            f"LOCAL_RANK={local_rank} of {local_world_size or 'some'} processes on this host, which shows "
+            f"{len(gpus)} GPUs ({', '.join(gpus)}). HINT: start at most {len(gpus)} processes per host, "
+            "or set DISTRIBUTED_BACKEND=cpu."
+        )
+    return list(range(local_rank * share, (local_rank + 1) * share))
+
+
+def _gpu_nodes(folder: str) -> list[str]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return sorted((m[1] for m in map(re.compile(r"nvidia(\d+)$").match, names) if m), key=int)
+
+
+def rank_variables(
+    rank: int, world_size: int, local_rank: int, local_world_size: int, address: str, port: int
+) -> dict[str, str]:
+    """torchrun's variables for one rank."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }
+
+
+def hosted_variables(token: str) -> dict[str, str]:
+    """What tells a rank that its parent holds the meeting place."""
+    return {"CYXJAX_HOSTED": "1", "CYXJAX_TOKEN": token}
+
+
+def enter(variables: Mapping[str, str], env: MutableMapping[str, str] = os.environ) -> None:
+    """Makes `variables` this process's own; before jax starts its devices."""
+    env.update(variables)
+
+
+def first_rank_and_world(nprocs: int, env: Mapping[str, str] = os.environ) -> tuple[int, int, bool]:
+    """(first rank here, world size, whether other hosts take part) for `nprocs` processes of this host.
+
+    RANK and WORLD_SIZE in the environment say where this host's ranks begin among those of all hosts.
+    """
+    if "RANK" not in env or "WORLD_SIZE" not in env:
+        return 0, nprocs, False
+    first, world_size = read_int(env, "RANK"), read_int(env, "WORLD_SIZE")
+    return first, world_size, world_size > nprocs
+
 
 # Longer than any honest wait between ranks (one compiles, one saves), far below gloo's 30 minutes.
 DEFAULT_COLLECTIVE_TIMEOUT_S = 600

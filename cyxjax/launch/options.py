@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
 from cyxjax.errors import ConfigError, nearest
-from cyxjax.launch.backend import visible_gpus
-from cyxjax.launch.hang import Limits
-from cyxjax.launch.place import Place, elastic_hosts, find_place
+from cyxjax.launch.environment import visible_gpus
+from cyxjax.launch.heartbeat import Limits
+from cyxjax.launch.ranks_here import HostShare, elastic_hosts, find_place
 
 Number = TypeVar("Number", int, float)
 
@@ -26,7 +26,7 @@ class Options:
     grace_s: between SIGTERM and SIGKILL. limits: how long a rank may make no progress.
     """
 
-    place: Place
+    place: HostShare
     command: list[str]
     max_restarts: int = 0
     log_dir: str | None = None

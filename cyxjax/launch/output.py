@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import IO, BinaryIO
 
-from cyxjax.launch.roll import ranks_text
+from cyxjax.launch.rendezvous.roster import ranks_text
 
 MAX_LINE = 65_536  # a longer line is shown in pieces, so that memory stays bounded
 TAIL_LINES = 50

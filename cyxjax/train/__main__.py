@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from cyxjax.config.load import load_config
 from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, EXIT_USER_ERROR, ConfigError, CyxjaxError, DataError
-from cyxjax.launch import exits
+from cyxjax.launch.failure import hooks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPT
     except CyxjaxError as err:
         if writing:
-            exits.end(err)
+            hooks.end(err)
         wrong = ConfigError if writing else (ConfigError, DataError)
         if isinstance(err, wrong):
             print(f"cyxjax.train: {err}", file=sys.stderr)

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import optax
 from jax.sharding import Mesh
 
 from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core import precision
 from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import num_replicas
@@ -16,6 +18,7 @@ from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.remat import with_remat
 from cyxjax.core.sentinel import Sentinel, build_sentinel
 from cyxjax.core.step import (
+    TrainState,
     build_consensus,
     build_eval_step,
     build_predict_step,
@@ -25,9 +28,12 @@ from cyxjax.core.step import (
 from cyxjax.core.strategy import Sync
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
 from cyxjax.sync.registry import build_sync
-from cyxjax.train import callbacks
+from cyxjax.train.hooks import callbacks
 from cyxjax.train.loop import Hook, Program
 from cyxjax.train.optimizers import Schedule, build_schedule, scaling_factor, with_schedule
+
+PyTree = Any
+
 
 _FOR_NONFINITE: dict[bool | str, Callable[[Sync], Sync]] = {
     True: with_loss_scale,  # float16: a gradient beyond its range is a matter of course
@@ -165,3 +171,17 @@ def _schedule(
         decay_steps=(section.decay_steps if section else None) or total - config.warmup_steps,
         final_fraction=section.final_fraction if section else 0.0,
     )
+
+
+def check_precision(built: Built, state: TrainState, inputs: PyTree, text: str, replicas: int) -> None:
+    """The model in precision `text` asks for nothing that the backend lacks; `inputs` are of one sample.
+
+    Nothing is compiled. Only float16 is looked at: of the precisions it alone is half supported on some
+    backends, and other runs need not wait for the program to be made twice.
+    Raises: ConfigError that names the precision and the backend.
+    """
+    if not parse_policy(text).needs_loss_scale:
+        return
+    each = jax.tree.map(lambda a: jax.ShapeDtypeStruct((replicas, *a.shape[1:]), a.dtype), inputs)
+    with precision.explained(text, jax.default_backend()):
+        jax.jit(built.predict_step).lower(jax.eval_shape(built.program.consensus, state), each)

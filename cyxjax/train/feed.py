@@ -11,8 +11,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.mesh import local_replicas, num_replicas, put_replicated, put_rows
-from cyxjax.core.step import Batch
+from cyxjax.core.mesh import local_replicas, local_rows, num_replicas, put_replicated, put_rows
+from cyxjax.core.step import Batch, TrainState
 from cyxjax.data.batches import BatchPlan, HostBatch, iterate
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.data.order import Order
@@ -20,10 +20,12 @@ from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError
 from cyxjax.train.build import batch_plan, batch_size
-from cyxjax.train.inputs import FitData
-from cyxjax.train.ledger_hook import Tape
-from cyxjax.train.loaders import is_loader
+from cyxjax.train.fit_data import FitData, is_loader
+from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Feed
+
+PyTree = Any
+
 
 Ask = Callable[[], tuple[float, bool]]
 
@@ -207,3 +209,23 @@ def _agreed(batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
 
 def _rows(part: tuple[Any, Any]) -> int:
     return len(jax.tree.leaves(part)[0])
+
+
+def predict_all(predict_step: Callable, state: TrainState, mesh: Mesh, inputs: PyTree, each: int) -> PyTree:
+    """numpy, first dimension as that of `inputs`; `each`: samples a replica takes at once.
+
+    state: as `build_consensus` gives it. Every rank passes the same inputs.
+    """
+    rows, mine, parts = len(jax.tree.leaves(inputs)[0]), local_replicas(mesh), []
+    for start in range(0, rows, each * num_replicas(mesh)):
+        # The last batch is filled up from the beginning; what is too much is cut off below.
+        places = np.arange(start + mine.start * each, start + mine.stop * each) % rows
+        batch = put_rows(mesh, jax.tree.map(lambda a, p=places: np.asarray(a)[p], inputs))
+        parts.append(_whole(predict_step(state, batch)))
+    return jax.tree.map(lambda *p: np.concatenate(p)[:rows], *parts)
+
+
+def _whole(rows: PyTree) -> PyTree:
+    if jax.process_count() == 1:
+        return jax.tree.map(local_rows, rows)
+    return multihost_utils.process_allgather(rows, tiled=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.step import Batch, TrainState
-from cyxjax.launch.beat import beat
+from cyxjax.launch.heartbeat import beat
 
 Sums = np.ndarray
 """float64 (number of metrics, 2): weighted sum and weight of each metric."""
@@ -42,7 +42,7 @@ class EpochInfo(NamedTuple):
     val: dict[str, float]
 
 
-class Moment(NamedTuple):
+class RunState(NamedTuple):
     """The run between two steps, whole: what a checkpoint holds."""
 
     position: Position
@@ -53,7 +53,7 @@ class Moment(NamedTuple):
 class Hook:
     """Does nothing at each moment of a run; a hook overrides what it needs. `True` from one asks to stop."""
 
-    def on_start(self, moment: Moment) -> None:
+    def on_start(self, moment: RunState) -> None:
         """Before the first step."""
 
     def ask(self) -> tuple[float, bool]:
@@ -67,7 +67,7 @@ class Hook:
         """Whether `on_state` should see the state after this step. All ranks must say the same."""
         return False
 
-    def on_state(self, moment: Moment) -> TrainState | None:
+    def on_state(self, moment: RunState) -> TrainState | None:
         """The state after a step, all numbers up to it known. It is donated to the next step: copy it.
 
         A state given back takes its place, also for the hooks after this one; the same on all ranks.
@@ -81,7 +81,7 @@ class Hook:
         """The state to go on from after an epoch, told of by `on_epoch`. The same on all ranks."""
         return state
 
-    def on_end(self, moment: Moment, finished: bool) -> None:
+    def on_end(self, moment: RunState, finished: bool) -> None:
         """The run is over: `finished`, or stopped before its time."""
 
 
@@ -105,14 +105,14 @@ class Feed(NamedTuple):
 def fit(
     program: Program,
     feed: Feed,
-    start: Moment,
+    start: RunState,
     hooks: Iterable[Hook],
     *,
     epochs: int,
     in_flight: int = 8,
     eval_every: int = 1,
     max_steps: int | None = None,
-) -> Moment:
+) -> RunState:
     """Trains from `start` until `epochs` or `max_steps` are done or a hook stops it; the moment it ended."""
     hooks = list(hooks)
     for hook in hooks:
@@ -132,7 +132,7 @@ def fit(
         state = moment.state
         for hook in hooks:
             state = hook.next_state(info, state)
-        moment = Moment(position, state, np.zeros_like(moment.sums))
+        moment = RunState(position, state, np.zeros_like(moment.sums))
         moment = _show_state(hooks, moment, False)
     beat(moment.position.step, "checkpoint")
     for hook in hooks:
@@ -142,8 +142,8 @@ def fit(
 
 
 def _epoch(
-    program: Program, feed: Feed, moment: Moment, hooks: list[Hook], in_flight: int, max_steps: int | None
-) -> tuple[Moment, bool, bool]:
+    program: Program, feed: Feed, moment: RunState, hooks: list[Hook], in_flight: int, max_steps: int | None
+) -> tuple[RunState, bool, bool]:
     """(moment, whether the epoch ended, whether to stop) after training on the rest of the epoch."""
     position, state, sums = moment
     waiting: deque[tuple[Position, jax.Array]] = deque()
@@ -174,7 +174,7 @@ def _epoch(
         last = position.step_in_epoch == feed.steps_per_epoch
         if not last and any([hook.wants_state(position, save) for hook in saving]):
             settle(0)
-            state = _show_state(hooks, Moment(position, state, sums), save).state
+            state = _show_state(hooks, RunState(position, state, sums), save).state
             save = False
         stop |= position.step == max_steps
         if stop:
@@ -185,7 +185,7 @@ def _epoch(
     settle(0)
     # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
     ended = not stop or position.step_in_epoch == feed.steps_per_epoch
-    return Moment(position, state, sums), ended, stop
+    return RunState(position, state, sums), ended, stop
 
 
 def _with(hooks: list[Hook], name: str) -> list[Hook]:
@@ -193,7 +193,7 @@ def _with(hooks: list[Hook], name: str) -> list[Hook]:
     return [hook for hook in hooks if getattr(type(hook), name) is not getattr(Hook, name)]
 
 
-def _show_state(hooks: list[Hook], moment: Moment, save: bool) -> Moment:
+def _show_state(hooks: list[Hook], moment: RunState, save: bool) -> RunState:
     """Shows the state to those who want it; the moment with the state they leave."""
     for hook in hooks:
         if hook.wants_state(moment.position, save):

@@ -14,9 +14,9 @@ import numpy as np
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.errors import CheckpointError
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train.hooks import BadStepError, NonFiniteError
-from cyxjax.train.loop import Moment, Position
-from cyxjax.train.loss_spike import LossSpikeError
+from cyxjax.train.hooks.loss_spike import LossSpikeError
+from cyxjax.train.hooks.nonfinite import BadStepError, NonFiniteError
+from cyxjax.train.loop import Position, RunState
 
 _FLOAT16_STEPS = 50  # left out in a row before no loss scale is to blame: 2^16 is at its least after 30
 
@@ -27,13 +27,13 @@ def patience(config: DistributedTrainingConfig) -> int:
 
 
 def fit(
-    run: Callable[[Moment], Moment],
-    start: Moment,
-    go_back: Callable[[int], Moment | None],
+    run: Callable[[RunState], RunState],
+    start: RunState,
+    go_back: Callable[[int], RunState | None],
     say: Callable[[str], None],
     config: DistributedTrainingConfig,
     history: DistributedTrainingHistory,
-) -> Moment:
+) -> RunState:
     """`run(start)`; it runs again past a bad step, where `config` says so, up to its `max_rollbacks`.
 
     go_back: gives the moment of the newest good checkpoint of a step or before it, None if there is none;
@@ -58,7 +58,7 @@ def _causes(config: DistributedTrainingConfig) -> tuple[type[BadStepError], ...]
     return tuple(cause for cause, policy in asked.items() if policy == "rollback")
 
 
-def _past(saved: Moment | None, error: BadStepError) -> Moment:
+def _past(saved: RunState | None, error: BadStepError) -> RunState:
     """The state of `saved`, at the place in the data after the bad step."""
     if saved is None:
         raise CheckpointError(
@@ -67,16 +67,16 @@ def _past(saved: Moment | None, error: BadStepError) -> Moment:
         ) from error
     place = Position(saved.position.step, error.position.epoch, error.position.step_in_epoch)
     sums = saved.sums if saved.position.epoch == place.epoch else np.zeros_like(saved.sums)
-    return Moment(place, saved.state, sums)
+    return RunState(place, saved.state, sums)
 
 
-def _note(history: DistributedTrainingHistory, start: Moment, error: BadStepError) -> None:
+def _note(history: DistributedTrainingHistory, start: RunState, error: BadStepError) -> None:
     history.rollback_epochs.append(start.position.epoch)
     history.rollback_batches.append(start.position.step_in_epoch)
     history.rollback_steps.append(error.position.step - start.position.step)
 
 
-def _told(start: Moment, error: BadStepError) -> str:
+def _told(start: RunState, error: BadStepError) -> str:
     return (
         f"WARNING: {error.brief}: back to the checkpoint of step {start.position.step}, on with the samples "
         f"after batch {start.position.step_in_epoch} of epoch {start.position.epoch}."

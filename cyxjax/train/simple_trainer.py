@@ -11,7 +11,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train.callbacks import BestCheckpoint
+from cyxjax.train.hooks.callbacks import BestCheckpoint
 from cyxjax.train.loop import Hook
 from cyxjax.train.trainer import DistributedTrainer
 

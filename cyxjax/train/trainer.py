@@ -22,19 +22,20 @@ from cyxjax.data.ledger import StreamFacts
 from cyxjax.distributed import process_group
 from cyxjax.distributed.ddp_values import hand_back, needs_inputs
 from cyxjax.errors import CheckpointError, ConfigError, GroupError
-from cyxjax.launch.beat import beat
+from cyxjax.launch.heartbeat import beat
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
 from cyxjax.observe.sinks import NullSink
-from cyxjax.train import callbacks as called
-from cyxjax.train import inputs as fit_inputs
-from cyxjax.train import loop, loss_spike, moments, out_of_memory, predict, rehearsal, rollback, vault
-from cyxjax.train.build import Built, Recipe, build, effective_batch_size, program_shape
-from cyxjax.train.feed import build_feed, eval_batches
-from cyxjax.train.ledger_hook import LedgerHook
-from cyxjax.train.loop import Feed, Hook, Moment, Position
-from cyxjax.train.run_hooks import Run, build_hooks
+from cyxjax.train import fit_data as fit_inputs
+from cyxjax.train import loop, out_of_memory, resume, rollback
+from cyxjax.train.build import Built, Recipe, build, check_precision, effective_batch_size, program_shape
+from cyxjax.train.feed import build_feed, eval_batches, predict_all
+from cyxjax.train.hooks import callbacks as called
+from cyxjax.train.hooks import loss_spike
+from cyxjax.train.hooks.ledger import LedgerHook
+from cyxjax.train.loop import Feed, Hook, Position, RunState
+from cyxjax.train.run import Run, build_hooks
 from cyxjax.train.signals import StopSignals
 
 PyTree = Any
@@ -73,7 +74,7 @@ class DistributedTrainer:
         self._built: Built | None = None
         self._shape: tuple = ()  # what `_built` was compiled for
         self._inputs: PyTree = None
-        self._moment: Moment | None = None
+        self._moment: RunState | None = None
         self._loaded = False  # the next fit goes on from a loaded moment
         self._ledger = LedgerHook()
         self.history = DistributedTrainingHistory()
@@ -109,7 +110,7 @@ class DistributedTrainer:
         feed = build_feed(found, config, self._mesh, self._ledger.open())
         self._prepare(config, fit_inputs.first_inputs(found.train), feed.steps_per_epoch, schedule)
         built, state = self._ready(None)
-        rehearsal.check_precision(built, state, self._inputs, config.precision, self._replicas)
+        check_precision(built, state, self._inputs, config.precision, self._replicas)
         if found.indexed:
             seen = jax.eval_shape(built.program.consensus, state)
             run = lambda inputs: jax.eval_shape(built.predict_step, seen, inputs)  # noqa: E731
@@ -137,7 +138,7 @@ class DistributedTrainer:
         """The model's outputs for X in evaluation mode, on every rank: numpy, first dimension as X's."""
         built, state = self._ready(jax.tree.map(lambda a: np.asarray(a)[:1], X))
         seen = built.program.consensus(state)
-        return predict.outputs(built.predict_step, seen, self._mesh, X, batch_size or built.batch_size)
+        return predict_all(built.predict_step, seen, self._mesh, X, batch_size or built.batch_size)
 
     def save_checkpoint(self, path: str) -> None:
         """Everything that makes the next step, as a checkpoint folder named `path`; rank 0 writes it.
@@ -159,9 +160,9 @@ class DistributedTrainer:
             )
         checkpointer = Checkpointer(path, is_writer=False)
         if self._built is None:
-            meta = moments.latest_meta(checkpointer)
+            meta = resume.latest_meta(checkpointer)
             config = DistributedTrainingConfig(**_own_fields(meta.get("config", {})))
-            self._prepare(config, moments.stored_inputs(meta), None, None)
+            self._prepare(config, resume.stored_inputs(meta), None, None)
         if not self._restore(checkpointer, step):
             raise CheckpointError(
                 f"{path!r} holds no checkpoint. HINT: check the path; a run keeps its own in checkpoints/."
@@ -192,7 +193,7 @@ class DistributedTrainer:
         return self.moment.state
 
     @property
-    def moment(self) -> Moment:
+    def moment(self) -> RunState:
         """Where training stands. Raises: GroupError before the first fit or load."""
         if self._moment is None:
             raise GroupError(_UNTRAINED)
@@ -236,7 +237,7 @@ class DistributedTrainer:
                 np.asarray, built.fns.init(jax.random.key(config.seed), inputs)
             )
             state = init_state(built.sync, self._mesh, params, model_state, config.seed)
-            self._moment = Moment(Position(), state, self._zeros())
+            self._moment = RunState(Position(), state, self._zeros())
         elif not self._loaded:
             self._moment = self._next_run(built, previous.agreed(self._moment.state), config.seed)
         if not self._loaded:
@@ -259,13 +260,13 @@ class DistributedTrainer:
             )
         return self._built
 
-    def _next_run(self, built: Built, last: TrainState, seed: int) -> Moment:
+    def _next_run(self, built: Built, last: TrainState, seed: int) -> RunState:
         """A new run from the parameters of `last`; steps count on, so that keys and folders stay apart."""
         params, model_state = jax.tree.map(local_value, (last.params, last.model_state))
         state = init_state(built.sync, self._mesh, params, model_state, seed)
         steps = local_value(last.step)
         step = put_replicated(self._mesh, steps)
-        return Moment(Position(int(steps)), state._replace(step=step), self._zeros())
+        return RunState(Position(int(steps)), state._replace(step=step), self._zeros())
 
     def _new_history(self, config: DistributedTrainingConfig) -> DistributedTrainingHistory:
         return DistributedTrainingHistory(
@@ -274,14 +275,14 @@ class DistributedTrainer:
             num_replicas=self._replicas,
         )
 
-    def _start(self, config: DistributedTrainingConfig, console: Console) -> Moment:
+    def _start(self, config: DistributedTrainingConfig, console: Console) -> RunState:
         """Where the run starts: at its newest checkpoint, or at step 0."""
         folder = config.checkpoint_path
         if self._loaded:
             return self.moment
         wanted = config.resume != "never" and folder.is_dir()
         beat(-1, "checkpoint")
-        if wanted and self._restore(vault.checkpointer_for(config, self.is_master())):
+        if wanted and self._restore(resume.checkpointer_for(config, self.is_master())):
             place = self.moment.position
             console.note(
                 f"Resuming from step {place.step} (epoch {place.epoch}, batch {place.step_in_epoch})"
@@ -296,14 +297,14 @@ class DistributedTrainer:
         return self.moment
 
     def _run(
-        self, feed: Feed, start: Moment, config: DistributedTrainingConfig, sink: Sink, console: Console
+        self, feed: Feed, start: RunState, config: DistributedTrainingConfig, sink: Sink, console: Console
     ) -> DistributedTrainingHistory:
         built = self._ready(None)[0]
         if start.position.epoch >= config.epochs:
             console.note(f"All {config.epochs} epochs are done. HINT: raise `epochs` to train on.")
             return self.history
         self._say_plan(built, config, console)
-        with StopSignals() as signals, vault.checkpointer_for(config, self.is_master()) as checkpointer:
+        with StopSignals() as signals, resume.checkpointer_for(config, self.is_master()) as checkpointer:
             checkpointer.rewind(start.position.step)  # what a crashed or earlier run did after it
             run = Run(
                 self._recipe,
@@ -327,11 +328,11 @@ class DistributedTrainer:
         self.stopped_by_signal = self.history.stopped_by == "signal"
         return self.history
 
-    def _train(self, feed: Feed, start: Moment, run: Run) -> Moment:
+    def _train(self, feed: Feed, start: RunState, run: Run) -> RunState:
         """From `start` to the end, back to a checkpoint in between if the configuration says so."""
         config = run.config
 
-        def once(moment: Moment) -> Moment:
+        def once(moment: RunState) -> RunState:
             with out_of_memory.explained(config, run.built.batch_size, self._replicas):
                 return loop.fit(
                     run.built.program,
@@ -358,15 +359,15 @@ class DistributedTrainer:
 
     # ---- state, on disk and off -------------------------------------------------------------------
 
-    def _save_at(self, path: str, moment: Moment) -> None:
+    def _save_at(self, path: str, moment: RunState) -> None:
         built = self._ready(None)[0]
-        vault.save_at(path, self.is_master(), moment, built.sync, self._describe(moment))
+        resume.save_at(path, self.is_master(), moment, built.sync, self._describe(moment))
 
-    def _describe(self, moment: Moment) -> dict[str, Any]:
-        meta = moments.to_meta(moment, self.history, self._config.resolved(), self._inputs)
+    def _describe(self, moment: RunState) -> dict[str, Any]:
+        meta = resume.to_meta(moment, self.history, self._config.resolved(), self._inputs)
         return meta | self._ledger.meta(moment)
 
-    def _saved(self, run: Run, good_step: int) -> Moment | None:
+    def _saved(self, run: Run, good_step: int) -> RunState | None:
         """The newest good checkpoint of `good_step` or before, later ones set aside; None without one.
 
         History and ledger stay. Waits for the save that may be under way.
@@ -377,13 +378,13 @@ class DistributedTrainer:
             return None
         run.checkpointer.rewind(good_step)
         self._barrier("rewound")
-        found = vault.load(run.checkpointer, self.moment.state, run.built.sync, self._mesh)
+        found = resume.load(run.checkpointer, self.moment.state, run.built.sync, self._mesh)
         return None if found is None else found[0]
 
     def _restore(self, checkpointer: Checkpointer, step: int | None = None) -> bool:
         """Takes the newest good step of a folder as the present moment; whether there was one."""
         built, state = self._ready(None)
-        found = vault.load(checkpointer, state, built.sync, self._mesh, step)
+        found = resume.load(checkpointer, state, built.sync, self._mesh, step)
         if found is None:
             return False
         self._moment, history, meta = found

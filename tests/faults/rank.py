@@ -12,11 +12,13 @@ import sys
 import threading
 import time
 
-from cyxjax.launch import beat, exits, rendezvous
-from cyxjax.launch.beat import beat as tell
+from cyxjax.launch import heartbeat
 from cyxjax.launch.clusters import discover
 from cyxjax.launch.connect import connect, disconnect
 from cyxjax.launch.environment import prepare
+from cyxjax.launch.failure import hooks as exits
+from cyxjax.launch.heartbeat import beat as tell
+from cyxjax.launch.rendezvous import client
 
 STEPS = int(os.environ.get("STEPS", "8"))
 STEP_S = float(os.environ.get("STEP_S", "0.05"))
@@ -129,8 +131,8 @@ def main():
         disconnect()
         return
     hooks = exits.install(topology.rank, topology.restart_count, os.environ)
-    beat.start(os.environ)
-    member = rendezvous.join(topology, {"config": os.environ.get(f"CONFIG_{topology.rank}", "same")})
+    heartbeat.start(os.environ)
+    member = client.join(topology, {"config": os.environ.get(f"CONFIG_{topology.rank}", "same")})
     hooks.report = member.fail
     member.watch(hooks.lose)
     tell(-1, "idle")

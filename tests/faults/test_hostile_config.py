@@ -10,10 +10,11 @@ from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.cli import audit
 from cyxjax.config.load import load_config
 from cyxjax.errors import ConfigError, CyxjaxError
-from cyxjax.train import experiment, replay
-from cyxjax.train.goodput import FILE as GOODPUT
-from cyxjax.train.goodput import read
-from cyxjax.train.ledger_hook import FILE as LEDGER
+from cyxjax.train import experiment
+from cyxjax.train.hooks.goodput import FILE as GOODPUT
+from cyxjax.train.hooks.goodput import read
+from cyxjax.train.hooks.ledger import FILE as LEDGER
+from cyxjax.train.replay import steps
 
 PAYLOADS = [
     "!!python/object/apply:os.system ['touch {mark}']",
@@ -80,7 +81,7 @@ def test_random_records_of_a_run_are_refused_without_a_traceback(tmp_path, raw):
     (tmp_path / LEDGER).write_bytes(raw)
     (tmp_path / "box.json").write_bytes(raw)
     (tmp_path / GOODPUT).write_bytes(raw)
-    for command in (audit.main, replay.main):
+    for command in (audit.main, steps.main):
         with pytest.raises(CyxjaxError):
             command([str(tmp_path)])
     assert read(tmp_path / GOODPUT) == {}

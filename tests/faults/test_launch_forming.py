@@ -14,7 +14,7 @@ import time
 import pytest
 
 from cyxjax.errors import EXIT_CONFIG
-from cyxjax.launch import ports
+from cyxjax.launch.rendezvous import ports
 from tests.faults.launching import RANK, processes_with
 
 pytestmark = pytest.mark.multiprocess

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from cyxjax.launch.worker import Files, Worker
+from cyxjax.launch.supervise.worker import Files, Worker
 
 pytestmark = pytest.mark.multiprocess
 

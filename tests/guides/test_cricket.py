@@ -10,7 +10,7 @@ import pytest
 import cyxjax as cx
 from cyxjax.config.run import TrainConfig
 from cyxjax.distributed import process_group
-from cyxjax.launch import backend
+from cyxjax.launch import environment
 from cyxjax.launch.environment import collective_timeout_s
 from cyxjax.launch.options import parse
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -125,13 +125,13 @@ def test_without_torchrun_s_variables_it_is_one_process():
     ],
 )  # fmt: skip
 def test_the_backend_follows_platform_and_hardware(platform, has_gpu, chosen):
-    assert backend.choose("auto", platform, has_gpu) == chosen
+    assert environment.choose("auto", platform, has_gpu) == chosen
 
 
 def test_processes_that_gain_nothing_are_advised():
-    assert "no parallel benefit" in backend.advice("gloo", "darwin", 2, 2)
-    assert "no parallel benefit" in backend.advice("gloo", "linux", 4096, 4096)
-    assert backend.advice("gloo", "darwin", 1, 1) is None
+    assert "no parallel benefit" in environment.advice("gloo", "darwin", 2, 2)
+    assert "no parallel benefit" in environment.advice("gloo", "linux", 4096, 4096)
+    assert environment.advice("gloo", "darwin", 1, 1) is None
 
 
 def test_several_nodes_by_torchrun_s_flags():

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from cyxjax.distributed.spawn import SpawnError, spawn
+from cyxjax.distributed.spawning import SpawnError, spawn
 from tests.multiprocess import ranks
 
 pytestmark = pytest.mark.multiprocess

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cyxjax.distributed.spawn import spawn
+from cyxjax.distributed.spawning import spawn
 from tests.multiprocess import ddp_ranks
 
 pytestmark = pytest.mark.multiprocess

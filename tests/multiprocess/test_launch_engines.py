@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from cyxjax.launch.manifests import JobSpec, kubernetes_manifest
+from cyxjax.launch.job_files import JobSpec, kubernetes_manifest
 from tests.faults.launching import RANK
 from tests.multiprocess.engines import DONE, ROOT, environment, free_port, run
 

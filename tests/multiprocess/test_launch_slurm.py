@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cyxjax.errors import GroupError
-from cyxjax.launch.manifests import JobSpec, slurm_script, submit_slurm
+from cyxjax.launch.job_files import JobSpec, slurm_script, submit_slurm
 from tests.faults.launching import RANK, until
 from tests.multiprocess.engines import DONE, environment, free_port, run
 
@@ -46,7 +46,7 @@ PartitionName=debug Nodes=one,two Default=YES MaxTime=INFINITE State=UP OverSubs
 
 SHOW_DEVICES = """
 import os, sys
-from cyxjax.launch.backend import local_devices, visible_gpus
+from cyxjax.launch.environment import local_devices, visible_gpus
 from cyxjax.launch.clusters import discover
 place, gpus = discover(os.environ), visible_gpus(os.environ, sys.argv[1])
 print(f"rank {place.rank} sees {gpus}, takes {local_devices(gpus, place.local_rank, place.local_world_size)}")

@@ -12,10 +12,11 @@ from flax import linen, nnx
 from cyxjax.cli import audit
 from cyxjax.config.load import load_config
 from cyxjax.errors import CheckpointError, DataError
-from cyxjax.train import experiment, replay
-from cyxjax.train.black_box import read_box
-from cyxjax.train.hooks import NonFiniteError
-from cyxjax.train.layer_watch import first_nonfinite
+from cyxjax.train import experiment
+from cyxjax.train.hooks.black_box import read_box
+from cyxjax.train.hooks.nonfinite import NonFiniteError
+from cyxjax.train.replay import steps
+from cyxjax.train.replay.layers import first_nonfinite
 
 SAMPLES = 48  # 16 a step: 3 steps an epoch
 
@@ -69,7 +70,7 @@ def setting(tmp_path, monkeypatch):
 
 
 def replayed(folder, capsys):
-    code = replay.main([str(folder)])
+    code = steps.main([str(folder)])
     return code, capsys.readouterr().out
 
 
@@ -115,14 +116,14 @@ def test_rollback_without_a_checkpoint_says_so(setting):
 
 def test_a_box_of_other_data_and_a_folder_that_is_none_are_refused(setting, tmp_path):
     with pytest.raises(DataError, match="no black box"):
-        replay.main([str(tmp_path)])
+        steps.main([str(tmp_path)])
     with pytest.raises(NonFiniteError):
         experiment.run(setting(bad=11))
     (folder,) = (tmp_path / "run").glob("black_box_step*")
     text = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(text.replace("seed: 42", "seed: 43"))
     with pytest.raises(DataError, match="names other samples"):
-        replay.main([str(folder)])
+        steps.main([str(folder)])
 
 
 class NnxFragile(nnx.Module):

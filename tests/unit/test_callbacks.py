@@ -6,7 +6,7 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError
-from cyxjax.train.callbacks import Callback
+from cyxjax.train.hooks.callbacks import Callback
 from tests.unit.trainer_helpers import (
     VAL,
     X,

@@ -9,10 +9,10 @@ from flax import linen
 
 from cyxjax.config.run import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
-from cyxjax.launch import beat
+from cyxjax.launch import heartbeat
 from cyxjax.observe.file_sinks import JsonlSink
-from cyxjax.train import goodput
-from cyxjax.train.goodput import CAUSES, FILE, line, read, share
+from cyxjax.train.hooks import goodput
+from cyxjax.train.hooks.goodput import CAUSES, FILE, line, read, share
 from cyxjax.train.loop import Hook
 from cyxjax.train.trainer import DistributedTrainer
 
@@ -64,8 +64,8 @@ def test_a_crash_costs_a_restart_and_the_steps_since_the_last_save(tmp_path, mon
         fit(tmp_path, DieAfter(7))
     before = read(tmp_path / FILE)
     assert (before["ended"], before["step"]) == (False, 6)  # told before the hook that died
-    monkeypatch.setattr(beat, "_spent", {})  # as in a new process
-    monkeypatch.setattr(beat, "_detected_s", 0.001)
+    monkeypatch.setattr(heartbeat, "_spent", {})  # as in a new process
+    monkeypatch.setattr(heartbeat, "_detected_s", 0.001)
     fit(tmp_path)
     after = read(tmp_path / FILE)
     assert after["steps"] == 12  # steps 5 and 6 were made twice and count once

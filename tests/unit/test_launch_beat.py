@@ -3,47 +3,47 @@
 import os
 import time
 
-from cyxjax.launch import beat
+from cyxjax.launch import heartbeat
 
 
 def test_a_beat_is_read_from_outside(tmp_path):
     path = str(tmp_path / "rank_0.beat")
-    writer = beat.FileBeat(path)
+    writer = heartbeat.FileBeat(path)
     before = time.monotonic()
     writer.tell(7, "data")
-    seen = beat.read(path)
+    seen = heartbeat.read(path)
     assert (seen.step, seen.phase, seen.can_dump) == (7, "data", False)
     assert before <= seen.at_s <= time.monotonic()
     writer.allow_dumps()
-    assert beat.read(path).can_dump
-    assert beat.read(path).step == 7
+    assert heartbeat.read(path).can_dump
+    assert heartbeat.read(path).step == 7
 
 
 def test_time_is_charged_to_the_phase_that_ended(tmp_path):
     path = str(tmp_path / "b")
-    writer = beat.FileBeat(path)
+    writer = heartbeat.FileBeat(path)
     writer.tell(0, "data")
     time.sleep(0.05)
     writer.tell(0, "step")
     time.sleep(0.1)
     writer.tell(1, "data")
-    seen = beat.read(path)
+    seen = heartbeat.read(path)
     assert 0.05 <= seen.busy_s < 0.1 <= seen.waiting_s
 
 
 def test_no_file_and_a_short_file_are_an_empty_pulse(tmp_path):
     short = tmp_path / "short"
     short.write_bytes(b"123")
-    assert beat.read(str(tmp_path / "none")) == beat.read(str(short)) == beat.Pulse()
+    assert heartbeat.read(str(tmp_path / "none")) == heartbeat.read(str(short)) == heartbeat.Pulse()
 
 
 def test_the_file_is_private_and_no_link_is_followed(tmp_path):
     path = tmp_path / "b"
-    beat.FileBeat(str(path))
+    heartbeat.FileBeat(str(path))
     assert os.stat(path).st_mode & 0o077 == 0
 
 
 def test_off_is_a_value_that_remembers():
-    off = beat.NullBeat()
+    off = heartbeat.NullBeat()
     off.tell(3, "eval")
     assert (off.pulse().step, off.pulse().phase) == (3, "eval")

@@ -8,11 +8,12 @@ from jax._src import distributed, xla_bridge
 from jaxlib import _jax
 
 from cyxjax.errors import GroupError
-from cyxjax.launch import _compat, ports
+from cyxjax.launch import jax_private
+from cyxjax.launch.rendezvous import ports
 
 
 def test_the_private_names_are_there():
-    assert _compat.can_serve()
+    assert jax_private.can_serve()
     assert callable(_jax.get_distributed_runtime_client)
     assert callable(xla_bridge._jax.make_gloo_tcp_collectives)
     assert callable(xla_bridge.backends_are_initialized)
@@ -43,7 +44,7 @@ def test_initialize_takes_what_we_pass():
 def test_a_service_starts_on_a_reserved_port_and_ends():
     held, port = ports.reserve("127.0.0.1")
     with held:
-        service = _compat.CoordinationService(f"127.0.0.1:{port}", 1)
+        service = jax_private.CoordinationService(f"127.0.0.1:{port}", 1)
         with pytest.raises(GroupError, match="is in use"):
             ports.listen("127.0.0.1", port)
         service.close()
@@ -54,16 +55,16 @@ def test_a_started_backend_is_refused_with_the_way_out():
     with pytest.raises(
         GroupError, match=r"started its devices before.*HINT: call cyxjax.distributed.init\(\) first"
     ):
-        _compat.refuse_started_backend()
+        jax_private.refuse_started_backend()
 
 
 def test_gloo_is_given_one_address_even_after_a_second_choice(monkeypatch):
     monkeypatch.setattr(xla_bridge._jax, "make_gloo_tcp_collectives", lambda **where: where)
-    _compat.use_gloo_address("10.0.0.1", None)
-    _compat.use_gloo_address("10.0.0.2", None)
+    jax_private.use_gloo_address("10.0.0.1", None)
+    jax_private.use_gloo_address("10.0.0.2", None)
     assert xla_bridge._jax.make_gloo_tcp_collectives(distributed_client=1) == {
         "distributed_client": 1,
         "hostname": "10.0.0.2",
     }
-    _compat.use_gloo_address("10.0.0.2", "eth7")
+    jax_private.use_gloo_address("10.0.0.2", "eth7")
     assert xla_bridge._jax.make_gloo_tcp_collectives() == {"interface": "eth7"}

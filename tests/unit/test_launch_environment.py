@@ -6,8 +6,17 @@ import sys
 import pytest
 
 from cyxjax.errors import ConfigError, GroupError
-from cyxjax.launch.backend import advice, choose, local_devices, visible_gpus
-from cyxjax.launch.environment import add_flags, collective_timeout_s, explain, prepare, thread_share
+from cyxjax.launch.environment import (
+    add_flags,
+    advice,
+    choose,
+    collective_timeout_s,
+    explain,
+    local_devices,
+    prepare,
+    thread_share,
+    visible_gpus,
+)
 from cyxjax.launch.topology import Topology
 
 TWO = Topology(rank=1, world_size=2, local_world_size=2)

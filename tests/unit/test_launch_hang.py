@@ -3,11 +3,11 @@
 import pytest
 
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, ConfigError
-from cyxjax.launch.beat import Pulse
-from cyxjax.launch.hang import Limits, Stopwatch, judge, stragglers
-from cyxjax.launch.records import ErrorRecord
-from cyxjax.launch.restarts import Budget
-from cyxjax.launch.stacks import is_inside_jax, main_thread, where
+from cyxjax.launch.failure.record import ErrorRecord
+from cyxjax.launch.heartbeat import Limits, Pulse
+from cyxjax.launch.supervise.hang import Stopwatch, judge, stragglers
+from cyxjax.launch.supervise.restarts import Budget
+from cyxjax.launch.supervise.stacks import is_inside_jax, main_thread, where
 
 LIMITS = Limits.parse("10,compile=100,checkpoint=60")
 NONE: frozenset[int] = frozenset()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cyxjax.errors import EXIT_CONFIG, ConfigError, GroupError
-from cyxjax.launch import manifest_cli
+from cyxjax.launch import job_files
 from cyxjax.launch.clusters import discover
-from cyxjax.launch.manifests import (
+from cyxjax.launch.job_files import (
     JobSpec,
     kubernetes_environment,
     kubernetes_manifest,
@@ -111,7 +111,7 @@ def test_without_slurm_there_is_a_hint(monkeypatch):
     ],
 )
 def test_the_shipped_examples_are_what_the_command_writes(engine, flags, path, capsys):
-    assert manifest_cli.main([engine, *EXAMPLE, *flags, *PROGRAM]) == 0
+    assert job_files.main([engine, *EXAMPLE, *flags, *PROGRAM]) == 0
     assert capsys.readouterr().out == (ROOT / path).read_text()
 
 
@@ -119,7 +119,7 @@ def test_the_shipped_examples_are_what_the_command_writes(engine, flags, path, c
     "argv", [[], ["slurm"], ["lsf", "--", "x"], ["k8s", "--submit", "--", "x"], ["k8s", "--", "x"]]
 )
 def test_a_bad_command_line_is_one_line(argv, capsys):
-    assert manifest_cli.main(argv) == EXIT_CONFIG
+    assert job_files.main(argv) == EXIT_CONFIG
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "HINT: " in said

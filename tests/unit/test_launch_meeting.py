@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cyxjax.errors import GroupError
-from cyxjax.launch import ports, rendezvous, wire
-from cyxjax.launch.meeting import MeetingPlace
-from cyxjax.launch.membership import Membership
-from cyxjax.launch.roll import Job
+from cyxjax.launch.rendezvous import client, ports, protocol
+from cyxjax.launch.rendezvous.client import Membership
+from cyxjax.launch.rendezvous.roster import Job
+from cyxjax.launch.rendezvous.server import RendezvousServer
 from cyxjax.launch.topology import Topology
 
 
@@ -25,13 +25,15 @@ class Place:
         self.listener = ports.listen("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         self.job = Job(world_size, "job", timeout_s=timeout_s, token="secret", **job)
-        self.meeting = MeetingPlace(self.listener, self.job, lambda roll: {"address": "x:1"}, self.log.append)
+        self.meeting = RendezvousServer(
+            self.listener, self.job, lambda roster: {"address": "x:1"}, self.log.append
+        )
         self.meeting.start()
 
     def join(self, rank, facts=None, **changes):
         place = {"world_size": self.job.world_size, "token": "secret", "run_id": "job", "timeout_ms": 8000}
         topology = Topology(rank, master_port=self.port, hosted=True, **(place | changes))
-        member = rendezvous.join(topology, facts, log=self.log.append)
+        member = client.join(topology, facts, log=self.log.append)
         self.members.append(member)
         return member
 
@@ -93,7 +95,7 @@ def test_different_world_sizes_end_the_formation_at_once(place):
     first = threading.Thread(target=lambda: outcomes.extend(meeting.join_all([{"rank": 0}])))
     outcomes: list = []
     first.start()
-    while not meeting.meeting.roll.present:
+    while not meeting.meeting.roster.present:
         time.sleep(0.01)
     refused = meeting.join_all([{"rank": 1, "world_size": 2}])[0]
     first.join()
@@ -111,7 +113,7 @@ def test_a_rank_of_another_world_size_that_comes_first_is_remembered(place):
 def test_a_service_that_cannot_start_is_told_to_all(place):
     meeting = place(2)
 
-    def fail(roll):
+    def fail(roster):
         raise RuntimeError("no port")
 
     meeting.meeting._open = fail
@@ -186,7 +188,7 @@ def test_a_thousand_strangers_do_no_harm(place):
 
 
 def test_a_stranger_that_says_nothing_is_dropped(place, monkeypatch):
-    monkeypatch.setattr("cyxjax.launch.meeting.STRANGER_S", 0.2)
+    monkeypatch.setattr("cyxjax.launch.rendezvous.server.STRANGER_S", 0.2)
     meeting = place(2)
     with socket.create_connection(("127.0.0.1", meeting.port), timeout=5) as stranger:
         assert b"nonce" in stranger.recv(1000)
@@ -194,7 +196,7 @@ def test_a_stranger_that_says_nothing_is_dropped(place, monkeypatch):
 
 
 def test_a_newer_start_waits_for_the_meeting_place_to_catch_up(place, monkeypatch):
-    monkeypatch.setattr("cyxjax.launch.rendezvous.PATIENCE_S", 0.5)
+    monkeypatch.setattr("cyxjax.launch.rendezvous.client.PATIENCE_S", 0.5)
     meeting = place(1, timeout_s=1.0)
     began = time.monotonic()
     said = meeting.join_all([{"rank": 0, "restart_count": 1, "timeout_ms": 500}])[0]
@@ -203,7 +205,7 @@ def test_a_newer_start_waits_for_the_meeting_place_to_catch_up(place, monkeypatc
 
 
 def test_a_rank_that_comes_back_to_a_broken_group_waits_for_the_restart(place, monkeypatch):
-    monkeypatch.setattr("cyxjax.launch.rendezvous.PATIENCE_S", 0.5)
+    monkeypatch.setattr("cyxjax.launch.rendezvous.client.PATIENCE_S", 0.5)
     meeting = place(2)
     members = meeting.join_all([{"rank": 0}, {"rank": 1}])
     members[1].fail("killed")
@@ -215,20 +217,20 @@ def test_a_rank_that_comes_back_to_a_broken_group_waits_for_the_restart(place, m
 def test_nobody_there_is_a_refused_connection():
     topology = Topology(1, 2, master_port=ports_free(), timeout_ms=300)
     with pytest.raises(GroupError, match=rf"Connection refused to 127.0.0.1:{topology.master_port}.*HINT"):
-        rendezvous.join(topology)
+        client.join(topology)
 
 
 def test_a_name_that_does_not_resolve():
     topology = Topology(1, 2, master_addr="no-such-host.invalid", timeout_ms=300)
     with pytest.raises(GroupError, match="cannot be resolved"):
-        rendezvous.join(topology)
+        client.join(topology)
 
 
 def test_a_loopback_name_in_a_job_of_several_hosts(monkeypatch):
     monkeypatch.setattr(ports, "resolve", lambda host, port: [(socket.AF_INET, ("127.0.1.1", port))])
     topology = Topology(1, 4, local_world_size=2, master_addr="node1", timeout_ms=300)
     with pytest.raises(GroupError, match="loopback address, but only 2 of 4 ranks"):
-        rendezvous.join(topology)
+        client.join(topology)
 
 
 def test_another_program_on_the_port_is_named():
@@ -243,7 +245,7 @@ def test_another_program_on_the_port_is_named():
 
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(GroupError, match="answers, but not as a cyxjax job"):
-            rendezvous.join(Topology(1, 2, master_port=port, timeout_ms=2000))
+            client.join(Topology(1, 2, master_port=port, timeout_ms=2000))
 
 
 def ports_free() -> int:
@@ -253,5 +255,5 @@ def ports_free() -> int:
 
 
 def test_versions_name_what_must_fit_together():
-    assert {"python", "jax", "jaxlib"} <= set(rendezvous.versions())
-    assert wire.PROTOCOL == 1
+    assert {"python", "jax", "jaxlib"} <= set(client.versions())
+    assert protocol.PROTOCOL == 1

@@ -8,9 +8,10 @@ import sys
 import pytest
 
 from cyxjax.errors import EXIT_CONFIG, EXIT_SECONDARY, EXIT_USER_ERROR, ConfigError
-from cyxjax.launch import records, report
-from cyxjax.launch.beat import Pulse
-from cyxjax.launch.records import ErrorRecord, PeerLost, is_secondary, redact
+from cyxjax.launch.failure import record as records
+from cyxjax.launch.failure import report
+from cyxjax.launch.failure.record import ErrorRecord, PeerLost, is_secondary, redact
+from cyxjax.launch.heartbeat import Pulse
 
 
 def raised(error):
@@ -99,7 +100,7 @@ def test_signals_are_named_with_their_meaning():
 
 ENDING = """
 import os, sys, threading
-from cyxjax.launch import exits
+from cyxjax.launch.failure import hooks as exits
 hooks = exits.install(1, 0, os.environ)
 hooks.report = lambda text: print("told:", text, flush=True)
 {body}

@@ -3,8 +3,8 @@
 import pytest
 
 from cyxjax.errors import ConfigError
-from cyxjax.launch import wire
-from cyxjax.launch.roll import Hello, Job, Roll, ranks_text
+from cyxjax.launch.rendezvous import protocol
+from cyxjax.launch.rendezvous.roster import Hello, Job, Roster, ranks_text
 
 
 def hello(rank, **changes):
@@ -13,10 +13,10 @@ def hello(rank, **changes):
 
 
 @pytest.fixture
-def roll():
-    roll = Roll(Job(4, "j", generation=1))
-    roll.add(hello(0, generation=1))
-    return roll
+def roster():
+    roster = Roster(Job(4, "j", generation=1))
+    roster.add(hello(0, generation=1))
+    return roster
 
 
 @pytest.mark.parametrize(
@@ -31,28 +31,30 @@ def roll():
         ),
     ],
 )
-def test_who_may_not_enter(roll, newcomer, said):
+def test_who_may_not_enter(roster, newcomer, said):
     import re
 
-    assert re.search(said, roll.refusal(newcomer) or "")
+    assert re.search(said, roster.refusal(newcomer) or "")
 
 
-def test_who_may(roll):
-    assert roll.refusal(hello(1, generation=1)) is None
+def test_who_may(roster):
+    assert roster.refusal(hello(1, generation=1)) is None
 
 
-def test_the_awaited_are_named_with_what_is_known(roll):
-    roll.add(hello(1, generation=1, host="b"))
-    roll.remove(1)
-    assert roll.awaited() == "ranks 2, 3 (never seen) and rank 1 (seen on host b, pid 11, then lost)"
-    assert roll.here() == "rank 0 on a"
+def test_the_awaited_are_named_with_what_is_known(roster):
+    roster.add(hello(1, generation=1, host="b"))
+    roster.remove(1)
+    assert roster.awaited() == "ranks 2, 3 (never seen) and rank 1 (seen on host b, pid 11, then lost)"
+    assert roster.here() == "rank 0 on a"
 
 
 def test_facts_that_differ_are_named_with_both_values():
-    roll = Roll(Job(3))
+    roster = Roster(Job(3))
     for rank, version in enumerate(["1", "1", "2"]):
-        roll.add(hello(rank, facts={"jax": version, "python": "3.11"}))
-    assert (roll.differing_fact() or "").startswith("ranks differ in jax: 1 on ranks 0, 1; 2 on rank 2. HINT")
+        roster.add(hello(rank, facts={"jax": version, "python": "3.11"}))
+    assert (roster.differing_fact() or "").startswith(
+        "ranks differ in jax: 1 on ranks 0, 1; 2 on rank 2. HINT"
+    )
 
 
 def test_ranks_are_written_in_runs():
@@ -62,25 +64,25 @@ def test_ranks_are_written_in_runs():
 
 def test_only_the_token_opens_and_nothing_can_be_changed_or_replayed():
     message = {"rank": 1, "world_size": 2}
-    message["mac"] = wire.sign("token", "nonce", message)
-    assert wire.verify("token", "nonce", message)
-    assert not wire.verify("other", "nonce", message)
-    assert not wire.verify("token", "another nonce", message)
-    assert not wire.verify("token", "nonce", message | {"rank": 0})
-    assert not wire.verify("token", "nonce", {"rank": 1})
-    assert not wire.verify("token", "nonce", message | {"mac": 7})
+    message["mac"] = protocol.sign("token", "nonce", message)
+    assert protocol.verify("token", "nonce", message)
+    assert not protocol.verify("other", "nonce", message)
+    assert not protocol.verify("token", "another nonce", message)
+    assert not protocol.verify("token", "nonce", message | {"rank": 0})
+    assert not protocol.verify("token", "nonce", {"rank": 1})
+    assert not protocol.verify("token", "nonce", message | {"mac": 7})
 
 
 @pytest.mark.parametrize(
-    "data", [b"x" * (wire.MAX_LINE + 1), b"not json\n", b"[1]\n", b"[" * 9000 + b"\n", b"\xff\n"]
+    "data", [b"x" * (protocol.MAX_LINE + 1), b"not json\n", b"[1]\n", b"[" * 9000 + b"\n", b"\xff\n"]
 )
 def test_what_is_no_message_is_refused_in_bounded_memory(data):
-    with pytest.raises(wire.BadMessage):
-        wire.Lines().feed(data)
+    with pytest.raises(protocol.BadMessage):
+        protocol.Lines().feed(data)
 
 
 def test_messages_may_arrive_in_pieces():
-    lines = wire.Lines()
+    lines = protocol.Lines()
     assert lines.feed(b'{"a":1}\n{"b"') == [{"a": 1}]
     assert lines.feed(b":2}\n") == [{"b": 2}]
 

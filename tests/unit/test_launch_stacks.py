@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from cyxjax.launch import stacks
+from cyxjax.launch.supervise import stacks
 
 
 def dump_while(waiting, tmp_path) -> str:

@@ -18,7 +18,7 @@ from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import DataError
 from cyxjax.train import feed
-from cyxjax.train.ledger_hook import FILE, Tape
+from cyxjax.train.hooks.ledger import FILE, Tape
 from cyxjax.train.trainer import DistributedTrainer
 
 SAMPLES = 50  # 16 a step: 4 steps an epoch, the last of 2 samples

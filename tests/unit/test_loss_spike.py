@@ -12,8 +12,8 @@ from cyxjax.cli import audit
 from cyxjax.config.run import TrainConfig
 from cyxjax.core.losses import MSELoss
 from cyxjax.errors import CheckpointError
-from cyxjax.train.loop import Hook, Moment, Position, StepInfo
-from cyxjax.train.loss_spike import LossSpikeError, LossSpikeHook
+from cyxjax.train.hooks.loss_spike import LossSpikeError, LossSpikeHook
+from cyxjax.train.loop import Hook, Position, RunState, StepInfo
 from cyxjax.train.trainer import DistributedTrainer
 
 BATCH, STEPS, BAD = 16, 20, 12  # samples a step, steps an epoch, the step (from 0) whose targets are wrong
@@ -22,7 +22,7 @@ BATCH, STEPS, BAD = 16, 20, 12  # samples a step, steps an epoch, the step (from
 def told(losses, weight=4.0, **options):
     """The hook after it was told of `losses`, as steps 1, 2, ..."""
     hook = LossSpikeHook(**{"factor": 2.0, "window": 4, "steps": 2} | options)
-    hook.on_start(Moment(Position(), None, None))
+    hook.on_start(RunState(Position(), None, None))
     for step, loss in enumerate(losses, 1):
         hook.on_step(StepInfo(Position(step, 0, step), np.array([[loss * weight, weight]]), (0.0, 0.0)))
     return hook
@@ -63,7 +63,7 @@ def test_high_losses_leave_the_median_alone_and_steps_left_out_have_none():
 
 def test_a_rollback_forgets_the_streak_but_not_the_median():
     hook = told([1, 1, 1, 1, 9])
-    hook.on_start(Moment(Position(), None, None))
+    hook.on_start(RunState(Position(), None, None))
     high = StepInfo(Position(5, 0, 9), np.array([[9.0, 1.0]]), (0.0, 0.0))
     hook.on_step(high)
     with pytest.raises(LossSpikeError):

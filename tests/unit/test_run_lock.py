@@ -17,7 +17,7 @@ from cyxjax.errors import CheckpointError
 
 HOLD = """
 import sys
-from cyxjax.train.run_lock import RunLock
+from cyxjax.checkpoint.run_lock import RunLock
 lock = RunLock(sys.argv[1])
 lock.acquire()
 print("held", flush=True)

@@ -11,8 +11,8 @@ import cyxjax as cx
 from cyxjax.distributed.dataloaders import create_dataloaders_distributed
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import CheckpointError, ConfigError
-from cyxjax.train import loaders
-from cyxjax.train.inputs import parse
+from cyxjax.train import fit_data
+from cyxjax.train.fit_data import parse
 from cyxjax.train.trainer import DistributedTrainer
 from tests.unit.trainer_helpers import (
     CLASSES,
@@ -145,7 +145,7 @@ def test_other_loaders_are_asked_for_their_batches(loader):
 
 def test_distributed_loaders_evaluate_every_sample_once():
     found = create_dataloaders_distributed((X, Y), VAL, VAL, batch_size=4)
-    assert loaders.whole_dataset(found.val) is not None
+    assert fit_data.whole_dataset(found.val) is not None
     one = trainer()
     history = one.fit(found.train, found.val, config(epochs=1))
     assert history.val_losses[0] == pytest.approx(one.evaluate(*VAL)[0], rel=1e-6)

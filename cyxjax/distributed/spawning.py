@@ -1,0 +1,218 @@
+"""`spawn`: a group of fresh processes on this host, from within a program."""
+
+import multiprocessing
+import secrets
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from cyxjax.errors import ConfigError, GroupError
+from cyxjax.launch import environment
+from cyxjax.launch.environment import here
+from cyxjax.launch.rendezvous import ports
+from cyxjax.launch.rendezvous.client import log
+from cyxjax.launch.rendezvous.roster import Job, Roster
+from cyxjax.launch.rendezvous.server import RendezvousServer
+from cyxjax.launch.topology import DEFAULT_ADDR, DEFAULT_PORT, DEFAULT_TIMEOUT_MS, join_address, read_int
+
+GRACE_S = 2.0  # between asking the other ranks to end and ending them
+
+
+def spawn(
+    fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True
+) -> "Spawned | None":
+    """Calls `fn(rank, world_size, *args)` in `nprocs` fresh processes, which form a group in `init`.
+
+    With RANK and WORLD_SIZE in the environment this host's ranks start there, among those of other hosts.
+    join: waits for all; otherwise returns a `Spawned` to `join()` later.
+    Raises: SpawnError with the first failed process's traceback, after the others were stopped; ConfigError
+        for a function of a notebook, which a fresh process cannot import.
+    """
+    if nprocs < 1:
+        raise ConfigError(f"nprocs={nprocs}: expected at least one process. HINT: spawn(fn, nprocs=2).")
+    _refuse_notebook(fn, nprocs)
+    first, world_size, elsewhere = environment.first_rank_and_world(nprocs)
+    if first + nprocs > world_size:
+        raise ConfigError(
+            f"nprocs={nprocs} from RANK={first} on exceeds WORLD_SIZE={world_size}. "
+            "HINT: WORLD_SIZE counts the processes of all hosts, RANK is this host's first."
+        )
+    host = None if elsewhere else _Host(world_size)
+    spawned = Spawned(fn, args, range(first, first + nprocs), world_size, host)
+    if not join:
+        return spawned
+    spawned.join()
+    return None
+
+
+class SpawnError(GroupError):
+    """A spawned process failed; the text holds its traceback. `rank` is its rank."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        super().__init__(text)
+        self.rank = rank
+
+
+class Spawned:
+    """Processes that run; `join` waits for them."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        ranks: range,
+        world_size: int,
+        host: "_Host | None",
+    ) -> None:
+        self._host = host
+        self._ends: dict[int, tuple[Any, Connection]] = {}  # rank -> process, where its error comes out
+        context = multiprocessing.get_context("spawn")
+        try:
+            for local_rank, rank in enumerate(ranks):
+                ours, theirs = context.Pipe(duplex=False)
+                variables = self._variables(rank, world_size, local_rank, len(ranks))
+                started: Any = context.Process(
+                    target=_run, args=(fn, rank, world_size, args, variables, theirs), name=f"rank {rank}"
+                )
+                started.start()
+                theirs.close()
+                self._ends[rank] = started, ours
+        except BaseException:
+            self._stop()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, by rank."""
+        return [process.pid for process, _ in self._ends.values()]
+
+    def join(self, timeout: float | None = None) -> bool:
+        """True once all processes have ended well; False if some still run after `timeout` seconds.
+
+        Raises: SpawnError for the first that failed; all are gone then.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while running := [process for process, _ in self._ends.values() if process.exitcode is None]:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._raise_first_error()  # before the wait: one that is gone already wakes nobody
+                wait([process.sentinel for process in running], left)
+        except BaseException:
+            self._stop()
+            raise
+        self._raise_first_error()
+        self._stop()
+        return True
+
+    def _variables(self, rank: int, world_size: int, local_rank: int, nprocs: int) -> dict[str, str]:
+        env = here()
+        if self._host is None:
+            address, port = env.get("MASTER_ADDR", DEFAULT_ADDR), read_int(env, "MASTER_PORT", DEFAULT_PORT)
+            return environment.rank_variables(rank, world_size, local_rank, nprocs, address, port)
+        place = environment.rank_variables(
+            rank, world_size, local_rank, nprocs, DEFAULT_ADDR, self._host.port
+        )
+        return place | environment.hosted_variables(self._host.token)
+
+    def _raise_first_error(self) -> None:
+        failed = {rank: p.exitcode for rank, (p, _) in self._ends.items() if p.exitcode}
+        told = {rank: _told(self._ends[rank][1]) for rank in failed}
+        # A rank that tells of its own error comes before one that ended because a peer was lost.
+        for rank in sorted(failed, key=lambda r: not told[r]):
+            raise SpawnError(rank, f"rank {rank} of the spawned processes {_how(failed[rank], told[rank])}")
+
+    def _stop(self) -> None:
+        """Ends what still runs, and frees the port."""
+        running = [process for process, _ in self._ends.values() if process.exitcode is None]
+        for process in running:
+            process.terminate()
+        limit = time.monotonic() + GRACE_S
+        for process in running:
+            process.join(max(0.0, limit - time.monotonic()))
+            if process.exitcode is None:  # jax takes SIGTERM for a notice of preemption and goes on
+                process.kill()
+                process.join()
+        for _, pipe in self._ends.values():
+            pipe.close()
+        if self._host is not None:
+            self._host.close()
+
+
+class _Host:
+    """The meeting place of the ranks, held by the parent: its port is taken before any rank starts."""
+
+    def __init__(self, world_size: int) -> None:
+        self.token = secrets.token_hex(16)
+        self._held, service_port = ports.reserve(DEFAULT_ADDR)
+        self._listener = listener = ports.listen(DEFAULT_ADDR, 0)
+        self.port = int(listener.getsockname()[1])
+        job = Job(world_size, "", 0, DEFAULT_TIMEOUT_MS / 1000, self.token)
+        address = join_address(DEFAULT_ADDR, service_port)
+
+        def coordinator(roll: Roster) -> dict[str, object]:
+            del roll
+            return {"address": address, "served": False}
+
+        self._meeting = RendezvousServer(listener, job, coordinator, log).start()
+
+    def close(self) -> None:
+        self._meeting.close()
+        self._listener.close()
+        self._held.close()
+
+
+def _run(
+    fn: Callable[..., Any], rank: int, world_size: int, args: tuple[Any, ...], env: dict[str, str], pipe: Any
+) -> None:
+    """What a spawned process does."""
+    environment.enter(env)
+    try:
+        fn(rank, world_size, *args)
+        _leave_group()
+    except KeyboardInterrupt:
+        sys.exit(1)
+    except Exception:
+        pipe.send_bytes(traceback.format_exc().encode())
+        sys.exit(1)
+
+
+def _leave_group() -> None:
+    """Together, as a program's end would: multiprocessing ends a process without its exit handlers."""
+    from cyxjax.distributed import process_group
+
+    process_group.finalize()
+
+
+def _how(exitcode: int, told: str) -> str:
+    """The end of a sentence about a failed process."""
+    if told:
+        return f"failed. {told}\nHINT: mend what its traceback shows; the others were stopped."
+    if exitcode < 0:
+        return (
+            f"was ended by signal {-exitcode}. HINT: 9 is often the kernel's, for want of memory (see "
+            "dmesg); 11 is a crash in native code."
+        )
+    return f"ended with exit code {exitcode} and without a word. HINT: look for what it printed last."
+
+
+def _told(pipe: Connection) -> str:
+    try:
+        return pipe.recv_bytes().decode() if not pipe.closed and pipe.poll() else ""
+    except EOFError:  # it ended before it could say anything
+        return ""
+
+
+def _refuse_notebook(fn: Callable[..., Any], nprocs: int) -> None:
+    main, home = sys.modules["__main__"], getattr(fn, "__module__", None)
+    unnamed = getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None
+    if home == "__main__" and unnamed:
+        raise ConfigError(
+            "spawn was given a function of a notebook or an interactive session, which a fresh process "
+            "cannot import. One process over all local devices trains here as well. HINT: save it as "
+            f"train.py and run `python -m cyxjax.launch --nproc-per-node {nprocs} train.py`."
+        )

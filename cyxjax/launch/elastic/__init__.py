@@ -1,0 +1,1 @@
+"""Hosts that come and go: a policy over the rendezvous."""

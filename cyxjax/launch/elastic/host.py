@@ -1,0 +1,223 @@
+"""This host's part of a job whose hosts come and go: starts are called by the registry (see registry.py)."""
+
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, GroupError
+from cyxjax.launch import output
+from cyxjax.launch.elastic.registry import Registry, end_message
+from cyxjax.launch.failure.report import first_of
+from cyxjax.launch.options import Options
+from cyxjax.launch.ranks_here import HostShare
+from cyxjax.launch.rendezvous import ports, protocol
+from cyxjax.launch.supervise.supervisor import say_token_is_missing
+from cyxjax.launch.supervise.worker_group import TICK_S, Nudge, Start, WorkerGroup
+from cyxjax.launch.topology import join_address
+
+RETRY_S = 0.2
+
+
+class Stopped(Exception):
+    """Signal `number` told this host to leave while it looked for the first one."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class Link:
+    """This host's standing connection to the registry. `inbox` holds calls to start, and the job's end.
+
+    The registry' wish to end a start goes straight to the workers; so does the loss of the connection, which
+    also leaves None in the inbox.
+    Raises: GroupError when the registry does not answer within the group's timeout; Stopped.
+    """
+
+    def __init__(self, place: HostShare, workers: WorkerGroup) -> None:
+        self.inbox: queue.SimpleQueue[protocol.Message | None] = queue.SimpleQueue()
+        self.start = -1  # the one under way, which the loss of the connection ends
+        self._workers = workers
+        self._socket, self._lines = _dial(place, workers)
+        threading.Thread(target=self._read, name="cyxjax-link", daemon=True).start()
+
+    def send(self, message: protocol.Message) -> None:
+        try:
+            self._socket.sendall(protocol.encode(message))
+        except OSError:  # the reader notices, and says so
+            self._socket.close()
+
+    def close(self) -> None:
+        with suppress(OSError):  # the other side was first
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _read(self) -> None:
+        try:
+            while data := self._socket.recv(protocol.MAX_LINE):
+                for message in self._lines.feed(data):
+                    self._hear(message)
+        except (OSError, protocol.BadMessage) as error:
+            output.say(f"the connection to the first host broke: {error}")
+        self.inbox.put(None)
+        self._workers.nudge(Nudge(self.start))
+
+    def _hear(self, message: protocol.Message) -> None:
+        if "say" in message:
+            output.say(str(message["say"]))
+        if "end" in message:
+            self._workers.nudge(Nudge(int(message["end"]), message.get("polite") is True))
+        elif "say" not in message:
+            self.inbox.put(message)
+            self._workers.nudge(Nudge())
+
+
+class ElasticSupervisor:
+    """Runs this host's ranks in every start it is called to. `run()` returns the exit code."""
+
+    def __init__(self, options: Options, env: Mapping[str, str]) -> None:
+        assert options.hosts is not None
+        low, high = options.hosts
+        self._place, self._registry = options.place, None
+        if not self._place.token:
+            say_token_is_missing(self._place.master_addr)
+        if options.place.is_first:
+            self._registry = Registry(self._place, low, high, options.max_restarts, output.say).start()
+            self._place = self._registry.place
+        self._workers = WorkerGroup(options, env)
+
+    def run(self) -> int:
+        """Takes part until the job is over, or a signal tells this host to leave it."""
+        with self._workers:
+            try:
+                return self._take_part()
+            except Stopped as stopped:
+                return _code_after(stopped.number)
+            finally:
+                if self._registry is not None:
+                    self._registry.close()
+
+    def _take_part(self) -> int:
+        link = Link(self._place, self._workers)
+        try:
+            while True:
+                message = self._next_call(link)
+                if isinstance(message, int):
+                    return message
+                if message is None:
+                    link.close()
+                    output.say(f"the first host is gone ({self._address}); trying to reach it again")
+                    link = Link(self._place, self._workers)
+                elif "refused" in message:
+                    raise GroupError(f"refused by {self._address}: {message['refused']}")
+                elif "over" in message:
+                    return self._end(message)
+                elif (code := self._one_start(link, message)) is not None:
+                    return code
+        finally:
+            link.close()
+
+    def _next_call(self, link: Link) -> protocol.Message | int | None:
+        """The next call from the registry, None when it is gone; an exit code when a signal came first."""
+        while True:
+            try:
+                return link.inbox.get_nowait()
+            except queue.Empty:
+                number = self._workers.asked_to_end(TICK_S)
+            if number is not None:
+                return _code_after(number)
+
+    def _one_start(self, link: Link, call: protocol.Message) -> int | None:
+        """Runs one start and tells the registry how it ended; the exit code when this host leaves by it."""
+        number = link.start = int(call["start"])
+        base_rank, world_size = int(call["base_rank"]), int(call["world_size"])
+        place = replace(
+            self._place, base_rank=base_rank, world_size=world_size, master_port=int(call["master_port"])
+        )
+        start = self._workers.run(place, number)
+        how = _how(start)
+        if how == "failed":
+            first = first_of(start.records, start.ended_early)
+            self._workers.tell(start, first, "the first host decides what follows")
+        link.send(end_message(number, how, start.step, start.records if how == "failed" else ()))
+        return self._workers.after_signal(start) if how == "left" else None
+
+    def _end(self, message: protocol.Message) -> int:
+        code = int(message["over"])
+        if code != EXIT_OK and message.get("why"):
+            output.say(str(message["why"]))
+        return code
+
+    @property
+    def _address(self) -> str:
+        return join_address(self._place.master_addr, self._place.master_port)
+
+
+def _how(start: Start) -> str:
+    """'left' after a signal to this launcher, 'failed' with an error, else 'ok' or 'preempted'."""
+    if start.signalled is not None:
+        return "left"
+    if start.nudged and not start.records:
+        return "preempted" if any(worker.returncode != EXIT_OK for worker in start.workers) else "ok"
+    if start.records:
+        return "failed"
+    return "preempted" if EXIT_PREEMPTED in {worker.returncode for worker in start.workers} else "ok"
+
+
+def _code_after(number: int) -> int:
+    return EXIT_INTERRUPT if number == signal.SIGINT else EXIT_PREEMPTED
+
+
+def _dial(place: HostShare, workers: WorkerGroup) -> tuple[socket.socket, protocol.Lines]:
+    """A connection on which the registry has heard who we are. Raises: GroupError, Stopped."""
+    end = time.monotonic() + place.timeout_ms / 1000
+    while True:
+        try:
+            connection = socket.create_connection((place.master_addr, place.master_port), timeout=3.0)
+            return connection, _introduce(connection, place)
+        except OSError as error:
+            if time.monotonic() > end:
+                raise _unreachable(place, error) from error
+        if (number := workers.sleep(RETRY_S)) is not None:
+            raise Stopped(number)
+
+
+def _introduce(connection: socket.socket, place: HostShare) -> protocol.Lines:
+    lines, messages = protocol.Lines(), list[protocol.Message]()
+    while not messages:
+        data = connection.recv(protocol.MAX_LINE)
+        if not data:
+            raise ConnectionResetError("it closed the connection without a word")
+        try:
+            messages = lines.feed(data)
+        except protocol.BadMessage as error:
+            raise _not_ours(place) from error
+    if messages[0].get("cyxjax") != protocol.PROTOCOL or not isinstance(messages[0].get("nonce"), str):
+        raise _not_ours(place)
+    hello: protocol.Message = {"host": socket.gethostname(), "nproc": place.nproc, "run_id": place.run_id}
+    hello |= {"first": place.is_first}
+    hello["mac"] = protocol.sign(place.token, messages[0]["nonce"], hello)
+    connection.sendall(protocol.encode(hello))
+    connection.settimeout(None)
+    ports.keep_alive(connection)
+    return lines
+
+
+def _not_ours(place: HostShare) -> GroupError:
+    return GroupError(
+        f"{join_address(place.master_addr, place.master_port)} answers, but not as a cyxjax job. "
+        "HINT: choose another --master-port, on every host alike."
+    )
+
+
+def _unreachable(place: HostShare, error: OSError) -> GroupError:
+    return GroupError(
+        f"no answer from the first host at {join_address(place.master_addr, place.master_port)} for "
+        f"{place.timeout_ms / 1000:g} s: {error.strerror or error}. HINT: start the launcher with "
+        "--node-rank 0 on the host that --master-addr names, and check the network between the hosts."
+    )

@@ -1,0 +1,1 @@
+"""Errors of a rank: on file, on the screen, told to the peers."""

@@ -1,0 +1,158 @@
+"""How a rank ends: at once, with its error on file, and never by waiting for peers that wait for it.
+
+A plain exception would leave the rank in jax's shutdown barrier, alive and beating, for five minutes.
+"""
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, NoReturn
+
+from cyxjax.errors import CyxjaxError
+from cyxjax.launch import heartbeat
+from cyxjax.launch.failure import record as records
+from cyxjax.launch.failure.record import ErrorRecord, PeerLost
+
+STACKS = "CYXJAX_STACK_FILE"
+TORCH_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torchrun shows what it finds there
+_NOTES: dict[str, int] = {}  # "code": what sys.exit was last called with
+_installed: "Exits | None" = None
+
+
+class Exits:
+    """The hooks of one rank. `report` tells the peers, in one line, why this rank ends."""
+
+    def __init__(self, rank: int, start: int, env: Mapping[str, str]) -> None:
+        self.rank, self.start = rank, start
+        self.report: Callable[[str], None] = _tell_nobody
+        self.error_file = env.get(records.VARIABLE)
+        self.torch_file = env.get(TORCH_ERROR_FILE)
+        self._ending = threading.Lock()
+        self._lost, self._why = threading.Event(), ""
+
+    def die(self, error: BaseException) -> NoReturn:
+        """Files `error`, tells the peers, ends the process. The first caller wins; others wait."""
+        if not self._ending.acquire(blocking=False):
+            threading.Event().wait()
+        record = records.of_exception(error, rank=self.rank, pulse=heartbeat.pulse(), start=self.start)
+        if record.secondary and self._lost.wait(0.5) and self._why not in record.message:
+            record.message = f"{self._why}; noticed as {record.message}"
+        self._file(record)
+        self._show(record, error)
+        if not record.secondary:
+            self.report(record.summary)
+        _flush()
+        os._exit(record.exit_code)
+
+    def lose(self, why: str) -> NoReturn:
+        """Ends this rank because a peer was lost. Leaves a moment for the main thread's own, better error."""
+        self._why = why
+        self._lost.set()
+        threading.Event().wait(0.2)
+        self.die(PeerLost(why))
+
+    def _file(self, record: ErrorRecord) -> None:
+        if self.error_file:
+            records.save(record, self.error_file)
+        if self.torch_file:
+            extra = {"py_callstack": record.traceback, "timestamp": str(int(record.at_s))}
+            records.write_json(self.torch_file, {"message": {"message": record.summary, "extraInfo": extra}})
+
+    def _show(self, record: ErrorRecord, error: BaseException) -> None:
+        """Under our launcher nothing: it prints the first error alone, last. Else the usual traceback."""
+        if self.error_file:
+            return
+        if record.secondary or isinstance(error, CyxjaxError):
+            print(f"[rank {self.rank}] {record.type}: {record.message}", file=sys.stderr)
+        else:
+            traceback.print_exception(error)
+
+
+def _tell_nobody(summary: str) -> None:
+    """A group that has not formed, or has one member, has nobody to tell."""
+
+
+def install(rank: int, start: int, env: Mapping[str, str]) -> Exits:
+    """Makes every uncaught exception, in any thread, end this process at once. Returns the hooks' state.
+
+    Until its `report` is set, nobody is told.
+
+    Also registers stack dumps on SIGUSR2 into the file the launcher named.
+    """
+    global _installed
+    exits = _installed = Exits(rank, start, env)
+
+    def on_exception(
+        kind: type[BaseException], error: BaseException, tb: TracebackType | None
+    ) -> None:  # sys.excepthook
+        del kind
+        exits.die(error.with_traceback(tb))
+
+    def on_thread_exception(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+            exits.die(args.exc_value)
+
+    sys.excepthook = on_exception
+    threading.excepthook = on_thread_exception
+    _remember_exit_code()
+    _dump_stacks_on_request(env)
+    return exits
+
+
+def end(error: CyxjaxError) -> None:
+    """Ends a rank of a group or of our launcher as an uncaught `error` would: on file, and told to the peers.
+
+    Returns in any other process.
+    """
+    if _installed is not None:
+        _installed.die(error)
+
+
+def end_if_failed(exits: Exits) -> None:
+    """While the interpreter shuts down after `sys.exit(3)`: ends with 3 now, without waiting for peers."""
+    code = _NOTES.get("code", 0)
+    if threading.main_thread().is_alive() or code == 0:
+        return
+    exits.report(f"sys.exit({code})")
+    _flush()
+    os._exit(code)
+
+
+def _remember_exit_code() -> None:
+    """atexit handlers are not told how the process ends, so sys.exit leaves a note.
+
+    A program that catches its own sys.exit(3) and then runs to its end is still taken to end with 3.
+    """
+    original = sys.exit
+    if getattr(original, "leaves_a_note", False):
+        return
+
+    def exit_with_note(status: Any = None, /) -> NoReturn:
+        _NOTES["code"] = status if isinstance(status, int) else int(status is not None)
+        original(status)
+
+    exit_with_note.leaves_a_note = True  # type: ignore[attr-defined]
+    sys.exit = exit_with_note
+
+
+def _dump_stacks_on_request(env: Mapping[str, str]) -> None:
+    """SIGUSR2 writes all threads' stacks, from C, so also while the GIL is held or gloo blocks."""
+    if STACKS not in env or not hasattr(signal, "SIGUSR2"):
+        return
+    file = open(env[STACKS], "w")  # noqa: SIM115  # stays open: the handler may not open files
+    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+    faulthandler.enable(file=sys.stderr, all_threads=False)  # a segfault leaves its Python stack too
+    heartbeat.start(env).allow_dumps()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # closed pipe or closed stream: nobody is left to read it
+            continue

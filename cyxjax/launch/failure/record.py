@@ -1,0 +1,178 @@
+"""What is kept of an error: one JSON file per rank that failed, from which the first error is chosen."""
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cyxjax.errors import (
+    EXIT_CONFIG,
+    EXIT_INFRASTRUCTURE,
+    EXIT_INTERRUPT,
+    EXIT_SECONDARY,
+    EXIT_USER_ERROR,
+    ConfigError,
+)
+from cyxjax.launch.heartbeat import Pulse
+
+VARIABLE = "CYXJAX_ERROR_FILE"
+# Texts of errors that a rank gets because another rank, or the network, failed first.
+# jax raises them as JaxRuntimeError or, from a conversion to numpy, as a plain ValueError.
+_SECONDARY = re.compile(
+    r"^(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED): .*"
+    r"(Gloo|NCCL|Connection (reset|closed)|Socket closed|coordination|[Hh]eartbeat)",
+    re.DOTALL,
+)
+_SECRET = re.compile(
+    r"(?i)(\b[\w-]*(?:key|token|secret|password|passwd)[\w-]*['\"]?\s*[=:]\s*['\"]?)([^\s'\",}&]+)"
+)
+
+_MEANING = {
+    "SIGKILL": " (killed from outside; by the kernel if memory ran out, see `dmesg`)",
+    "SIGSEGV": " (invalid memory access in native code)",
+    "SIGABRT": " (native code gave up; its message is in the last lines of stderr)",
+}
+
+
+class PeerLost(RuntimeError):
+    """Another rank ended, or its host cannot be reached: this rank cannot go on."""
+
+
+@dataclass
+class ErrorRecord:
+    """One rank's error. `secondary`: only a consequence of another rank's. Times are seconds.
+
+    at_monotonic_s: on the host's monotonic clock, to order the records of one host.
+    source: file:line and function of the last frame that is not in an installed package.
+    """
+
+    rank: int
+    type: str
+    message: str
+    secondary: bool = False
+    exit_code: int = EXIT_USER_ERROR
+    host: str = ""
+    pid: int = 0
+    start: int = 0
+    step: int = -1
+    phase: str = ""
+    at_s: float = 0.0
+    at_monotonic_s: float = 0.0
+    source: str = ""
+    traceback: str = ""
+    stderr_tail: list[str] = field(default_factory=list)
+    stacks: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> str:
+        """'ValueError: no such file (train.py:88 load)' in one line."""
+        first = self.message.strip().splitlines()[0] if self.message.strip() else ""
+        text = f"{self.type}: {first}" if first else self.type
+        return f"{text} ({self.source})" if self.source else text
+
+    @property
+    def signature(self) -> tuple[str, str, str, int]:
+        """Equal for the same error at the same place and step: a bug that a restart does not cure."""
+        return (self.type, self.message, self.source, self.step)
+
+
+def of_exception(error: BaseException, *, rank: int, pulse: Pulse, start: int = 0) -> ErrorRecord:
+    """The record of an exception that ended this process's training."""
+    secondary = is_secondary(error)
+    return ErrorRecord(
+        rank=rank,
+        type=type(error).__name__,
+        message=redact(str(error)),
+        secondary=secondary,
+        exit_code=EXIT_SECONDARY if secondary else exit_code(error),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        start=start,
+        step=pulse.step,
+        phase=pulse.phase,
+        at_s=time.time(),
+        at_monotonic_s=time.monotonic(),
+        source=source_of(error),
+        traceback=redact("".join(traceback.format_exception(error))),
+    )
+
+
+def of_status(rank: int, pid: int, returncode: int, pulse: Pulse, start: int) -> ErrorRecord:
+    """The record of a process that ended without leaving one: killed by a signal, or by its own exit."""
+    if returncode < 0:
+        name = signal.Signals(-returncode).name
+        kind, message, code = (
+            name,
+            f"ended by signal {-returncode}{_MEANING.get(name, '')}",
+            EXIT_INFRASTRUCTURE,
+        )
+    else:
+        kind, message, code = "exit", f"ended with exit code {returncode}", returncode
+    record = ErrorRecord(
+        rank, kind, message, secondary=returncode == EXIT_SECONDARY, exit_code=code, start=start
+    )
+    record.host, record.pid, record.step, record.phase = socket.gethostname(), pid, pulse.step, pulse.phase
+    record.at_s, record.at_monotonic_s = time.time(), time.monotonic()
+    return record
+
+
+def is_secondary(error: BaseException) -> bool:
+    """True for what a healthy rank gets when a peer or the network fails, also as the cause of another."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, PeerLost) or _SECONDARY.search(str(link)):
+            return True
+        link = link.__cause__
+    return False
+
+
+def exit_code(error: BaseException) -> int:
+    """The code a command ends with for `error` (see cyxjax.errors)."""
+    if isinstance(error, ConfigError):
+        return EXIT_CONFIG
+    return EXIT_INTERRUPT if isinstance(error, KeyboardInterrupt) else EXIT_USER_ERROR
+
+
+def source_of(error: BaseException) -> str:
+    """'train.py:88 load' of the innermost frame outside installed packages; '' without a traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename] or list(frames)
+    return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno} {own[-1].name}" if own else ""
+
+
+def redact(text: str) -> str:
+    """`text` with the values of anything that looks like a key, token, secret or password replaced."""
+    return _SECRET.sub(r"\1[redacted]", text)
+
+
+def write_json(path: str, value: dict[str, Any]) -> None:
+    """Writes `value` to `path` whole or not at all, readable by this user only."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    descriptor = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600
+    )
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(value, file, indent=1)
+        file.write("\n")
+    os.replace(temporary, path)
+
+
+def save(record: ErrorRecord, path: str) -> None:
+    """Writes `record` where `load` finds it."""
+    write_json(path, asdict(record))
+
+
+def load(path: str) -> ErrorRecord | None:
+    """The record in `path`; None when the process ended before it could write one."""
+    try:
+        with open(path) as file:
+            values = json.load(file)
+        return ErrorRecord(**values)
+    except (FileNotFoundError, ValueError, TypeError):  # absent, or cut off by SIGKILL: same as none
+        return None

@@ -1,0 +1,285 @@
+"""Job files for the engines: an sbatch script for Slurm, an indexed Job with its Service for Kubernetes.
+
+Both are complete and self-explaining text, made from a few checked values; nothing is submitted here
+except by `submit_slurm`.
+"""
+
+import argparse
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_OK, ConfigError, CyxjaxError, GroupError
+from cyxjax.launch.topology import DEFAULT_PORT
+
+_K8S_NAME = re.compile(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?$")  # 63 less '-', the index and a margin
+_SLURM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+_SLURM_TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{2}){0,2}$")
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What to run where. `command` is the program with its arguments, e.g. ["python", "-m", "cyxjax.train"].
+
+    gpus_per_node 0 trains on the CPU, with `processes_per_node` processes; with GPUs one process per GPU is
+    the usual choice. time is Slurm's, e.g. "01:00:00"; image is Kubernetes' container image.
+    """
+
+    command: Sequence[str]
+    name: str = "cyxjax"
+    nodes: int = 1
+    processes_per_node: int = 1
+    gpus_per_node: int = 0
+    cpus_per_process: int = 1
+    memory_gib: int = 8
+    time: str = "01:00:00"
+    partition: str = ""
+    image: str = ""
+    namespace: str = "default"
+    max_restarts: int = 3
+    port: int = DEFAULT_PORT
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise ConfigError("no command to run. HINT: name the program, such as `python train.py`.")
+        for name in ("nodes", "processes_per_node", "cpus_per_process", "memory_gib"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}; expected at least 1. HINT: leave it out.")
+        if self.gpus_per_node < 0 or self.max_restarts < 0:
+            raise ConfigError("gpus_per_node and max_restarts cannot be negative. HINT: use 0 for none.")
+
+    @property
+    def world_size(self) -> int:
+        """Processes over all nodes."""
+        return self.nodes * self.processes_per_node
+
+
+def slurm_script(spec: JobSpec) -> str:
+    """The text of an sbatch script: one launcher per node, which starts that node's processes.
+
+    Raises: ConfigError for a name or time that sbatch would refuse.
+    """
+    _require(_SLURM_NAME, "name", spec.name, "letters, digits, '.', '_' and '-'")
+    _require(_SLURM_TIME, "time", spec.time, "Slurm's [days-]hours:minutes:seconds")
+    if spec.partition:
+        _require(_SLURM_NAME, "partition", spec.partition, "letters, digits, '.', '_' and '-'")
+    wanted = {
+        "job-name": spec.name,
+        "nodes": spec.nodes,
+        "ntasks-per-node": 1,
+        "cpus-per-task": spec.cpus_per_process * spec.processes_per_node,
+        "mem": f"{spec.memory_gib}G",
+        "time": spec.time,
+        "partition": spec.partition,
+        "gpus-per-node": spec.gpus_per_node or "",
+        "output": "%x-%j.log",
+        "signal": "TERM@120",  # two minutes to save before the time is up
+    }
+    directives = "\n".join(f"#SBATCH --{name}={value}" for name, value in wanted.items() if value != "")
+    return f"""#!/bin/bash
+# {spec.nodes} node(s) with {spec.processes_per_node} process(es) each: {spec.world_size} ranks.
+# Submit: sbatch {spec.name}.sbatch      Check only: sbatch --test-only {spec.name}.sbatch
+{directives}
+#SBATCH --requeue
+#SBATCH --open-mode=append
+
+set -euo pipefail
+# One launcher per node; it finds the nodes, its own number and the meeting place from Slurm's variables.
+srun --kill-on-bad-exit=1 --wait=60 \\
+    {_launcher(spec)} \\
+    {shlex.join(spec.command)}
+"""
+
+
+def submit_slurm(path: str, *, check_only: bool = False) -> str:
+    """What sbatch says of the script at `path`; with check_only nothing is queued.
+
+    Raises: GroupError when Slurm is not installed here or refuses the script.
+    """
+    if shutil.which("sbatch") is None:
+        raise GroupError("sbatch is not installed on this host. HINT: run this on the cluster's login node.")
+    command = ["sbatch", *(["--test-only"] if check_only else []), path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    said = (done.stdout + done.stderr).strip()
+    if done.returncode != 0:
+        raise GroupError(
+            f"sbatch refused {path}: {said}. HINT: compare with `sinfo`; the script is plain text."
+        )
+    return said
+
+
+def kubernetes_manifest(spec: JobSpec) -> str:
+    """A List of a headless Service and an indexed Job, as JSON, which kubectl reads as it reads YAML.
+
+    Every pod is one node: its index is the node's number, and its launcher starts the node's processes.
+    Raises: ConfigError for a name or image that Kubernetes would refuse.
+    """
+    _require(_K8S_NAME, "name", spec.name, "up to 50 of a-z, 0-9 and '-', starting with a letter")
+    _require(_K8S_NAME, "namespace", spec.namespace, "a-z, 0-9 and '-'")
+    if not spec.image or any(c.isspace() for c in spec.image):
+        raise ConfigError(
+            f"image={spec.image!r} is no container image. HINT: name one that has cyxjax and jax."
+        )
+    listing = {"apiVersion": "v1", "kind": "List", "items": [_service(spec), _job(spec)]}
+    return json.dumps(listing, indent=2) + "\n"
+
+
+def _service(spec: JobSpec) -> dict[str, Any]:
+    """Gives every pod a name; also before it is ready, since the ranks meet to become ready."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": spec.name, "namespace": spec.namespace},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"job-name": spec.name},
+            "ports": [{"name": "meeting", "port": spec.port}],
+        },
+    }
+
+
+def _job(spec: JobSpec) -> dict[str, Any]:
+    pod = {
+        "subdomain": spec.name,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 120,
+        "containers": [_container(spec)],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": spec.name, "namespace": spec.namespace},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": spec.nodes,
+            "parallelism": spec.nodes,
+            "backoffLimit": spec.max_restarts * spec.nodes,
+            "template": {"metadata": {"labels": {"app": spec.name}}, "spec": pod},
+        },
+    }
+
+
+def _container(spec: JobSpec) -> dict[str, Any]:
+    processes = spec.processes_per_node
+    resources: dict[str, Any] = {
+        "cpu": str(spec.cpus_per_process * processes),
+        "memory": f"{spec.memory_gib}Gi",
+    }
+    if spec.gpus_per_node:
+        resources["nvidia.com/gpu"] = spec.gpus_per_node
+    return {
+        "name": "train",
+        "image": spec.image,
+        "command": [*shlex.split(_launcher(spec)), *spec.command],
+        "env": [{"name": name, "value": value} for name, value in kubernetes_environment(spec).items()],
+        "resources": {"requests": resources, "limits": resources},
+        "ports": [{"containerPort": spec.port}],
+    }
+
+
+def kubernetes_environment(spec: JobSpec) -> dict[str, str]:
+    """What the manifest sets in every pod; Kubernetes adds JOB_COMPLETION_INDEX. WORLD_SIZE counts pods."""
+    return {
+        "WORLD_SIZE": str(spec.nodes),
+        "MASTER_ADDR": f"{spec.name}-0.{spec.name}" if spec.nodes > 1 else "127.0.0.1",
+        "MASTER_PORT": str(spec.port),
+        "CYXJAX_RUN_ID": spec.name,
+        "DISTRIBUTED_TIMEOUT_MS": "300000",  # pods come when there is room for them
+    }
+
+
+def _launcher(spec: JobSpec) -> str:
+    restarts = f" --max-restarts {spec.max_restarts}" if spec.max_restarts else ""
+    no_python = " --no-python"
+    return f"python -m cyxjax.launch --nproc-per-node {spec.processes_per_node}{restarts}{no_python}"
+
+
+def _require(pattern: re.Pattern[str], field: str, value: str, expected: str) -> None:
+    if not pattern.match(value):
+        raise ConfigError(f"{field}={value!r}; expected {expected}. HINT: change --{field}.")
+
+
+USAGE = "cyxjax manifest (slurm | k8s) [flags] -- program [its arguments ...]"
+_HELP = {
+    "name": "name of the job",
+    "nodes": "number of hosts",
+    "processes_per_node": "ranks on each host",
+    "gpus_per_node": "NVIDIA GPUs on each host; 0 for the CPU",
+    "cpus_per_process": "CPU cores for each rank",
+    "memory_gib": "memory of each host, in GiB",
+    "time": "Slurm: time limit, [days-]hours:minutes:seconds",
+    "partition": "Slurm: partition",
+    "image": "Kubernetes: container image with cyxjax and jax",
+    "namespace": "Kubernetes: namespace",
+    "max_restarts": "how often the group may be started again",
+    "port": "port of the meeting place",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (from the command line). HINT: {USAGE}; see --help.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line `argv` (default: the program's); returns its exit code."""
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except CyxjaxError as error:
+        print(f"cyxjax manifest: {error}", file=sys.stderr)
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_INFRASTRUCTURE
+
+
+def _run(argv: list[str]) -> int:
+    ours, program = _split(argv)
+    given = _build_parser().parse_args(ours)
+    spec = JobSpec(program, **{name: getattr(given, name) for name in _HELP})
+    if (given.check or given.submit) and given.engine != "slurm":
+        raise ConfigError(
+            "--check and --submit are for slurm. HINT: pipe a k8s manifest to `kubectl apply -f -`."
+        )
+    text = slurm_script(spec) if given.engine == "slurm" else kubernetes_manifest(spec)
+    path = given.output or (f"{spec.name}.sbatch" if given.check or given.submit else "")
+    if not path:
+        print(text, end="")
+        return EXIT_OK
+    Path(path).write_text(text)
+    print(f"wrote {path}")
+    if given.check or given.submit:
+        print(submit_slurm(path, check_only=True))
+    if given.submit:
+        print(submit_slurm(path))
+    return EXIT_OK
+
+
+def _build_parser() -> _Parser:
+    parser = _Parser(prog="cyxjax manifest", usage=USAGE, allow_abbrev=False, description=__doc__)
+    parser.add_argument("engine", choices=["slurm", "k8s"])
+    parser.add_argument("--output", default="", help="file to write; standard output if left out")
+    parser.add_argument("--check", action="store_true", help="Slurm: ask sbatch whether it would take it")
+    parser.add_argument("--submit", action="store_true", help="Slurm: check, then submit")
+    for field in fields(JobSpec):
+        if field.name in _HELP:
+            flag = f"--{field.name.replace('_', '-')}"
+            parser.add_argument(flag, type=type(field.default), default=field.default, help=_HELP[field.name])
+    return parser
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """(our flags, the program): what follows `--` is the program's."""
+    if "--" not in argv:
+        return argv, [] if {"-h", "--help"} & set(argv) else _no_program()
+    at = argv.index("--")
+    return argv[:at], argv[at + 1 :]
+
+
+def _no_program() -> NoReturn:
+    raise ConfigError(f"no program to run. HINT: {USAGE}.")

@@ -1,0 +1,1 @@
+"""Where the processes of a job find each other: one meeting place, one protocol, who is here."""

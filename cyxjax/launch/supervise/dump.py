@@ -1,0 +1,102 @@
+"""`cyxjax launch --dump JOB`: where every rank of a running job on this host stands, without stopping it."""
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cyxjax.errors import EXIT_OK, ConfigError, GroupError
+from cyxjax.launch.failure import hooks
+from cyxjax.launch.failure.record import redact
+from cyxjax.launch.rendezvous.roster import ranks_text
+from cyxjax.launch.supervise import stacks
+
+WAIT_S = 3.0  # the launcher asks the ranks within a quarter of a second, and waits a second for them
+
+
+@dataclass(frozen=True)
+class RunningRank:
+    """A rank of some job on this host, as its process shows it."""
+
+    pid: int
+    launcher: int
+    rank: int
+    run_id: str
+    stack_file: str
+
+    def dumped(self) -> str:
+        """All that the rank has dumped so far."""
+        try:
+            return Path(self.stack_file).read_text()
+        except OSError:  # it has ended meanwhile
+            return ""
+
+
+def main(words: Sequence[str], processes: Path = Path("/proc")) -> int:
+    """Asks the launcher of the job that `words` names to dump its ranks' stacks, and prints them.
+
+    words: one word, the job's run id, or the process number of its launcher or of a rank.
+    Raises: ConfigError for anything but one word; GroupError when no such job runs here.
+    """
+    if len(words) != 1 or not hasattr(signal, "SIGUSR2"):
+        raise ConfigError(f"--dump {' '.join(words)}: expected one job. HINT: give its --run-id, or a pid.")
+    chosen = find(words[0], running(processes))
+    before = {rank: len(rank.dumped()) for rank in chosen}
+    for launcher in {rank.launcher for rank in chosen}:
+        os.kill(launcher, signal.SIGUSR2)
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end and any(len(rank.dumped()) == before[rank] for rank in chosen):
+        time.sleep(0.05)
+    time.sleep(0.1)  # the last thread's frames follow within this
+    for rank in chosen:
+        print(_shown(rank, rank.dumped()[before[rank] :]), flush=True)
+    return EXIT_OK
+
+
+def find(job: str, ranks: Sequence[RunningRank]) -> list[RunningRank]:
+    """The ranks of `job`, in order. Raises: GroupError that lists the jobs there are."""
+    chosen = [rank for rank in ranks if job in (rank.run_id, str(rank.launcher), str(rank.pid))]
+    if not chosen:
+        jobs = sorted({(rank.run_id, rank.launcher) for rank in ranks})
+        here = "; ".join(f"{run_id} (launcher {pid}, {_ranks_of(pid, ranks)})" for run_id, pid in jobs)
+        raise GroupError(
+            f"no job {job!r} of yours runs on this host; running: {here or 'none'}. HINT: {_HOW}"
+        )
+    launchers = {rank.launcher for rank in chosen}  # one rank stands for its job
+    return sorted((rank for rank in ranks if rank.launcher in launchers), key=lambda rank: rank.rank)
+
+
+_HOW = "give a run id or pid from this list; without /proc, `kill -USR2` the launcher and read its output."
+
+
+def running(processes: Path) -> list[RunningRank]:
+    """Ranks that launchers of this user have started on this host; what a rank itself started is no rank."""
+    found = [rank for folder in processes.glob("[0-9]*") if (rank := _read(folder)) is not None]
+    pids = {rank.pid for rank in found}
+    return [rank for rank in found if rank.launcher not in pids]
+
+
+def _read(folder: Path) -> RunningRank | None:
+    try:
+        entries = folder.joinpath("environ").read_bytes().decode(errors="replace").split("\0")
+        parent = int(folder.joinpath("stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # another user's, or one that ended while we looked
+        return None
+    env = dict(entry.partition("=")[::2] for entry in entries if "=" in entry)
+    if hooks.STACKS not in env or not env.get("RANK", "").isdigit():
+        return None
+    place = (int(folder.name), parent, int(env["RANK"]))
+    return RunningRank(*place, env.get("CYXJAX_RUN_ID", ""), env[hooks.STACKS])
+
+
+def _ranks_of(launcher: int, ranks: Sequence[RunningRank]) -> str:
+    return ranks_text([rank.rank for rank in ranks if rank.launcher == launcher])
+
+
+def _shown(rank: RunningRank, text: str) -> str:
+    if not text:
+        return f"--- rank {rank.rank} (pid {rank.pid}): no answer; it is suspended or not in the group yet"
+    at = stacks.where(stacks.helpers(text) or stacks.main_thread(text))
+    return f"--- rank {rank.rank} (pid {rank.pid}): at {at}\n{redact(text)}"

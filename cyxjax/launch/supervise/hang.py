@@ -1,0 +1,122 @@
+"""Who is stuck, and who only waits: judged from the ranks' beats alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cyxjax.launch.heartbeat import WAITING, Limits, Pulse
+from cyxjax.launch.rendezvous.roster import ranks_text
+
+STEPS_BEFORE_SCALING = 20
+EARLY_END_S = 3.0
+
+
+@dataclass
+class Stopwatch:
+    """Step times of the group, from the beats as they are seen."""
+
+    times_s: list[float] = field(default_factory=list)
+    _step: int = -1
+    _at_s: float = 0.0
+
+    def see(self, pulse: Pulse) -> None:
+        if pulse.step > self._step >= 0 and pulse.at_s > self._at_s:
+            per_step = (pulse.at_s - self._at_s) / (pulse.step - self._step)
+            self.times_s = [*self.times_s[-99:], per_step]
+        if pulse.step > self._step:
+            self._step, self._at_s = pulse.step, pulse.at_s
+
+    @property
+    def median_s(self) -> float | None:
+        """None before enough steps were seen to judge by."""
+        return _median(self.times_s) if len(self.times_s) >= STEPS_BEFORE_SCALING else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who is to blame for a group that stands still. `early_end`: that rank has finished and left."""
+
+    rank: int
+    reason: str
+    early_end: bool = False
+
+
+def judge(
+    pulses: Mapping[int, Pulse], now_s: float, limits: Limits, step_s: float | None, stopped: frozenset[int]
+) -> Verdict | None:
+    """The rank that holds the others up; None while everybody may still be doing honest work.
+
+    A rank that waits for others is only blamed when nobody else can be: another rank that is inside the
+    limit of a phase of its own (a long save, a compile) excuses all who wait.
+    stopped: ranks whose process is suspended (SIGSTOP), whatever phase they were in.
+    """
+    told = {rank: pulse for rank, pulse in pulses.items() if pulse.at_s}
+    if not told:
+        return None
+    if ended := _early_end(told, now_s):
+        return ended
+    over = {rank for rank, pulse in told.items() if _is_over(pulse, now_s, limits, step_s)}
+    if not over:
+        return None
+    own = [rank for rank in over if told[rank].phase not in WAITING]
+    suspects = sorted(stopped & set(told)) or own
+    if not suspects:
+        if any(pulse.phase not in WAITING for pulse in told.values()):
+            return None
+        suspects = _behind(told, over)
+    blamed = min(suspects, key=lambda rank: (told[rank].step, told[rank].at_s))
+    return Verdict(blamed, f"no progress for {now_s - told[blamed].at_s:.0f} s")
+
+
+def _is_over(pulse: Pulse, now_s: float, limits: Limits, step_s: float | None) -> bool:
+    limit = limits.of(pulse, step_s)
+    return limit is not None and pulse.phase != "done" and now_s - pulse.at_s > limit
+
+
+def _behind(told: Mapping[int, Pulse], over: set[int]) -> list[int]:
+    """All wait: the ones at the lowest step hold up the rest."""
+    lowest = min(told[rank].step for rank in over)
+    return [rank for rank in over if told[rank].step == lowest]
+
+
+def _early_end(told: Mapping[int, Pulse], now_s: float) -> Verdict | None:
+    """A rank that has finished while others stand in a later step will never join their collective."""
+    done = [rank for rank, pulse in told.items() if pulse.phase == "done"]
+    waiting = [
+        rank for rank, pulse in told.items() if pulse.phase in ("step", "collective") and pulse.step > 0
+    ]
+    if not done or len(done) + len(waiting) < len(told) or not waiting:
+        return None
+    if any(now_s - pulse.at_s < EARLY_END_S for pulse in told.values()):
+        return None
+    first = min(done, key=lambda rank: told[rank].at_s)
+    steps = ", ".join(str(step) for step in sorted({told[rank].step for rank in waiting}))
+    return Verdict(
+        first,
+        f"rank {first} finished at step {told[first].step}, but {ranks_text(waiting)} cannot go on "
+        f"without it in step {steps}: the ranks ran different numbers of steps",
+        early_end=True,
+    )
+
+
+def stragglers(before: Mapping[int, Pulse], now: Mapping[int, Pulse]) -> str | None:
+    """One line naming a rank that takes over twice the others' time outside shared work, else None."""
+    per_step: dict[int, float] = {}
+    for rank, pulse in now.items():
+        steps = pulse.step - before[rank].step if rank in before else 0
+        if steps > 0:
+            per_step[rank] = (pulse.busy_s - before[rank].busy_s) / steps
+    if len(per_step) < 2:
+        return None
+    slow = max(per_step, key=lambda rank: per_step[rank])
+    others = _median([value for rank, value in per_step.items() if rank != slow])
+    if per_step[slow] < 0.05 or per_step[slow] < 2 * others:
+        return None
+    return (
+        f"rank {slow} is slow: {per_step[slow] * 1000:.0f} ms per step outside the shared step, the others "
+        f"{others * 1000:.0f} ms (last seen in {now[slow].phase}); everybody waits for it"
+    )
+
+
+def _median(values: list[float]) -> float:
+    """The middle value (the upper of two). The standard library's takes 8 ms to import."""
+    return sorted(values)[len(values) // 2]

@@ -1,0 +1,122 @@
+"""The watchdog: reads the beats, and when the group stands still finds out where everybody is."""
+
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from cyxjax.errors import EXIT_HANG, EXIT_USER_ERROR
+from cyxjax.launch import output
+from cyxjax.launch.failure.record import ErrorRecord, redact
+from cyxjax.launch.heartbeat import WAITING, Limits, Pulse
+from cyxjax.launch.supervise import hang, stacks
+from cyxjax.launch.supervise.hang import Stopwatch, Verdict
+from cyxjax.launch.supervise.worker import Worker
+
+DUMP_S = 1.0  # a rank writes its stacks within milliseconds, unless it is suspended
+FIRST_STRAGGLER_S, STRAGGLER_EVERY_S = 5.0, 30.0  # after the first step, and from then on
+
+
+class Watch:
+    """Looks at the ranks of one start on every tick. With a limit of 0 it only names stragglers."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._stopwatch = Stopwatch()
+        self._before: dict[int, Pulse] = {}
+        self._next_line_s = 0.0
+
+    def look(self, workers: Sequence[Worker]) -> ErrorRecord | None:
+        """The record of a hang, with everybody's stacks; None while all may be well."""
+        pulses = {worker.rank: worker.pulse() for worker in workers if worker.returncode is None}
+        if not pulses:
+            return None
+        self._stopwatch.see(max(pulses.values(), key=lambda pulse: pulse.step))
+        self._name_straggler(pulses)
+        if self.limits.progress_s == 0:
+            return None
+        stopped = frozenset(worker.rank for worker in workers if worker.is_stopped())
+        now_s = time.monotonic()
+        verdict = hang.judge(pulses, now_s, self.limits, self._stopwatch.median_s, stopped)
+        return None if verdict is None else self._record(verdict, workers, pulses)
+
+    def dump(self, workers: Sequence[Worker]) -> str:
+        """All ranks' stacks as text, on request."""
+        dumps = _collect(workers)
+        return "".join(f"--- rank {rank} ---\n{text or '(no stacks)'}\n" for rank, text in dumps.items())
+
+    def _record(self, verdict: Verdict, workers: Sequence[Worker], pulses: dict[int, Pulse]) -> ErrorRecord:
+        dumps = _collect(workers)
+        frames = {rank: stacks.main_thread(text) for rank, text in dumps.items()}
+        stopped = {worker.rank for worker in workers if worker.is_stopped()}
+        blamed = verdict.rank if verdict.early_end or stopped else _refine(verdict.rank, pulses, frames)
+        waits_for = {rank: stacks.helpers(text) for rank, text in dumps.items()}
+        lines = [
+            _where(rank, pulse, frames.get(rank, []), waits_for.get(rank, []), rank in stopped)
+            for rank, pulse in pulses.items()
+        ]
+        pulse, kind = pulses[blamed], "EarlyEnd" if verdict.early_end else "Hang"
+        said = verdict.reason if verdict.early_end else f"{verdict.reason}; rank {blamed} holds up the others"
+        return ErrorRecord(
+            blamed,
+            kind,
+            said + "".join(f"\n  {line}" for line in lines),
+            exit_code=EXIT_USER_ERROR if verdict.early_end else EXIT_HANG,
+            host=socket.gethostname(),
+            pid=next(worker.pid for worker in workers if worker.rank == blamed),
+            step=pulse.step,
+            phase=pulse.phase,
+            source=stacks.where(waits_for.get(blamed) or frames.get(blamed, [])),
+            at_s=time.time(),
+            at_monotonic_s=time.monotonic(),
+            stacks={str(rank): redact(text) for rank, text in dumps.items() if text},
+        )
+
+    def _name_straggler(self, pulses: dict[int, Pulse]) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_line_s or any(pulse.step < 1 for pulse in pulses.values()):
+            return
+        self._next_line_s = now_s + (STRAGGLER_EVERY_S if self._before else FIRST_STRAGGLER_S)
+        if line := hang.stragglers(self._before, pulses):
+            output.say(line)
+        self._before = pulses
+
+
+def _collect(workers: Sequence[Worker]) -> dict[int, str]:
+    """What each running rank newly dumps when asked; '' for one that cannot answer."""
+    running = [worker for worker in workers if worker.returncode is None]
+    old = {worker.rank: len(worker.stacks()) for worker in running}
+    asked = [worker for worker in running if worker.pulse().can_dump]
+    for worker in asked:
+        worker.signal(signal.SIGUSR2)
+    end = time.monotonic() + DUMP_S
+    while time.monotonic() < end and any(
+        len(worker.stacks()) == old[worker.rank] for worker in asked if not worker.is_stopped()
+    ):
+        time.sleep(0.02)
+    time.sleep(0.05)  # the last thread's frames follow within this
+    return {worker.rank: worker.stacks()[old[worker.rank] :] for worker in running}
+
+
+def _refine(rank: int, pulses: dict[int, Pulse], frames: dict[int, list[stacks.Frame]]) -> int:
+    """Where all seem to wait, the one that stands elsewhere than the others is the one they wait for."""
+    known = {r: stack for r, stack in frames.items() if stack}
+    if pulses[rank].phase not in WAITING or len(known) < 2:
+        return rank
+    outside = [r for r, stack in known.items() if not stacks.is_inside_jax(stack)]
+    if len(outside) == 1:
+        return outside[0]
+    places = Counter(stacks.where(stack) for stack in known.values())
+    alone = [r for r, stack in known.items() if places[stacks.where(stack)] == 1]
+    return alone[0] if len(alone) == 1 and len(places) == 2 else rank
+
+
+def _where(
+    rank: int, pulse: Pulse, frames: list[stacks.Frame], waits_for: list[stacks.Frame], stopped: bool
+) -> str:
+    """'rank 1: step 412, data, at prefetch.py:88 __next__, while a thread is at slow.py:9 __getitem__'."""
+    at = f", at {stacks.where(frames)}" if frames else ""
+    if waits_for:
+        at += f", while a thread is at {' and '.join(map(str, waits_for[:3]))}"
+    return f"rank {rank}: step {pulse.step}, {pulse.phase}{', suspended' if stopped else ''}{at}"

@@ -1,0 +1,178 @@
+"""One rank as the launcher sees it: a process group, two streams, and three small files."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from cyxjax.launch import heartbeat, output
+from cyxjax.launch.environment import thread_share
+from cyxjax.launch.failure import hooks
+from cyxjax.launch.failure import record as records
+from cyxjax.launch.failure.record import ErrorRecord
+from cyxjax.launch.heartbeat import Pulse
+from cyxjax.launch.ranks_here import HostShare
+from cyxjax.launch.supervise import reaper
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where one rank of one start keeps what we read of it."""
+
+    beat: str
+    error: str
+    stacks: str
+
+    @classmethod
+    def within(cls, folder: str, rank: int, start: int) -> "Files":
+        stem = os.path.join(folder, f"start_{start}_rank_{rank}")
+        return cls(f"{stem}.beat", f"{stem}.error.json", f"{stem}.stacks")
+
+
+def environment(
+    place: HostShare,
+    local_rank: int,
+    start: int,
+    files: Files,
+    outer: Mapping[str, str],
+    detected_s: float = 0.0,
+) -> dict[str, str]:
+    """What a rank finds in its environment, in torch's words and ours. detected_s: see `beat.detected_s`."""
+    env = dict(outer)
+    env |= {
+        "RANK": str(place.base_rank + local_rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(place.nproc),
+        "MASTER_ADDR": place.master_addr,
+        "MASTER_PORT": str(place.master_port),
+        "DISTRIBUTED_TIMEOUT_MS": str(place.timeout_ms),
+        "RESTART_COUNT": str(start),
+        "CYXJAX_RUN_ID": place.run_id,
+        "CYXJAX_TOKEN": place.token,
+        "CYXJAX_HOSTED": "1",
+        heartbeat.VARIABLE: files.beat,
+        heartbeat.DETECTED: f"{detected_s:.3f}",
+        records.VARIABLE: files.error,
+        hooks.STACKS: files.stacks,
+        "PYTHONUNBUFFERED": "1",
+    }
+    share = str(thread_share(place.nproc))
+    env.setdefault("OMP_NUM_THREADS", share)
+    if "NPROC" not in env:  # marked as ours, so that a rank with several devices may raise it
+        env["NPROC"] = env["CYXJAX_NPROC"] = share
+    return env
+
+
+class Worker:
+    """A started rank. `returncode` is None while it runs, then as subprocess's: negative for a signal."""
+
+    def __init__(
+        self,
+        rank: int,
+        command: list[str],
+        env: dict[str, str],
+        files: Files,
+        *,
+        prefix: str,
+        shown: bool,
+        log_dir: str | None,
+        start: int,
+    ) -> None:
+        self.rank, self.files = rank, files
+        self.returncode: int | None = None
+        self._reaping = threading.Lock()  # while it is held, the pid is the rank's or nobody's
+        self._log_dir, self._start = log_dir, start
+        self._log = output.open_log(log_dir, rank, start) if log_dir else None
+        self._process = subprocess.Popen(
+            reaper.tether(command, os.getpid()),
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        out, err = self._process.stdout, self._process.stderr
+        assert out is not None
+        assert err is not None
+        self._out = output.Pump(out, prefix, sys.stdout.buffer if shown else None, self._log)
+        self._err = output.Pump(err, prefix, sys.stderr.buffer if shown else None, self._log)
+
+    def watch(self, on_exit: Callable[["Worker"], None]) -> None:
+        """Calls `on_exit(self)`, from a thread, when the process has ended and its group is killed."""
+        threading.Thread(target=self._wait, args=(on_exit,), name="cyxjax-wait", daemon=True).start()
+
+    def signal(self, number: int) -> None:
+        """Sends `number` to the rank's process; nothing if it has ended."""
+        # Popen.send_signal would reap a rank that has just ended, and `_wait` would miss its end.
+        with self._reaping, suppress(ProcessLookupError):  # without waitid it may be reaped a moment before
+            if self.returncode is None:
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Ends the rank and everything in its process group, at once."""
+        if not hasattr(os, "killpg"):  # Windows has no process groups to kill
+            self._process.kill()
+            return
+        with suppress(ProcessLookupError, PermissionError):  # already gone; or only zombies left (macOS)
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def pulse(self) -> Pulse:
+        return heartbeat.read(self.files.beat)
+
+    def is_stopped(self) -> bool:
+        """True while the process is suspended (SIGSTOP, or a debugger holds it)."""
+        try:
+            with open(f"/proc/{self.pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] in "Tt"
+        except OSError:
+            return False
+
+    def stacks(self) -> str:
+        """What the rank's stack dumps hold so far."""
+        try:
+            with open(self.files.stacks) as file:
+                return file.read()
+        except OSError:
+            return ""
+
+    def close(self) -> None:
+        """Collects the last output and closes the log."""
+        self._out.finish()
+        self._err.finish()
+        if self._log is not None:
+            self._log.close()
+
+    def record(self, start: int) -> ErrorRecord | None:
+        """What ended this rank abnormally: its own record, or one made from its exit status."""
+        if self.returncode in (0, None):
+            return None
+        assert self.returncode is not None
+        record = records.load(self.files.error)
+        if record is None:
+            record = records.of_status(self.rank, self.pid, self.returncode, self.pulse(), start)
+        self._err.finish()
+        record.stderr_tail = [records.redact(line) for line in self._err.tail]
+        return record
+
+    def append_to_log(self, text: str) -> None:
+        """Adds `text` to the rank's log file, if it has one."""
+        if self._log_dir is not None:
+            with output.open_log(self._log_dir, self.rank, self._start) as log:
+                log.write(text.encode())
+
+    def _wait(self, on_exit: Callable[["Worker"], None]) -> None:
+        # Seen but not reaped: until the group is killed its number cannot become another's.
+        if hasattr(os, "waitid"):
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            self.kill()
+            with self._reaping:
+                self.returncode = self._process.wait()
+        else:
+            self.returncode = self._process.wait()
+        on_exit(self)

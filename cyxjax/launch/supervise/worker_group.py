@@ -1,0 +1,295 @@
+"""One host's ranks through one start: spawn them, watch them, and end them all when one has failed."""
+
+import os
+import queue
+import signal
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
+
+from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, ConfigError
+from cyxjax.launch import output
+from cyxjax.launch.failure import report
+from cyxjax.launch.failure.record import ErrorRecord
+from cyxjax.launch.options import Options
+from cyxjax.launch.ranks_here import HostShare
+from cyxjax.launch.supervise.reaper import Reaper
+from cyxjax.launch.supervise.watchdog import Watch
+from cyxjax.launch.supervise.worker import Files, Worker, environment
+
+TICK_S = 0.25  # how often beats are read; ends and signals are noticed at once
+SETTLE_S = 0.3  # after the first error: time for the others to end by themselves and say why
+WAIT_FOR_CAUSE_S = 1.5  # after a consequence: time for its cause to show
+INTERRUPT_GRACE_S = 2.0
+FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
+
+
+@dataclass(frozen=True)
+class Nudge:
+    """Another thread's word to the workers: end start number `start` if that one runs; -1: only look up."""
+
+    start: int = -1
+    polite: bool = False
+
+
+Event = Worker | int | Nudge
+
+
+@dataclass
+class Start:
+    """One start of the group on this host.
+
+    deadline_s: when whoever still runs is killed. signalled, signalled_s: what asked it to end, and when;
+    nudged: it was no signal but the group, which goes on in another size. detected_s: from a rank's last sign
+    of life to when we knew of the failure.
+    """
+
+    number: int
+    workers: list[Worker]
+    records: list[ErrorRecord] = field(default_factory=list)
+    killed: list[int] = field(default_factory=list)
+    ended_early: list[int] = field(default_factory=list)
+    deadline_s: float | None = None
+    signalled: int | None = None
+    signalled_s: float = 0.0
+    hurried: bool = False
+    nudged: bool = False
+    detected_s: float = 0.0
+
+    @property
+    def running(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.returncode is None]
+
+    @property
+    def step(self) -> int:
+        """The furthest step a rank has told of."""
+        return max(worker.pulse().step for worker in self.workers)
+
+    @property
+    def is_asked_to_end(self) -> bool:
+        return self.signalled is not None or self.nudged
+
+    def note(self, record: ErrorRecord, within_s: float) -> None:
+        """Files a failure, after which the others have `within_s` to end."""
+        if not self.records:
+            last_s = max(worker.pulse().at_s for worker in self.workers)
+            self.detected_s = time.monotonic() - last_s if last_s else 0.0
+        self.records.append(record)
+        self.end_within(within_s)
+
+    def end_within(self, seconds: float) -> None:
+        """Kills whoever still runs after `seconds`, or earlier if that was decided before."""
+        at = time.monotonic() + seconds
+        self.deadline_s = at if self.deadline_s is None else min(self.deadline_s, at)
+
+
+class WorkerGroup:
+    """The ranks of this host, start after start; a context in which signals go to them and none outlives it.
+
+    nudge: other threads may call it at any time.
+    """
+
+    def __init__(self, options: Options, env: Mapping[str, str]) -> None:
+        self.options, self._env = options, dict(env)
+        _make_folder(options.log_dir)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._reaper = Reaper()
+        self._scratch = tempfile.mkdtemp(prefix="cyxjax-")
+        self.nudge = self._events.put
+        self._previous: dict[str, object] = {}
+        self._detected_s = 0.0  # of the start before
+
+    def __enter__(self) -> "WorkerGroup":
+        self._previous = {
+            name: signal.signal(getattr(signal, name), self._on_signal) for name in _available()
+        }
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        for name, handler in self._previous.items():
+            signal.signal(getattr(signal, name), handler)  # type: ignore[arg-type]  # what signal() gave
+        self._reaper.close()
+        self._clear_scratch()
+
+    def run(self, place: HostShare, number: int) -> Start:
+        """Start number `number` at `place`, from its first process to the end of its last."""
+        start = Start(number, [])
+        try:
+            for local_rank in range(place.nproc):
+                start.workers.append(self._spawn(place, local_rank, number))
+            self._attend(start, Watch(self.options.limits))
+            self._detected_s = start.detected_s
+        finally:
+            for worker in start.running:  # only after an error of our own
+                worker.kill()
+            for worker in start.workers:
+                worker.close()
+        return start
+
+    def next_event(self, seconds: float) -> Event | None:
+        """What happens next; None when nothing does within `seconds`."""
+        try:
+            return self._events.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def sleep(self, seconds: float) -> int | None:
+        """Waits between starts; a signal to end cuts it short and is returned."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if (number := self.asked_to_end(left)) is not None:
+                return number
+        return None
+
+    def asked_to_end(self, seconds: float) -> int | None:
+        """Between starts: the signal to end, if that is what happens next within `seconds`."""
+        event = self.next_event(seconds)
+        asks = isinstance(event, int) and signal.Signals(event).name not in ("SIGUSR1", "SIGUSR2")
+        return event if asks and isinstance(event, int) else None
+
+    def tell(self, start: Start, first: ErrorRecord, then: str) -> None:
+        """Shows and files how a start failed, and in one line what follows."""
+        path = report.save(first, self.options.log_dir or self._scratch)
+        for worker in start.workers:
+            if worker.rank == first.rank:
+                worker.append_to_log(report.body(first))
+        others = [record for record in start.records if record is not first]
+        report.tell(first, others, start.killed, path, then)
+
+    def after_signal(self, start: Start) -> int:
+        """The exit code of a start that a signal ended."""
+        if start.signalled == signal.SIGINT:
+            return EXIT_INTERRUPT
+        if start.killed:
+            output.say(
+                f"{output.ranks(start.killed)} did not stop within {self.options.grace_s:g} s and were "
+                "killed; the last finished checkpoint stands"
+            )
+        finished = all(worker.returncode == EXIT_OK for worker in start.workers)
+        return EXIT_OK if finished else EXIT_PREEMPTED
+
+    def _spawn(self, place: HostShare, local_rank: int, number: int) -> Worker:
+        rank = place.base_rank + local_rank
+        files = Files.within(self._scratch, rank, number)
+        worker = Worker(
+            rank,
+            self.options.command,
+            environment(place, local_rank, number, files, self._env, self._detected_s),
+            files,
+            prefix=f"[rank {rank}] " if place.world_size > 1 else "",
+            shown=local_rank in self.options.shown and local_rank not in self.options.only_files,
+            log_dir=self.options.log_dir,
+            start=number,
+        )
+        self._reaper.watch(worker.pid)
+        worker.watch(self._events.put)
+        return worker
+
+    def _attend(self, start: Start, watch: Watch) -> None:
+        """Returns when all ranks of `start` have ended, by themselves or by us."""
+        ended = 0
+        while ended < len(start.workers):
+            event = self.next_event(TICK_S)
+            if isinstance(event, Worker):
+                ended += 1
+                self._reaper.release(event.pid)
+                self._note_end(start, event)
+            elif isinstance(event, Nudge):
+                self._follow(start, event)
+            elif event is not None:
+                self._obey(start, event, watch)
+            self._kill_if_due(start)
+            if start.deadline_s is None and (record := watch.look(start.workers)):
+                start.note(record, within_s=0.0)
+
+    def _note_end(self, start: Start, worker: Worker) -> None:
+        """Files how `worker` ended. Ranks that we killed have nothing to say."""
+        if worker.rank in start.killed:
+            return
+        if worker.returncode == EXIT_OK:
+            if start.running and not start.records:
+                start.ended_early.append(worker.rank)
+            return
+        stopped_as_asked = start.is_asked_to_end or worker.returncode == EXIT_PREEMPTED
+        record = None if stopped_as_asked else worker.record(start.number)
+        if record is not None:
+            start.note(record, within_s=WAIT_FOR_CAUSE_S if record.secondary else SETTLE_S)
+
+    def _kill_if_due(self, start: Start) -> None:
+        if start.deadline_s is None or time.monotonic() < start.deadline_s:
+            return
+        if start.is_asked_to_end and self._is_saving(start):
+            return
+        for worker in start.running:
+            if worker.rank not in start.killed:
+                start.killed.append(worker.rank)
+                worker.kill()
+
+    def _is_saving(self, start: Start) -> bool:
+        """True while a rank that was asked to end writes a checkpoint, within the grace of a SIGTERM."""
+        within = time.monotonic() < start.signalled_s + self.options.grace_s
+        return within and not start.hurried and any(w.pulse().phase == "checkpoint" for w in start.running)
+
+    # -- signals --------------------------------------------------------------------------------------
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self._events.put(number)
+
+    def _obey(self, start: Start, number: int, watch: Watch) -> None:
+        """SIGUSR1 is the ranks' (checkpoint now); SIGUSR2 shows all stacks; the rest end the group."""
+        if number == getattr(signal, "SIGUSR2", None):
+            output.show(watch.dump(start.workers))
+            return
+        for worker in start.running:
+            worker.signal(number)
+        if number == getattr(signal, "SIGUSR1", None):
+            return
+        if start.signalled is not None:  # asked twice: no more patience
+            start.hurried = True
+            start.end_within(0.0)
+            return
+        start.signalled, start.signalled_s = number, time.monotonic()
+        grace_s = INTERRUPT_GRACE_S if number == signal.SIGINT else self.options.grace_s
+        output.say(f"{signal.Signals(number).name}: the ranks have {grace_s:g} s to stop")
+        start.end_within(grace_s)
+
+    def _follow(self, start: Start, nudge: Nudge) -> None:
+        """Ends a start because the group is to change; a polite end lets the trainer save first."""
+        if nudge.start != start.number or start.is_asked_to_end:
+            return
+        start.nudged, start.signalled_s = True, time.monotonic()
+        if not nudge.polite:
+            start.hurried = True
+            start.end_within(0.0)
+            return
+        for worker in start.running:
+            worker.signal(signal.SIGTERM)
+        start.end_within(self.options.grace_s)
+
+    def _clear_scratch(self) -> None:
+        """Removes our files, except an error record that has no better place to be."""
+        for name in os.listdir(self._scratch):
+            if name != report.FILE:
+                os.unlink(os.path.join(self._scratch, name))
+        if not os.listdir(self._scratch):
+            os.rmdir(self._scratch)
+
+
+def _make_folder(path: str | None) -> None:
+    if path is None:
+        return
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--log-dir={path} cannot be made: {error.strerror}. HINT: name a folder you may write to."
+        ) from error
+
+
+def _available() -> list[str]:
+    return [name for name in FORWARDED if hasattr(signal, name)]

@@ -1,0 +1,267 @@
+"""What `fit` accepts, made into one shape, and checked before anything is compiled or written."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.data.loader import DataLoader
+from cyxjax.data.order import Order
+from cyxjax.data.sources import ArrayDataset, Dataset, as_batches, as_dataset
+from cyxjax.distributed import process_group
+from cyxjax.distributed.sampler import DistributedSampler
+from cyxjax.errors import ConfigError, DataError
+
+
+class Reading(NamedTuple):
+    """A loader's dataset and the order it is read in."""
+
+    dataset: Dataset
+    seed: int
+    shuffle: bool
+    drop_last: bool
+
+
+def is_loader(data: Any) -> bool:
+    """Gives batches when iterated, rather than samples by index."""
+    return isinstance(data, Iterable) and not hasattr(data, "__getitem__")
+
+
+def refuse_iterator(data: Any) -> None:
+    """Raises: DataError for a generator: it could be read once, and an epoch reads its loader anew."""
+    if isinstance(data, Iterator):
+        raise DataError(
+            f"{type(data).__name__} can be read only once; expected a loader that starts anew in each epoch. "
+            "HINT: pass cx.data.DataLoader(dataset, batch_size), or an object whose __iter__ makes batches."
+        )
+
+
+def read_exactly(loader: Any, local_replicas: int) -> Reading | None:
+    """How to read a training loader sample by sample; None for one that must be asked for its batches."""
+    if type(loader) is not DataLoader or loader.batch_size % local_replicas:
+        return None
+    sampler = loader.sampler
+    if sampler is None:
+        return Reading(loader.dataset, loader.seed, loader.shuffle, loader.drop_last)
+    if not isinstance(sampler, DistributedSampler) or not _is_our_share(sampler):
+        return None
+    # A sampler's own drop_last keeps ranks equally long. They are anyway: nothing need be dropped for it.
+    return Reading(loader.dataset, sampler.seed, sampler.shuffle, loader.drop_last)
+
+
+def whole_dataset(loader: Any) -> Dataset | None:
+    """The samples of an evaluation loader that all ranks together read once; None if that is not known."""
+    if type(loader) is not DataLoader or loader.drop_last:
+        return None
+    sampler, (rank, world_size) = loader.sampler, _place()
+    ours = isinstance(sampler, DistributedSampler) and _is_our_share(sampler)
+    if sampler is None or ours or sampler == range(rank, len(loader.dataset), world_size):
+        return loader.dataset
+    return None
+
+
+def with_batch_size(
+    config: DistributedTrainingConfig, loader: Any, local_replicas: int, num_replicas: int
+) -> DistributedTrainingConfig:
+    """`config` with the batch size of a loader that has one: it counts samples per process, ours per replica.
+
+    Raises: ConfigError when `global_batch_size` says something else.
+    """
+    per_process = getattr(loader, "batch_size", None)
+    if not isinstance(per_process, int) or per_process < 1:
+        return config
+    batch_size = -(-per_process // local_replicas)
+    total = batch_size * num_replicas * config.gradient_accumulation_steps
+    if config.global_batch_size not in (None, total):
+        raise ConfigError(
+            f"global_batch_size={config.global_batch_size}, but the loader's batch_size={per_process} makes "
+            f"{total} per step over all replicas. HINT: leave global_batch_size out, the loader decides."
+        )
+    return config.model_copy(update={"batch_size": batch_size, "global_batch_size": None})
+
+
+def _is_our_share(sampler: DistributedSampler) -> bool:
+    return (sampler.rank, sampler.num_replicas) == _place()
+
+
+def _place() -> tuple[int, int]:
+    """(rank, world size); (0, 1) without a group."""
+    if not process_group.is_initialized():
+        return 0, 1
+    return process_group.get_rank(), process_group.get_world_size()
+
+
+PyTree = Any
+
+
+class FitData(NamedTuple):
+    """Training and validation data, each a `Dataset` (with an index) or a loader of batches."""
+
+    train: Any
+    val: Any
+    indexed: bool  # whether `train` is a Dataset
+    order: tuple[int, bool] | None = None  # (seed, shuffle) of a loader; None: the configuration's
+
+
+def parse(
+    args: tuple[Any, ...],
+    config: DistributedTrainingConfig | None,
+    local_replicas: int = 1,
+    num_replicas: int = 1,
+) -> tuple[FitData, DistributedTrainingConfig]:
+    """The data and configuration of `fit(X, y, config)`, `fit(X, y, X_val, y_val, config)`,
+    `fit(dataset, config)` or `fit(loader, val_loader, config)`.
+
+    Raises: ConfigError for another form, DataError for data that cannot be read.
+    """
+    given = list(args)
+    if given and isinstance(given[-1], DistributedTrainingConfig):
+        config = given.pop()
+    config = config or DistributedTrainingConfig()
+    while given and given[-1] is None:
+        given.pop()
+    if len(given) == 4:
+        return FitData(as_dataset(tuple(given[:2])), as_dataset(tuple(given[2:])), True), config
+    if len(given) == 2 and _is_arrays(given[0]) and _is_arrays(given[1]):
+        return _split(as_dataset(tuple(given)), config), config
+    if len(given) in (1, 2):
+        train, val = given[0], given[1] if len(given) == 2 else None
+        if is_loader(train):
+            refuse_iterator(train)
+            config = with_batch_size(config, train, local_replicas, num_replicas)
+            return _from_loader(train, val, config, local_replicas)
+        found = as_dataset(train, num_workers=config.num_workers)
+        if val is None:
+            return _split(found, config), config
+        return FitData(found, for_evaluation(val, config.num_workers), True), config
+    raise ConfigError(
+        f"fit got {len(given)} pieces of data; expected (X, y), (X, y, X_val, y_val), "
+        "(dataset[, val_dataset]) or (loader[, val_loader]). HINT: fit(X_train, y_train, config)."
+    )
+
+
+def _from_loader(
+    train: Any, val: Any, config: DistributedTrainingConfig, local_replicas: int
+) -> tuple[FitData, DistributedTrainingConfig]:
+    """A loader of ours as its dataset; others are asked for their batches."""
+    read = read_exactly(train, local_replicas)
+    val = None if val is None else for_evaluation(val, config.num_workers)
+    if read is None:
+        return FitData(train, val, False), config
+    config = config.model_copy(update={"drop_last": read.drop_last})
+    held_out = _split(read.dataset, config) if val is None else FitData(read.dataset, val, True)
+    return held_out._replace(order=(read.seed, read.shuffle)), config
+
+
+def for_evaluation(val: Any, num_workers: int = 0) -> Any:
+    """A Dataset, or a loader whose samples only it knows."""
+    if not is_loader(val):
+        return as_dataset(val, num_workers=num_workers)
+    refuse_iterator(val)
+    whole = whole_dataset(val)
+    return val if whole is None else whole
+
+
+def first_inputs(data: Any) -> PyTree:
+    """One sample's inputs of a Dataset or loader, shape (1, ...), to learn the model's shapes from."""
+    if not is_loader(data):
+        return data.take(np.zeros(1, np.int64))[0]
+    first = next(iter(as_batches(data)), None)
+    if first is None:
+        raise DataError("the loader is empty. HINT: check the dataset and drop_last.")
+    return jax.tree.map(lambda a: a[:1], first[0])
+
+
+def check(
+    data: FitData, run: Callable[[PyTree], PyTree], loss: Callable[[PyTree, PyTree], Any], replicas: int
+) -> None:
+    """Shapes, labels and finiteness of indexed data, before anything is compiled or written.
+
+    run: shapes of inputs -> shapes of the model's outputs, for one sample a replica.
+    Raises: DataError that names the data, the sample and what does not fit.
+    """
+    inputs, targets = (_per_replica(part, replicas) for part in data.train.take(np.zeros(1, np.int64)))
+    output = run(inputs)
+    jax.eval_shape(loss, output, targets)  # shapes that do not fit are said here
+    for what, part in (("training data", data.train), ("validation data", data.val)):
+        if part is not None:
+            check_finite(part, what)
+            check_labels(part, output, what)
+
+
+def _per_replica(sample: PyTree, replicas: int) -> PyTree:
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct((replicas, *a.shape[1:]), a.dtype), sample)
+
+
+def check_labels(dataset: Dataset, output: Any, what: str = "labels") -> None:
+    """Integer labels of in-memory data must name one of the model's outputs.
+
+    output: the model's output for one sample, as a ShapeDtypeStruct (1, ..., C).
+    Raises: DataError naming the first label that does not, and its sample.
+    """
+    labels = getattr(dataset, "targets", None) if isinstance(dataset, ArrayDataset) else None
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu" or not hasattr(output, "shape"):
+        return
+    if labels.ndim != len(output.shape) - 1:
+        return
+    wrong = np.flatnonzero((labels < 0) | (labels >= output.shape[-1]))
+    if wrong.size:
+        where = np.unravel_index(wrong[0], labels.shape)
+        raise DataError(
+            f"{what}: sample {where[0]} has label {labels[where]}, but the model has "
+            f"{output.shape[-1]} outputs (labels 0 to {output.shape[-1] - 1}). "
+            "HINT: give the model one output per class, counted from 0."
+        )
+
+
+def check_finite(dataset: Dataset, what: str) -> None:
+    """In-memory inputs hold no NaN. Raises: DataError naming the first sample that does."""
+    if not isinstance(dataset, ArrayDataset):
+        return
+    for leaf in jax.tree.leaves((dataset.inputs, dataset.targets)):
+        if type(leaf) is not np.ndarray or leaf.dtype.kind != "f":
+            continue  # memmaps are not read through
+        if not np.isfinite(leaf.sum(dtype=np.float64)):
+            bad = np.flatnonzero(~np.isfinite(leaf.reshape(len(leaf), -1)).all(1))
+            if bad.size:
+                raise DataError(
+                    f"{what}: {bad.size} of {len(leaf)} samples hold NaN or infinity, the first is {bad[0]}. "
+                    "HINT: clean them, e.g. X = numpy.nan_to_num(X), or leave them out."
+                )
+
+
+def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:
+    """Holds out `validation_split` of the samples, drawn once from the seed: the same on every rank."""
+    if not config.validation_split:
+        return FitData(dataset, None, True)
+    count = round(len(dataset) * config.validation_split)
+    if not 0 < count < len(dataset):
+        raise DataError(
+            f"validation_split={config.validation_split} of {len(dataset)} samples leaves "
+            f"{len(dataset) - count} to train on and {count} to validate on. "
+            "HINT: give more data or another split."
+        )
+    order = Order(len(dataset), config.seed, epoch=2**31)[:]  # an order no training epoch has
+    return FitData(Part(dataset, np.sort(order[count:])), Part(dataset, np.sort(order[:count])), True)
+
+
+class Part:
+    """The samples `indices` of a dataset."""
+
+    def __init__(self, dataset: Dataset, indices: np.ndarray):
+        self._dataset, self._indices = dataset, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def take(self, indices: np.ndarray) -> tuple[PyTree, PyTree]:
+        return self._dataset.take(self._indices[indices])
+
+
+def _is_arrays(data: Any) -> bool:
+    """An array, or a dict or list of arrays; not a dataset or loader."""
+    if isinstance(data, dict):
+        return all(_is_arrays(v) for v in data.values())
+    return hasattr(data, "shape") and hasattr(data, "dtype")

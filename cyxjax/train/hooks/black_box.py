@@ -1,0 +1,108 @@
+"""What is needed to run a step again, written when it was not finite: `black_box_step12/` in the run folder.
+
+box.json names the step, its samples, the key, and the checkpoint to start from; config.yaml is the run's.
+`cyxjax replay` reads it.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from cyxjax.checkpoint.folders import list_steps
+from cyxjax.config.run import TrainConfig
+from cyxjax.core.mesh import local_value
+from cyxjax.data.audit import StreamPlan
+from cyxjax.data.ledger import StreamFacts
+from cyxjax.data.order import Order
+from cyxjax.errors import DataError
+from cyxjax.observe.records import or_told, plain, write_atomic
+from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.train.hooks.ledger import Tape
+from cyxjax.train.loop import Hook, Position, RunState, StepInfo
+
+FILE, CONFIG = "box.json", "config.yaml"
+_MOST = 3  # boxes of one process: the first tell, the rest repeat them
+
+
+class BlackBox(NamedTuple):
+    """One step that was not finite. Numbers count from 0 but for `step`: optimizer steps done with it."""
+
+    step: int
+    epoch: int
+    step_in_epoch: int
+    loss: float | str  # NaN and infinities as text; "left out" if all ranks skipped the step
+    sample_ids: list[int]
+    key_data: list[int]
+    checkpoint_step: int | None  # newest checkpoint before the step; None: the run's beginning
+    num_replicas: int
+    world_size: int
+    platform: str
+    format: int = 1
+
+    def position(self) -> Position:
+        return Position(self.step, self.epoch, self.step_in_epoch + 1)
+
+
+class BlackBoxHook(Hook):
+    """Writes a box for the first steps that are not finite. Stands before the hook that ends the run."""
+
+    def __init__(self, config: TrainConfig, tape: Tape, num_replicas: int, left_out_too: bool):
+        self._config, self._tape, self._num_replicas = config, tape, num_replicas
+        self._left_out_too = left_out_too
+        self._written = 0
+        self._key_data: list[int] = []
+
+    def on_start(self, moment: RunState) -> None:
+        self._key_data = local_value(moment.state.key).tolist()
+
+    def on_step(self, info: StepInfo) -> None:
+        loss_sum, weight = info.sums[0]
+        left_out = weight == 0 and self._left_out_too
+        if (left_out or not math.isfinite(loss_sum)) and self._written < _MOST:
+            self._written += 1
+            self._write(info.position, "left out" if weight == 0 else plain(loss_sum / weight))
+
+    def _write(self, position: Position, loss: Any) -> None:
+        facts, folder = self._tape.facts, self._config.checkpoint_path
+        before = [step for step in (list_steps(folder) if folder.is_dir() else []) if step < position.step]
+        box = BlackBox(
+            position.step,
+            position.epoch,
+            position.step_in_epoch - 1,
+            loss,
+            samples_of(facts, position) if facts else [],
+            self._key_data,
+            max(before, default=None),
+            self._num_replicas,
+            jax.process_count(),
+            jax.default_backend(),
+        )
+        path = Path(self._config.run_dir) / f"black_box_step{position.step}"
+        with or_told(path, warn_on_stderr):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomic(path / CONFIG, self._config.to_yaml())
+            write_atomic(path / FILE, json.dumps(box._asdict(), indent=1) + "\n")
+
+
+def samples_of(facts: StreamFacts, position: Position) -> list[int]:
+    """The samples of the step that led to `position`."""
+    plan = StreamPlan(facts.num_samples, facts.global_batch_size, facts.drop_last)
+    _, first, stop = plan.places(position.step_in_epoch - 1)
+    return Order(facts.num_samples, facts.seed, position.epoch, facts.shuffle)[first:stop].tolist()
+
+
+def read_box(folder: Path) -> BlackBox:
+    """Raises: DataError for a folder that is no black box of this version."""
+    try:
+        raw = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        box = BlackBox(**raw)
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(
+            f"{folder} is no black box: {error}. HINT: name a folder black_box_step... of a run."
+        ) from error
+    if box.format != 1 or not all(type(n) is int and n >= 0 for n in (*box[:3], box.num_replicas)):
+        raise DataError(f"{folder}: {FILE} is of another version. HINT: use the cyxjax that wrote it.")
+    return box

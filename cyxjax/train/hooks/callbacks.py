@@ -1,0 +1,246 @@
+"""Hooks a user hands to a trainer: `DistributedTrainer(..., callbacks=[EarlyStopping(3), EMA(0.999)])`.
+
+A callback is a hook with two more seams. `around` puts a part into the optimizer, for what must act inside
+the compiled step; `evaluated` chooses what evaluation sees. Callbacks that wait for a metric to improve read
+the history again at each start, so a resumed run waits as long as an unbroken one.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
+
+import optax
+
+from cyxjax.core.optimizer_parts import (
+    averaged_params,
+    scale_learning_rate,
+    with_learning_rate_factor,
+    with_parameter_average,
+)
+from cyxjax.core.step import TrainState
+from cyxjax.errors import ConfigError
+from cyxjax.observe.history import curve
+from cyxjax.train.hooks.nonfinite import TerminateOnNaN
+from cyxjax.train.hooks.progress import monitored
+from cyxjax.train.loop import EpochInfo, Hook, Position, RunState
+
+__all__ = ["EMA", "BestCheckpoint", "Callback", "EarlyStopping", "ReduceLROnPlateau", "TerminateOnNaN"]
+
+Optimizer: TypeAlias = optax.GradientTransformation
+
+
+class RunParts(NamedTuple):
+    """What a run lends its callbacks."""
+
+    history: Any  # DistributedTrainingHistory, filled epoch by epoch
+    save: Callable[[str, RunState], None]  # (path, moment) -> a checkpoint there; called on all ranks
+
+
+class Callback(Hook):
+    """A hook that may also take part in the compiled step, and in what evaluation sees."""
+
+    def around(self, optimizer: Optimizer) -> Optimizer:
+        """`optimizer` with what this callback adds to its updates or its state."""
+        return optimizer
+
+    def evaluated(self, state: TrainState) -> TrainState:
+        """The state that evaluation, `predict` and `params` see, for the state that trains."""
+        return state
+
+    def learning_rate_factor(self) -> float:
+        """What the learning rate is multiplied by at the moment."""
+        return 1.0
+
+    def begin(self, run: RunParts) -> None:
+        """Before each fit."""
+
+
+class Plateau:
+    """Counts epochs without a better value: lower, or higher where `monitor` is an accuracy."""
+
+    def __init__(self, patience: int, monitor: str, min_delta: float):
+        if patience < 1 or not min_delta >= 0:
+            raise ConfigError(
+                f"{patience=}, {min_delta=}: patience is 1 or more epochs, min_delta 0 or more. "
+                "HINT: patience=3 waits for three epochs without improvement."
+            )
+        self.patience, self.monitor, self.min_delta = patience, monitor, min_delta
+        self.restart()
+
+    def restart(self) -> None:
+        self.best, self.waited = math.inf, 0
+
+    def improves(self, value: float) -> bool:
+        """Whether `value` is the best so far; counts it."""
+        score = -value if self.monitor.endswith("accuracy") else value
+        better = score < self.best - self.min_delta
+        self.best, self.waited = (score, 0) if better else (self.best, self.waited + 1)
+        return better
+
+    def spent(self) -> bool:
+        return self.waited >= self.patience
+
+
+class EarlyStopping(Callback):
+    """Stops after `patience` epochs in which `monitor` (such as val_loss) did not improve by `min_delta`."""
+
+    def __init__(self, patience: int, monitor: str = "val_loss", min_delta: float = 0.0):
+        self._plateau = Plateau(patience, monitor, min_delta)
+
+    def begin(self, run: RunParts) -> None:
+        self._history = run.history
+        self._plateau.restart()
+        for value in curve(run.history, self._plateau.monitor):
+            self._plateau.improves(value)
+
+    def on_epoch(self, info: EpochInfo) -> bool:
+        value = monitored(self._plateau.monitor, info)
+        if value is None:
+            return False
+        self._plateau.improves(value)
+        if self._plateau.spent():
+            self._history.stopped_by = "early_stopping"
+        return self._plateau.spent()
+
+
+class ReduceLROnPlateau(Callback):
+    """Multiplies the learning rate by `factor` after `patience` epochs in which `monitor` did not improve.
+
+    The factor is a number in the optimizer's state, so the step is not compiled again; it multiplies what
+    scaling, warm-up and schedule give, not below `min_factor`. `min_delta` is absolute. (torch's scheduler
+    of this name waits for one epoch more.)
+    """
+
+    def __init__(
+        self,
+        factor: float = 0.1,
+        patience: int = 10,
+        monitor: str = "val_loss",
+        min_delta: float = 1e-4,
+        min_factor: float = 0.0,
+    ):
+        if not (0 < factor < 1 and 0 <= min_factor <= 1):
+            raise ConfigError(
+                f"{factor=}, {min_factor=}: factor lies between 0 and 1, min_factor from 0 to 1. "
+                "HINT: factor=0.1 makes the learning rate ten times smaller."
+            )
+        self._plateau = Plateau(patience, monitor, min_delta)
+        self._factor, self._min_factor, self._current = factor, min_factor, 1.0
+
+    def around(self, optimizer: Optimizer) -> Optimizer:
+        return with_learning_rate_factor(optimizer)
+
+    def learning_rate_factor(self) -> float:
+        return self._current
+
+    def begin(self, run: RunParts) -> None:
+        self._plateau.restart()
+        self._current = 1.0
+        for value in curve(run.history, self._plateau.monitor):
+            self._see(value)
+
+    def next_state(self, info: EpochInfo, state: TrainState) -> TrainState:
+        value, before = monitored(self._plateau.monitor, info), self._current
+        if value is not None:
+            self._see(value)
+        return state if self._current == before else scale_learning_rate(state, self._current / before)
+
+    def _see(self, value: float) -> None:
+        if not self._plateau.improves(value) and self._plateau.spent():
+            self._plateau.waited = 0
+            self._current = max(self._current * self._factor, self._min_factor)
+
+
+class EMA(Callback):
+    """Evaluates, predicts with and hands out the exponential moving average of the parameters.
+
+    After step t the average moves to d * average + (1 - d) * parameters, d = min(decay, (1 + t) / (10 + t)):
+    the first steps are soon forgotten. It is part of the optimizer's state, and of checkpoints; the
+    parameters themselves train on, a second fit included. Needs a strategy that keeps the optimizer's state
+    whole (not zero1, local_sgd or diloco).
+    """
+
+    def __init__(self, decay: float = 0.999):
+        if not 0 <= decay < 1:
+            raise ConfigError(f"EMA decay={decay} lies outside [0, 1). HINT: 0.999 averages 1000 steps.")
+        self._decay = decay
+
+    def around(self, optimizer: Optimizer) -> Optimizer:
+        return with_parameter_average(optimizer, self._decay)
+
+    def evaluated(self, state: TrainState) -> TrainState:
+        return state._replace(params=averaged_params(state))
+
+
+class BestCheckpoint(Callback):
+    """Keeps at `path` a checkpoint of the epoch with the best `monitor`, for `load_checkpoint(path)`."""
+
+    def __init__(self, path: str = "best_model.pt", monitor: str = "val_loss", min_delta: float = 0.0):
+        self._path, self._plateau, self._due = str(path), Plateau(1, monitor, min_delta), False
+
+    def begin(self, run: RunParts) -> None:
+        self._save, self._due = run.save, False
+        seen = curve(run.history, self._plateau.monitor)
+        if seen:  # a resumed run; a second fit of this object starts an empty history and keeps its best
+            self._plateau.restart()
+        for value in seen:
+            self._plateau.improves(value)
+
+    def on_epoch(self, info: EpochInfo) -> None:
+        value = monitored(self._plateau.monitor, info)
+        self._due = value is not None and self._plateau.improves(value)
+
+    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
+        return self._due
+
+    def on_state(self, moment: RunState) -> None:
+        if self._due:
+            self._save(self._path, moment)
+            self._due = False
+
+
+# ---- what the trainer asks of all its hooks together ----------------------------------------------------
+
+
+def around(hooks: Iterable[Hook], optimizer: Optimizer) -> Optimizer:
+    """`optimizer` with every callback's part; averages outermost, for they are of what the others made."""
+    found = _callbacks(hooks)
+    for callback in sorted(found, key=lambda one: isinstance(one, EMA)):
+        optimizer = callback.around(optimizer)
+    return optimizer
+
+
+def evaluated(hooks: Iterable[Hook], state: TrainState) -> TrainState:
+    """What evaluation sees of a state all replicas agree on."""
+    for callback in _callbacks(hooks):
+        state = callback.evaluated(state)
+    return state
+
+
+def learning_rate(hooks: Iterable[Hook], rate: Callable[[int], float]) -> Callable[[int], float]:
+    """`rate` (of optimizer steps done) times the callbacks' factors."""
+    found = _callbacks(hooks)
+    return lambda step: rate(step) * math.prod(one.learning_rate_factor() for one in found)
+
+
+def begin(hooks: Iterable[Hook], run: RunParts) -> None:
+    """Tells the callbacks that a fit begins."""
+    for callback in _callbacks(hooks):
+        callback.begin(run)
+
+
+def check(hooks: Iterable[Any]) -> list[Hook]:
+    """`hooks` as a list. Raises: ConfigError for what is no hook."""
+    found = list(hooks)
+    for one in found:
+        if not isinstance(one, Hook):
+            given = one.__name__ if isinstance(one, type) else type(one).__name__
+            raise ConfigError(
+                f"callbacks hold {given}, expected objects of cyxjax.train.loop.Hook. "
+                "HINT: callbacks=[EarlyStopping(patience=3)], with the object and not its class."
+            )
+    return found
+
+
+def _callbacks(hooks: Iterable[Hook]) -> list[Callback]:
+    return [one for one in hooks if isinstance(one, Callback)]

@@ -1,0 +1,140 @@
+"""Where a run's time went, over all its restarts: steps that count, and what was lost by cause.
+
+The phases a rank tells its supervisor (`launch.beat`) are the clock. `goodput.json` in the run folder carries
+the sums from one process of the run to the next, and how far it was, so that what a crash cost is known.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cyxjax.launch import heartbeat
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.records import Sink, or_told, write_atomic
+from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
+
+FILE = "goodput.json"
+CAUSES = ("start", "compile", "input", "evaluation", "checkpoint", "restore", "detect", "restart", "redone")
+"""What takes time besides steps that count. detect: until the launcher noticed that the run was cut short;
+restart: from then (without a launcher: from the last sign of life) to the first step after; redone: steps
+that had been done already when the run was interrupted."""
+_OF_PHASE = {
+    "compile": "compile",
+    "data": "input",
+    "eval": "evaluation",
+    "checkpoint": "checkpoint",
+    "step": "step",
+}
+_EVERY_S = 5.0  # between signs of life: what a crash can hide of its cost
+
+
+class GoodputHook(Hook):
+    """Keeps the sums, writes them beside the checkpoints, and says them in one line at the end.
+
+    Stands after the hook that saves, so that the last save is part of the sums.
+    """
+
+    def __init__(
+        self, folder: Path, history: DistributedTrainingHistory, sink: Sink, say: Callable[[str], None]
+    ):
+        self._path, self._history, self._sink, self._say = folder / FILE, history, sink, say
+        self._before: dict[str, float] = {}  # seconds of earlier processes, and what their end cost
+        self._base: dict[str, float] = {}  # phases up to here that are accounted for in _before
+        self._steps, self._step, self._told_s = 0, 0, 0.0
+        self._warned = False
+
+    def on_start(self, moment: RunState) -> None:
+        self._base, self._told_s, self._step = heartbeat.spent(), time.monotonic(), moment.position.step
+        previous = read(self._path)
+        if previous and previous["ended"] and moment.position == Position():
+            previous = {}  # another run in the same folder
+        self._before, self._steps = dict(previous.get("seconds", {})), int(previous.get("steps", 0))
+        restore_s = self._base.get("checkpoint", 0.0) if previous else 0.0
+        self._add("restore", restore_s)
+        if not previous or previous["ended"]:  # a pause that was asked for is no loss
+            self._add("start", self._base.get("init", 0.0) + self._base.get("idle", 0.0))
+        else:
+            away_s = max(0.0, time.time() - previous["at_unix_s"] - restore_s)
+            detect_s = min(heartbeat.detected_s(), away_s)
+            self._add("detect", detect_s)
+            self._add("restart", away_s - detect_s)
+            self._redo(previous, moment.position.step)
+
+    def on_step(self, info: StepInfo) -> None:
+        self._step, self._steps = info.position.step, self._steps + 1
+        if time.monotonic() - self._told_s > _EVERY_S:
+            self._write()
+
+    def on_epoch(self, info: EpochInfo) -> None:
+        self._write()
+
+    def on_end(self, moment: RunState, finished: bool) -> None:
+        seconds = self._write(ended=True)
+        self._history.goodput = share(seconds)
+        named = {f"seconds_{name}": value for name, value in seconds.items()}
+        self._sink.log({"kind": "goodput", "step": self._step, "goodput": share(seconds), **named})
+        self._say(line(seconds))
+
+    def _redo(self, previous: Mapping[str, Any], step: int) -> None:
+        """Moves the time of steps done before, and to be done again, from the good to the lost."""
+        again = max(0, previous["step"] - step)
+        each_s = self._before.get("step", 0.0) / max(1, self._steps)
+        lost_s = min(again * each_s, self._before.get("step", 0.0))
+        self._add("redone", lost_s)
+        self._add("step", -lost_s)
+        self._steps = max(0, self._steps - again)
+
+    def _add(self, cause: str, seconds: float) -> None:
+        self._before[cause] = self._before.get(cause, 0.0) + seconds
+
+    def _seconds(self) -> dict[str, float]:
+        """Seconds by cause up to now, over all processes of the run."""
+        sums = {"step": 0.0, **dict.fromkeys(CAUSES, 0.0)} | self._before
+        for phase, spent_s in heartbeat.spent().items():
+            if phase in _OF_PHASE:
+                sums[_OF_PHASE[phase]] += spent_s - self._base.get(phase, 0.0)
+        return sums
+
+    def _write(self, ended: bool = False) -> dict[str, float]:
+        seconds = self._seconds()
+        self._told_s = time.monotonic()
+        values = {
+            "seconds": seconds,
+            "steps": self._steps,
+            "step": self._step,
+            "at_unix_s": time.time(),
+            "ended": ended,
+        }
+        with or_told(self._path, self._warn_once):
+            write_atomic(self._path, json.dumps(values, indent=1) + "\n")
+        return seconds
+
+    def _warn_once(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self._say(text)
+
+
+def share(seconds: Mapping[str, float]) -> float:
+    """The part of the time, 0 to 1, that was steps that count."""
+    return seconds["step"] / max(sum(seconds.values()), 1e-9)
+
+
+def line(seconds: Mapping[str, float]) -> str:
+    """`Goodput: 93 % of 120.0 s were steps that count; the rest: compile 4.1 s, evaluation 2.0 s.`"""
+    rest = sorted(((s, name) for name, s in seconds.items() if name != "step" and s >= 0.05), reverse=True)
+    text = ", ".join(f"{'redone steps' if name == 'redone' else name} {s:.1f} s" for s, name in rest)
+    whole = f"Goodput: {share(seconds):.0%} of {sum(seconds.values()):.1f} s were steps that count"
+    return f"{whole}; the rest: {text}." if text else f"{whole}."
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What an earlier process of the run wrote; {} if it is not there or not whole: then nothing is known."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        numbers = [*raw["seconds"].values(), raw["steps"], raw["step"], raw["at_unix_s"]]
+        return raw if all(isinstance(n, int | float) for n in numbers) and "ended" in raw else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}

@@ -1,0 +1,74 @@
+"""`on_loss_spike: rollback`: a loss that jumps and stays up is told from noise by the median of those before.
+
+Source of going back: Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, section 5.1. Finding them is ours.
+"""
+
+import statistics
+from collections import deque
+
+from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.train.hooks.nonfinite import BadStepError
+from cyxjax.train.loop import Hook, Position, RunState, StepInfo
+
+
+class LossSpikeError(BadStepError):
+    """The loss was far above its median for some steps in a row, the last of which led to `position`."""
+
+
+class LossSpikeHook(Hook):
+    """Ends the run with an error after `steps` steps in a row whose loss is not below `factor` x the median
+    of the last `window` that were; equal on all ranks.
+
+    Nothing is judged before the window is full, nor where the median is not positive: a multiple of it says
+    nothing there. Steps that were left out have no loss. After a rollback the window stays: it is of the
+    state that training goes on from.
+    """
+
+    def __init__(self, factor: float, window: int, steps: int) -> None:
+        self._factor, self._steps = factor, steps
+        self._usual: deque[float] = deque(maxlen=window)
+        self._high: list[tuple[int, float]] = []  # (step, loss)
+
+    def on_start(self, moment: RunState) -> None:
+        self._high = []
+
+    def on_step(self, info: StepInfo) -> None:
+        loss_sum, weight = info.sums[0]
+        if not weight:
+            return
+        loss, limit = loss_sum / weight, self._limit()
+        if limit is None or loss < limit:
+            self._usual.append(loss)
+            self._high = []
+            return
+        self._high.append((info.position.step, loss))
+        if len(self._high) == self._steps:
+            raise self._error(info.position, limit)
+
+    def _limit(self) -> float | None:
+        """What a loss must stay below; None while nothing can be judged."""
+        if len(self._usual) < self._usual.maxlen:  # type: ignore[operator]
+            return None
+        median = statistics.median(self._usual)
+        return self._factor * median if median > 0 else None
+
+    def _error(self, position: Position, limit: float) -> LossSpikeError:
+        first, losses = self._high[0][0], [loss for _, loss in self._high]
+        spread = f"{min(losses):.4g} to {max(losses):.4g}"
+        found = f"the loss was {spread} in steps {first} to {position.step}"
+        usual = f"{limit / self._factor:.4g}, the median of the {len(self._usual)} before"
+        return LossSpikeError(
+            f"{found}: for {len(losses)} steps in a row not below {self._factor:g} x {usual}. "
+            "HINT: lower the learning rate, set max_grad_norm, or set on_loss_spike: ignore.",
+            position,
+            # The step before the first high loss may be what caused it; the state before that step is sound.
+            good_step=first - 2,
+            brief=f"{found}, usually {usual}",
+        )
+
+
+def hooks_for(config: DistributedTrainingConfig) -> list[Hook]:
+    """The hook that `config` asks for, if it does; made once a fit, so that it outlives rollbacks."""
+    if config.on_loss_spike == "ignore":
+        return []
+    return [LossSpikeHook(config.loss_spike_factor, config.loss_spike_window, config.loss_spike_steps)]

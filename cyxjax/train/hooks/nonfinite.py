@@ -1,0 +1,53 @@
+"""TODO"""
+
+import math
+
+from cyxjax.errors import CyxjaxError
+from cyxjax.train.loop import Hook, Position, RunState, StepInfo
+
+
+class BadStepError(CyxjaxError, RuntimeError):
+    """Training should not go on from the step that led to `position`.
+
+    good_step: the newest step whose state is sound, as far as is known. brief: what happened, in a clause.
+    """
+
+    def __init__(self, text: str, position: Position, good_step: int, brief: str) -> None:
+        super().__init__(text)
+        self.position, self.good_step, self.brief = position, good_step, brief
+
+
+class NonFiniteError(BadStepError):
+    """The loss or the gradients became NaN or infinite in the step that led to `position`."""
+
+    def __init__(self, text: str, position: Position) -> None:
+        # Where it is of use to go back, such steps are left out: every state that was saved is sound.
+        super().__init__(text, position, position.step, f"step {position.step} was not finite")
+
+
+class TerminateOnNaN(Hook):
+    """Ends the run with an error when a step's loss is NaN or infinite, or when so many steps in a row were
+    left out that no loss scale is to blame; equal on all ranks."""
+
+    def __init__(self, patience: int = 50) -> None:
+        self._patience = patience  # steps left out in a row
+
+    def on_start(self, moment: RunState) -> None:
+        self._left_out = 0
+
+    def on_step(self, info: StepInfo) -> None:
+        self._left_out = 0 if info.sums[0, 1] else self._left_out + 1
+        if self._left_out >= self._patience:
+            raise NonFiniteError(
+                f"the gradients of the last {self._left_out} steps, up to {info.position.step}, were not "
+                "finite and all were left out. HINT: look for NaN in the data, or train in bfloat16.",
+                info.position,
+            )
+        loss = info.sums[0, 0] / max(info.sums[0, 1], 1)
+        if not math.isfinite(loss):
+            raise NonFiniteError(
+                f"the loss of step {info.position.step} (epoch {info.position.epoch}) is {loss}. "
+                "HINT: lower the learning rate, set max_grad_norm, or look for NaN in the data; "
+                "the last checkpoint is good.",
+                info.position,
+            )

@@ -1,0 +1,114 @@
+"""The parts that watch a run. Each is told values (`StepInfo`, `RunState`, ...), never the trainer."""
+
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from cyxjax.core.metrics import Metrics
+from cyxjax.observe.console import Console
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.records import Sink
+from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
+
+Rate = Callable[[int], float]
+"""optimizer steps done -> learning rate of the last of them"""
+
+
+class HistoryHook(Hook):
+    """Fills the history: one entry an epoch, and the totals at the end."""
+
+    def __init__(self, history: DistributedTrainingHistory, learning_rate: Rate):
+        self._history, self._rate = history, learning_rate
+        self._before_s, self._samples = history.total_time_seconds, 0.0
+        self._started = time.monotonic()
+
+    def on_start(self, moment: RunState) -> None:
+        # Samples of earlier processes of this run: their rate times their time.
+        self._samples = self._history.samples_per_second * self._before_s
+        self._started = time.monotonic()
+
+    def on_step(self, info: StepInfo) -> None:
+        self._samples += info.sums[0, 1]
+
+    def on_epoch(self, info: EpochInfo) -> None:
+        h = self._history
+        h.epochs.append(info.position.epoch - 1)
+        h.train_losses.append(info.train["loss"])
+        h.train_accuracies.append(info.train["accuracy"])
+        h.learning_rates.append(self._rate(info.position.step))
+        if info.val:
+            h.val_epochs.append(info.position.epoch - 1)
+            h.val_losses.append(info.val["loss"])
+            h.val_accuracies.append(info.val["accuracy"])
+        self._totals(info.position)
+
+    def on_state(self, moment: RunState) -> None:
+        self._totals(moment.position)
+
+    def on_end(self, moment: RunState, finished: bool) -> None:
+        self._totals(moment.position)
+
+    def _totals(self, position: Position) -> None:
+        seconds = self._before_s + time.monotonic() - self._started
+        self._history.total_time_seconds = seconds
+        self._history.samples_per_second = self._samples / max(seconds, 1e-9)
+        self._history.num_steps = position.step
+
+
+class RecordHook(Hook):
+    """Turns numbers into records for the console and the sinks: every so many steps, and each epoch."""
+
+    def __init__(self, console: Console, sink: Sink, metrics: Metrics, every: int, learning_rate: Rate):
+        self._console, self._sink, self._metrics = console, sink, metrics
+        self._every, self._rate = every, learning_rate
+        self._sums, self._since = np.zeros((len(metrics.names), 2)), time.monotonic()
+        self._epoch_started = self._since
+
+    def on_start(self, moment: RunState) -> None:
+        self._reset()
+        self._epoch_started = time.monotonic()
+
+    def on_step(self, info: StepInfo) -> None:
+        self._sums = self._sums + info.sums
+        if info.position.step_in_epoch % self._every:
+            return
+        record = {
+            "step": info.position.step,
+            "epoch": info.position.epoch,
+            "batch": info.position.step_in_epoch,
+            **self._known(self._metrics.means(self._sums)),
+            "learning_rate": self._rate(info.position.step),
+            "samples_per_second": self._sums[0, 1] / max(time.monotonic() - self._since, 1e-9),
+        }
+        self._reset()
+        self._console.step(record)
+        self._sink.log(record)
+
+    def on_epoch(self, info: EpochInfo) -> None:
+        record = {
+            "step": info.position.step,
+            "epoch": info.position.epoch - 1,
+            **{f"train_{name}": value for name, value in self._known(info.train).items()},
+            **{f"val_{name}": value for name, value in self._known(info.val).items()},
+            "learning_rate": self._rate(info.position.step),
+            "seconds": time.monotonic() - self._epoch_started,
+        }
+        self._reset()
+        self._epoch_started = time.monotonic()
+        self._console.epoch(record)
+        self._sink.log(record)
+
+    def _reset(self) -> None:
+        self._sums, self._since = np.zeros((len(self._metrics.names), 2)), time.monotonic()
+
+    def _known(self, means: dict[str, float]) -> dict[str, float]:
+        """Without metrics that mean nothing here (accuracy of a regression); a NaN loss is shown."""
+        return {n: v for n, v in means.items() if n == "loss" or not math.isnan(v)}
+
+
+def monitored(monitor: str, info: EpochInfo) -> float | None:
+    """The value `monitor` names; None in an epoch that was not evaluated."""
+    split, _, name = monitor.partition("_")
+    return (info.train if split == "train" else info.val).get(name)

@@ -1,0 +1,80 @@
+"""TODO"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.train.loop import Hook, Position, RunState, StepInfo
+
+
+class CheckpointHook(Hook):
+    """Saves the run: by epochs, steps, minutes, on request, and at its end."""
+
+    def __init__(
+        self,
+        checkpointer: Any,
+        describe: Callable[[RunState], dict[str, Any]],
+        *,
+        every_epochs: int,
+        every_steps: int,
+        every_minutes: float,
+        metric: Callable[[], float | None],
+        requested: Callable[[], bool] = lambda: False,
+        portable: Callable[[Any], Any] = lambda state: state,
+    ):
+        self._checkpointer, self._describe, self._metric = checkpointer, describe, metric
+        self._portable = portable
+        self._every_epochs, self._every_steps, self._every_s = every_epochs, every_steps, 60 * every_minutes
+        self._requested, self._saved_at, self._saved_step = requested, time.monotonic(), -1
+
+    def on_start(self, moment: RunState) -> None:
+        self._saved_step = moment.position.step
+
+    def ask(self) -> tuple[float, bool]:
+        late = bool(self._every_s) and time.monotonic() - self._saved_at > self._every_s
+        return 0.0, late or self._requested()
+
+    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
+        by_epochs = (
+            self._every_epochs and not position.step_in_epoch and not position.epoch % self._every_epochs
+        )
+        by_steps = self._every_steps and not position.step % self._every_steps
+        return bool(asked_to_save or by_epochs or by_steps)
+
+    def on_state(self, moment: RunState) -> None:
+        state = self._portable(moment.state)
+        self._checkpointer.save(moment.position.step, state, self._describe(moment), self._metric())
+        self._saved_at, self._saved_step = time.monotonic(), moment.position.step
+
+    def on_end(self, moment: RunState, finished: bool) -> None:
+        regular = self._every_epochs or self._every_steps or self._every_s
+        if regular and moment.position.step != self._saved_step:
+            self.on_state(moment)
+        self._checkpointer.wait()
+
+
+class StopHook(Hook):
+    """Asks to stop, once: when a signal came, or when the time is up. All ranks stop at one step."""
+
+    def __init__(
+        self, history: DistributedTrainingHistory, signalled: Callable[[], bool], max_time_s: float | None
+    ):
+        self._history, self._signalled, self._max_time_s = history, signalled, max_time_s
+
+    def on_start(self, moment: RunState) -> None:
+        self._started = time.monotonic()
+
+    def ask(self) -> tuple[float, bool]:
+        if self._signalled():
+            return 1.0, False
+        late = self._max_time_s is not None and time.monotonic() - self._started > self._max_time_s
+        return _OUT_OF_TIME * late, False
+
+    def on_step(self, info: StepInfo) -> None:
+        # Clocks differ between ranks, so none judges by its own: the sum over all says the same to each.
+        if info.signals[0] and not self._history.stopped_by:
+            self._history.stopped_by = "signal" if info.signals[0] >= 1 else "max_time"
+
+
+_OUT_OF_TIME = 2.0**-20  # exact in float32, and below 1 when a million replicas add it up

@@ -1,0 +1,93 @@
+"""Compares the replicas every so many steps and before each save, so that no checkpoint is of one alone."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from cyxjax.core.mesh import local_value
+from cyxjax.core.sentinel import Difference, Sentinel, differences, leaf_names
+from cyxjax.core.step import TrainState
+from cyxjax.errors import DesyncError
+from cyxjax.train.loop import Hook, Position, RunState
+
+_SHOWN = 3  # leaves named in a message; the rest are counted
+
+
+class SentinelHook(Hook):
+    """Raises DesyncError where replicas differ; or warns; or gives all of them what most of them hold.
+
+    ranks: of each replica.
+    saving: (position, asked to save) -> whether a checkpoint is about to be written.
+    """
+
+    def __init__(
+        self,
+        sentinel: Sentinel,
+        ranks: list[int],
+        *,
+        every: int,
+        policy: Literal["abort", "warn", "heal"],
+        saving: Callable[[Position, bool], bool],
+        warn: Callable[[str], None],
+    ):
+        self._sentinel, self._ranks, self._policy, self._warn = sentinel, ranks, policy, warn
+        self._every, self._saving = every, saving
+        self._told: set[str] = set()
+        self._seen = -1  # the step that was compared last
+
+    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
+        return position.step % self._every == 0 or self._saving(position, asked_to_save)
+
+    def on_state(self, moment: RunState, ended: bool = False) -> TrainState | None:
+        self._seen = moment.position.step
+        names = leaf_names(moment.state, self._sentinel.spec)
+        found = differences(local_value(self._sentinel.fingerprints(moment.state)), names)
+        if not found:
+            return None
+        text = describe(found, moment.position.step, self._ranks)
+        if self._policy == "heal" and not ended and all(d.source is not None for d in found):
+            self._warn(f"WARNING: {text} All replicas now hold what most of them held.")
+            return self._healed(moment.state, found, names)
+        if self._policy == "warn":
+            self._warn_once(text, found)
+            return None
+        raise DesyncError(f"{text} {_hint(self._policy)}")
+
+    def on_end(self, moment: RunState, finished: bool) -> None:
+        if moment.position.step != self._seen:
+            self.on_state(moment, ended=True)  # what is found now is too late to heal
+
+    def _healed(self, state: TrainState, found: list[Difference], names: list[str]) -> TrainState:
+        sources = np.zeros(len(names), np.int32)
+        for difference in found:
+            assert difference.source is not None
+            sources[names.index(difference.leaf)] = difference.source
+        return self._sentinel.heal(state, sources)
+
+    def _warn_once(self, text: str, found: list[Difference]) -> None:
+        new = {difference.leaf for difference in found} - self._told
+        if new:
+            self._told |= new
+            self._warn(f"WARNING: {text} Training goes on; these leaves are not named again.")
+
+
+def describe(found: list[Difference], step: int, ranks: list[int]) -> str:
+    """One sentence that names leaves, replicas, their ranks, and the step; `ranks` of each replica."""
+    parts = [f"{d.leaf} on {_places(d.replicas, ranks)}" for d in found[:_SHOWN]]
+    more = f" and {len(found) - _SHOWN} more leaves" if len(found) > _SHOWN else ""
+    against = "most others hold" if found[0].source is not None else f"rank {ranks[0]} holds"
+    return f"Gradients differ across ranks: after step {step} {', '.join(parts)}{more} is not what {against}."
+
+
+def _places(replicas: tuple[int, ...], ranks: list[int]) -> str:
+    return ", ".join(f"rank {ranks[r]} (replica {r})" for r in replicas)
+
+
+def _hint(policy: str) -> str:
+    if policy == "heal":
+        return "It is too late to heal, or there is no majority. HINT: run the same command again."
+    return (
+        "HINT: look for model code that depends on the rank, the clock or unseeded random numbers; if there "
+        "is none, suspect that device's memory. The last checkpoint is from before."
+    )

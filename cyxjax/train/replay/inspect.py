@@ -1,0 +1,110 @@
+"""A step in slow motion: the first thing in it that is not finite, from samples to gradients."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cyxjax.config.run import TrainConfig
+from cyxjax.core import phases
+from cyxjax.core.adapter import adapt
+from cyxjax.core.losses import PerExample
+from cyxjax.core.mesh import local_rows
+from cyxjax.core.model_fns import ModelFns
+from cyxjax.core.precision import parse_policy, with_policy
+from cyxjax.core.step import Batch, TrainState
+from cyxjax.train.replay.layers import first_nonfinite
+from cyxjax.train.trainer import DistributedTrainer
+
+PyTree = Any
+_MOST = 5  # samples or leaves named in one line
+
+
+def inspect_step(
+    trainer: DistributedTrainer, config: TrainConfig, before: TrainState, batch: Batch, ids: np.ndarray
+) -> Iterator[str]:
+    """Lines that say what was not finite, first cause first.
+
+    before: the state before the step; batch: its global batch; ids: its samples, in the order of places.
+    """
+    broken = _names(before.params)
+    if broken:
+        yield f"Before the step these parameters were not finite: {_some(broken)}."
+        return
+    fns = with_policy(adapt(trainer.get_model()), parse_policy(config.precision))
+    for part in _parts(batch, config.gradient_accumulation_steps, len(jax.devices()), before, ids):
+        lines = list(_inspect_part(fns, trainer.loss, trainer.get_model(), before, part))
+        if lines:
+            yield from lines
+            return
+    yield "Each replica's forward and backward pass is finite on its own: the sum over replicas overflows."
+
+
+def _parts(
+    batch: Batch, accumulation: int, replicas: int, before: TrainState, ids: np.ndarray
+) -> Iterator[tuple[str, PyTree, PyTree, Any, Any, np.ndarray]]:
+    """(name, inputs, targets, weight, key, sample ids) of each replica's micro-batches."""
+    inputs, targets, weight = jax.tree.map(_host, batch[:3])
+    rows = len(weight) // (replicas * accumulation)
+    key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(before.key)), before.step)
+    for r in range(replicas):
+        for m in range(accumulation):
+            start = (r * accumulation + m) * rows
+            cut = slice(start, start + rows)
+            places = m * rows * replicas + np.arange(rows) * replicas + r
+            own = ids[places[places < len(ids)]]
+            draws = jax.random.fold_in(key, m * (rows * replicas) + r)
+            parts = jax.tree.map(lambda a, c=cut: a[c], (inputs, targets, weight))
+            yield f"replica {r}, micro-batch {m}", *parts, draws, own
+
+
+def _inspect_part(
+    fns: ModelFns, loss: PerExample, model: Any, before: TrainState, part: tuple
+) -> Iterator[str]:
+    name, inputs, targets, weight, draws, ids = part
+    odd = ids[~_finite_rows(inputs, len(ids)) | ~_finite_rows(targets, len(ids))]
+    if len(odd):
+        yield f"The data is not finite: samples {_some(odd.tolist())}."
+        return
+    run = lambda p: fns.apply(p, before.model_state, inputs, draws, True)  # noqa: E731
+    found = first_nonfinite(model, lambda: run(before.params))
+    for one in found:
+        yield f"First not finite ({name}, forward): {one}."
+    if found:
+        return
+    output, pullback, _ = phases.forward(fns, before.params, before.model_state, inputs, weight, draws)
+    losses, seed = phases.loss_and_seed(loss, output, targets, weight, jnp.float32(1))
+    bad = ids[~np.isfinite(np.asarray(losses))[: len(ids)]]
+    if len(bad):
+        yield f"The layers are finite, the loss is not ({name}): samples {_some(bad.tolist())}."
+        return
+    broken = _names(phases.backward(pullback, seed))
+    if broken:
+        yield f"Output and loss are finite, gradients are not ({name}, backward): {_some(broken)}."
+
+
+def _host(leaf: Any) -> np.ndarray:
+    return local_rows(leaf) if isinstance(leaf, jax.Array) else np.asarray(leaf)
+
+
+def _finite_rows(tree: PyTree, rows: int) -> np.ndarray:
+    """bool (rows,): whether all numbers of a sample are finite."""
+    good = np.ones(rows, bool)
+    for leaf in jax.tree.leaves(tree):
+        if np.issubdtype(leaf.dtype, np.floating):
+            good &= np.isfinite(leaf[:rows]).reshape(rows, -1).all(axis=1)
+    return good
+
+
+def _names(tree: PyTree) -> list[str]:
+    """Names of the leaves that are not finite."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    odd = [path for path, leaf in leaves if not np.isfinite(np.asarray(leaf, np.float32)).all()]
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path in odd]
+
+
+def _some(names: list[Any]) -> str:
+    shown = ", ".join(map(str, names[:_MOST]))
+    return f"{shown} and {len(names) - _MOST} more" if len(names) > _MOST else shown

@@ -1,0 +1,133 @@
+"""`cyxjax replay BOX`: runs up to the step of a black box again, in one process, and looks into it.
+
+Starts from the box's checkpoint (or from the run's beginning), with as many replicas as the run had, so the
+numbers are the run's own. The first step that is not finite may be an earlier one: it is found on the way.
+"""
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from cyxjax.config.load import load_config
+from cyxjax.config.run import TrainConfig
+from cyxjax.core.mesh import local_value
+from cyxjax.core.step import Batch, TrainState
+from cyxjax.data.ledger import StreamFacts
+from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, DataError
+from cyxjax.train.experiment import prepare
+from cyxjax.train.hooks.black_box import CONFIG, BlackBox, read_box, samples_of
+from cyxjax.train.loop import Feed, Position, RunState
+from cyxjax.train.replay.inspect import inspect_step
+from cyxjax.train.trainer import DistributedTrainer
+
+
+class Bad(NamedTuple):
+    """The first step that is not finite: the state before it, its batch, and what came of it."""
+
+    position: Position  # after the step
+    before: Any  # host arrays: the state on the device is gone
+    batch: Batch
+    loss: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints what was found; the exit code: 0 if the step is not finite again, 1 if it is finite now.
+
+    Raises: DataError for a folder that is no black box.
+    """
+    parser = argparse.ArgumentParser(prog="cyxjax replay", description=__doc__)
+    parser.add_argument("box", type=Path, metavar="BOX", help="a folder black_box_step... of a run")
+    folder = parser.parse_args(argv).box
+    box = read_box(folder)
+    trainer, feed, config, facts = _rebuilt(box, folder)
+    bad = _first_bad(trainer, feed, box)
+    if bad is None:
+        print(
+            f"Step {box.step} is finite now; it was {box.loss}. HINT: other hardware, versions or data, "
+            "or memory that fails: compare `cyxjax env` of both machines."
+        )
+        return EXIT_USER_ERROR
+    print(f"Step {box.step} was recorded with loss {box.loss}, samples {_few(box.sample_ids)}.")
+    print(f"Replayed: step {bad.position.step} is the first that is not finite: loss {bad.loss}.")
+    ids = np.array(samples_of(facts, bad.position))
+    for line in inspect_step(trainer, config, bad.before, bad.batch, ids):
+        print(line)
+    return EXIT_OK
+
+
+def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Feed, TrainConfig, StreamFacts]:
+    """The run as its configuration describes it, at the moment the box starts from."""
+    devices = ["--cpu-devices", str(box.num_replicas)] if box.platform == "cpu" else []
+    config = load_config(["--config", str(folder / CONFIG), "--verbose", "false", *devices])
+    splits, trainer = prepare(config)
+    feed, _ = trainer.check(splits.train, splits.val, config=config, schedule=config.schedule)
+    if box.checkpoint_step is not None:
+        trainer.load_checkpoint(str(config.checkpoint_path), step=box.checkpoint_step)
+    facts = trainer.stream_facts
+    if facts is None or len(box.sample_ids) == 0:
+        raise DataError(f"{folder} does not name its samples. HINT: only experiments can be run again.")
+    if samples_of(facts, box.position()) != box.sample_ids:
+        raise DataError(
+            f"{folder} names other samples than the data gives now ({_few(box.sample_ids)}). "
+            "HINT: replay with the data and global batch of the run."
+        )
+    return trainer, feed, config, facts
+
+
+def _first_bad(trainer: DistributedTrainer, feed: Feed, box: BlackBox) -> Bad | None:
+    """The first step up to the box's that is not finite; None if all are.
+
+    Two passes: keeping the state before every step would copy the whole model as often.
+    """
+    start = trainer.moment
+    host = jax.device_get(start.state)
+    found = next((s for s in _steps(trainer, feed, start, box.step) if not _is_good(s)), None)
+    if found is None:
+        return None
+    position, _, loss = found
+    before = again = trainer.place(host)
+    for step in _steps(trainer, feed, start._replace(state=again), position.step - 1):
+        before = step.state
+    batch = next(iter(feed.train(position.epoch, position.step_in_epoch - 1, _ask_nothing)))
+    return Bad(position, jax.device_get(before), batch, loss)
+
+
+class _Step(NamedTuple):
+    position: Position  # after the step
+    state: TrainState
+    loss: float  # mean over the samples; NaN for a step that was left out
+
+
+def _is_good(step: _Step) -> bool:
+    params = jax.device_get(step.state.params)
+    return math.isfinite(step.loss) and all(
+        np.isfinite(np.asarray(leaf, np.float32)).all() for leaf in jax.tree.leaves(params)
+    )
+
+
+def _ask_nothing() -> tuple[float, bool]:
+    return 0.0, False
+
+
+def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, last: int) -> Iterator[_Step]:
+    """Each step from `start` up to step `last`, over ends of epochs. A state is gone with the next one."""
+    (step, epoch, first), state = start.position, start.state
+    while step < last:
+        for batch in feed.train(epoch, first, _ask_nothing):
+            state, sums = trainer.program.train_step(state, batch)
+            step, first = step + 1, first + 1
+            loss, weight = local_value(sums)[0]
+            yield _Step(Position(step, epoch, first), state, float(loss / weight) if weight else math.nan)
+            if step == last:
+                return
+        epoch, first = epoch + 1, 0
+
+
+def _few(ids: list[int]) -> str:
+    shown = ", ".join(map(str, ids[:8]))
+    return f"{shown}, ... ({len(ids)} in all)" if len(ids) > 8 else shown

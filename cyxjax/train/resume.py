@@ -1,0 +1,126 @@
+"""Moments of a run on disk and back: what the trainer and its hooks ask of checkpoints, in one place."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.folders import step_folder
+from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core import portable
+from cyxjax.core.step import TrainState
+from cyxjax.core.strategy import Sync
+from cyxjax.errors import CheckpointError
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.train.loop import Position, RunState
+
+PyTree = Any
+
+
+def to_meta(
+    moment: RunState, history: DistributedTrainingHistory, config: dict[str, Any], inputs: PyTree
+) -> dict[str, Any]:
+    """JSON values: position, sums of the epoch under way, history, configuration, input shapes."""
+    shapes = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): [list(leaf.shape[1:]), str(leaf.dtype)]
+        for path, leaf in jax.tree_util.tree_flatten_with_path(inputs)[0]
+    }
+    return {
+        "position": dict(moment.position._asdict()),
+        "sums": moment.sums.tolist(),
+        "history": history.to_dict(),
+        "config": config,
+        "inputs": shapes,
+    }
+
+
+def from_meta(meta: dict[str, Any], state: TrainState) -> tuple[RunState, DistributedTrainingHistory]:
+    """The moment and history `to_meta` described. Raises: CheckpointError if they are not there."""
+    try:
+        position = Position(**{name: int(value) for name, value in meta["position"].items()})
+        history = DistributedTrainingHistory.from_dict(meta["history"])
+        return RunState(position, state, np.array(meta["sums"], np.float64)), history
+    except (KeyError, TypeError, ValueError) as err:
+        raise CheckpointError(
+            f"the checkpoint was not written by a trainer ({type(err).__name__}: {err}). "
+            "HINT: name a folder that fit or save_checkpoint wrote."
+        ) from err
+
+
+def latest_meta(checkpointer: Checkpointer) -> dict[str, Any]:
+    """What the newest good step says of itself. Raises: CheckpointError if there is none."""
+    step = checkpointer.latest_step()
+    if step is None:
+        raise CheckpointError(
+            f"{checkpointer.directory} holds no good checkpoint. HINT: look with `cyxjax checkpoint verify`."
+        )
+    return read_manifest(step_folder(checkpointer.directory, step)).meta
+
+
+def stored_inputs(meta: dict[str, Any]) -> PyTree:
+    """One sample of zeros, shaped like the inputs the checkpoint was trained on."""
+    leaves = {name: np.zeros((1, *shape), dtype) for name, (shape, dtype) in meta["inputs"].items()}
+    if set(leaves) == {""}:
+        return leaves[""]
+    tree: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *path, last = name.split("/")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = leaf
+    return tree
+
+
+def checkpointer_for(config: DistributedTrainingConfig, is_writer: bool) -> Checkpointer:
+    """The checkpoints of a run, kept as `config` says."""
+    best: Any = "max" if config.monitor.endswith("accuracy") else "min"
+    return open_checkpoints(
+        config.checkpoint_path,
+        is_writer,
+        keep_last=config.keep_last,
+        keep_best=config.keep_best,
+        best=best,
+    )
+
+
+def open_checkpoints(folder: str | Path, is_writer: bool, **options: Any) -> Checkpointer:
+    """The checkpoints in `folder`; every rank opens them, one writes."""
+    return Checkpointer(folder, is_writer=is_writer, to_host=_gather_rows, **options)
+
+
+def save_at(path: str | Path, is_writer: bool, moment: RunState, sync: Sync, meta: dict[str, Any]) -> None:
+    """Puts `moment` on disk as the only step of the folder `path`. Raises: CheckpointError if it cannot."""
+    with open_checkpoints(path, is_writer, keep_last=1, async_save=False, max_failures=1) as checkpointer:
+        checkpointer.rewind(moment.position.step)  # an older run's later steps are not the newest now
+        checkpointer.save(moment.position.step, to_stored(moment.state, sync), meta)
+
+
+def to_stored(state: TrainState, sync: Sync) -> TrainState:
+    """`state` in the form that fits any world size."""
+    return portable.to_portable(state, sync, _gather_rows)
+
+
+def load(
+    checkpointer: Checkpointer, like: TrainState, sync: Sync, mesh: Mesh, step: int | None = None
+) -> tuple[RunState, DistributedTrainingHistory, dict[str, Any]] | None:
+    """(moment, history, meta) of the newest good step, or of `step`, shaped like `like`; None without one.
+
+    Raises: CheckpointError for damage, and for the state of another model.
+    """
+    target, fit_rows = portable.stored_shapes(like, sync)
+    restored = checkpointer.restore(target, step, adapt=fit_rows)
+    if restored is None:
+        return None
+    state = portable.from_portable(restored.state, sync, mesh)
+    return *from_meta(restored.meta, state), restored.meta
+
+
+def _gather_rows(leaf: jax.Array) -> np.ndarray:
+    """All rows of a leaf spread over several processes; every process calls it."""
+    return multihost_utils.process_allgather(leaf, tiled=True)
