@@ -5,7 +5,7 @@ line touches neither jax nor a device.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
@@ -29,12 +29,75 @@ _ROOMS = ("amp", "data", "distributed", "errors", "launch", "models", "observe",
 __all__ = sorted([*_HOME, *_ROOMS])
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    if name in _ROOMS:
-        return import_module(f"cyxjax.{name}")
-    raise AttributeError(f"module 'cyxjax' has no attribute {name!r}")
+if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to the table above
+    from cyxjax import amp as amp
+    from cyxjax import data as data
+    from cyxjax import distributed as distributed
+    from cyxjax import errors as errors
+    from cyxjax import launch as launch
+    from cyxjax import models as models
+    from cyxjax import observe as observe
+    from cyxjax import sync as sync
+    from cyxjax import train as train
+    from cyxjax.core.losses import BCEWithLogitsLoss as BCEWithLogitsLoss
+    from cyxjax.core.losses import CrossEntropyLoss as CrossEntropyLoss
+    from cyxjax.core.losses import HuberLoss as HuberLoss
+    from cyxjax.core.losses import L1Loss as L1Loss
+    from cyxjax.core.losses import MSELoss as MSELoss
+    from cyxjax.core.losses import NLLLoss as NLLLoss
+    from cyxjax.core.metrics import Metrics as Metrics
+    from cyxjax.data import DataLoader as DataLoader
+    from cyxjax.data import load_dataset as load_dataset
+    from cyxjax.models import AvgPool2DModule as AvgPool2DModule
+    from cyxjax.models import BatchNormModule as BatchNormModule
+    from cyxjax.models import Config as Config
+    from cyxjax.models import Conv2DModule as Conv2DModule
+    from cyxjax.models import DropoutModule as DropoutModule
+    from cyxjax.models import ELUModule as ELUModule
+    from cyxjax.models import EmbeddingModule as EmbeddingModule
+    from cyxjax.models import FlattenModule as FlattenModule
+    from cyxjax.models import GELUModule as GELUModule
+    from cyxjax.models import GlobalAvgPoolModule as GlobalAvgPoolModule
+    from cyxjax.models import GroupNormModule as GroupNormModule
+    from cyxjax.models import LayerNormModule as LayerNormModule
+    from cyxjax.models import LeakyReLUModule as LeakyReLUModule
+    from cyxjax.models import LinearModule as LinearModule
+    from cyxjax.models import LogSoftmaxModule as LogSoftmaxModule
+    from cyxjax.models import MaxPool2DModule as MaxPool2DModule
+    from cyxjax.models import ReLUModule as ReLUModule
+    from cyxjax.models import ReshapeModule as ReshapeModule
+    from cyxjax.models import SequentialModel as SequentialModel
+    from cyxjax.models import SigmoidModule as SigmoidModule
+    from cyxjax.models import SiLUModule as SiLUModule
+    from cyxjax.models import SoftmaxModule as SoftmaxModule
+    from cyxjax.models import TanhModule as TanhModule
+    from cyxjax.models import count_params as count_params
+    from cyxjax.models import get_model as get_model
+    from cyxjax.models import load_model as load_model
+    from cyxjax.models import model_names as model_names
+    from cyxjax.models import register as register
+    from cyxjax.models import save_model as save_model
+    from cyxjax.train.hooks.callbacks import EMA as EMA
+    from cyxjax.train.hooks.callbacks import BestCheckpoint as BestCheckpoint
+    from cyxjax.train.hooks.callbacks import Callback as Callback
+    from cyxjax.train.hooks.callbacks import EarlyStopping as EarlyStopping
+    from cyxjax.train.hooks.callbacks import ReduceLROnPlateau as ReduceLROnPlateau
+    from cyxjax.train.hooks.callbacks import TerminateOnNaN as TerminateOnNaN
+    from cyxjax.train.optimizers import AdaGradOptimizer as AdaGradOptimizer
+    from cyxjax.train.optimizers import AdamOptimizer as AdamOptimizer
+    from cyxjax.train.optimizers import AdamWOptimizer as AdamWOptimizer
+    from cyxjax.train.optimizers import MomentumOptimizer as MomentumOptimizer
+    from cyxjax.train.optimizers import RMSPropOptimizer as RMSPropOptimizer
+    from cyxjax.train.optimizers import SGDOptimizer as SGDOptimizer
+    from cyxjax.train.simple_trainer import Trainer as Trainer
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOME:
+            return getattr(import_module(_HOME[name]), name)
+        if name in _ROOMS:
+            return import_module(f"cyxjax.{name}")
+        raise AttributeError(f"module 'cyxjax' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

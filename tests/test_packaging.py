@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -56,6 +57,15 @@ def test_make_and_ci_are_valid(tmp_path):
     )
     assert "-m cyxjax.train --config configs/digits.yaml --epochs 1" in shown.stdout
     assert subprocess.run(["bash", "-n", ROOT / ".ci" / "run"], check=False).returncode == 0
+
+
+def test_the_wheel_holds_the_mark_of_a_typed_package(tmp_path):
+    words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("cyxjax-*.whl")
+    names = ZipFile(wheel).namelist()
+    assert "cyxjax/py.typed" in names
+    assert not [name for name in names if not name.startswith("cyxjax")]
 
 
 def test_the_module_runs_as_a_command():

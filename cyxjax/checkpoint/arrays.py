@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -76,13 +77,13 @@ def _errors_told_once() -> Iterator[None]:
         log.removeFilter(is_news)
 
 
-def _handler():
+def _handler() -> Any:
     import orbax.checkpoint as ocp
 
     return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False, multiprocessing_options=_alone())
 
 
-def _alone():
+def _alone() -> Any:
     """Options under which orbax waits for no other process: this one is the only active one."""
     import jax
     import orbax.checkpoint as ocp

@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +57,7 @@ def _plan(facts: StreamFacts) -> StreamPlan:
     return StreamPlan(facts.num_samples, facts.global_batch_size, facts.drop_last)
 
 
-def _order(facts: StreamFacts):
+def _order(facts: StreamFacts) -> Callable[[int, int, int], np.ndarray]:
     def order(epoch: int, first: int, stop: int) -> np.ndarray:
         return Order(facts.num_samples, facts.seed, epoch, facts.shuffle)[first:stop]
 

@@ -4,8 +4,9 @@ import argparse
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from cyxjax.checkpoint.digests import find_problems
 from cyxjax.checkpoint.folders import list_abandoned, list_corrupt, list_steps, remove_aside, step_folder
@@ -52,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(commands, name, run, text) -> argparse.ArgumentParser:
+def _command(commands: Any, name: str, run: Callable, text: str) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=text, description=text)
     parser.add_argument("directory", type=Path, metavar="DIR", help="a run folder or its checkpoints folder")
     parser.set_defaults(run=run)
@@ -123,7 +124,7 @@ def _export(directory: Path, given: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _good_step(store, step: int | None) -> tuple[int, Manifest]:
+def _good_step(store: Any, step: int | None) -> tuple[int, Manifest]:
     if step is None:
         step = next(filter(store.is_good, reversed(list_steps(store.directory))), None)
     if step is None:

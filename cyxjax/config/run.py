@@ -4,7 +4,7 @@ experiment file (`TrainConfig`). Imports no jax, so that `--help` and a wrong ke
 
 import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -126,8 +126,10 @@ class DistributedTrainingConfig(Strict):
     log_every_n_batches: int = Field(default=10, ge=1)
     """Optimizer steps between progress lines and metric records."""
 
-    def __init__(self, **values: Any) -> None:
-        self._fill(values, type(self).__name__)
+    if not TYPE_CHECKING:  # an editor and a type checker see the fields as keywords
+
+        def __init__(self, **values: Any) -> None:
+            self._fill(values, type(self).__name__)
 
     @classmethod
     def from_values(cls, values: dict[str, Any], source: Source) -> Self:

@@ -5,7 +5,7 @@ A section is flat: a `name` that picks one of several things, and the numbers th
 
 import re
 from types import UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
@@ -74,17 +74,19 @@ class Strict(BaseModel):
             raise ValueError("true/false where another kind of value belongs")
         return value
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        before, given = dict(self.__dict__), set(self.__pydantic_fields_set__)
-        try:
-            super().__setattr__(name, value)
-        except ValidationError as err:
-            # pydantic has stored the value before a check over several fields refuses it
-            object.__setattr__(self, "__dict__", before)
-            object.__setattr__(self, "__pydantic_fields_set__", given)
-            from cyxjax.config.errors import explain
+    if not TYPE_CHECKING:  # a type checker then knows which fields there are
 
-            raise ConfigError(explain(err, type(self), type(self).__name__, name)) from None
+        def __setattr__(self, name: str, value: Any) -> None:
+            before, given = dict(self.__dict__), set(self.__pydantic_fields_set__)
+            try:
+                super().__setattr__(name, value)
+            except ValidationError as err:
+                # pydantic has stored the value before a check over several fields refuses it
+                object.__setattr__(self, "__dict__", before)
+                object.__setattr__(self, "__pydantic_fields_set__", given)
+                from cyxjax.config.errors import explain
+
+                raise ConfigError(explain(err, type(self), type(self).__name__, name)) from None
 
 
 class ModelConfig(Strict):

@@ -18,7 +18,8 @@ _RUN_ONCE = {"xla_backend_optimization_level": 1}
 def from_linen(module: linen.Module) -> ModelFns:
     def values(key: jax.Array, inputs: PyTree) -> PyTree:
         keys = dict(zip(("params", "dropout"), jax.random.split(key), strict=True))
-        return module.init(keys, inputs, **call_mode(module.__call__, False))
+        mode: Any = call_mode(module.__call__, False)
+        return module.init(keys, inputs, **mode)
 
     def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
         variables = dict(jax.jit(values, compiler_options=_RUN_ONCE)(key, inputs))
@@ -26,7 +27,7 @@ def from_linen(module: linen.Module) -> ModelFns:
 
     def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
         variables = {"params": params, **model_state}
-        mode = call_mode(module.__call__, train)
+        mode: Any = call_mode(module.__call__, train)
         if not train:
             return module.apply(variables, inputs, **mode), model_state
         with linen.intercept_methods(_batch_norm):
@@ -57,7 +58,7 @@ def _batch_norm(next_fun: Callable, args: tuple, kwargs: dict, context: Any) -> 
     features = as_axes(module.axis, x.ndim)
     mean, var = weighted_moments(x, features)
     for name, batch in (("mean", mean), ("var", var)):
-        old = module.get_variable("batch_stats", name)
+        old: jax.Array = module.get_variable("batch_stats", name)
         module.put_variable("batch_stats", name, module.momentum * old + (1 - module.momentum) * batch)
     scale = module.get_variable("params", "scale") if module.use_scale else None
     bias = module.get_variable("params", "bias") if module.use_bias else None

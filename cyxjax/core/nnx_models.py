@@ -10,6 +10,7 @@ from cyxjax.core.batch_stats import as_axes, normalise, weighted_moments
 from cyxjax.core.model_fns import ModelFns, call_mode
 
 PyTree = Any
+_PARTS: Any = (nnx.Param, nnx.RngKey, nnx.RngCount, ...)
 
 
 def from_nnx(module: nnx.Module) -> ModelFns:
@@ -18,10 +19,11 @@ def from_nnx(module: nnx.Module) -> ModelFns:
     for _, part in nnx.iter_modules(model):
         if type(part) is nnx.BatchNorm:
             part.__class__ = WeightedBatchNorm
-    graphs = {}
+    graphs: dict[bool, Any] = {}
     for train in (False, True):  # the mode is static structure in nnx: one graph each
         (model.train if train else model.eval)()
-        graphs[train], params, keys, counts, rest = nnx.split(model, nnx.Param, nnx.RngKey, nnx.RngCount, ...)
+        graphs[train], *states = nnx.split(model, *_PARTS)
+    params, keys, counts, rest = states
 
     def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
         del key, inputs
@@ -56,7 +58,8 @@ def _rekeyed(keys: nnx.State, key: jax.Array) -> nnx.State:
 
 def hand_back(module: nnx.Module, params: PyTree, model_state: PyTree) -> None:
     """Puts trained values into `module`."""
-    _, own, _, _, rest = nnx.split(module, nnx.Param, nnx.RngKey, nnx.RngCount, ...)
+    _, *states = nnx.split(module, *_PARTS)
+    own, _, _, rest = states
     nnx.replace_by_pure_dict(own, params)
     nnx.replace_by_pure_dict(rest, model_state)
     nnx.update(module, own, rest)

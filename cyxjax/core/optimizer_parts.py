@@ -37,7 +37,8 @@ def with_learning_rate_factor(optimizer: optax.GradientTransformation) -> optax.
         del params
         return jax.tree.map(lambda u: u * state.factor.astype(u.dtype), updates), state
 
-    return optax.chain(optimizer, optax.GradientTransformation(init, update))
+    factor = optax.GradientTransformation(init, update)  # type: ignore[arg-type]  # optax: any state
+    return optax.chain(optimizer, factor)
 
 
 def with_parameter_average(
@@ -60,7 +61,7 @@ def with_parameter_average(
         average = jax.tree.map(lambda a, p: a + (p - a) * (1 - d).astype(a.dtype), state.average, new)
         return updates, ParameterAverage(state.count + 1, average, inner)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(init, update)  # type: ignore[arg-type]  # optax: any state
 
 
 def scale_learning_rate(state: TrainState, by: float) -> TrainState:

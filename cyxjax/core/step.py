@@ -30,11 +30,11 @@ PyTree = Any
 class TrainState(NamedTuple):
     """Everything that makes the next step."""
 
-    step: Any  # int32 (): optimizer steps done
+    step: jax.Array  # int32 (): optimizer steps done
     params: PyTree
     model_state: PyTree
     sync: PyTree  # the strategy's and the optimizer's state
-    key: Any  # uint32 key data; folded with the step and the sample's place, never split
+    key: jax.Array  # uint32 key data; folded with the step and the sample's place, never split
 
 
 class Batch(NamedTuple):
@@ -42,17 +42,17 @@ class Batch(NamedTuple):
 
     inputs: PyTree  # leaves (R * k * B, ...): replicas, micro-batches, samples
     targets: PyTree
-    weight: Any  # float32 (R * k * B,): 1 for a sample, 0 for padding
-    total: Any  # float32 (): sum of all weights, known to the host, so no collective is spent on it
-    signal: Any  # float32 (R, 2): what this rank asks of all (SIGNALS); summed with the metrics
+    weight: jax.Array  # float32 (R * k * B,): 1 for a sample, 0 for padding
+    total: jax.Array  # float32 (): sum of all weights, known to the host, so no collective is spent on it
+    signal: jax.Array  # float32 (R, 2): what this rank asks of all (SIGNALS); summed with the metrics
 
 
 SIGNALS = ("stop", "save")
-BATCH_SPEC = Batch(PER_REPLICA, PER_REPLICA, PER_REPLICA, REPLICATED, PER_REPLICA)
+BATCH_SPEC = Batch._make([PER_REPLICA, PER_REPLICA, PER_REPLICA, REPLICATED, PER_REPLICA])
 
 
 def state_spec(sync: Sync) -> TrainState:
-    return TrainState(REPLICATED, sync.params_spec, REPLICATED, sync.state_spec, REPLICATED)
+    return TrainState._make([REPLICATED, sync.params_spec, REPLICATED, sync.state_spec, REPLICATED])
 
 
 def init_state(sync: Sync, mesh: Mesh, params: PyTree, model_state: PyTree, seed: int) -> TrainState:
@@ -165,7 +165,7 @@ class EvalState(NamedTuple):
 
     params: PyTree
     model_state: PyTree
-    key: Any
+    key: jax.Array
 
 
 def build_consensus(sync: Sync, mesh: Mesh) -> Callable[[TrainState], TrainState]:

@@ -1,7 +1,7 @@
 """`cx.distributed`: the group of processes, its collectives, wrappers and trainers, by torch's names."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 _HOME = {
     "collectives": (
@@ -61,10 +61,61 @@ _MODULES = {name: f"cyxjax.distributed.{file}" for file, names in _HOME.items() 
 __all__ = sorted(_MODULES)
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(_MODULES[name]), name)
-    raise AttributeError(f"module 'cyxjax.distributed' has no attribute {name!r}")
+if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to the table above
+    from cyxjax.config.run import DistributedTrainingConfig as DistributedTrainingConfig
+    from cyxjax.distributed.collectives import ReduceOp as ReduceOp
+    from cyxjax.distributed.collectives import all_gather as all_gather
+    from cyxjax.distributed.collectives import all_gather_object as all_gather_object
+    from cyxjax.distributed.collectives import all_reduce as all_reduce
+    from cyxjax.distributed.collectives import all_to_all as all_to_all
+    from cyxjax.distributed.collectives import barrier as barrier
+    from cyxjax.distributed.collectives import broadcast as broadcast
+    from cyxjax.distributed.collectives import broadcast_object as broadcast_object
+    from cyxjax.distributed.collectives import gather as gather
+    from cyxjax.distributed.collectives import reduce as reduce
+    from cyxjax.distributed.collectives import reduce_scatter as reduce_scatter
+    from cyxjax.distributed.collectives import reduce_tensor as reduce_tensor
+    from cyxjax.distributed.collectives import scatter as scatter
+    from cyxjax.distributed.comm_hooks import CommHook as CommHook
+    from cyxjax.distributed.comm_hooks import PowerSGDState as PowerSGDState
+    from cyxjax.distributed.comm_hooks import allreduce_hook as allreduce_hook
+    from cyxjax.distributed.comm_hooks import bf16_compress_hook as bf16_compress_hook
+    from cyxjax.distributed.comm_hooks import fp16_compress_hook as fp16_compress_hook
+    from cyxjax.distributed.comm_hooks import powerSGD_hook as powerSGD_hook
+    from cyxjax.distributed.data_parallel import DataParallel as DataParallel
+    from cyxjax.distributed.dataloaders import (
+        create_dataloaders_distributed as create_dataloaders_distributed,
+    )
+    from cyxjax.distributed.ddp import DistributedDataParallel as DistributedDataParallel
+    from cyxjax.distributed.ddp_config import DDPConfig as DDPConfig
+    from cyxjax.distributed.process_group import BackendType as BackendType
+    from cyxjax.distributed.process_group import DistributedConfig as DistributedConfig
+    from cyxjax.distributed.process_group import cleanup as cleanup
+    from cyxjax.distributed.process_group import destroy_process_group as destroy_process_group
+    from cyxjax.distributed.process_group import finalize as finalize
+    from cyxjax.distributed.process_group import get_local_rank as get_local_rank
+    from cyxjax.distributed.process_group import get_num_replicas as get_num_replicas
+    from cyxjax.distributed.process_group import get_rank as get_rank
+    from cyxjax.distributed.process_group import get_world_size as get_world_size
+    from cyxjax.distributed.process_group import init as init
+    from cyxjax.distributed.process_group import init_process_group as init_process_group
+    from cyxjax.distributed.process_group import is_initialized as is_initialized
+    from cyxjax.distributed.process_group import is_main_process as is_main_process
+    from cyxjax.distributed.process_group import is_master as is_master
+    from cyxjax.distributed.process_group import setup_distributed as setup_distributed
+    from cyxjax.distributed.sampler import DistributedBatchIterator as DistributedBatchIterator
+    from cyxjax.distributed.sampler import DistributedSampler as DistributedSampler
+    from cyxjax.distributed.spawning import Spawned as Spawned
+    from cyxjax.distributed.spawning import SpawnError as SpawnError
+    from cyxjax.distributed.spawning import spawn as spawn
+    from cyxjax.observe.history import DistributedTrainingHistory as DistributedTrainingHistory
+    from cyxjax.train.trainer import DistributedTrainer as DistributedTrainer
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return getattr(import_module(_MODULES[name]), name)
+        raise AttributeError(f"module 'cyxjax.distributed' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

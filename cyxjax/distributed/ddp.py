@@ -203,7 +203,7 @@ class DistributedDataParallel:
             collectives.check_same(drawn, "DistributedDataParallel(model)")
             key = collectives.broadcast(key)  # ranks may have been given different seeds
             drawn = collectives.broadcast(drawn) if self._config.broadcast_parameters else drawn
-        self._state.place(TrainState(np.int32(0), *drawn, None, key))
+        self._state.place(TrainState._make([np.int32(0), *drawn, None, key]))
 
     def parameters(self) -> PyTree:
         """The parameters as host arrays. Raises: GroupError before a model that needs inputs has seen any."""

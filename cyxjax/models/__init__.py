@@ -4,7 +4,7 @@ Names are loaded on first use (PEP 562): asking for a network's name or a Config
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 _FILES = {  # file -> the public names it holds
     "activations": "ELUModule GELUModule LeakyReLUModule LogSoftmaxModule ReLUModule SiLUModule "
@@ -23,10 +23,47 @@ _HOME = {name: file for file, names in _FILES.items() for name in names.split()}
 __all__ = sorted(_HOME)
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"cyxjax.models.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'cyxjax.models' has no attribute {name!r}")
+if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to the table above
+    from cyxjax.models.activations import ELUModule as ELUModule
+    from cyxjax.models.activations import GELUModule as GELUModule
+    from cyxjax.models.activations import LeakyReLUModule as LeakyReLUModule
+    from cyxjax.models.activations import LogSoftmaxModule as LogSoftmaxModule
+    from cyxjax.models.activations import ReLUModule as ReLUModule
+    from cyxjax.models.activations import SigmoidModule as SigmoidModule
+    from cyxjax.models.activations import SiLUModule as SiLUModule
+    from cyxjax.models.activations import SoftmaxModule as SoftmaxModule
+    from cyxjax.models.activations import TanhModule as TanhModule
+    from cyxjax.models.config import Config as Config
+    from cyxjax.models.convolution import AvgPool2DModule as AvgPool2DModule
+    from cyxjax.models.convolution import Conv2DModule as Conv2DModule
+    from cyxjax.models.convolution import GlobalAvgPoolModule as GlobalAvgPoolModule
+    from cyxjax.models.convolution import MaxPool2DModule as MaxPool2DModule
+    from cyxjax.models.files import SavedModel as SavedModel
+    from cyxjax.models.files import load_model as load_model
+    from cyxjax.models.files import save_model as save_model
+    from cyxjax.models.layers import DropoutModule as DropoutModule
+    from cyxjax.models.layers import EmbeddingModule as EmbeddingModule
+    from cyxjax.models.layers import FlattenModule as FlattenModule
+    from cyxjax.models.layers import Layer as Layer
+    from cyxjax.models.layers import LinearModule as LinearModule
+    from cyxjax.models.layers import ReshapeModule as ReshapeModule
+    from cyxjax.models.layers import layer as layer
+    from cyxjax.models.norms import BatchNormModule as BatchNormModule
+    from cyxjax.models.norms import GroupNormModule as GroupNormModule
+    from cyxjax.models.norms import LayerNormModule as LayerNormModule
+    from cyxjax.models.registry import Builder as Builder
+    from cyxjax.models.registry import build_model as build_model
+    from cyxjax.models.registry import get_model as get_model
+    from cyxjax.models.registry import model_names as model_names
+    from cyxjax.models.registry import register as register
+    from cyxjax.models.sequential import SequentialModel as SequentialModel
+    from cyxjax.models.summary import count_params as count_params
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOME:
+            return getattr(import_module(f"cyxjax.models.{_HOME[name]}"), name)
+        raise AttributeError(f"module 'cyxjax.models' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

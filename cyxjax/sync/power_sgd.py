@@ -74,7 +74,7 @@ def power_sgd_reducer(
         kept = error if error_feedback else state.error
         return mean_grads, PowerSgdState(state.num_steps + 1, kept, q)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(init, update)  # type: ignore[arg-type]  # optax: any state
 
 
 def power_sgd(

@@ -76,7 +76,7 @@ def _clipping(optimizer: optax.GradientTransformation, max_norm: float) -> optax
     """`optimizer` that sees gradients of at most `max_norm`. Its state is the same with and without."""
     clip = optax.clip_by_global_norm(max_norm)
 
-    def update(grads: Any, state: Any, params: Any = None) -> Any:
-        return optimizer.update(clip.update(grads, optax.EmptyState())[0], state, params)
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        return optimizer.update(clip.update(updates, optax.EmptyState())[0], state, params)
 
     return optax.GradientTransformation(optimizer.init, update)

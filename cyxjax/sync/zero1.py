@@ -80,7 +80,8 @@ def refuse_unless_elementwise(optimizer: optax.GradientTransformation) -> None:
     """Raises: ConfigError if the rule moves a number otherwise when it sees only half of the leaf."""
 
     def moved(part: slice) -> np.ndarray:
-        params, state = jnp.linspace(1.0, 3.0, 8)[part], None
+        params: Any = jnp.linspace(1.0, 3.0, 8)[part]
+        state = None
         for scale in (1e4, 3e3):  # large: a clip by norm would show
             state = optimizer.init(params) if state is None else state
             grads = scale * jnp.linspace(-1.0, 2.0, 8)[part]

@@ -76,14 +76,14 @@ def AdaGradOptimizer(lr: float = 0.01, eps: float = 1e-10) -> Optimizer:
 
 def build_optimizer(section: Any) -> Optimizer:
     """The optimizer an experiment's `optimizer` section describes."""
-    lr, decay = section.lr, section.weight_decay
+    lr, decay, (b1, b2) = section.lr, section.weight_decay, section.betas
     made: dict[str, Callable[[], optax.GradientTransformation]] = {
         "sgd": lambda: SGDOptimizer(lr, weight_decay=decay),
         "momentum": lambda: SGDOptimizer(lr, section.momentum, section.nesterov, decay),
         "adam": lambda: AdamOptimizer(lr, section.betas, section.eps, decay),
         "adamw": lambda: AdamWOptimizer(lr, section.betas, section.eps, decay),
-        "lamb": lambda: optax.lamb(lr, *section.betas, eps=section.eps, weight_decay=decay),
-        "lion": lambda: optax.lion(lr, *section.betas, weight_decay=decay),
+        "lamb": lambda: optax.lamb(lr, b1, b2, eps=section.eps, weight_decay=decay),
+        "lion": lambda: optax.lion(lr, b1, b2, weight_decay=decay),
         "adagrad": lambda: _with_l2(decay, optax.adagrad(lr, eps=section.eps)),
         "rmsprop": lambda: _with_l2(decay, RMSPropOptimizer(lr, eps=section.eps, momentum=section.momentum)),
     }

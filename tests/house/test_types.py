@@ -1,0 +1,65 @@
+"""What an editor sees: every lazy name is imported for type checkers too, and a user's typo is found."""
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "cyxjax"
+LAZY = ["cyxjax", "cyxjax.distributed", "cyxjax.models"]
+
+USERS_FILE = """\
+import cyxjax as cx
+
+data = cx.load_dataset("digits")
+config = cx.distributed.DistributedTrainingConfig(epochs=2, batch_sise=32)
+config.epocs = 3
+trainer = cx.distributed.DistributedTrainer(cx.get_model("cnn")(), cx.CrossEntropyLoss(), cx.AdamOptimizer())
+history = trainer.fit(data.train, data.val, config)
+trainer.evalute(data.test)
+print(history.val_acuracies)
+cx.DataLoder
+"""
+TYPOS = {4: "batch_sise", 5: "epocs", 8: "evalute", 9: "val_acuracies", 10: "DataLoder"}  # line -> word
+
+
+def names_for_type_checkers(path: Path) -> set[str]:
+    """The names that `path` imports where TYPE_CHECKING is true, each exported as `name as name`."""
+    (block,) = (
+        node
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    found = [alias for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert all(alias.asname == alias.name for alias in found)
+    return {alias.name for alias in found}
+
+
+@pytest.mark.parametrize("module", LAZY)
+def test_type_checkers_see_each_lazy_name(module):
+    loaded = import_module(module)
+    assert names_for_type_checkers(Path(loaded.__file__)) == set(loaded.__all__)
+
+
+def test_no_lazy_module_is_left_out():
+    files = [path for path in PACKAGE.rglob("__init__.py") if "\n    def __getattr__(" in path.read_text()]
+    files += [path for path in PACKAGE.rglob("__init__.py") if "\ndef __getattr__(" in path.read_text()]
+    assert {Path(import_module(module).__file__) for module in LAZY} == set(files)
+
+
+@pytest.mark.slow
+def test_a_user_s_typos_are_found(tmp_path):
+    (tmp_path / "train.py").write_text(USERS_FILE)
+    words = [sys.executable, "-m", "mypy", "--config-file=", "train.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = {}
+    for line in done.stdout.splitlines():
+        file, _, rest = line.partition(":")
+        if file == "train.py":
+            number, _, message = rest.partition(":")
+            found[int(number)] = message
+    assert found.keys() == TYPOS.keys(), done.stdout + done.stderr
+    assert all(word in found[line] for line, word in TYPOS.items()), done.stdout
