@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from cyxjax.core import phases
+from cyxjax.core.draws import micro_batch_key, step_key
 from cyxjax.core.losses import as_per_example
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.model_fns import ModelFns
@@ -52,9 +53,9 @@ def build_forward(fns: ModelFns, mesh: Mesh, num_replicas: int, is_first: bool) 
 
     def local(params: PyTree, carried: Carried, draw: Draw, inputs: PyTree, weight: jax.Array) -> PyTree:
         carried = to_replica(carried, spec)
-        rows, place = weight.shape[0], draw.first_replica + lax.axis_index(AXIS)
-        key = jax.random.fold_in(jax.random.wrap_key_data(draw.key), draw.step)
-        key = jax.random.fold_in(key, draw.slot * (rows * num_replicas) + place)
+        rows, replica = weight.shape[0], draw.first_replica + lax.axis_index(AXIS)
+        key = step_key(draw.key, draw.step)
+        key = micro_batch_key(key, draw.slot, replica, rows=rows, num_replicas=num_replicas)
         output, pullback, model_state = phases.forward(fns, params, carried.model_state, inputs, weight, key)
         _check_rows(output, rows)
         seen = weight.sum() if carried.count is None else carried.count + weight.sum()

@@ -9,6 +9,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from cyxjax.core import phases
+from cyxjax.core.draws import micro_batch_key, step_key
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import (
     AXIS,
@@ -67,11 +68,49 @@ def init_state(sync: Sync, mesh: Mesh, params: PyTree, model_state: PyTree, seed
     return jax.jit(sync_map(init, mesh, (REPLICATED, REPLICATED), spec))(params, model_state)
 
 
-class _Sums(NamedTuple):
-    """What micro-batches add up to on one replica."""
+class Summed(NamedTuple):
+    """What samples add up to on one replica."""
 
     grads: PyTree
     metrics: jax.Array  # float32 (number of metrics, 2)
+
+
+def sum_gradients(
+    fns: ModelFns,
+    loss: PerExample,
+    metrics: Metrics,
+    params: PyTree,
+    model_state: PyTree,
+    rows: tuple[PyTree, PyTree, jax.Array],
+    scale: Any,
+    key: jax.Array,
+    stats_axis: str | None = None,
+) -> tuple[PyTree, Summed]:
+    """(new model state, LOCAL gradients of `scale * sum(weight * losses)` and metric sums), one micro-batch.
+
+    rows: its inputs, targets and weight. Forward, loss and backward: the phases of one replica, alone.
+    """
+    inputs, targets, weight = rows
+    output, pullback, model_state = phases.forward(fns, params, model_state, inputs, weight, key, stats_axis)
+    losses, seed = phases.loss_and_seed(loss, output, targets, weight, scale)
+    sums = metrics.sums(losses, output, targets, weight)
+    return model_state, Summed(phases.backward(pullback, seed), sums)
+
+
+def next_state(
+    sync: Sync, state: TrainState, grads: PyTree, model_state: PyTree, sums: jax.Array
+) -> tuple[TrainState, jax.Array]:
+    """(the state after a step, its sums); inside `sync_map`, on one replica.
+
+    grads: LOCAL. model_state: the mean over replicas. sums: over all replicas, signals in the last row. A
+    step that `sync` left out changes and measures nothing; its signals count.
+    """
+    params, strategy = sync.update(grads, state.sync, state.params)
+    kept = sync.skipped(strategy) == sync.skipped(state.sync)
+    model_state = jax.tree.map(lambda new, old: jnp.where(kept, new, old), model_state, state.model_state)
+    counts = kept | (jnp.arange(sums.shape[0]) == sums.shape[0] - 1)[:, None]
+    state = TrainState(state.step + 1, params, model_state, strategy, state.key)
+    return state, jnp.where(counts, sums, 0.0)
 
 
 def build_train_step(
@@ -97,21 +136,17 @@ def build_train_step(
 
     def local(state: TrainState, batch: Batch) -> tuple[PyTree, PyTree, jax.Array, jax.Array]:
         state = to_replica(state, spec)
-        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+        key = step_key(state.key, state.step)
         # Reducers take a mean over replicas; dividing by total / R turns it into the mean over samples:
         # mean_r(R / total * sum_i w_i dl_i) = sum over all samples / total, also when shards are uneven.
         scale = replicas / batch.total * sync.loss_scale(state.sync)
         rows = batch.weight.shape[0] // accumulation
 
-        def micro(model_state: PyTree, slot: jax.Array, part: Batch) -> tuple[PyTree, _Sums]:
-            # The place of this micro-batch's first sample in the step's order names its random draws.
-            draws = jax.random.fold_in(key, slot * (rows * replicas) + lax.axis_index(AXIS))
-            output, pullback, model_state = phases.forward(
-                fns, state.params, model_state, part.inputs, part.weight, draws, stats_axis
+        def micro(model_state: PyTree, slot: jax.Array, part: Batch) -> tuple[PyTree, Summed]:
+            draws = micro_batch_key(key, slot, lax.axis_index(AXIS), rows=rows, num_replicas=replicas)
+            return sum_gradients(
+                fns, loss, measured, state.params, model_state, part[:3], scale, draws, stats_axis
             )
-            losses, seed = phases.loss_and_seed(loss, output, part.targets, part.weight, scale)
-            sums = measured.sums(losses, output, part.targets, part.weight)
-            return model_state, _Sums(phases.backward(pullback, seed), sums)
 
         model_state, sums = _over_micro_batches(micro, state.model_state, batch, accumulation)
         measures = jnp.concatenate([sums.metrics, batch.signal])
@@ -120,14 +155,9 @@ def build_train_step(
 
     def write(state: TrainState, rows: PyTree) -> tuple[TrainState, jax.Array]:
         state, (grads, model_state, weight, sums) = to_replica(state, spec), to_replica(rows, PER_REPLICA)
-        params, strategy = sync.update(grads, state.sync, state.params)
-        model_state = phases.mean_model_state(model_state, weight)
-        # A step that was left out changes and measures nothing; its signals count.
-        kept = sync.skipped(strategy) == sync.skipped(state.sync)
-        model_state = jax.tree.map(lambda new, old: jnp.where(kept, new, old), model_state, state.model_state)
-        counts = kept | (jnp.arange(sums.shape[0]) == sums.shape[0] - 1)[:, None]
-        state = TrainState(state.step + 1, params, model_state, strategy, state.key)
-        return from_replica(state, spec), jnp.where(counts, psum(sums), 0.0)
+        mean_state = phases.mean_model_state(model_state, weight)
+        state, sums = next_state(sync, state, grads, mean_state, psum(sums))
+        return from_replica(state, spec), sums
 
     model = model_map(local, mesh, (spec, BATCH_SPEC), PER_REPLICA)
     reduce = sync_map(write, mesh, (spec, PER_REPLICA), (spec, REPLICATED))
@@ -137,7 +167,7 @@ def build_train_step(
 
 def _over_micro_batches(
     micro: Callable, model_state: PyTree, batch: Batch, count: int
-) -> tuple[PyTree, _Sums]:
+) -> tuple[PyTree, Summed]:
     """Runs `micro` over `count` equal parts of the replica's rows, one after another, and adds up."""
     if count == 1:
         return micro(model_state, jnp.int32(0), batch)
@@ -149,7 +179,9 @@ def _over_micro_batches(
     shared = (jnp.broadcast_to(a, (count, *a.shape)) for a in (batch.total, batch.signal))
     parts = Batch(*jax.tree.map(cut, batch[:3]), *shared)
 
-    def body(carry: tuple[PyTree, _Sums], slot: tuple[jax.Array, Batch]) -> tuple[tuple[PyTree, _Sums], None]:
+    def body(
+        carry: tuple[PyTree, Summed], slot: tuple[jax.Array, Batch]
+    ) -> tuple[tuple[PyTree, Summed], None]:
         model_state, sums = carry
         model_state, more = micro(model_state, *slot)
         return (model_state, jax.tree.map(jnp.add, sums, more)), None

@@ -1,7 +1,7 @@
 """Which places of the epoch's order go into which step, replica, micro-batch and slot; padding and weights.
 
     step t sees places [t*G, (t+1)*G),   G = batch_size * num_replicas * accumulation
-    place of (replica r, micro-batch m, slot j) in step t:   t*G + m*B*R + j*R + r
+    place of (replica r, micro-batch m, slot j) in step t:   t*G + m*B*R + j*R + r   (core/draws)
 
 Dealing with stride keeps a short last batch even: replicas differ by at most one real sample, and the
 set of samples in a micro-batch does not depend on how many replicas share it.
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cyxjax.core.draws import place_in_step
 from cyxjax.data.order import Order, Places
 from cyxjax.data.sources import Dataset
 from cyxjax.errors import ConfigError, DataError
@@ -68,12 +69,12 @@ class BatchPlan:
 
         Places from num_samples on are padding: weight 0, and the sample at `place % num_samples`.
         """
-        per_micro = self.batch_size * self.num_replicas
         start = self._checked(step) * self.global_batch_size
         replica = np.asarray(replicas, np.int64)[:, None, None]
         micro = np.arange(self.accumulation, dtype=np.int64)[None, :, None]
         slot = np.arange(self.batch_size, dtype=np.int64)[None, None, :]
-        return start + micro * per_micro + slot * self.num_replicas + replica
+        shape = {"rows": self.batch_size, "num_replicas": self.num_replicas}
+        return start + place_in_step(slot, micro, replica, **shape)
 
     def _checked(self, step: int) -> int:
         if not 0 <= step < self.num_steps:

@@ -11,6 +11,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.draws import place_in_step
 from cyxjax.core.mesh import local_replicas, local_rows, num_replicas, put_replicated, put_rows
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.data.batches import BatchPlan, HostBatch, iterate
@@ -181,7 +182,8 @@ def _deal(group: list[tuple[Any, Any]], local: int, accumulation: int, size: int
         )
     counts += [0] * (accumulation - len(counts))
     starts = np.cumsum([0, *counts[:-1]])
-    places = (np.arange(size)[None, :] * local + np.arange(local)[:, None])[:, None, :]  # (replica, 1, slot)
+    replica = np.arange(local)[:, None, None]
+    places = place_in_step(np.arange(size), 0, replica, rows=size, num_replicas=local)  # (replica, 1, slot)
     counts_here = np.array(counts)[None, :, None]
     weight = (places < counts_here).astype(np.float32)
     index = (starts[None, :, None] + places % np.maximum(counts_here, 1)) % sum(counts)

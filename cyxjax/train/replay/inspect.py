@@ -10,6 +10,7 @@ import numpy as np
 from cyxjax.config.run import TrainConfig
 from cyxjax.core import phases
 from cyxjax.core.adapter import adapt
+from cyxjax.core.draws import micro_batch_key, place_in_step, step_key
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import local_rows
 from cyxjax.core.model_fns import ModelFns
@@ -48,14 +49,15 @@ def _parts(
     """(name, inputs, targets, weight, key, sample ids) of each replica's micro-batches."""
     inputs, targets, weight = jax.tree.map(_host, batch[:3])
     rows = len(weight) // (replicas * accumulation)
-    key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(before.key)), before.step)
+    key = step_key(jnp.asarray(before.key), before.step)
+    shape = {"rows": rows, "num_replicas": replicas}
     for r in range(replicas):
         for m in range(accumulation):
             start = (r * accumulation + m) * rows
             cut = slice(start, start + rows)
-            places = m * rows * replicas + np.arange(rows) * replicas + r
+            places = place_in_step(np.arange(rows), m, r, **shape)
             own = ids[places[places < len(ids)]]
-            draws = jax.random.fold_in(key, m * (rows * replicas) + r)
+            draws = micro_batch_key(key, m, r, **shape)
             parts = jax.tree.map(lambda a, c=cut: a[c], (inputs, targets, weight))
             yield f"replica {r}, micro-batch {m}", *parts, draws, own
 

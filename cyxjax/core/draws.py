@@ -1,0 +1,30 @@
+"""Where a sample stands in its step, and which key its random draws get: the one rule for both.
+
+A step's global batch is dealt out with stride over R replicas; each takes B rows at a time, micro-batch by
+micro-batch. What is drawn at random is named by the seed, the step and the place of the micro-batch's first
+sample: never by a rank or a device alone.
+"""
+
+from typing import Any
+
+import jax
+
+
+def place_in_step(row: Any, micro: Any, replica: Any, *, rows: int, num_replicas: int) -> Any:
+    """Place in the step's order of a replica's `row` in micro-batch `micro`; integers or arrays of them.
+
+    rows: of a replica's micro-batch, B. Rows of one replica lie R apart, so that replicas differ by at most
+    one real sample in a short batch, and a micro-batch holds the same samples at any number of replicas.
+    """
+    return micro * (rows * num_replicas) + row * num_replicas + replica
+
+
+def step_key(key_data: Any, step: Any) -> jax.Array:
+    """The key of optimizer step `step` (steps done before it); key_data: the run's, uint32."""
+    return jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
+
+
+def micro_batch_key(key: jax.Array, micro: Any, replica: Any, *, rows: int, num_replicas: int) -> jax.Array:
+    """The key of one replica's micro-batch in the step of `key`."""
+    first = place_in_step(0, micro, replica, rows=rows, num_replicas=num_replicas)
+    return jax.random.fold_in(key, first)
