@@ -4,7 +4,6 @@
 with `.corrupt-<time>` it did not verify; with `.abandoned-<time>` it is of a future that was rewound.
 """
 
-import fcntl
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cyxjax.errors import CheckpointError
+from cyxjax.files import sync_folder, try_flock
 
 ARRAYS = "arrays"
 _STEP = re.compile(r"step_(\d{8,18})")
@@ -90,7 +90,7 @@ def prepare(directory: Path) -> None:
     if not os.access(directory, os.W_OK | os.X_OK):
         raise CheckpointError(f"{directory} is not writable. HINT: name a folder this user may write.")
     list_steps(directory)
-    with _flocked(directory, fcntl.LOCK_EX) as alone:
+    with _flocked(directory) as alone:
         # Not alone: somebody begins to write at this very moment. The next start cleans up.
         for entry in _entries(directory) if alone else []:
             match = _LEFTOVER.fullmatch(entry.name)
@@ -107,10 +107,10 @@ def writing(directory: Path, step: int, owner: str) -> Iterator[Path]:
     """
     final = step_folder(directory, step)
     folder = final.with_name(f"{final.name}.tmp-{owner}")
-    with _flocked(directory, fcntl.LOCK_SH):  # so that no cleaner comes between making and locking it
+    with _flocked(directory, shared=True):  # so that no cleaner comes between making and locking it
         folder.mkdir(mode=0o700)
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        _try_flock(fd, fcntl.LOCK_EX)
+        try_flock(fd)
     try:
         yield folder
         _sync_folders(folder)
@@ -120,15 +120,6 @@ def writing(directory: Path, step: int, owner: str) -> Iterator[Path]:
         raise
     finally:
         os.close(fd)
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Write a new file of mode 0600 and fsync it."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(fd)
 
 
 def set_aside(directory: Path, step: int, why: str) -> Path:
@@ -151,15 +142,6 @@ def remove(directory: Path, step: int, owner: str) -> None:
     doomed = folder.with_name(f"{folder.name}.tmp-{owner}")
     folder.rename(doomed)
     shutil.rmtree(doomed)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` survive a power cut."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _entries(directory: Path) -> list[os.DirEntry]:
@@ -194,7 +176,7 @@ def _sync_folders(folder: Path) -> None:
 def _clean_leftover(path: Path, final: Path, kind: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if not _try_flock(fd, fcntl.LOCK_EX):
+        if not try_flock(fd):
             return  # its writer lives
         if kind == "old" and not final.exists():
             path.rename(final)  # killed between the two renames of a replacement
@@ -205,19 +187,10 @@ def _clean_leftover(path: Path, final: Path, kind: str) -> None:
 
 
 @contextmanager
-def _flocked(directory: Path, kind: int) -> Iterator[bool]:
+def _flocked(directory: Path, *, shared: bool = False) -> Iterator[bool]:
     """Holds `directory` while the block runs, if it can be had at once; whether it could."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield _try_flock(fd, kind)
+        yield try_flock(fd, shared=shared)
     finally:
         os.close(fd)
-
-
-def _try_flock(fd: int, kind: int) -> bool:
-    """Whether this process now holds the lock; False too where the file system has no locks."""
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -1,6 +1,5 @@
 """One run folder, one job: a lock file that names its holder and is taken over only after proof of death."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.errors import CheckpointError
+from cyxjax.files import flock, is_flocked, try_flock
 
 
 @dataclass(frozen=True)
@@ -67,21 +67,6 @@ class Holder:
         if self.process_start != _stat_field(self.pid, 22):
             return "that process is gone; its number belongs to another"
         return ""
-
-
-def try_flock(fd: int, *, shared: bool = False) -> bool:
-    """Whether this process now holds the kernel's lock on `fd`; False too where the file system has none."""
-    try:
-        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def is_flocked(fd: int) -> bool:
-    """Whether another process holds `fd`, as far as can be told: True also where there are no such locks."""
-    # Shared, so that two processes that look at the same moment do not take each other for the holder.
-    return not try_flock(fd, shared=True)
 
 
 def _runs(pid: int) -> bool:
@@ -240,7 +225,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 def _flock(fd: int, folder: Path) -> None:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        flock(fd)
     except OSError as error:
         raise CheckpointError(
             f"{folder}: no locks on this file system ({error.strerror}), so a dead job cannot be told from a "

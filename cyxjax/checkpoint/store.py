@@ -17,6 +17,7 @@ from cyxjax.checkpoint.folders import ARRAYS, list_steps, step_folder
 from cyxjax.checkpoint.manifest import MANIFEST, Leaf, Manifest, installed_versions, read_manifest
 from cyxjax.checkpoint.tree import Adapt, PyTree
 from cyxjax.errors import CheckpointError
+from cyxjax.files import PRIVATE, write_whole
 
 Best = Literal["min", "max"]
 
@@ -86,7 +87,7 @@ class StepStore:
             write_arrays(folder / ARRAYS, arrays)
             files = describe_files(folder)
             manifest = Manifest(step, leaves, files, meta, metric, installed_versions(), time.time())
-            folders.write_private(folder / MANIFEST, manifest.encode())
+            write_whole(folder / MANIFEST, manifest.encode(), mode=PRIVATE)
         self._verified.add(step)
 
     def verify(self, step: int) -> list[str]:

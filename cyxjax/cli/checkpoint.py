@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from cyxjax.checkpoint.folders import list_abandoned, list_corrupt, list_steps, 
 from cyxjax.checkpoint.manifest import Manifest, read_manifest
 from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
+from cyxjax.files import write_whole
 
 _FOLDER = "checkpoints"  # below a run folder
 
@@ -119,7 +119,7 @@ def _export(directory: Path, given: argparse.Namespace) -> int:
         known = ", ".join(sorted({name.split("/")[0] for name in arrays}))
         raise CheckpointError(f"Step {step} has none of {', '.join(parts)}. HINT: its parts are {known}.")
     data = safetensors.numpy.save(wanted, {"cyxjax_step": str(step)})
-    _write_whole(given.file, data)
+    _write(given.file, data)
     print(f"step {step}: {len(wanted)} arrays, {len(data) / 1e6:.2f} MB -> {given.file}")
     return EXIT_OK
 
@@ -137,14 +137,10 @@ def _good_step(store: Any, step: int | None) -> tuple[int, Manifest]:
         raise CheckpointError(f"Step {step} cannot be exported: {error}. HINT: take another step.") from error
 
 
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write beside `path`, then rename: a reader never meets half a file."""
-    beside = path.with_name(f"{path.name}.tmp-{secrets.token_hex(4)}")
+def _write(path: Path, data: bytes) -> None:
     try:
-        beside.write_bytes(data)
-        beside.replace(path)
+        write_whole(path, data)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise CheckpointError(f"{path}: {error.strerror}. HINT: name a file this user may write.") from error
 
 

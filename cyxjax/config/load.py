@@ -4,7 +4,6 @@ File and command line are merged as plain values and checked once, so both give 
 "was it given?" stays known. tyro draws the help page from the same models.
 """
 
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +14,9 @@ import yaml
 from cyxjax.config.command_line import parse_overrides
 from cyxjax.config.run import TrainConfig
 from cyxjax.errors import ConfigError, nearest
+from cyxjax.files import is_secret_name
 
 PROG = "python -m cyxjax.train"
-_SECRET = re.compile(r"(^|[_\-.])(key|api_?key|token|secret|passwd|password|credentials?)$", re.IGNORECASE)
 _MAX_BYTES = 1 << 20  # an experiment file is a page; more is a mistake (a data file, a model)
 
 
@@ -138,7 +137,7 @@ def refuse_secrets(values: dict[str, Any], source: Any, prefix: str = "") -> Non
         name = f"{prefix}{key}"
         if isinstance(value, dict):
             refuse_secrets(value, source, f"{name}.")
-        elif isinstance(value, str) and value and _SECRET.search(str(key)):
+        elif isinstance(value, str) and value and is_secret_name(str(key)):
             raise ConfigError(
                 f"{source(name)}: {name} looks like a secret, and the configuration is copied into the run "
                 "folder. HINT: put it into an environment variable (for W&B: WANDB_API_KEY)."

@@ -13,10 +13,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, NoReturn
 
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_OK, ConfigError, CyxjaxError, GroupError
+from cyxjax.files import write_whole
 from cyxjax.launch.topology import DEFAULT_PORT
 
 _K8S_NAME = re.compile(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?$")  # 63 less '-', the index and a margin
@@ -251,7 +251,12 @@ def _run(argv: list[str]) -> int:
     if not path:
         print(text, end="")
         return EXIT_OK
-    Path(path).write_text(text)
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise ConfigError(
+            f"--output={path}: {error.strerror}. HINT: name a file this user may write."
+        ) from error
     print(f"wrote {path}")
     if given.check or given.submit:
         print(submit_slurm(path, check_only=True))

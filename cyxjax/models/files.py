@@ -4,11 +4,8 @@ Each array is stored under the path of its leaf ("params/0_linear/kernel"), so a
 the numbers. The header also holds a checksum: a flipped bit is an error here, not a slightly worse model.
 """
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
@@ -20,6 +17,7 @@ import safetensors
 import safetensors.numpy
 
 from cyxjax.errors import CheckpointError
+from cyxjax.files import write_whole
 
 PyTree = Any
 Key = str | int
@@ -55,7 +53,7 @@ def save_model(
     described = json.dumps({"architecture": architecture, "leaves": leaves}, sort_keys=True)
     metadata = {"cyxjax_format": str(FORMAT), "model": described, "sha256": _NO_CHECKSUM}
     data = safetensors.numpy.save(arrays, metadata)
-    _write_whole(Path(path), data.replace(_NO_CHECKSUM.encode(), _checksum(data).encode(), 1))
+    _write(Path(path), data.replace(_NO_CHECKSUM.encode(), _checksum(data).encode(), 1))
 
 
 def load_model(path: str | PathLike[str]) -> SavedModel:
@@ -142,22 +140,10 @@ def _read(path: Path) -> bytes:
         ) from error
 
 
-def _write_whole(path: Path, data: bytes) -> None:
-    """Writes beside `path`, then renames: a reader, or a crash, never meets half a file."""
+def _write(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(beside, 0o644)  # mkstemp's 0600 would shut colleagues out
-            os.replace(beside, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(beside)
-            raise
+        write_whole(path, data)
     except OSError as error:
         raise CheckpointError(
             f"Cannot write the model file {path}: {error}. "

@@ -5,11 +5,12 @@ val_loss, val_accuracy, learning_rate, samples_per_second, seconds; others are p
 """
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
+
+from cyxjax.files import write_whole
 
 Record = Mapping[str, float | int | str]
 
@@ -39,18 +40,9 @@ def or_told(path: Path, warn: Callable[[str], None]) -> Iterator[None]:
 
 
 def write_atomic(path: str | Path, text: str) -> None:
-    """Replaces the file at `path` by `text` in one step: a reader or a crash sees the old or the new."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    """Replaces the file at `path` by `text` in one step (see `files.write_whole`); makes missing folders."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text)
 
 
 Warn = Callable[[str], None]

@@ -122,7 +122,7 @@ def test_old_steps_that_cannot_be_deleted_are_a_warning(tmp_path, monkeypatch):
     said: list[str] = []
     with Checkpointer(tmp_path, keep_last=1, async_save=False, warn=said.append) as checkpointer:
         checkpointer.save(1, STATE)
-        monkeypatch.setattr(store.step_folders, "remove", refuse)
+        monkeypatch.setattr(store.folders, "remove", refuse)
         checkpointer.save(2, STATE)
     assert checkpointer.saved_step == 2
     assert "Permission denied" in said[0]

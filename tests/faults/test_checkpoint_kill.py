@@ -107,7 +107,7 @@ def test_thirty_kills_lose_nothing_that_was_reported(writers, tmp_path):
         (f"{STORE}:write_arrays:before", "old"),
         (f"{STORE}:write_arrays:after", "old"),
         (f"{STORE}:describe_files:after", "old"),
-        (f"{FOLDERS}:write_private:after", "old"),
+        (f"{STORE}:write_whole:after", "old"),
         (f"{FOLDERS}:_publish:before", "old"),
         (f"{FOLDERS}:sync_folder:before", "old"),
         (f"{FOLDERS}:_publish:after", "new"),

@@ -18,6 +18,7 @@ from cyxjax.errors import (
     EXIT_USER_ERROR,
     ConfigError,
 )
+from cyxjax.files import PRIVATE, redact, write_whole
 from cyxjax.launch.heartbeat import Pulse
 
 VARIABLE = "CYXJAX_ERROR_FILE"
@@ -27,9 +28,6 @@ _SECONDARY = re.compile(
     r"^(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED): .*"
     r"(Gloo|NCCL|Connection (reset|closed)|Socket closed|coordination|[Hh]eartbeat)",
     re.DOTALL,
-)
-_SECRET = re.compile(
-    r"(?i)(\b[\w-]*(?:key|token|secret|password|passwd)[\w-]*['\"]?\s*[=:]\s*['\"]?)([^\s'\",}&]+)"
 )
 
 _MEANING = {
@@ -146,21 +144,9 @@ def source_of(error: BaseException) -> str:
     return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno} {own[-1].name}" if own else ""
 
 
-def redact(text: str) -> str:
-    """`text` with the values of anything that looks like a key, token, secret or password replaced."""
-    return _SECRET.sub(r"\1[redacted]", text)
-
-
 def write_json(path: str, value: dict[str, Any]) -> None:
     """Writes `value` to `path` whole or not at all, readable by this user only."""
-    temporary = f"{path}.{os.getpid()}.tmp"
-    descriptor = os.open(
-        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600
-    )
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(value, file, indent=1)
-        file.write("\n")
-    os.replace(temporary, path)
+    write_whole(path, json.dumps(value, indent=1) + "\n", mode=PRIVATE)
 
 
 def save(record: ErrorRecord, path: str) -> None:

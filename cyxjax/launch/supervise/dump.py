@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cyxjax.errors import EXIT_OK, ConfigError, GroupError
+from cyxjax.files import redact
 from cyxjax.launch.failure import hooks
-from cyxjax.launch.failure.record import redact
 from cyxjax.launch.rendezvous.roster import ranks_text
 from cyxjax.launch.supervise import stacks
 

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from cyxjax.errors import EXIT_HANG, EXIT_USER_ERROR
+from cyxjax.files import redact
 from cyxjax.launch import output
-from cyxjax.launch.failure.record import ErrorRecord, redact
+from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.heartbeat import WAITING, Limits, Pulse
 from cyxjax.launch.supervise import hang, stacks
 from cyxjax.launch.supervise.hang import Stopwatch, Verdict

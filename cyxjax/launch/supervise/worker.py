@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from cyxjax.files import redact
 from cyxjax.launch import heartbeat, output
 from cyxjax.launch.environment import thread_share
 from cyxjax.launch.failure import hooks
@@ -157,7 +158,7 @@ class Worker:
         if record is None:
             record = records.of_status(self.rank, self.pid, self.returncode, self.pulse(), start)
         self._err.finish()
-        record.stderr_tail = [records.redact(line) for line in self._err.tail]
+        record.stderr_tail = [redact(line) for line in self._err.tail]
         return record
 
     def append_to_log(self, text: str) -> None:

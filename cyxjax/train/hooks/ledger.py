@@ -5,7 +5,6 @@ made many steps at a time, and the ranks' shares are added up only where all ran
 """
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from jax.experimental import multihost_utils
 from cyxjax.data.audit import StreamPlan
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.ledger import Fingerprint, Ledger, StreamFacts, fingerprints
+from cyxjax.files import append
 from cyxjax.observe.records import or_told
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.loop import Hook, Position, RunState
@@ -147,20 +147,8 @@ class LedgerHook(Hook):
         self._unwritten = text + "".join(json.dumps(line) + "\n" for line in lines)
         with or_told(self._path, warn_on_stderr):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _append(self._path, self._unwritten.encode(), anew)
+            append(self._path, self._unwritten.encode(), anew=anew)
             self._unwritten = ""
-
-
-def _append(path: Path, data: bytes, anew: bool) -> None:
-    """Puts all of `data` at the end of the file, or nothing of it. Raises: OSError."""
-    with path.open("wb" if anew else "ab", buffering=0) as file:
-        before = file.tell()
-        try:
-            while data:
-                data = data[file.write(data) :]
-        except OSError:
-            os.ftruncate(file.fileno(), before)
-            raise
 
 
 def _of_all_ranks(mine: list[tuple[int, Fingerprint]]) -> list[tuple[int, Fingerprint]]:

@@ -1,0 +1,151 @@
+"""What every room does with files and with secrets in text: the one copy. Standard library only.
+
+A file is written whole (a reader or a crash sees the old one or the new one), or appended to (all of a piece
+or nothing of it). What is read or replaced is a plain file: a FIFO would block, a device would never end.
+"""
+
+import errno
+import os
+import re
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+PRIVATE = 0o600
+_NOT_PLAIN = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # without it, opening a FIFO waits for the other end
+
+
+def write_whole(path: str | os.PathLike[str], data: str | bytes, *, mode: int = 0o666) -> None:
+    """Replaces the file at `path` by `data` (text as UTF-8) in one step; what it wrote survives a power cut.
+
+    mode: of the file, less the umask. A symbolic link is replaced, not followed.
+    Raises: OSError; the file is then as it was before. Also where `path` is a FIFO, a device or a folder.
+    """
+    path = Path(path)
+    _refuse_special(path)
+    draft = path.with_name(f".{path.name[:200]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, mode)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(fd)
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
+    sync_folder(path.parent)
+
+
+def append(path: str | os.PathLike[str], data: bytes, *, anew: bool = False) -> None:
+    """Puts all of `data` at the end of the file (of an empty one with `anew`), or nothing of it.
+
+    Raises: OSError.
+    """
+    path = Path(path)
+    _refuse_special(path)
+    with path.open("wb" if anew else "ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            os.ftruncate(file.fileno(), before)
+            raise
+
+
+def read_plain(path: str | os.PathLike[str], max_bytes: int | None = None) -> bytes:
+    """The bytes of a plain file, or of what a link to one points to.
+
+    Raises: OSError, within no time, for what is missing, unreadable, no plain file, or above `max_bytes`.
+    """
+    refuse_special(path)
+    fd = os.open(path, os.O_RDONLY | _NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+    with os.fdopen(fd, "rb") as file:
+        _refuse_mode(path, os.fstat(fd).st_mode)
+        data = file.read() if max_bytes is None else file.read(max_bytes + 1)
+    if max_bytes is not None and len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"holds more than {max_bytes} bytes", str(path))
+    return data
+
+
+def refuse_special(path: str | os.PathLike[str]) -> None:
+    """Raises: OSError where `path` is missing, or is a folder, FIFO, socket or device."""
+    _refuse_mode(path, os.stat(path).st_mode)
+
+
+def _refuse_special(path: Path) -> None:
+    """As `refuse_special`, but nothing there is as good: /dev/null or /dev/stdout must not be replaced."""
+    with suppress(FileNotFoundError):
+        refuse_special(path)
+
+
+def _refuse_mode(path: str | os.PathLike[str], mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _NOT_PLAIN.get(stat.S_IFMT(mode), "a device")
+        raise OSError(errno.EINVAL, f"is {kind}, expected a plain file", str(path))
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Makes the names in `folder` survive a power cut, where the file system can."""
+    if not hasattr(os, "O_DIRECTORY"):  # Windows syncs names by itself, and opens no folders
+        return
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems have no such call
+            raise
+    finally:
+        os.close(fd)
+
+
+def flock(fd: int) -> None:
+    """Waits until this process holds the kernel's lock on `fd`. Raises: OSError where there are no locks."""
+    import fcntl  # not on Windows
+
+    fcntl.flock(fd, fcntl.LOCK_EX)
+
+
+def try_flock(fd: int, *, shared: bool = False) -> bool:
+    """Whether this process now holds the kernel's lock on `fd`; False too where the file system has none."""
+    import fcntl
+
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def is_flocked(fd: int) -> bool:
+    """Whether another process holds `fd`, as far as can be told: True also where there are no such locks."""
+    # Shared, so that two processes that look at the same moment do not take each other for the holder.
+    if not try_flock(fd, shared=True):
+        return True
+    import fcntl
+
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return False
+
+
+_SECRET_NAME = re.compile(
+    r"(^|[_\-.])(key|api_?key|token|secret|passwd|password|credentials?)$", re.IGNORECASE
+)
+_SECRET_VALUE = re.compile(
+    r"(?i)(\b[\w-]*(?:key|token|secret|password|passwd)[\w-]*['\"]?\s*[=:]\s*['\"]?)([^\s'\",}&]+)"
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a value of this name should not be seen by others: api_key, token, password, ..."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def redact(text: str) -> str:
+    """`text` with the values of anything that looks like a key, token, secret or password replaced."""
+    return _SECRET_VALUE.sub(r"\1[redacted]", text)

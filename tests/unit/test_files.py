@@ -1,0 +1,130 @@
+"""Files written whole, appended to and locked; secrets in text: `cyxjax.files`, the one copy."""
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from cyxjax import files
+from cyxjax.files import append, is_flocked, read_plain, redact, refuse_special, try_flock, write_whole
+
+
+def test_a_file_is_replaced_whole_and_nothing_stays_beside_it(tmp_path):
+    path = tmp_path / "a.json"
+    write_whole(path, "old")
+    write_whole(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_file_and_folder_are_synced_before_and_after_the_rename(tmp_path, monkeypatch):
+    done = []
+    kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "folder"}
+    sync, replace = os.fsync, os.replace
+
+    def fsync(fd):
+        done.append(kinds[stat.S_IFMT(os.fstat(fd).st_mode)])
+        sync(fd)
+
+    def renamed(old, new):
+        done.append("rename")
+        replace(old, new)
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    monkeypatch.setattr(files.os, "replace", renamed)
+    write_whole(tmp_path / "a", "x")
+    assert done == ["file", "rename", "folder"]
+
+
+def test_a_private_file_is_private_from_its_first_byte(tmp_path):
+    old = os.umask(0o022)
+    try:
+        write_whole(tmp_path / "own", "x", mode=files.PRIVATE)
+        write_whole(tmp_path / "all", "x")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "all").stat().st_mode) == 0o644
+
+
+def test_what_fails_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    write_whole(path, "old")
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "folder", "device"])
+def test_what_is_no_plain_file_is_neither_read_nor_replaced(tmp_path, kind):
+    path = tmp_path / "special"
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")  # replacing the link would be as bad as reading without end
+    for use in (read_plain, refuse_special, lambda p: write_whole(p, "x"), lambda p: append(p, b"x")):
+        with pytest.raises(OSError, match=f"is a {kind}, expected a plain file"):
+            use(path)
+    assert not path.is_file()
+
+
+def test_a_plain_file_is_read_up_to_a_limit(tmp_path):
+    (tmp_path / "a").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("a")
+    assert read_plain(tmp_path / "link", 5) == b"12345"
+    with pytest.raises(OSError, match="more than 4 bytes"):
+        read_plain(tmp_path / "a", 4)
+
+
+def test_an_append_is_all_or_nothing(tmp_path):
+    code = (
+        "import resource, signal, sys\nfrom cyxjax.files import append\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "append(sys.argv[1], b'12345678')\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (12, 12))\n"
+        "try:\n    append(sys.argv[1], b'abcdefgh')\nexcept OSError as error:\n    print(error.errno)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "a"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "27\n"  # EFBIG, after 4 of the 8 bytes
+    assert (tmp_path / "a").read_bytes() == b"12345678"
+    append(tmp_path / "a", b"x", anew=True)
+    assert (tmp_path / "a").read_bytes() == b"x"
+
+
+def test_a_lock_is_seen_by_others_and_looking_takes_nothing(tmp_path):
+    (tmp_path / "a").touch()
+    first, second = (os.open(tmp_path / "a", os.O_RDWR) for _ in range(2))
+    assert not is_flocked(second)
+    assert try_flock(first)
+    assert is_flocked(second)
+    assert not try_flock(second)
+    os.close(first)
+    assert try_flock(second)
+    os.close(second)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "api_key=hunter2",
+        "WANDB_API_KEY: hunter2",
+        "token='hunter2'",
+        '"password": "hunter2"',
+        "X-Secret=hunter2",
+    ],
+)
+def test_secrets_are_hidden(text):
+    assert "hunter2" not in redact(f"before {text} after")
+    assert redact("monkey business at key frame 7") == "monkey business at key frame 7"
