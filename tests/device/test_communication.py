@@ -21,8 +21,8 @@ from cyxjax.observe.compiled_plan import Collective, bytes_per_step, collectives
 from cyxjax.sync.bucketed import buckets
 from cyxjax.sync.mean import mean
 from cyxjax.sync.registry import STRATEGIES, build_sync
-from tests.device.helpers import Net, data, put
-from tests.device.sync_helpers import Alone, random_grads
+from tests.support.models import Net, data, put
+from tests.support.strategies import Alone, random_grads
 
 REPLICAS = 4
 SIZE = 5 * 16 + 16 + 16 * 3 + 3  # parameters of Net: 147

@@ -19,7 +19,7 @@ from cyxjax.data.bundled import load_digits
 from cyxjax.data.order import Order
 from cyxjax.errors import ConfigError
 from cyxjax.sync.registry import STRATEGIES, build_sync
-from tests.device.helpers import put
+from tests.support.models import put
 
 pytestmark = pytest.mark.slow  # whole trainings
 

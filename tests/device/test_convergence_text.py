@@ -17,7 +17,7 @@ from cyxjax.data.order import Order
 from cyxjax.data.text import load_text
 from cyxjax.models.gpt import GPT
 from cyxjax.sync.registry import build_sync
-from tests.device.helpers import put
+from tests.support.models import put
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from cyxjax.launch.topology import Topology
 from cyxjax.models.layers import LinearModule
 from cyxjax.models.sequential import SequentialModel
 from cyxjax.sync.mean import mean
-from tests.device.helpers import FEATURES, Net, NnxNet, data, largest_gap, put
+from tests.support.models import FEATURES, Net, NnxNet, data, largest_gap, put
 
 CRITERION = CrossEntropyLoss()
 OPTIMIZERS = {

@@ -14,8 +14,8 @@ from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.distributed import comm_hooks
 from cyxjax.distributed.ddp_config import DDPConfig, compiler_options
 from cyxjax.errors import ConfigError, GroupError
-from tests.device.helpers import Net, data, largest_gap
 from tests.device.test_ddp import wrap
+from tests.support.models import Net, data, largest_gap
 
 CRITERION = CrossEntropyLoss()
 

@@ -16,8 +16,8 @@ from cyxjax.data.order import Order
 from cyxjax.errors import ConfigError
 from cyxjax.observe.compiled_plan import memory_bytes, state_bytes
 from cyxjax.sync.registry import build_sync
-from tests.device.helpers import Net, data, largest_gap, put
 from tests.device.test_sync_contract import adaptive
+from tests.support.models import Net, data, largest_gap, put
 
 ROWS = 256  # a replica's micro-batch: activations of Deep are ROWS * 64 * 4 = 64 kB a layer, weights 16 kB
 

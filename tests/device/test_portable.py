@@ -8,8 +8,8 @@ import pytest
 from cyxjax.core.loss_scale import with_loss_scale
 from cyxjax.core.portable import from_portable, stored_shapes, to_portable
 from cyxjax.sync.registry import build_sync
-from tests.device.sync_helpers import Alone, random_grads, whole_grads
 from tests.device.test_sync_contract import LR, USUAL, adaptive
+from tests.support.strategies import Alone, random_grads, whole_grads
 
 
 def never(leaf):

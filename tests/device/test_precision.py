@@ -14,8 +14,8 @@ from cyxjax.errors import ConfigError
 from cyxjax.models.gpt import GPT
 from cyxjax.sync.registry import STRATEGIES, build_sync
 from cyxjax.train.trainer import DistributedTrainer
-from tests.device.sync_helpers import Alone, mean_of, params, random_grads, whole_grads
 from tests.device.test_sync_contract import EXACT, USUAL
+from tests.support.strategies import Alone, mean_of, params, random_grads, whole_grads
 
 LR = 2.0**-7
 

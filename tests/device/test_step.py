@@ -19,7 +19,7 @@ from cyxjax.core.strategy import Sync
 from cyxjax.data.batches import BatchPlan, HostBatch, read_batch
 from cyxjax.data.order import Order
 from cyxjax.sync.mean import mean
-from tests.device.helpers import FEATURES, Net, NnxNet, data, largest_gap, put, train
+from tests.support.models import FEATURES, Net, NnxNet, data, largest_gap, put, train
 
 # float32 sums of up to 24 terms in another order, over 10 SGD steps: 24 * 6e-8 * |grad| <= 1e-5.
 TOLERANCE = 1e-5

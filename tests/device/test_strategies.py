@@ -8,7 +8,7 @@ import pytest
 from cyxjax.errors import ConfigError
 from cyxjax.sync.compressed import cast_reducer
 from cyxjax.sync.registry import build_sync
-from tests.device.sync_helpers import Alone, mean_of, params, random_grads
+from tests.support.strategies import Alone, mean_of, params, random_grads
 
 LR = 0.05
 

@@ -9,7 +9,7 @@ from cyxjax.core.mesh import PER_REPLICA
 from cyxjax.core.step import state_spec
 from cyxjax.errors import ConfigError
 from cyxjax.sync.registry import STRATEGIES, build_sync
-from tests.device.sync_helpers import Alone, mean_of, params, random_grads, whole_grads
+from tests.support.strategies import Alone, mean_of, params, random_grads, whole_grads
 
 # Options under which a scheme loses nothing of `whole_grads` and reduces in every step.
 EXACT = {

@@ -13,9 +13,9 @@ from cyxjax.distributed.ddp_config import DDPConfig
 from cyxjax.errors import ConfigError
 from cyxjax.sync.compressed import cast_reducer
 from cyxjax.sync.registry import build_sync
-from tests.device.helpers import Net
-from tests.device.sync_helpers import Alone, mean_of, params, random_grads
 from tests.device.test_ddp import wrap
+from tests.support.models import Net
+from tests.support.strategies import Alone, mean_of, params, random_grads
 
 LR = 0.1
 

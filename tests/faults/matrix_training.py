@@ -5,9 +5,9 @@ from tests.faults.matrix_row import Row, tests_in
 _LAUNCH, _FORMING = "faults/test_launch_matrix.py", "faults/test_launch_forming.py"
 _RUN, _RESUME = "faults/test_run_matrix.py", "faults/test_resume.py"
 _DAMAGE, _DISK = "faults/test_checkpoint_damage.py", "faults/test_checkpoint_disk.py"
-_HOSTILE, _LOCK = "faults/test_checkpoint_hostile.py", "unit/test_run_lock.py"
+_HOSTILE, _LOCK = "faults/test_checkpoint_hostile.py", "unit/checkpoint/test_run_lock.py"
 _STORED, _TRACKER = "faults/test_run_storage.py", "faults/test_run_sink.py"
-_SINKS = "unit/test_observe_sinks.py"
+_SINKS, _TRAINER = "unit/observe/test_sinks.py", "unit/train/test_trainer.py"
 
 _NUMBERS = [
     Row(
@@ -23,7 +23,8 @@ _NUMBERS = [
         (
             *tests_in(_RUN, "test_a_sample_that_overflows_on_one_rank_is_left_out_by_all"),
             *tests_in(
-                "unit/test_trainer.py", "test_nan_that_appears_while_training_ends_the_run_with_its_step"
+                "unit/train/test_trainer.py",
+                "test_nan_that_appears_while_training_ends_the_run_with_its_step",
             ),
         ),
     ),
@@ -172,7 +173,7 @@ _STRANGERS = [
         "R41",
         "hostile checkpoints (pickle, paths that leave the folder, sizes, links) and configurations",
         "refused with a message; nothing of theirs is run",
-        (_HOSTILE, "faults/test_hostile_config.py", "unit/test_security_lint.py"),
+        (_HOSTILE, "faults/test_hostile_config.py", "house/test_security_lint.py"),
     ),
     Row(
         "R42",

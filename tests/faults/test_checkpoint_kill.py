@@ -8,12 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-import checkpoint_writer
 import numpy as np
 import pytest
-from checkpoint_writer import NUM_FLOATS, state_of
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
+from tests.faults import checkpoint_writer
+from tests.faults.checkpoint_writer import NUM_FLOATS, state_of
 
 TARGET = {"w": np.zeros(NUM_FLOATS, np.float32), "step": np.zeros((), np.int32)}
 STORE, FOLDERS = "cyxjax.checkpoint.store", "cyxjax.checkpoint.folders"

@@ -5,9 +5,9 @@ import pytest
 from cyxjax.cli.audit import main as audit
 from cyxjax.data.audit import surviving
 from cyxjax.data.ledger import read_records
-from tests.faults.elastic_hosts import Hosts, says
-from tests.faults.launching import until
-from tests.faults.training import SAMPLES, STEPS_PER_EPOCH, newest_step, write_experiment
+from tests.support.elastic_hosts import Hosts, says
+from tests.support.launching import until
+from tests.support.training import SAMPLES, STEPS_PER_EPOCH, newest_step, write_experiment
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 EPOCHS, SAVE_EVERY = 120, 30

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE
-from tests.faults.launching import RANK, Run, start
+from tests.support.launching import RANK, Run, start
 
 pytestmark = pytest.mark.multiprocess
 

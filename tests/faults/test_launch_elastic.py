@@ -7,8 +7,8 @@ import time
 import pytest
 
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED, EXIT_USER_ERROR
-from tests.faults.elastic_hosts import Hosts, under_way
-from tests.faults.launching import until
+from tests.support.elastic_hosts import Hosts, under_way
+from tests.support.launching import until
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 

@@ -15,7 +15,7 @@ import pytest
 
 from cyxjax.errors import EXIT_CONFIG
 from cyxjax.launch.rendezvous import ports
-from tests.faults.launching import RANK, processes_with
+from tests.support.launching import RANK, processes_with
 
 pytestmark = pytest.mark.multiprocess
 
@@ -198,7 +198,7 @@ def test_r24_a_rank_that_dies_while_the_group_forms_may_come_again(group):
 
 
 def test_r25_ranks_of_different_configuration_are_refused_with_both_values(tmp_path):
-    from tests.faults.launching import launch
+    from tests.support.launching import launch
 
     run = launch(tmp_path, 2, KIND="light", CONFIG_0="lr=0.1", CONFIG_1="lr=0.2")
     assert run.code == 1

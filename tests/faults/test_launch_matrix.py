@@ -10,7 +10,7 @@ import time
 import pytest
 
 from cyxjax.errors import EXIT_HANG, EXIT_INFRASTRUCTURE, EXIT_INTERRUPT, EXIT_PREEMPTED, EXIT_USER_ERROR
-from tests.faults.launching import launch, start, until
+from tests.support.launching import launch, start, until
 
 pytestmark = pytest.mark.multiprocess
 

@@ -3,12 +3,12 @@
 import signal
 
 import pytest
-from launching import start
-from training import EPOCHS, STEPS_PER_EPOCH, Jobs, newest_step, write_experiment
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.cli import audit
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
+from tests.support.launching import start
+from tests.support.training import EPOCHS, STEPS_PER_EPOCH, Jobs, newest_step, write_experiment
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 LAST = EPOCHS * STEPS_PER_EPOCH

@@ -8,9 +8,18 @@ import signal
 
 import numpy as np
 import pytest
-from training import EPOCHS, STEPS_PER_EPOCH, Jobs, curves, leaves, newest_step, sha256_of, write_experiment
 
 from cyxjax.cli import audit
+from tests.support.training import (
+    EPOCHS,
+    STEPS_PER_EPOCH,
+    Jobs,
+    curves,
+    leaves,
+    newest_step,
+    sha256_of,
+    write_experiment,
+)
 
 pytestmark = pytest.mark.multiprocess
 LAST = EPOCHS * STEPS_PER_EPOCH

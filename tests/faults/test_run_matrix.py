@@ -5,12 +5,12 @@ import signal
 
 import numpy as np
 import pytest
-from launching import until
-from training import Jobs, checkpoints, curves, newest_step, write_experiment
 
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.cli import audit, main
 from cyxjax.errors import EXIT_CONFIG, EXIT_OK, EXIT_USER_ERROR
+from tests.support.launching import until
+from tests.support.training import Jobs, checkpoints, curves, newest_step, write_experiment
 
 pytestmark = pytest.mark.multiprocess
 

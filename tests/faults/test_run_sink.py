@@ -3,10 +3,10 @@
 import time
 
 import pytest
-from training import EPOCHS, STEPS_PER_EPOCH, Jobs, newest_step, write_experiment
 
 from cyxjax.errors import EXIT_OK
 from cyxjax.observe.file_sinks import read_jsonl
+from tests.support.training import EPOCHS, STEPS_PER_EPOCH, Jobs, newest_step, write_experiment
 
 pytestmark = pytest.mark.multiprocess
 SINKS = {"sinks": ["jsonl", "wandb"]}

@@ -5,8 +5,11 @@ import subprocess
 
 import numpy as np
 import pytest
-from launching import start
-from training import (
+
+from cyxjax.cli import audit
+from cyxjax.errors import EXIT_OK, EXIT_SECONDARY, EXIT_USER_ERROR
+from tests.support.launching import start
+from tests.support.training import (
     EPOCHS,
     STEPS_PER_EPOCH,
     Jobs,
@@ -16,9 +19,6 @@ from training import (
     sha256_of,
     write_experiment,
 )
-
-from cyxjax.cli import audit
-from cyxjax.errors import EXIT_OK, EXIT_SECONDARY, EXIT_USER_ERROR
 
 pytestmark = pytest.mark.multiprocess
 LAST = EPOCHS * STEPS_PER_EPOCH

@@ -6,11 +6,11 @@ import signal
 
 import psutil
 import pytest
-from launching import processes_with, start, until
-from training import Jobs, leaves, newest_step, sha256_of, write_experiment
 
 from cyxjax.cli import audit
 from cyxjax.errors import EXIT_PREEMPTED
+from tests.support.launching import processes_with, start, until
+from tests.support.training import Jobs, leaves, newest_step, sha256_of, write_experiment
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(600)]
 KILLS, STEPS_BETWEEN = 8, 40

@@ -14,7 +14,7 @@ from cyxjax.distributed import (
     reduce_tensor,
     setup_distributed,
 )
-from tests.guides.programs import report
+from tests.support.programs import report
 
 
 def loaders():

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 
 import cyxjax as cx
-from tests.guides.programs import report
+from tests.support.programs import report
 
 SAMPLES, FEATURES, CLASSES = 50, 8, 3
 

@@ -8,7 +8,7 @@ import cyxjax as cx
 import cyxjax.distributed as dist
 from cyxjax.distributed import DistributedDataParallel as DDP
 from cyxjax.distributed.comm_hooks import powerSGD_hook
-from tests.guides.programs import report
+from tests.support.programs import report
 
 SAMPLES = 37  # no multiple of anything
 

@@ -8,7 +8,7 @@ from flax import linen as nn
 
 import cyxjax as cx
 import cyxjax.distributed as dist
-from tests.guides.programs import report
+from tests.support.programs import report
 
 
 class MyModel(nn.Module):

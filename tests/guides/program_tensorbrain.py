@@ -8,7 +8,7 @@ import cyxjax as cx
 import cyxjax.distributed as dist
 from cyxjax.distributed import DistributedDataParallel as DDP
 from tests.guides.program_cyxwiz import data, model
-from tests.guides.programs import report
+from tests.support.programs import report
 
 
 def train(rank, world_size):

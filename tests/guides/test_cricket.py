@@ -16,8 +16,8 @@ from cyxjax.launch.options import parse
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.sinks import NullSink, build_sinks
 from tests.guides import program_cricket as program
-from tests.guides.programs import ROOT, launch, run
-from tests.unit.trainer_helpers import use_devices
+from tests.support.programs import ROOT, launch, run
+from tests.support.trainers import use_devices
 
 pytestmark = pytest.mark.multiprocess
 dist = cx.distributed

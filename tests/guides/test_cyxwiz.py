@@ -9,7 +9,7 @@ import cyxjax as cx
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError, GroupError
 from tests.guides import program_cyxwiz as program
-from tests.guides.programs import by_hand, free_port, run
+from tests.support.programs import by_hand, free_port, run
 
 pytestmark = pytest.mark.multiprocess
 dist = cx.distributed

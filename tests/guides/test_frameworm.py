@@ -12,8 +12,8 @@ from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError
 from cyxjax.launch.environment import collective_timeout_s
 from tests.guides import program_frameworm as program
-from tests.guides.programs import Ranks, run
-from tests.unit.trainer_helpers import use_devices
+from tests.support.programs import Ranks, run
+from tests.support.trainers import use_devices
 
 pytestmark = pytest.mark.multiprocess
 CONFIG = "model:\n  name: vae\n  options: {latent_size: 2, hidden: [8]}\n"

@@ -10,7 +10,7 @@ import cyxjax as cx
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError, DataError, GroupError
 from tests.guides import program_genesis as program
-from tests.guides.programs import launch, run
+from tests.support.programs import launch, run
 
 pytestmark = pytest.mark.multiprocess
 dist = cx.distributed

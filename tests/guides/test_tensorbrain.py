@@ -13,7 +13,7 @@ from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch.options import parse
 from tests.guides import program_tensorbrain as program
 from tests.guides.program_cyxwiz import data, model
-from tests.guides.programs import by_hand, launch
+from tests.support.programs import by_hand, launch
 
 pytestmark = pytest.mark.multiprocess
 dist = cx.distributed
@@ -105,7 +105,7 @@ def test_a_rank_that_does_not_reach_a_barrier_is_named(tmp_path):
     late.write_text(
         "import sys\n"
         "import cyxjax.distributed as dist\n"
-        "from tests.guides.programs import report\n"
+        "from tests.support.programs import report\n"
         "dist.init_process_group()\n"
         "said = ''\n"
         "if dist.get_rank() == 0:\n"

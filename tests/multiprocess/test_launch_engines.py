@@ -10,8 +10,8 @@ import time
 import pytest
 
 from cyxjax.launch.job_files import JobSpec, kubernetes_manifest
-from tests.faults.launching import RANK
-from tests.multiprocess.engines import DONE, ROOT, environment, free_port, run
+from tests.support.engines import DONE, ROOT, environment, free_port, run
+from tests.support.launching import RANK
 
 pytestmark = pytest.mark.multiprocess
 

@@ -15,8 +15,8 @@ import pytest
 
 from cyxjax.cli.audit import main as audit
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED, EXIT_SECONDARY
-from tests.faults.launching import RANK, processes_with, until
-from tests.faults.training import newest_step, write_experiment
+from tests.support.launching import RANK, processes_with, until
+from tests.support.training import newest_step, write_experiment
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.root, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from cyxjax.launch.clusters import discover
-from tests.faults.launching import RANK
+from tests.support.launching import RANK
 
 pytestmark = pytest.mark.multiprocess
 ROOT = Path(__file__).parents[2]

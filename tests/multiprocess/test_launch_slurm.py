@@ -12,8 +12,8 @@ import pytest
 
 from cyxjax.errors import GroupError
 from cyxjax.launch.job_files import JobSpec, slurm_script, submit_slurm
-from tests.faults.launching import RANK, until
-from tests.multiprocess.engines import DONE, environment, free_port, run
+from tests.support.engines import DONE, environment, free_port, run
+from tests.support.launching import RANK, until
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.root]
 SLURM_CONF = """ClusterName=onebox

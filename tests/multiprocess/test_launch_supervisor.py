@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.faults.launching import RANK, launch, start, until
+from tests.support.launching import RANK, launch, start, until
 
 pytestmark = pytest.mark.multiprocess
 TALK = "import os, sys\nprint('out', os.environ['RANK'])\nprint('err', os.environ['RANK'], file=sys.stderr)\n"

@@ -30,9 +30,9 @@ X, Y = classes()
 VAL = classes(15, seed=1)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def two_devices() -> Iterator[None]:
-    """Each test of a file that imports this runs in a group of two replicas."""
+    """The test runs in a group of two replicas."""
     use_devices(2)
     yield
     process_group.finalize()

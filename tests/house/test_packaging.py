@@ -11,7 +11,7 @@ import pytest
 
 from cyxjax.config.load import load_config
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 

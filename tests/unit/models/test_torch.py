@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from torch_layers import CASES, TABLE, answers, inputs, wave
 
 from cyxjax import models as m
+from tests.unit.models.torch_layers import CASES, TABLE, answers, inputs, wave
 
 STORED = json.loads(TABLE.read_text())
 OURS: dict[str, list[m.Layer]] = {

@@ -25,8 +25,8 @@ def test_a_record_holds_what_a_person_asks_for(tmp_path):
     record = raised(ValueError("no such shard"))
     assert (record.rank, record.step, record.phase, record.start) == (2, 7, "data", 1)
     assert (record.exit_code, record.secondary) == (EXIT_USER_ERROR, False)
-    assert record.source.startswith("test_launch_records.py:")
-    assert record.summary.startswith("ValueError: no such shard (test_launch_records.py:")
+    assert record.source.startswith("test_failure.py:")
+    assert record.summary.startswith("ValueError: no such shard (test_failure.py:")
     path = str(tmp_path / "e.json")
     records.save(record, path)
     assert records.load(path) == record

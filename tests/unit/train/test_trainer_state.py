@@ -14,18 +14,9 @@ from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.train import fit_data
 from cyxjax.train.fit_data import parse
 from cyxjax.train.trainer import DistributedTrainer
-from tests.unit.trainer_helpers import (
-    CLASSES,
-    FEATURES,
-    VAL,
-    Line,
-    X,
-    Y,
-    config,
-    mlp,
-    trainer,
-    two_devices,  # noqa: F401 - a fixture
-)
+from tests.support.trainers import CLASSES, FEATURES, VAL, Line, X, Y, config, mlp, trainer
+
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 
 def same_bits(a, b):

@@ -7,14 +7,9 @@ import pytest
 import cyxjax as cx
 from cyxjax.errors import ConfigError
 from cyxjax.train.hooks.callbacks import Callback
-from tests.unit.trainer_helpers import (
-    VAL,
-    X,
-    Y,
-    config,
-    trainer,
-    two_devices,  # noqa: F401 - a fixture
-)
+from tests.support.trainers import VAL, X, Y, config, trainer
+
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 
 def test_the_learning_rate_falls_on_a_plateau_and_nothing_is_compiled_again():

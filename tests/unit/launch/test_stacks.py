@@ -62,5 +62,5 @@ def test_a_real_dump_of_a_thread_is_read(tmp_path):
 
     dump = dump_while(wait_for_it, tmp_path)
     # taken by a timer, no thread is the current one: the last block, the main thread, is taken for it
-    assert "test_launch_stacks.py" in stacks.where(stacks.main_thread(dump))
+    assert "test_stacks.py" in stacks.where(stacks.main_thread(dump))
     assert any(frame.name == "slow_item" for frame in stacks.helpers(dump))

@@ -11,7 +11,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError, DataError, GroupError
 from cyxjax.train.trainer import DistributedTrainer
-from tests.unit.trainer_helpers import (
+from tests.support.trainers import (
     CLASSES,
     FEATURES,
     VAL,
@@ -21,9 +21,10 @@ from tests.unit.trainer_helpers import (
     config,
     mlp,
     trainer,
-    two_devices,  # noqa: F401 - a fixture
     use_devices,
 )
+
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 FORMS = {
     "arrays": (X, Y),

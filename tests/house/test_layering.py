@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "cyxjax"
+PACKAGE = Path(__file__).parents[2] / "cyxjax"
 FILES = sorted(PACKAGE.rglob("*.py"))
 GROUND = {"errors", "files", "run_folder", "launch", "config", "checkpoint", "data", "core"}
 BASE = GROUND | {"sync", "models"}

@@ -7,13 +7,9 @@ import pytest
 import cyxjax as cx
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.errors import ConfigError, DataError
-from tests.unit.trainer_helpers import (
-    VAL,
-    X,
-    Y,
-    mlp,
-    two_devices,  # noqa: F401 - a fixture
-)
+from tests.support.trainers import VAL, X, Y, mlp
+
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 
 def simple(device=None, model=None, **options):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import jax
@@ -13,10 +12,9 @@ from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import FORMAT_VERSION, MANIFEST, _sealed, decode
 from cyxjax.errors import CheckpointError
+from tests.data.make_checkpoint_v1 import META, fixture_state
 
-DATA = Path(__file__).parents[1] / "data"
-sys.path.insert(0, str(DATA))
-from make_checkpoint_v1 import META, fixture_state  # noqa: E402
+DATA = Path(__file__).parents[2] / "data"
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from cyxjax.launch.job_files import (
 )
 from cyxjax.launch.options import parse
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SPEC = JobSpec(
     ["python", "train.py", "--note", "a b"], name="run-7", nodes=2, processes_per_node=4, image="i:1"
 )

@@ -4,7 +4,7 @@ import secrets
 import socket
 from pathlib import Path
 
-from tests.faults.launching import RANK, Run, processes_with, start, until
+from tests.support.launching import RANK, Run, processes_with, start, until
 
 
 class Hosts:
