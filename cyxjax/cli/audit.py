@@ -1,6 +1,5 @@
 """`cyxjax audit RUN`: whether every sample came once an epoch, in its place; and if not, where not."""
 
-import argparse
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ import numpy as np
 
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.command import Parser
 from cyxjax.data.audit import Finding, StreamPlan, audit, surviving
 from cyxjax.data.ledger import Ledger, StreamFacts, read_records
 from cyxjax.data.order import Order
@@ -37,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return EXIT_USER_ERROR if findings else EXIT_OK
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="cyxjax audit", description=__doc__)
+def _parser() -> Parser:
+    parser = Parser(prog="cyxjax audit", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help=f"a run folder, in which {FILE} lies")
     parser.add_argument("--max-findings", type=int, default=10, metavar="N", help="stop after so many")
     return parser

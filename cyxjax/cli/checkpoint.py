@@ -11,6 +11,7 @@ from cyxjax.checkpoint.digests import find_problems
 from cyxjax.checkpoint.folders import list_abandoned, list_corrupt, list_steps, remove_aside, step_folder
 from cyxjax.checkpoint.manifest import Manifest, read_manifest
 from cyxjax.checkpoint.run_lock import RunLock
+from cyxjax.command import Parser
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
 from cyxjax.files import write_whole
 
@@ -27,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(given.run(directory, given))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="cyxjax checkpoint", description=__doc__)
+def _parser() -> Parser:
+    parser = Parser(prog="cyxjax checkpoint", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="ls|verify|export|prune")
     _command(commands, "ls", _ls, "list the steps (their manifests only; verify reads the files)")
     verify = _command(commands, "verify", _verify, "read every file and compare its digest; 1 if one differs")
@@ -53,8 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(commands: Any, name: str, run: Callable, text: str) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=text, description=text)
+def _command(commands: Any, name: str, run: Callable, text: str) -> Parser:
+    parser: Parser = commands.add_parser(name, help=text, description=text)
     parser.add_argument("directory", type=Path, metavar="DIR", help="a run folder or its checkpoints folder")
     parser.set_defaults(run=run)
     return parser

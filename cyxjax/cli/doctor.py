@@ -16,7 +16,7 @@ from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, ConfigError
 from cyxjax.launch import environment
 from cyxjax.launch.topology import DEFAULT_PORT
 
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pydantic", "tyro", "safetensors")
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pydantic", "safetensors")
 _EXTRAS = {"scikit-learn": "digits", "matplotlib": "plot", "wandb": "wandb", "tensorboardX": "tensorboard"}
 _DEVICE_TIMEOUT_S = 60  # jax on a broken driver can hang; a child process cannot hang us
 _LOW_DISK_BYTES = 1 << 30

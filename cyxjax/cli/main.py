@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from cyxjax.command import drop_output, show
 from cyxjax.errors import EXIT_CONFIG, EXIT_USER_ERROR, ConfigError, CyxjaxError, nearest
 
 # word -> (module:function that takes the remaining words and gives an exit code, one line of help)
@@ -31,7 +32,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command that `argv` (default: the process's arguments) names; gives its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return dispatch(words)
+        code = dispatch(words)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if words[0] in ("train", "launch"):
+            raise  # a run's own guards must see how it ended
+        drop_output()  # `cyxjax checkpoint ls DIR | head` has seen enough
+        return EXIT_USER_ERROR
     except CyxjaxError as err:
         print(f"cyxjax: {err}", file=sys.stderr)
         return EXIT_CONFIG if isinstance(err, ConfigError) else EXIT_USER_ERROR
@@ -40,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def dispatch(words: Sequence[str]) -> int:
     """Runs one command. Raises: ConfigError for a word that is no command, and what the command raises."""
     if not words or words[0] in ("-h", "--help", "help"):
-        print(overview())
+        show(f"{overview()}\n")
         return 0
     if words[0] == "--version":
         print(f"cyxjax {import_module('cyxjax').__version__}")

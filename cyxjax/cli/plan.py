@@ -3,14 +3,21 @@
 from collections.abc import Sequence
 from typing import Any
 
+from cyxjax.config.help import Command
 from cyxjax.config.load import load_config
 from cyxjax.errors import EXIT_OK
 from cyxjax.observe.compiled_plan import collectives, memory_bytes, plan_lines, state_bytes
 
+_COMMAND = Command(
+    "cyxjax plan",
+    "Compiles one step of an experiment and shows what it sends and holds. Trains nothing, writes nothing.",
+    "cyxjax plan --config configs/digits.yaml --comm zero1",
+)
+
 
 def main(argv: Sequence[str]) -> int:
     """Prints what a step sends and holds, with the words of `cyxjax.train`; writes nothing."""
-    config = load_config(argv)
+    config = load_config(argv, _COMMAND)
     from cyxjax.distributed import process_group
     from cyxjax.train.experiment import prepare
 

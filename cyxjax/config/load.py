@@ -1,29 +1,40 @@
 """From a YAML file and the command line to one checked `TrainConfig`; nothing is written.
 
 File and command line are merged as plain values and checked once, so both give the same messages and
-"was it given?" stays known. tyro draws the help page from the same models.
+"was it given?" stays known. The help page is drawn from the same models.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from cyxjax.command import show
 from cyxjax.config.command_line import parse_overrides
+from cyxjax.config.help import Command, help_page
 from cyxjax.config.run import TrainConfig
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.files import is_secret_name
 
-PROG = "python -m cyxjax.train"
+TRAIN = Command(
+    "python -m cyxjax.train",
+    "Trains the experiment of a YAML file. Run it again, and it goes on where it stopped.",
+    "python -m cyxjax.train --config configs/digits.yaml --epochs 10 --optimizer.lr 0.01",
+)
+CONFIG = Command(
+    "cyxjax config",
+    "Shows the resolved configuration of an experiment: the file, the command line, and all defaults.",
+    "cyxjax config --config configs/digits.yaml --epochs 10",
+)
 _MAX_BYTES = 1 << 20  # an experiment file is a page; more is a mistake (a data file, a model)
 
 
-def load_config(argv: Sequence[str]) -> TrainConfig:
+def load_config(argv: Sequence[str], command: Command = TRAIN) -> TrainConfig:
     """The experiment that `argv` describes: `--config FILE`, then overrides such as `--optimizer.lr 0.1`.
 
-    Raises: ConfigError for anything wrong; SystemExit(0) after `--help` or `--print-config`.
+    Raises: ConfigError for anything wrong; SystemExit(0) after `--help` (the page of `command`) or
+        `--print-config`.
     """
     given = parse_overrides(argv, TrainConfig)
     values = read_yaml(given.config_file) if given.config_file else {}
@@ -42,9 +53,10 @@ def load_config(argv: Sequence[str]) -> TrainConfig:
     if config.fast_dev_run:
         config = TrainConfig.from_values(merge(values, _fast(config)), source)
     if given.help:
-        show_help(config)
+        show(help_page(command, config))
+        raise SystemExit(0)
     if given.print_config:
-        sys.stdout.write(config.to_yaml())
+        show(config.to_yaml())
         raise SystemExit(0)
     return config
 
@@ -152,19 +164,7 @@ def _fast(config: TrainConfig) -> dict[str, Any]:
     return {**never, **short, "resume": "never", "sinks": ["jsonl"], "run_dir": run_dir}
 
 
-def show_help(config: TrainConfig) -> None:
-    """Prints every option with its default (the file's value, if a file was given); raises SystemExit(0)."""
-    import tyro  # only the help page needs it
-
-    text = (
-        "Trains the experiment of a YAML file; options after it override the file.\n\n"
-        "--config FILE  the experiment file; --print-config  shows the resolved configuration and stops; "
-        "keys inside options are given as --model.options.KEY VALUE."
-    )
-    tyro.cli(TrainConfig, args=["--help"], default=config, prog=PROG, description=text)
-
-
 def main(argv: Sequence[str]) -> int:
     """`cyxjax config --config FILE ...`: prints the resolved configuration; exit code 0."""
-    sys.stdout.write(load_config(argv).to_yaml())
+    show(load_config(argv, CONFIG).to_yaml())
     return 0

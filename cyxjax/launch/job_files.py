@@ -4,7 +4,6 @@ Both are complete and self-explaining text, made from a few checked values; noth
 except by `submit_slurm`.
 """
 
-import argparse
 import json
 import re
 import shlex
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
+from cyxjax.command import Parser
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_OK, ConfigError, CyxjaxError, GroupError
 from cyxjax.files import write_whole
 from cyxjax.launch.topology import DEFAULT_PORT
@@ -224,11 +224,6 @@ _HELP = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (from the command line). HINT: {USAGE}; see --help.")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: the program's); returns its exit code."""
     try:
@@ -265,8 +260,8 @@ def _run(argv: list[str]) -> int:
     return EXIT_OK
 
 
-def _build_parser() -> _Parser:
-    parser = _Parser(prog="cyxjax manifest", usage=USAGE, allow_abbrev=False, description=__doc__)
+def _build_parser() -> Parser:
+    parser = Parser(prog="cyxjax manifest", usage=USAGE, allow_abbrev=False, description=__doc__)
     parser.add_argument("engine", choices=["slurm", "k8s"])
     parser.add_argument("--output", default="", help="file to write; standard output if left out")
     parser.add_argument("--check", action="store_true", help="Slurm: ask sbatch whether it would take it")

@@ -5,8 +5,9 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
+from cyxjax.command import Parser
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.launch.environment import visible_gpus
 from cyxjax.launch.heartbeat import Limits
@@ -37,11 +38,6 @@ class Options:
     hosts: tuple[int, int] | None = None
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (from the launcher's command line). HINT: {USAGE}; see --help.")
-
-
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     """The options in `argv` (without the program's name). Raises: ConfigError; SystemExit(0) for --help."""
     parser = _build_parser()
@@ -67,8 +63,8 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     )
 
 
-def _build_parser() -> _Parser:
-    parser = _Parser(prog="cyxjax launch", usage=USAGE, allow_abbrev=False, description=__doc__)
+def _build_parser() -> Parser:
+    parser = Parser(prog="cyxjax launch", usage=USAGE, allow_abbrev=False, description=__doc__)
     add = parser.add_argument
     add("--nproc-per-node", default="1", help="processes on this host: a number, auto, gpu or cpu")
     add("--gpus", default=None, help="the same as --nproc-per-node")
@@ -94,7 +90,7 @@ def _build_parser() -> _Parser:
     return parser
 
 
-def _split(parser: _Parser, argv: list[str]) -> tuple[list[str], list[str]]:
+def _split(parser: Parser, argv: list[str]) -> tuple[list[str], list[str]]:
     """(our flags with dashes, the program and its arguments): ours end at the first word that is no flag."""
     takes_value = {flag: action.nargs != 0 for action in parser._actions for flag in action.option_strings}
     flags: list[str] = []

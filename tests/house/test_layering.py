@@ -10,14 +10,15 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "cyxjax"
 FILES = sorted(PACKAGE.rglob("*.py"))
-GROUND = {"errors", "files", "run_folder", "launch", "config", "checkpoint", "data", "core"}
+GROUND = {"errors", "command", "files", "run_folder", "launch", "config", "checkpoint", "data", "core"}
 BASE = GROUND | {"sync", "models"}
 MAY_IMPORT = {  # room -> rooms it may import, besides itself
     "errors": set(),
+    "command": {"errors"},
     "files": {"errors"},
     "run_folder": {"errors", "files"},
-    "launch": {"errors", "files", "run_folder"},
-    "config": {"errors", "files", "run_folder"},
+    "launch": {"errors", "command", "files", "run_folder"},
+    "config": {"errors", "command", "files", "run_folder"},
     "checkpoint": {"errors", "files", "run_folder"},
     "core": {"errors"},
     "sync": {"errors", "core"},

@@ -4,7 +4,6 @@ Starts from the box's checkpoint (or from the run's beginning), with as many rep
 numbers are the run's own. The first step that is not finite may be an earlier one: it is found on the way.
 """
 
-import argparse
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from cyxjax.command import Parser
 from cyxjax.config.load import load_config
 from cyxjax.config.run import TrainConfig
 from cyxjax.core.mesh import local_value
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises: DataError for a folder that is no black box.
     """
-    parser = argparse.ArgumentParser(prog="cyxjax replay", description=__doc__)
+    parser = Parser(prog="cyxjax replay", description=__doc__)
     parser.add_argument("box", type=Path, metavar="BOX", help="a folder black_box_step... of a run")
     folder = parser.parse_args(argv).box
     box = read_box(folder)

@@ -10,6 +10,7 @@ import safetensors
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.cli.checkpoint import main
+from cyxjax.cli.main import main as cli
 from cyxjax.errors import CheckpointError
 
 PARAMS = {"Dense_0": {"kernel": jnp.arange(6.0).reshape(2, 3), "bias": jnp.ones(3, jnp.bfloat16)}}
@@ -128,8 +129,8 @@ def test_a_folder_without_steps_is_named(tmp_path, place):
 
 
 @pytest.mark.parametrize("words", [[], ["rm", "x"], ["ls"], ["prune", "x"], ["verify", "x", "--step", "one"]])
-def test_wrong_words_end_with_2(words, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    assert caught.value.code == 2
-    assert "usage: cyxjax checkpoint" in capsys.readouterr().err
+def test_wrong_words_are_one_line_and_end_with_2(words, capsys):
+    assert cli(["checkpoint", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "HINT: cyxjax checkpoint" in said

@@ -3,6 +3,7 @@
 import importlib
 import json
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -35,6 +36,64 @@ def test_config_shows_and_refuses(capsys):
     assert shown.out == ""
     assert shown.err.count("\n") == 1
     assert "Did you mean 'epochs'" in shown.err
+
+
+@pytest.mark.parametrize("command", ["plan", "config"])
+def test_each_command_that_takes_an_experiment_has_a_page_of_its_own(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main.main([command, "--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert shown.startswith(f"usage: cyxjax {command} [--config FILE]")
+    assert f"\n  cyxjax {command} --config configs/digits.yaml" in shown
+    assert "cyxjax.train" not in shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["checkpoint", "lss", "x"],
+        ["audit"],
+        ["replay", "a", "b"],
+        ["manifest", "pbs", "--", "x"],
+        ["launch", "--grace", "x", "y.py"],
+    ],
+)
+def test_a_wrong_word_is_one_line_and_exit_code_2(words, capsys):
+    assert main.main(words) == 2
+    shown = capsys.readouterr()
+    said = shown.out + shown.err
+    assert said.count("\n") == 1
+    assert "HINT: " in said
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["config", "--help"], ["config"], ["launch", "--help"]], ids=" ".join
+)
+def test_a_reader_that_leaves_early_sees_no_traceback(words):
+    # the pipe is closed before the first word is written: what `| head -0` does at worst
+    child = subprocess.Popen(
+        [sys.executable, "-m", "cyxjax.cli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    child.stdout.close()
+    said = child.stderr.read()
+    child.stderr.close()
+    assert (child.wait(), said) == (0, "")
+
+
+def test_a_list_that_nobody_reads_ends_without_a_traceback(monkeypatch):
+    def closed(_):
+        raise BrokenPipeError
+
+    dropped = []
+    monkeypatch.setattr(main, "dispatch", closed)
+    monkeypatch.setattr(main, "drop_output", lambda: dropped.append(True))
+    assert (main.main(["checkpoint"]), dropped) == (1, [True])
+    with pytest.raises(BrokenPipeError):
+        main.main(["train"])  # a run is not ended in silence
 
 
 def test_env_says_where_the_place_is_from():
