@@ -67,11 +67,26 @@ def mean_model_state(model_state: PyTree, weight: jax.Array) -> PyTree:
     if not jax.tree.leaves(model_state):
         return model_state
     total = psum(weight)
+    add = lambda leaf: psum(leaf) if _is_float(leaf) else lax.pmax(leaf, AXIS)  # noqa: E731
+    return divided_state(jax.tree.map(add, weighted_state(model_state, weight)), total, model_state)
 
-    def mean(leaf: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return lax.pmax(leaf, AXIS)
-        mine = jnp.where(weight > 0, leaf * weight.astype(leaf.dtype), jnp.zeros_like(leaf))
-        return (psum(mine) / total).astype(leaf.dtype)
 
-    return jax.tree.map(mean, model_state)
+def weighted_state(model_state: PyTree, weight: jax.Array) -> PyTree:
+    """A share of the mean: floats times `weight`, the samples they come from, which may be none."""
+
+    def share(leaf: jax.Array) -> jax.Array:
+        if not _is_float(leaf):
+            return leaf
+        return jnp.where(weight > 0, leaf * weight.astype(leaf.dtype), jnp.zeros_like(leaf))
+
+    return jax.tree.map(share, model_state)
+
+
+def divided_state(summed: PyTree, total: Any, like: PyTree) -> PyTree:
+    """The mean of shares that were added up, in the dtypes of `like`; counters as they are."""
+    mean = lambda leaf, old: (leaf / total if _is_float(leaf) else leaf).astype(old.dtype)  # noqa: E731
+    return jax.tree.map(mean, summed, like)
+
+
+def _is_float(leaf: jax.Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)

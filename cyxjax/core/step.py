@@ -223,27 +223,29 @@ def build_eval_step(
     measured = metrics or Metrics()
 
     def local(state: EvalState, batch: Batch) -> jax.Array:
-        output = _infer(fns, state, batch.inputs)
+        output = infer(fns, state, batch.inputs)
         losses = loss(output, batch.targets)
         return from_replica(measured.sums(losses, output, batch.targets, batch.weight), PER_REPLICA)
 
     model = model_map(local, mesh, (REPLICATED, BATCH_SPEC), PER_REPLICA)
     reduce = sync_map(lambda rows: psum(rows[0]), mesh, PER_REPLICA, REPLICATED)
-    return jax.jit(lambda state, batch: reduce(model(_to_evaluate(state), batch)))
+    return jax.jit(lambda state, batch: reduce(model(to_evaluate(state), batch)))
 
 
 def build_predict_step(fns: ModelFns, mesh: Mesh) -> Callable[[TrainState, PyTree], PyTree]:
     """A function (state, inputs) -> outputs, rows cut along axis `data` as the inputs are."""
-    local = lambda state, inputs: _infer(fns, state, inputs)  # noqa: E731
+    local = lambda state, inputs: infer(fns, state, inputs)  # noqa: E731
     mapped = model_map(local, mesh, (REPLICATED, PER_REPLICA), PER_REPLICA)
-    return jax.jit(lambda state, inputs: mapped(_to_evaluate(state), inputs))
+    return jax.jit(lambda state, inputs: mapped(to_evaluate(state), inputs))
 
 
-def _to_evaluate(state: TrainState) -> EvalState:
+def to_evaluate(state: TrainState) -> EvalState:
+    """The part of `state` that evaluation reads."""
     return EvalState(state.params, state.model_state, state.key)
 
 
-def _infer(fns: ModelFns, state: EvalState, inputs: PyTree) -> PyTree:
+def infer(fns: ModelFns, state: EvalState, inputs: PyTree) -> PyTree:
+    """The model's output in evaluation mode, on one replica."""
     key = jax.random.wrap_key_data(state.key)  # no draws in evaluation: any key will do
     return fns.apply(state.params, state.model_state, inputs, key, False)[0]
 

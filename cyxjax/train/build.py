@@ -31,6 +31,7 @@ from cyxjax.sync.registry import build_sync
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.loop import Hook, Program
 from cyxjax.train.optimizers import Schedule, build_schedule, scaling_factor, with_schedule
+from cyxjax.train.placing import Placer, RowPlacer
 
 PyTree = Any
 
@@ -140,6 +141,12 @@ def batch_size(config: DistributedTrainingConfig, mesh: Mesh) -> int:
     return batch_size_from_global(
         config.global_batch_size, num_replicas(mesh), config.gradient_accumulation_steps
     )
+
+
+def placer_for(config: DistributedTrainingConfig, mesh: Mesh) -> Placer:
+    """What puts the batches of a run on the devices."""
+    del config
+    return RowPlacer(mesh)
 
 
 def batch_plan(config: DistributedTrainingConfig, mesh: Mesh, num_samples: int) -> BatchPlan:

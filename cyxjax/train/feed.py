@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.draws import place_in_step
-from cyxjax.core.mesh import local_replicas, local_rows, num_replicas, put_replicated, put_rows
+from cyxjax.core.mesh import local_replicas, local_rows, num_replicas, put_rows
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.data.batches import BatchPlan, HostBatch, iterate
 from cyxjax.data.ledger import StreamFacts
@@ -20,45 +20,16 @@ from cyxjax.data.order import Order
 from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError
-from cyxjax.train.build import batch_plan, batch_size
+from cyxjax.train.build import batch_plan, batch_size, placer_for
 from cyxjax.train.fit_data import FitData, is_loader
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Feed
+from cyxjax.train.placing import Placer, RowPlacer
 
 PyTree = Any
 
 
 Ask = Callable[[], tuple[float, bool]]
-
-
-class Placer:
-    """Puts host batches on the mesh; what is the same in every full batch is put there once."""
-
-    def __init__(self, mesh: Mesh):
-        self._mesh = mesh
-        self._local = len(local_replicas(mesh))
-        self._kept: dict[tuple, jax.Array] = {}
-
-    def put(self, host: HostBatch, signal: tuple[float, bool] = (0.0, False)) -> Batch:
-        rows = len(host.weight)
-        full = host.weight.all()
-        parts = put_rows(self._mesh, (host.inputs, host.targets) if full else host[:3])
-        weight = (
-            self._once(("weight", rows), lambda: self._rows(np.ones(rows, np.float32))) if full else parts[2]
-        )
-        total = self._once(("total", host.total), lambda: put_replicated(self._mesh, np.float32(host.total)))
-        asked = self._once(
-            ("signal", signal), lambda: self._rows(np.tile(np.array(signal, np.float32), (self._local, 1)))
-        )
-        return Batch(parts[0], parts[1], weight, total, asked)
-
-    def _rows(self, array: np.ndarray) -> jax.Array:
-        return put_rows(self._mesh, array)
-
-    def _once(self, name: tuple, make: Callable[[], jax.Array]) -> jax.Array:
-        if name not in self._kept:
-            self._kept[name] = make()
-        return self._kept[name]
 
 
 def build_feed(data: FitData, config: DistributedTrainingConfig, mesh: Mesh, tape: Tape) -> Feed:
@@ -75,7 +46,7 @@ def build_feed(data: FitData, config: DistributedTrainingConfig, mesh: Mesh, tap
         )
     seed, shuffle = data.order or (config.seed, config.shuffle)
     return dataset_feed(
-        mesh,
+        placer_for(config, mesh),
         data.train,
         batch_plan(config, mesh, len(data.train)),
         data.val,
@@ -88,7 +59,7 @@ def build_feed(data: FitData, config: DistributedTrainingConfig, mesh: Mesh, tap
 
 
 def dataset_feed(
-    mesh: Mesh,
+    placer: Placer,
     train: Dataset,
     plan: BatchPlan,
     val: Dataset | Iterable[Any] | None,
@@ -103,33 +74,30 @@ def dataset_feed(
 
     What is delivered is noted on `tape`.
     """
-    placer, mine, tape = Placer(mesh), local_replicas(mesh), tape or Tape()
+    tape = tape or Tape()
     tape.facts = StreamFacts(len(train), plan.global_batch_size, plan.drop_last, seed, shuffle)
 
     def train_batches(epoch: int, first_step: int, ask: Ask) -> Iterator[Batch]:
         order = Order(len(train), seed, epoch, shuffle)
         # Gathering rows of arrays in memory is cheaper than handing them from one thread to another.
         ahead = 0 if isinstance(train, ArrayDataset) else depth
-        with prefetch(iterate(train, order, plan, mine, first_step), ahead) as batches:
+        with prefetch(iterate(train, order, plan, placer.shares, first_step), ahead) as batches:
             for host in batches:
                 tape.note(epoch, host)
                 yield placer.put(host, ask())
 
-    val_batches = partial(eval_batches, mesh, val, plan.batch_size, max_eval_batches, placer)
+    val_batches = partial(eval_batches, placer, val, plan.batch_size, max_eval_batches)
     return Feed(train_batches, plan.num_steps, None if val is None else val_batches)
 
 
-def eval_batches(
-    mesh: Mesh, dataset: Any, batch_size: int, limit: int | None = None, placer: Placer | None = None
-) -> Iterator[Batch]:
+def eval_batches(placer: Placer, dataset: Any, batch_size: int, limit: int | None = None) -> Iterator[Batch]:
     """All samples of a Dataset once, in order, the last batch padded with weight 0; or a loader's batches."""
-    placer = placer or Placer(mesh)
     if is_loader(dataset):
-        yield from map(placer.put, islice(_agreed(_stream(mesh, dataset, 1)), limit))
+        yield from map(placer.put, islice(_agreed(_stream(len(placer.shares), dataset, 1)), limit))
         return
     order = Order(len(dataset), shuffle=False)
-    plan = BatchPlan(len(dataset), batch_size, num_replicas(mesh))
-    for host in islice(iterate(dataset, order, plan, local_replicas(mesh)), limit):
+    plan = BatchPlan(len(dataset), batch_size, placer.num_shares)
+    for host in islice(iterate(dataset, order, plan, placer.shares), limit):
         yield placer.put(host)
 
 
@@ -148,25 +116,24 @@ def loader_feed(
     Ranks may run out of data at different times: they agree on each step's number of samples, and a rank
     without any takes part with weight 0.
     """
-    placer = Placer(mesh)
+    placer = RowPlacer(mesh)
 
     def train_batches(epoch: int, first_step: int, ask: Ask) -> Iterator[Batch]:
         shuffled: Any = train if hasattr(train, "set_epoch") else getattr(train, "sampler", None)
         if hasattr(shuffled, "set_epoch"):
             shuffled.set_epoch(epoch)
-        with prefetch(_stream(mesh, train, accumulation), depth) as batches:
+        with prefetch(_stream(len(placer.shares), train, accumulation), depth) as batches:
             for step, host in enumerate(_agreed(batches)):
                 if step >= first_step:
                     yield placer.put(host, ask())
 
-    val_batches = partial(eval_batches, mesh, val, eval_batch_size, max_eval_batches, placer)
+    val_batches = partial(eval_batches, placer, val, eval_batch_size, max_eval_batches)
     return Feed(train_batches, None, None if val is None else val_batches)
 
 
-def _stream(mesh: Mesh, loader: Iterable[Any], accumulation: int) -> Iterator[HostBatch]:
-    """`accumulation` loader batches as one step's rows; the first one fixes how many rows there are."""
-    local, batches = len(local_replicas(mesh)), as_batches(loader)
-    size = 0
+def _stream(local: int, loader: Iterable[Any], accumulation: int) -> Iterator[HostBatch]:
+    """`accumulation` loader batches as one step's rows for `local` shares; the first one fixes how many."""
+    batches, size = as_batches(loader), 0
     while group := list(islice(batches, accumulation)):
         size = size or -(-_rows(group[0]) // local)
         yield _deal(group, local, accumulation, size)

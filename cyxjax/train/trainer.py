@@ -29,7 +29,15 @@ from cyxjax.observe.records import Sink
 from cyxjax.observe.sinks import NullSink
 from cyxjax.train import fit_data as fit_inputs
 from cyxjax.train import loop, out_of_memory, resume, rollback
-from cyxjax.train.build import Built, Recipe, build, check_precision, effective_batch_size, program_shape
+from cyxjax.train.build import (
+    Built,
+    Recipe,
+    build,
+    check_precision,
+    effective_batch_size,
+    placer_for,
+    program_shape,
+)
 from cyxjax.train.feed import build_feed, eval_batches, predict_all
 from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.hooks import loss_spike
@@ -131,7 +139,8 @@ class DistributedTrainer:
         """All metrics by name, over `max_batches` or all; data as in `evaluate`, or a loader."""
         dataset = fit_inputs.for_evaluation(X if y is None else (X, y))
         built, state = self._ready(fit_inputs.first_inputs(dataset))
-        batches = eval_batches(self._mesh, dataset, batch_size or built.batch_size, max_batches)
+        placer = placer_for(self._config, self._mesh)
+        batches = eval_batches(placer, dataset, batch_size or built.batch_size, max_batches)
         return loop.evaluate(built.program, state, batches)
 
     def predict(self, X: PyTree, *, batch_size: int | None = None) -> PyTree:

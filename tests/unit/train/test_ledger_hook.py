@@ -19,6 +19,7 @@ from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import DataError
 from cyxjax.train import feed
 from cyxjax.train.hooks.ledger import FILE, Tape
+from cyxjax.train.placing import RowPlacer
 from cyxjax.train.trainer import DistributedTrainer
 
 SAMPLES = 50  # 16 a step: 4 steps an epoch, the last of 2 samples
@@ -117,7 +118,7 @@ def test_what_the_feed_notes_does_not_depend_on_the_replicas():
         tape, plan = Tape(), BatchPlan(SAMPLES, 16 // devices, devices)
         mesh = build_mesh(jax.devices()[:devices])
         ours = feed.dataset_feed(
-            mesh, ArrayDataset(x, y), plan, None, seed=3, shuffle=True, depth=0, tape=tape
+            RowPlacer(mesh), ArrayDataset(x, y), plan, None, seed=3, shuffle=True, depth=0, tape=tape
         )
         assert len(list(ours.train(0, 1, lambda: (False, False)))) == 3
         taken.append(tape.take())
