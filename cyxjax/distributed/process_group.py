@@ -14,6 +14,7 @@ from cyxjax.launch import environment as backends
 from cyxjax.launch.clusters import discover
 from cyxjax.launch.connect import connect, disconnect
 from cyxjax.launch.environment import here, prepare
+from cyxjax.launch.program import code_facts
 from cyxjax.launch.topology import DEFAULT_ADDR, DEFAULT_PORT, DEFAULT_TIMEOUT_MS, Topology
 
 
@@ -80,7 +81,7 @@ def init(config: DistributedConfig | None = None, *, cpu_devices: int | None = N
     chosen = backends.choose(topology.backend, sys.platform, bool(backends.visible_gpus(here())))
     share = None if cpu_devices is None else max(1, cpu_devices // topology.world_size)
     prepare(replace(topology, backend=chosen), share)
-    connect(replace(topology, backend=chosen))
+    connect(replace(topology, backend=chosen), code_facts() if topology.world_size > 1 else None)
 
     from cyxjax.core.mesh import build_mesh  # only now may jax start
 

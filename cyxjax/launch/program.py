@@ -1,0 +1,54 @@
+"""Which code a process runs, as digests: other code under the same version trains to wrong numbers unseen."""
+
+import hashlib
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+PACKAGE = Path(__file__).parents[1]
+_SHORT = 12  # hex digits shown and compared: chance does not make two alike
+
+
+@cache
+def code_facts() -> dict[str, str]:
+    """A digest of the files of each room of cyxjax, and of the program that was started, by name.
+
+    What is installed as a command, or in site-packages, is no program of the user: its path and first line
+    differ between hosts that hold the same code.
+    """
+    rooms = {f"the code of {room}": _digest(files, PACKAGE) for room, files in _rooms().items()}
+    program = _program(sys.modules.get("__main__"))
+    return (
+        rooms
+        if program is None
+        else rooms | {"the program": f"{program.name} {_digest([program], program.parent)}"}
+    )
+
+
+def _rooms() -> dict[str, list[Path]]:
+    """The source files of cyxjax by the folder they are in, in order."""
+    rooms: dict[str, list[Path]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        folder = path.relative_to(PACKAGE).parts[:-1]
+        rooms.setdefault("/".join(["cyxjax", *folder[:1]]), []).append(path)
+    return rooms
+
+
+def _program(main: ModuleType | None) -> Path | None:
+    """The file of `__main__`, where it is the user's own."""
+    name = getattr(main, "__file__", None)
+    path = Path(name) if isinstance(name, str) else None
+    if path is None or not path.is_file() or "site-packages" in path.parts:
+        return None
+    installed = (Path(sys.executable).parent, Path(sys.prefix) / "bin", Path(sys.prefix) / "Scripts")
+    return None if path.absolute().parent in installed or PACKAGE in path.absolute().parents else path
+
+
+def _digest(files: list[Path], folder: Path) -> str:
+    total = hashlib.sha256()
+    for path in files:
+        # Line ends are git's choice on each host and mean nothing to Python.
+        content = path.read_bytes().replace(b"\r\n", b"\n")
+        total.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+    return total.hexdigest()[:_SHORT]

@@ -1,0 +1,73 @@
+"""Hosts that differ in what no version tells: another code, another program, other data."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cyxjax
+from cyxjax.launch.rendezvous import ports
+
+pytestmark = pytest.mark.multiprocess
+LIMIT_S = 150
+PROGRAM = "import cyxjax as cx\ncx.distributed.init()\nprint('met', flush=True)\ncx.distributed.finalize()\n"
+
+
+def two_ranks(folder: Path, commands: list[list[str]], **of_rank_1: str) -> list[tuple[int, str]]:
+    """(exit code, all that was written) of both ranks, each started by hand; `of_rank_1`: its environment."""
+    dirty = ("NPROC", "XLA_FLAGS", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    base = {k: v for k, v in os.environ.items() if k not in dirty}
+    with ports.listen("127.0.0.1", 0) as free:
+        port = str(free.getsockname()[1])
+    place = {"WORLD_SIZE": "2", "MASTER_PORT": port, "JAX_PLATFORMS": "cpu"}
+    place["DISTRIBUTED_TIMEOUT_MS"] = "60000"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", *command],
+            env=base | place | {"RANK": str(rank)} | (of_rank_1 if rank else {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=folder,
+        )
+        for rank, command in enumerate(commands)
+    ]
+    try:
+        said = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
+        return [(rank.returncode, text) for rank, text in zip(ranks, said, strict=True)]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def altered_package(folder: Path) -> str:
+    """A folder for PYTHONPATH with a copy of cyxjax under the same version, in which a loss is another."""
+    shutil.copytree(
+        Path(cyxjax.__file__).parent, folder / "cyxjax", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    losses = folder / "cyxjax" / "core" / "losses.py"
+    losses.write_text(losses.read_text() + "\nALTERED = 1\n")
+    return str(folder)
+
+
+def test_other_code_under_the_same_version_is_refused_on_both_ranks(tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    ended = two_ranks(tmp_path, [["train.py"]] * 2, PYTHONPATH=altered_package(tmp_path / "other"))
+    for code, text in ended:
+        assert code == 1
+        assert "ranks differ in the code of cyxjax/core: " in text
+        assert "on rank 0; " in text
+        assert "met" not in text
+
+
+def test_another_program_is_refused_on_both_ranks(tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "other.py").write_text(PROGRAM + "# a line more\n")
+    for code, text in two_ranks(tmp_path, [["train.py"], ["other.py"]]):
+        assert code == 1
+        assert "ranks differ in the program: train.py " in text
+        assert "on rank 0; other.py " in text
