@@ -1,0 +1,119 @@
+"""Data-parallel training without a trainer: all of it, from samples to a test score, on one page.
+
+    python scripts/train_core.py                          one device
+    JAX_NUM_CPU_DEVICES=2 python scripts/train_core.py    two replicas, half the batch each: the same losses
+
+Only cyxjax.core (one step) and cyxjax.data (which samples, when) are used. The losses are the trainer's
+(tests/device/test_train_core.py). What a trainer adds is around the loop, not in the step: checkpoints and
+resuming, several processes, precision, other ways to send gradients, guards and numbers to look at.
+"""
+
+import argparse
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen
+
+from cyxjax.core import phases
+from cyxjax.core.adapter import adapt
+from cyxjax.core.losses import CrossEntropyLoss
+from cyxjax.core.mesh import (  # values onto the mesh
+    PER_REPLICA,
+    REPLICATED,
+    build_mesh,
+    local_replicas,
+    num_replicas,
+    put_replicated,
+    put_rows,
+)
+from cyxjax.core.metrics import Metrics
+from cyxjax.core.replica import model_map, pmean, psum, sync_map
+from cyxjax.data import BatchPlan, Order, iterate, load_dataset
+
+SEED, GLOBAL_BATCH_SIZE, LEARNING_RATE = 42, 64, 0.002
+CUT = (PER_REPLICA, PER_REPLICA, PER_REPLICA)  # inputs, targets, weights: rows dealt out to the replicas
+
+
+class Net(linen.Module):
+    """(B, 8, 8, 1) images -> (B, 10) logits. Any model does: an nnx module, a pair of functions."""
+
+    @linen.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        hidden = linen.relu(linen.Dense(128)(images.reshape(images.shape[0], -1)))
+        return linen.Dense(10)(hidden)
+
+
+class State(NamedTuple):
+    """What a step changes; every replica holds it whole."""
+
+    params: dict
+    optimizer: optax.OptState
+
+
+fns, loss = adapt(Net()), CrossEntropyLoss().per_example
+metrics, optimizer = Metrics(), optax.adam(LEARNING_RATE)
+
+
+def build_steps(mesh):
+    """(train step, evaluation step): the four phases of one replica, mapped over all of them."""
+    replicas = num_replicas(mesh)
+
+    def forward_and_backward(state, images, labels, weight, total):
+        """Runs on each replica, alone: its LOCAL gradients and metric sums, as one row of all replicas'."""
+        key = jax.random.key(0)  # nothing in this model draws at random
+        output, pullback, _ = phases.forward(fns, state.params, {}, images, weight, key)
+        # The mean over R replicas of R / total x a replica's sum is the sum over all samples / total: exact,
+        # also where replicas hold different numbers of real samples.
+        losses, output_grad = phases.loss_and_seed(loss, output, labels, weight, replicas / total)
+        grads = phases.backward(pullback, output_grad)
+        return jax.tree.map(lambda a: a[None], (grads, metrics.sums(losses, output, labels, weight)))
+
+    def reduce_and_update(state, rows):
+        """The only place where replicas meet; jax proves that what comes out is the same on all of them."""
+        grads, sums = jax.tree.map(lambda a: a[0], rows)
+        updates, rule = optimizer.update(pmean(grads), state.optimizer, state.params)
+        return State(optax.apply_updates(state.params, updates), rule), psum(sums)
+
+    def measure(state, images, labels, weight):
+        output, _ = fns.apply(state.params, {}, images, jax.random.key(0), False)
+        return metrics.sums(loss(output, labels), output, labels, weight)[None]
+
+    local = model_map(forward_and_backward, mesh, (REPLICATED, *CUT, REPLICATED), PER_REPLICA)
+    meet = sync_map(reduce_and_update, mesh, (REPLICATED, PER_REPLICA), REPLICATED)
+    seen = model_map(measure, mesh, (REPLICATED, *CUT), PER_REPLICA)
+    add = sync_map(lambda rows: psum(rows[0]), mesh, PER_REPLICA, REPLICATED)
+    step = jax.jit(lambda state, *batch: meet(state, local(state, *batch)), donate_argnums=0)
+    return step, jax.jit(lambda state, *batch: add(seen(state, *batch)))
+
+
+def train(mesh, epochs):
+    """(losses of the epochs, (loss, accuracy) on the test samples)."""
+    digits, mine = load_dataset("digits"), local_replicas(mesh)
+    batch_size = GLOBAL_BATCH_SIZE // num_replicas(mesh)
+    step, measure = build_steps(mesh)
+    params, _ = fns.init(jax.random.key(SEED), digits.train.take(np.arange(1))[0])
+    state = put_replicated(mesh, State(params, optimizer.init(params)))
+
+    history = []
+    for epoch in range(epochs):
+        plan, sums = BatchPlan(len(digits.train), batch_size, num_replicas(mesh)), []
+        for host in iterate(digits.train, Order(len(digits.train), SEED, epoch), plan, mine):
+            state, told = step(state, *put_rows(mesh, host[:3]), jnp.float32(host.total))
+            sums.append(told)  # not read yet: the device works while the host makes the next batch
+        history.append(metrics.means(np.sum(np.array(sums, np.float64), axis=0)))
+        print(f"Epoch {epoch}, Loss: {history[-1]['loss']:.4f}, Accuracy: {history[-1]['accuracy']:.4f}")
+
+    plan = BatchPlan(len(digits.test), batch_size, num_replicas(mesh))
+    batches = iterate(digits.test, Order(len(digits.test), shuffle=False), plan, mine)
+    test = metrics.means(sum(np.array(measure(state, *put_rows(mesh, h[:3])), np.float64) for h in batches))
+    print(f"Test: loss {test['loss']:.4f}, accuracy {test['accuracy']:.4f}")
+    return [means["loss"] for means in history], test
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=10)
+    train(build_mesh(), parser.parse_args().epochs)

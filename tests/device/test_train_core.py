@@ -1,0 +1,65 @@
+"""scripts/train_core.py, which has no trainer: one page, core and data only, and the trainer's own losses."""
+
+import ast
+import importlib.util
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.losses import CrossEntropyLoss
+from cyxjax.core.mesh import build_mesh
+from cyxjax.data.catalog import load_dataset
+from cyxjax.distributed import process_group
+from cyxjax.train.trainer import DistributedTrainer
+from tests.support.trainers import use_devices
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train_core.py"
+
+
+@pytest.fixture
+def script():
+    spec = importlib.util.spec_from_file_location("train_core", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with jax.numpy_dtype_promotion("standard"):  # optax's Adam raises a float to an integer power
+        yield module
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_it_gives_the_trainer_s_losses(script, replicas, tmp_path):
+    use_devices(replicas)
+    mesh = process_group.ensure().mesh
+    digits = load_dataset("digits")
+    config = DistributedTrainingConfig(
+        epochs=2,
+        global_batch_size=script.GLOBAL_BATCH_SIZE,
+        seed=script.SEED,
+        checkpoint_dir=str(tmp_path),
+        checkpoint_every_n_epochs=0,
+        verbose=False,
+    )
+    trainer = DistributedTrainer(script.Net(), CrossEntropyLoss(), optax.adam(script.LEARNING_RATE))
+    history = trainer.fit(digits.train, digits.val, config)
+    losses, test = script.train(mesh, epochs=2)
+    assert losses == history.train_losses
+    assert (test["loss"], test["accuracy"]) == trainer.evaluate(digits.test)
+
+
+def test_one_replica_and_four_agree_to_rounding(script):
+    one, _ = script.train(build_mesh(jax.devices()[:1]), epochs=1)
+    four, _ = script.train(build_mesh(jax.devices()[:4]), epochs=1)
+    np.testing.assert_allclose(one, four, rtol=1e-5)  # sums of 64 terms in another order
+
+
+def test_it_is_one_page_of_core_and_data():
+    assert len(SCRIPT.read_text().splitlines()) <= 120
+    rooms = {
+        node.module.split(".")[1]
+        for node in ast.walk(ast.parse(SCRIPT.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("cyxjax")
+    }
+    assert rooms == {"core", "data"}
