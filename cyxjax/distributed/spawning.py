@@ -12,11 +12,10 @@ from typing import Any
 from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch import environment
 from cyxjax.launch.environment import here
-from cyxjax.launch.rendezvous import ports
+from cyxjax.launch.ranks_here import HostShare
 from cyxjax.launch.rendezvous.client import log
-from cyxjax.launch.rendezvous.roster import Job, Roster
-from cyxjax.launch.rendezvous.server import RendezvousServer
-from cyxjax.launch.topology import DEFAULT_ADDR, DEFAULT_PORT, DEFAULT_TIMEOUT_MS, join_address, read_int
+from cyxjax.launch.rendezvous.coordinator import Host
+from cyxjax.launch.topology import DEFAULT_ADDR, DEFAULT_PORT, read_int
 
 GRACE_S = 2.0  # between asking the other ranks to end and ending them
 
@@ -40,7 +39,7 @@ def spawn(
             f"nprocs={nprocs} from RANK={first} on exceeds WORLD_SIZE={world_size}. "
             "HINT: WORLD_SIZE counts the processes of all hosts, RANK is this host's first."
         )
-    host = None if elsewhere else _Host(world_size)
+    host = None if elsewhere else _host(world_size)
     spawned = Spawned(fn, args, range(first, first + nprocs), world_size, host)
     if not join:
         return spawned
@@ -65,7 +64,7 @@ class Spawned:
         args: tuple[Any, ...],
         ranks: range,
         world_size: int,
-        host: "_Host | None",
+        host: Host | None,
     ) -> None:
         self._host = host
         self._ends: dict[int, tuple[Any, Connection]] = {}  # rank -> process, where its error comes out
@@ -114,10 +113,11 @@ class Spawned:
         if self._host is None:
             address, port = env.get("MASTER_ADDR", DEFAULT_ADDR), read_int(env, "MASTER_PORT", DEFAULT_PORT)
             return environment.rank_variables(rank, world_size, local_rank, nprocs, address, port)
+        held = self._host.place
         place = environment.rank_variables(
-            rank, world_size, local_rank, nprocs, DEFAULT_ADDR, self._host.port
+            rank, world_size, local_rank, nprocs, held.master_addr, held.master_port
         )
-        return place | environment.hosted_variables(self._host.token)
+        return place | environment.hosted_variables(held.token)
 
     def _raise_first_error(self) -> None:
         failed = {rank: p.exitcode for rank, (p, _) in self._ends.items() if p.exitcode}
@@ -140,30 +140,15 @@ class Spawned:
         for _, pipe in self._ends.values():
             pipe.close()
         if self._host is not None:
-            self._host.close()
+            self._host.end()
 
 
-class _Host:
+def _host(world_size: int) -> Host:
     """The meeting place of the ranks, held by the parent: its port is taken before any rank starts."""
-
-    def __init__(self, world_size: int) -> None:
-        self.token = secrets.token_hex(16)
-        self._held, service_port = ports.reserve(DEFAULT_ADDR)
-        self._listener = listener = ports.listen(DEFAULT_ADDR, 0)
-        self.port = int(listener.getsockname()[1])
-        job = Job(world_size, "", 0, DEFAULT_TIMEOUT_MS / 1000, self.token)
-        address = join_address(DEFAULT_ADDR, service_port)
-
-        def coordinator(roll: Roster) -> dict[str, object]:
-            del roll
-            return {"address": address, "served": False}
-
-        self._meeting = RendezvousServer(listener, job, coordinator, log).start()
-
-    def close(self) -> None:
-        self._meeting.close()
-        self._listener.close()
-        self._held.close()
+    token = secrets.token_hex(16)
+    host = Host(HostShare(world_size, 0, world_size, DEFAULT_ADDR, 0, "", token=token), log, serves=False)
+    host.open(0)
+    return host
 
 
 def _run(

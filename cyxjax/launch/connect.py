@@ -1,32 +1,30 @@
 """From a place in the group to a running `jax.distributed`, and back. jax is imported here, late."""
 
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cyxjax.errors import GroupError
 from cyxjax.launch import heartbeat, jax_private
 from cyxjax.launch.environment import local_devices, visible_gpus
 from cyxjax.launch.failure import hooks as exits
-from cyxjax.launch.rendezvous import client, ports
+from cyxjax.launch.ranks_here import HostShare
+from cyxjax.launch.rendezvous import client
 from cyxjax.launch.rendezvous.client import Membership
-from cyxjax.launch.rendezvous.roster import Job, Roster
-from cyxjax.launch.rendezvous.server import RendezvousServer
-from cyxjax.launch.topology import Topology, in_job, join_address
+from cyxjax.launch.rendezvous.coordinator import Host
+from cyxjax.launch.topology import Topology, in_job
 
 LEAVE_S = 300.0  # how long a finished rank waits for the others (a last save, a last evaluation)
 
 
 @dataclass
 class Connection:
-    """What stands while this process is in the group; `meeting` and `held` only where rank 0 hosts."""
+    """What stands while this process is in the group; `host` only where rank 0 holds the meeting place."""
 
     membership: Membership
     exits: exits.Exits
-    meeting: RendezvousServer | None = None
-    sockets: list[socket.socket] = field(default_factory=list)
+    host: Host | None = None
 
 
 _connection: Connection | None = None
@@ -49,11 +47,10 @@ def connect(
         return
     jax_private.refuse_started_backend()
     hooks = exits.install(topology.rank, topology.restart_count, env)
-    sockets: list[socket.socket] = []
-    meeting = None if topology.hosted or not topology.is_master else _host(topology, sockets)
+    host = None if topology.hosted or not topology.is_master else _host(topology)
     membership = client.join(topology, facts)
-    hooks.report = membership.fail if meeting is None else _fail_and_linger(membership)
-    _connection = Connection(membership, hooks, meeting, sockets)
+    hooks.report = membership.fail if host is None else _fail_and_linger(membership)
+    _connection = Connection(membership, hooks, host)
     membership.watch(hooks.lose)
     _start_jax(topology, membership, env)
     heartbeat.beat(-1, "idle")
@@ -71,12 +68,10 @@ def disconnect() -> None:
         client.log(f"left the group although not all ranks came to the end within {LEAVE_S:g} s")
     jax_private.shut_down_client()
     connection.membership.leave()
-    if connection.meeting is not None:
-        connection.meeting.wait_until_empty(timeout_s=10)
+    if connection.host is not None:
+        connection.host.wait_until_empty(timeout_s=10)
         jax_private.shut_down_service()
-        connection.meeting.close()
-    for held in connection.sockets:
-        held.close()
+        connection.host.end()
 
 
 def _guard_alone(topology: Topology, env: Mapping[str, str]) -> None:
@@ -95,20 +90,21 @@ def _fail_and_linger(membership: Membership) -> Callable[[str], None]:
     return fail
 
 
-def _host(topology: Topology, sockets: list[socket.socket]) -> RendezvousServer:
+def _host(topology: Topology) -> Host:
     """Opens the meeting place in this process: there is no supervisor, so rank 0 does it."""
-    listener = ports.listen(topology.master_addr, topology.master_port)
-    held, port = ports.reserve(topology.master_addr)
-    sockets += [listener, held]
-    address = join_address(topology.master_addr, port)
-    timeout_s = topology.timeout_ms / 1000
-    job = Job(topology.world_size, topology.run_id, topology.restart_count, timeout_s, topology.token)
-
-    def coordinator(roster: Roster) -> dict[str, object]:
-        del roster
-        return {"address": address, "served": False}
-
-    return RendezvousServer(listener, job, coordinator, client.log).start()
+    place = HostShare(
+        max(1, topology.local_world_size),
+        0,
+        topology.world_size,
+        topology.master_addr,
+        topology.master_port,
+        topology.run_id,
+        topology.timeout_ms,
+        topology.token,
+    )
+    host = Host(place, client.log, serves=False)
+    host.open(topology.restart_count)
+    return host
 
 
 def _start_jax(topology: Topology, membership: Membership, env: Mapping[str, str]) -> None:

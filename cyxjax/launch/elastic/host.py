@@ -21,6 +21,7 @@ from cyxjax.launch.supervise.worker_group import TICK_S, Nudge, Start, WorkerGro
 from cyxjax.launch.topology import join_address
 
 RETRY_S = 0.2
+GREETING_S = 3.0
 
 
 class Stopped(Exception):
@@ -34,7 +35,7 @@ class Stopped(Exception):
 class Link:
     """This host's standing connection to the registry. `inbox` holds calls to start, and the job's end.
 
-    The registry' wish to end a start goes straight to the workers; so does the loss of the connection, which
+    The registry's wish to end a start goes straight to the workers; so does the loss of the connection, which
     also leaves None in the inbox.
     Raises: GroupError when the registry does not answer within the group's timeout; Stopped.
     """
@@ -43,7 +44,8 @@ class Link:
         self.inbox: queue.SimpleQueue[protocol.Message | None] = queue.SimpleQueue()
         self.start = -1  # the one under way, which the loss of the connection ends
         self._workers = workers
-        self._socket, self._lines = _dial(place, workers)
+        channel = _dial(place, workers)
+        self._socket, self._lines, self._early = channel.socket, channel.lines, channel.inbox
         threading.Thread(target=self._read, name="cyxjax-link", daemon=True).start()
 
     def send(self, message: protocol.Message) -> None:
@@ -59,6 +61,8 @@ class Link:
 
     def _read(self) -> None:
         try:
+            for message in self._early:
+                self._hear(message)
             while data := self._socket.recv(protocol.MAX_LINE):
                 for message in self._lines.feed(data):
                     self._hear(message)
@@ -69,7 +73,7 @@ class Link:
 
     def _hear(self, message: protocol.Message) -> None:
         if "say" in message:
-            output.say(str(message["say"]))
+            output.say(protocol.printable(message["say"]))
         if "end" in message:
             self._workers.nudge(Nudge(int(message["end"]), message.get("polite") is True))
         elif "say" not in message:
@@ -114,7 +118,7 @@ class ElasticSupervisor:
                     output.say(f"the first host is gone ({self._address}); trying to reach it again")
                     link = Link(self._place, self._workers)
                 elif "refused" in message:
-                    raise GroupError(f"refused by {self._address}: {message['refused']}")
+                    raise GroupError(f"refused by {self._address}: {protocol.printable(message['refused'])}")
                 elif "over" in message:
                     return self._end(message)
                 elif (code := self._one_start(link, message)) is not None:
@@ -173,13 +177,13 @@ def _code_after(number: int) -> int:
     return EXIT_INTERRUPT if number == signal.SIGINT else EXIT_PREEMPTED
 
 
-def _dial(place: HostShare, workers: WorkerGroup) -> tuple[socket.socket, protocol.Lines]:
+def _dial(place: HostShare, workers: WorkerGroup) -> protocol.Channel:
     """A connection on which the registry has heard who we are. Raises: GroupError, Stopped."""
     end = time.monotonic() + place.timeout_ms / 1000
     while True:
         try:
             connection = socket.create_connection((place.master_addr, place.master_port), timeout=3.0)
-            return connection, _introduce(connection, place)
+            return _introduce(connection, place)
         except OSError as error:
             if time.monotonic() > end:
                 raise _unreachable(place, error) from error
@@ -187,25 +191,22 @@ def _dial(place: HostShare, workers: WorkerGroup) -> tuple[socket.socket, protoc
             raise Stopped(number)
 
 
-def _introduce(connection: socket.socket, place: HostShare) -> protocol.Lines:
-    lines, messages = protocol.Lines(), list[protocol.Message]()
-    while not messages:
-        data = connection.recv(protocol.MAX_LINE)
-        if not data:
-            raise ConnectionResetError("it closed the connection without a word")
-        try:
-            messages = lines.feed(data)
-        except protocol.BadMessage as error:
-            raise _not_ours(place) from error
-    if messages[0].get("cyxjax") != protocol.PROTOCOL or not isinstance(messages[0].get("nonce"), str):
-        raise _not_ours(place)
+def _introduce(connection: socket.socket, place: HostShare) -> protocol.Channel:
+    channel = protocol.Channel(connection)
     hello: protocol.Message = {"host": socket.gethostname(), "nproc": place.nproc, "run_id": place.run_id}
     hello |= {"first": place.is_first}
-    hello["mac"] = protocol.sign(place.token, messages[0]["nonce"], hello)
-    connection.sendall(protocol.encode(hello))
+    try:
+        if not channel.introduce(hello, place.token, GREETING_S):
+            raise ConnectionResetError("it closed the connection without a word")
+    except protocol.BadMessage as error:
+        connection.close()
+        raise _not_ours(place) from error
+    except OSError:
+        connection.close()
+        raise
     connection.settimeout(None)
     ports.keep_alive(connection)
-    return lines
+    return channel
 
 
 def _not_ours(place: HostShare) -> GroupError:

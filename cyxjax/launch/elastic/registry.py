@@ -113,7 +113,7 @@ class Registry:
 
     def __init__(self, place: HostShare, low: int, high: int, max_restarts: int, log: Log) -> None:
         self._events: queue.SimpleQueue[Said] = queue.SimpleQueue()
-        self._server = HostServer(place, self._events.put)
+        self._server = HostServer(place, self._events.put, log)
         self.place = self._server.place
         self.low, self.high, self._log = low, high, log
         self._agents: list[Agent] = []

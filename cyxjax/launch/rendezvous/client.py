@@ -29,17 +29,11 @@ class Membership:
     by which it reached the meeting place, so the one other hosts can reach.
     """
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        lines: protocol.Lines,
-        coordinator: protocol.Message,
-        heard: list[protocol.Message] | None = None,
-    ) -> None:
+    def __init__(self, channel: protocol.Channel, coordinator: protocol.Message) -> None:
         self.coordinator = coordinator
-        self.own_address = str(connection.getsockname()[0])
-        self._place = join_address(*connection.getpeername()[:2])
-        self._socket, self._lines, self._heard = connection, lines, heard or []
+        self.own_address = str(channel.socket.getsockname()[0])
+        self._place = join_address(*channel.socket.getpeername()[:2])
+        self._socket, self._lines, self._heard = channel.socket, channel.lines, channel.inbox
         self._leaving = False
         self._all_done = threading.Event()
 
@@ -79,7 +73,8 @@ class Membership:
         while True:
             for message in messages:
                 if "lost" in message:
-                    return f"lost rank {message['lost']} (host {message.get('host')}): {message.get('why')}"
+                    said = {name: protocol.printable(message.get(name)) for name in ("lost", "host", "why")}
+                    return f"lost rank {said['lost']} (host {said['host']}): {said['why']}"
                 if "all_done" in message:
                     self._leaving = True  # before anybody learns of it: from now on ends are no deaths
                     self._all_done.set()
@@ -238,43 +233,25 @@ def _enter(
     connection: socket.socket, hello: Hello, topology: Topology, deadline: _Deadline
 ) -> Membership | None:
     """The membership once the group has formed; None when we are to knock again. Raises: GroupError."""
-    lines, inbox = protocol.Lines(), list[protocol.Message]()
+    channel = protocol.Channel(connection)
     ports.keep_alive(connection)
-    try:
-        greeting = _next(connection, lines, inbox, min(deadline.left_s, PATIENCE_S))
-    except TimeoutError:
-        greeting = {}
-    if greeting is None:
-        return None  # it closed before a word: full, or just starting
-    if greeting.get("cyxjax") != protocol.PROTOCOL or not isinstance(greeting.get("nonce"), str):
-        raise _stranger(topology)
     message: protocol.Message = {**vars(hello), "facts": dict(hello.facts)}
-    message["mac"] = protocol.sign(topology.token, greeting["nonce"], message)
-    connection.sendall(protocol.encode(message))
-    answer = _next(connection, lines, inbox, deadline.left_s)
-    if answer is None or "later" in answer:
+    try:
+        met = channel.introduce(message, topology.token, min(deadline.left_s, PATIENCE_S))
+    except (TimeoutError, protocol.BadMessage) as error:
+        raise _stranger(topology) from error
+    except OSError:  # it closed while we spoke
         return None
-    if "formed" in answer:
-        return Membership(connection, lines, answer["formed"], inbox)
-    raise GroupError(str(answer.get("abort") or f"refused by {topology.address}: {answer.get('refused')}"))
-
-
-def _next(
-    connection: socket.socket, lines: protocol.Lines, inbox: list[protocol.Message], timeout_s: float
-) -> protocol.Message | None:
-    """The next message; None at the end of the connection. Raises: TimeoutError."""
-    connection.settimeout(timeout_s)
-    while not inbox:
-        try:
-            data = connection.recv(protocol.MAX_LINE)
-            inbox += lines.feed(data)
-        except ConnectionError:
-            return None
-        except protocol.BadMessage:
-            return {}
-        if not data:
-            return None
-    return inbox.pop(0)
+    try:
+        answer = channel.next(deadline.left_s) if met else None
+    except protocol.BadMessage as error:
+        raise _stranger(topology) from error
+    if answer is None or "later" in answer:  # it closed before a word: full, or just starting
+        return None
+    if isinstance(answer.get("formed"), dict):
+        return Membership(channel, answer["formed"])
+    why = answer.get("abort") or f"refused by {topology.address}: {answer.get('refused')}"
+    raise GroupError(protocol.printable(why, protocol.MAX_LINE))
 
 
 def _stranger(topology: Topology) -> GroupError:

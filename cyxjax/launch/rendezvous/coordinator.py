@@ -1,4 +1,4 @@
-"""What the first host's supervisor holds for the group: the meeting place and jax's coordination service."""
+"""What stands where the ranks of a job meet: the port, the meeting place, and jax's coordination service."""
 
 import os
 import socket
@@ -8,6 +8,7 @@ from dataclasses import replace
 from cyxjax.launch import jax_private, output
 from cyxjax.launch.ranks_here import HostShare
 from cyxjax.launch.rendezvous import ports
+from cyxjax.launch.rendezvous.reactor import Log
 from cyxjax.launch.rendezvous.roster import Job, Roster
 from cyxjax.launch.rendezvous.server import RendezvousServer
 from cyxjax.launch.topology import join_address
@@ -16,30 +17,38 @@ LOAD_AFTER_S = 0.1
 
 
 class Host:
-    """One listener for the life of the job; a meeting place and a service for each start.
+    """One listener for the life of the job; a meeting place, and where it `serves` a service, for each start.
 
-    With the service here no rank is special: rank 0 may die like any other.
+    With the service in a supervisor no rank is special: rank 0 may die like any other. Where no supervisor is
+    (a job started by hand, `spawn`), rank 0 serves at the address it is told, which is kept free for it.
     Raises: GroupError when the port is held by another process; ConfigError when the address is not ours.
     """
 
-    def __init__(self, place: HostShare) -> None:
+    def __init__(self, place: HostShare, log: Log = output.say, *, serves: bool = True) -> None:
         self._listener = ports.listen(place.master_addr, place.master_port)
         self.place = replace(place, master_port=self._listener.getsockname()[1])
+        self._log, self._serves = log, serves
         self._meeting: RendezvousServer | None = None
         self._service: jax_private.CoordinationService | None = None
         self._reserved: socket.socket | None = None
-        # Its service would narrate every connection of every start on our standard error.
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
         # Loading jaxlib takes 0.1 s, which the ranks need anyway to start; they are started first.
         self._load = threading.Timer(LOAD_AFTER_S, jax_private.can_serve)
         self._load.name, self._load.daemon = "cyxjax-load", True
-        self._load.start()
+        if serves:
+            # Its service would narrate every connection of every start on our standard error.
+            os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+            self._load.start()
 
     def open(self, start: int) -> None:
         """Opens the meeting place of start number `start`."""
         place = self.place
         job = Job(place.world_size, place.run_id, start, place.timeout_ms / 1000, place.token)
-        self._meeting = RendezvousServer(self._listener, job, self._coordinator, output.say).start()
+        self._meeting = RendezvousServer(self._listener, job, self._coordinator, self._log).start()
+
+    def wait_until_empty(self, timeout_s: float) -> None:
+        """Returns when every rank of this start has left, or after `timeout_s`."""
+        if self._meeting is not None:
+            self._meeting.wait_until_empty(timeout_s)
 
     def close(self) -> None:
         """Ends this start's meeting place and service. The ranks must have ended."""
@@ -61,7 +70,7 @@ class Host:
         """Starts the service once all ranks are here; where this jaxlib cannot, rank 0 is to do it."""
         self._reserved, port = ports.reserve(self.place.master_addr)
         address = join_address(self.place.master_addr, port)
-        served = jax_private.can_serve()
+        served = self._serves and jax_private.can_serve()
         if served:
             self._service = jax_private.CoordinationService(address, len(roster.present))
         return {"address": address, "served": served}

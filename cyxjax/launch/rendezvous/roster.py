@@ -1,10 +1,11 @@
-"""The roll of a job: who is here, who is missing, and whom to refuse. Pure bookkeeping, no sockets."""
+"""The roster of a job: who is here, who is missing, and whom to refuse. Pure bookkeeping, no sockets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cyxjax.errors import ConfigError
+from cyxjax.launch.rendezvous.protocol import printable
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,19 @@ class Hello:
 
     @classmethod
     def parse(cls, message: Mapping[str, object]) -> "Hello":
-        """The Hello in a message from the wire. Raises: ConfigError for a missing or mistyped field."""
-        wanted = {name: type_ for name, type_ in _FIELDS.items() if not isinstance(message.get(name), type_)}
+        """The Hello in a message from the wire, its texts fit for a log.
+
+        Raises: ConfigError for a missing or mistyped field.
+        """
+        wanted = [name for name, type_ in _FIELDS.items() if type(message.get(name)) is not type_]
         if wanted:
             raise ConfigError(
                 f"a hello without a proper {', '.join(wanted)}. HINT: use one version of cyxjax."
             )
         values = {name: message[name] for name in _FIELDS}
-        values["facts"] = {str(k): str(v) for k, v in dict(values["facts"]).items()}  # type: ignore[call-overload]
+        facts: dict[str, object] = values["facts"]  # type: ignore[assignment]
+        values["facts"] = {printable(name): printable(value) for name, value in facts.items()}
+        values["host"] = printable(message["host"], 255)
         return cls(**values)  # type: ignore[arg-type]
 
 

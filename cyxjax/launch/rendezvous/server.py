@@ -1,37 +1,29 @@
 """The meeting place: the one socket all ranks of a job come to before jax starts, and stay connected to.
 
-It runs as a thread in the first host's supervisor, or in rank 0 where no supervisor is. Strangers get
-nothing from it: they have five seconds and 16 kB to prove that they know the job's token.
+It runs as a thread in the first host's supervisor, or in rank 0 where no supervisor is. Who may come in is
+the door's affair (door.py).
 """
 
-import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import partial
 
 from cyxjax.errors import CyxjaxError
 from cyxjax.launch.rendezvous import ports, protocol
+from cyxjax.launch.rendezvous.door import Door, Guest
+from cyxjax.launch.rendezvous.reactor import Log, Reactor
 from cyxjax.launch.rendezvous.roster import Hello, Job, Roster, disagreement, ranks_text
 
-STRANGER_S = 5.0  # time to say hello
-MAX_STRANGERS = 128  # at once; the oldest goes when another knocks
 LINE_EVERY_S = 10.0
 
-Log = Callable[[str], None]
 
-
-@dataclass(eq=False)
 class _Peer:
-    socket: socket.socket
-    address: str
-    nonce: str = field(default_factory=protocol.new_nonce)
-    since: float = field(default_factory=time.monotonic)
-    lines: protocol.Lines = field(default_factory=protocol.Lines)
-    hello: Hello | None = None
-    left: bool = False
+    """A rank of the job, by its standing connection. `left`: it has said why, or goodbye."""
+
+    def __init__(self, guest: Guest, hello: Hello) -> None:
+        self.guest, self.hello = guest, hello
+        self.left = False
 
 
 class RendezvousServer:
@@ -51,21 +43,18 @@ class RendezvousServer:
         self.job = job
         self.roster = Roster(job)
         self.formed = False
-        self._listener, self._open, self._log = listener, open_coordinator, log
-        self._selector = selectors.DefaultSelector()
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._closing = False
+        self._open, self._log = open_coordinator, log
+        self._door = Door(listener, job.token, self._welcome, log)
+        self._reactor = Reactor("cyxjax-meeting", self._keep_time, self._end, log)
+        self._peers: list[_Peer] = []
         self._first_at: float | None = None
         self._next_line = LINE_EVERY_S
         self._finished: set[int] = set()
         self._odd_one: Hello | None = None  # a rank of this job that believes in another WORLD_SIZE
-        self._thread = threading.Thread(target=self._run, name="cyxjax-meeting", daemon=True)
 
     def start(self) -> "RendezvousServer":
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wake_out, selectors.EVENT_READ)
-        self._thread.start()
+        self._door.open(self._reactor)
+        self._reactor.start()
         return self
 
     def close(self) -> None:
@@ -73,87 +62,51 @@ class RendezvousServer:
 
         Twice is harmless.
         """
-        self._closing = True
-        with suppress(OSError):  # closed before
-            self._wake_in.send(b"x")
-        self._thread.join(timeout=5)
-        # Not by the thread, which may see `_closing` and be gone before the byte is sent.
-        self._wake_in.close()
-        self._wake_out.close()
+        self._reactor.close()
 
     def wait_until_empty(self, timeout_s: float) -> None:
         """Returns when every rank has left, or after `timeout_s`."""
         end = time.monotonic() + timeout_s
-        while time.monotonic() < end and any(peer.hello is not None for peer in self._peers()):
+        while time.monotonic() < end and self._peers:
             time.sleep(0.02)
 
     # -- the thread ---------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while not self._closing:
-            for key, _ in self._selector.select(timeout=0.5):
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fileobj is not self._wake_out:
-                    self._read(key.data)
-            self._keep_time()
-        for peer in self._peers():
+    def _end(self) -> None:
+        for peer in list(self._peers):
             self._drop(peer)
-        self._selector.close()
+        self._door.close()
 
-    def _accept(self) -> None:
-        try:
-            connection, where = self._listener.accept()
-        except OSError:  # the knocker gave up first
-            return
-        strangers = [peer for peer in self._peers() if peer.hello is None]
-        if len(strangers) >= MAX_STRANGERS:
-            self._drop(min(strangers, key=lambda peer: peer.since))
-        connection.setblocking(False)
-        peer = _Peer(connection, str(where[0]))
-        self._selector.register(connection, selectors.EVENT_READ, peer)
-        self._send(peer, {"cyxjax": protocol.PROTOCOL, "nonce": peer.nonce})
-
-    def _read(self, peer: _Peer) -> None:
-        try:
-            data = peer.socket.recv(protocol.MAX_LINE)
-            messages = peer.lines.feed(data)
-        except BlockingIOError:
-            return
-        except (OSError, protocol.BadMessage):
-            data, messages = b"", []
-        for message in messages:
-            if peer.hello is None:
-                self._greet(peer, message)
-            else:
-                self._hear(peer, peer.hello, message)
-        if not data:
-            self._drop(peer)
-
-    def _greet(self, peer: _Peer, message: protocol.Message) -> None:
-        if not protocol.verify(self.job.token, peer.nonce, message):
-            self._log(f"refused a connection from {peer.address}: wrong or missing job token")
-            self._refuse(
-                peer, "wrong or missing job token. HINT: set CYXJAX_TOKEN alike on every host of the job."
-            )
-            return
+    def _welcome(self, guest: Guest, message: protocol.Message) -> None:
         try:
             hello = Hello.parse(message)
         except CyxjaxError as error:
-            self._refuse(peer, str(error))
+            self._door.refuse(guest, str(error))
             return
         if self._is_early(hello):
-            self._send(peer, {"later": True})
-            self._drop(peer)
+            guest.send({"later": True})
+            self._door.drop(guest)
         elif why := self.roster.refusal(hello):
-            self._log(f"refused {hello}: {why}")
-            self._refuse(peer, why)
+            self._door.refuse(guest, why, f"refused {hello}: {why}")
             same_job = hello.run_id == self.job.run_id
             if same_job and hello.world_size != self.job.world_size and not self.formed:
                 self._odd_one = hello
                 self._abort_if_sizes_differ()
         else:
-            self._admit(peer, hello)
+            self._admit(_Peer(guest, hello))
+
+    def _read(self, peer: _Peer) -> None:
+        try:
+            data = peer.guest.socket.recv(protocol.MAX_LINE)
+            messages = peer.guest.lines.feed(data)
+        except BlockingIOError:
+            return
+        except (OSError, protocol.BadMessage):
+            data, messages = b"", []
+        for message in messages:
+            self._hear(peer, message)
+        if not data:
+            self._drop(peer)
 
     def _is_early(self, hello: Hello) -> bool:
         """True for a rank of a restart that has not begun on this host: it is to knock again.
@@ -162,7 +115,7 @@ class RendezvousServer:
         """
         if hello.generation > self.job.generation:
             return True
-        connected = {peer.hello.rank for peer in self._peers() if peer.hello is not None}
+        connected = {peer.hello.rank for peer in self._peers}
         return self.formed and hello.rank in self.roster.present and hello.rank not in connected
 
     def _abort_if_sizes_differ(self) -> bool:
@@ -174,12 +127,18 @@ class RendezvousServer:
         self._abort(disagreement("WORLD_SIZE", sizes))
         return True
 
-    def _admit(self, peer: _Peer, hello: Hello) -> None:
-        peer.hello = hello
-        ports.keep_alive(peer.socket)
+    def _admit(self, peer: _Peer) -> None:
+        connection = peer.guest.socket
+        ports.keep_alive(connection)
+        self._peers.append(peer)
+        self._reactor.add(connection, partial(self._read, peer), partial(self._drop, peer))
         self._first_at = self._first_at or time.monotonic()
-        self.roster.add(hello)
-        if self._abort_if_sizes_differ() or not self.roster.complete:
+        self.roster.add(peer.hello)
+        if self._abort_if_sizes_differ():
+            return
+        for message in peer.guest.early:
+            self._hear(peer, message)
+        if not self.roster.complete:
             return
         if why := self.roster.differing_fact():
             self._abort(why)
@@ -197,23 +156,21 @@ class RendezvousServer:
         self.formed = True
         self._tell_all({"formed": coordinator})
 
-    def _hear(self, peer: _Peer, hello: Hello, message: protocol.Message) -> None:
+    def _hear(self, peer: _Peer, message: protocol.Message) -> None:
         if "done" in message:
-            self._finished.add(hello.rank)
+            self._finished.add(peer.hello.rank)
             self._next_line = time.monotonic() + LINE_EVERY_S
             if len(self._finished) == self.job.world_size:
                 self._tell_all({"all_done": True})
         elif "error" in message:
             peer.left = True
-            self._tell_lost(hello, str(message["error"])[:2000])
+            self._tell_lost(peer.hello, protocol.printable(message["error"]))
         elif "bye" in message:
             peer.left = True
 
     def _keep_time(self) -> None:
         now = time.monotonic()
-        for peer in self._peers():
-            if peer.hello is None and now - peer.since > STRANGER_S:
-                self._drop(peer)
+        self._door.tick()
         if self.formed:
             self._say_who_finished(now)
         elif self._first_at is not None:
@@ -238,47 +195,33 @@ class RendezvousServer:
 
     # -- sending and dropping -----------------------------------------------------------------------
 
-    def _peers(self) -> list[_Peer]:
-        return [key.data for key in list(self._selector.get_map().values()) if isinstance(key.data, _Peer)]
-
-    def _send(self, peer: _Peer, message: protocol.Message) -> None:
-        try:
-            peer.socket.send(protocol.encode(message))
-        except OSError:  # gone, or not reading: its end is noticed by the next read
-            peer.since = -STRANGER_S
-
     def _tell_all(self, message: protocol.Message) -> None:
-        for peer in self._peers():
-            if peer.hello is not None:
-                self._send(peer, message)
+        for peer in self._peers:
+            peer.guest.send(message)  # one that does not read is noticed by its end
 
     def _tell_lost(self, hello: Hello, why: str) -> None:
-        for peer in self._peers():
-            if peer.hello is not None and peer.hello.rank != hello.rank:
-                self._send(peer, {"lost": hello.rank, "host": hello.host, "why": why})
+        for peer in self._peers:
+            if peer.hello.rank != hello.rank:
+                peer.guest.send({"lost": hello.rank, "host": hello.host, "why": why})
 
     def _abort(self, why: str) -> None:
         """Tells everyone who is here why the group cannot form, and starts afresh for whoever comes next."""
         self._log(why)
         self._tell_all({"abort": why})
-        for peer in self._peers():
-            if peer.hello is not None:
-                peer.hello = None
-                self._drop(peer)
+        peers, self._peers = self._peers, []
+        for peer in peers:
+            self._door.drop(peer.guest)
         self.roster, self._first_at, self._next_line = Roster(self.job), None, LINE_EVERY_S
 
-    def _refuse(self, peer: _Peer, why: str) -> None:
-        self._send(peer, {"refused": why})
-        self._drop(peer)
-
     def _drop(self, peer: _Peer) -> None:
-        hello, peer.hello = peer.hello, None
-        with suppress(KeyError, ValueError):  # dropped twice: by an abort and by its own end
-            self._selector.unregister(peer.socket)
-        peer.socket.close()
-        if hello is None or self._closing:
+        """Ends the connection. Twice is harmless: by an abort, and by its own end."""
+        self._door.drop(peer.guest)
+        if peer not in self._peers:
+            return
+        self._peers.remove(peer)
+        if self._reactor.closing:
             return
         if self.formed and not peer.left:
-            self._tell_lost(hello, "its process ended or its host cannot be reached")
+            self._tell_lost(peer.hello, "its process ended or its host cannot be reached")
         elif not self.formed:
-            self.roster.remove(hello.rank)
+            self.roster.remove(peer.hello.rank)

@@ -169,10 +169,10 @@ def test_a_goodbye_is_no_death(place):
 
 def test_a_meeting_place_whose_thread_was_the_faster_one_closes(place):
     meeting = place(1).meeting
-    meeting._closing = True  # what close() sets first, and the thread may see before close() goes on
-    meeting._thread.join(timeout=5)
+    meeting._reactor.closing = True  # what close() sets first, and the thread may see before close() goes on
+    meeting._reactor.thread.join(timeout=5)
     meeting.close()
-    assert not meeting._thread.is_alive()
+    assert not meeting._reactor.thread.is_alive()
 
 
 def test_a_thousand_strangers_do_no_harm(place):
@@ -188,7 +188,7 @@ def test_a_thousand_strangers_do_no_harm(place):
 
 
 def test_a_stranger_that_says_nothing_is_dropped(place, monkeypatch):
-    monkeypatch.setattr("cyxjax.launch.rendezvous.server.STRANGER_S", 0.2)
+    monkeypatch.setattr("cyxjax.launch.rendezvous.door.STRANGER_S", 0.2)
     meeting = place(2)
     with socket.create_connection(("127.0.0.1", meeting.port), timeout=5) as stranger:
         assert b"nonce" in stranger.recv(1000)

@@ -1,0 +1,343 @@
+"""What unauthenticated bytes can do at both doors: nothing beyond the connection they came on."""
+
+import contextlib
+import json
+import queue
+import random
+import socket
+import threading
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cyxjax.errors import GroupError
+from cyxjax.launch.elastic.server import HostServer
+from cyxjax.launch.ranks_here import HostShare
+from cyxjax.launch.rendezvous import client, door, ports, protocol
+from cyxjax.launch.rendezvous.door import BoundedLog
+from cyxjax.launch.rendezvous.roster import Job
+from cyxjax.launch.rendezvous.server import RendezvousServer
+from cyxjax.launch.topology import Topology
+
+TOKEN = "secret"
+KILLED_THE_THREAD = b'{"mac":"\\ud800"}\n'
+SEEDS = [
+    KILLED_THE_THREAD,
+    b'{"mac":"\xc3\xa9"}\n',
+    b'{"mac":null,"rank":0}\n',
+    b'{"mac":[["a"]],"facts":{"\\udfff":"\\ud800"}}\n',
+    b"[" * 8000 + b"\n",
+    b'{"a":' * 2000 + b"1" + b"}" * 2000 + b"\n",
+    b'{"mac":NaN,"rank":Infinity,"pid":-Infinity}\n',
+    b'{"mac":"a","rank":1e999}\n',
+    b'{"mac":"a","rank":' + b"9" * 4200 + b"}\n",
+    b'{"mac":"a","rank":' + b"9" * 9000 + b"}\n",
+    '{"mac":"a"}\n'.encode("utf-16"),
+    b"\xef\xbb\xbf" + b'{"mac":"a"}\n',
+    b"{}\n" * 4000,
+    b"null\n",
+    b'"mac"\n',
+    b"\0" * 100,
+    b"x" * 20_000,
+    b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"\n\n\n",
+]
+HELLO = {"rank": 0, "world_size": 2, "run_id": "job", "generation": 0, "host": "h", "pid": 1, "facts": {}}
+AGENT = {"host": "h", "nproc": 1, "run_id": "job", "first": False}
+
+
+class Meeting:
+    """A live meeting place of two ranks. `serves` proves that it still forms a group."""
+
+    def __init__(self):
+        self.log: list[str] = []
+        self.listener = ports.listen("127.0.0.1", 0)
+        job = Job(2, "job", timeout_s=20.0, token=TOKEN)
+        self.server = RendezvousServer(self.listener, job, lambda roster: {"address": "x:1"}, self.log.append)
+        self.server.start()
+        self.thread, self.door = self.server._reactor.thread, self.server._door
+        self.port = self.listener.getsockname()[1]
+
+    def serves(self) -> bool:
+        members: list[client.Membership] = []
+
+        def join(rank):
+            place = Topology(rank, 2, master_port=self.port, token=TOKEN, run_id="job", timeout_ms=15_000)
+            members.append(client.join(place, log=self.log.append))
+
+        threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for member in members:
+            member.leave()
+        return [member.coordinator for member in members] == [{"address": "x:1"}] * 2
+
+    def close(self):
+        self.server.close()
+        self.listener.close()
+
+
+class Hosts:
+    """The live door of a job whose hosts come and go. `serves` proves that it still lets a host in."""
+
+    def __init__(self):
+        self.log: list[str] = []
+        self.said: queue.SimpleQueue = queue.SimpleQueue()
+        place = HostShare(1, 0, 1, "127.0.0.1", 0, "job", token=TOKEN)
+        self.server = HostServer(place, self.said.put, self.log.append)
+        self.server.open()
+        self.thread, self.door = self.server._reactor.thread, self.server._door
+        self.port = self.server.place.master_port
+
+    def serves(self) -> bool:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+            assert protocol.Channel(connection).introduce(AGENT, TOKEN, 10)
+            agent, message = self.said.get(timeout=10)
+        return (agent.host, message) == ("h", {"came": True})
+
+    def close(self):
+        self.server.close()
+
+
+@pytest.fixture(params=[Meeting, Hosts])
+def live(request):
+    made = request.param()
+    yield made
+    made.close()
+
+
+def mutated(rng: random.Random) -> bytes:
+    """A seed with some of its bytes changed, doubled or cut out; now and then two joined."""
+    data = bytearray(rng.choice(SEEDS) + (rng.choice(SEEDS) if rng.random() < 0.1 else b""))
+    for _ in range(rng.randrange(4)):
+        at = rng.randrange(len(data) + 1)
+        kind = rng.randrange(3)
+        data[at : at + rng.randrange(8) * (kind > 0)] = rng.randbytes(rng.randrange(5)) * (kind < 2)
+    return bytes(data)
+
+
+def anything(depth: int = 4) -> st.SearchStrategy:
+    text = st.text(st.characters(exclude_categories=()), max_size=20)  # halves of surrogate pairs too
+    leaf = st.none() | st.booleans() | st.integers() | st.floats() | text
+    return st.recursive(
+        leaf, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4)
+    )
+
+
+def hear(live, data: bytes) -> None:
+    """What the thread of `live` does with `data` of one connection, done here: it may raise nothing."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        guest = door.Guest(ours, "10.0.0.9")
+        live.door._strangers.append(guest)
+        for start in range(0, len(data), protocol.MAX_LINE):
+            if ours.fileno() != -1:  # not hung up yet
+                theirs.send(data[start : start + protocol.MAX_LINE])
+                live.door._read(guest)
+        live.door.drop(guest)
+
+
+@pytest.fixture
+def pairs(monkeypatch):
+    """Pairs of sockets without a network have no keep-alive."""
+    monkeypatch.setattr(ports, "keep_alive", lambda connection: None)
+
+
+def stopped(live):
+    """`live` with its thread ended and its bookkeeping left, for calls from the test itself."""
+    live.server._reactor.close()
+    live.server._reactor.add = live.server._reactor.remove = lambda *args: None
+    return live
+
+
+def test_half_a_surrogate_pair_ends_its_own_connection_only(live):
+    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as stranger:
+        stranger.sendall(KILLED_THE_THREAD)
+        while stranger.recv(4096):
+            pass
+    assert live.thread.is_alive()
+    assert live.serves()
+
+
+@pytest.mark.parametrize("number", [2000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_thousands_of_broken_inputs_raise_nothing(live, number):
+    rng, live = random.Random(number), stopped(live)
+    for data in SEEDS:
+        hear(live, data)
+    for _ in range(number):
+        hear(live, mutated(rng))
+    assert live.door._strangers == []
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    claims=st.dictionaries(st.sampled_from([*HELLO, "nproc", "first", "x"]), anything()), good=st.booleans()
+)
+def test_whatever_a_signed_hello_claims_it_is_let_in_or_refused(live, pairs, claims, good):
+    live = stopped(live) if live.thread.is_alive() else live
+    message = {**(HELLO if isinstance(live, Meeting) else AGENT), **claims}
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        guest = door.Guest(ours, "10.0.0.9")
+        live.door._strangers.append(guest)
+        try:
+            signed = {**message, "mac": protocol.sign(TOKEN if good else "guess", guest.nonce, message)}
+            theirs.send(protocol.encode(signed))
+        except (UnicodeEncodeError, OSError):
+            live.door.drop(guest)
+            return
+        live.door._read(guest)
+        if not good:
+            theirs.settimeout(1)
+            assert b"wrong or missing job token" in theirs.recv(4096) or ours.fileno() == -1
+    assert guest not in live.door._strangers
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.binary(max_size=300) | anything().map(lambda value: json.dumps(value).encode() + b"\n"))
+def test_lines_are_messages_that_can_be_written_again_or_bad(data):
+    with contextlib.suppress(protocol.BadMessage):
+        for message in protocol.Lines().feed(data):
+            assert protocol.decode(protocol.encode(message)[:-1]) == message
+            assert not protocol.verify(TOKEN, "n", message)
+            assert protocol.printable(message).isprintable()
+
+
+@pytest.mark.parametrize("number", [500, pytest.param(3000, marks=pytest.mark.slow)])
+def test_after_thousands_of_broken_connections_the_door_serves(live, number):
+    rng = random.Random(11)
+    for i in range(number):
+        with socket.create_connection(("127.0.0.1", live.port), timeout=5) as stranger:
+            with contextlib.suppress(OSError):  # it may be turned away already
+                stranger.sendall(mutated(rng))
+            if i % 3 == 0:  # a reset instead of an end
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    assert live.thread.is_alive()
+    assert live.serves()
+    assert len(live.log) < 12
+
+
+def test_an_error_of_ours_ends_one_connection_and_is_told_once(live, monkeypatch):
+    def broken(token, nonce, message):
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(protocol, "verify", broken)
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", live.port), timeout=5) as stranger:
+                stranger.sendall(b"{}\n")
+                while stranger.recv(4096):
+                    pass
+    told = [line for line in live.log if "met an error of ours and goes on: ZeroDivisionError" in line]
+    assert len(told) == 1
+    assert live.serves()
+
+
+def test_a_hello_in_drips_has_one_deadline(live, monkeypatch):
+    monkeypatch.setattr(door, "STRANGER_S", 0.6)
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as stranger:
+        stranger.settimeout(0.1)
+        ended = False
+        while not ended and time.monotonic() - began < 10:
+            with contextlib.suppress(TimeoutError):
+                ended = stranger.recv(4096) == b""
+            if not ended:
+                with contextlib.suppress(OSError):
+                    stranger.send(b"{")
+        assert ended  # each drip used to begin a new deadline
+
+
+def test_dripping_strangers_on_all_places_do_not_keep_the_job_out(live):
+    with contextlib.ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", live.port), timeout=5))
+            for _ in range(2 * door.MAX_STRANGERS)
+        ]
+        for stranger in strangers:
+            with contextlib.suppress(OSError):
+                stranger.send(b"{")
+        assert live.serves()
+
+
+def test_strangers_of_the_most_crowded_address_go_first():
+    listener = ports.listen("127.0.0.1", 0)
+    there = door.Door(listener, TOKEN, lambda guest, hello: None, print)
+    removed = []
+    there._reactor = type("R", (), {"remove": lambda self, source: removed.append(source)})()
+    pairs = [socket.socketpair() for _ in range(4)]
+    addresses = ["10.0.0.1", "10.0.0.9", "10.0.0.9", "10.0.0.2"]
+    there._strangers = [door.Guest(ours, at) for (ours, _), at in zip(pairs, addresses, strict=True)]
+    crowd = there._strangers[1]
+    there._drop_one_above(3)
+    there._drop_one_above(3)
+    assert removed == [crowd.socket]
+    for pair in [*pairs, (listener,)]:
+        for end in pair:
+            end.close()
+
+
+def test_a_thousand_wrong_tokens_are_two_lines(live):
+    for _ in range(1000):
+        with socket.create_connection(("127.0.0.1", live.port), timeout=5) as stranger:
+            stranger.sendall(b'{"mac":"guess"}\n' * 20)
+            while stranger.recv(4096):
+                pass
+    live.close()
+    refused = [line for line in live.log if "wrong or missing job token" in line]
+    assert refused == [
+        "refused a connection from 127.0.0.1: wrong or missing job token",
+        "refused a connection from 127.0.0.1: wrong or missing job token "
+        "(998 more refused since the last such line)",
+    ]
+
+
+def test_held_lines_are_summed_up_once_an_interval():
+    said: list[str] = []
+    log = BoundedLog(said.append)
+    for number in range(5):
+        log.say(f"line {number}")
+    log.tick(time.monotonic())
+    assert said == ["line 0"]
+    log.tick(time.monotonic() + door.LINE_EVERY_S)
+    log.tick(time.monotonic() + 3 * door.LINE_EVERY_S)
+    assert said == ["line 0", "line 4 (3 more refused since the last such line)"]
+
+
+def test_the_name_of_a_host_cannot_steer_a_terminal():
+    meeting = Meeting()
+    hello = HELLO | {"host": "\x1b]0;owned\x07\r\nnode\u202e1", "rank": 5}
+    try:
+        with socket.create_connection(("127.0.0.1", meeting.port), timeout=5) as connection:
+            channel = protocol.Channel(connection)
+            assert channel.introduce(hello, TOKEN, 5)
+            answer = channel.next(5)
+    finally:
+        meeting.close()
+    assert "outside WORLD_SIZE=2" in answer["refused"]
+    said = "".join(meeting.log) + answer["refused"]
+    assert said.isprintable()
+    assert r"\x1b]0;owned\x07\r\nnode\u202e1" in said
+
+
+def test_a_meeting_place_that_answers_nonsense_is_told_in_one_line():
+    for greeting in (b'{"cyxjax":1,"nonce":"\\ud800"}\n', b'{"cyxjax":1,"nonce":7}\n', b"[" * 9000 + b"\n"):
+        with ports.listen("127.0.0.1", 0) as listener:
+
+            def answer(listener=listener, greeting=greeting):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.sendall(greeting)
+                    connection.recv(100)
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            place = Topology(1, 2, master_port=listener.getsockname()[1], timeout_ms=2000)
+            with pytest.raises(GroupError, match="answers, but not as a cyxjax job"):
+                client.join(place)
+            thread.join()
