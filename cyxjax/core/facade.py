@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, step_key
-from cyxjax.core.losses import as_per_example
+from cyxjax.core.losses import of_batch
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.model_fns import ModelFns
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
@@ -157,14 +157,9 @@ def zero_leaves(grads: PyTree) -> jax.Array:
 
 @partial(jax.jit, static_argnums=0)
 def loss_and_output_grad(criterion: Any, output: PyTree, target: PyTree) -> tuple[jax.Array, PyTree]:
-    """(mean loss over the rows, its gradient with respect to `output`); integer outputs have zeros."""
-    per_example = as_per_example(criterion)
+    """(loss of the rows, its gradient with respect to `output`); integer outputs have zeros."""
     floats, rest = _split_floats(output)
-
-    def mean(floats: PyTree) -> jax.Array:
-        return per_example(_join(floats, rest), target).mean()
-
-    value, grads = jax.value_and_grad(mean)(floats)
+    value, grads = jax.value_and_grad(lambda f: of_batch(criterion, _join(f, rest), target))(floats)
     return value, _join(grads, jax.tree.map(jnp.zeros_like, rest))
 
 

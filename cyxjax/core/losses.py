@@ -130,34 +130,57 @@ def model_loss(output: PyTree, target: PyTree) -> jax.Array:
     return output["loss"]
 
 
-def as_per_example(loss: Any) -> PerExample:
-    """What the step calls, from a loss of ours, any callable, or None (the model returns its own loss).
+@dataclass(frozen=True, eq=False)
+class UserLoss:
+    """A callable of the user's as `PerExample`; `core.loss_probe` says whether it is one.
 
-    A callable that returns one number for a batch is applied to each example by `vmap`: equal for every
-    loss that is a mean over the batch, and the only way to give padding no weight.
+    One number for a batch is taken to be a mean: the callable is applied to each example by `vmap`, the only
+    way to give padding no weight.
     Raises: DataError, while tracing, for a shape that is neither (B,) nor ().
     """
+
+    fn: Callable[[PyTree, PyTree], jax.Array]
+
+    def __call__(self, output: PyTree, target: PyTree) -> jax.Array:
+        values = self.fn(output, target)
+        batch = next((a.shape[0] for a in jax.tree.leaves((output, target)) if a.ndim), 0)
+        if values.ndim == 0 and self.fn is not model_loss:
+            return each_alone(self.fn, output, target).astype(jnp.float32)
+        if values.ndim == 0 or values.shape[0] != batch:
+            raise DataError(
+                f"the loss has shape {values.shape}, expected ({batch},): one value an example, so that "
+                "padding weighs nothing. HINT: leave out the final mean over the batch."
+            )
+        return _rows(values)
+
+
+def each_alone(fn: Callable, output: PyTree, target: PyTree) -> jax.Array:
+    """What `fn` gives for each example as a batch of its own: (B, ...)."""
+    return jax.vmap(lambda o, t: fn(*jax.tree.map(lambda a: a[None], (o, t))))(output, target)
+
+
+def as_per_example(loss: Any) -> PerExample:
+    """What the step calls, from a loss of ours, any callable, or None (the model returns its own loss)."""
     if loss is None:
-        return partial(_checked, model_loss)
+        return UserLoss(model_loss)
     if hasattr(loss, "per_example"):
         return loss.per_example
     if callable(loss):
-        return partial(_checked, loss)
+        return UserLoss(loss)
     raise DataError(f"a loss must be callable, got {loss!r}. HINT: pass cx.CrossEntropyLoss() or a function.")
 
 
-def _checked(loss: Callable, output: PyTree, target: PyTree) -> jax.Array:
-    values = loss(output, target)
-    batch = next((a.shape[0] for a in jax.tree.leaves((output, target)) if a.ndim), 0)
-    if values.ndim == 0 and loss is not model_loss:
-        one = jax.vmap(lambda o, t: loss(*jax.tree.map(lambda a: a[None], (o, t))))
-        return one(output, target).astype(jnp.float32)
-    if values.ndim == 0 or values.shape[0] != batch:
-        raise DataError(
-            f"the loss has shape {values.shape}, expected ({batch},): one value an example, so that padding "
-            "weighs nothing. HINT: leave out the final mean over the batch."
-        )
-    return _rows(values)
+def of_batch(loss: Any, output: PyTree, target: PyTree) -> jax.Array:
+    """The loss of one process's batch, (): as a callable of the user's gives it, else the mean of its values.
+
+    For the torch-like facade, which has no padding: what is written there is what is computed.
+    """
+    per_example = as_per_example(loss)
+    if isinstance(per_example, UserLoss) and per_example.fn is not model_loss:
+        values = per_example.fn(output, target)
+        if values.ndim == 0:
+            return values.astype(jnp.float32)
+    return per_example(output, target).mean()
 
 
 def _difference(loss: Loss, output: jax.Array, target: jax.Array) -> jax.Array:

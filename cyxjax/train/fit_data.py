@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.loss_probe import needs_probe, refuse_unless_mean
 from cyxjax.data.loader import DataLoader
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches, as_dataset
@@ -174,16 +175,44 @@ def first_inputs(data: Any) -> PyTree:
     return jax.tree.map(lambda a: a[:1], first[0])
 
 
+def telling_samples(data: Any) -> tuple[PyTree, PyTree]:
+    """A few samples (inputs, targets) as unlike as can be found without reading much: at most 16."""
+    if is_loader(data):
+        first = next(iter(as_batches(data)))
+        return jax.tree.map(lambda a: np.asarray(a)[:_TELLING], (first[0], first[1]))
+    rows = set(np.linspace(0, len(data) - 1, _TELLING // 2, dtype=np.int64).tolist())
+    for leaf in jax.tree.leaves(getattr(data, "targets", None)):
+        if type(leaf) is np.ndarray and leaf.dtype.kind in "biuf" and leaf.size < 2**24:
+            by_row = leaf.reshape(len(leaf), -1)
+            rows |= {int(by_row.min(1).argmin()), int(by_row.max(1).argmax())}  # padding, the rarest class
+            rows |= set(np.unique(by_row[:, 0], return_index=True)[1][:_TELLING].tolist())
+    return data.take(np.array(sorted(rows)))
+
+
+_TELLING = 16
+
+
 def check(
-    data: FitData, run: Callable[[PyTree], PyTree], loss: Callable[[PyTree, PyTree], Any], replicas: int
+    data: FitData,
+    run: Callable[[PyTree], PyTree],
+    loss: Callable[[PyTree, PyTree], Any],
+    replicas: int,
+    batch_size: int,
 ) -> None:
-    """Shapes, labels and finiteness of indexed data, before anything is compiled or written.
+    """The loss, and shapes, labels and finiteness of indexed data, before anything is compiled or written.
 
     run: shapes of inputs -> shapes of the model's outputs, for one sample a replica.
-    Raises: DataError that names the data, the sample and what does not fit.
+    Raises: DataError that names the data, the sample and what does not fit; ConfigError for a loss that is
+        no mean over samples.
     """
-    inputs, targets = (_per_replica(part, replicas) for part in data.train.take(np.zeros(1, np.int64)))
+    if not data.indexed and not needs_probe(loss):
+        return
+    samples = telling_samples(data.train) if needs_probe(loss) else data.train.take(np.zeros(1, np.int64))
+    inputs, targets = (_per_replica(part, replicas) for part in samples)
     output = run(inputs)
+    refuse_unless_mean(loss, output, samples[1], batch_size)
+    if not data.indexed:
+        return
     jax.eval_shape(loss, output, targets)  # shapes that do not fit are said here
     for what, part in (("training data", data.train), ("validation data", data.val)):
         if part is not None:

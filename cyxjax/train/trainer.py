@@ -119,10 +119,9 @@ class DistributedTrainer:
         self._prepare(config, fit_inputs.first_inputs(found.train), feed.steps_per_epoch, schedule)
         built, state = self._ready(None)
         check_precision(built, state, self._inputs, config.precision, self._replicas)
-        if found.indexed:
-            seen = jax.eval_shape(built.program.consensus, state)
-            run = lambda inputs: jax.eval_shape(built.predict_step, seen, inputs)  # noqa: E731
-            fit_inputs.check(found, run, self._recipe.loss, self._replicas)
+        seen = jax.eval_shape(built.program.consensus, state)
+        run = lambda inputs: jax.eval_shape(built.predict_step, seen, inputs)  # noqa: E731
+        fit_inputs.check(found, run, self._recipe.loss, self._replicas, built.batch_size)
         return feed, config
 
     def evaluate(self, X: Any, y: Any = None, *, batch_size: int | None = None) -> tuple[float, float]:

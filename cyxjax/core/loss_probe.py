@@ -1,0 +1,195 @@
+"""Whether a loss is a mean of one value a sample: asked before training, of outputs made up for it.
+
+The step gives each sample a weight (padding has none, shards may be uneven), so it needs a value a sample.
+A loss that compares samples with each other, or divides by something of the whole batch, has none: taken
+sample by sample it would train on other numbers, and say nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cyxjax.core.losses import PerExample, UserLoss, each_alone, model_loss
+from cyxjax.core.mesh import REPLICATED, build_mesh
+from cyxjax.core.replica import model_map
+from cyxjax.errors import ConfigError
+
+PyTree = Any
+
+_FINE, _COARSE = 1e-4, 0.03  # how far rounding may part two ways to a number; in half precision
+_LARGE = 2**20
+_WAYS = (
+    "HINT: return one value a sample, shape (B,), that depends on this sample alone (class weights: "
+    "weight[label] * value, without the division); a loss over the whole global batch is not available yet."
+)
+
+
+def needs_probe(loss: PerExample) -> bool:
+    """Whether `loss` is a function of the user's."""
+    return isinstance(loss, UserLoss) and loss.fn is not model_loss
+
+
+def refuse_unless_mean(loss: PerExample, output: PyTree, target: PyTree, batch_size: int = 1) -> None:
+    """Returns for a loss whose value for a batch is the mean of its values for each sample alone.
+
+    output: the model's, as shapes (n, ...), any n. target: real samples', the more unlike the better.
+    batch_size: of training, tried where the loss takes no small batch. Losses of ours need no probe; one that
+    cannot be traced is left to the step, which says why; a probe that is NaN on both sides proves nothing.
+    Raises: ConfigError for a loss that couples samples.
+    """
+    if not needs_probe(loss):
+        return
+    assert isinstance(loss, UserLoss)
+    with _on_host() as device:
+        on_axis = lambda f: model_map(f, build_mesh([device]), (REPLICATED, REPLICATED), REPLICATED)  # noqa: E731
+        whole, alone = on_axis(loss.fn), on_axis(partial(each_alone, loss.fn))  # a loss may name the axis
+        for size in dict.fromkeys((_num_samples(output), batch_size)):
+            shapes = _resized(output, size), _resized(target, size)
+            if _traced(whole, *shapes):
+                break
+        else:
+            return
+        if not _traced(alone, *shapes):
+            raise ConfigError(f"the loss takes {size} samples but not one alone. {_WAYS}")
+        both = jax.jit(lambda o, t: (whole(o, t), alone(o, t)))
+        text = str(jax.make_jaxpr(whole)(*shapes))
+        relative = _COARSE if any(kind in text for kind in ("bf16[", "f16[", "f8_")) else _FINE
+        for probe in _probes(output, target, size):
+            found = _differing(both, *probe, relative)
+            if found is not None:
+                raise ConfigError(_said(bool(jax.eval_shape(whole, *shapes).ndim), size, *found))
+
+
+def _differing(both: Callable, output: PyTree, target: PyTree, relative: float) -> tuple[float, float] | None:
+    """(the batch's value, the samples' own) where they differ by more than rounding does; None if nowhere."""
+    whole, alone = _values(*both(output, target))
+    nudged, nudged_alone = _values(*both(_nudged(output), target))
+    with np.errstate(invalid="ignore"):
+        noise = np.nan_to_num(np.abs(whole - nudged) + np.abs(alone - nudged_alone), posinf=0.0)
+        allowed = relative * np.maximum(np.abs(whole), np.abs(alone)) + 30 * noise + 1e-6
+        odd = np.isfinite(whole) & ~(np.isfinite(alone) & (np.abs(whole - alone) <= allowed))
+    return (float(whole[odd][0]), float(alone[odd][0])) if odd.any() else None
+
+
+def _values(values: jax.Array, alone: jax.Array) -> tuple[np.ndarray, np.ndarray]:
+    """(value of the batch, mean of the samples' own), float64 (1,); or both sample by sample, (B,)."""
+    a, b = np.asarray(values, np.float64), np.asarray(alone, np.float64)
+    own = b.reshape(len(b), -1).mean(1)
+    return (a[None], own.mean(keepdims=True)) if a.ndim == 0 else (a.reshape(len(a), -1).mean(1), own)
+
+
+def _said(by_sample: bool, count: int, whole: float, alone: float) -> str:
+    if by_sample:
+        return (
+            f"the loss of a sample is {whole:.4g} in a batch of {count} and {alone:.4g} alone: it depends on "
+            f"the other samples, so also on padding and on the number of replicas. {_WAYS}"
+        )
+    if abs(whole - alone * count) < 1e-3 * abs(whole):
+        return (
+            f"the loss of {count} samples is their sum, {whole:.4g}; a step takes their mean, {alone:.4g}, "
+            "which does not grow with the batch. HINT: leave out the final sum: return one value a sample."
+        )
+    return (
+        f"the loss of {count} samples is {whole:.4g}, but the mean of their losses alone is {alone:.4g}: it "
+        f"is no mean of one value a sample, and would train on other numbers. {_WAYS}"
+    )
+
+
+def _traced(run: Callable, output: PyTree, target: PyTree) -> bool:
+    try:
+        jax.eval_shape(run, output, target)
+    except Exception:  # whatever a user's function raises
+        return False
+    return True
+
+
+@contextmanager
+def _on_host() -> Iterator[jax.Device]:
+    """Small work, which an accelerator would only compile longer; where there is no CPU it does it."""
+    try:
+        device = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS names others
+        device = jax.local_devices()[0]
+    with jax.default_device(device):
+        yield device
+
+
+def _num_samples(output: PyTree) -> int:
+    """8, or 2 where one sample's output is large (logits of a long text)."""
+    largest = max((int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(output)), default=1)
+    return 8 if largest < _LARGE else 2
+
+
+def _resized(tree: PyTree, size: int) -> PyTree:
+    def row(a: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((size, *a.shape[1:]), jax.dtypes.canonicalize_dtype(a.dtype))
+
+    return jax.tree.map(row, tree)
+
+
+def _probes(output: PyTree, target: PyTree, size: int) -> Iterator[tuple[PyTree, PyTree]]:
+    """Batches of `size`: outputs of several kinds, as a loss may want logits, probabilities or their logs."""
+    rng = np.random.default_rng(0)
+    order = rng.permutation(max((len(leaf) for leaf in jax.tree.leaves(target)), default=1))
+    for make in (_logits, _probabilities, _log_probabilities):
+        for first in range(0, min(len(order), 4 * size), size):  # all targets that were given have their turn
+            outputs = jax.tree.map(lambda leaf: _leaf(make, rng, size, leaf), output)  # noqa: B023
+            rows = order[np.arange(first, first + size) % len(order)]
+            targets = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], target)  # noqa: B023
+            yield outputs, targets
+        yield outputs, _made_up(rng, targets, output)
+
+
+def _leaf(make: Callable, rng: np.random.Generator, size: int, like: Any) -> np.ndarray:
+    shape = (size, *like.shape[1:])
+    if not jnp.issubdtype(like.dtype, jnp.inexact):
+        return rng.integers(0, 2, shape).astype(like.dtype)
+    # Samples of unlike size: a loss that weighs samples shows it where their losses differ.
+    scale = np.linspace(0.5, 3, size, dtype=np.float32).reshape(size, *[1] * (len(shape) - 1))
+    return make(scale * rng.standard_normal(shape, np.float32)).astype(like.dtype)
+
+
+def _logits(values: np.ndarray) -> np.ndarray:
+    return values
+
+
+def _probabilities(values: np.ndarray) -> np.ndarray:
+    e = np.exp(values)
+    return e / (1 + e) if values.ndim < 2 or values.shape[-1] == 1 else e / e.sum(-1, keepdims=True)
+
+
+def _log_probabilities(values: np.ndarray) -> np.ndarray:
+    return np.log(_probabilities(values))
+
+
+def _nudged(tree: PyTree) -> PyTree:
+    """`tree` moved by about one rounding, up and down in turn: what changes then is noise."""
+
+    def nudge(a: np.ndarray) -> np.ndarray:
+        if not jnp.issubdtype(a.dtype, jnp.inexact):
+            return a
+        signs = np.resize(np.array([1, -1, -1], np.float32), a.shape)
+        return (a * (1 + 2 * np.float32(jnp.finfo(a.dtype).eps) * signs)).astype(a.dtype)
+
+    return jax.tree.map(nudge, tree)
+
+
+def _made_up(rng: np.random.Generator, target: PyTree, output: PyTree) -> PyTree:
+    """Rows whose integers are drawn anew among those seen, and among the classes where they are labels."""
+    classes = [leaf.shape[1:] for leaf in jax.tree.leaves(output) if len(leaf.shape) > 1]
+
+    def redraw(leaf: np.ndarray) -> np.ndarray:
+        if leaf.dtype.kind not in "iu":
+            return leaf
+        counts = [shape[-1] for shape in classes if shape[:-1] == leaf.shape[1:]]
+        low, high = int(leaf.min()), int(leaf.max()) + 1
+        if counts and low >= 0:
+            low, high = 0, max(high, counts[0])
+        return rng.integers(low, high, leaf.shape).astype(leaf.dtype)
+
+    return jax.tree.map(redraw, target)

@@ -1,0 +1,65 @@
+"""What a step cannot apply as a mean over samples is refused by `fit`, before a step and before a file."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import cyxjax as cx
+from cyxjax.errors import ConfigError
+from cyxjax.train.fit_data import telling_samples
+from tests.support.trainers import CLASSES, FEATURES, VAL, X, Y, config, trainer
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+
+ce = optax.softmax_cross_entropy_with_integer_labels
+WEIGHT = jnp.float32([1, 1, 20])
+
+
+def info_nce(output, target):
+    z = output / jnp.linalg.norm(output, axis=-1, keepdims=True)
+    return ce(z @ z.T / 0.1, jnp.arange(len(z))).mean()
+
+
+def weighted(output, target):
+    return (WEIGHT[target] * ce(output, target)).sum() / WEIGHT[target].sum()
+
+
+@pytest.mark.parametrize("loss", [info_nce, weighted, lambda o, t: ce(o, t).sum()])
+@pytest.mark.parametrize("loader", [False, True])
+def test_refused_before_anything_is_written(loss, loader, tmp_path):
+    data = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 48, 8)]
+    given = (Batches(data),) if loader else (X, Y, *VAL)
+    cfg = config(checkpoint_dir=str(tmp_path / "checkpoints"), checkpoint_every_n_epochs=1)
+    with pytest.raises(ConfigError, match="HINT: .*return one value a sample"):
+        trainer(loss=loss).fit(*given, cfg)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("loss", [ce, lambda o, t: ce(o, t).mean()])
+def test_a_mean_trains_as_ours_does(loss):
+    ours, theirs = trainer(), trainer(loss=loss)
+    ours.fit(X, Y, config())
+    theirs.fit(X, Y, config())
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours.params, theirs.params
+    )
+
+
+def test_one_rare_label_among_many_is_among_those_asked():
+    labels = np.zeros(1000, np.int32)
+    labels[777] = CLASSES - 1
+    rare = cx.data.as_dataset((np.zeros((1000, FEATURES), np.float32), labels))
+    assert CLASSES - 1 in telling_samples(rare)[1]
+    assert len(telling_samples(rare)[1]) <= 64
+
+
+class Batches:
+    """A loader: gives batches, has no index."""
+
+    def __init__(self, batches):
+        self._batches = batches
+
+    def __iter__(self):
+        return iter(self._batches)
