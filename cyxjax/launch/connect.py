@@ -12,8 +12,8 @@ from cyxjax.launch.failure import hooks as exits
 from cyxjax.launch.ranks_here import HostShare
 from cyxjax.launch.rendezvous import client
 from cyxjax.launch.rendezvous.client import Membership
-from cyxjax.launch.rendezvous.coordinator import Host
-from cyxjax.launch.topology import Topology, in_job
+from cyxjax.launch.rendezvous.coordinator import Host, warn_without_token
+from cyxjax.launch.topology import Topology, in_job, is_loopback
 
 LEAVE_S = 300.0  # how long a finished rank waits for the others (a last save, a last evaluation)
 
@@ -102,6 +102,8 @@ def _host(topology: Topology) -> Host:
         topology.timeout_ms,
         topology.token,
     )
+    if not is_loopback(place.master_addr):  # by hand, one host's ranks are not known to be all
+        warn_without_token(place, client.log)
     host = Host(place, client.log, serves=False)
     host.open(topology.restart_count)
     return host

@@ -16,7 +16,7 @@ from cyxjax.launch.failure.report import first_of
 from cyxjax.launch.options import Options
 from cyxjax.launch.ranks_here import HostShare
 from cyxjax.launch.rendezvous import ports, protocol
-from cyxjax.launch.supervise.supervisor import say_token_is_missing
+from cyxjax.launch.rendezvous.coordinator import warn_without_token
 from cyxjax.launch.supervise.worker_group import TICK_S, Nudge, Start, WorkerGroup
 from cyxjax.launch.topology import join_address
 
@@ -88,8 +88,7 @@ class ElasticSupervisor:
         assert options.hosts is not None
         low, high = options.hosts
         self._place, self._registry = options.place, None
-        if not self._place.token:
-            say_token_is_missing(self._place.master_addr)
+        warn_without_token(self._place, output.say)
         if options.place.is_first:
             self._registry = Registry(self._place, low, high, options.max_restarts, output.say).start()
             self._place = self._registry.place

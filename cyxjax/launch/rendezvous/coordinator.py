@@ -16,6 +16,12 @@ from cyxjax.launch.topology import join_address
 LOAD_AFTER_S = 0.1
 
 
+def warn_without_token(place: HostShare, log: Log) -> None:
+    """One line for a job without a secret, which only a launcher of all its ranks can make up by itself."""
+    if not (place.token or place.is_alone):
+        log(f"CYXJAX_TOKEN is not set: whoever reaches {place.master_addr} can join this job")
+
+
 class Host:
     """One listener for the life of the job; a meeting place, and where it `serves` a service, for each start.
 

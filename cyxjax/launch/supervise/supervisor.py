@@ -6,7 +6,7 @@ from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
 from cyxjax.launch import output
 from cyxjax.launch.failure import report
 from cyxjax.launch.options import Options
-from cyxjax.launch.rendezvous.coordinator import Host
+from cyxjax.launch.rendezvous.coordinator import Host, warn_without_token
 from cyxjax.launch.supervise.restarts import Budget
 from cyxjax.launch.supervise.worker_group import Start, WorkerGroup
 
@@ -19,8 +19,7 @@ class Supervisor:
         self._host = Host(options.place) if options.place.is_first else None
         self._workers = WorkerGroup(options, env)
         self._place = self._host.place if self._host else options.place
-        if not self._place.is_alone and not self._place.token:
-            say_token_is_missing(self._place.master_addr)
+        warn_without_token(self._place, output.say)
 
     def run(self) -> int:
         """Starts the group, again where the budget allows, until it has ended for good."""
@@ -58,8 +57,3 @@ class Supervisor:
             return self._workers.run(self._place, number)
         finally:
             self._host.close()
-
-
-def say_token_is_missing(address: str) -> None:
-    """A warning: on several hosts the launcher cannot make up a secret by itself."""
-    output.say(f"CYXJAX_TOKEN is not set: whoever reaches {address} can join this job")

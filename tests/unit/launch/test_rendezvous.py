@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cyxjax.errors import GroupError
+from cyxjax.launch import connect
 from cyxjax.launch.rendezvous import client, ports, protocol
 from cyxjax.launch.rendezvous.client import Membership
 from cyxjax.launch.rendezvous.roster import Job
@@ -257,3 +258,16 @@ def ports_free() -> int:
 def test_versions_name_what_must_fit_together():
     assert {"python", "jax", "jaxlib"} <= set(client.versions())
     assert protocol.PROTOCOL == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "nproc", "token", "lines"),
+    [("0.0.0.0", 1, "", 1), ("0.0.0.0", 1, "secret", 0), ("0.0.0.0", 2, "", 0), ("127.0.0.1", 1, "", 0)],
+)
+def test_rank_0_of_a_job_across_hosts_warns_once_without_a_token(capfd, address, nproc, token, lines):
+    # What a rank started by hand, by srun or by mpirun does: no launcher is there to warn.
+    topology = Topology(
+        0, 2, master_addr=address, master_port=ports_free(), local_world_size=nproc, token=token
+    )
+    connect._host(topology).end()
+    assert capfd.readouterr().err.count("CYXJAX_TOKEN is not set: whoever reaches 0.0.0.0 can join") == lines
