@@ -21,9 +21,9 @@ def main(argv: Sequence[str]) -> int:
     from cyxjax.distributed import process_group
     from cyxjax.train.experiment import prepare
 
-    splits, trainer = prepare(config)
-    feed, _ = trainer.check(splits.train, splits.val, config=config, schedule=config.schedule)
-    batch = next(iter(feed.train(0, 0, lambda: (False, False))))
+    _, _, trainer, prepared = prepare(config)
+    assert prepared.feed is not None
+    batch = next(iter(prepared.feed.train(0, 0, lambda: (False, False))))
     step: Any = trainer.program.train_step
     compiled = step.lower(trainer.state, batch).compile()
     if trainer.is_master():

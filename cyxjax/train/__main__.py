@@ -15,9 +15,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_config(sys.argv[1:] if argv is None else argv)
         from cyxjax.train import experiment  # imports jax: not needed for --help or a wrong key
 
-        parts = experiment.ready(config)
+        prepared = experiment.prepare(config)
         writing = True
-        return experiment.train(config, *parts)
+        return experiment.train(prepared)
     except KeyboardInterrupt:
         print("cyxjax.train: interrupted. HINT: run the same command again to go on.", file=sys.stderr)
         return EXIT_INTERRUPT

@@ -3,7 +3,7 @@
 import math
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.checkpoint.run_lock import RunLock
@@ -26,6 +26,7 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, or_told, write_atomic
 from cyxjax.observe.sinks import build_sinks
 from cyxjax.train.optimizers import build_optimizer
+from cyxjax.train.prepare import Prepared
 from cyxjax.train.trainer import DistributedTrainer
 
 LOSSES: dict[str, Loss | None] = {
@@ -43,25 +44,28 @@ _WIDTH = {"num_classes": "num_classes", "vocab_size": "num_classes"}
 """model option -> what the data set says it should be, unless the configuration does"""
 
 
+class Experiment(NamedTuple):
+    """An experiment that is ready to train."""
+
+    config: TrainConfig
+    splits: Splits
+    trainer: DistributedTrainer
+    prepared: Prepared
+
+
 def run(config: TrainConfig) -> int:
     """Trains as `config` says; the exit code."""
-    return train(config, *ready(config))
+    return train(prepare(config))
 
 
-def ready(config: TrainConfig) -> tuple[Splits, DistributedTrainer]:
-    """As `prepare`, after a look at what can be wrong; nothing is written. Raises: ConfigError, DataError."""
-    splits, trainer = prepare(config)
-    trainer.check(splits.train, splits.val, config=config, schedule=config.schedule)
-    return splits, trainer
-
-
-def train(config: TrainConfig, splits: Splits, trainer: DistributedTrainer) -> int:
-    """Trains what is `ready`; the exit code."""
+def train(experiment: Experiment) -> int:
+    """Trains what was prepared; the exit code."""
+    config, _, trainer, _ = experiment
     console, run_dir = build_console(trainer.is_master(), config.verbose), Path(config.run_dir)
     with RunLock(run_dir) if trainer.is_master() else nullcontext():
         if trainer.is_master():
             write_atomic(run_dir / "config.yaml", config.to_yaml())
-        history = _train(config, splits, trainer, console)
+        history = _train(experiment, console)
         if trainer.is_master():
             with or_told(run_dir / "history.json", console.note):
                 history.save(run_dir / "history.json")
@@ -81,19 +85,16 @@ def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, 
         console.note(f"Stopped and saved after step {saved}. Run the same command again to go on from there.")
 
 
-def _train(
-    config: TrainConfig, splits: Splits, trainer: DistributedTrainer, console: Console
-) -> DistributedTrainingHistory:
+def _train(experiment: Experiment, console: Console) -> DistributedTrainingHistory:
     """Fits, and unless a signal said to hurry, evaluates on the test samples."""
+    config, splits, trainer, prepared = experiment
 
     def open_sink(step: int) -> Sink:
         return build_sinks(
             config.sinks, config.run_dir, trainer.is_master(), config.resolved(), resume_step=step
         )
 
-    history = trainer.fit(
-        splits.train, splits.val, config, schedule=config.schedule, console=console, open_sink=open_sink
-    )
+    history = trainer.fit_prepared(prepared, console=console, open_sink=open_sink)
     if history.stopped_by != "signal":
         test = trainer.evaluate_metrics(splits.test, max_batches=config.max_eval_batches)
         known = [f"{name} {value:.4f}" for name, value in test.items() if not math.isnan(value)]
@@ -101,13 +102,17 @@ def _train(
     return history
 
 
-def prepare(config: TrainConfig) -> tuple[Splits, DistributedTrainer]:
-    """The data, and an untrained trainer in its group."""
+def prepare(config: TrainConfig) -> Experiment:
+    """The data, and an untrained trainer in its group, checked against each other; nothing is written.
+
+    Raises: ConfigError, DataError.
+    """
     process_group.init(cpu_devices=config.cpu_devices)
     splits = load_dataset(config.data.name, config.data.root, **config.data.options)
     optimizer = build_optimizer(config.optimizer)
     trainer = DistributedTrainer(_model(config, splits), _loss(config, splits), optimizer)
-    return splits, trainer
+    prepared = trainer.prepare(splits.train, splits.val, config=config, schedule=config.schedule)
+    return Experiment(config, splits, trainer, prepared)
 
 
 def _model(config: TrainConfig, splits: Splits) -> Any:

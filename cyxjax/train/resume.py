@@ -62,6 +62,12 @@ def latest_meta(checkpointer: Checkpointer) -> dict[str, Any]:
     return read_manifest(step_folder(checkpointer.directory, step)).meta
 
 
+def stored_config(meta: dict[str, Any]) -> DistributedTrainingConfig:
+    """The training part of the configuration a checkpoint was trained with (an experiment's has more)."""
+    known = DistributedTrainingConfig.model_fields
+    return DistributedTrainingConfig(**{k: v for k, v in meta.get("config", {}).items() if k in known})
+
+
 def stored_inputs(meta: dict[str, Any]) -> PyTree:
     """One sample of zeros, shaped like the inputs the checkpoint was trained on."""
     leaves = {name: np.zeros((1, *shape), dtype) for name, (shape, dtype) in meta["inputs"].items()}
@@ -119,6 +125,12 @@ def load(
         return None
     state = portable.from_portable(restored.state, sync, mesh)
     return *from_meta(restored.meta, state), restored.meta
+
+
+def meet(name: str) -> None:
+    """Waits for all processes: what one of them wrote or renamed is seen by the others after it."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
 
 
 def _gather_rows(leaf: jax.Array) -> np.ndarray:

@@ -1,44 +1,38 @@
-"""One fit: what its parts need to know, and its hooks in the order in which they are told of each moment."""
+"""One fit: what its parts need to know, how it goes, and its hooks in the order they are told."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from jax.sharding import Mesh
+from typing import NamedTuple
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.folders import list_steps
 from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
-from cyxjax.core.mesh import num_replicas
+from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.observe.console import Console
-from cyxjax.observe.history import DistributedTrainingHistory, latest
+from cyxjax.observe.history import latest
 from cyxjax.observe.records import Sink
-from cyxjax.train import resume, rollback
-from cyxjax.train.build import Built, Recipe
-from cyxjax.train.hooks import callbacks
+from cyxjax.train import loop, out_of_memory, resume, rollback
+from cyxjax.train.build import Built
+from cyxjax.train.hooks import callbacks, loss_spike
 from cyxjax.train.hooks.black_box import BlackBoxHook
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
 from cyxjax.train.hooks.goodput import GoodputHook
-from cyxjax.train.hooks.ledger import FILE, LedgerHook
+from cyxjax.train.hooks.ledger import FILE
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN
 from cyxjax.train.hooks.progress import HistoryHook, RecordHook
 from cyxjax.train.hooks.saving import CheckpointHook, StopHook
 from cyxjax.train.hooks.sentinel import SentinelHook
-from cyxjax.train.loop import Hook, RunState
+from cyxjax.train.loop import Feed, Hook, RunState
+from cyxjax.train.prepare import Prepared
+from cyxjax.train.session import Session
 from cyxjax.train.signals import StopSignals
 
 
 class Run(NamedTuple):
     """What the hooks of one fit need to know."""
 
-    recipe: Recipe
+    session: Session
     built: Built
     config: DistributedTrainingConfig
-    mesh: Mesh
-    history: DistributedTrainingHistory
-    ledger: LedgerHook
-    is_master: bool
-    describe: Callable[[RunState], dict[str, Any]]  # what a checkpoint says beside its arrays
-    save_at: Callable[[str, RunState], None]  # (path, moment) -> a checkpoint there; called on all ranks
     signals: StopSignals
     spikes: list[Hook]  # made once: what it has seen outlives a rollback
     checkpointer: Checkpointer
@@ -48,28 +42,84 @@ class Run(NamedTuple):
     @property
     def folder(self) -> Path | None:
         """Where this rank records the run; None where it records nothing."""
-        return self.config.run_folder if self.is_master else None
+        return self.config.run_folder if self.session.is_master else None
+
+
+def run_from(session: Session, prepared: Prepared, start: RunState, sink: Sink, console: Console) -> RunState:
+    """Trains what was prepared from `start` to its end, with all its hooks; the history is the session's."""
+    built, config, mesh = prepared.built, prepared.config, session.mesh
+    assert prepared.feed is not None
+    console.batch_plan(
+        batch_size=built.batch_size,
+        num_replicas=num_replicas(mesh),
+        accumulation=config.gradient_accumulation_steps,
+        world_size=session.group.topology.world_size,
+        backend=session.group.backend,
+    )
+    with StopSignals() as signals, resume.checkpointer_for(config, session.is_master) as checkpointer:
+        checkpointer.rewind(start.position.step)  # what a crashed or earlier run did after it
+        spikes = loss_spike.hooks_for(config)
+        run = Run(session, built, config, signals, spikes, checkpointer, sink, console)
+        end = train(run, prepared.feed, start)
+    session.history.skipped_steps = int(local_value(built.sync.skipped(end.state.sync)))
+    return end
+
+
+def train(run: Run, feed: Feed, start: RunState) -> RunState:
+    """From `start` to the end, back to a checkpoint in between if the configuration says so."""
+    config = run.config
+
+    def once(begin: RunState) -> RunState:
+        with out_of_memory.explained(config, run.built.batch_size, num_replicas(run.session.mesh)):
+            return loop.fit(
+                run.built.program,
+                feed,
+                begin,
+                build_hooks(run),
+                epochs=config.epochs,
+                in_flight=config.steps_in_flight,
+                eval_every=config.evaluate_every_n_epochs,
+                max_steps=config.max_steps,
+            )
+
+    go_back = lambda good_step: _saved(run, start, good_step)  # noqa: E731
+    return rollback.fit(once, start, go_back, run.console.note, config, run.session.history)
+
+
+def _saved(run: Run, like: RunState, good_step: int) -> RunState | None:
+    """The newest good checkpoint of `good_step` or before, later ones set aside; None without one.
+
+    History and ledger stay. Waits for the save that may be under way.
+    """
+    run.checkpointer.wait()
+    resume.meet("rollback")
+    if not any(step <= good_step for step in list_steps(run.config.checkpoint_path)):
+        return None
+    run.checkpointer.rewind(good_step)
+    resume.meet("rewound")
+    found = resume.load(run.checkpointer, like.state, run.built.sync, run.session.mesh)
+    return None if found is None else found[0]
 
 
 def build_hooks(run: Run) -> list[Hook]:
     """New hooks, which begin with the state of `run`; the user's own among them begin anew."""
-    config, history, rate = run.config, run.history, run.built.learning_rate
+    config, history, rate = run.config, run.session.history, run.built.learning_rate
     saves = _saving(run)
     hooks: list[Hook] = [
         *_black_box(run),  # first: it writes before another hook ends the run
         HistoryHook(history, rate),  # before all that read the history
-        RecordHook(run.console, run.sink, run.recipe.metrics, config.log_every_n_batches, rate),
+        RecordHook(run.console, run.sink, run.session.recipe.metrics, config.log_every_n_batches, rate),
         TerminateOnNaN(rollback.patience(config)),  # before what would take a NaN for a value
         *run.spikes,
         StopHook(history, run.signals.stop, config.max_time),
-        *run.recipe.callbacks,  # the user's see what ours have seen
+        *run.session.recipe.callbacks,  # the user's see what ours have seen
         *_early_stopping(config),
         *_sentinel(run, saves),  # before saving: what is saved has been compared
-        run.ledger.begin(saves.wants_state, run.folder / FILE if run.folder else None),  # is part of a save
+        run.session.ledger.begin(saves.wants_state, run.folder and run.folder / FILE),  # part of a save
         saves,  # after all whose word is part of what is saved
         *_goodput(run),  # last: saves are part of where the time went
     ]
-    callbacks.begin(hooks, RunParts(history, run.save_at))
+    callbacks.begin(hooks, RunParts(history, run.session.save_at))
     return hooks
 
 
@@ -77,8 +127,8 @@ def _black_box(run: Run) -> list[Hook]:
     """Only an experiment can be run again."""
     if run.folder is None or not isinstance(run.config, TrainConfig):
         return []
-    replicas, left_out_too = num_replicas(run.mesh), not rollback.uses_float16(run.config)
-    return [BlackBoxHook(run.config, run.ledger.tape, replicas, left_out_too)]
+    replicas, left_out_too = num_replicas(run.session.mesh), not rollback.uses_float16(run.config)
+    return [BlackBoxHook(run.config, run.session.ledger.tape, replicas, left_out_too)]
 
 
 def _early_stopping(config: DistributedTrainingConfig) -> list[Hook]:
@@ -89,12 +139,12 @@ def _early_stopping(config: DistributedTrainingConfig) -> list[Hook]:
 def _sentinel(run: Run, saves: Hook) -> list[Hook]:
     """None on one replica, which agrees with itself."""
     config = run.config
-    if num_replicas(run.mesh) == 1 or not config.sentinel_every_n_steps:
+    if num_replicas(run.session.mesh) == 1 or not config.sentinel_every_n_steps:
         return []
     return [
         SentinelHook(
             run.built.sentinel,
-            [device.process_index for device in run.mesh.devices.flat],
+            [device.process_index for device in run.session.mesh.devices.flat],
             every=config.sentinel_every_n_steps,
             policy=config.on_desync,
             saving=saves.wants_state,
@@ -107,12 +157,12 @@ def _saving(run: Run) -> CheckpointHook:
     config = run.config
     return CheckpointHook(
         run.checkpointer,
-        run.describe,
+        run.session.describe,
         every_epochs=config.checkpoint_every_n_epochs,
         every_steps=config.checkpoint_every_n_steps,
         # Clocks differ between ranks: rank 0's alone asks, and all save.
-        every_minutes=config.checkpoint_every_n_minutes if run.is_master else 0.0,
-        metric=lambda: latest(run.history, config.monitor),
+        every_minutes=config.checkpoint_every_n_minutes if run.session.is_master else 0.0,
+        metric=lambda: latest(run.session.history, config.monitor),
         requested=run.signals.take_save,
         portable=lambda state: resume.to_stored(state, run.built.sync),
     )
@@ -121,4 +171,4 @@ def _saving(run: Run) -> CheckpointHook:
 def _goodput(run: Run) -> list[Hook]:
     if run.folder is None:
         return []
-    return [GoodputHook(run.folder, run.history, run.sink, run.console.note)]
+    return [GoodputHook(run.folder, run.session.history, run.sink, run.console.note)]

@@ -64,8 +64,8 @@ def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Feed, Tra
     """The run as its configuration describes it, at the moment the box starts from."""
     devices = ["--cpu-devices", str(box.num_replicas)] if box.platform == "cpu" else []
     config = load_config(["--config", str(folder / CONFIG), "--verbose", "false", *devices])
-    splits, trainer = prepare(config)
-    feed, _ = trainer.check(splits.train, splits.val, config=config, schedule=config.schedule)
+    _, _, trainer, prepared = prepare(config)
+    assert prepared.feed is not None
     if box.checkpoint_step is not None:
         trainer.load_checkpoint(str(config.checkpoint_path), step=box.checkpoint_step)
     facts = trainer.stream_facts
@@ -76,7 +76,7 @@ def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Feed, Tra
             f"{folder} names other samples than the data gives now ({_few(box.sample_ids)}). "
             "HINT: replay with the data and global batch of the run."
         )
-    return trainer, feed, config, facts
+    return trainer, prepared.feed, config, facts
 
 
 def _first_bad(trainer: DistributedTrainer, feed: Feed, box: BlackBox) -> Bad | None:
@@ -84,7 +84,7 @@ def _first_bad(trainer: DistributedTrainer, feed: Feed, box: BlackBox) -> Bad | 
 
     Two passes: keeping the state before every step would copy the whole model as often.
     """
-    start = trainer.moment
+    start = trainer.run_state
     host = jax.device_get(start.state)
     found = next((s for s in _steps(trainer, feed, start, box.step) if not _is_good(s)), None)
     if found is None:

@@ -1,0 +1,110 @@
+"""All of a fit that comes before its first write, computed once: what fit, plan and replay start from."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.mesh import local_replicas, local_value, num_replicas, put_replicated
+from cyxjax.core.step import TrainState, init_state
+from cyxjax.train import fit_data
+from cyxjax.train.build import Built, Recipe, build, check_precision, program_shape
+from cyxjax.train.feed import build_feed
+from cyxjax.train.fit_data import FitData
+from cyxjax.train.hooks.ledger import Tape
+from cyxjax.train.loop import Feed, Position, RunState
+
+PyTree = Any
+
+
+class Prepared(NamedTuple):
+    """Compiled functions, and what they were compiled for."""
+
+    config: DistributedTrainingConfig  # with the batch size of the loader, where a loader has one
+    built: Built
+    inputs: PyTree  # one sample's, shape (1, ...)
+    shape: tuple  # two configurations of one shape share their compiled functions
+    feed: Feed | None = None  # None: not to train, but to evaluate, predict or load
+    data: FitData | None = None
+
+
+def for_fit(
+    recipe: Recipe,
+    mesh: Mesh,
+    data: tuple[Any, ...],
+    config: DistributedTrainingConfig | None,
+    tape: Tape,
+    *,
+    schedule: Any,
+    remat: str,
+    last: Prepared | None,
+) -> Prepared:
+    """What `fit(*data, config)` needs; the compiled functions of `last` serve again if shapes agree.
+
+    Raises: ConfigError and DataError for data and configuration that do not go together.
+    """
+    found, config = fit_data.parse(data, config, len(local_replicas(mesh)), num_replicas(mesh))
+    feed = build_feed(found, config, mesh, tape)
+    one = for_inputs(
+        recipe,
+        mesh,
+        config,
+        fit_data.first_inputs(found.train),
+        steps_per_epoch=feed.steps_per_epoch,
+        schedule=schedule,
+        remat=remat,
+        last=last,
+    )
+    return one._replace(feed=feed, data=found)
+
+
+def for_inputs(
+    recipe: Recipe,
+    mesh: Mesh,
+    config: DistributedTrainingConfig,
+    inputs: PyTree,
+    *,
+    steps_per_epoch: int | None = None,
+    schedule: Any = None,
+    remat: str = "none",
+    last: Prepared | None = None,
+) -> Prepared:
+    """Compiled functions for one sample's `inputs`, shape (1, ...). Raises: ConfigError."""
+    shape = program_shape(config, mesh, steps_per_epoch, schedule, remat)
+    if last is not None and last.shape == shape:
+        return Prepared(config, last.built, inputs, shape)
+    built = build(recipe, config, mesh, steps_per_epoch=steps_per_epoch, schedule=schedule, remat=remat)
+    return Prepared(config, built, inputs, shape)
+
+
+def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, replicas: int) -> None:
+    """The model takes the data in the precision asked for, on this backend; the data are finite and in range.
+
+    state: as training starts with it; only shapes are looked at, nothing is compiled.
+    Raises: ConfigError naming the precision, DataError naming the sample.
+    """
+    built = prepared.built
+    check_precision(built, state, prepared.inputs, prepared.config.precision, replicas)
+    seen = jax.eval_shape(built.program.consensus, state)
+    run = lambda inputs: jax.eval_shape(built.predict_step, seen, inputs)  # noqa: E731
+    if prepared.data is not None:
+        fit_data.check(prepared.data, run, recipe.loss, replicas, built.batch_size)
+
+
+def first_run(prepared: Prepared, mesh: Mesh, num_metrics: int) -> RunState:
+    """Step 0, with parameters drawn from the seed."""
+    built, seed = prepared.built, prepared.config.seed
+    params, model_state = jax.tree.map(np.asarray, built.fns.init(jax.random.key(seed), prepared.inputs))
+    state = init_state(built.sync, mesh, params, model_state, seed)
+    return RunState(Position(), state, np.zeros((num_metrics, 2)))
+
+
+def next_run(prepared: Prepared, mesh: Mesh, agreed: TrainState, num_metrics: int) -> RunState:
+    """A new run from the parameters of `agreed`; steps count on, so that keys and folders stay apart."""
+    params, model_state = jax.tree.map(local_value, (agreed.params, agreed.model_state))
+    state = init_state(prepared.built.sync, mesh, params, model_state, prepared.config.seed)
+    steps = local_value(agreed.step)
+    state = state._replace(step=put_replicated(mesh, steps))
+    return RunState(Position(int(steps)), state, np.zeros((num_metrics, 2)))

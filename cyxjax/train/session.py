@@ -1,0 +1,170 @@
+"""What a trainer holds between its calls: compiled functions, the state they train, history and ledger."""
+
+from typing import Any
+
+import jax
+
+from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.mesh import local_value, num_replicas
+from cyxjax.core.step import TrainState
+from cyxjax.distributed.process_group import ProcessGroup
+from cyxjax.errors import CheckpointError, GroupError
+from cyxjax.launch.heartbeat import beat
+from cyxjax.observe.console import Console
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.train import resume
+from cyxjax.train.build import Built, Recipe, effective_batch_size
+from cyxjax.train.hooks.ledger import LedgerHook
+from cyxjax.train.loop import RunState
+from cyxjax.train.prepare import Prepared, check_run, first_run, for_fit, for_inputs, next_run
+
+PyTree = Any
+_UNTRAINED = "this trainer has no parameters yet. HINT: call fit(...) or load_checkpoint(...) first."
+
+
+class Session:
+    """The course of one recipe on one mesh, over any number of fits and loads."""
+
+    def __init__(self, recipe: Recipe, group: ProcessGroup):
+        self.recipe, self.group, self.mesh = recipe, group, group.mesh
+        self.remat = "none"
+        self.ledger = LedgerHook()
+        self.history = DistributedTrainingHistory()
+        self._prepared: Prepared | None = None
+        self._run_state: RunState | None = None
+        self._loaded = False  # the next fit goes on from a loaded state
+
+    @property
+    def is_master(self) -> bool:
+        return self.group.topology.is_master
+
+    @property
+    def prepared(self) -> Prepared:
+        """Raises: GroupError before the first fit or load."""
+        if self._prepared is None:
+            raise GroupError(_UNTRAINED)
+        return self._prepared
+
+    @property
+    def built(self) -> Built:
+        return self.prepared.built
+
+    @property
+    def run_state(self) -> RunState:
+        """Where training stands. Raises: GroupError before the first fit or load."""
+        if self._run_state is None:
+            raise GroupError(_UNTRAINED)
+        return self._run_state
+
+    @run_state.setter
+    def run_state(self, value: RunState) -> None:
+        self._run_state = value
+
+    def agreed(self) -> TrainState:
+        """The state all replicas agree on, as evaluation sees it."""
+        return self.built.program.consensus(self.run_state.state)
+
+    def values(self) -> tuple[PyTree, PyTree]:
+        """(params, model_state) that all replicas agree on, as host arrays."""
+        seen = self.agreed()
+        return jax.tree.map(local_value, (seen.params, seen.model_state))
+
+    # ---- from one start to the next ---------------------------------------------------------------
+
+    def prepare(
+        self, data: tuple[Any, ...], config: DistributedTrainingConfig | None, schedule: Any
+    ) -> Prepared:
+        """All of a fit that comes before its first write. Raises: ConfigError, DataError."""
+        prepared = for_fit(
+            self.recipe,
+            self.mesh,
+            data,
+            config,
+            self.ledger.open(),
+            schedule=schedule,
+            remat=self.remat,
+            last=self._prepared,
+        )
+        self._begin(prepared)
+        check_run(prepared, self.run_state.state, self.recipe, num_replicas(self.mesh))
+        return prepared
+
+    def ensure(self, inputs: PyTree, config: DistributedTrainingConfig | None = None) -> None:
+        """Functions and a state made from one sample's `inputs`, if nothing was trained or loaded."""
+        if self._prepared is None:
+            config = config or DistributedTrainingConfig()
+            self._begin(for_inputs(self.recipe, self.mesh, config, inputs, remat=self.remat))
+
+    def _begin(self, prepared: Prepared) -> None:
+        """A state for `prepared`: parameters go on, the optimizer starts anew; a loaded state stays."""
+        previous, self._prepared = self._prepared or prepared, prepared
+        metrics = len(self.recipe.metrics.names)
+        if self._run_state is None:
+            self._run_state = first_run(prepared, self.mesh, metrics)
+        elif not self._loaded:
+            agreed = previous.built.agreed(self._run_state.state)
+            self._run_state = next_run(prepared, self.mesh, agreed, metrics)
+        if not self._loaded:
+            self.history = DistributedTrainingHistory(
+                effective_batch_size=effective_batch_size(prepared.config, self.mesh),
+                world_size=self.group.topology.world_size,
+                num_replicas=num_replicas(self.mesh),
+            )
+
+    def start(self, config: DistributedTrainingConfig, console: Console) -> RunState:
+        """Where a run starts: at what was loaded, at its newest checkpoint, or at step 0.
+
+        Raises: CheckpointError where `config` wants a checkpoint and there is none.
+        """
+        folder = config.checkpoint_path
+        if self._loaded:
+            self._loaded = False
+            return self.run_state
+        wanted = config.resume != "never" and folder.is_dir()
+        beat(-1, "checkpoint")
+        if wanted and self.restore(resume.checkpointer_for(config, self.is_master)):
+            place = self.run_state.position
+            console.note(
+                f"Resuming from step {place.step} (epoch {place.epoch}, batch {place.step_in_epoch})"
+                f" in {folder}"
+            )
+        elif config.resume == "must":
+            raise CheckpointError(
+                f"resume='must', but {folder} holds no checkpoint. "
+                "HINT: check the run folder, or use resume='auto'."
+            )
+        beat(-1, "idle")
+        return self.run_state
+
+    # ---- on disk and off --------------------------------------------------------------------------
+
+    def load(self, checkpointer: Checkpointer, step: int | None) -> bool:
+        """Takes a folder's newest good step, or `step`, for the next fit; False without one."""
+        if self._prepared is None:
+            meta = resume.latest_meta(checkpointer)
+            self.ensure(resume.stored_inputs(meta), resume.stored_config(meta))
+        found = self.restore(checkpointer, step)
+        self._loaded = self._loaded or found
+        return found
+
+    def restore(self, checkpointer: Checkpointer, step: int | None = None) -> bool:
+        """Takes the newest good step of a folder as the present state; whether there was one."""
+        found = resume.load(checkpointer, self.run_state.state, self.built.sync, self.mesh, step)
+        if found is None:
+            return False
+        self._run_state, history, meta = found
+        self.ledger.restore(meta)
+        history.world_size, history.num_replicas = self.group.topology.world_size, num_replicas(self.mesh)
+        history.stopped_by = ""
+        self.history = history
+        return True
+
+    def save_at(self, path: str, run_state: RunState) -> None:
+        """`run_state` as the only step of the folder `path`. Raises: CheckpointError if it cannot."""
+        resume.save_at(path, self.is_master, run_state, self.built.sync, self.describe(run_state))
+
+    def describe(self, run_state: RunState) -> dict[str, Any]:
+        """What a checkpoint of `run_state` says beside its arrays."""
+        config, inputs = self.prepared.config.resolved(), self.prepared.inputs
+        return resume.to_meta(run_state, self.history, config, inputs) | self.ledger.meta(run_state)
