@@ -41,18 +41,20 @@ def write_whole(path: str | os.PathLike[str], data: str | bytes, *, mode: int = 
     sync_folder(path.parent)
 
 
-def append(path: str | os.PathLike[str], data: bytes, *, anew: bool = False) -> None:
-    """Puts all of `data` at the end of the file (of an empty one with `anew`), or nothing of it.
+def append(path: str | os.PathLike[str], data: bytes) -> None:
+    """Puts all of `data` at the end of the file and on the disk, or nothing of it.
 
-    Raises: OSError.
+    Raises: OSError; also where `path` is a symbolic link, which is not followed.
     """
     path = Path(path)
     _refuse_special(path)
-    with path.open("wb" if anew else "ab", buffering=0) as file:
-        before = file.tell()
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS, 0o666)
+    with os.fdopen(fd, "ab", buffering=0) as file:
+        before = os.fstat(fd).st_size
         try:
             while data:
                 data = data[file.write(data) :]
+            os.fsync(fd)
         except OSError:
             os.ftruncate(file.fileno(), before)
             raise

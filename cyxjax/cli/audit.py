@@ -1,20 +1,19 @@
 """`cyxjax audit RUN`: whether every sample came once an epoch, in its place; and if not, where not."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.command import Parser
-from cyxjax.data.audit import Finding, StreamPlan, audit, surviving
-from cyxjax.data.ledger import Ledger, StreamFacts, read_records
-from cyxjax.data.order import Order
-from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, DataError
+from cyxjax.data.audit import Finding, Step, audit, ended, walk
+from cyxjax.data.ledger import Ledger
+from cyxjax.data.ledger_file import Entry, read_entries, taken_back
+from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError, DataError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.hooks.ledger import FILE
+from cyxjax.train.resume import place_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,17 +22,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises: DataError for a folder without a ledger, or with one that is not ours.
     """
     given = _parser().parse_args(argv)
-    facts, records = read_records(_ledger_of(given.run))
-    if not records:
+    path, folder = _ledger_of(given.run), given.run / "checkpoints"
+    entries = read_entries(path)
+    if not entries:
         raise DataError(f"{given.run}: no step was recorded yet. HINT: audit after the first save.")
-    findings = audit(records, _order(facts), _plan(facts), max_findings=given.max_findings)
-    findings += _of_checkpoints(given.run / "checkpoints", records)
+    findings, steps = audit(entries, max_findings=given.max_findings), list(walk(entries))
+    findings += _of_checkpoints(folder, steps)
     for finding in findings:
         print(finding)
-    spans = _rolled_back(given.run / "checkpoints", _plan(facts))
+    spans = _rolled_back(folder, steps)
     for first, stop in spans:
         print(f"steps {first} to {stop - 1}: left out on purpose: a rollback took back what they had changed")
-    print(_summary(facts, surviving(records), len(records), len(findings), spans))
+    again = len(entries) - len(steps) + taken_back(path)
+    print(_summary(steps, again, len(findings), spans))
     return EXIT_USER_ERROR if findings else EXIT_OK
 
 
@@ -53,33 +54,49 @@ def _ledger_of(run: Path) -> Path:
     return path
 
 
-def _plan(facts: StreamFacts) -> StreamPlan:
-    return StreamPlan(facts.num_samples, facts.global_batch_size, facts.drop_last)
-
-
-def _order(facts: StreamFacts) -> Callable[[int, int, int], np.ndarray]:
-    def order(epoch: int, first: int, stop: int) -> np.ndarray:
-        return Order(facts.num_samples, facts.seed, epoch, facts.shuffle)[first:stop]
-
-    return order
-
-
-def _of_checkpoints(folder: Path, records: list[Ledger]) -> list[Finding]:
-    """Checkpoints whose ledger is not the one that was recorded at their step."""
-    recorded = {record.steps: record for record in surviving(records)}
-    findings = []
-    for step in list_steps(folder) if folder.is_dir() else []:
-        raw = read_manifest(step_folder(folder, step)).meta.get("ledger")
-        found = Ledger.from_json(raw) if raw is not None else None
-        if found is not None and recorded.get(found.steps, found) != found:
-            findings.append(
-                Finding(found.steps - 1, "chain", f"the checkpoint of step {step} has another ledger")
-            )
+def _of_checkpoints(folder: Path, steps: list[Step]) -> list[Finding]:
+    """Checkpoints whose ledger is not the one recorded at their step, or of steps nobody recorded."""
+    recorded = {step.entry.ledger.steps: step.entry for step in steps}
+    end, findings = steps[-1], []
+    saved = list_steps(folder) if folder.is_dir() else []
+    for step in saved:
+        try:
+            meta = read_manifest(step_folder(folder, step)).meta
+        except CheckpointError:
+            continue  # `cyxjax checkpoint verify` tells of damage; what is damaged is not resumed from
+        found = Ledger.from_json(meta["ledger"]) if "ledger" in meta else None
+        if found is not None and recorded.get(found.steps, Entry(end.entry.facts, found)).ledger != found:
+            text = f"the checkpoint of step {step} has another ledger"
+            findings.append(Finding(found.steps - 1, "chain", text))
+        if step == saved[-1]:
+            findings += _behind(step, meta, found, end)
     return findings
 
 
-def _rolled_back(folder: Path, plan: StreamPlan) -> list[tuple[int, int]]:
-    """(first, one past the last) step in the data of each rollback that the newest checkpoint knows of.
+def _behind(step: int, meta: dict, found: Ledger | None, end: Step) -> list[Finding]:
+    """What the newest checkpoint was trained on beyond the end of the record."""
+    last = end.entry.ledger
+    if found is None:
+        text = f"the checkpoint of step {step} has no ledger: what it was trained on was not recorded"
+        return [Finding(last.steps, "behind", text)]
+    if found.steps > last.steps:
+        text = f"the record ends {found.steps - last.steps} steps before the checkpoint of step {step}"
+        return [Finding(last.steps, "behind", text)]
+    place = place_of(meta)
+    if found != last or place.epoch < last.epoch:
+        return []  # the record goes on after the checkpoint: the run was cut short
+    at = (last.epoch, end.stop)
+    if (place.epoch, place.samples) == at or (place.epoch > last.epoch and ended(end.entry.facts, end.stop)):
+        return []
+    text = (
+        f"the checkpoint of step {step} stands after {place.samples} samples of epoch {place.epoch}, "
+        f"the record after {at[1]} of epoch {at[0]}"
+    )
+    return [Finding(last.steps, "behind", text)]
+
+
+def _rolled_back(folder: Path, steps: list[Step]) -> list[tuple[int, int]]:
+    """(first, one past the last) recorded step of each rollback that the newest checkpoint knows of.
 
     A rollback that no checkpoint followed is undone by a resume, which trains on those samples again.
     """
@@ -89,24 +106,30 @@ def _rolled_back(folder: Path, plan: StreamPlan) -> list[tuple[int, int]]:
     history = DistributedTrainingHistory.from_dict(
         read_manifest(step_folder(folder, newest)).meta.get("history", {})
     )
-    stops = [
-        epoch * plan.steps_per_epoch + batch
-        for epoch, batch in zip(history.rollback_epochs, history.rollback_batches, strict=True)
-    ]
-    return [(stop - steps, stop) for stop, steps in zip(stops, history.rollback_steps, strict=True)]
+    # Of before samples were counted: batches, all of one size.
+    size = steps[0].entry.facts.global_batch_size
+    older = len(history.rollback_batches) - len(history.rollback_samples)
+    samples = [batch * size for batch in history.rollback_batches[:older]] + history.rollback_samples
+    at = {(step.entry.ledger.epoch, step.stop): step.entry.ledger.steps for step in steps}
+    stops = [at.get(place, 0) for place in zip(history.rollback_epochs, samples, strict=True)]
+    return [(stop - n, stop) for stop, n in zip(stops, history.rollback_steps, strict=True) if stop >= n]
 
 
-def _summary(
-    facts: StreamFacts, kept: list[Ledger], written: int, num_findings: int, spans: list[tuple[int, int]]
-) -> str:
-    epochs, rest = divmod(kept[-1].steps, _plan(facts).steps_per_epoch)
-    again = f", {written - len(kept)} of them made again after a restart" if written > len(kept) else ""
+def _summary(steps: list[Step], again: int, num_findings: int, spans: list[tuple[int, int]]) -> str:
+    end, last = steps[-1], steps[-1].entry.ledger
+    whole = ended(end.entry.facts, end.stop)
+    place = (
+        f"{last.epoch + 1} epochs and 0 samples count"
+        if whole
+        else f"{last.epoch} epochs and {end.stop:,} samples count"
+    )
+    redone = f", {again} of them made again after a restart" if again else ""
     verdict = (
         "every sample came once an epoch, in its place" if not num_findings else f"{num_findings} findings"
     )
     if spans:
         verdict += f"; {sum(stop - first for first, stop in spans)} steps left out on purpose"
     return (
-        f"{written} steps{again}; {epochs} epochs and {rest} steps count, {kept[-1].samples:,} samples of "
-        f"{facts.num_samples:,}, digest {kept[-1].digest[:16]}: {verdict}"
+        f"{len(steps) + again} steps{redone}; {place}, {last.samples:,} of a set of "
+        f"{end.entry.facts.num_samples:,}, digest {last.digest[:16]}: {verdict}"
     )

@@ -20,10 +20,11 @@ def main(argv: Sequence[str]) -> int:
     config = load_config(argv, _COMMAND)
     from cyxjax.distributed import process_group
     from cyxjax.train.experiment import prepare
+    from cyxjax.train.loop import Position
 
     _, _, trainer, prepared = prepare(config)
     assert prepared.feed is not None
-    batch = next(iter(prepared.feed.train(0, 0, lambda: (False, False))))
+    batch = next(iter(prepared.feed.train(Position(), lambda: (False, False)))).batch
     step: Any = trainer.program.train_step
     compiled = step.lower(trainer.state, batch).compile()
     if trainer.is_master():

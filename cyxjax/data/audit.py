@@ -1,54 +1,26 @@
 """Whether a run consumed the samples it promised, in order, through all its resumes; and if not, where.
 
-The global places of a step depend only on the size of the data set and the global batch, so resumes at
-another number of processes leave what is expected unchanged.
+What is expected depends only on the order of samples: a step goes on at the place where the one before it
+ended, whatever batch size and number of processes each of them had.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from cyxjax.data.ledger import Fingerprint, Ledger, fingerprint, mix
-from cyxjax.errors import DataError
+from cyxjax.data.ledger import Fingerprint, Ledger, StreamFacts, fingerprint, mix
+from cyxjax.data.ledger_file import Entry
 
-# (epoch, first place, one past the last place) -> the sample ids the sampler deals there, in order.
-Order = Callable[[int, int, int], np.ndarray]
 _SCAN = 1 << 20  # places looked at together when searching where samples belong: 8 MiB of sums
-
-
-@dataclass(frozen=True)
-class StreamPlan:
-    """How an epoch's order is cut into steps."""
-
-    num_samples: int
-    global_batch_size: int
-    drop_last: bool = False
-
-    def __post_init__(self) -> None:
-        if self.num_samples < 1 or self.global_batch_size < 1 or self.steps_per_epoch < 1:
-            raise DataError(
-                f"{self} has no step. HINT: both sizes are at least 1; drop_last needs a whole batch."
-            )
-
-    @property
-    def steps_per_epoch(self) -> int:
-        whole = self.num_samples // self.global_batch_size
-        return whole if self.drop_last else math.ceil(self.num_samples / self.global_batch_size)
-
-    def places(self, step: int) -> tuple[int, int, int]:
-        """(epoch, first place, one past the last place) of optimizer step `step`, counted from 0."""
-        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
-        first = step_of_epoch * self.global_batch_size
-        return epoch, first, min(first + self.global_batch_size, self.num_samples)
 
 
 @dataclass(frozen=True)
 class Finding:
     """One thing wrong at optimizer step `step`, counted from 0.
 
-    `kind`: missing, skipped, repeated, reordered, altered, or chain (the record was edited).
+    `kind`: missing, skipped, repeated, reordered, altered, behind, or chain (the record was edited).
     """
 
     step: int
@@ -59,79 +31,162 @@ class Finding:
         return f"step {self.step}: {self.kind}: {self.text}"
 
 
-def audit(
-    records: Iterable[Ledger], order: Order, plan: StreamPlan, *, max_findings: int = 10
-) -> list[Finding]:
+class Place(NamedTuple):
+    """Where a run stands: so many samples of `epoch` were consumed."""
+
+    epoch: int = 0
+    samples: int = 0
+
+
+class Step(NamedTuple):
+    """A recorded step that counts: what stood before it, and its places: [first, stop) of its epoch."""
+
+    before: Ledger
+    entry: Entry
+    was: StreamFacts  # the facts of the step before
+    at: Place  # where the step before had ended
+    first: int
+    stop: int
+
+
+def audit(entries: Iterable[Entry], *, max_findings: int = 10) -> list[Finding]:
     """What is wrong with a run, by step, at most `max_findings`; [] if every sample came in its place.
 
     Args:
-        records: the ledger after each step, in the order they were written. Steps that a resume made again
-            count once, as made last.
+        entries: the records in the order they were written. Steps that a resume made again count once, as
+            made last.
     """
     findings: list[Finding] = []
-    before = Ledger()
-    for record in surviving(records):
-        findings += _check(before, record, order, plan)
-        before = record
+    for step in walk(entries):
+        findings += _check(step)
         if len(findings) >= max_findings:
             break
     return findings[:max_findings]
 
 
-def surviving(records: Iterable[Ledger]) -> list[Ledger]:
+def surviving(entries: Iterable[Entry]) -> list[Entry]:
     """The records of the steps that count: one that goes back to step k takes the place of all from k on."""
-    kept: list[Ledger] = []
-    for record in records:
-        while kept and kept[-1].steps >= record.steps:
+    kept: list[Entry] = []
+    for entry in entries:
+        while kept and kept[-1].ledger.steps >= entry.ledger.steps:
             kept.pop()
-        kept.append(record)
+        kept.append(entry)
     return kept
 
 
-def _check(before: Ledger, record: Ledger, order: Order, plan: StreamPlan) -> Iterator[Finding]:
-    step = record.steps - 1
-    if record.steps != before.steps + 1:
-        yield Finding(before.steps, "missing", f"no record of steps {before.steps} to {step - 1}")
-    elif record.epoch < before.epoch or before.extend(record.epoch, record.last) != record:
+def walk(entries: Iterable[Entry]) -> Iterator[Step]:
+    """The steps that count, each with its places."""
+    before, at, was = Ledger(), Place(), None
+    for entry in surviving(entries):
+        facts, record = entry
+        first, stop = _places(facts, record)
+        yield Step(before, entry, was or facts, at, first, stop)
+        at, before, was = Place(record.epoch, stop), record, facts
+
+
+def _places(facts: StreamFacts, record: Ledger) -> tuple[int, int]:
+    """[first, stop) of a record. One that does not say it is of a run whose steps were all of one length."""
+    if record.first is not None:
+        return record.first, record.first + record.last.num_samples
+    plan = facts.plan()
+    step = (record.steps - 1) % plan.num_steps
+    return plan.start(step), plan.stop(step)
+
+
+def ended(facts: StreamFacts, samples: int) -> bool:
+    """Whether nothing is left of an epoch of which `samples` were consumed."""
+    return facts.plan(samples).num_steps == 0
+
+
+def _check(step: Step) -> Iterator[Finding]:
+    number, record = step.entry.ledger.steps - 1, step.entry.ledger
+    if record.steps != step.before.steps + 1:
+        yield Finding(step.before.steps, "missing", f"no record of steps {step.before.steps} to {number - 1}")
+        step = step._replace(at=Place(record.epoch, step.first), was=step.entry.facts)
+    elif record.epoch < step.before.epoch or _continued(step) != record:
         yield Finding(
-            step, "chain", "the record does not continue the one before it: one of them was changed"
+            number, "chain", "the record does not continue the one before it: one of them was changed"
         )
-    epoch, first, stop = plan.places(step)
-    if record.epoch != epoch:
-        yield Finding(step, "altered", f"is of epoch {record.epoch}, the plan says {epoch}")
-    expected = fingerprint(np.arange(first, stop), order(epoch, first, stop))
+    yield from _check_place(number, step)
+    facts = step.entry.facts
+    plan = facts.plan(step.first)
+    count = plan.total(0) if plan.num_steps else 0
+    ids = facts.ids(record.epoch, step.first, step.first + count)
+    expected = fingerprint(np.arange(step.first, step.first + count), ids)
     if record.last != expected:
-        yield _explain(step, record.last, expected, order, plan)
+        yield _explain(number, step, expected)
 
 
-def _explain(step: int, found: Fingerprint, expected: Fingerprint, order: Order, plan: StreamPlan) -> Finding:
-    epoch, first, stop = plan.places(step)
-    promised = f"samples of places {first} to {stop - 1} of epoch {epoch}"
+def _continued(step: Step) -> Ledger:
+    record = step.entry.ledger
+    return step.before.extend(record.epoch, record.last, record.first)
+
+
+def _check_place(number: int, step: Step) -> Iterator[Finding]:
+    """Whether the step began where the one before it ended."""
+    facts, record, at = step.entry.facts, step.entry.ledger, step.at
+    if record.epoch > at.epoch:
+        # What is too little for a whole step may be dropped by the plan of either side of a resume.
+        if not ended(step.was, at.samples) and not ended(facts, at.samples):
+            last = step.was.num_samples - 1
+            yield Finding(
+                number, "skipped", f"places {at.samples} to {last} of epoch {at.epoch} were left out"
+            )
+        if record.epoch > at.epoch + 1:
+            yield Finding(
+                number, "skipped", f"is of epoch {record.epoch}: nothing is recorded of {at.epoch + 1}"
+            )
+        at = Place(record.epoch, 0)
+    elif at.samples and not step.was.same_order(facts):
+        yield Finding(number, "reordered", _of_two_orders(step.was, facts, at))
+    if step.first > at.samples:
+        left_out = f"places {at.samples} to {step.first - 1} of epoch {record.epoch} were left out"
+        yield Finding(number, "skipped", left_out)
+    elif step.first < at.samples:
+        again = f"places {step.first} to {at.samples - 1} of epoch {record.epoch} were consumed before"
+        yield Finding(number, "repeated", again)
+
+
+def _of_two_orders(was: StreamFacts, now: StreamFacts, at: Place) -> str:
+    used = was.ids(at.epoch, 0, min(at.samples, was.num_samples))
+    rest = now.ids(at.epoch, min(at.samples, now.num_samples), now.num_samples)
+    twice = int(np.isin(rest, used).sum())
+    never = now.num_samples - int((np.union1d(used, rest) < now.num_samples).sum())
+    return (
+        f"the order was changed after {at.samples} samples of epoch {at.epoch} "
+        f"({', '.join(was.changes(now))}): {twice} samples come twice in it, {never} never"
+    )
+
+
+def _explain(number: int, step: Step, expected: Fingerprint) -> Finding:
+    facts, record = step.entry
+    found, epoch, first = record.last, record.epoch, step.first
+    promised = f"samples of places {first} to {first + expected.num_samples - 1} of epoch {epoch}"
     if (found.num_samples, found.unplaced) == (expected.num_samples, expected.unplaced):
-        return Finding(step, "reordered", f"has the {promised}, but not in their order")
-    start = find_places(found, epoch, order, plan)
+        return Finding(number, "reordered", f"has the {promised}, but not in their order")
+    start = find_places(found, epoch, facts)
     if start is None:
-        return Finding(step, "altered", f"has {found.num_samples} samples that are not the {promised}")
+        return Finding(number, "altered", f"has {found.num_samples} samples that are not the {promised}")
     has = f"has the samples of places {start} to {start + found.num_samples - 1}"
     if start < first:
-        return Finding(step, "repeated", f"{has}, which were consumed before; the plan says the {promised}")
+        return Finding(number, "repeated", f"{has}, which were consumed before; the plan says the {promised}")
     if start > first:
         return Finding(
-            step, "skipped", f"{has}; places {first} to {start - 1} of epoch {epoch} were left out"
+            number, "skipped", f"{has}; places {first} to {start - 1} of epoch {epoch} were left out"
         )
     kind = "skipped" if found.num_samples < expected.num_samples else "repeated"
-    return Finding(step, kind, f"{has} instead of the {promised}")
+    return Finding(number, kind, f"{has} instead of the {promised}")
 
 
-def find_places(found: Fingerprint, epoch: int, order: Order, plan: StreamPlan) -> int | None:
+def find_places(found: Fingerprint, epoch: int, facts: StreamFacts) -> int | None:
     """The first place from which consecutive samples of `epoch` are the ones of `found`; None if nowhere."""
     count = found.num_samples
-    if not 0 < count <= plan.num_samples:
+    if not 0 < count <= facts.num_samples:
         return None
-    for start in range(0, plan.num_samples - count + 1, _SCAN):
-        stop = min(start + _SCAN + count - 1, plan.num_samples)
+    for start in range(0, facts.num_samples - count + 1, _SCAN):
+        stop = min(start + _SCAN + count - 1, facts.num_samples)
         sums = np.zeros(stop - start + 1, np.uint64)
-        np.cumsum(mix(order(epoch, start, stop)), out=sums[1:])
+        np.cumsum(mix(facts.ids(epoch, start, stop)), out=sums[1:])
         hits = np.flatnonzero(sums[count:] - sums[:-count] == np.uint64(found.unplaced))
         if hits.size:
             return start + int(hits[0])

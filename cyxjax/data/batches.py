@@ -1,14 +1,17 @@
 """Which places of the epoch's order go into which step, replica, micro-batch and slot; padding and weights.
 
-    step t sees places [t*G, (t+1)*G),   G = batch_size * num_replicas * accumulation
-    place of (replica r, micro-batch m, slot j) in step t:   t*G + m*B*R + j*R + r   (core/draws)
+    step t sees places [first + t*G, first + (t+1)*G),   G = batch_size * num_replicas * accumulation
+    place of (replica r, micro-batch m, slot j) in step t:   first + t*G + m*B*R + j*R + r   (core/draws)
+
+`first` is 0, or the place at which a resumed run goes on: samples are counted, not batches, so the rest of an
+epoch is dealt out anew by whatever batch size and world size there are now.
 
 Dealing with stride keeps a short last batch even: replicas differ by at most one real sample, and the
 set of samples in a micro-batch does not depend on how many replicas share it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,20 +28,23 @@ _PLACES_AT_ONCE = 1 << 13
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How `num_samples` become steps of equal shape. No sample is dropped unless `drop_last`."""
+    """How the samples of an epoch from place `first` on become steps of equal shape: the only place that
+    counts steps of an epoch. No sample is dropped unless `drop_last`.
+    """
 
     num_samples: int
     batch_size: int
     num_replicas: int = 1
     accumulation: int = 1
     drop_last: bool = False
+    first: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_samples", "batch_size", "num_replicas", "accumulation"):
             value = getattr(self, name)
             if value < 1:
                 raise ConfigError(f"batch plan: {name}={value}; expected 1 or more. HINT: check {name}.")
-        if self.num_steps == 0:
+        if self.num_steps == 0 and not self.first:
             raise DataError(
                 f"drop_last=True leaves no step: {self.num_samples} samples are fewer than one global batch "
                 f"of {self.global_batch_size}. HINT: use drop_last=False or a smaller batch_size."
@@ -51,25 +57,37 @@ class BatchPlan:
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps per epoch."""
+        """Optimizer steps from `first` to the end of the epoch; 0 only if `first` is (nearly) its end."""
         short = 0 if self.drop_last else self.global_batch_size - 1
-        return (self.num_samples + short) // self.global_batch_size
+        return max(self.num_samples - self.first + short, 0) // self.global_batch_size
 
     @property
     def num_used(self) -> int:
-        """Real samples per epoch: all of them, or whole global batches with `drop_last`."""
-        return min(self.num_samples, self.num_steps * self.global_batch_size)
+        """Real samples of these steps: all from `first` on, or whole global batches with `drop_last`."""
+        return max(min(self.num_samples - self.first, self.num_steps * self.global_batch_size), 0)
+
+    def rest(self, first: int) -> "BatchPlan":
+        """The plan for what is left of an epoch of which `first` samples were consumed."""
+        return replace(self, first=first)
+
+    def start(self, step: int) -> int:
+        """The first place of `step`: how many samples of the epoch were consumed before it."""
+        return self.first + self._checked(step) * self.global_batch_size
+
+    def stop(self, step: int) -> int:
+        """One past the last real place of `step`: how many samples of the epoch are consumed with it."""
+        return min(self.start(step) + self.global_batch_size, self.num_samples)
 
     def total(self, step: int) -> int:
         """Real samples in `step` over all replicas; what the summed loss is divided by."""
-        return min(self.global_batch_size, self.num_samples - self._checked(step) * self.global_batch_size)
+        return self.stop(step) - self.start(step)
 
     def places(self, step: int, replicas: Sequence[int]) -> Places:
         """Places of `replicas` in `step`: int64, shape (len(replicas), accumulation, batch_size).
 
         Places from num_samples on are padding: weight 0, and the sample at `place % num_samples`.
         """
-        start = self._checked(step) * self.global_batch_size
+        start = self.start(step)
         replica = np.asarray(replicas, np.int64)[:, None, None]
         micro = np.arange(self.accumulation, dtype=np.int64)[None, :, None]
         slot = np.arange(self.batch_size, dtype=np.int64)[None, None, :]
@@ -93,6 +111,7 @@ class HostBatch(NamedTuple):
     total: int  # real samples in the step over ALL replicas; equal on every rank
     places: Places  # shape (rows,): place in the epoch's order; the key of a row's random draws
     ids: Places | None = None  # shape (rows,): the samples that were read; None where they have no numbers
+    stop: int = 0  # samples of the epoch consumed with this step, over ALL replicas; it began at stop - total
 
 
 def iterate(
@@ -100,7 +119,7 @@ def iterate(
 ) -> Iterator[HostBatch]:
     """The epoch's batches for `replicas` from `start_step` on.
 
-    Batch t depends on (order, plan, t) alone, so resuming at step s is `start_step=s`: nothing is skipped
+    Batch t depends on (order, plan, t) alone, so going on at sample s is `plan.rest(s)`: nothing is skipped
     by reading it.
     """
     if not len(dataset) == order.num_samples == plan.num_samples:
@@ -108,6 +127,8 @@ def iterate(
             f"dataset of {len(dataset)}, order of {order.num_samples}, plan of {plan.num_samples} samples; "
             "expected one size. HINT: build all three from len(dataset)."
         )
+    if start_step >= plan.num_steps:
+        return
     first_step = plan.places(0, replicas).reshape(-1)
     block = max(1, _PLACES_AT_ONCE // (len(first_step) or 1))
     for first in range(start_step, plan.num_steps, block):
@@ -128,7 +149,7 @@ def read_batch(
 def _read(dataset: Dataset, plan: BatchPlan, step: int, places: Places, indices: Places) -> HostBatch:
     inputs, targets = dataset.take(indices)
     weight = (places < plan.num_samples).astype(np.float32)
-    return HostBatch(inputs, targets, weight, plan.total(step), places, indices)
+    return HostBatch(inputs, targets, weight, plan.total(step), places, indices, plan.stop(step))
 
 
 def batch_size_from_global(global_batch_size: int, num_replicas: int, accumulation: int = 1) -> int:

@@ -8,14 +8,14 @@ signature: whoever may write the run folder can compute a new chain.
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from cyxjax.data.batches import BatchPlan
+from cyxjax.data.order import Order
 from cyxjax.errors import DataError
 
 _WORD = 2**64
@@ -78,16 +78,22 @@ def mix(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All samples consumed up to a step: counts, the last step's fingerprint, and the digest of the chain."""
+    """All samples consumed up to a step: counts, the last step's fingerprint, and the digest of the chain.
+
+    The last step took the places from `first` on of the order of `epoch`; None in records of before cyxjax
+    counted places, when every step of an epoch was as long as the first.
+    """
 
     steps: int = 0
     samples: int = 0
     epoch: int = 0
     last: Fingerprint = Fingerprint()
     digest: str = _CHAIN_START
+    first: int | None = None
 
-    def extend(self, epoch: int, batch: Fingerprint) -> "Ledger":
-        """The ledger after one more step, which consumed `batch` (all ranks' shares added up) in `epoch`.
+    def extend(self, epoch: int, batch: Fingerprint, first: int | None = None) -> "Ledger":
+        """The ledger after one more step, which consumed `batch` (all ranks' shares added up) in `epoch`,
+        from place `first` on.
 
         Raises: DataError if epochs go backwards.
         """
@@ -96,13 +102,15 @@ class Ledger:
                 f"Step of epoch {epoch} after one of epoch {self.epoch}. HINT: resume in its epoch."
             )
         steps, samples = self.steps + 1, self.samples + batch.num_samples
-        text = f"{self.digest} {epoch} {steps} {samples} {batch.num_samples} {batch.placed} {batch.unplaced}"
-        return Ledger(steps, samples, epoch, Fingerprint(*batch), hashlib.sha256(text.encode()).hexdigest())
+        told = [epoch, steps, samples, *batch] if first is None else [epoch, steps, samples, *batch, first]
+        digest = hashlib.sha256(" ".join(map(str, [self.digest, *told])).encode()).hexdigest()
+        return Ledger(steps, samples, epoch, Fingerprint(*batch), digest, first)
 
     def to_json(self) -> dict[str, Any]:
         """For a checkpoint's meta and, one a step, the run's record. Sums are hexadecimal (> 2**53)."""
         last = [self.last.num_samples, f"{self.last.placed:016x}", f"{self.last.unplaced:016x}"]
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"last": last}
+        known = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        return known | {"last": last}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> "Ledger":
@@ -111,9 +119,12 @@ class Ledger:
             count, placed, unplaced = raw["last"]
             last = Fingerprint(_natural(count), _word(placed), _word(unplaced))
             steps, samples, epoch = (_natural(raw[name]) for name in ("steps", "samples", "epoch"))
-            if len(bytes.fromhex(raw["digest"])) != 32 or set(raw) != {f.name for f in fields(cls)}:
+            if len(bytes.fromhex(raw["digest"])) != 32 or set(raw) | {"first"} != {
+                f.name for f in fields(cls)
+            }:
                 raise ValueError(f"fields are {sorted(raw)}")
-            return cls(steps, samples, epoch, last, raw["digest"])
+            first = _natural(raw["first"]) if "first" in raw else None
+            return cls(steps, samples, epoch, last, raw["digest"], first)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"Not a ledger: {str(error)[:200]}. HINT: it was not written by cyxjax."
@@ -141,36 +152,28 @@ class StreamFacts(NamedTuple):
     seed: int
     shuffle: bool
 
+    def plan(self, first: int = 0) -> BatchPlan:
+        """The steps of an epoch from place `first` on. Raises: DataError if there is none."""
+        return BatchPlan(self.num_samples, self.global_batch_size, drop_last=self.drop_last, first=first)
 
-def read_records(path: Path) -> tuple[StreamFacts, list[Ledger]]:
-    """(the newest facts, all ledgers in the order they were written) of a ledger file.
+    def ids(self, epoch: int, first: int, stop: int) -> np.ndarray:
+        """The samples at the places [first, stop) of `epoch`, in order."""
+        return Order(self.num_samples, self.seed, epoch, self.shuffle)[first:stop]
 
-    A last line that a crash cut short is left out.
-    Raises: DataError for anything that `LedgerHook` does not write, and for runs of other data in one file.
+    def changes(self, now: "StreamFacts") -> list[str]:
+        """What differs in `now`, a clause each; [] if nothing does."""
+        pairs = zip(self._fields, self, now, strict=True)
+        return [f"{name} is {new}, was {old}" for name, old, new in pairs if old != new]
+
+    def same_order(self, other: "StreamFacts") -> bool:
+        """Whether both deal the same sample at every place, however they are cut into steps."""
+        return (self.num_samples, self.seed, self.shuffle) == (other.num_samples, other.seed, other.shuffle)
+
+
+def expected_step(facts: StreamFacts, before: Ledger, epoch: int, first: int, placed: bool = True) -> Ledger:
+    """The ledger after the step that `facts` promise at place `first` of `epoch`; its stop is
+    `facts.plan(first).stop(0)`. `placed`: whether its record says where it began.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    raw = [_parsed(path, i, line) for i, line in enumerate(lines, 1) if line.endswith("\n")]
-    facts = {tuple(sorted(line.items())) for line in raw if "seed" in line}
-    if len(facts) != 1:
-        raise DataError(
-            f"{path} tells of {len(facts)} different orders of samples; expected one. "
-            "HINT: data, seed or global batch were changed between starts; keep them, or use another folder."
-        )
-    try:
-        return StreamFacts(**dict(facts.pop())), [
-            Ledger.from_json(line) for line in raw if "seed" not in line
-        ]
-    except TypeError as error:
-        raise DataError(f"{path}: {error}. HINT: it was not written by cyxjax.") from error
-
-
-def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{path}:{number}: {error}. HINT: it was not written by cyxjax.") from error
-    if not isinstance(value, dict) or (
-        "seed" in value and not all(isinstance(v, int) for v in value.values())
-    ):
-        raise DataError(f"{path}:{number} is no record. HINT: it was not written by cyxjax.")
-    return value
+    stop = facts.plan(first).stop(0)
+    batch = fingerprint(np.arange(first, stop), facts.ids(epoch, first, stop))
+    return before.extend(epoch, batch, first if placed else None)

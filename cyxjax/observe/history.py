@@ -29,7 +29,8 @@ class DistributedTrainingHistory:
     num_steps: int = 0  # optimizer steps taken, over all resumes
     skipped_steps: int = 0  # steps left out because a gradient was not finite
     rollback_epochs: list[int] = field(default_factory=list)  # where each rollback went on in the data:
-    rollback_batches: list[int] = field(default_factory=list)  # after so many batches of that epoch,
+    rollback_samples: list[int] = field(default_factory=list)  # after so many samples of that epoch,
+    rollback_batches: list[int] = field(default_factory=list)  # so many batches,
     rollback_steps: list[int] = field(default_factory=list)  # the last so many of which it took back
     goodput: float = 0.0  # part of the time, restarts included, that was steps that count (experiments)
     stopped_by: str = ""  # "" for all epochs, else why: "max_steps", "max_time", "early_stopping", "signal"

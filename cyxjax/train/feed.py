@@ -20,10 +20,11 @@ from cyxjax.data.order import Order
 from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError
+from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.build import batch_plan, batch_size, placer_for
 from cyxjax.train.fit_data import FitData, is_loader
 from cyxjax.train.hooks.ledger import Tape
-from cyxjax.train.loop import Feed
+from cyxjax.train.loop import Fed, Feed, Position
 from cyxjax.train.placing import Placer, RowPlacer
 
 PyTree = Any
@@ -70,21 +71,23 @@ def dataset_feed(
     max_eval_batches: int | None = None,
     tape: Tape | None = None,
 ) -> Feed:
-    """Batches of datasets with an index: each sample once an epoch, each step a function of its number.
+    """Batches of datasets with an index: each sample once an epoch, each step a function of its place.
 
     What is delivered is noted on `tape`.
     """
-    tape = tape or Tape()
+    tape, warn = tape or Tape(), _warner()
     tape.facts = StreamFacts(len(train), plan.global_batch_size, plan.drop_last, seed, shuffle)
 
-    def train_batches(epoch: int, first_step: int, ask: Ask) -> Iterator[Batch]:
-        order = Order(len(train), seed, epoch, shuffle)
+    def train_batches(position: Position, ask: Ask) -> Iterator[Fed]:
+        order = Order(len(train), seed, position.epoch, shuffle)
+        rest = plan.rest(_first_place(plan, position, warn))
         # Gathering rows of arrays in memory is cheaper than handing them from one thread to another.
         ahead = 0 if isinstance(train, ArrayDataset) else depth
-        with prefetch(iterate(train, order, plan, placer.shares, first_step), ahead) as batches:
+        with prefetch(iterate(train, order, rest, placer.shares), ahead) as batches:
             for host in batches:
-                tape.note(epoch, host)
-                yield placer.put(host, ask())
+                tape.note(position.epoch, host)
+                is_last = host.stop == rest.first + rest.num_used
+                yield Fed(placer.put(host, ask()), host.stop, is_last)
 
     val_batches = partial(eval_batches, placer, val, plan.batch_size, max_eval_batches)
     return Feed(train_batches, plan.num_steps, None if val is None else val_batches)
@@ -116,16 +119,15 @@ def loader_feed(
     Ranks may run out of data at different times: they agree on each step's number of samples, and a rank
     without any takes part with weight 0.
     """
-    placer = RowPlacer(mesh)
+    placer, warn = RowPlacer(mesh), _warner()
 
-    def train_batches(epoch: int, first_step: int, ask: Ask) -> Iterator[Batch]:
+    def train_batches(position: Position, ask: Ask) -> Iterator[Fed]:
         shuffled: Any = train if hasattr(train, "set_epoch") else getattr(train, "sampler", None)
         if hasattr(shuffled, "set_epoch"):
-            shuffled.set_epoch(epoch)
+            shuffled.set_epoch(position.epoch)
         with prefetch(_stream(len(placer.shares), train, accumulation), depth) as batches:
-            for step, host in enumerate(_agreed(batches)):
-                if step >= first_step:
-                    yield placer.put(host, ask())
+            for host in _passed_over(_agreed(batches), position, warn):
+                yield Fed(placer.put(host, ask()), host.stop)
 
     val_batches = partial(eval_batches, placer, val, eval_batch_size, max_eval_batches)
     return Feed(train_batches, None, None if val is None else val_batches)
@@ -174,6 +176,51 @@ def _agreed(batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
         if last is None:
             raise DataError("this rank's loader is empty, peers have data. HINT: give each rank a sample.")
         yield last._replace(total=total, weight=last.weight if host else np.zeros_like(last.weight))
+
+
+def _warner() -> Callable[[str], None]:
+    """Says a line on rank 0."""
+    return warn_on_stderr if jax.process_index() == 0 else lambda text: None
+
+
+def _first_place(plan: BatchPlan, position: Position, warn: Callable[[str], None]) -> int:
+    """The place of the epoch's order from which to go on."""
+    if position.samples or not position.step_in_epoch:
+        return position.samples
+    first = min(position.step_in_epoch * plan.global_batch_size, plan.num_samples)
+    warn(
+        f"WARNING: the checkpoint says {position.step_in_epoch} steps of epoch {position.epoch} and not of "
+        f"how many samples; taken for steps of {plan.global_batch_size}: going on from sample {first}. "
+        "HINT: if the batch size or the number of processes was another one, begin the run anew."
+    )
+    return first
+
+
+def _passed_over(
+    batches: Iterable[HostBatch], position: Position, warn: Callable[[str], None]
+) -> Iterator[HostBatch]:
+    """The batches of a loader after those that were consumed, each with its `stop`.
+
+    A loader of other batches than before cannot be read from the middle of one: it goes on with the first
+    batch that holds a sample after the place, and says so.
+    """
+    seen = 0
+    for step, host in enumerate(batches):
+        before, seen = seen, seen + host.total
+        if not position.samples and step < position.step_in_epoch:
+            continue  # a checkpoint of before samples were counted
+        if seen <= position.samples:
+            continue
+        if before <= position.samples and position.samples and (before, step) != position[2:]:
+            again = position.samples - before
+            warn(
+                f"WARNING: {position.samples} samples of epoch {position.epoch} were consumed in "
+                f"{position.step_in_epoch} steps; the loader's batches are of another size now. Going on "
+                f"after its first {step} steps, {before} samples: {again} of them may come twice, and which "
+                "they are only the loader knows. HINT: resume with the batch size and number of processes "
+                "of before, or give fit a dataset."
+            )
+        yield host._replace(stop=seen)
 
 
 def _rows(part: tuple[Any, Any]) -> int:

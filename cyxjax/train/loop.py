@@ -19,10 +19,15 @@ Sums = np.ndarray
 
 
 class Position(NamedTuple):
-    """How far a run is: optimizer steps done in all, and within the epoch under way."""
+    """How far a run is: optimizer steps done in all, and samples consumed of the epoch under way.
+
+    The samples are its place in the data, at any batch size and world size; the steps of the epoch are
+    counted for people. Steps without samples: of a loader, in a checkpoint of before samples were counted.
+    """
 
     step: int = 0
     epoch: int = 0
+    samples: int = 0
     step_in_epoch: int = 0
 
 
@@ -94,11 +99,19 @@ class Program(NamedTuple):
     consensus: Callable[[TrainState], TrainState] = lambda state: state  # what evaluation sees of a state
 
 
+class Fed(NamedTuple):
+    """One step's batch, and where in the data the run is after it."""
+
+    batch: Batch
+    samples: int  # of the epoch, consumed with it over all replicas
+    is_last: bool = False  # of the epoch; False also where that is not known
+
+
 class Feed(NamedTuple):
     """Where batches come from: functions of the position, so that a resumed run asks for the same ones."""
 
-    train: Callable[[int, int, Callable[[], tuple[float, bool]]], Iterable[Batch]]  # (epoch, first step, ask)
-    steps_per_epoch: int | None  # None: known when the epoch ends
+    train: Callable[[Position, Callable[[], tuple[float, bool]]], Iterable[Fed]]  # (where to go on, ask)
+    steps_per_epoch: int | None  # of a whole one; None: known when the epoch ends
     val: Callable[[], Iterable[Batch]] | None
 
 
@@ -126,7 +139,7 @@ def fit(
         due = feed.val is not None and eval_every and (epoch % eval_every == 0 or epoch == epochs)
         beat(moment.position.step, "eval")
         val = evaluate(program, moment.state, feed.val()) if due and feed.val else {}
-        position = Position(moment.position.step, epoch, 0)
+        position = Position(moment.position.step, epoch)
         info = EpochInfo(position, program.metrics.means(moment.sums), val)
         stop |= _any(hook.on_epoch(info) for hook in hooks)
         state = moment.state
@@ -147,7 +160,7 @@ def _epoch(
     """(moment, whether the epoch ended, whether to stop) after training on the rest of the epoch."""
     position, state, sums = moment
     waiting: deque[tuple[Position, jax.Array]] = deque()
-    stop = save = False
+    stop = save = last = False
 
     def settle(room: int) -> None:
         """Waits until at most `room` steps are under way, and tells the hooks what the others gave."""
@@ -164,14 +177,13 @@ def _epoch(
     ask = lambda: _asked(asking)  # noqa: E731
     phase = "compile"  # the supervisor's watchdog is told where this rank is; each phase has its own limit
     beat(position.step, "data")
-    for batch in feed.train(position.epoch, position.step_in_epoch, ask):
+    for batch, samples, last in feed.train(position, ask):
         beat(position.step, phase)
         state, handle = program.train_step(state, batch)
-        position = Position(position.step + 1, position.epoch, position.step_in_epoch + 1)
+        position = Position(position.step + 1, position.epoch, samples, position.step_in_epoch + 1)
         waiting.append((position, handle))
         if len(waiting) >= in_flight:
             settle(in_flight // 2)  # half at a time: the host waits seldom, the device never
-        last = position.step_in_epoch == feed.steps_per_epoch
         if not last and any([hook.wants_state(position, save) for hook in saving]):
             settle(0)
             state = _show_state(hooks, RunState(position, state, sums), save).state
@@ -184,7 +196,7 @@ def _epoch(
     beat(position.step, "step")
     settle(0)
     # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
-    ended = not stop or position.step_in_epoch == feed.steps_per_epoch
+    ended = not stop or last
     return RunState(position, state, sums), ended, stop
 
 

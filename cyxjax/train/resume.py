@@ -42,7 +42,7 @@ def to_meta(
 def from_meta(meta: dict[str, Any], state: TrainState) -> tuple[RunState, DistributedTrainingHistory]:
     """The moment and history `to_meta` described. Raises: CheckpointError if they are not there."""
     try:
-        position = Position(**{name: int(value) for name, value in meta["position"].items()})
+        position = place_of(meta)
         history = DistributedTrainingHistory.from_dict(meta["history"])
         return RunState(position, state, np.array(meta["sums"], np.float64)), history
     except (KeyError, TypeError, ValueError) as err:
@@ -50,6 +50,24 @@ def from_meta(meta: dict[str, Any], state: TrainState) -> tuple[RunState, Distri
             f"the checkpoint was not written by a trainer ({type(err).__name__}: {err}). "
             "HINT: name a folder that fit or save_checkpoint wrote."
         ) from err
+
+
+def place_of(meta: dict[str, Any]) -> Position:
+    """Where the run stood. Raises: KeyError, TypeError, ValueError if that is not said.
+
+    Checkpoints of before samples were counted say it in batches: they are turned into samples by the batch
+    plan stored beside them. What a loader gave is not known to be of that plan: it stays in batches.
+    """
+    position = Position(**{name: int(value) for name, value in meta["position"].items()})
+    config = meta["config"]
+    is_indexed = "ledger" in meta or "data" in config
+    if "samples" in meta["position"] or not position.step_in_epoch or not is_indexed:
+        return position
+    total = config.get("global_batch_size") or (
+        config["batch_size"] * meta["history"]["num_replicas"] * config["gradient_accumulation_steps"]
+    )
+    # Saves are never at an epoch's last step but after it: no short batch is among these.
+    return position._replace(samples=position.step_in_epoch * int(total))
 
 
 def latest_meta(checkpointer: Checkpointer) -> dict[str, Any]:

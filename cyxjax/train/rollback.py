@@ -16,7 +16,7 @@ from cyxjax.errors import CheckpointError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.hooks.loss_spike import LossSpikeError
 from cyxjax.train.hooks.nonfinite import BadStepError, NonFiniteError
-from cyxjax.train.loop import Position, RunState
+from cyxjax.train.loop import RunState
 
 _FLOAT16_STEPS = 50  # left out in a row before no loss scale is to blame: 2^16 is at its least after 30
 
@@ -65,13 +65,14 @@ def _past(saved: RunState | None, error: BadStepError) -> RunState:
             f"there is no checkpoint of step {error.good_step} or before to roll back to ({error}) "
             "HINT: set checkpoint_every_n_steps, and keep_last so high that one from before is still there."
         ) from error
-    place = Position(saved.position.step, error.position.epoch, error.position.step_in_epoch)
+    place = error.position._replace(step=saved.position.step)
     sums = saved.sums if saved.position.epoch == place.epoch else np.zeros_like(saved.sums)
     return RunState(place, saved.state, sums)
 
 
 def _note(history: DistributedTrainingHistory, start: RunState, error: BadStepError) -> None:
     history.rollback_epochs.append(start.position.epoch)
+    history.rollback_samples.append(start.position.samples)
     history.rollback_batches.append(start.position.step_in_epoch)
     history.rollback_steps.append(error.position.step - start.position.step)
 
@@ -79,7 +80,7 @@ def _note(history: DistributedTrainingHistory, start: RunState, error: BadStepEr
 def _told(start: RunState, error: BadStepError) -> str:
     return (
         f"WARNING: {error.brief}: back to the checkpoint of step {start.position.step}, on with the samples "
-        f"after batch {start.position.step_in_epoch} of epoch {start.position.epoch}."
+        f"after sample {start.position.samples} of epoch {start.position.epoch}."
     )
 
 

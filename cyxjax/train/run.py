@@ -115,7 +115,9 @@ def build_hooks(run: Run) -> list[Hook]:
         *run.session.recipe.callbacks,  # the user's see what ours have seen
         *_early_stopping(config),
         *_sentinel(run, saves),  # before saving: what is saved has been compared
-        run.session.ledger.begin(saves.wants_state, run.folder and run.folder / FILE),  # part of a save
+        run.session.ledger.begin(  # is part of a save
+            saves.wants_state, run.folder and run.folder / FILE, run.console.note
+        ),
         saves,  # after all whose word is part of what is saved
         *_goodput(run),  # last: saves are part of where the time went
     ]

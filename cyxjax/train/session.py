@@ -126,8 +126,7 @@ class Session:
         if wanted and self.restore(resume.checkpointer_for(config, self.is_master)):
             place = self.run_state.position
             console.note(
-                f"Resuming from step {place.step} (epoch {place.epoch}, batch {place.step_in_epoch})"
-                f" in {folder}"
+                f"Resuming from step {place.step} (epoch {place.epoch}, sample {place.samples}) in {folder}"
             )
         elif config.resume == "must":
             raise CheckpointError(
@@ -154,8 +153,9 @@ class Session:
         if found is None:
             return False
         self._run_state, history, meta = found
-        self.ledger.restore(meta)
+        self.ledger.restore(meta, self._run_state.position)
         history.world_size, history.num_replicas = self.group.topology.world_size, num_replicas(self.mesh)
+        history.effective_batch_size = effective_batch_size(self.prepared.config, self.mesh)
         history.stopped_by = ""
         self.history = history
         return True

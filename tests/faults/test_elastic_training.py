@@ -4,7 +4,7 @@ import pytest
 
 from cyxjax.cli.audit import main as audit
 from cyxjax.data.audit import surviving
-from cyxjax.data.ledger import read_records
+from cyxjax.data.ledger_file import read_entries
 from tests.support.elastic_hosts import Hosts, says
 from tests.support.launching import until
 from tests.support.training import SAMPLES, STEPS_PER_EPOCH, newest_step, write_experiment
@@ -50,6 +50,5 @@ def test_two_hosts_then_one_then_two_see_every_sample_once_an_epoch(hosts, confi
         assert f"{16 // size} samples x {size} replicas" in first.log(0, start)
     assert "start 3" not in first.err
     assert audit([str(config.parent / "run")]) == 0, capsys.readouterr().out
-    _, records = read_records(config.parent / "run" / "ledger.jsonl")
-    kept = surviving(records)
-    assert (len(kept), kept[-1].samples) == (EPOCHS * STEPS_PER_EPOCH, EPOCHS * SAMPLES)
+    kept = surviving(read_entries(config.parent / "run" / "ledger.jsonl"))
+    assert (len(kept), kept[-1].ledger.samples) == (EPOCHS * STEPS_PER_EPOCH, EPOCHS * SAMPLES)

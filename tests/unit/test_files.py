@@ -99,8 +99,10 @@ def test_an_append_is_all_or_nothing(tmp_path):
     )
     assert done.stdout == "27\n"  # EFBIG, after 4 of the 8 bytes
     assert (tmp_path / "a").read_bytes() == b"12345678"
-    append(tmp_path / "a", b"x", anew=True)
-    assert (tmp_path / "a").read_bytes() == b"x"
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    with pytest.raises(OSError, match="symbolic links"):
+        append(tmp_path / "link", b"x")
+    assert (tmp_path / "a").read_bytes() == b"12345678"
 
 
 def test_a_lock_is_seen_by_others_and_looking_takes_nothing(tmp_path):

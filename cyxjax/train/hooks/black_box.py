@@ -14,9 +14,7 @@ import jax
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.config.run import TrainConfig
 from cyxjax.core.mesh import local_value
-from cyxjax.data.audit import StreamPlan
 from cyxjax.data.ledger import StreamFacts
-from cyxjax.data.order import Order
 from cyxjax.errors import DataError
 from cyxjax.observe.records import or_told, plain, write_atomic
 from cyxjax.observe.sinks import warn_on_stderr
@@ -40,10 +38,12 @@ class BlackBox(NamedTuple):
     num_replicas: int
     world_size: int
     platform: str
+    first_sample: int = -1  # place of the epoch's order at which the step began; -1: one of equal steps
     format: int = 1
 
-    def position(self) -> Position:
-        return Position(self.step, self.epoch, self.step_in_epoch + 1)
+    def first(self, facts: StreamFacts) -> int:
+        """The place of the epoch's order at which the step began."""
+        return self.step_in_epoch * facts.global_batch_size if self.first_sample < 0 else self.first_sample
 
 
 class BlackBoxHook(Hook):
@@ -57,15 +57,18 @@ class BlackBoxHook(Hook):
 
     def on_start(self, moment: RunState) -> None:
         self._key_data = local_value(moment.state.key).tolist()
+        self._before = moment.position
 
     def on_step(self, info: StepInfo) -> None:
+        before, self._before = self._before, info.position
         loss_sum, weight = info.sums[0]
         left_out = weight == 0 and self._left_out_too
         if (left_out or not math.isfinite(loss_sum)) and self._written < _MOST:
             self._written += 1
-            self._write(info.position, "left out" if weight == 0 else plain(loss_sum / weight))
+            first = before.samples if before.epoch == info.position.epoch else 0
+            self._write(info.position, first, "left out" if weight == 0 else plain(loss_sum / weight))
 
-    def _write(self, position: Position, loss: Any) -> None:
+    def _write(self, position: Position, first: int, loss: Any) -> None:
         facts, folder = self._tape.facts, self._config.checkpoint_path
         before = [step for step in (list_steps(folder) if folder.is_dir() else []) if step < position.step]
         box = BlackBox(
@@ -73,12 +76,13 @@ class BlackBoxHook(Hook):
             position.epoch,
             position.step_in_epoch - 1,
             loss,
-            samples_of(facts, position) if facts else [],
+            samples_of(facts, position.epoch, first) if facts else [],
             self._key_data,
             max(before, default=None),
             self._num_replicas,
             jax.process_count(),
             jax.default_backend(),
+            first,
         )
         path = Path(self._config.run_dir) / f"black_box_step{position.step}"
         with or_told(path, warn_on_stderr):
@@ -87,11 +91,10 @@ class BlackBoxHook(Hook):
             write_atomic(path / FILE, json.dumps(box._asdict(), indent=1) + "\n")
 
 
-def samples_of(facts: StreamFacts, position: Position) -> list[int]:
-    """The samples of the step that led to `position`."""
-    plan = StreamPlan(facts.num_samples, facts.global_batch_size, facts.drop_last)
-    _, first, stop = plan.places(position.step_in_epoch - 1)
-    return Order(facts.num_samples, facts.seed, position.epoch, facts.shuffle)[first:stop].tolist()
+def samples_of(facts: StreamFacts, epoch: int, first: int) -> list[int]:
+    """The samples of the step of `epoch` that began at place `first`."""
+    plan = facts.plan(first)
+    return facts.ids(epoch, first, plan.stop(0)).tolist() if plan.num_steps else []
 
 
 def read_box(folder: Path) -> BlackBox:

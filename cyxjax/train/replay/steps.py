@@ -30,6 +30,7 @@ class Bad(NamedTuple):
     """The first step that is not finite: the state before it, its batch, and what came of it."""
 
     position: Position  # after the step
+    first: int  # place of the epoch's order at which it began
     before: Any  # host arrays: the state on the device is gone
     batch: Batch
     loss: float
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USER_ERROR
     print(f"Step {box.step} was recorded with loss {box.loss}, samples {_few(box.sample_ids)}.")
     print(f"Replayed: step {bad.position.step} is the first that is not finite: loss {bad.loss}.")
-    ids = np.array(samples_of(facts, bad.position))
+    ids = np.array(samples_of(facts, bad.position.epoch, bad.first))
     for line in inspect_step(trainer, config, bad.before, bad.batch, ids):
         print(line)
     return EXIT_OK
@@ -71,7 +72,7 @@ def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Feed, Tra
     facts = trainer.stream_facts
     if facts is None or len(box.sample_ids) == 0:
         raise DataError(f"{folder} does not name its samples. HINT: only experiments can be run again.")
-    if samples_of(facts, box.position()) != box.sample_ids:
+    if samples_of(facts, box.epoch, box.first(facts)) != box.sample_ids:
         raise DataError(
             f"{folder} names other samples than the data gives now ({_few(box.sample_ids)}). "
             "HINT: replay with the data and global batch of the run."
@@ -89,16 +90,17 @@ def _first_bad(trainer: DistributedTrainer, feed: Feed, box: BlackBox) -> Bad | 
     found = next((s for s in _steps(trainer, feed, start, box.step) if not _is_good(s)), None)
     if found is None:
         return None
-    position, _, loss = found
+    position, came_from, _, loss = found
     before = again = trainer.place(host)
     for step in _steps(trainer, feed, start._replace(state=again), position.step - 1):
         before = step.state
-    batch = next(iter(feed.train(position.epoch, position.step_in_epoch - 1, _ask_nothing)))
-    return Bad(position, jax.device_get(before), batch, loss)
+    batch = next(iter(feed.train(came_from, _ask_nothing))).batch
+    return Bad(position, came_from.samples, jax.device_get(before), batch, loss)
 
 
 class _Step(NamedTuple):
     position: Position  # after the step
+    came_from: Position  # before it, in its epoch
     state: TrainState
     loss: float  # mean over the samples; NaN for a step that was left out
 
@@ -116,16 +118,17 @@ def _ask_nothing() -> tuple[float, bool]:
 
 def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, last: int) -> Iterator[_Step]:
     """Each step from `start` up to step `last`, over ends of epochs. A state is gone with the next one."""
-    (step, epoch, first), state = start.position, start.state
-    while step < last:
-        for batch in feed.train(epoch, first, _ask_nothing):
+    position, state = start.position, start.state
+    while position.step < last:
+        for batch, samples, _ in feed.train(position, _ask_nothing):
             state, sums = trainer.program.train_step(state, batch)
-            step, first = step + 1, first + 1
+            before = position
+            position = Position(before.step + 1, before.epoch, samples, before.step_in_epoch + 1)
             loss, weight = local_value(sums)[0]
-            yield _Step(Position(step, epoch, first), state, float(loss / weight) if weight else math.nan)
-            if step == last:
+            yield _Step(position, before, state, float(loss / weight) if weight else math.nan)
+            if position.step == last:
                 return
-        epoch, first = epoch + 1, 0
+        position = Position(position.step, position.epoch + 1)
 
 
 def _few(ids: list[int]) -> str:

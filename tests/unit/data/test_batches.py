@@ -91,6 +91,47 @@ def test_resuming_at_a_step_gives_the_same_batches():
         assert np.array_equal(one.places, other.places)
 
 
+@given(
+    num_samples=st.integers(1, 300),
+    sizes=st.lists(
+        st.tuples(st.integers(1, 9), st.integers(1, 6), st.integers(1, 3)), min_size=2, max_size=5
+    ),
+    cuts=st.lists(st.integers(0, 9), min_size=5, max_size=5),
+)
+def test_an_epoch_cut_anywhere_and_gone_on_with_at_any_size_has_every_sample_once(num_samples, sizes, cuts):
+    order, data = Order(num_samples, 5), index_dataset(num_samples)
+    first, seen = 0, []
+    for (batch_size, replicas, accumulation), steps in zip(
+        sizes, [*cuts[: len(sizes) - 1], 10**9], strict=False
+    ):
+        plan = BatchPlan(num_samples, batch_size, replicas, accumulation).rest(first)
+        assert (plan.num_steps == 0) == (first == num_samples)
+        for _, batch in zip(range(steps), iterate(data, order, plan, range(replicas)), strict=False):
+            assert batch.stop - batch.total == first  # exactly there, at an odd place too
+            assert sorted(batch.inputs[batch.weight == 1]) == sorted(order[first : batch.stop])
+            seen.extend(batch.inputs[batch.weight == 1])
+            first = batch.stop
+    assert sorted(seen) == list(range(num_samples))
+
+
+def test_the_rest_of_an_epoch_by_hand():
+    plan = BatchPlan(20, 2, 3).rest(7)  # G=6: places 7 to 12, 13 to 18, 19
+    assert plan.places(0, range(3)).tolist() == [[[7, 10]], [[8, 11]], [[9, 12]]]
+    assert [(plan.start(t), plan.stop(t), plan.total(t)) for t in range(3)] == [
+        (7, 13, 6),
+        (13, 19, 6),
+        (19, 20, 1),
+    ]
+    assert (plan.num_steps, plan.num_used) == (3, 13)
+    whole = BatchPlan(20, 2, 3, drop_last=True)
+    assert [(whole.rest(s).num_steps, whole.rest(s).num_used) for s in (7, 14, 15, 20)] == [
+        (2, 12),
+        (1, 6),
+        (0, 0),
+        (0, 0),
+    ]
+
+
 def test_batches_do_not_depend_on_how_many_are_ordered_at_once(monkeypatch):
     plan, order, data = BatchPlan(5000, 3, 2), Order(5000, 1), index_dataset(5000)
     whole = [batch.inputs for batch in iterate(data, order, plan, range(2))]

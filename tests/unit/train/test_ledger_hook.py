@@ -13,12 +13,13 @@ from cyxjax.config.run import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import build_mesh
 from cyxjax.data.batches import BatchPlan, HostBatch, iterate
-from cyxjax.data.ledger import read_records
+from cyxjax.data.ledger_file import read_entries
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import DataError
 from cyxjax.train import feed
 from cyxjax.train.hooks.ledger import FILE, Tape
+from cyxjax.train.loop import Position
 from cyxjax.train.placing import RowPlacer
 from cyxjax.train.trainer import DistributedTrainer
 
@@ -33,7 +34,7 @@ def data():
 def fit(folder, **changes):
     trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1))
     options = {"epochs": 3, "global_batch_size": 16, "run_dir": str(folder), "checkpoint_every_n_steps": 5}
-    trainer.fit(*data(), config=TrainConfig(verbose=False, **options | changes))
+    trainer.fit(*data(), config=TrainConfig(**{"verbose": False} | options | changes))
     return trainer
 
 
@@ -56,9 +57,9 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_is_whole(tmp_path, capsys):
     fit(tmp_path)
     assert audit.main([str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    assert "3 epochs and 0 steps count, 150 samples of 50" in shown
+    assert "3 epochs and 0 samples count, 150 of a set of 50" in shown
     assert "every sample came once an epoch" in shown
-    assert len(read_records(tmp_path / FILE)[1]) == 12
+    assert len(read_entries(tmp_path / FILE)) == 12
 
 
 def test_steps_made_again_count_once(tmp_path, capsys):
@@ -90,13 +91,22 @@ def test_a_checkpoint_of_another_past_is_found(tmp_path, capsys):
     assert "the checkpoint of step 12 has another ledger" in capsys.readouterr().out
 
 
-def test_a_folder_without_a_ledger_and_a_changed_seed_are_refused(tmp_path):
+def test_a_folder_without_a_ledger_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"ledger\.jsonl does not exist"):
         audit.main([str(tmp_path)])
-    fit(tmp_path, max_steps=6)
-    fit(tmp_path, seed=1)
-    with pytest.raises(DataError, match="2 different orders"):
-        audit.main([str(tmp_path)])
+
+
+def test_a_changed_seed_is_told_at_the_resume_and_by_the_audit(tmp_path, capsys):
+    fit(tmp_path, max_steps=6)  # two steps into epoch 1
+    fit(tmp_path, seed=1, verbose=True)
+    shown = capsys.readouterr().out
+    assert "Resumed with other samples or steps: seed is 1, was 42." in shown
+    assert "WARNING: the order of samples changed after 32 samples of epoch 1" in shown
+    assert audit.main([str(tmp_path)]) == 1
+    # 32 of 50 were used; of the 18 that the other order has at the end some are among them
+    used, rest = set(Order(50, 42, 1)[:32].tolist()), set(Order(50, 1, 1)[32:].tolist())
+    twice, never = len(used & rest), 50 - len(used | rest)
+    assert f"{twice} samples come twice in it, {never} never" in capsys.readouterr().out
 
 
 def test_loaders_have_no_ids_and_leave_no_ledger(tmp_path):
@@ -120,10 +130,11 @@ def test_what_the_feed_notes_does_not_depend_on_the_replicas():
         ours = feed.dataset_feed(
             RowPlacer(mesh), ArrayDataset(x, y), plan, None, seed=3, shuffle=True, depth=0, tape=tape
         )
-        assert len(list(ours.train(0, 1, lambda: (False, False)))) == 3
+        assert len(list(ours.train(Position(0, 0, 16, 1), lambda: (False, False)))) == 3
         taken.append(tape.take())
     assert taken[0] == taken[1]
-    assert [batch.num_samples for _, batch in taken[0]] == [16, 16, 2]
+    assert [(noted.first, noted.stop) for noted in taken[0]] == [(16, 32), (32, 48), (48, 50)]
+    assert [noted.batch.num_samples for noted in taken[0]] == [16, 16, 2]
 
 
 def test_batches_say_which_samples_they_hold():

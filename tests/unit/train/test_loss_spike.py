@@ -112,9 +112,13 @@ def test_a_poisoned_batch_is_rolled_back_and_left_out(tmp_path, capsys):
     one = fit(tmp_path / "a", data())
     shown = capsys.readouterr().out
     assert "in steps 13 to 15, usually" in shown
-    assert "back to the checkpoint of step 10, on with the samples after batch 15 of epoch 0." in shown
+    assert (
+        f"back to the checkpoint of step 10, on with the samples after sample {15 * BATCH} of epoch 0."
+        in shown
+    )
     history = one.history
     assert (history.rollback_epochs, history.rollback_batches, history.rollback_steps) == ([0], [15], [5])
+    assert history.rollback_samples == [15 * BATCH]
     assert (history.num_steps, math.isfinite(history.train_losses[0])) == (15, True)
     # As if the samples left out had never been there (the bits: the same steps on the same batches).
     other = fit(tmp_path / "b", data(without=range(10, 15)))
@@ -130,7 +134,7 @@ def test_a_resumed_run_still_knows_what_was_left_out(tmp_path, capsys):
     with pytest.raises(RuntimeError, match="lost"):
         fit(tmp_path, data(), DieAfter(18), steps_in_flight=1)  # step 13: three after the rollback to 10
     again = fit(tmp_path, data())
-    assert "Resuming from step 12 (epoch 0, batch 17)" in capsys.readouterr().out
+    assert f"Resuming from step 12 (epoch 0, sample {17 * BATCH})" in capsys.readouterr().out
     assert (again.history.rollback_batches, again.history.num_steps) == ([15], 15)
     assert audit.main([str(tmp_path)]) == 0
     assert "; 5 steps left out on purpose" in capsys.readouterr().out

@@ -1,0 +1,149 @@
+"""A run goes on from the sample it had come to, at any batch and world size; what cannot be exact is told."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+from cyxjax.checkpoint.folders import step_folder
+from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.cli import audit
+from cyxjax.config.load import load_config
+from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
+from cyxjax.core.losses import CrossEntropyLoss
+from cyxjax.data.ledger_file import read_entries
+from cyxjax.distributed import process_group
+from cyxjax.train import experiment, resume
+from cyxjax.train.hooks.ledger import FILE
+from cyxjax.train.loop import Position
+from cyxjax.train.trainer import DistributedTrainer
+from tests.support.trainers import use_devices
+
+SAMPLES = 50
+OLD_RUN = Path(__file__).parents[2] / "data" / "run_folder_v1"  # of before samples were counted
+
+
+def data():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(SAMPLES, 4)).astype(np.float32), rng.integers(0, 3, SAMPLES).astype(np.int32)
+
+
+@pytest.fixture(autouse=True)
+def no_group_is_left():
+    yield
+    process_group.finalize()
+
+
+def fit(folder, replicas=1, **changes):
+    use_devices(replicas)
+    trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1))
+    options = {"epochs": 3, "run_dir": str(folder), "checkpoint_every_n_steps": 100}
+    trainer.fit(*data(), config=TrainConfig(**options | changes))
+    return trainer
+
+
+def places(folder):
+    """(epoch, first, stop) of each recorded step."""
+    ledgers = [entry.ledger for entry in read_entries(folder / FILE)]
+    return [(x.epoch, x.first, x.first + x.last.num_samples) for x in ledgers]
+
+
+@pytest.mark.parametrize(
+    (
+        "first",
+        "then",
+    ),  # (samples a replica, replicas); the same batch_size on 1 and 2 replicas, and the other way
+    [((8, 2), (8, 1)), ((8, 1), (8, 2)), ((16, 1), (64, 1)), ((7, 1), (3, 2)), ((5, 2), (25, 1))],
+)
+def test_another_size_goes_on_at_exactly_the_next_sample(tmp_path, capsys, first, then):
+    before, after = first[0] * first[1], then[0] * then[1]
+    fit(tmp_path, first[1], batch_size=first[0], max_steps=6)
+    stood = places(tmp_path)[-1]
+    capsys.readouterr()
+    fit(tmp_path, then[1], batch_size=then[0])
+    epoch, _, stop = stood
+    whole = stop == SAMPLES
+    assert places(tmp_path)[6][:2] == ((epoch + 1, 0) if whole else (epoch, stop))
+    shown = capsys.readouterr().out
+    assert f"Resumed with other samples or steps: global_batch_size is {after}, was {before}." in shown
+    assert f"epoch {epoch + whole}, sample {0 if whole else stop})" in shown
+    assert audit.main([str(tmp_path)]) == 0
+    assert "3 epochs and 0 samples count, 150 of a set of 50" in capsys.readouterr().out
+
+
+def test_drop_last_at_another_size_leaves_out_less_than_one_of_its_steps(tmp_path):
+    fit(tmp_path, batch_size=16, max_steps=2, drop_last=True)
+    fit(tmp_path, batch_size=20, max_steps=5, drop_last=True)
+    assert places(tmp_path)[2:] == [(1, 0, 20), (1, 20, 40), (2, 0, 20)]  # 18 left: no step of 20
+    assert audit.main([str(tmp_path)]) == 0
+
+
+def test_a_checkpoint_of_a_run_folder_of_before_says_its_place_in_samples():
+    meta = read_manifest(step_folder(OLD_RUN / "checkpoints", 10)).meta
+    assert meta["position"] == {"step": 10, "epoch": 1, "step_in_epoch": 3}
+    assert resume.place_of(meta) == Position(10, 1, 600, 3)  # 100 samples x 2 replicas a step
+    told = meta | {"config": meta["config"] | {"global_batch_size": 40}}
+    assert resume.place_of(told).samples == 120
+    of_a_loader = {k: v for k, v in meta.items() if k != "ledger"}
+    of_a_loader["config"] = {k: v for k, v in meta["config"].items() if k != "data"}
+    assert resume.place_of(of_a_loader) == Position(10, 1, 0, 3)
+
+
+def test_a_run_folder_of_before_is_audited_and_gone_on_with_at_another_size(tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(OLD_RUN, run)
+    assert audit.main([str(run)]) == 0
+    words = ["--config", str(run / "config.yaml"), "--run-dir", str(run), "--batch-size", "64"]
+    config = load_config([*words, "--max-steps", "15"]).model_copy(update={"cpu_devices": None})
+    use_devices(1)
+    with pytest.MonkeyPatch.context() as patched:  # the group is there: of one device
+        patched.setattr(process_group, "init", lambda **_: process_group.ensure())
+        assert experiment.run(config) == 0
+    assert "epoch 1, sample 600)" in capsys.readouterr().out
+    assert places_after(run, 10) == [(1, 600 + 64 * i, 664 + 64 * i) for i in range(5)]
+    assert audit.main([str(run)]) == 0
+
+
+def places_after(run, step):
+    ledgers = [entry.ledger for entry in read_entries(run / FILE)][step:]
+    return [(x.epoch, x.first, x.first + x.last.num_samples) for x in ledgers]
+
+
+class Loader:
+    """Batches, and nothing else: what its samples are only it knows."""
+
+    def __init__(self, size):
+        self._size, self.given = size, []
+
+    def __iter__(self):
+        x, y = data()
+        for start in range(0, SAMPLES, self._size):
+            self.given.append(start)
+            yield x[start : start + self._size], y[start : start + self._size]
+
+
+def fit_loader(folder, size, **changes):
+    use_devices(1)
+    trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1))
+    config = DistributedTrainingConfig(
+        epochs=1, checkpoint_dir=str(folder), checkpoint_every_n_steps=100, resume="auto", **changes
+    )
+    trainer.fit(Loader(size), None, config)
+    return trainer
+
+
+def test_a_loader_goes_on_after_what_it_gave_and_says_so_where_it_cannot(tmp_path, capsys):
+    fit_loader(tmp_path, 10, max_steps=3)
+    same, other = tmp_path / "same", tmp_path / "other"
+    for folder in (same, other):
+        shutil.copytree(tmp_path / "step_00000003", folder / "step_00000003")
+    assert fit_loader(same, 10).history.num_steps == 5
+    assert "WARNING" not in capsys.readouterr().err
+    # 30 samples are 2 batches of 12 and 6 samples of the third
+    assert fit_loader(other, 12).history.num_steps == 3 + 3
+    told = capsys.readouterr().err
+    assert "30 samples of epoch 0 were consumed in 3 steps; the loader's batches are of another size" in told
+    assert "after its first 2 steps, 24 samples: 6 of them may come twice" in told
