@@ -1,4 +1,4 @@
-"""Which test injects which fault of the matrix (R1 to R42), and the README's table of what was measured.
+"""Which test injects which fault of the matrix (R1 to R42), and the table in README.md of what was measured.
 
 python -m tests.faults.matrix                      # prints the table
 python -m tests.faults.matrix --measure [R31 ...]  # runs the tests of all rows, or of these; writes the table
@@ -16,11 +16,12 @@ from xml.etree import ElementTree
 from tests.faults.matrix_processes import HOSTS, PROCESSES
 from tests.faults.matrix_row import Row
 from tests.faults.matrix_training import TRAINING
+from tests.support.tables import with_table
 
 ROWS = [*PROCESSES, *TRAINING, *HOSTS]
 ROOT = Path(__file__).parents[2]
-README, MEASURED = ROOT / "README.md", Path(__file__).with_name("measured.json")
-BEGIN, END = "<!-- faults: written by tests/faults/matrix.py -->", "<!-- faults: end -->"
+MAKER = "tests/faults/matrix.py"
+README, MEASURED = Path(__file__).with_name("README.md"), Path(__file__).with_name("measured.json")
 
 
 def belongs(node: str, test: str) -> bool:
@@ -39,13 +40,6 @@ def _took(row: Row, measured: Mapping[str, float]) -> str:
     found = [seconds for node, seconds in measured.items() if any(belongs(node, test) for test in row.tests)]
     total = f"{sum(found):.1f} s"
     return total if len(found) == 1 else f"{len(found)}: {total}"
-
-
-def with_table(text: str, measured: Mapping[str, float]) -> str:
-    """The README `text` with `measured` between its two marks."""
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n\n{table(measured)}\n\n{END}{after}"
 
 
 def run(tests: Sequence[str]) -> dict[str, float | str]:
@@ -82,7 +76,7 @@ def refuse_skips(found: Mapping[str, float | str], rows: Sequence[Row]) -> None:
 
 
 def measure(names: Sequence[str]) -> None:
-    """Runs the rows `names` (all if none), and writes measured.json and the README's table."""
+    """Runs the rows `names` (all if none), and writes measured.json and README.md's table."""
     rows = [row for row in ROWS if not names or set(names) & set(row.rows.split(", "))]
     found = run(sorted({test for row in rows for test in row.tests}))
     refuse_skips(found, rows)
@@ -91,7 +85,7 @@ def measure(names: Sequence[str]) -> None:
     known = [test for row in ROWS for test in row.tests]
     measured = {node: s for node, s in (older | fresh).items() if any(belongs(node, t) for t in known)}
     MEASURED.write_text(json.dumps(measured, indent=1, sort_keys=True) + "\n")
-    README.write_text(with_table(README.read_text(), measured))
+    README.write_text(with_table(README.read_text(), MAKER, table(measured)))
 
 
 def main() -> None:

@@ -1,7 +1,13 @@
-"""What each guide's names are called here. `python tests/guides/porting.py` prints the README's table."""
+"""What each guide calls a thing, and we. `python -m tests.guides.porting --write` writes it to README.md."""
 
+import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.support.tables import with_table
+
+MAKER, README = "tests/guides/porting.py", Path(__file__).with_name("README.md")
 
 
 class Row(NamedTuple):
@@ -142,3 +148,5 @@ def table() -> str:
 
 if __name__ == "__main__":
     print(table())
+    if "--write" in sys.argv:
+        README.write_text(with_table(README.read_text(), MAKER, table()))

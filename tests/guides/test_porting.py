@@ -1,12 +1,12 @@
 """Every name the porting table promises is there."""
 
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 from pydantic.fields import FieldInfo
 
-from tests.guides.porting import ROWS, resolve, table
+from tests.guides.porting import MAKER, README, ROWS, resolve, table
+from tests.support.tables import with_table
 
 
 @pytest.mark.parametrize("ours", sorted({row.ours for row in ROWS}))
@@ -22,4 +22,13 @@ def test_the_table_has_a_row_for_every_guide_and_no_row_twice():
 
 
 def test_the_readme_shows_the_table():
-    assert table().strip() in (Path(__file__).parents[2] / "README.md").read_text()
+    text = README.read_text()
+    assert with_table(text, MAKER, table()) == text
+
+
+def test_a_table_is_put_between_its_marks_only():
+    text = "a\n<!-- table: written by x -->\nold\n<!-- table: end of x -->\nb\n"
+    new = "a\n<!-- table: written by x -->\n\n| 1 |\n\n<!-- table: end of x -->\nb\n"
+    assert with_table(text, "x", "| 1 |") == new
+    with pytest.raises(ValueError, match="HINT: put them back"):
+        with_table(text, "y", "| 1 |")

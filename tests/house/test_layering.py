@@ -1,6 +1,7 @@
 """The walls of the house: who may import whom, and which calls stand in one place only."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -105,3 +106,24 @@ def test_the_walls_would_be_seen_through():
     assert list(imports(tree)) == ["pickle", "cyxjax.train.loop.fit"]
     assert room_of("cyxjax.train.loop.fit") == "train"
     assert "train" not in MAY_IMPORT["observe"]
+
+
+def test_the_readme_s_picture_is_the_house():
+    text = (PACKAGE.parent / "README.md").read_text()
+    block = re.search(r"^cyxjax/\n((?:  .*\n)+)", text, re.MULTILINE)[1]
+    rooms = [line.split()[0].rstrip("/").removesuffix(".py") for line in block.splitlines()]
+    found = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    assert set(rooms) == found - {"__init__"}
+    for number, room in enumerate(rooms):
+        below = set(rooms[number:]) & MAY_IMPORT.get(room, set())
+        assert not below, f"{room} stands above {below}, which it may import"
+
+
+def test_contributing_shows_who_may_import_whom():
+    text = (PACKAGE.parent / ".github" / "CONTRIBUTING.md").read_text()
+    order = list(MAY_IMPORT)
+    rows = [
+        f"| {room} | {', '.join(other for other in order if other in allowed) or 'nothing'} |"
+        for room, allowed in MAY_IMPORT.items()
+    ]
+    assert "| --- | --- |\n" + "\n".join(rows) + "\n\n" in text
