@@ -1,4 +1,4 @@
-# make train | make test | make lint | make lock       (ARGS="..." is passed on; PYTHON=python3.12 chooses one)
+# make help lists the targets       (ARGS="..." is passed on; PYTHON=python3.12 chooses one)
 PYTHON ?= python3
 VENV ?= .venv
 CONFIG ?= configs/digits.yaml
@@ -6,20 +6,35 @@ TEST_WORKERS ?= 2
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: train test lint setup lock
+PYTEST = $(RUN) -m pytest -n $(TEST_WORKERS) --dist loadfile
 
-train: $(READY)
+.PHONY: help train test fast cover format lint setup lock
+
+help:  ## lists the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+train: $(READY)  ## trains CONFIG (default: configs/digits.yaml); ARGS="--epochs 30" goes on
 	$(RUN) -m cyxjax.train --config $(CONFIG) $(ARGS)
 
-test: $(READY)
-	$(RUN) -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
+test: $(READY)  ## runs the tests but for the slow rows; those: ARGS="-m slow"
+	$(PYTEST) $(ARGS)
 
-lint: $(READY)
+fast: $(READY)  ## runs the tests that need one process and one device
+	$(PYTEST) -m "not slow and not multiprocess" tests/unit tests/house $(ARGS)
+
+cover: $(READY)  ## runs the tests and shows which lines they do not reach
+	$(PYTEST) --cov --cov-report=term-missing:skip-covered $(ARGS)
+
+format: $(READY)  ## writes lines as they should be
+	$(RUN) -m ruff format .
+	$(RUN) -m ruff check --fix .
+
+lint: $(READY)  ## formatting, ruff, mypy; changes nothing
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 
-setup: $(READY)
+setup: $(READY)  ## makes .venv from the lock
 
 # Done once: the stamp is newer than what it was made from. Every package is checked against its hash, and
 # all is compiled to bytecode: where PYTHONDONTWRITEBYTECODE is set, each process of a run would do it anew.
@@ -35,6 +50,6 @@ $(READY): requirements.lock pyproject.toml
 	@touch $@
 
 # Versions for every supported Python at once, with hashes and without addresses; needs uv.
-lock:
+lock:  ## pins all dependencies anew; needs uv
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-annotate --no-header --quiet --output-file requirements.lock
