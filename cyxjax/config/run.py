@@ -86,8 +86,10 @@ class DistributedTrainingConfig(Strict):
     """Optimizer steps in which the learning rate rises linearly to its peak."""
     early_stopping_patience: int | None = Field(default=None, ge=1)
     """Stop after so many epochs without a better `monitor`; none: never."""
-    monitor: Literal["val_loss", "val_accuracy", "train_loss", "train_accuracy"] = "val_loss"
-    """What early stopping and the best checkpoint look at."""
+    monitor: str = "val_loss"
+    """What early stopping and the best checkpoint look at: train_ or val_, and the name of a metric."""
+    monitor_mode: Literal["min", "max"] | None = None
+    """Which values of `monitor` are better; none: as the metric says (a loss low, an accuracy high)."""
     max_steps: int | None = Field(default=None, ge=1)
     """Stop after so many optimizer steps, whatever `epochs` says."""
     max_time: Seconds | None = Field(default=None, gt=0)

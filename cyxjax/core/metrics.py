@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cyxjax.errors import ConfigError
+
 PyTree = Any
 Metric = Callable[[PyTree, PyTree], jax.Array | None]
 """(output, target) -> one value an example, float32 (B,); None where it has no meaning."""
@@ -29,11 +31,22 @@ def accuracy(output: PyTree, target: PyTree) -> jax.Array | None:
 
 
 class Metrics:
-    """The metrics of a task, in a fixed order: `loss` first, then `accuracy`, then the user's own."""
+    """The metrics of a task, in a fixed order: `loss` first, then `accuracy`, then the user's own.
 
-    def __init__(self, extra: Mapping[str, Metric] | None = None):
-        self._extra = {"accuracy": accuracy, **(extra or {})}
+    better: "min" or "max" by name, for those of the user's that a run may watch: `{"top2": "max"}`.
+    Raises: ConfigError for a metric named loss, or a direction that is none.
+    """
+
+    def __init__(self, extra: Mapping[str, Metric] | None = None, *, better: Mapping[str, str] | None = None):
+        own, said = dict(extra or {}), dict(better or {})
+        if "loss" in own or not {*said} <= {*own} or not {*said.values()} <= {"min", "max"}:
+            raise ConfigError(
+                f"metrics {sorted(own)} with better={said}: 'loss' is the loss function's own, and better "
+                "says 'min' or 'max' of those given. HINT: Metrics({'top2': f}, better={'top2': 'max'})."
+            )
+        self._extra = {"accuracy": accuracy, **own}
         self.names = ("loss", *self._extra)
+        self.better: dict[str, str] = {"loss": "min", "accuracy": "max", **said}
 
     def sums(self, losses: jax.Array, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
         """float32 (len(names), 2): weighted sum and weight of each; (0, 0) for one without meaning."""

@@ -1,7 +1,6 @@
 """What a training run gives back: one number per epoch for each curve, and what it took."""
 
 import json
-import math
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +20,7 @@ class DistributedTrainingHistory:
     learning_rates: list[float] = field(default_factory=list)  # at the end of each epoch
     epochs: list[int] = field(default_factory=list)  # epoch number of each entry of train_losses
     val_epochs: list[int] = field(default_factory=list)  # epoch number of each entry of val_losses
+    metrics: dict[str, list[float]] = field(default_factory=dict)  # the user's own: train_top2, val_top2, ...
     total_time_seconds: float = 0.0
     samples_per_second: float = 0.0  # real samples of training over total_time_seconds
     effective_batch_size: int = 0  # batch_size * num_replicas * gradient_accumulation_steps
@@ -37,9 +37,7 @@ class DistributedTrainingHistory:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; numbers that are not finite as text ("nan", "inf")."""
-        return {
-            k: [plain(x) for x in v] if isinstance(v, list) else plain(v) for k, v in asdict(self).items()
-        }
+        return {name: _plain(value) for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -108,9 +106,19 @@ class DistributedTrainingHistory:
             axes.legend()
 
 
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
+    return [plain(entry) for entry in value] if isinstance(value, list) else plain(value)
+
+
 def _typed(name: str, value: Any, default: Any, kind: str) -> Any:
     """`value` as the field's type; text such as "nan" becomes a float again."""
     try:
+        if isinstance(default, dict):
+            if not isinstance(value, dict):
+                raise TypeError("expected lists by name")
+            return {key: _typed(key, entry, [], "float") for key, entry in value.items()}
         if isinstance(default, list):
             number = int if "int" in kind else float
             if not isinstance(value, list):
@@ -121,14 +129,10 @@ def _typed(name: str, value: Any, default: Any, kind: str) -> Any:
         raise DataError(f"history {name} = {value!r}: {err}. HINT: was the file edited by hand?") from None
 
 
-def latest(history: DistributedTrainingHistory, monitor: str) -> float | None:
-    """The newest value of `monitor` in the history; None before the first."""
-    values = curve(history, monitor)
-    return values[-1] if values and math.isfinite(values[-1]) else None
-
-
 def curve(history: DistributedTrainingHistory, monitor: str) -> list[float]:
-    """All values of `monitor` in the history; [] for a metric it does not keep."""
+    """All values of `monitor` (val_loss, train_top2, ...) in the history; [] before the first."""
     split, _, name = monitor.partition("_")
     kept = {"loss": "losses", "accuracy": "accuracies"}
-    return list(getattr(history, f"{split}_{kept[name]}")) if name in kept else []
+    if name in kept:
+        return list(getattr(history, f"{split}_{kept[name]}"))
+    return list(history.metrics.get(monitor, []))

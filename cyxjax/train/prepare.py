@@ -13,8 +13,10 @@ from cyxjax.train import fit_data
 from cyxjax.train.build import Built, Recipe, build, check_precision, program_shape
 from cyxjax.train.feed import build_feed
 from cyxjax.train.fit_data import FitData
+from cyxjax.train.hooks import callbacks
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Feed, Position, RunState
+from cyxjax.train.monitor import watchable_in
 
 PyTree = Any
 
@@ -80,12 +82,17 @@ def for_inputs(
 
 
 def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, replicas: int) -> None:
-    """The model takes the data in the precision asked for, on this backend; the data are finite and in range.
+    """What is watched is measured; the model takes the data in the precision asked for, on this backend; the
+    loss is a mean over samples; the data are finite and in range.
 
     state: as training starts with it; only shapes are looked at, nothing is compiled.
-    Raises: ConfigError naming the precision, DataError naming the sample.
+    Raises: ConfigError naming the monitor, the loss or the precision, DataError naming the sample.
     """
     built = prepared.built
+    if prepared.feed is not None:
+        watchable = watchable_in(recipe.metrics, prepared.feed, prepared.config)
+        watchable.of(prepared.config)
+        callbacks.check_watched(recipe.callbacks, watchable)
     check_precision(built, state, prepared.inputs, prepared.config.precision, replicas)
     seen = jax.eval_shape(built.program.consensus, state)
     run = lambda inputs: jax.eval_shape(built.predict_step, seen, inputs)  # noqa: E731

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.checkpoint.store import Best
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core import portable
 from cyxjax.core.step import TrainState
@@ -101,9 +102,8 @@ def stored_inputs(meta: dict[str, Any]) -> PyTree:
     return tree
 
 
-def checkpointer_for(config: DistributedTrainingConfig, is_writer: bool) -> Checkpointer:
-    """The checkpoints of a run, kept as `config` says."""
-    best: Any = "max" if config.monitor.endswith("accuracy") else "min"
+def checkpointer_for(config: DistributedTrainingConfig, is_writer: bool, best: Best = "min") -> Checkpointer:
+    """The checkpoints of a run, kept as `config` says; best: which values of its monitor are."""
     return open_checkpoints(
         config.checkpoint_path,
         is_writer,

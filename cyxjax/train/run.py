@@ -8,7 +8,6 @@ from cyxjax.checkpoint.folders import list_steps
 from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
 from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.observe.console import Console
-from cyxjax.observe.history import latest
 from cyxjax.observe.records import Sink
 from cyxjax.train import loop, out_of_memory, resume, rollback
 from cyxjax.train.build import Built
@@ -22,6 +21,7 @@ from cyxjax.train.hooks.progress import HistoryHook, RecordHook
 from cyxjax.train.hooks.saving import CheckpointHook, StopHook
 from cyxjax.train.hooks.sentinel import SentinelHook
 from cyxjax.train.loop import Feed, Hook, RunState
+from cyxjax.train.monitor import Watchable, watchable_in
 from cyxjax.train.prepare import Prepared
 from cyxjax.train.session import Session
 from cyxjax.train.signals import StopSignals
@@ -33,6 +33,7 @@ class Run(NamedTuple):
     session: Session
     built: Built
     config: DistributedTrainingConfig
+    watchable: Watchable
     signals: StopSignals
     spikes: list[Hook]  # made once: what it has seen outlives a rollback
     checkpointer: Checkpointer
@@ -56,10 +57,12 @@ def run_from(session: Session, prepared: Prepared, start: RunState, sink: Sink, 
         world_size=session.group.topology.world_size,
         backend=session.group.backend,
     )
-    with StopSignals() as signals, resume.checkpointer_for(config, session.is_master) as checkpointer:
+    watchable = watchable_in(session.recipe.metrics, prepared.feed, config)
+    keeping = resume.checkpointer_for(config, session.is_master, watchable.of(config).mode)
+    with StopSignals() as signals, keeping as checkpointer:
         checkpointer.rewind(start.position.step)  # what a crashed or earlier run did after it
         spikes = loss_spike.hooks_for(config)
-        run = Run(session, built, config, signals, spikes, checkpointer, sink, console)
+        run = Run(session, built, config, watchable, signals, spikes, checkpointer, sink, console)
         end = train(run, prepared.feed, start)
     session.history.skipped_steps = int(local_value(built.sync.skipped(end.state.sync)))
     return end
@@ -121,7 +124,7 @@ def build_hooks(run: Run) -> list[Hook]:
         saves,  # after all whose word is part of what is saved
         *_goodput(run),  # last: saves are part of where the time went
     ]
-    callbacks.begin(hooks, RunParts(history, run.session.save_at))
+    callbacks.begin(hooks, RunParts(history, run.watchable, run.session.save_at))
     return hooks
 
 
@@ -135,7 +138,7 @@ def _black_box(run: Run) -> list[Hook]:
 
 def _early_stopping(config: DistributedTrainingConfig) -> list[Hook]:
     patience = config.early_stopping_patience
-    return [EarlyStopping(patience, config.monitor)] if patience else []
+    return [EarlyStopping(patience, config.monitor, mode=config.monitor_mode)] if patience else []
 
 
 def _sentinel(run: Run, saves: Hook) -> list[Hook]:
@@ -156,7 +159,7 @@ def _sentinel(run: Run, saves: Hook) -> list[Hook]:
 
 
 def _saving(run: Run) -> CheckpointHook:
-    config = run.config
+    config, monitor = run.config, run.watchable.of(run.config)
     return CheckpointHook(
         run.checkpointer,
         run.session.describe,
@@ -164,7 +167,7 @@ def _saving(run: Run) -> CheckpointHook:
         every_steps=config.checkpoint_every_n_steps,
         # Clocks differ between ranks: rank 0's alone asks, and all save.
         every_minutes=config.checkpoint_every_n_minutes if run.session.is_master else 0.0,
-        metric=lambda: latest(run.session.history, config.monitor),
+        metric=lambda: monitor.latest(run.session.history),
         requested=run.signals.take_save,
         portable=lambda state: resume.to_stored(state, run.built.sync),
     )

@@ -44,7 +44,8 @@ class Trainer:
         group = process_group.ensure()
         check_device(device, group)
         self._config = config or DistributedTrainingConfig(checkpoint_every_n_epochs=0)
-        kept = [BestCheckpoint(best_model, self._config.monitor)] if best_model else []
+        best = self._config.monitor, 0.0, self._config.monitor_mode
+        kept = [BestCheckpoint(best_model, *best, if_measured=True)] if best_model else []
         inner = model.get_model() if hasattr(model, "get_model") else model
         self._trainer = DistributedTrainer(inner, loss_fn, optimizer, callbacks=[*callbacks, *kept])
 

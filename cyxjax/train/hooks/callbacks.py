@@ -21,8 +21,8 @@ from cyxjax.core.step import TrainState
 from cyxjax.errors import ConfigError
 from cyxjax.observe.history import curve
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN
-from cyxjax.train.hooks.progress import monitored
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState
+from cyxjax.train.monitor import Monitor, Watchable
 
 __all__ = ["EMA", "BestCheckpoint", "Callback", "EarlyStopping", "ReduceLROnPlateau", "TerminateOnNaN"]
 
@@ -33,6 +33,7 @@ class RunParts(NamedTuple):
     """What a run lends its callbacks."""
 
     history: Any  # DistributedTrainingHistory, filled epoch by epoch
+    watchable: Watchable  # the metrics a callback may wait for
     save: Callable[[str, RunState], None]  # (path, moment) -> a checkpoint there; called on all ranks
 
 
@@ -51,28 +52,41 @@ class Callback(Hook):
         """What the learning rate is multiplied by at the moment."""
         return 1.0
 
+    def check(self, watchable: Watchable) -> None:
+        """Before anything of a fit is written. Raises: ConfigError for what the run cannot give it."""
+
     def begin(self, run: RunParts) -> None:
         """Before each fit."""
 
 
 class Plateau:
-    """Counts epochs without a better value: lower, or higher where `monitor` is an accuracy."""
+    """Counts epochs without a better value: lower or higher, as `mode` or else the metric itself says."""
 
-    def __init__(self, patience: int, monitor: str, min_delta: float):
+    def __init__(self, patience: int, monitor: str, min_delta: float, mode: str | None, wanted: bool = True):
         if patience < 1 or not min_delta >= 0:
             raise ConfigError(
                 f"{patience=}, {min_delta=}: patience is 1 or more epochs, min_delta 0 or more. "
                 "HINT: patience=3 waits for three epochs without improvement."
             )
-        self.patience, self.monitor, self.min_delta = patience, monitor, min_delta
+        self.patience, self._name, self._mode, self._wanted = patience, monitor, mode, wanted
+        self.min_delta = min_delta
         self.restart()
+
+    def watch(self, watchable: Watchable) -> None:
+        """Looks up what it waits for. Raises: ConfigError where the run has no such metric."""
+        self.monitor: Monitor = watchable.find(self._name, self._mode, wanted=self._wanted)
+
+    def seen(self, run: RunParts) -> list[float]:
+        """The values of the epochs before, of a run that goes on."""
+        self.watch(run.watchable)
+        return curve(run.history, self.monitor.name)
 
     def restart(self) -> None:
         self.best, self.waited = math.inf, 0
 
     def improves(self, value: float) -> bool:
         """Whether `value` is the best so far; counts it."""
-        score = -value if self.monitor.endswith("accuracy") else value
+        score = self.monitor.score(value)
         better = score < self.best - self.min_delta
         self.best, self.waited = (score, 0) if better else (self.best, self.waited + 1)
         return better
@@ -82,19 +96,27 @@ class Plateau:
 
 
 class EarlyStopping(Callback):
-    """Stops after `patience` epochs in which `monitor` (such as val_loss) did not improve by `min_delta`."""
+    """Stops after `patience` epochs in which `monitor` (such as val_loss) did not improve by `min_delta`.
 
-    def __init__(self, patience: int, monitor: str = "val_loss", min_delta: float = 0.0):
-        self._plateau = Plateau(patience, monitor, min_delta)
+    mode: "min" or "max", which of its values is better; None: as the metric says.
+    """
+
+    def __init__(
+        self, patience: int, monitor: str = "val_loss", min_delta: float = 0.0, mode: str | None = None
+    ):
+        self._plateau = Plateau(patience, monitor, min_delta, mode)
+
+    def check(self, watchable: Watchable) -> None:
+        self._plateau.watch(watchable)
 
     def begin(self, run: RunParts) -> None:
         self._history = run.history
         self._plateau.restart()
-        for value in curve(run.history, self._plateau.monitor):
+        for value in self._plateau.seen(run):
             self._plateau.improves(value)
 
     def on_epoch(self, info: EpochInfo) -> bool:
-        value = monitored(self._plateau.monitor, info)
+        value = self._plateau.monitor.of(info)
         if value is None:
             return False
         self._plateau.improves(value)
@@ -107,8 +129,8 @@ class ReduceLROnPlateau(Callback):
     """Multiplies the learning rate by `factor` after `patience` epochs in which `monitor` did not improve.
 
     The factor is a number in the optimizer's state, so the step is not compiled again; it multiplies what
-    scaling, warm-up and schedule give, not below `min_factor`. `min_delta` is absolute. (torch's scheduler
-    of this name waits for one epoch more.)
+    scaling, warm-up and schedule give, not below `min_factor`. `min_delta` is absolute. `mode` as
+    EarlyStopping takes it. (torch's scheduler of this name waits for one epoch more.)
     """
 
     def __init__(
@@ -118,14 +140,18 @@ class ReduceLROnPlateau(Callback):
         monitor: str = "val_loss",
         min_delta: float = 1e-4,
         min_factor: float = 0.0,
+        mode: str | None = None,
     ):
         if not (0 < factor < 1 and 0 <= min_factor <= 1):
             raise ConfigError(
                 f"{factor=}, {min_factor=}: factor lies between 0 and 1, min_factor from 0 to 1. "
                 "HINT: factor=0.1 makes the learning rate ten times smaller."
             )
-        self._plateau = Plateau(patience, monitor, min_delta)
+        self._plateau = Plateau(patience, monitor, min_delta, mode)
         self._factor, self._min_factor, self._current = factor, min_factor, 1.0
+
+    def check(self, watchable: Watchable) -> None:
+        self._plateau.watch(watchable)
 
     def around(self, optimizer: Optimizer) -> Optimizer:
         return with_learning_rate_factor(optimizer)
@@ -136,11 +162,11 @@ class ReduceLROnPlateau(Callback):
     def begin(self, run: RunParts) -> None:
         self._plateau.restart()
         self._current = 1.0
-        for value in curve(run.history, self._plateau.monitor):
+        for value in self._plateau.seen(run):
             self._see(value)
 
     def next_state(self, info: EpochInfo, state: TrainState) -> TrainState:
-        value, before = monitored(self._plateau.monitor, info), self._current
+        value, before = self._plateau.monitor.of(info), self._current
         if value is not None:
             self._see(value)
         return state if self._current == before else scale_learning_rate(state, self._current / before)
@@ -173,21 +199,37 @@ class EMA(Callback):
 
 
 class BestCheckpoint(Callback):
-    """Keeps at `path` a checkpoint of the epoch with the best `monitor`, for `load_checkpoint(path)`."""
+    """Keeps at `path` a checkpoint of the epoch with the best `monitor`, for `load_checkpoint(path)`.
 
-    def __init__(self, path: str = "best_model.pt", monitor: str = "val_loss", min_delta: float = 0.0):
-        self._path, self._plateau, self._due = str(path), Plateau(1, monitor, min_delta), False
+    mode: as EarlyStopping takes it. if_measured: a run without validation data, which has no val_loss, is
+    then not refused, and keeps none.
+    """
+
+    def __init__(
+        self,
+        path: str = "best_model.pt",
+        monitor: str = "val_loss",
+        min_delta: float = 0.0,
+        mode: str | None = None,
+        *,
+        if_measured: bool = False,
+    ):
+        self._path, self._due = str(path), False
+        self._plateau = Plateau(1, monitor, min_delta, mode, wanted=not if_measured)
+
+    def check(self, watchable: Watchable) -> None:
+        self._plateau.watch(watchable)
 
     def begin(self, run: RunParts) -> None:
         self._save, self._due = run.save, False
-        seen = curve(run.history, self._plateau.monitor)
+        seen = self._plateau.seen(run)
         if seen:  # a resumed run; a second fit of this object starts an empty history and keeps its best
             self._plateau.restart()
         for value in seen:
             self._plateau.improves(value)
 
     def on_epoch(self, info: EpochInfo) -> None:
-        value = monitored(self._plateau.monitor, info)
+        value = self._plateau.monitor.of(info)
         self._due = value is not None and self._plateau.improves(value)
 
     def wants_state(self, position: Position, asked_to_save: bool) -> bool:
@@ -227,6 +269,12 @@ def begin(hooks: Iterable[Hook], run: RunParts) -> None:
     """Tells the callbacks that a fit begins."""
     for callback in _callbacks(hooks):
         callback.begin(run)
+
+
+def check_watched(hooks: Iterable[Hook], watchable: Watchable) -> None:
+    """Raises: ConfigError for a callback that waits for what the run does not measure."""
+    for callback in _callbacks(hooks):
+        callback.check(watchable)
 
 
 def check(hooks: Iterable[Any]) -> list[Hook]:

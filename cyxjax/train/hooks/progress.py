@@ -42,6 +42,9 @@ class HistoryHook(Hook):
             h.val_epochs.append(info.position.epoch - 1)
             h.val_losses.append(info.val["loss"])
             h.val_accuracies.append(info.val["accuracy"])
+        for split, means in (("train", info.train), ("val", info.val)):
+            for name in means.keys() - {"loss", "accuracy"}:
+                h.metrics.setdefault(f"{split}_{name}", []).append(means[name])
         self._totals(info.position)
 
     def on_state(self, moment: RunState) -> None:
@@ -106,9 +109,3 @@ class RecordHook(Hook):
     def _known(self, means: dict[str, float]) -> dict[str, float]:
         """Without metrics that mean nothing here (accuracy of a regression); a NaN loss is shown."""
         return {n: v for n, v in means.items() if n == "loss" or not math.isnan(v)}
-
-
-def monitored(monitor: str, info: EpochInfo) -> float | None:
-    """The value `monitor` names; None in an epoch that was not evaluated."""
-    split, _, name = monitor.partition("_")
-    return (info.train if split == "train" else info.val).get(name)

@@ -1,0 +1,81 @@
+"""What a run watches for the better: one name, one direction, one place where both are looked up.
+
+`train_loss`, `val_accuracy`, and any metric of the user's under the same two prefixes.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.metrics import Metrics
+from cyxjax.errors import ConfigError, nearest
+from cyxjax.observe.history import DistributedTrainingHistory, curve
+from cyxjax.train.loop import EpochInfo, Feed
+
+Mode = Literal["min", "max"]
+
+
+class Monitor(NamedTuple):
+    """A metric that is watched, and whether a low or a high value of it is the better."""
+
+    name: str
+    mode: Mode
+
+    def score(self, value: float) -> float:
+        """`value` so that less is better."""
+        return -value if self.mode == "max" else value
+
+    def of(self, info: EpochInfo) -> float | None:
+        """The value of an epoch; None in one that was not evaluated."""
+        split, _, name = self.name.partition("_")
+        return (info.train if split == "train" else info.val).get(name)
+
+    def latest(self, history: DistributedTrainingHistory) -> float | None:
+        """The newest value; None before the first, and where it is not finite."""
+        values = curve(history, self.name)
+        return values[-1] if values and math.isfinite(values[-1]) else None
+
+
+class Watchable(NamedTuple):
+    """What there is to watch in a run."""
+
+    metrics: Metrics
+    validates: bool = True  # whether epochs are evaluated on validation data
+
+    def of(self, config: DistributedTrainingConfig) -> Monitor:
+        """What the configuration watches; early stopping by it needs its values. Raises: ConfigError."""
+        waits = config.early_stopping_patience is not None
+        return self.find(config.monitor, config.monitor_mode, wanted=waits)
+
+    def find(self, name: str, mode: str | None = None, *, wanted: bool = True) -> Monitor:
+        """The monitor `name`; mode None: the way the metric itself says.
+
+        wanted: whether something waits for its values, so that a run without validation is refused too.
+        Raises: ConfigError for a name that no metric has, a mode that is none, or a direction nobody gave.
+        """
+        if mode not in (None, "min", "max"):
+            raise ConfigError(
+                f"mode={mode!r} of monitor {name!r}: expected 'min', 'max', or None for the metric's own. "
+                "HINT: 'max' where higher is better."
+            )
+        known = [f"{split}_{metric}" for split in ("train", "val") for metric in self.metrics.names]
+        if name not in known:
+            raise ConfigError(f"monitor={name!r} is no metric of this run. HINT: {nearest(name, known)}")
+        split, _, metric = name.partition("_")
+        if wanted and split == "val" and not self.validates:
+            raise ConfigError(
+                f"monitor={name!r} is never measured: no validation data, or evaluate_every_n_epochs=0. "
+                f"HINT: give validation data (validation_split=0.1), or monitor='train_{metric}'."
+            )
+        better = mode or self.metrics.better.get(metric)
+        if better is None:
+            raise ConfigError(
+                f"monitor={name!r}: whether low or high is better is not known. HINT: mode='max' (or 'min'), "
+                f"or Metrics({{...}}, better={{{metric!r}: 'max'}})."
+            )
+        return Monitor(name, "max" if better == "max" else "min")
+
+
+def watchable_in(metrics: Metrics, feed: Feed, config: DistributedTrainingConfig) -> Watchable:
+    """What a run over `feed` measures."""
+    return Watchable(metrics, feed.val is not None and config.evaluate_every_n_epochs > 0)

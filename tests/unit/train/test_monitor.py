@@ -1,0 +1,131 @@
+"""What a run watches: found by name before training, taken for the better as its metric or `mode` says."""
+
+import jax.numpy as jnp
+import pytest
+
+import cyxjax as cx
+from cyxjax.checkpoint.folders import list_steps
+from cyxjax.core.metrics import Metrics
+from cyxjax.errors import ConfigError
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.train.monitor import Watchable
+from tests.support.trainers import VAL, X, Y, config, trainer
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+
+WRONG = (VAL[0], (VAL[1] + 1) % 3)  # the more is learned the worse: a value that is good when high falls
+
+
+def margin(output, target):
+    """Good when high, and no accuracy by its name."""
+    return jnp.take_along_axis(output, target[:, None], 1)[:, 0] - output.mean(1)
+
+
+def metrics(**better):
+    return Metrics({"margin": margin}, better=better)
+
+
+def fitted(callback, data=WRONG, own=None, **values):
+    one = trainer(callbacks=[callback], metrics=own or metrics(margin="max"))
+    return one.fit(X, Y, *data, config(**values))
+
+
+def test_values_of_own_metrics_are_kept_saved_and_restored(tmp_path):
+    history = fitted(cx.EarlyStopping(9), epochs=3)
+    assert set(history.metrics) == {"train_margin", "val_margin"}
+    assert len(history.metrics["train_margin"]) == len(history.metrics["val_margin"]) == 3
+    assert history.metrics["val_margin"] == sorted(history.metrics["val_margin"], reverse=True)
+    history.metrics["val_margin"][0] = float("nan")
+    history.save(tmp_path / "history.json")
+    again = DistributedTrainingHistory.load(tmp_path / "history.json").metrics
+    assert again["train_margin"] == history.metrics["train_margin"]
+    assert again["val_margin"][0] != again["val_margin"][0]
+
+
+@pytest.mark.parametrize("said", ["metric", "mode"])
+def test_the_best_by_a_metric_that_is_good_when_high_is_kept_also_by_a_resumed_run(tmp_path, said):
+    # `margin` falls from epoch to epoch: the first is the best. Minimised, the last would be kept.
+    own = metrics(margin="max") if said == "metric" else metrics()
+    mode = "max" if said == "mode" else None
+    path, folder = (
+        str(tmp_path / "best"),
+        {"checkpoint_dir": str(tmp_path / "run"), "checkpoint_every_n_epochs": 1},
+    )
+    best = lambda: cx.BestCheckpoint(path, "val_margin", mode=mode)  # noqa: E731
+    fitted(best(), own=own, epochs=2, **folder)
+    history = fitted(best(), own=own, epochs=4, resume="must", **folder)
+    assert len(history.metrics["val_margin"]) == 4
+    kept = trainer(metrics=own)
+    kept.load_checkpoint(path)
+    assert kept.evaluate_metrics(*WRONG)["margin"] == pytest.approx(
+        history.metrics["val_margin"][0], rel=1e-5
+    )
+
+
+@pytest.mark.parametrize(("mode", "epochs"), [("max", 3), ("min", 6)])
+def test_waiting_is_for_the_better_value(mode, epochs):
+    history = fitted(cx.EarlyStopping(2, "val_margin", mode=mode), own=metrics(), epochs=6)
+    assert len(history.train_losses) == epochs
+
+
+def test_the_best_checkpoints_of_a_run_are_those_of_its_monitor(tmp_path):
+    values = {"monitor": "val_margin", "checkpoint_dir": str(tmp_path), "checkpoint_every_n_epochs": 1}
+    fitted(cx.EMA(0.0), epochs=4, keep_last=1, keep_best=1, **values)
+    steps = list_steps(tmp_path)
+    assert steps == [steps[-1] // 4, steps[-1]]  # the first, which is the best, and the newest
+
+
+@pytest.mark.parametrize(
+    ("monitor", "said"),
+    [
+        ("val_los", "Did you mean 'val_loss'"),
+        ("val_acc", "Did you mean 'val_accuracy'"),
+        ("margin", "Did you mean '(val|train)_margin'"),
+        ("top5", "Known: train_accuracy, train_loss, train_margin, val_accuracy"),
+        ("val_margin", "whether low or high is better is not known. HINT: mode='max'"),
+    ],
+)
+def test_unknown_names_and_directions_are_refused(monitor, said):
+    with pytest.raises(ConfigError, match=said):
+        Watchable(metrics()).find(monitor)
+
+
+CALLBACKS = {
+    "stopping": lambda name: cx.EarlyStopping(3, name),
+    "plateau": lambda name: cx.ReduceLROnPlateau(monitor=name),
+    "best": lambda name: cx.BestCheckpoint(monitor=name),
+}
+
+
+@pytest.mark.parametrize("make", CALLBACKS.values(), ids=CALLBACKS)
+def test_callbacks_are_refused_before_anything_is_written(tmp_path, make, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="Did you mean 'val_loss'"):
+        trainer(callbacks=[make("val_los")]).fit(X, Y, *VAL, config(checkpoint_every_n_epochs=1))
+    with pytest.raises(ConfigError, match="'val_loss' is never measured.*monitor='train_loss'"):
+        trainer(callbacks=[make("val_loss")]).fit(X, Y, config(checkpoint_every_n_epochs=1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_configurations_are_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for values, said in (
+        ({"monitor": "val_los"}, "Did you mean 'val_loss'"),
+        ({"early_stopping_patience": 2, "evaluate_every_n_epochs": 0}, "is never measured"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            trainer().fit(X, Y, *VAL, config(checkpoint_every_n_epochs=1, **values))
+    assert not list(tmp_path.iterdir())
+    assert len(trainer().fit(X, Y, config()).train_losses) == 2  # nothing waits for the default's val_loss
+
+
+def test_modes_and_directions_are_words():
+    with pytest.raises(ConfigError, match="mode='higher'.*HINT: 'max'"):
+        Watchable(Metrics()).find("val_loss", "higher")
+    with pytest.raises(ConfigError, match="HINT: Metrics"):
+        Metrics({"margin": margin}, better={"margin": "up"})
+    with pytest.raises(ConfigError, match="HINT: Metrics"):
+        Metrics({"margin": margin}, better={"top2": "max"})
+    with pytest.raises(ConfigError, match="'loss' is the loss function's own"):
+        Metrics({"loss": margin})
+    assert Watchable(Metrics()).find("val_loss", "max").mode == "max"
