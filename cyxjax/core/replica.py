@@ -18,6 +18,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from cyxjax.core.exchange import joined, sends_one_by_one
 from cyxjax.core.mesh import AXIS, PER_REPLICA
 
 PyTree = Any
@@ -32,7 +33,9 @@ def sync_map(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Ca
     """`f` on each replica, checked: out_specs `P()` is a proof that replicas agree.
 
     One replica agrees with itself: nothing is checked there, so that `psum` may leave values as they are.
+    What `f` sums over replicas travels as one exchange (`core/exchange.py`).
     """
+    f = joined(f) if sends_one_by_one(mesh) else f
     return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=mesh.size > 1)
 
 

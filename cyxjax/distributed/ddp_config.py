@@ -16,7 +16,7 @@ class DDPConfig:
     broadcast_parameters: bool = True
     """Rank 0's first parameters become everybody's. Shapes are compared in any case."""
     bucket_size_mb: float = 25
-    """MiB a reduction on GPUs; on CPUs XLA sends all gradients in one, which was as fast."""
+    """MiB a reduction on GPUs; on CPUs leaves up to 1 MiB travel as one buffer, larger ones alone."""
     find_unused_parameters: bool = False
     """Warns of leaves whose gradient is zero; costs two more programs a step. Training does not need it."""
     gradient_as_bucket_view: bool = True

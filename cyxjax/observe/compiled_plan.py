@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +30,7 @@ class Collective:
     times: int = 1  # in one call of the program; in a loop of unknown length: 1
     in_loop: bool = False
     in_branch: bool = False  # runs in some calls only
+    num_arrays: int = 1  # each is a transfer of its own over gloo
 
     @property
     def sent_bytes(self) -> int:
@@ -39,7 +40,8 @@ class Collective:
 
     def line(self) -> str:
         """`all-reduce      23.9 MB payload, 23.9 MB sent`."""
-        notes = [f"{self.times} times"] if self.times > 1 else []
+        notes = [f"{self.num_arrays} arrays"] if self.num_arrays > 1 else []
+        notes += [f"{self.times} times"] if self.times > 1 else []
         notes += ["in a loop"] if self.in_loop else []
         notes += ["in some steps only"] if self.in_branch else []
         sizes = f"{size(self.payload_bytes):>9} payload, {size(self.sent_bytes):>9} sent per replica"
@@ -140,7 +142,7 @@ def _walk(
 ) -> Iterator[Collective]:
     here = computations.get(name, _Computation([], []))
     for c in here.own:
-        yield Collective(c.kind, c.payload_bytes, c.num_replicas, times, in_loop, in_branch)
+        yield replace(c, times=times, in_loop=in_loop, in_branch=in_branch)
     for called, count, loop, branch in here.calls:
         yield from _walk(computations, called, times * count, in_loop or loop, in_branch or branch)
 
@@ -156,7 +158,9 @@ def _collective(line: str, everyone: int) -> Collective | None:
     # No groups means all. In the short form [g,n]<=[...] a group has n members.
     members = (len(groups[1].split(",")) if groups[1] else int(groups[2])) if groups else everyone
     whole = sum(shapes) * (members if found[2] == "reduce-scatter" else 1)
-    return Collective(found[2], whole, members)
+    # A tuple is as many arrays, but for an exchange of all with all: there it is a part for each replica.
+    arrays = max(1, len(shapes) // members) if found[2] == "all-to-all" else len(shapes)
+    return Collective(found[2], whole, members, num_arrays=arrays)
 
 
 def _array_bytes(dtype: str, dims: str) -> int:

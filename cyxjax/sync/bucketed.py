@@ -34,7 +34,7 @@ def bucketed_reducer(bucket_size_mb: float = 25.0) -> Reducer:
         last = jnp.float32(0)
         for bucket in buckets([leaf.size * leaf.dtype.itemsize for leaf in leaves], bucket_size_mb * _MB):
             flat, unravel = ravel_pytree([leaves[i] for i in bucket])
-            # XLA combines reductions that do not need one another, so each looks at the one before, in a
+            # Reductions that do not need one another travel together, so each looks at the one before, in a
             # way it does not see through: no number is NaN and 0. (It drops optimization_barrier too soon.)
             flat = jnp.where(jnp.isnan(last) & (last == 0), jnp.zeros_like(flat), flat)
             mean = lax.pmean(flat, AXIS)

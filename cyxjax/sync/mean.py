@@ -7,7 +7,7 @@ from cyxjax.core.strategy import Reducer, Sync, reduce_then
 
 
 def mean_reducer() -> Reducer:
-    """Averages gradients over axis `data`. Stateless; XLA sends all leaves in one all-reduce."""
+    """Averages gradients over axis `data`. Stateless; how leaves share a transfer: `core/exchange.py`."""
     return optax.stateless(lambda grads, params: pmean(grads))
 
 

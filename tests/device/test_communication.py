@@ -195,17 +195,20 @@ ENTRY %main (p: f32[2]) -> f32[2] {
 """
     assert collectives(gpu) == [
         Collective("all-gather", 96, 8),
-        Collective("all-reduce", 46, 8),
+        Collective("all-reduce", 46, 8, num_arrays=2),
         Collective("reduce-scatter", 8 * 64, 8, in_loop=True),
     ]
 
 
 def test_text_of_a_plan():
-    found = [Collective("all-reduce", 24_000_000, 2), Collective("all-reduce", 100, 2, in_branch=True)]
+    found = [
+        Collective("all-reduce", 24_000_000, 2),
+        Collective("all-reduce", 100, 2, in_branch=True, num_arrays=3),
+    ]
     lines = plan_lines(found, {"params": 24_000_000, "sync": 0, "model_state": 0}, {"temporaries": 1500})
     assert lines[0] == "sent in an optimizer step, 24.0 MB per replica:"
     assert " ".join(lines[1].split()) == "all-reduce 24.0 MB payload, 24.0 MB sent per replica"
-    assert lines[2].endswith("(in some steps only)")
+    assert lines[2].endswith("(3 arrays, in some steps only)")
     assert "1.5 kB" in lines[-1]
     assert size(2.5e12) == "2.5 TB"
 

@@ -1,0 +1,128 @@
+"""Sums that travel together: the numbers of sums that travel apart, in as few exchanges as can be."""
+
+import re
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from cyxjax.core import exchange, replica
+from cyxjax.core.loss_scale import with_loss_scale
+from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, build_mesh
+from cyxjax.core.replica import sync_map
+from cyxjax.observe.compiled_plan import collectives
+from cyxjax.sync.mean import mean
+from cyxjax.sync.registry import build_sync
+from tests.device.test_step import lowered
+from tests.device.test_sync_contract import USUAL, adaptive
+from tests.support.models import Net
+from tests.support.strategies import Alone, random_grads
+
+
+@pytest.fixture
+def joining(monkeypatch):
+    """Eight devices of this process sum as those of several processes do."""
+    monkeypatch.setattr(replica, "sends_one_by_one", lambda mesh: mesh.size > 1)
+
+
+def sums(replicas, f, *rows):
+    """What `f` of each replica's row gives, with and without joining, and the collectives with it."""
+    mesh = build_mesh(jax.devices()[:replicas])
+    view = lambda *rows: f(*(row[0] for row in rows))  # noqa: E731
+    apart, together = (
+        jax.jit(sync_map(g, mesh, PER_REPLICA, REPLICATED)) for g in (view, exchange.joined(view))
+    )
+    return together(*rows), apart(*rows), collectives(together.lower(*rows).compile().as_text())
+
+
+@pytest.mark.parametrize("name", USUAL)
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_strategies_take_the_same_steps(name, replicas, monkeypatch):
+    grads = [random_grads(replicas, t) for t in range(4)]
+    sync = build_sync(name, adaptive(), USUAL[name])
+    apart = Alone(sync, replicas).step(*grads).copies()[0]
+    monkeypatch.setattr(replica, "sends_one_by_one", lambda mesh: True)
+    together = Alone(sync, replicas).step(*grads).copies()[0]
+    # Sums of four in another order, and programs that fuse otherwise: roundings of 6e-8 over 4 steps.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), together, apart)
+
+
+def test_gradients_metrics_signals_statistics_and_flags_are_one_array(joining, monkeypatch):
+    sync = with_loss_scale(mean(optax.sgd(0.1, momentum=0.9)))
+    monkeypatch.setattr(exchange.lax, "axis_size", lambda axis: 2)  # the form for two, on four
+    hlo = lowered(Net(batch_norm=True), 1, sync).compile().as_text()
+    found = re.findall(r"= (.+) (all-\w+|reduce-scatter)\(", hlo)
+    assert [(kind, shapes.count("[")) for shapes, kind in found] == [("all-reduce", 1)]
+
+
+def test_rounds_follow_what_needs_what():
+    # b needs the sum of a: two rounds; c rides with a.
+    a, b, c = np.arange(2.0, dtype=np.float32), np.float32([[1, 2], [3, 4]]), np.float32([[5], [6]])
+
+    def f(a, b, c):
+        first = jax.lax.psum(a, AXIS)
+        return jax.lax.psum(b * first, AXIS), jax.lax.psum(c, AXIS), first
+
+    together, apart, found = sums(2, f, a, b, c)
+    assert [(s.kind, s.payload_bytes, s.num_arrays) for s in found] == [
+        ("all-reduce", 8, 1),
+        ("all-reduce", 8, 1),
+    ]
+    jax.tree.map(np.testing.assert_array_equal, together, apart)
+    np.testing.assert_array_equal(together[0], [4, 6])  # a sums to 1
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_every_dtype_arrives_as_alone(replicas):
+    rng = np.random.default_rng(0)
+    names = ("float32", "bfloat16", "float16", "int32", "uint8", "complex64")
+    # Whole numbers, exact in all of them: 16-bit sums of four would differ by where they are rounded.
+    rows = [rng.integers(0, 9, (replicas, 3, 2)).astype(jnp.dtype(name)) for name in names]
+    rows.append(np.zeros((replicas, 0), np.float32))
+    together, apart, _ = sums(replicas, lambda *r: [jax.lax.psum(a, AXIS) for a in r], *rows)
+    for mine, alone in zip(together, apart, strict=True):
+        assert (mine.dtype, mine.shape) == (alone.dtype, alone.shape)
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(alone))
+
+
+def test_large_arrays_go_alone(monkeypatch):
+    monkeypatch.setattr(exchange, "_ALONE_BYTES", 16)
+    rows = [np.ones((2, n), np.float32) for n in (4, 5, 2)]  # 16 bytes may ride along, 20 may not
+    _, _, found = sums(2, lambda *r: [jax.lax.psum(a, AXIS) for a in r], *rows)
+    # XLA makes one instruction of both: the joined one and the large one.
+    assert [(s.payload_bytes, s.num_arrays) for s in found] == [(4 * (4 + 5 + 2), 2)]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -0.0])
+def test_odd_values_reach_all(value):
+    rows = np.full((4, 3), 1.0, np.float32)
+    rows[:, 1] = value
+    together, apart, _ = sums(4, lambda a: jax.lax.psum(a, AXIS), rows)
+    np.testing.assert_array_equal(together, apart)
+
+
+def test_an_average_now_and_then_is_one_array_too(joining):
+    alone = Alone(build_sync("local_sgd", optax.sgd(0.1), {"every": 2}), 2)
+    hlo = alone.update.lower(alone.state, random_grads(2, 0)).compile().as_text()
+    assert [(s.in_branch, s.num_arrays) for s in collectives(hlo)] == [(True, 1)]
+
+
+def test_a_forgotten_sum_is_refused_as_without(joining):
+    forgets = optax.stateless(lambda grads, _: {**jax.lax.pmean(grads, AXIS), "gain": grads["gain"]})
+    from cyxjax.core.strategy import reduce_then
+
+    alone = Alone(reduce_then(forgets, optax.sgd(0.1)), 2)
+    with pytest.raises(ValueError, match="out_specs"):
+        alone.step(random_grads(2, 0))
+
+
+@pytest.mark.parametrize(
+    ("platform", "processes", "joins"),
+    [("cpu", [0, 0], False), ("cpu", [0, 1], True), ("gpu", [0, 1], False), ("tpu", [0, 1], False)],
+)
+def test_only_cpus_of_several_processes_join(platform, processes, joins):
+    devices = np.array([SimpleNamespace(platform=platform, process_index=p) for p in processes])
+    assert exchange.sends_one_by_one(SimpleNamespace(devices=devices)) is joins
