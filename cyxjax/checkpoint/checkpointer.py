@@ -160,12 +160,15 @@ class Checkpointer:
         self.wait()
         return self._store.prune(*self._keep)
 
-    def rewind(self, step: int) -> list[int]:
-        """Set aside (rename) the steps after `step`, which a run that goes on from it will make anew."""
+    def rewind(self, step: int, why: str = "abandoned") -> list[int]:
+        """Set aside (rename) the steps after `step`, which a run that goes on from it will make anew.
+
+        why: "abandoned", which `cyxjax checkpoint prune` deletes, or "earlier", which it leaves.
+        """
         self.wait()
         later = [s for s in list_steps(self.directory) if s > step] if self._store.is_writer else []
         for s in later:
-            self._store.set_aside(s, "abandoned")
+            self._store.set_aside(s, why)
         return later
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -259,8 +262,10 @@ class NullCheckpointer:
 
     def restore(
         self, target: PyTree, step: int | None = None, *, adapt: Adapt | None = None, part: bool = False
-    ) -> None:
+    ) -> Restored | None:
         """None: there is never a step."""
+        del target, step, adapt, part
+        return None
 
     def steps(self) -> list[int]:
         return []
@@ -274,8 +279,8 @@ class NullCheckpointer:
     def prune(self) -> list[int]:
         return []
 
-    def rewind(self, step: int) -> list[int]:
-        del step
+    def rewind(self, step: int, why: str = "abandoned") -> list[int]:
+        del step, why
         return []
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -290,3 +295,6 @@ class NullCheckpointer:
 
     def __exit__(self, *exc_info: object) -> None:
         """Do nothing."""
+
+
+Checkpoints = Checkpointer | NullCheckpointer

@@ -1,7 +1,8 @@
 """A folder of steps on disk: names, what crashes left behind, and the one rename that makes a step exist.
 
 `step_00000123` is a step. With `.tmp-<run>-<pid>` behind it, it is being written; with `.old-...`, replaced;
-with `.corrupt-<time>` it did not verify; with `.abandoned-<time>` it is of a future that was rewound.
+with `.corrupt-<time>` it did not verify; with `.abandoned-<time>` it is of a future that was rewound; with
+`.earlier-<time>` of a run before one that began anew in the same folder, and nothing of ours deletes it.
 """
 
 import os
@@ -19,7 +20,7 @@ from cyxjax.files import sync_folder, try_flock
 ARRAYS = "arrays"
 _STEP = re.compile(r"step_(\d{8,18})")
 _LEFTOVER = re.compile(r"(step_\d{8,18})\.(tmp|old)-[0-9a-f]+-\d+")
-_ASIDE = re.compile(r"step_\d{8,18}\.(corrupt|abandoned)-([0-9-]+)")
+_ASIDE = re.compile(r"step_\d{8,18}\.(corrupt|abandoned|earlier)-([0-9-]+)")
 MAX_STEP = 10**18 - 1
 
 
@@ -59,6 +60,11 @@ def list_corrupt(directory: Path) -> list[str]:
 def list_abandoned(directory: Path) -> list[str]:
     """Names of the steps that were set aside because the run went on from an earlier one."""
     return _list_aside(directory, "abandoned")
+
+
+def list_earlier(directory: Path) -> list[str]:
+    """Names of the steps that were set aside because another run began in their folder."""
+    return _list_aside(directory, "earlier")
 
 
 def _list_aside(directory: Path, why: str) -> list[str]:

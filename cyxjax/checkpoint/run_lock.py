@@ -14,6 +14,7 @@ from typing import Any
 
 from cyxjax.errors import CheckpointError
 from cyxjax.files import flock, is_flocked, try_flock
+from cyxjax.run_folder import LOCK as LOCK
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,6 @@ def _link(path: str) -> str:
         return ""
 
 
-LOCK = "run.lock"
 _MAX_LOCK_BYTES = 4096
 
 

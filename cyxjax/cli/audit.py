@@ -7,12 +7,13 @@ from pathlib import Path
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.command import Parser
+from cyxjax.config.load import open_run
 from cyxjax.data.audit import Finding, Step, audit, ended, walk
 from cyxjax.data.ledger import Ledger
 from cyxjax.data.ledger_file import Entry, read_entries, taken_back
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError, DataError
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train.hooks.ledger import FILE
+from cyxjax.run_folder import RunFolder
 from cyxjax.train.resume import place_of
 
 
@@ -22,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises: DataError for a folder without a ledger, or with one that is not ours.
     """
     given = _parser().parse_args(argv)
-    path, folder = _ledger_of(given.run), given.run / "checkpoints"
+    run = open_run(Path(os.path.abspath(given.run)))
+    path, folder = _ledger_of(run), run.checkpoints
     entries = read_entries(path)
     if not entries:
         raise DataError(f"{given.run}: no step was recorded yet. HINT: audit after the first save.")
@@ -40,18 +42,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="cyxjax audit", description=__doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help=f"a run folder, in which {FILE} lies")
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, in which ledger.jsonl lies")
     parser.add_argument("--max-findings", type=int, default=10, metavar="N", help="stop after so many")
     return parser
 
 
-def _ledger_of(run: Path) -> Path:
-    path = Path(os.path.abspath(run)) / FILE
-    if not path.is_file():
+def _ledger_of(run: RunFolder) -> Path:
+    if not run.ledger.is_file():
         raise DataError(
-            f"{path} does not exist. HINT: name the run_dir of an experiment; loaders keep no ledger."
+            f"{run.ledger} does not exist. HINT: name the run_dir of an experiment; loaders keep no ledger."
         )
-    return path
+    return run.ledger
 
 
 def _of_checkpoints(folder: Path, steps: list[Step]) -> list[Finding]:

@@ -8,14 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.checkpoint.digests import find_problems
-from cyxjax.checkpoint.folders import list_abandoned, list_corrupt, list_steps, remove_aside, step_folder
+from cyxjax.checkpoint.folders import (
+    list_abandoned,
+    list_corrupt,
+    list_earlier,
+    list_steps,
+    remove_aside,
+    step_folder,
+)
 from cyxjax.checkpoint.manifest import Manifest, read_manifest
 from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.command import Parser
+from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
 from cyxjax.files import write_whole
-
-_FOLDER = "checkpoints"  # below a run folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,8 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises: CheckpointError for a folder without steps, in use, or damaged where a good step is needed.
     """
     given = _parser().parse_args(argv)
-    directory = _steps_below(given.directory)
-    return int(given.run(directory, given))
+    return int(given.run(_steps_of(given.directory), given))
 
 
 def _parser() -> Parser:
@@ -61,15 +66,28 @@ def _command(commands: Any, name: str, run: Callable, text: str) -> Parser:
     return parser
 
 
-def _steps_below(directory: Path) -> Path:
-    """`directory` or its checkpoints folder. Raises: CheckpointError if there is no step."""
-    inner = directory / _FOLDER
+def _steps_of(directory: Path) -> Path:
+    """`directory`, or the checkpoints of the run in it. Raises: CheckpointError if there is no step."""
+    inner = open_run(directory).checkpoints
     found = Path(os.path.abspath(inner if inner.is_dir() else directory))
-    if not list_steps(found) and not list_corrupt(found) and not list_abandoned(found):
+    if (
+        not list_steps(found)
+        and not list_corrupt(found)
+        and not list_abandoned(found)
+        and not list_earlier(found)
+    ):
         raise CheckpointError(
             f"{found} holds no checkpoint. HINT: name a run folder, or the folder with step_*."
         )
     return found
+
+
+def _run_of(directory: Path) -> Path:
+    """The run folder that the checkpoints in `directory` are of, as far as can be told: itself otherwise."""
+    for parent in directory.parents:
+        if parent.is_dir() and open_run(parent).checkpoints.absolute() == directory:
+            return parent
+    return directory
 
 
 def _ls(directory: Path, given: argparse.Namespace) -> int:
@@ -81,6 +99,8 @@ def _ls(directory: Path, given: argparse.Namespace) -> int:
         print(f"{name}: set aside, it did not verify")
     for name in list_abandoned(directory):
         print(f"{name}: set aside, the run went on from an earlier step")
+    for name in list_earlier(directory):
+        print(f"{name}: kept, of a run before one that began anew here")
     return EXIT_OK
 
 
@@ -152,7 +172,7 @@ def _prune(directory: Path, given: argparse.Namespace) -> int:
         raise CheckpointError(f"--keep-corrupt {given.keep_corrupt}: expected 0 or more. HINT: 0 keeps none.")
 
     # Not beside a running job: its own retention may be deleting the same folders.
-    with RunLock(directory.parent if directory.name == _FOLDER else directory):
+    with RunLock(_run_of(directory)):
         keep = {"keep_last": given.keep_last, "keep_best": given.keep_best, "best": given.best}
         with Checkpointer(directory, **keep) as checkpointer:
             gone = [f"step {step}" for step in checkpointer.prune()]

@@ -16,6 +16,7 @@ from cyxjax.config.help import Command, help_page
 from cyxjax.config.run import TrainConfig
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.files import is_secret_name
+from cyxjax.run_folder import RunFolder
 
 TRAIN = Command(
     "python -m cyxjax.train",
@@ -59,6 +60,20 @@ def load_config(argv: Sequence[str], command: Command = TRAIN) -> TrainConfig:
         show(config.to_yaml())
         raise SystemExit(0)
     return config
+
+
+def open_run(root: Path) -> RunFolder:
+    """The names in the run folder `root`, with the folder of checkpoints that its configuration says.
+
+    Raises: ConfigError for a configuration that cannot be read; a folder without one has the usual names.
+    """
+    usual = RunFolder(root)
+    if not usual.config.exists():
+        return usual
+    found = read_yaml(str(usual.config)).get("checkpoint_dir", usual.checkpoint_dir)
+    if not isinstance(found, str):
+        raise ConfigError(f"{usual.config}: checkpoint_dir = {found!r} is no text. HINT: name a folder.")
+    return RunFolder(root, found)
 
 
 def read_yaml(path: str) -> dict[str, Any]:

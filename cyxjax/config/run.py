@@ -21,6 +21,7 @@ from cyxjax.config.sections import (
     WandbConfig,
 )
 from cyxjax.errors import ConfigError
+from cyxjax.run_folder import RunFolder
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _POLICY = re.compile(r"(params|compute|output)=(float32|bfloat16|float16)")
@@ -119,7 +120,7 @@ class DistributedTrainingConfig(Strict):
     keep_best: int = Field(default=1, ge=0)
     """Best checkpoints by `monitor` kept besides."""
     save_on_master_only: bool = True
-    """Rank 0 writes what all ranks share; false: every rank writes its part."""
+    """Rank 0 writes, gathering what the ranks hold in parts. false is refused: there is no other way."""
     resume: Literal["auto", "never", "must"] = "never"
     """never: train anew; auto: go on from the newest good checkpoint; must: fail if there is none."""
 
@@ -159,6 +160,16 @@ class DistributedTrainingConfig(Strict):
     def _named_remat(cls, value: bool | str) -> str:
         return {True: "full", False: "none"}[value] if isinstance(value, bool) else value
 
+    @field_validator("save_on_master_only")
+    @classmethod
+    def _only_rank_0_writes(cls, value: bool) -> bool:
+        if not value:
+            raise ValueError(
+                "rank 0 writes every checkpoint, also what each rank holds a part of; "
+                "expected true (or leave it out)"
+            )
+        return value
+
     @model_validator(mode="after")
     def _one_batch_size(self) -> "DistributedTrainingConfig":
         if self.global_batch_size is not None and "batch_size" in self.model_fields_set:
@@ -176,7 +187,17 @@ class DistributedTrainingConfig(Strict):
         return Path(self.checkpoint_dir)
 
     @property
-    def run_folder(self) -> Path | None:
+    def saves(self) -> bool:
+        """Whether a run keeps checkpoints at all."""
+        every = (
+            self.checkpoint_every_n_epochs,
+            self.checkpoint_every_n_steps,
+            self.checkpoint_every_n_minutes,
+        )
+        return any(every)
+
+    @property
+    def run_folder(self) -> RunFolder | None:
         """Where a run keeps what it records besides checkpoints; None: nowhere."""
         return None
 
@@ -219,11 +240,11 @@ class TrainConfig(DistributedTrainingConfig):
 
     @property
     def checkpoint_path(self) -> Path:
-        return Path(self.run_dir) / self.checkpoint_dir
+        return self.run_folder.checkpoints
 
     @property
-    def run_folder(self) -> Path | None:
-        return Path(self.run_dir)
+    def run_folder(self) -> RunFolder:
+        return RunFolder(Path(self.run_dir), self.checkpoint_dir)
 
     def to_yaml(self) -> str:
         """The resolved configuration; `load_config(["--config", FILE])` of it gives the same value."""

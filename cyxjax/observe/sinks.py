@@ -11,6 +11,7 @@ from typing import Any
 
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.observe.records import Record, Sink, Warn, describe
+from cyxjax.run_folder import RunFolder
 
 
 class NullSink:
@@ -80,14 +81,14 @@ def build_sinks(
     from cyxjax.observe import file_sinks, tracker_sinks
     from cyxjax.observe.background import BackgroundSink
 
-    folder, values = Path(run_dir), config or {}
+    folder, values = RunFolder(Path(run_dir)), config or {}
     local: dict[str, Callable[[], Sink]] = {
-        "jsonl": lambda: file_sinks.JsonlSink(folder / "metrics.jsonl", resume_step),
-        "csv": lambda: file_sinks.CsvSink(folder / "metrics.csv", resume_step),
+        "jsonl": lambda: file_sinks.JsonlSink(folder.metrics, resume_step),
+        "csv": lambda: file_sinks.CsvSink(folder.metrics_table, resume_step),
     }
     remote: dict[str, Callable[[], Sink]] = {
-        "tensorboard": lambda: tracker_sinks.TensorBoardSink(folder / "tensorboard", resume_step),
-        "wandb": lambda: tracker_sinks.WandbSink(folder, values, resume_step),
+        "tensorboard": lambda: tracker_sinks.TensorBoardSink(folder.tensorboard, resume_step),
+        "wandb": lambda: tracker_sinks.WandbSink(folder.root, values, resume_step),
     }
     unknown = [name for name in names if name not in local and name not in remote]
     if unknown:

@@ -2,7 +2,6 @@
 
 import math
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from cyxjax.checkpoint.folders import list_steps
@@ -61,15 +60,13 @@ def run(config: TrainConfig) -> int:
 def train(experiment: Experiment) -> int:
     """Trains what was prepared; the exit code."""
     config, _, trainer, _ = experiment
-    console, run_dir = build_console(trainer.is_master(), config.verbose), Path(config.run_dir)
-    with RunLock(run_dir) if trainer.is_master() else nullcontext():
-        if trainer.is_master():
-            write_atomic(run_dir / "config.yaml", config.to_yaml())
+    console, folder = build_console(trainer.is_master(), config.verbose), config.run_folder
+    with RunLock(folder.root) if trainer.is_master() else nullcontext():
         history = _train(experiment, console)
         if trainer.is_master():
-            with or_told(run_dir / "history.json", console.note):
-                history.save(run_dir / "history.json")
-    console.done(history, str(run_dir))
+            with or_told(folder.history, console.note):
+                history.save(folder.history)
+    console.done(history, str(folder.root))
     _say_how_to_go_on(config, history, console)
     process_group.finalize()
     return EXIT_PREEMPTED if history.stopped_by == "signal" else EXIT_OK
@@ -90,6 +87,9 @@ def _train(experiment: Experiment, console: Console) -> DistributedTrainingHisto
     config, splits, trainer, prepared = experiment
 
     def open_sink(step: int) -> Sink:
+        # Not before it is known where the run starts: a run that is refused has changed nothing.
+        if trainer.is_master():
+            write_atomic(config.run_folder.config, config.to_yaml())
         return build_sinks(
             config.sinks, config.run_dir, trainer.is_master(), config.resolved(), resume_step=step
         )

@@ -1,5 +1,6 @@
 """Moments of a run on disk and back: what the trainer and its hooks ask of checkpoints, in one place."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.checkpointer import Checkpointer, Checkpoints, NullCheckpointer
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.checkpoint.store import Best
@@ -21,6 +22,7 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.loop import Position, RunState
 
 PyTree = Any
+_LOG = logging.getLogger(__name__)
 
 
 def to_meta(
@@ -102,8 +104,18 @@ def stored_inputs(meta: dict[str, Any]) -> PyTree:
     return tree
 
 
-def checkpointer_for(config: DistributedTrainingConfig, is_writer: bool, best: Best = "min") -> Checkpointer:
-    """The checkpoints of a run, kept as `config` says; best: which values of its monitor are."""
+def restorer_for(config: DistributedTrainingConfig, is_writer: bool) -> Checkpointer:
+    """The checkpoints a run goes on from; one that keeps none changes nothing there."""
+    return open_checkpoints(config.checkpoint_path, is_writer and config.saves)
+
+
+def checkpointer_for(config: DistributedTrainingConfig, is_writer: bool, best: Best = "min") -> Checkpoints:
+    """The checkpoints of a run, kept as `config` says: off, if that is none.
+
+    best: which values of its monitor are.
+    """
+    if not config.saves:
+        return NullCheckpointer()
     return open_checkpoints(
         config.checkpoint_path,
         is_writer,
@@ -121,7 +133,9 @@ def open_checkpoints(folder: str | Path, is_writer: bool, **options: Any) -> Che
 def save_at(path: str | Path, is_writer: bool, moment: RunState, sync: Sync, meta: dict[str, Any]) -> None:
     """Puts `moment` on disk as the only step of the folder `path`. Raises: CheckpointError if it cannot."""
     with open_checkpoints(path, is_writer, keep_last=1, async_save=False, max_failures=1) as checkpointer:
-        checkpointer.rewind(moment.position.step)  # an older run's later steps are not the newest now
+        # An older run's later steps are not the newest now.
+        if gone := checkpointer.rewind(moment.position.step, "earlier"):
+            _LOG.warning("%s held later steps (%s); they are kept as step_*.earlier-*.", path, gone)
         checkpointer.save(moment.position.step, to_stored(moment.state, sync), meta)
 
 
@@ -131,7 +145,7 @@ def to_stored(state: TrainState, sync: Sync) -> TrainState:
 
 
 def load(
-    checkpointer: Checkpointer, like: TrainState, sync: Sync, mesh: Mesh, step: int | None = None
+    checkpointer: Checkpoints, like: TrainState, sync: Sync, mesh: Mesh, step: int | None = None
 ) -> tuple[RunState, DistributedTrainingHistory, dict[str, Any]] | None:
     """(moment, history, meta) of the newest good step, or of `step`, shaped like `like`; None without one.
 

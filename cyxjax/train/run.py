@@ -1,21 +1,19 @@
 """One fit: what its parts need to know, how it goes, and its hooks in the order they are told."""
 
-from pathlib import Path
 from typing import NamedTuple
 
-from cyxjax.checkpoint.checkpointer import Checkpointer
-from cyxjax.checkpoint.folders import list_steps
+from cyxjax.checkpoint.checkpointer import Checkpoints
 from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
 from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.observe.console import Console
 from cyxjax.observe.records import Sink
+from cyxjax.run_folder import RunFolder
 from cyxjax.train import loop, out_of_memory, resume, rollback
 from cyxjax.train.build import Built
 from cyxjax.train.hooks import callbacks, loss_spike
 from cyxjax.train.hooks.black_box import BlackBoxHook
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
 from cyxjax.train.hooks.goodput import GoodputHook
-from cyxjax.train.hooks.ledger import FILE
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN
 from cyxjax.train.hooks.progress import HistoryHook, RecordHook
 from cyxjax.train.hooks.saving import CheckpointHook, StopHook
@@ -36,12 +34,12 @@ class Run(NamedTuple):
     watchable: Watchable
     signals: StopSignals
     spikes: list[Hook]  # made once: what it has seen outlives a rollback
-    checkpointer: Checkpointer
+    checkpointer: Checkpoints
     sink: Sink
     console: Console
 
     @property
-    def folder(self) -> Path | None:
+    def folder(self) -> RunFolder | None:
         """Where this rank records the run; None where it records nothing."""
         return self.config.run_folder if self.session.is_master else None
 
@@ -60,12 +58,25 @@ def run_from(session: Session, prepared: Prepared, start: RunState, sink: Sink, 
     watchable = watchable_in(session.recipe.metrics, prepared.feed, config)
     keeping = resume.checkpointer_for(config, session.is_master, watchable.of(config).mode)
     with StopSignals() as signals, keeping as checkpointer:
-        checkpointer.rewind(start.position.step)  # what a crashed or earlier run did after it
+        _make_room(checkpointer, start.position.step, session.resumed, console)
         spikes = loss_spike.hooks_for(config)
         run = Run(session, built, config, watchable, signals, spikes, checkpointer, sink, console)
         end = train(run, prepared.feed, start)
     session.history.skipped_steps = int(local_value(built.sync.skipped(end.state.sync)))
     return end
+
+
+def _make_room(checkpointer: Checkpoints, step: int, resumed: bool, console: Console) -> None:
+    """Sets aside the checkpoints after `step`: of a future that is not, or of an earlier run."""
+    why = "abandoned" if resumed else "earlier"
+    gone = checkpointer.rewind(step, why)
+    if not gone:
+        return
+    steps, place = ", ".join(map(str, gone)), f"step_*.{why}-* in {checkpointer.directory}"
+    if resumed:
+        console.note(f"The run goes on from step {step}: later checkpoints ({steps}) are kept as {place}.")
+    else:
+        console.note(f"Checkpoints of an earlier run ({steps}) are kept as {place}.")
 
 
 def train(run: Run, feed: Feed, start: RunState) -> RunState:
@@ -96,7 +107,7 @@ def _saved(run: Run, like: RunState, good_step: int) -> RunState | None:
     """
     run.checkpointer.wait()
     resume.meet("rollback")
-    if not any(step <= good_step for step in list_steps(run.config.checkpoint_path)):
+    if not any(step <= good_step for step in run.checkpointer.steps()):
         return None
     run.checkpointer.rewind(good_step)
     resume.meet("rewound")
@@ -119,7 +130,7 @@ def build_hooks(run: Run) -> list[Hook]:
         *_early_stopping(config),
         *_sentinel(run, saves),  # before saving: what is saved has been compared
         run.session.ledger.begin(  # is part of a save
-            saves.wants_state, run.folder and run.folder / FILE, run.console.note
+            saves.wants_state, run.folder.ledger if run.folder else None, run.console.note
         ),
         saves,  # after all whose word is part of what is saved
         *_goodput(run),  # last: saves are part of where the time went
@@ -168,12 +179,20 @@ def _saving(run: Run) -> CheckpointHook:
         # Clocks differ between ranks: rank 0's alone asks, and all save.
         every_minutes=config.checkpoint_every_n_minutes if run.session.is_master else 0.0,
         metric=lambda: monitor.latest(run.session.history),
-        requested=run.signals.take_save,
+        requested=run.signals.take_save if config.saves else lambda: _refuse_save(run),
         portable=lambda state: resume.to_stored(state, run.built.sync),
     )
+
+
+def _refuse_save(run: Run) -> bool:
+    if run.signals.take_save():
+        run.console.note(
+            "SIGUSR1 asks for a checkpoint, but they are off. HINT: checkpoint_every_n_epochs=1."
+        )
+    return False
 
 
 def _goodput(run: Run) -> list[Hook]:
     if run.folder is None:
         return []
-    return [GoodputHook(run.folder, run.session.history, run.sink, run.console.note)]
+    return [GoodputHook(run.folder.goodput, run.session.history, run.sink, run.console.note)]

@@ -34,6 +34,7 @@ class Session:
         self._prepared: Prepared | None = None
         self._run_state: RunState | None = None
         self._loaded = False  # the next fit goes on from a loaded state
+        self.resumed = False  # the last start went on from a checkpoint
 
     @property
     def is_master(self) -> bool:
@@ -118,12 +119,14 @@ class Session:
         Raises: CheckpointError where `config` wants a checkpoint and there is none.
         """
         folder = config.checkpoint_path
+        self.resumed = self._loaded
         if self._loaded:
             self._loaded = False
             return self.run_state
         wanted = config.resume != "never" and folder.is_dir()
         beat(-1, "checkpoint")
-        if wanted and self.restore(resume.checkpointer_for(config, self.is_master)):
+        if wanted and self.restore(resume.restorer_for(config, self.is_master)):
+            self.resumed = True
             place = self.run_state.position
             console.note(
                 f"Resuming from step {place.step} (epoch {place.epoch}, sample {place.samples}) in {folder}"

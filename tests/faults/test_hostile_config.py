@@ -11,9 +11,7 @@ from cyxjax.cli import audit
 from cyxjax.config.load import load_config
 from cyxjax.errors import ConfigError, CyxjaxError
 from cyxjax.train import experiment
-from cyxjax.train.hooks.goodput import FILE as GOODPUT
 from cyxjax.train.hooks.goodput import read
-from cyxjax.train.hooks.ledger import FILE as LEDGER
 from cyxjax.train.replay import steps
 
 PAYLOADS = [
@@ -78,13 +76,13 @@ def test_random_bytes_give_a_clear_error_or_a_configuration(tmp_path, raw):
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300))
 def test_random_records_of_a_run_are_refused_without_a_traceback(tmp_path, raw):
-    (tmp_path / LEDGER).write_bytes(raw)
+    (tmp_path / "ledger.jsonl").write_bytes(raw)
     (tmp_path / "box.json").write_bytes(raw)
-    (tmp_path / GOODPUT).write_bytes(raw)
+    (tmp_path / "goodput.json").write_bytes(raw)
     for command in (audit.main, steps.main):
         with pytest.raises(CyxjaxError):
             command([str(tmp_path)])
-    assert read(tmp_path / GOODPUT) == {}
+    assert read(tmp_path / "goodput.json") == {}
 
 
 def test_run_folders_are_private(tmp_path):

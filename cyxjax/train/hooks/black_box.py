@@ -84,7 +84,7 @@ class BlackBoxHook(Hook):
             jax.default_backend(),
             first,
         )
-        path = Path(self._config.run_dir) / f"black_box_step{position.step}"
+        path = self._config.run_folder.black_box(position.step)
         with or_told(path, warn_on_stderr):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(path / CONFIG, self._config.to_yaml())

@@ -15,7 +15,6 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, or_told, write_atomic
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
 
-FILE = "goodput.json"
 CAUSES = ("start", "compile", "input", "evaluation", "checkpoint", "restore", "detect", "restart", "redone")
 """What takes time besides steps that count. detect: until the launcher noticed that the run was cut short;
 restart: from then (without a launcher: from the last sign of life) to the first step after; redone: steps
@@ -37,9 +36,9 @@ class GoodputHook(Hook):
     """
 
     def __init__(
-        self, folder: Path, history: DistributedTrainingHistory, sink: Sink, say: Callable[[str], None]
+        self, path: Path, history: DistributedTrainingHistory, sink: Sink, say: Callable[[str], None]
     ):
-        self._path, self._history, self._sink, self._say = folder / FILE, history, sink, say
+        self._path, self._history, self._sink, self._say = path, history, sink, say
         self._before: dict[str, float] = {}  # seconds of earlier processes, and what their end cost
         self._base: dict[str, float] = {}  # phases up to here that are accounted for in _before
         self._steps, self._step, self._told_s = 0, 0, 0.0

@@ -20,7 +20,6 @@ from cyxjax.observe.records import or_told
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.loop import Hook, Position, RunState
 
-FILE = "ledger.jsonl"
 _AT_ONCE = 64  # steps summed together: 2 us a step, where one alone costs 15
 _SETTLE_EVERY = 4096  # steps, for runs that save seldom: bounds what is held in memory
 _LOW = 2**32 - 1

@@ -12,7 +12,7 @@ from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.launch import heartbeat
 from cyxjax.observe.file_sinks import JsonlSink
 from cyxjax.train.hooks import goodput
-from cyxjax.train.hooks.goodput import CAUSES, FILE, line, read, share
+from cyxjax.train.hooks.goodput import CAUSES, line, read, share
 from cyxjax.train.loop import Hook
 from cyxjax.train.trainer import DistributedTrainer
 
@@ -40,7 +40,7 @@ def fit(folder, *callbacks):
 
 def test_an_undisturbed_run_accounts_for_its_time(tmp_path, capsys):
     history = fit(tmp_path)
-    told = read(tmp_path / FILE)
+    told = read(tmp_path / "goodput.json")
     assert told["ended"]
     assert told["steps"] == 12
     assert set(told["seconds"]) == {"step", *CAUSES}
@@ -62,12 +62,12 @@ def test_a_crash_costs_a_restart_and_the_steps_since_the_last_save(tmp_path, mon
     monkeypatch.setattr(goodput, "_EVERY_S", 0.0)
     with pytest.raises(RuntimeError, match="lost"):
         fit(tmp_path, DieAfter(7))
-    before = read(tmp_path / FILE)
+    before = read(tmp_path / "goodput.json")
     assert (before["ended"], before["step"]) == (False, 6)  # told before the hook that died
     monkeypatch.setattr(heartbeat, "_spent", {})  # as in a new process
     monkeypatch.setattr(heartbeat, "_detected_s", 0.001)
     fit(tmp_path)
-    after = read(tmp_path / FILE)
+    after = read(tmp_path / "goodput.json")
     assert after["steps"] == 12  # steps 5 and 6 were made twice and count once
     assert after["seconds"]["detect"] == 0.001
     assert after["seconds"]["restart"] > 0
@@ -85,5 +85,5 @@ def test_the_line_says_the_largest_loss_first():
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"seconds": 3}', '{"seconds": {"step": "x"}}'])
 def test_a_damaged_file_is_as_good_as_none(tmp_path, text):
-    (tmp_path / FILE).write_text(text)
-    assert read(tmp_path / FILE) == {}
+    (tmp_path / "goodput.json").write_text(text)
+    assert read(tmp_path / "goodput.json") == {}

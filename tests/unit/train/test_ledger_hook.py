@@ -18,7 +18,7 @@ from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import DataError
 from cyxjax.train import feed
-from cyxjax.train.hooks.ledger import FILE, Tape
+from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Position
 from cyxjax.train.placing import RowPlacer
 from cyxjax.train.trainer import DistributedTrainer
@@ -59,7 +59,7 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_is_whole(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "3 epochs and 0 samples count, 150 of a set of 50" in shown
     assert "every sample came once an epoch" in shown
-    assert len(read_entries(tmp_path / FILE)) == 12
+    assert len(read_entries(tmp_path / "ledger.jsonl")) == 12
 
 
 def test_steps_made_again_count_once(tmp_path, capsys):
@@ -84,9 +84,11 @@ def test_one_sample_read_in_the_place_of_another_is_found(tmp_path, monkeypatch,
 
 def test_a_checkpoint_of_another_past_is_found(tmp_path, capsys):
     fit(tmp_path)
-    lines = (tmp_path / FILE).read_text().splitlines()
+    lines = (tmp_path / "ledger.jsonl").read_text().splitlines()
     record = json.loads(lines[12])
-    (tmp_path / FILE).write_text("\n".join([*lines[:12], json.dumps(record | {"digest": "0" * 64})]) + "\n")
+    (tmp_path / "ledger.jsonl").write_text(
+        "\n".join([*lines[:12], json.dumps(record | {"digest": "0" * 64})]) + "\n"
+    )
     assert audit.main([str(tmp_path)]) == 1
     assert "the checkpoint of step 12 has another ledger" in capsys.readouterr().out
 
@@ -118,7 +120,7 @@ def test_loaders_have_no_ids_and_leave_no_ledger(tmp_path):
             return iter([(x[:16], y[:16]), (x[16:32], y[16:32])])
 
     trainer.fit(Loader(), None, TrainConfig(verbose=False, epochs=1, run_dir=str(tmp_path)))
-    assert not (tmp_path / FILE).exists()
+    assert not (tmp_path / "ledger.jsonl").exists()
 
 
 def test_what_the_feed_notes_does_not_depend_on_the_replicas():

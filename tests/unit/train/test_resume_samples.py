@@ -17,7 +17,6 @@ from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.data.ledger_file import read_entries
 from cyxjax.distributed import process_group
 from cyxjax.train import experiment, resume
-from cyxjax.train.hooks.ledger import FILE
 from cyxjax.train.loop import Position
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import use_devices
@@ -47,7 +46,7 @@ def fit(folder, replicas=1, **changes):
 
 def places(folder):
     """(epoch, first, stop) of each recorded step."""
-    ledgers = [entry.ledger for entry in read_entries(folder / FILE)]
+    ledgers = [entry.ledger for entry in read_entries(folder / "ledger.jsonl")]
     return [(x.epoch, x.first, x.first + x.last.num_samples) for x in ledgers]
 
 
@@ -108,7 +107,7 @@ def test_a_run_folder_of_before_is_audited_and_gone_on_with_at_another_size(tmp_
 
 
 def places_after(run, step):
-    ledgers = [entry.ledger for entry in read_entries(run / FILE)][step:]
+    ledgers = [entry.ledger for entry in read_entries(run / "ledger.jsonl")][step:]
     return [(x.epoch, x.first, x.first + x.last.num_samples) for x in ledgers]
 
 

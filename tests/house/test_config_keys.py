@@ -1,0 +1,62 @@
+"""Every configuration key is read by something: a documented key that does nothing is a promise broken."""
+
+import ast
+from pathlib import Path
+
+from pydantic import BaseModel
+
+import cyxjax
+from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
+
+PACKAGE = Path(cyxjax.__file__).parent
+ONLY_CHECKED = {  # key -> what it does although nothing outside config/ reads it
+    "save_on_master_only": "false is refused",
+    "fast_dev_run": "config/load.py turns it into other keys",
+}
+
+
+def models(model: type[BaseModel]) -> list[type[BaseModel]]:
+    """`model` and the sections in it."""
+    sections = [f.annotation for f in model.model_fields.values()]
+    return [model, *(s for s in sections if isinstance(s, type) and issubclass(s, BaseModel))]
+
+
+def names_read(folder: Path) -> set[str]:
+    """Attributes that are read, and texts (`getattr(config, name)`, `values["name"]`), outside config/."""
+    found: set[str] = set()
+    for path in folder.rglob("*.py"):
+        if folder / "config" in path.parents:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                found.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+def keys() -> set[str]:
+    every = [*models(TrainConfig), DistributedTrainingConfig]
+    return {name for model in every for name in model.model_fields}
+
+
+def test_every_key_is_read_outside_the_room_that_defines_it():
+    # Properties of the models read keys for others: checkpoint_path, run_folder, saves.
+    properties = ast.parse((PACKAGE / "config" / "run.py").read_text(encoding="utf-8"))
+    through = {
+        node.attr
+        for function in ast.walk(properties)
+        if isinstance(function, ast.FunctionDef)
+        and any(isinstance(d, ast.Name) and d.id == "property" for d in function.decorator_list)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute)
+    }
+    unread = keys() - names_read(PACKAGE) - through
+    assert unread == set(ONLY_CHECKED) - names_read(PACKAGE), unread
+
+
+def test_a_key_that_nothing_reads_is_found(tmp_path):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "run.py").write_text("x = config.epochs\n")
+    (tmp_path / "loop.py").write_text("y = config.batch_size\nz = values['seed']\nconfig.lr = 1\n")
+    assert names_read(tmp_path) == {"batch_size", "seed"}

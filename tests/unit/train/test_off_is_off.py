@@ -1,0 +1,145 @@
+"""What is off opens, writes and renames nothing; what is set aside is said; a refusal changes nothing."""
+
+import os
+import signal
+
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.folders import list_steps
+from cyxjax.cli import audit
+from cyxjax.cli import checkpoint as checkpoint_command
+from cyxjax.config.load import open_run
+from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
+from cyxjax.core.losses import CrossEntropyLoss
+from cyxjax.distributed import process_group
+from cyxjax.errors import CheckpointError, ConfigError
+from cyxjax.train import experiment
+from cyxjax.train.loop import Hook
+from cyxjax.train.trainer import DistributedTrainer
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+SAMPLES = 24
+
+
+def data():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(SAMPLES, 4)).astype(np.float32), rng.integers(0, 3, SAMPLES).astype(np.int32)
+
+
+def fit(*callbacks, **changes):
+    trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1), callbacks=callbacks)
+    options = {"epochs": 2, "global_batch_size": 8, "checkpoint_every_n_epochs": 0}
+    trainer.fit(*data(), config=DistributedTrainingConfig(**options | changes))
+    return trainer
+
+
+def train(**values):
+    process_group.finalize()  # an experiment makes its own
+    try:
+        assert experiment.run(TrainConfig(batch_size=32, optimizer={"name": "sgd", "lr": 0.1}, **values)) == 0
+    finally:
+        process_group.finalize()
+
+
+def everything(folder):
+    return {
+        path.relative_to(folder): (path.stat().st_mtime_ns, path.stat().st_ino)
+        for path in folder.rglob("*")
+        if path.is_file() or "step_" in path.name
+    }
+
+
+@pytest.mark.parametrize("resume", ["never", "auto"])
+def test_a_fit_that_saves_nothing_leaves_an_earlier_run_s_checkpoints_as_they_are(
+    tmp_path, monkeypatch, resume
+):
+    monkeypatch.chdir(tmp_path)
+    fit(checkpoint_every_n_steps=2)  # into ./checkpoints, the default
+    left_over = tmp_path / "checkpoints" / "step_00000099.tmp-ab-1"
+    left_over.mkdir()
+    before = everything(tmp_path)
+    fit(resume=resume, epochs=3)
+    assert everything(tmp_path) == before
+
+
+def test_a_fit_that_saves_nothing_makes_no_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    class Ask(Hook):
+        def on_step(self, info):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    fit(Ask())
+    assert os.listdir(tmp_path) == []
+    assert "SIGUSR1 asks for a checkpoint, but they are off" in capsys.readouterr().out
+
+
+def test_a_new_run_in_the_folder_of_another_keeps_its_checkpoints_and_says_so(tmp_path, capsys):
+    fit(checkpoint_every_n_steps=2, checkpoint_dir=str(tmp_path))
+    capsys.readouterr()
+    fit(checkpoint_every_n_steps=2, checkpoint_dir=str(tmp_path), epochs=1)
+    assert "Checkpoints of an earlier run (2, 4, 6) are kept as step_*.earlier-*" in capsys.readouterr().out
+    assert list_steps(tmp_path) == [2, 3]
+    assert checkpoint_command.main(["prune", str(tmp_path), "--keep-last", "1", "--keep-best", "0"]) == 0
+    assert len(list(tmp_path.glob("*.earlier-*"))) == 3  # nothing of ours deletes them
+    assert checkpoint_command.main(["ls", str(tmp_path)]) == 0
+    assert "of a run before one that began anew here" in capsys.readouterr().out
+
+
+def test_a_run_that_goes_back_to_an_earlier_step_says_what_becomes_of_the_later_ones(tmp_path, capsys):
+    trainer = fit(checkpoint_every_n_steps=2, checkpoint_dir=str(tmp_path))
+    trainer.load_checkpoint(str(tmp_path), step=4)
+    capsys.readouterr()
+    trainer.fit(
+        *data(),
+        config=DistributedTrainingConfig(
+            epochs=2, global_batch_size=8, checkpoint_every_n_steps=2, checkpoint_dir=str(tmp_path)
+        ),
+    )
+    said = capsys.readouterr().out
+    assert "The run goes on from step 4: later checkpoints (6) are kept as step_*.abandoned-*" in said
+
+
+def test_an_experiment_that_is_refused_has_not_rewritten_its_configuration(tmp_path):
+    words = {"run_dir": str(tmp_path / "run"), "epochs": 1, "max_steps": 2, "verbose": False}
+    model = {"name": "mlp", "options": {"hidden": [4]}}
+    train(**words, model=model)
+    before = everything(tmp_path)
+    with pytest.raises(CheckpointError, match="Dense_0"):
+        train(**words, model={"name": "mlp", "options": {"hidden": [5]}})
+    assert everything(tmp_path) == before
+
+
+def test_the_commands_look_where_the_configuration_says(tmp_path, capsys):
+    words = {"run_dir": str(tmp_path / "run"), "checkpoint_dir": "saves", "epochs": 1, "verbose": False}
+    train(**words, max_steps=3, checkpoint_every_n_steps=1)
+    run = tmp_path / "run"
+    assert open_run(run).checkpoints == run / "saves"
+    (run / "checkpoints").mkdir()  # is not its folder of checkpoints
+    assert audit.main([str(run)]) == 0
+    capsys.readouterr()
+    assert checkpoint_command.main(["ls", str(run)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 3
+    # what the audit finds there: a checkpoint further on than the record
+    lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (run / "ledger.jsonl").write_text("".join(lines[:-1]))
+    assert audit.main([str(run)]) == 1
+    assert "behind: the record ends 1 steps before the checkpoint of step 3" in capsys.readouterr().out
+
+
+def test_false_is_refused_by_name_where_there_is_no_other_way():
+    with pytest.raises(ConfigError, match=r"save_on_master_only.*rank 0 writes every checkpoint"):
+        DistributedTrainingConfig(save_on_master_only=False)
+
+
+def test_saving_beside_later_steps_keeps_them(tmp_path):
+    trainer = fit(checkpoint_every_n_steps=2, checkpoint_dir=str(tmp_path / "run"))
+    with Checkpointer(tmp_path / "mine") as other:
+        other.save(50, {"x": np.zeros(2)})
+    trainer.save_checkpoint(str(tmp_path / "mine"))
+    assert list_steps(tmp_path / "mine") == [6]
+    assert len(list((tmp_path / "mine").glob("step_00000050.earlier-*"))) == 1
