@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from cyxjax.errors import ConfigError
-from cyxjax.launch import environment
+from cyxjax.launch import accelerators, environment
 from cyxjax.launch.clusters import claims
 from cyxjax.launch.topology import Topology
 
@@ -34,6 +34,7 @@ def describe_place(env: Mapping[str, str]) -> list[str]:
         f"backend     {wires} (asked for: {first.backend}; visible GPUs: {len(gpus)})",
     ]
     lines += [f"also says   {_source(other, env)}: the same place" for other in others]
+    lines += [f"has         a {other.name} ({other.sign}), not trained on" for other in accelerators.found()]
     lines += [f"note        {text}" for text in _notes(first, wires, env)]
     return lines
 

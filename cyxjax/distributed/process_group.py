@@ -11,6 +11,7 @@ from typing import Any
 
 from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch import environment as backends
+from cyxjax.launch import platforms
 from cyxjax.launch.clusters import discover
 from cyxjax.launch.connect import connect, disconnect
 from cyxjax.launch.environment import here, prepare
@@ -78,18 +79,21 @@ def init(config: DistributedConfig | None = None, *, cpu_devices: int | None = N
             "HINT: call destroy_process_group() first, or use the group that is there."
         )
     topology = config.to_topology() if config is not None else discover(here())
-    chosen = backends.choose(topology.backend, sys.platform, bool(backends.visible_gpus(here())))
+    chosen = platforms.settle(topology)
     share = None if cpu_devices is None else max(1, cpu_devices // topology.world_size)
-    prepare(replace(topology, backend=chosen), share)
+    prepare(replace(topology, backend=chosen), share, asked=topology.backend)
     connect(replace(topology, backend=chosen), code_facts() if topology.world_size > 1 else None)
 
     from cyxjax.core.mesh import build_mesh  # only now may jax start
 
-    _current = ProcessGroup(topology, chosen, build_mesh())
+    mesh = build_mesh()
+    platforms.check_started(topology, chosen, mesh.devices.flat[0].platform)
+    _current = ProcessGroup(topology, chosen, mesh)
     atexit.register(finalize)
     advice = backends.advice(chosen, sys.platform, topology.world_size, topology.local_world_size)
-    if advice and topology.is_master:
-        print(f"cyxjax: {advice}", file=sys.stderr)
+    idle = platforms.idle_accelerators(chosen, topology.backend, here())
+    for line in [*([advice] if advice else []), *idle] if topology.is_master else []:
+        print(f"cyxjax: {line}", file=sys.stderr)
     return _current
 
 

@@ -133,18 +133,23 @@ def here() -> Mapping[str, str]:
 
 
 def prepare(
-    topology: Topology, cpu_devices: int | None = None, env: MutableMapping[str, str] = os.environ
+    topology: Topology,
+    cpu_devices: int | None = None,
+    env: MutableMapping[str, str] = os.environ,
+    asked: str | None = None,
 ) -> None:
     """Writes into `env` what jax reads when it starts; keeps whatever the user has set.
 
     cpu_devices: virtual CPU devices this process shall own (None: as the environment says, else one).
+    asked: the backend that was wished for (default: topology's). Where the CPU is only what is left, the
+        platform is jax's to find.
     Raises: GroupError when devices are asked for after jax has started its backend.
     """
     topology = in_job(topology, env)
     if cpu_devices is not None:
         env["JAX_NUM_CPU_DEVICES"] = str(cpu_devices)
         _tell_loaded_jax(cpu_devices)
-    if topology.backend == "gloo":
+    if topology.backend == "gloo" and asked != "auto":
         env.setdefault("JAX_PLATFORMS", "cpu")  # or a GPU host would train on its GPUs
     _share_threads(env, thread_share(topology.local_world_size), read_int(env, "JAX_NUM_CPU_DEVICES", 1))
     if topology.world_size > 1:
