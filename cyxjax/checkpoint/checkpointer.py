@@ -197,7 +197,7 @@ class Checkpointer:
     def _write(self, snapshot: Snapshot) -> None:
         try:
             self._store.write(snapshot)
-        except Exception as error:  # a disk, orbax, TensorStore raise anything: said, and training goes on
+        except Exception as error:  # a disk and safetensors raise anything: said, and training goes on
             self._failures.append(error)
             self._warn(describe_failure(snapshot, error, self.directory, len(self._failures)))
         else:

@@ -24,7 +24,8 @@ from cyxjax.errors import CheckpointError
 
 FORMAT = "cyxjax-checkpoint"
 # Readers accept every minor version of their major one: a minor version only adds optional fields.
-FORMAT_VERSION = (1, 0)
+FORMAT_VERSION = (2, 0)
+READS = (1, 2)  # major versions: 1 keeps its arrays in orbax's format, 2 in safetensors files
 MANIFEST = "MANIFEST.json"
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_DIMS = 32
@@ -130,7 +131,7 @@ def frozen_json(value: dict[str, Any], what: str) -> dict[str, Any]:
 
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that shape a checkpoint, for the people who will read it later."""
-    names = ("cyxjax", "jax", "flax", "optax", "orbax-checkpoint", "numpy")
+    names = ("cyxjax", "jax", "flax", "optax", "safetensors", "numpy")
     found = {name: metadata.version(name) for name in names if _is_installed(name)}
     return found | {"python": platform.python_version()}
 
@@ -184,10 +185,10 @@ def _sealed(body: dict[str, Any]) -> bytes:
 
 
 def _from_body(body: dict[str, Any]) -> Manifest:
-    if body["format"] != FORMAT or body["format_version"][0] != FORMAT_VERSION[0]:
+    if body["format"] != FORMAT or body["format_version"][0] not in READS:
         raise ValueError(
             f"format {body['format']!r} version {body['format_version']}; this cyxjax reads {FORMAT!r} "
-            f"version {FORMAT_VERSION[0]}.x"
+            f"versions {', '.join(f'{major}.x' for major in READS)}"
         )
     leaves = tuple(_leaf(x) for x in body["leaves"])
     files = tuple(_file_entry(x) for x in body["files"])
@@ -197,7 +198,7 @@ def _from_body(body: dict[str, Any]) -> Manifest:
     versions = {str(k): str(v) for k, v in body["versions"].items()}
     return Manifest(
         _natural(body["step"]), leaves, files, dict(body["meta"]), metric, versions,
-        float(body["created_unix_s"]), (1, _natural(body["format_version"][1])),
+        float(body["created_unix_s"]), (body["format_version"][0], _natural(body["format_version"][1])),
     )  # fmt: skip
 
 

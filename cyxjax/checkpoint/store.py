@@ -124,9 +124,10 @@ class StepStore:
 
     def read(self, step: int, manifest: Manifest) -> dict[str, np.ndarray]:
         """All arrays of `step` by name. Raises: DamagedStep if one cannot be read or was altered."""
+        folder = step_folder(self.directory, step) / ARRAYS
         try:
-            return read_arrays(step_folder(self.directory, step) / ARRAYS, manifest.leaves)
-        except Exception as error:  # orbax and TensorStore have no family of errors of their own
+            return read_arrays(folder, manifest.leaves, manifest.format_version[0])
+        except Exception as error:  # orbax, TensorStore and safetensors share no family of errors
             text = f"its arrays cannot be read: {type(error).__name__}: {str(error)[:300]}"
             raise DamagedStep(text) from error
 

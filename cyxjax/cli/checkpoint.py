@@ -39,8 +39,11 @@ def _parser() -> Parser:
     _command(commands, "ls", _ls, "list the steps (their manifests only; verify reads the files)")
     verify = _command(commands, "verify", _verify, "read every file and compare its digest; 1 if one differs")
     verify.add_argument("--step", type=int, help="this step only")
-    export = _command(commands, "export", _export, "write parameters into one safetensors file")
-    export.add_argument("file", type=Path, help="the file to write; an existing one is replaced")
+    export = _command(commands, "export", _export, "write parameters for other programs")
+    export.add_argument(
+        "file", type=Path, help="the file to write, replaced if there; for orbax a new folder"
+    )
+    export.add_argument("--to", choices=("safetensors", "orbax"), default="safetensors", help="the format")
     export.add_argument("--step", type=int, help="this step; default: the newest that verifies")
     export.add_argument("--part", action="append", help="part of the state; default: params and model_state")
     prune = _command(
@@ -139,10 +142,26 @@ def _export(directory: Path, given: argparse.Namespace) -> int:
     if not wanted:
         known = ", ".join(sorted({name.split("/")[0] for name in arrays}))
         raise CheckpointError(f"Step {step} has none of {', '.join(parts)}. HINT: its parts are {known}.")
-    data = safetensors.numpy.save(wanted, {"cyxjax_step": str(step)})
-    _write(given.file, data)
-    print(f"step {step}: {len(wanted)} arrays, {len(data) / 1e6:.2f} MB -> {given.file}")
+    if given.to == "orbax":
+        _export_to_orbax(given.file, wanted)
+    else:
+        _write(given.file, safetensors.numpy.save(wanted, {"cyxjax_step": str(step)}))
+    num_bytes = sum(array.nbytes for array in wanted.values())
+    print(f"step {step}: {len(wanted)} arrays, {num_bytes / 1e6:.2f} MB -> {given.file}")
     return EXIT_OK
+
+
+def _export_to_orbax(folder: Path, arrays: dict[str, Any]) -> None:
+    from cyxjax.checkpoint.orbax_arrays import export
+
+    if folder.exists():
+        raise CheckpointError(f"{folder} is there already. HINT: name a new folder.")
+    try:
+        export(folder, {name: array for name, array in arrays.items() if array.size})
+    except Exception as error:  # orbax and TensorStore have no family of errors of their own
+        raise CheckpointError(
+            f"{folder}: {str(error)[:300]}. HINT: name a place this user may write."
+        ) from error
 
 
 def _good_step(store: Any, step: int | None) -> tuple[int, Manifest]:

@@ -82,7 +82,7 @@ def test_a_hang_report_names_the_users_line_in_the_thread_that_is_waited_for(tmp
     (tmp_path / "slow.py").write_text(LOADER)
     program = tmp_path / "train.py"
     program.write_text(
-        "import slow\nfrom tests.faults import rank\nrank.FAULTS['sleep'] = slow.load_ahead\nrank.main()\n"
+        "import slow\nfrom tests.support import rank\nrank.FAULTS['sleep'] = slow.load_ahead\nrank.main()\n"
     )
     path = os.pathsep.join([str(RANK.parents[2]), str(tmp_path)])
     env = {"PYTHONPATH": path, "KIND": "light", "FAULT": "sleep:1:3", "STEPS": 4000}

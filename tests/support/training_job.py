@@ -177,7 +177,6 @@ def start(order: dict[str, Any]) -> list[int]:
 
 def main() -> None:
     # Code is loaded once; no backend is started before a fork.
-    import orbax.checkpoint  # noqa: F401
 
     import cyxjax.train.experiment  # noqa: F401
 

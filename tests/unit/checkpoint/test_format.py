@@ -1,25 +1,32 @@
-"""The stored step of format version 1 loads, and what later minor versions add is no obstacle."""
+"""The stored steps of all format versions load, and what later minor versions add is no obstacle."""
 
 import json
 import shutil
 from pathlib import Path
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import step_folder
-from cyxjax.checkpoint.manifest import FORMAT_VERSION, MANIFEST, _sealed, decode
+from cyxjax.checkpoint.manifest import _DTYPES, FORMAT_VERSION, MANIFEST, _sealed, decode
 from cyxjax.errors import CheckpointError
-from tests.data.make_checkpoint_v1 import META, fixture_state
+from tests.data.make_checkpoint import META, fixture_state
 
 DATA = Path(__file__).parents[2] / "data"
 
 
+@pytest.fixture(params=[1, 2])
+def version(request):
+    return request.param
+
+
 @pytest.fixture
-def stored(tmp_path):
-    return Path(shutil.copytree(DATA / "checkpoint_v1", tmp_path / "stored"))
+def stored(version, tmp_path):
+    return Path(shutil.copytree(DATA / f"checkpoint_v{version}", tmp_path / "stored"))
 
 
 def reseal(directory, **changes):
@@ -38,26 +45,55 @@ def test_the_stored_step_still_loads_bit_for_bit(stored):
         assert (found.dtype, found.shape, found.tobytes()) == (leaf.dtype, leaf.shape, leaf.tobytes())
 
 
-def test_a_later_minor_version_loads(stored):
-    reseal(stored, format_version=[1, 7], something_new={"a": 1})
+def test_a_later_minor_version_loads(stored, version):
+    reseal(stored, format_version=[version, 7], something_new={"a": 1})
     assert Checkpointer(stored).restore(fixture_state()).step == 12
 
 
 def test_another_major_version_is_refused_by_number(stored):
-    reseal(stored, format_version=[2, 0])
-    with pytest.raises(CheckpointError, match=r"version \[2, 0\]; this cyxjax reads .* version 1.x"):
+    reseal(stored, format_version=[3, 0])
+    with pytest.raises(CheckpointError, match=r"version \[3, 0\]; this cyxjax reads .* versions 1.x, 2.x"):
         Checkpointer(stored).restore(fixture_state())
 
 
-def test_the_manifest_says_what_a_person_needs(stored):
+def test_the_manifest_says_what_a_person_needs(stored, version):
     text = (step_folder(stored, 12) / MANIFEST).read_bytes()
     manifest = decode(text)
     assert manifest.encode() == text
-    assert manifest.format_version == FORMAT_VERSION == (1, 0)
-    assert {"cyxjax", "jax", "orbax-checkpoint", "numpy", "python"} <= set(manifest.versions)
+    assert manifest.format_version == (version, 0)
+    assert {"cyxjax", "jax", "numpy", "python"} <= set(manifest.versions)
     kernel = next(leaf for leaf in manifest.leaves if leaf.name == "params/Dense_0/kernel")
     assert (kernel.shape, kernel.dtype, kernel.num_bytes) == ((2, 3), "float32", 24)
     assert manifest.metric == 0.5
+
+
+def test_the_newest_stored_step_is_of_the_present_version():
+    assert max(DATA.glob("checkpoint_v*")).name == f"checkpoint_v{FORMAT_VERSION[0]}"
+
+
+def test_safetensors_users_open_a_step_by_its_leaf_names(tmp_path):
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, fixture_state())
+    arrays = safetensors.numpy.load_file(tmp_path / "step_00000001" / "arrays" / "process_00000.safetensors")
+    kernel = fixture_state()["params"]["Dense_0"]["kernel"]
+    np.testing.assert_array_equal(arrays["params/Dense_0/kernel"], kernel)
+
+
+@pytest.mark.parametrize("dtype", sorted(_DTYPES))
+def test_every_dtype_comes_back_in_its_bits(dtype, tmp_path):
+    kind = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    bits = np.random.default_rng(0).integers(0, 2, (2, 3, kind.itemsize), np.uint8)  # 0 and 1 are bools too
+    state = {"scalar": np.ones((), kind), "empty": np.zeros((0, 4), kind), "values": bits.view(kind)[..., 0]}
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, state)
+        back = checkpointer.restore(state).state
+    for name, leaf in state.items():
+        assert (back[name].dtype, back[name].shape, back[name].tobytes()) == (
+            kind,
+            leaf.shape,
+            leaf.tobytes(),
+        )
+        assert back[name].flags.writeable
 
 
 def test_no_file_of_a_step_holds_the_path_it_was_written_to(tmp_path):

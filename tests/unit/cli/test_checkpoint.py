@@ -4,6 +4,7 @@ import os
 
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import safetensors
 
@@ -27,7 +28,7 @@ def run(tmp_path):
 
 
 def damage(run, step):
-    path = run / "checkpoints" / f"step_{step:08d}" / "arrays" / "_METADATA"
+    path = run / "checkpoints" / f"step_{step:08d}" / "arrays" / "process_00000.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
 
 
@@ -56,7 +57,7 @@ def test_verify_says_which_file_is_damaged_and_ends_with_1(run, capsys):
     assert main(["verify", str(run)]) == 1
     assert main(["verify", str(run), "--step", "3"]) == 0
     out = capsys.readouterr().out
-    assert "step 2: damaged: arrays/_METADATA has another sha256" in out
+    assert "step 2: damaged: arrays/process_00000.safetensors has another sha256" in out
     assert sorted(os.listdir(run / "checkpoints")) == before
 
 
@@ -80,9 +81,18 @@ def test_export_of_chosen_parts(run):
         main(["export", str(run), str(run / "m"), "--part", "weights"])
 
 
+def test_export_to_orbax_is_opened_by_plain_orbax(run):
+    assert main(["export", str(run), str(run / "tree"), "--to", "orbax"]) == 0
+    tree = ocp.PyTreeCheckpointer().restore((run / "tree").absolute())
+    assert sorted(tree) == ["model_state", "params"]
+    assert np.asarray(tree["params"]["Dense_0"]["kernel"]).tolist() == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(CheckpointError, match="tree is there already. HINT"):
+        main(["export", str(run), str(run / "tree"), "--to", "orbax"])
+
+
 def test_export_refuses_a_damaged_step_and_a_bad_place(run):
     damage(run, 2)
-    with pytest.raises(CheckpointError, match="Step 2 cannot be exported: .*_METADATA"):
+    with pytest.raises(CheckpointError, match="Step 2 cannot be exported: .*process_00000"):
         main(["export", str(run), str(run / "m"), "--step", "2"])
     with pytest.raises(CheckpointError, match="HINT: name a file"):
         main(["export", str(run), str(run / "none" / "m")])

@@ -1,6 +1,7 @@
-"""Makes tests/data/checkpoint_v1, the stored step that every later cyxjax of format 1.x must still load.
+"""Makes the stored step of the present format, which every later cyxjax must still load: checkpoint_v2.
 
 Run once, when the major version of the format changes; a minor version must load the stored one as it is.
+checkpoint_v1 was made by it when the format was 1.0.
 """
 
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import optax
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.manifest import FORMAT_VERSION
 
 META = {"epoch": 3, "data": {"seed": 42, "consumed": 96}, "losses": [0.5, float("nan")]}
 
@@ -28,5 +30,5 @@ def fixture_state():
 
 
 if __name__ == "__main__":
-    with Checkpointer(Path(__file__).with_name("checkpoint_v1")) as checkpointer:
+    with Checkpointer(Path(__file__).with_name(f"checkpoint_v{FORMAT_VERSION[0]}")) as checkpointer:
         checkpointer.save(12, fixture_state(), META, metric=0.5)

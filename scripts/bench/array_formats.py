@@ -1,0 +1,78 @@
+"""Arrays of a checkpoint as orbax and as safetensors keep them: seconds to save and restore, files, bytes.
+
+python scripts/bench/array_formats.py [--rounds 4]     the two in turns, medians
+"""
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from cyxjax.checkpoint import arrays, orbax_arrays
+from cyxjax.checkpoint.digests import describe_files
+from cyxjax.checkpoint.manifest import Leaf
+
+SIZES = {"200 x 128 k numbers": (200, 131_072), "2,000 x 1,000": (2000, 1000), "12 x 8": (12, 8)}
+
+
+def read_orbax(folder: Path, named: dict[str, np.ndarray]) -> object:
+    import orbax.checkpoint as ocp
+
+    del named
+    return ocp.PyTreeCheckpointer().restore(folder)
+
+
+def read_ours(folder: Path, named: dict[str, np.ndarray]) -> object:
+    return arrays.read_arrays(folder, [Leaf.of(name, array) for name, array in named.items()], 2)
+
+
+FORMATS: dict[str, tuple[Callable, Callable]] = {
+    "orbax": (orbax_arrays.export, read_orbax),
+    "safetensors": (arrays.write_arrays, read_ours),
+}
+
+
+def timed(write: Callable, read: Callable, named: dict[str, np.ndarray]) -> tuple[float, float, int, int]:
+    """(seconds to save and fsync, seconds to restore, files, bytes)."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "arrays"
+        begun = time.perf_counter()
+        write(folder, named)
+        files = describe_files(folder)
+        saved = time.perf_counter()
+        read(folder, named)
+        restored = time.perf_counter()
+        shutil.rmtree(folder)
+    return saved - begun, restored - saved, len(files), sum(file.num_bytes for file in files)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=4)
+    rounds = parser.parse_args().rounds
+    print(
+        "| arrays | format | save, s | restore, s | files | MB |\n| --- | --- | ---: | ---: | ---: | ---: |"
+    )
+    for label, (count, size) in SIZES.items():
+        rng = np.random.default_rng(0)
+        named = {f"params/Block_{i}/kernel": rng.random(size, np.float32) for i in range(count)}
+        found: dict[str, list] = {name: [] for name in FORMATS}
+        for _ in range(rounds):
+            for name, (write, read) in FORMATS.items():
+                found[name].append(timed(write, read, named))
+        for name, rows in found.items():
+            save, restore, files, num_bytes = (
+                statistics.median(column) for column in zip(*rows, strict=True)
+            )
+            print(f"| {label} | {name} | {save:.3f} | {restore:.3f} | {files:.0f} | {num_bytes / 1e6:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
