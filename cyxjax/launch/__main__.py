@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, ConfigError, CyxjaxError
-from cyxjax.launch import output
+from cyxjax.launch import output, save_request
 from cyxjax.launch.options import parse
 from cyxjax.launch.supervise.supervisor import Supervisor
 
@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from cyxjax.launch import job_files
 
         return job_files.main(["slurm", "--submit", *given[1:]])
+    save_request.listen()  # one that comes before there are ranks ends nobody
     try:
         if given[:1] == ["--dump"]:
             from cyxjax.launch.supervise import dump
@@ -35,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CyxjaxError as error:
         output.say(f"{type(error).__name__}: {error}")
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_INFRASTRUCTURE
+    finally:
+        output.flush()
 
 
 if __name__ == "__main__":

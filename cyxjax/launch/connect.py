@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cyxjax.errors import GroupError
-from cyxjax.launch import heartbeat, jax_private
+from cyxjax.launch import heartbeat, jax_private, save_request
 from cyxjax.launch.environment import local_devices, visible_gpus
 from cyxjax.launch.failure import hooks as exits
 from cyxjax.launch.ranks_here import HostShare
@@ -40,6 +40,7 @@ def connect(
     """
     global _connection
     topology = in_job(topology, env)
+    save_request.listen()
     heartbeat.start(env)
     if topology.world_size == 1:
         _guard_alone(topology, env)

@@ -4,6 +4,7 @@ The worker writes (step, phase, time) at every change of phase; the supervisor m
 reads it. Costs about two microseconds a beat, needs no thread in the worker and no GIL to be read.
 """
 
+import io
 import mmap
 import os
 import struct
@@ -97,20 +98,42 @@ class FileBeat:
         self._map[:] = _LAYOUT.pack(self._count, pulse.step + 1, phase, *numbers, self._count)
 
 
-def read(path: str) -> Pulse:
-    """The last pulse in `path`; an empty Pulse when the worker has not started to beat."""
-    for _ in range(10):  # equal counts at both ends: not caught in the middle of a write
+class Reader:
+    """Reads the beats in the file at `path`, also after somebody has removed its name."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: io.FileIO | None = None
+
+    def read(self) -> Pulse:
+        """The last pulse; an empty Pulse when the worker has not started to beat."""
         try:
-            with open(path, "rb") as file:
-                data = file.read(_LAYOUT.size)
+            self._file = self._file or open(self._path, "rb", buffering=0)  # noqa: SIM115  # until `close`
         except FileNotFoundError:
             return Pulse()
-        if len(data) < _LAYOUT.size:
-            return Pulse()
-        first, step, phase, at_s, busy_s, waiting_s, can_dump, last = _LAYOUT.unpack(data)
-        if first == last:
-            return Pulse(step - 1, phase.rstrip(b"\0").decode(), at_s, busy_s, waiting_s, bool(can_dump))
-    return Pulse()
+        for _ in range(10):  # equal counts at both ends: not caught in the middle of a write
+            self._file.seek(0)
+            data = self._file.read(_LAYOUT.size)
+            if len(data) < _LAYOUT.size:
+                return Pulse()
+            first, step, phase, at_s, busy_s, waiting_s, can_dump, last = _LAYOUT.unpack(data)
+            if first == last:
+                return Pulse(step - 1, phase.rstrip(b"\0").decode(), at_s, busy_s, waiting_s, bool(can_dump))
+        return Pulse()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read(path: str) -> Pulse:
+    """The last pulse in `path`, once."""
+    reader = Reader(path)
+    try:
+        return reader.read()
+    finally:
+        reader.close()
 
 
 _writer: Writer = NullBeat()

@@ -10,10 +10,11 @@ from typing import Any
 
 from cyxjax.errors import GroupError
 
-# Heartbeats end a rank by abort, without a word: the last resort. The meeting place notices a host that
-# vanished within 10 s, gloo a process that died at once.
-HEARTBEAT_S = 30
-START_S = 60
+# Heartbeats end a rank by abort, without a word: the last resort, and no good measure, since a suspended
+# job (SIGSTOP, Ctrl-Z, a queue that pauses it) sends none: with 30 s a suspension of 45 s ended the ranks.
+# The meeting place notices a host that vanished within 10 s, gloo a process that died at once.
+HEARTBEAT_S = 600
+START_S = 120
 SHUTDOWN_S = 10
 
 

@@ -1,20 +1,126 @@
-"""What the ranks print: read without pause, shown with the rank in front, kept in a file per rank."""
+"""What the ranks print: read without pause, shown with the rank in front, kept in a file per rank.
+
+A reader that stands still stops nobody: our own streams are written by a thread each, from a bounded queue.
+"""
 
 import os
+import select
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import IO, BinaryIO
 
+from cyxjax.launch.rendezvous.protocol import printable
 from cyxjax.launch.rendezvous.roster import ranks_text
 
 MAX_LINE = 65_536  # a longer line is shown in pieces, so that memory stays bounded
 TAIL_LINES = 50
+WAITING_BYTES = 4 * 2**20  # for a reader; what comes beyond this is left out, with a line that counts it
+PATIENCE_S = 5.0  # how long ranks may be held up by a slow reader before it counts as standing still
+LAST_WORDS_S = 2.0  # at our end, without any progress of the reader
 # Chatter of the libraries below jax at every start, which says nothing a person can use.
 _NOISE = (b"[Gloo] Rank ", b"Using experimental recoverable task feature")
 
-_screen = threading.Lock()
+
+class Screen:
+    """One of our own streams, written by a thread of its own; `put` never waits longer than it is told to."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._change = threading.Condition()
+        self._waiting: deque[bytes] = deque()
+        self._bytes, self._left_out = 0, 0
+        self._stalled = self._gone = False
+        self._moves = 0
+        threading.Thread(target=self._run, name="cyxjax-screen", daemon=True).start()
+
+    def put(self, data: bytes, patience_s: float = 0.0) -> None:
+        """Shows `data` in its turn; leaves it out when there is no room for it within `patience_s`."""
+        with self._change:
+            if not self._stalled and not self._has_room(data):
+                self._stalled = not self._change.wait_for(lambda: self._has_room(data), patience_s)
+            if self._gone:
+                return
+            if not self._has_room(data):
+                self._left_out += data.count(b"\n") or 1
+                return
+            self._add(data)
+
+    def flush(self, patience_s: float) -> None:
+        """Waits until all is shown, as long as the reader takes something every `patience_s`."""
+        with self._change:
+            moves, end = self._moves, time.monotonic() + patience_s
+            while self._bytes and time.monotonic() < end:
+                self._change.wait(0.1)
+                if self._moves != moves:
+                    moves, end = self._moves, time.monotonic() + patience_s
+
+    def _has_room(self, data: bytes) -> bool:
+        return self._gone or self._bytes + len(data) <= WAITING_BYTES
+
+    def _add(self, data: bytes) -> None:
+        self._waiting.append(data)
+        self._bytes += len(data)
+        self._change.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._waiting)
+                data = self._waiting.popleft()
+            try:
+                self._write(data)
+            except OSError:  # our reader has closed its end: the ranks must not stall for that
+                self._gone = True
+            with self._change:
+                self._bytes -= len(data)
+                if self._gone:
+                    self._waiting.clear()
+                    self._bytes = 0
+                self._say_what_was_left_out()
+                self._change.notify_all()
+
+    def _say_what_was_left_out(self) -> None:
+        if self._left_out and self._bytes < WAITING_BYTES // 2:
+            said = f"{self._left_out} lines are not shown here: the reader of this output stood still"
+            self._add(f"cyxjax.launch: {said} (--log-dir keeps every line)\n".encode())
+            self._left_out, self._stalled = 0, False
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:  # somebody has made the pipe a non-blocking one
+                select.select([], [self._descriptor], [])
+            self._moves += 1
+
+
+_screens: dict[tuple[int, int], Screen] = {}
+_making = threading.Lock()
+
+
+def screen(stream: IO[str] | None) -> Screen | None:
+    """The screen of sys.stdout or sys.stderr, one for both where they are one file; None for a closed one."""
+    try:
+        assert stream is not None
+        descriptor = stream.fileno()
+        where = os.fstat(descriptor)
+    except (AssertionError, OSError, ValueError):
+        return None
+    with _making:
+        key = (where.st_dev, where.st_ino)
+        if key not in _screens:
+            _screens[key] = Screen(descriptor)
+        return _screens[key]
+
+
+def flush(patience_s: float = LAST_WORDS_S) -> None:
+    """Waits until all that was said is shown, unless its reader stands still."""
+    for there in list(_screens.values()):
+        there.flush(patience_s)
 
 
 class Pump:
@@ -24,7 +130,7 @@ class Pump:
     lines. `tail` holds the last 50 lines for the error record.
     """
 
-    def __init__(self, source: IO[bytes], prefix: str, sink: BinaryIO | None, log: BinaryIO | None) -> None:
+    def __init__(self, source: IO[bytes], prefix: str, sink: Screen | None, log: BinaryIO | None) -> None:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._source, self._prefix, self._sink, self._log = source, prefix.encode(), sink, log
         self._thread = threading.Thread(target=self._run, name="cyxjax-output", daemon=True)
@@ -40,19 +146,13 @@ class Pump:
                 continue
             self.tail.append(line.decode(errors="replace").rstrip("\n"))
             if self._log is not None:
-                _write(self._log, line)
+                with suppress(OSError, ValueError):  # a full disk, or closed after the rank's end
+                    self._log.write(line)
+                    self._log.flush()
             if self._sink is not None:
-                with _screen:
-                    _write(self._sink, self._prefix + line + (b"" if line.endswith(b"\n") else b"\n"))
+                end = b"" if line.endswith(b"\n") else b"\n"
+                self._sink.put(self._prefix + line + end, PATIENCE_S)
         self._source.close()
-
-
-def _write(target: BinaryIO, data: bytes) -> None:
-    try:
-        target.write(data)
-        target.flush()
-    except (OSError, ValueError):  # our reader has closed its end: the ranks must not stall for that
-        return
 
 
 def open_log(folder: str, rank: int, start: int) -> BinaryIO:
@@ -64,15 +164,14 @@ def open_log(folder: str, rank: int, start: int) -> BinaryIO:
 
 
 def say(line: str) -> None:
-    """One line of the launcher itself, on standard error."""
-    with _screen:
-        _write(sys.stderr.buffer, f"cyxjax.launch: {line}\n".encode())
+    """One line of the launcher itself, on standard error. What steers a terminal is shown as its escape."""
+    show("cyxjax.launch: " + printable(line, MAX_LINE, keep="\n\t") + "\n")
 
 
 def show(text: str) -> None:
     """`text` as it is, on standard error."""
-    with _screen:
-        _write(sys.stderr.buffer, text.encode())
+    if (there := screen(sys.stderr)) is not None:
+        there.put(text.encode(errors="backslashreplace"))
 
 
 def ranks(numbers: Iterable[int]) -> str:

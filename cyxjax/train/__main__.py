@@ -5,11 +5,13 @@ from collections.abc import Sequence
 
 from cyxjax.config.load import load_config
 from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, EXIT_USER_ERROR, ConfigError, CyxjaxError, DataError
+from cyxjax.launch import save_request
 from cyxjax.launch.failure import hooks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains; the exit code. A configuration that is wrong costs one line and nothing else."""
+    save_request.listen()  # before what takes long: a SIGUSR1 in start-up ends nobody
     writing = False
     try:
         config = load_config(sys.argv[1:] if argv is None else argv)

@@ -11,6 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 RANK = Path(__file__).with_name("rank.py")
+# Words before a command: it begins with a signal ignored, as under nohup.
+IGNORING = (
+    sys.executable,
+    "-c",
+    "import os, signal as s, sys; s.signal(int(sys.argv[1]), s.SIG_IGN); os.execv(sys.argv[2], sys.argv[2:])",
+)
 LIMIT_S = 100  # for a run whose bound is seconds: the machine may be shared
 
 
@@ -83,8 +89,15 @@ def until(condition, seconds: float) -> bool:
     return bool(condition())
 
 
-def start(log_dir: Path, nproc: int = 3, *flags: str, script: Path = RANK, **env: object) -> Run:
-    """Starts the launcher; `env` is added to the environment, numbers as text."""
+def start(
+    log_dir: Path,
+    nproc: int = 3,
+    *flags: str,
+    script: Path = RANK,
+    wrap: tuple[str, ...] = (),
+    **env: object,
+) -> Run:
+    """Starts the launcher, by the words `wrap`; `env` is added to the environment, numbers as text."""
     run_id = f"test-{secrets.token_hex(6)}"
     clean = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
     command = [
@@ -97,7 +110,7 @@ def start(log_dir: Path, nproc: int = 3, *flags: str, script: Path = RANK, **env
         str(log_dir),
     ]
     process = subprocess.Popen(
-        [*command, "--run-id", run_id, *flags, str(script)],
+        [*wrap, *command, "--run-id", run_id, *flags, str(script)],
         env=clean
         | {"JAX_PLATFORMS": "cpu", "TMPDIR": str(log_dir)}
         | {name: str(value) for name, value in env.items()},

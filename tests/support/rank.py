@@ -71,6 +71,7 @@ FAULTS = {
     "exit0": lambda: sys.exit(0),
     "vanish": lambda: os._exit(0),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "realtime": lambda: os.kill(os.getpid(), signal.SIGRTMIN + 3),
     "segv": lambda: ctypes.string_at(0),
     "abort": os.abort,
     "memory": run_out_of_memory,

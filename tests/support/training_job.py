@@ -145,6 +145,7 @@ def run_rank(order: dict[str, Any], rank: int) -> None:
         plan_fault(order["fault"], rank)
     from cyxjax.cli import main as cli
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell's `&` has us ignore it
     code = 99
     try:
         code = cli.main(["train", *order["argv"]])

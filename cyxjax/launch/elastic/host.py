@@ -17,7 +17,8 @@ from cyxjax.launch.options import Options
 from cyxjax.launch.ranks_here import HostShare
 from cyxjax.launch.rendezvous import ports, protocol
 from cyxjax.launch.rendezvous.coordinator import warn_without_token
-from cyxjax.launch.supervise.worker_group import TICK_S, Nudge, Start, WorkerGroup
+from cyxjax.launch.supervise.start import Start
+from cyxjax.launch.supervise.worker_group import TICK_S, Nudge, WorkerGroup
 from cyxjax.launch.topology import join_address
 
 RETRY_S = 0.2

@@ -42,7 +42,10 @@ class Exits:
         record = records.of_exception(error, rank=self.rank, pulse=heartbeat.pulse(), start=self.start)
         if record.secondary and self._lost.wait(0.5) and self._why not in record.message:
             record.message = f"{self._why}; noticed as {record.message}"
-        self._file(record)
+        try:
+            self._file(record)
+        except OSError:  # no room, or the launcher's folder is gone: it reads our stderr then
+            traceback.print_exception(error)
         self._show(record, error)
         if not record.secondary:
             self.report(record.summary)

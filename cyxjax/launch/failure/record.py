@@ -104,7 +104,7 @@ def of_exception(error: BaseException, *, rank: int, pulse: Pulse, start: int = 
 def of_status(rank: int, pid: int, returncode: int, pulse: Pulse, start: int) -> ErrorRecord:
     """The record of a process that ended without leaving one: killed by a signal, or by its own exit."""
     if returncode < 0:
-        name = signal.Signals(-returncode).name
+        name = signal_name(-returncode)
         kind, message, code = (
             name,
             f"ended by signal {-returncode}{_MEANING.get(name, '')}",
@@ -118,6 +118,15 @@ def of_status(rank: int, pid: int, returncode: int, pulse: Pulse, start: int) ->
     record.host, record.pid, record.step, record.phase = socket.gethostname(), pid, pulse.step, pulse.phase
     record.at_s, record.at_monotonic_s = time.time(), time.monotonic()
     return record
+
+
+def signal_name(number: int) -> str:
+    """'SIGKILL', 'SIGRTMIN+3' or, for a number without a name, 'signal 70'."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        first, last = (getattr(signal, name, 0) for name in ("SIGRTMIN", "SIGRTMAX"))
+        return f"SIGRTMIN+{number - first}" if 0 < first < number < last else f"signal {number}"
 
 
 def is_secondary(error: BaseException) -> bool:

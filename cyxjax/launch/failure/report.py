@@ -54,9 +54,12 @@ def body(record: ErrorRecord) -> str:
 
 
 def save(first: ErrorRecord, folder: str) -> str:
-    """Writes `first` to `folder`/first_error.json; returns the path."""
+    """Writes `first` to `folder`/first_error.json; returns the path, or why there is none."""
     path = os.path.join(folder, FILE)
-    write_json(path, asdict(first))
+    try:
+        write_json(path, asdict(first))
+    except OSError as error:
+        return f"none ({path}: {error.strerror})"
     return path
 
 

@@ -14,6 +14,7 @@ from typing import Any
 MAX_LINE = 16_384  # bytes of one message; the largest real one (a rank's versions) is below 1 kB
 MAX_DEPTH = 8  # objects and lists within one another; ours go three deep
 PROTOCOL = 1
+SLICE_S = 1.0  # waits are counted in such pieces, so that a process that was suspended has not waited
 
 Message = dict[str, Any]
 
@@ -53,10 +54,13 @@ def _fits(value: Any, depth: int) -> bool:
     return inner is None or (depth > 0 and all(_fits(part, depth - 1) for part in inner))
 
 
-def printable(text: object, limit: int = 2000) -> str:
-    """`text` of another process as one harmless line: what steers a terminal is shown as its escape."""
+def printable(text: object, limit: int = 2000, keep: str = "") -> str:
+    """`text` of another process as one harmless line: what steers a terminal is shown as its escape.
+
+    keep: characters that are left as they are all the same.
+    """
     said = str(text)[:limit]
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in said)
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in said)
 
 
 class Lines:
@@ -87,19 +91,22 @@ class Channel:
 
         Raises: TimeoutError; BadMessage for bytes that are none of ours.
         """
-        end = time.monotonic() + timeout_s
+        left_s = timeout_s
         while not self.inbox:
-            left = end - time.monotonic()
-            if left <= 0:
+            if left_s <= 0:
                 raise TimeoutError("no whole message in time")
-            self.socket.settimeout(left)
+            began = time.monotonic()
+            self.socket.settimeout(min(left_s, SLICE_S))
             try:
                 data = self.socket.recv(MAX_LINE)
+                self.inbox += self.lines.feed(data)
+            except TimeoutError:
+                data = b"-"
             except ConnectionError:
                 return None
             if not data:
                 return None
-            self.inbox += self.lines.feed(data)
+            left_s -= min(time.monotonic() - began, 2 * SLICE_S)
         return self.inbox.pop(0)
 
     def introduce(self, hello: Message, token: str, timeout_s: float) -> bool:

@@ -16,6 +16,7 @@ from cyxjax.launch.rendezvous.reactor import Log, Reactor
 from cyxjax.launch.rendezvous.roster import Hello, Job, Roster, disagreement, ranks_text
 
 LINE_EVERY_S = 10.0
+ASLEEP_S = 5.0  # between two ticks: this process was suspended, and nobody could come meanwhile
 
 
 class _Peer:
@@ -48,6 +49,7 @@ class RendezvousServer:
         self._reactor = Reactor("cyxjax-meeting", self._keep_time, self._end, log)
         self._peers: list[_Peer] = []
         self._first_at: float | None = None
+        self._ticked_at = time.monotonic()
         self._next_line = LINE_EVERY_S
         self._finished: set[int] = set()
         self._odd_one: Hello | None = None  # a rank of this job that believes in another WORLD_SIZE
@@ -170,6 +172,9 @@ class RendezvousServer:
 
     def _keep_time(self) -> None:
         now = time.monotonic()
+        asleep_s, self._ticked_at = now - self._ticked_at, now
+        if asleep_s > ASLEEP_S and self._first_at is not None:
+            self._first_at += asleep_s
         self._door.tick()
         if self.formed:
             self._say_who_finished(now)

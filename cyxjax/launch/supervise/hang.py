@@ -1,12 +1,14 @@
 """Who is stuck, and who only waits: judged from the ranks' beats alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cyxjax.launch.heartbeat import WAITING, Limits, Pulse
 from cyxjax.launch.rendezvous.roster import ranks_text
 
 STEPS_BEFORE_SCALING = 20
+ASLEEP_S = 5.0  # a supervisor that looks four times a second and did not for so long was itself suspended
+SUSPENDED_S = 300.0  # how long a suspended rank is waited for, unless --hang-timeout says less
 EARLY_END_S = 3.0
 
 
@@ -29,6 +31,41 @@ class Stopwatch:
     def median_s(self) -> float | None:
         """None before enough steps were seen to judge by."""
         return _median(self.times_s) if len(self.times_s) >= STEPS_BEFORE_SCALING else None
+
+
+@dataclass
+class Pauses:
+    """When somebody suspended the job, or a rank of it: time in which no progress could be made."""
+
+    _spans: list[tuple[float, float]] = field(default_factory=list)
+    _seen_s: float = 0.0
+    _since_s: float | None = None
+
+    def see(self, now_s: float, ranks_stopped: bool) -> bool:
+        """Notes how things stand at `now_s`; True when a suspension of ranks begins."""
+        asleep = self._seen_s and now_s - self._seen_s > ASLEEP_S
+        held = ranks_stopped and self._since_s is not None and now_s - self._since_s < SUSPENDED_S
+        if asleep or held:
+            joins = bool(self._spans) and self._spans[-1][1] == self._seen_s
+            begin = self._spans.pop()[0] if joins else self._seen_s
+            self._spans.append((begin, now_s))
+        begins = ranks_stopped and self._since_s is None
+        if not ranks_stopped:
+            self._since_s = None
+        elif begins:
+            self._since_s = now_s
+        self._seen_s = now_s
+        return begins
+
+    @property
+    def under_way(self) -> bool:
+        """True when the time up to the last look was one."""
+        return bool(self._spans) and self._spans[-1][1] == self._seen_s
+
+    def excuse(self, pulse: Pulse) -> Pulse:
+        """`pulse` as late as it would be without the pauses since."""
+        paused_s = sum(max(0.0, end - max(begin, pulse.at_s)) for begin, end in self._spans)
+        return replace(pulse, at_s=pulse.at_s + paused_s) if pulse.at_s else pulse
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,22 @@ The kernel signals a direct child when its parent ends (Linux). What those child
 such as data workers, is ended by a tiny process that waits for the launcher's end of a pipe to close.
 """
 
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-# Replaces itself by the rank's program; the wish to die with the parent survives exec.
+from cyxjax.launch import output
+
+# Replaces itself by the rank's program; the wish to die with the parent survives exec, and so does a SIGUSR1
+# (checkpoint now) that ends nobody before the program can listen to it.
 _TETHER = """\
 import ctypes, os, signal, sys
 parent = int(sys.argv[1])
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 if os.getppid() != parent:
     os._exit(1)
 try:
@@ -25,6 +33,8 @@ _GUARDIAN = """\
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 kill = getattr(os, "killpg", os.kill)  # Windows: the rank alone
 number = getattr(signal, "SIGKILL", signal.SIGTERM)
 groups = set()
@@ -45,24 +55,42 @@ def tether(command: list[str], parent: int) -> list[str]:
     return [sys.executable, "-S", "-E", "-c", _TETHER, str(parent), *command]
 
 
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Processes that are started in this context get SIGUSR1 only once the tether has made it harmless."""
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # survives fork and exec
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Reaper:
     """Kills the process groups it was told of if this process ends without saying so."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-S", "-E", "-c", _GUARDIAN],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            text=True,
-        )
+        self._groups: set[int] = set()
+        self._process = _start()
 
     def watch(self, group: int) -> None:
+        self._groups.add(group)
         self._tell(f"+{group}\n")
 
     def release(self, group: int) -> None:
+        self._groups.discard(group)
         self._tell(f"-{group}\n")
+
+    def look(self) -> None:
+        """Starts the helper process anew, with a line, if somebody has ended it."""
+        if self._process.poll() is None:
+            return
+        output.say(f"the helper process that ends orphans (pid {self._process.pid}) was killed; started anew")
+        self._process = _start()
+        for group in self._groups:
+            self._tell(f"+{group}\n")
 
     def close(self) -> None:
         """Ends the reaper. Groups still watched are killed."""
@@ -72,5 +100,16 @@ class Reaper:
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(line)
-        self._process.stdin.flush()
+        with suppress(OSError):  # killed: the next look tells it all
+            self._process.stdin.write(line.encode())
+
+
+def _start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", _GUARDIAN],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        bufsize=0,
+    )

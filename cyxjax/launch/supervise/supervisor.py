@@ -8,7 +8,8 @@ from cyxjax.launch.failure import report
 from cyxjax.launch.options import Options
 from cyxjax.launch.rendezvous.coordinator import Host, warn_without_token
 from cyxjax.launch.supervise.restarts import Budget
-from cyxjax.launch.supervise.worker_group import Start, WorkerGroup
+from cyxjax.launch.supervise.start import Start
+from cyxjax.launch.supervise.worker_group import WorkerGroup
 
 
 class Supervisor:

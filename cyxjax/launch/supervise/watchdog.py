@@ -12,7 +12,7 @@ from cyxjax.launch import output
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.heartbeat import WAITING, Limits, Pulse
 from cyxjax.launch.supervise import hang, stacks
-from cyxjax.launch.supervise.hang import Stopwatch, Verdict
+from cyxjax.launch.supervise.hang import Pauses, Stopwatch, Verdict
 from cyxjax.launch.supervise.worker import Worker
 
 DUMP_S = 1.0  # a rank writes its stacks within milliseconds, unless it is suspended
@@ -25,6 +25,7 @@ class Watch:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._stopwatch = Stopwatch()
+        self._pauses = Pauses()
         self._before: dict[int, Pulse] = {}
         self._next_line_s = 0.0
 
@@ -34,13 +35,27 @@ class Watch:
         if not pulses:
             return None
         self._stopwatch.see(max(pulses.values(), key=lambda pulse: pulse.step))
+        stopped, now_s = self._note_pauses(workers), time.monotonic()
+        if self._pauses.under_way:
+            self._before = {}  # a rank that was suspended is no slow one
         self._name_straggler(pulses)
         if self.limits.progress_s == 0:
             return None
-        stopped = frozenset(worker.rank for worker in workers if worker.is_stopped())
-        now_s = time.monotonic()
-        verdict = hang.judge(pulses, now_s, self.limits, self._stopwatch.median_s, stopped)
+        excused = {rank: self._pauses.excuse(pulse) for rank, pulse in pulses.items()}
+        verdict = hang.judge(excused, now_s, self.limits, self._stopwatch.median_s, stopped)
         return None if verdict is None else self._record(verdict, workers, pulses)
+
+    def _note_pauses(self, workers: Sequence[Worker]) -> frozenset[int]:
+        """The ranks that are suspended. With a limit that was set they have that long, else SUSPENDED_S."""
+        stopped = frozenset(worker.rank for worker in workers if worker.is_stopped())
+        waits = bool(stopped) and self.limits.progress_s is None
+        if self._pauses.see(time.monotonic(), waits):
+            pids = " ".join(str(worker.pid) for worker in workers if worker.rank in stopped)
+            output.say(
+                f"{output.ranks(stopped)}: suspended (SIGSTOP); waiting up to {hang.SUSPENDED_S:g} s. "
+                f"HINT: `kill -CONT {pids}` goes on; --hang-timeout sets another limit."
+            )
+        return stopped
 
     def dump(self, workers: Sequence[Worker]) -> str:
         """All ranks' stacks as text, on request."""

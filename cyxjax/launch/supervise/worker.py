@@ -89,20 +89,22 @@ class Worker:
         self._reaping = threading.Lock()  # while it is held, the pid is the rank's or nobody's
         self._log_dir, self._start = log_dir, start
         self._log = output.open_log(log_dir, rank, start) if log_dir else None
-        self._process = subprocess.Popen(
-            reaper.tether(command, os.getpid()),
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        with reaper.held_back():
+            self._process = subprocess.Popen(
+                reaper.tether(command, os.getpid()),
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
         self.pid = self._process.pid
+        self._beats = heartbeat.Reader(files.beat)
         out, err = self._process.stdout, self._process.stderr
         assert out is not None
         assert err is not None
-        self._out = output.Pump(out, prefix, sys.stdout.buffer if shown else None, self._log)
-        self._err = output.Pump(err, prefix, sys.stderr.buffer if shown else None, self._log)
+        self._out = output.Pump(out, prefix, output.screen(sys.stdout) if shown else None, self._log)
+        self._err = output.Pump(err, prefix, output.screen(sys.stderr) if shown else None, self._log)
 
     def watch(self, on_exit: Callable[["Worker"], None]) -> None:
         """Calls `on_exit(self)`, from a thread, when the process has ended and its group is killed."""
@@ -120,11 +122,25 @@ class Worker:
         if not hasattr(os, "killpg"):  # Windows has no process groups to kill
             self._process.kill()
             return
+        self._signal_group(signal.SIGKILL)
+
+    def suspend(self) -> None:
+        """Stops the rank and what it has started, until `resume`."""
+        with self._reaping:
+            if self.returncode is None:
+                self._signal_group(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        with self._reaping:
+            if self.returncode is None:
+                self._signal_group(signal.SIGCONT)
+
+    def _signal_group(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):  # already gone; or only zombies left (macOS)
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, number)
 
     def pulse(self) -> Pulse:
-        return heartbeat.read(self.files.beat)
+        return self._beats.read()
 
     def is_stopped(self) -> bool:
         """True while the process is suspended (SIGSTOP, or a debugger holds it)."""
@@ -146,8 +162,9 @@ class Worker:
         """Collects the last output and closes the log."""
         self._out.finish()
         self._err.finish()
-        if self._log is not None:
-            self._log.close()
+        with suppress(OSError):  # what a full disk has kept from it
+            if self._log is not None:
+                self._log.close()
 
     def record(self, start: int) -> ErrorRecord | None:
         """What ended this rank abnormally: its own record, or one made from its exit status."""
@@ -162,9 +179,9 @@ class Worker:
         return record
 
     def append_to_log(self, text: str) -> None:
-        """Adds `text` to the rank's log file, if it has one."""
+        """Adds `text` to the rank's log file, if it has one and the disk has room."""
         if self._log_dir is not None:
-            with output.open_log(self._log_dir, self.rank, self._start) as log:
+            with suppress(OSError), output.open_log(self._log_dir, self.rank, self._start) as log:
                 log.write(text.encode())
 
     def _wait(self, on_exit: Callable[["Worker"], None]) -> None:

@@ -3,10 +3,9 @@
 import os
 import queue
 import signal
-import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, ConfigError
@@ -16,6 +15,8 @@ from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.options import Options
 from cyxjax.launch.ranks_here import HostShare
 from cyxjax.launch.supervise.reaper import Reaper
+from cyxjax.launch.supervise.scratch import Scratch
+from cyxjax.launch.supervise.start import Start
 from cyxjax.launch.supervise.watchdog import Watch
 from cyxjax.launch.supervise.worker import Files, Worker, environment
 
@@ -23,7 +24,8 @@ TICK_S = 0.25  # how often beats are read; ends and signals are noticed at once
 SETTLE_S = 0.3  # after the first error: time for the others to end by themselves and say why
 WAIT_FOR_CAUSE_S = 1.5  # after a consequence: time for its cause to show
 INTERRUPT_GRACE_S = 2.0
-FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
+ENDING = ("SIGTERM", "SIGINT", "SIGHUP")
+CAUGHT = (*ENDING, "SIGUSR1", "SIGUSR2", "SIGTSTP")
 
 
 @dataclass(frozen=True)
@@ -37,54 +39,6 @@ class Nudge:
 Event = Worker | int | Nudge
 
 
-@dataclass
-class Start:
-    """One start of the group on this host.
-
-    deadline_s: when whoever still runs is killed. signalled, signalled_s: what asked it to end, and when;
-    nudged: it was no signal but the group, which goes on in another size. detected_s: from a rank's last sign
-    of life to when we knew of the failure.
-    """
-
-    number: int
-    workers: list[Worker]
-    records: list[ErrorRecord] = field(default_factory=list)
-    killed: list[int] = field(default_factory=list)
-    ended_early: list[int] = field(default_factory=list)
-    deadline_s: float | None = None
-    signalled: int | None = None
-    signalled_s: float = 0.0
-    hurried: bool = False
-    nudged: bool = False
-    detected_s: float = 0.0
-
-    @property
-    def running(self) -> list[Worker]:
-        return [worker for worker in self.workers if worker.returncode is None]
-
-    @property
-    def step(self) -> int:
-        """The furthest step a rank has told of."""
-        return max(worker.pulse().step for worker in self.workers)
-
-    @property
-    def is_asked_to_end(self) -> bool:
-        return self.signalled is not None or self.nudged
-
-    def note(self, record: ErrorRecord, within_s: float) -> None:
-        """Files a failure, after which the others have `within_s` to end."""
-        if not self.records:
-            last_s = max(worker.pulse().at_s for worker in self.workers)
-            self.detected_s = time.monotonic() - last_s if last_s else 0.0
-        self.records.append(record)
-        self.end_within(within_s)
-
-    def end_within(self, seconds: float) -> None:
-        """Kills whoever still runs after `seconds`, or earlier if that was decided before."""
-        at = time.monotonic() + seconds
-        self.deadline_s = at if self.deadline_s is None else min(self.deadline_s, at)
-
-
 class WorkerGroup:
     """The ranks of this host, start after start; a context in which signals go to them and none outlives it.
 
@@ -96,7 +50,7 @@ class WorkerGroup:
         _make_folder(options.log_dir)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._reaper = Reaper()
-        self._scratch = tempfile.mkdtemp(prefix="cyxjax-")
+        self._scratch = Scratch()
         self.nudge = self._events.put
         self._previous: dict[str, object] = {}
         self._detected_s = 0.0  # of the start before
@@ -113,7 +67,7 @@ class WorkerGroup:
         for name, handler in self._previous.items():
             signal.signal(getattr(signal, name), handler)  # type: ignore[arg-type]  # what signal() gave
         self._reaper.close()
-        self._clear_scratch()
+        self._scratch.clear()
 
     def run(self, place: HostShare, number: int) -> Start:
         """Start number `number` at `place`, from its first process to the end of its last."""
@@ -148,12 +102,16 @@ class WorkerGroup:
     def asked_to_end(self, seconds: float) -> int | None:
         """Between starts: the signal to end, if that is what happens next within `seconds`."""
         event = self.next_event(seconds)
-        asks = isinstance(event, int) and signal.Signals(event).name not in ("SIGUSR1", "SIGUSR2")
-        return event if asks and isinstance(event, int) else None
+        if not isinstance(event, int):
+            return None
+        name = signal.Signals(event).name
+        if name == "SIGTSTP":
+            signal.raise_signal(signal.SIGSTOP)
+        return event if name in ENDING else None
 
     def tell(self, start: Start, first: ErrorRecord, then: str) -> None:
         """Shows and files how a start failed, and in one line what follows."""
-        path = report.save(first, self.options.log_dir or self._scratch)
+        path = report.save(first, self.options.log_dir or self._scratch.path)
         for worker in start.workers:
             if worker.rank == first.rank:
                 worker.append_to_log(report.body(first))
@@ -174,7 +132,7 @@ class WorkerGroup:
 
     def _spawn(self, place: HostShare, local_rank: int, number: int) -> Worker:
         rank = place.base_rank + local_rank
-        files = Files.within(self._scratch, rank, number)
+        files = Files.within(self._scratch.path, rank, number)
         worker = Worker(
             rank,
             self.options.command,
@@ -202,6 +160,7 @@ class WorkerGroup:
                 self._follow(start, event)
             elif event is not None:
                 self._obey(start, event, watch)
+            self._tend(start)
             self._kill_if_due(start)
             if start.deadline_s is None and (record := watch.look(start.workers)):
                 start.note(record, within_s=0.0)
@@ -218,6 +177,15 @@ class WorkerGroup:
         record = None if stopped_as_asked else worker.record(start.number)
         if record is not None:
             start.note(record, within_s=WAIT_FOR_CAUSE_S if record.secondary else SETTLE_S)
+
+    def _tend(self, start: Start) -> None:
+        """What every tick looks after: our helper, our folder, and who could not hear SIGUSR1 yet."""
+        self._reaper.look()
+        self._scratch.ensure()
+        for worker in start.running:
+            if worker.rank in start.unheard and worker.pulse().can_dump:
+                start.unheard.discard(worker.rank)
+                worker.signal(signal.SIGUSR1)
 
     def _kill_if_due(self, start: Start) -> None:
         if start.deadline_s is None or time.monotonic() < start.deadline_s:
@@ -241,13 +209,19 @@ class WorkerGroup:
         self._events.put(number)
 
     def _obey(self, start: Start, number: int, watch: Watch) -> None:
-        """SIGUSR1 is the ranks' (checkpoint now); SIGUSR2 shows all stacks; the rest end the group."""
-        if number == getattr(signal, "SIGUSR2", None):
+        """SIGUSR1 is the ranks' (checkpoint now), SIGUSR2 shows all stacks, Ctrl-Z suspends; the rest end."""
+        name = signal.Signals(number).name
+        if name == "SIGUSR2":
             output.show(watch.dump(start.workers))
             return
-        for worker in start.running:
-            worker.signal(number)
-        if number == getattr(signal, "SIGUSR1", None):
+        if name == "SIGTSTP":
+            _suspend(start)
+            return
+        if name == "SIGUSR1":
+            start.unheard |= {worker.rank for worker in start.running if not worker.pulse().can_dump}
+        for worker in start.running:  # that a terminal closes is no request of its own to a rank
+            worker.signal(signal.SIGTERM if name == "SIGHUP" else number)
+        if name == "SIGUSR1":
             return
         if start.signalled is not None:  # asked twice: no more patience
             start.hurried = True
@@ -271,13 +245,15 @@ class WorkerGroup:
             worker.signal(signal.SIGTERM)
         start.end_within(self.options.grace_s)
 
-    def _clear_scratch(self) -> None:
-        """Removes our files, except an error record that has no better place to be."""
-        for name in os.listdir(self._scratch):
-            if name != report.FILE:
-                os.unlink(os.path.join(self._scratch, name))
-        if not os.listdir(self._scratch):
-            os.rmdir(self._scratch)
+
+def _suspend(start: Start) -> None:
+    """Ctrl-Z reaches only us, since ranks have sessions of their own: they stop and go on with us."""
+    for worker in start.running:
+        worker.suspend()
+    output.flush(0.2)
+    signal.raise_signal(signal.SIGSTOP)
+    for worker in start.running:
+        worker.resume()
 
 
 def _make_folder(path: str | None) -> None:
@@ -292,4 +268,7 @@ def _make_folder(path: str | None) -> None:
 
 
 def _available() -> list[str]:
-    return [name for name in FORWARDED if hasattr(signal, name)]
+    """The signals that are ours to handle; one that was ignored when we began stays so (nohup, `&`)."""
+    there = [name for name in CAUGHT if hasattr(signal, name)]
+    ignored = [name for name in there if signal.getsignal(getattr(signal, name)) is signal.SIG_IGN]
+    return [name for name in there if name not in ignored or name.startswith("SIGUSR")]

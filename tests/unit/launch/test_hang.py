@@ -5,7 +5,8 @@ import pytest
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, ConfigError
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.heartbeat import Limits, Pulse
-from cyxjax.launch.supervise.hang import Stopwatch, judge, stragglers
+from cyxjax.launch.supervise import hang
+from cyxjax.launch.supervise.hang import Pauses, Stopwatch, judge, stragglers
 from cyxjax.launch.supervise.restarts import Budget
 from cyxjax.launch.supervise.stacks import is_inside_jax, main_thread, where
 
@@ -142,3 +143,29 @@ def test_a_job_that_was_asked_to_end_is_not_started_again():
 def test_a_configuration_error_is_final():
     decision = Budget(5).decide(failure("ConfigError", EXIT_CONFIG), -1)
     assert (decision.again, decision.exit_code) == (False, EXIT_CONFIG)
+
+
+def test_a_supervisor_that_was_suspended_excuses_everybody():
+    pauses, late = Pauses(), Pulse(30, "step", 100.0)
+    pauses.see(100.0, ranks_stopped=False)
+    pauses.see(145.0, ranks_stopped=False)  # it looks four times a second
+    assert pauses.excuse(late).at_s == 145.0
+    assert pauses.excuse(Pulse(30, "step", 120.0)).at_s == 145.0
+    assert pauses.excuse(Pulse(31, "step", 146.0)).at_s == 146.0
+    assert pauses.excuse(Pulse()) == Pulse()  # has not begun to beat
+
+
+def test_a_suspended_rank_is_excused_for_five_minutes_and_told_of_once():
+    pauses, begins = Pauses(), []
+    for tick in range(1000):
+        begins.append(pauses.see(tick * 1.0, ranks_stopped=tick >= 10))
+    assert begins.index(True) == 10
+    assert sum(begins) == 1
+    assert pauses.excuse(Pulse(5, "step", 10.0)).at_s == pytest.approx(10.0 + hang.SUSPENDED_S, abs=2)
+
+
+def test_time_between_two_suspensions_counts():
+    pauses = Pauses()
+    for tick in range(100):
+        pauses.see(tick * 1.0, ranks_stopped=10 <= tick < 30 or 60 <= tick < 80)
+    assert pauses.excuse(Pulse(5, "step", 10.0)).at_s == pytest.approx(10.0 + 40.0, abs=4)

@@ -1,0 +1,39 @@
+"""SIGUSR1 asks for a checkpoint: remembered from a process's first moments to its last, so it ends nobody."""
+
+import atexit
+import signal
+import threading
+from types import FrameType
+
+_NUMBER = getattr(signal, "SIGUSR1", None)  # Windows has none
+_asked = threading.Event()
+
+
+def listen() -> None:
+    """From now on SIGUSR1 is remembered, unless the program has a handler of its own. Twice is harmless."""
+    if _NUMBER is None or threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(_NUMBER) in (
+        signal.SIG_DFL,
+        signal.SIG_IGN,
+    ):  # our launcher starts ranks with the latter
+        signal.signal(_NUMBER, note)
+        atexit.register(_ignore)  # the interpreter's shutdown would put the default back, which kills
+
+
+def note(number: int = 0, frame: FrameType | None = None) -> None:
+    """A checkpoint is wanted."""
+    del number, frame
+    _asked.set()
+
+
+def take() -> bool:
+    """Whether a checkpoint was asked for since the last call."""
+    asked = _asked.is_set()
+    _asked.clear()
+    return asked
+
+
+def _ignore() -> None:
+    assert _NUMBER is not None
+    signal.signal(_NUMBER, signal.SIG_IGN)

@@ -1,0 +1,84 @@
+"""The launcher's own folder under the temporary directory: beats, error files and stacks of its ranks.
+
+Others tidy that directory too. What a launcher that was killed left there is removed by the next one.
+"""
+
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from cyxjax import files
+from cyxjax.launch import output
+from cyxjax.launch.failure import report
+
+PREFIX, LOCK = "cyxjax-", "launcher.lock"
+
+
+class Scratch:
+    """A new folder that is ours as long as this process lives. `path` is where it is."""
+
+    def __init__(self) -> None:
+        for left in leftovers(Path(tempfile.gettempdir())):
+            _remove(left)
+        self.path = tempfile.mkdtemp(prefix=PREFIX)
+        self._take()
+
+    def ensure(self) -> None:
+        """Makes the folder anew, with a line, if somebody has tidied it away."""
+        if os.path.isdir(self.path):
+            return
+        old = self.path
+        os.close(self._lock)
+        try:
+            os.mkdir(old, 0o700)  # where the ranks look; not one that another user has put there meanwhile
+        except OSError:
+            self.path = tempfile.mkdtemp(prefix=PREFIX)
+        self._take()
+        output.say(
+            f"{old} was removed while the job runs, and is made anew as {self.path}. "
+            f"HINT: keep cleaners off {PREFIX}*, or set TMPDIR to a folder they leave alone."
+        )
+
+    def clear(self) -> None:
+        """Removes the folder, except an error record that has no better place to be."""
+        _remove(Path(self.path))
+        os.close(self._lock)
+
+    def _take(self) -> None:
+        """Marks the folder as ours. The lock gets its name when it is held: nobody sees it free."""
+        draft = os.path.join(self.path, f"{LOCK}.new")
+        self._lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        if os.name == "posix":
+            files.try_flock(self._lock)
+        os.replace(draft, os.path.join(self.path, LOCK))
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Folders in `folder` of launchers of this user that live no more: nobody holds their lock."""
+    found: list[Path] = []
+    if not hasattr(os, "getuid"):  # Windows has neither owners nor these locks
+        return found
+    with suppress(OSError):
+        for path in folder.glob(f"{PREFIX}*"):
+            with suppress(OSError):  # another user's, or one that goes while we look
+                if path.is_symlink() or path.stat().st_uid != os.getuid() or not (path / LOCK).is_file():
+                    continue
+                descriptor = os.open(path / LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+                try:
+                    if not files.is_flocked(descriptor):
+                        found.append(path)
+                finally:
+                    os.close(descriptor)
+    return found
+
+
+def _remove(folder: Path) -> None:
+    with suppress(OSError):
+        record = (folder / report.FILE).is_file()
+        for path in [] if not record else folder.iterdir():
+            if path.name != report.FILE:
+                path.unlink()
+        if not record:
+            shutil.rmtree(folder)

@@ -1,0 +1,56 @@
+"""One start of the group on this host, and how it ended."""
+
+import time
+from dataclasses import dataclass, field
+
+from cyxjax.launch.failure.record import ErrorRecord
+from cyxjax.launch.supervise.worker import Worker
+
+
+@dataclass
+class Start:
+    """One start of the group on this host.
+
+    deadline_s: when whoever still runs is killed. signalled, signalled_s: what asked it to end, and when;
+    nudged: it was no signal but the group, which goes on in another size. detected_s: from a rank's last sign
+    of life to when we knew of the failure. unheard: ranks that were asked to save before they could listen.
+    """
+
+    number: int
+    workers: list[Worker]
+    records: list[ErrorRecord] = field(default_factory=list)
+    killed: list[int] = field(default_factory=list)
+    ended_early: list[int] = field(default_factory=list)
+    deadline_s: float | None = None
+    signalled: int | None = None
+    signalled_s: float = 0.0
+    hurried: bool = False
+    nudged: bool = False
+    detected_s: float = 0.0
+    unheard: set[int] = field(default_factory=set)
+
+    @property
+    def running(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.returncode is None]
+
+    @property
+    def step(self) -> int:
+        """The furthest step a rank has told of."""
+        return max(worker.pulse().step for worker in self.workers)
+
+    @property
+    def is_asked_to_end(self) -> bool:
+        return self.signalled is not None or self.nudged
+
+    def note(self, record: ErrorRecord, within_s: float) -> None:
+        """Files a failure, after which the others have `within_s` to end."""
+        if not self.records:
+            last_s = max(worker.pulse().at_s for worker in self.workers)
+            self.detected_s = time.monotonic() - last_s if last_s else 0.0
+        self.records.append(record)
+        self.end_within(within_s)
+
+    def end_within(self, seconds: float) -> None:
+        """Kills whoever still runs after `seconds`, or earlier if that was decided before."""
+        at = time.monotonic() + seconds
+        self.deadline_s = at if self.deadline_s is None else min(self.deadline_s, at)

@@ -1,0 +1,68 @@
+"""Who stands still for a while without a fault of the job: suspended processes, a reader of its output."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from cyxjax.errors import EXIT_PREEMPTED
+from tests.support.launching import start
+
+pytestmark = pytest.mark.multiprocess
+
+
+def processes_of(run, what: str) -> list[int]:
+    ranks = run.survivors()
+    return {"the job": [run.process.pid, *ranks], "the launcher": [run.process.pid], "a rank": ranks[-1:]}[
+        what
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["the job", "the launcher", "a rank"])
+def test_what_was_suspended_for_a_minute_goes_on(tmp_path, what):
+    # jax's heartbeats ended the ranks by SIGABRT, the watchdog by a false Hang; steps enough for its scaling
+    run = start(tmp_path, 2, KIND="jax", STEPS=600, STEP_S=0.02)
+    assert run.reached("under way", 0)
+    assert run.reached("under way", 1)
+    time.sleep(3)
+    pids = processes_of(run, what)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(62)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    run.wait()
+    assert (run.code, run.first) == (0, {}), run.err
+    assert run.out.count("finished 600 steps, start 0, total 2") == 2
+    assert ("suspended (SIGSTOP); waiting up to 300 s" in run.err) == (what == "a rank")
+
+
+@pytest.mark.slow
+def test_ctrl_z_suspends_the_ranks_too_and_they_go_on(tmp_path):
+    run = start(tmp_path, 2, KIND="light", STEPS=200)
+    assert run.reached("under way", 0)
+    run.process.send_signal(signal.SIGTSTP)
+    time.sleep(2)
+    states = [state_of(pid) for pid in processes_of(run, "the job")]
+    run.process.send_signal(signal.SIGCONT)
+    run.wait()
+    assert states == ["T"] * len(states)
+    assert (run.code, run.first) == (0, {}), run.err
+
+
+def state_of(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+def test_a_reader_that_stands_still_stops_neither_the_ranks_nor_sigterm(tmp_path):
+    # 100 MB into a pipe that nobody reads, then steps without end
+    run = start(tmp_path, 2, "--grace", "20", KIND="light", FAULT="noise:1:1", ON_TERM="save", STEPS=100_000)
+    assert run.reached("under way", 1, 90)  # said after the noise
+    run.process.send_signal(signal.SIGTERM)
+    assert run.process.wait(30) == EXIT_PREEMPTED  # nothing was read until here
+    run.wait()
+    assert "lines are not shown here" in run.out or run.out.count("x" * 1023) < 100 * 1024
+    assert run.survivors() == []

@@ -1,0 +1,122 @@
+"""What befalls the launcher itself: its helper, its folder, its signals, what a killed one leaves."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_PREEMPTED
+from tests.support.launching import IGNORING, launch, start, until
+from tests.support.training import STEPS_PER_EPOCH, newest_step, write_experiment
+
+pytestmark = pytest.mark.multiprocess
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def scratch_of(run) -> list[Path]:
+    return sorted(run.log_dir.glob("cyxjax-*"))  # TMPDIR of the run
+
+
+def test_the_helper_process_is_started_anew(tmp_path):
+    run = start(tmp_path, 2, KIND="light", STEPS=100)
+    assert run.reached("under way", 0)
+    helper = (set(children_of(run.process.pid)) - set(run.survivors())).pop()
+    os.kill(helper, signal.SIGKILL)
+    run.wait()
+    assert run.code == EXIT_OK, run.err
+    assert run.err == (
+        f"cyxjax.launch: the helper process that ends orphans (pid {helper}) was killed; started anew\n"
+    )
+
+
+def test_a_rank_that_ends_by_a_real_time_signal_is_named(tmp_path):
+    run = launch(tmp_path, 2, KIND="light", FAULT="realtime:1:2", STEPS=400)
+    assert run.code == EXIT_INFRASTRUCTURE, run.err
+    assert run.first["type"] == "SIGRTMIN+3"
+    assert run.err.rstrip().endswith(f"SIGRTMIN+3: ended by signal {signal.SIGRTMIN + 3}")
+    assert "Traceback" not in run.err
+
+
+def test_a_folder_that_is_tidied_away_is_made_anew_and_an_error_still_shown(tmp_path):
+    run = start(tmp_path, 2, "--max-restarts", "1", KIND="light", FAULT="raise:1:100", STEPS=120)
+    assert run.reached("under way", 1)
+    [folder] = scratch_of(run)
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    run.wait()
+    assert run.code == EXIT_OK, run.err  # the error of start 0 was seen, start 1 found a folder
+    assert run.err.count("was removed while the job runs, and is made anew") == 1
+    assert "ValueError: boom, api_key=[redacted]" in run.err
+    assert "restart 1 of 1" in run.err
+    assert scratch_of(run) == []
+
+
+def test_what_a_killed_launcher_left_is_removed_by_the_next_one(tmp_path):
+    run = start(tmp_path, 1, KIND="light", STEPS=4000)
+    assert run.reached("under way", 0)
+    other = start(tmp_path / "other", 1, KIND="light", STEPS=150, TMPDIR=tmp_path)
+    assert other.reached("under way", 0)
+    run.process.kill()
+    run.wait()
+    assert run.no_survivors_within(10)
+    assert len(scratch_of(run)) == 2  # that of the killed one, and that of one that lives
+    launch(tmp_path, 1, KIND="light", STEPS=2)
+    assert len(scratch_of(run)) == 1
+    other.wait()
+    assert other.code == EXIT_OK, other.err
+    assert scratch_of(run) == []
+
+
+def test_nohup_is_respected_by_the_launcher_and_its_ranks(tmp_path):
+    run = start(tmp_path, 2, KIND="light", STEPS=100, wrap=(*IGNORING, str(int(signal.SIGHUP))))
+    assert run.reached("under way", 0)
+    run.process.send_signal(signal.SIGHUP)
+    for rank in run.survivors():
+        os.kill(rank, signal.SIGHUP)
+    run.wait()
+    assert (run.code, run.err) == (EXIT_OK, "")
+
+
+def test_a_terminal_that_closes_lets_the_ranks_save(tmp_path):
+    run = start(tmp_path, 2, KIND="light", ON_TERM="save", STEPS=4000)
+    assert run.reached("under way", 0)
+    assert run.reached("under way", 1)
+    run.process.send_signal(signal.SIGHUP)
+    run.wait()
+    assert run.code == EXIT_PREEMPTED, run.err
+    assert run.out.count("saved") == 2
+
+
+def test_sigusr1_in_start_up_and_in_the_steps_ends_nobody(tmp_path):
+    run = start(tmp_path, 2, KIND="light", STEPS=60)
+    assert until(lambda: run.survivors(), 60)
+    for _ in range(30):
+        run.process.send_signal(signal.SIGUSR1)
+        until(lambda: run.process.poll() is not None, 0.1)
+    run.wait()
+    assert (run.code, run.first) == (EXIT_OK, {}), run.err
+
+
+@pytest.mark.slow
+def test_sigusr1_all_through_a_training_saves_when_it_can_and_goes_on(tmp_path):
+    config = write_experiment(tmp_path, epochs=2)
+    words = [sys.executable, "-m", "cyxjax.train", "--config", str(config)]
+    env = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")} | {"JAX_PLATFORMS": "cpu"}
+    # As our launcher does: the rank is deaf to SIGUSR1 until it listens.
+    deaf = [*IGNORING, str(int(signal.SIGUSR1)), *words]
+    with subprocess.Popen(
+        deaf, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert until(lambda: b"cyxjax.train" in Path(f"/proc/{process.pid}/cmdline").read_bytes(), 30)
+        while not until(lambda: process.poll() is not None, 0.05):
+            process.send_signal(signal.SIGUSR1)
+        said = process.communicate()[0]
+    assert process.returncode == EXIT_OK, said
+    assert newest_step(config) == 2 * STEPS_PER_EPOCH, said

@@ -1,0 +1,80 @@
+"""Our own streams: whoever reads them may be slow, stand still or go, and nobody is held up for long."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from cyxjax.launch import output
+from cyxjax.launch.output import WAITING_BYTES, Screen
+
+LINE = b"x" * 1023 + b"\n"
+
+
+@pytest.fixture
+def pipe():
+    reader, writer = os.pipe()
+    yield reader, writer
+    for end in (reader, writer):
+        os.close(end)
+
+
+def read_until(reader: int, last: bytes) -> bytes:
+    data = bytearray()
+    while last not in data[-200:]:
+        data += os.read(reader, 1 << 20)
+    return bytes(data)
+
+
+def test_a_reader_that_stands_still_holds_up_once_and_is_told_what_it_missed(pipe):
+    reader, writer = pipe
+    screen, number = Screen(writer), 2 * WAITING_BYTES // len(LINE)
+    began = time.monotonic()
+    for _ in range(number):
+        screen.put(LINE, patience_s=0.3)
+    assert time.monotonic() - began < 60  # not 0.3 s for each of the lines left out
+    screen.flush(0.1)  # comes back although nothing moves
+    shown = read_until(reader, b"keeps every line)\n")
+    missed = int(shown.rpartition(b"cyxjax.launch: ")[2].split()[0])
+    assert missed > 0
+    assert shown.count(LINE) == number - missed
+    screen.put(b"again\n")
+    assert read_until(reader, b"again\n") == b"again\n"
+
+
+def test_a_slow_reader_gets_every_line(pipe):
+    reader, writer = pipe
+    screen, number, got = Screen(writer), 2 * WAITING_BYTES // len(LINE), []
+    late = threading.Timer(0.3, lambda: got.append(read_until(reader, b"end\n")))
+    late.start()
+    for _ in range(number):
+        screen.put(LINE, patience_s=60)
+    screen.put(b"end\n", patience_s=60)
+    late.join()
+    assert got[0] == LINE * number + b"end\n"
+
+
+def test_a_reader_that_has_gone_holds_up_nobody():
+    reader, writer = os.pipe()
+    os.close(reader)
+    screen = Screen(writer)
+    for _ in range(2 * WAITING_BYTES // len(LINE)):
+        screen.put(LINE, patience_s=60)
+    screen.flush(60)
+    os.close(writer)
+
+
+def test_a_pipe_that_does_not_block_loses_nothing(pipe):
+    reader, writer = pipe
+    os.set_blocking(writer, False)
+    screen = Screen(writer)
+    screen.put(LINE * 1000)  # ten times what a pipe holds
+    screen.put(b"end\n")
+    assert read_until(reader, b"end\n") == LINE * 1000 + b"end\n"
+
+
+def test_our_own_lines_cannot_steer_a_terminal(capfd):
+    output.say("host \x1b[31mred\x1b[0m is gone\n  next line")
+    output.flush()
+    assert capfd.readouterr().err == "cyxjax.launch: host \\x1b[31mred\\x1b[0m is gone\n  next line\n"
