@@ -66,7 +66,7 @@ class GroupStart:
     def note_end(self, agent: Agent, message: protocol.Message) -> None:
         """Files what `agent` tells of the end (see end_message)."""
         first = message.get("first")
-        record = None if first is None else ErrorRecord(**first)
+        record = None if first is None else _placed_in_time(first)
         self.ended[agent] = Ended(str(message["how"]), int(message.get("step", -1)), record)
         if record is not None and self.follow_by is None:
             self.follow_by = time.monotonic() + FOLLOW_S
@@ -89,9 +89,17 @@ def end_message(number: int, how: str, step: int, records: Sequence[ErrorRecord]
         why = first.message
         if first.type == "exit" and first.stderr_tail:  # it ended before our hooks could file its exception
             why = f"{why}: {first.stderr_tail[-1]}"
-        # clocks of several hosts are only comparable as time of day
-        said |= {"message": why[:2000], "at_monotonic_s": first.at_s}
+        said |= {"message": why[:2000], "age_s": time.monotonic() - first.at_monotonic_s}
     return {"ended": number, "how": how, "step": step, "first": said}
+
+
+def _placed_in_time(first: protocol.Message) -> ErrorRecord:
+    """The error a host tells of, at its moment on this host's clock.
+
+    From its age, not from its time of day: a host with a wrong clock would get another rank blamed.
+    """
+    told = {name: value for name, value in first.items() if name != "age_s"}
+    return ErrorRecord(**told, at_monotonic_s=time.monotonic() - float(first["age_s"]))
 
 
 def told(record: ErrorRecord) -> str:
