@@ -8,7 +8,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from cyxjax.errors import DataError
+
 AXIS = "data"
+_WRAPPING = (np.dtype("int64"), np.dtype("uint64"))  # what jax cuts to 32 bits, unless x64 is switched on
 REPLICATED = P()
 PER_REPLICA = P(AXIS)
 PyTree = Any
@@ -38,13 +41,42 @@ def put_rows(mesh: Mesh, tree: PyTree) -> PyTree:
     """Global arrays from this process's rows: leaf (L * n, ...) -> (R * n, ...), cut along axis `data`.
 
     On a mesh of one device arrays stay as they are: `jit` places them itself, and sooner (0.1 ms a step).
+    Raises: DataError for a whole number that does not fit where jax will keep it.
     """
+    refuse_wrapping(tree)
     if mesh.size == 1:
         return tree
     sharding = NamedSharding(mesh, PER_REPLICA)
     if len(local_replicas(mesh)) == num_replicas(mesh):  # all rows are here: one call, no global view
         return jax.device_put(tree, sharding)
     return jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, a), tree)
+
+
+def refuse_wrapping(tree: PyTree) -> None:
+    """Raises: DataError for a value beyond int32 in an array of int64: jax (without x64) would keep its low
+    bits, which name another class or token. Says the value and its row."""
+    for leaf in jax.tree.leaves(tree):
+        if not isinstance(leaf, np.ndarray) or leaf.dtype not in _WRAPPING or not leaf.size:
+            continue
+        kept = np.iinfo(jax.dtypes.canonicalize_dtype(leaf.dtype))
+        if leaf.max() > kept.max or leaf.min() < kept.min:
+            row = int(np.argmax(((leaf > kept.max) | (leaf < kept.min)).reshape(len(leaf), -1).any(1)))
+            wrong = leaf[row][(leaf[row] > kept.max) | (leaf[row] < kept.min)]
+            raise WrappingError(int(wrong.reshape(-1)[0]), row, str(kept.dtype))
+
+
+class WrappingError(DataError):
+    """A whole number too large for the devices, and the row it stands in."""
+
+    def __init__(self, value: int, row: int, dtype: str, where: str = ""):
+        self.value, self.row, self.dtype = value, row, dtype
+        super().__init__(
+            f"{where or f'row {row}'}: {value} does not fit {dtype}, as which jax keeps whole numbers, and "
+            "would become another class or token. HINT: number classes and tokens from 0 on."
+        )
+
+    def at(self, where: str) -> "WrappingError":
+        return WrappingError(self.value, self.row, self.dtype, where)
 
 
 def put_replicated(mesh: Mesh, tree: PyTree) -> PyTree:

@@ -19,6 +19,8 @@ from cyxjax.data.splits import (
 )
 from cyxjax.errors import DataError
 
+_LAST_LABEL = 2**31 - 1  # as int32, which is how labels are kept
+
 
 @dataclass(frozen=True)
 class Subset:
@@ -177,6 +179,12 @@ def _targets(path: Path, raw: np.ndarray) -> np.ndarray:
         row = int(np.argmin(raw.reshape(len(raw), -1).min(1)))
         raise DataError(
             f"{path}: label {raw.min()} in row {row}; expected 0 or more. HINT: number classes from 0."
+        )
+    if raw.max() > _LAST_LABEL:
+        row = int(np.argmax(raw.reshape(len(raw), -1).max(1)))
+        raise DataError(
+            f"{path}: label {raw.max()} in row {row}; expected at most {_LAST_LABEL}. "
+            "HINT: number classes from 0; quantities are a regression, as float values."
         )
     return raw.astype(np.int32)
 

@@ -110,7 +110,7 @@ def read_csv(path: Path, target: str | None = None) -> tuple[npt.NDArray[np.floa
     """Features float32 (N, F), targets (N,) and class names, of a CSV file with a header.
 
     The target is the column `target`, or the last. Targets are int32 class numbers where they are words
-    (sorted; then named in the third result) or whole numbers, else float32.
+    (sorted; then named in the third result) or whole numbers (int64 beyond int32), else float32.
 
     Raises: DataError naming the line and column of a value that is missing or not a number.
     """
@@ -164,4 +164,6 @@ def _csv_targets(values: list[str]) -> tuple[np.ndarray, list[str]]:
         names, labels = np.unique(values, return_inverse=True)
         return labels.astype(np.int32), names.tolist()
     whole = bool(np.all(numbers == np.rint(numbers)) and numbers.min() >= 0)
-    return (numbers.astype(np.int32) if whole else numbers.astype(np.float32)), []
+    if not whole:
+        return numbers.astype(np.float32), []
+    return numbers.astype(np.int32 if numbers.max() < 2**31 else np.int64), []

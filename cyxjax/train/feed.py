@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.draws import place_in_step
-from cyxjax.core.mesh import local_replicas, local_rows, num_replicas, put_rows
+from cyxjax.core.mesh import local_replicas, local_rows, num_replicas, put_rows, refuse_wrapping
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.data.batches import BatchPlan, HostBatch, iterate
 from cyxjax.data.ledger import StreamFacts
@@ -143,6 +143,7 @@ def _stream(local: int, loader: Iterable[Any], accumulation: int) -> Iterator[Ho
 
 def _deal(group: list[tuple[Any, Any]], local: int, accumulation: int, size: int) -> HostBatch:
     """Rows ordered (replica, micro-batch, slot); a short batch repeats its samples with weight 0."""
+    refuse_wrapping(group)  # here its row is still the loader's
     counts = [_rows(part) for part in group]
     if max(counts) > size * local:
         raise DataError(

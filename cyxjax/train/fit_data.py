@@ -8,6 +8,8 @@ import numpy as np
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.loss_probe import needs_probe, refuse_unless_mean
+from cyxjax.data.files import Subset
+from cyxjax.data.labels import check_labels, watched
 from cyxjax.data.loader import DataLoader
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches, as_dataset
@@ -136,7 +138,7 @@ def parse(
         found = as_dataset(train, num_workers=config.num_workers)
         if val is None:
             return _split(found, config), config
-        return FitData(found, for_evaluation(val, config.num_workers), True), config
+        return FitData(watched(found), watched(for_evaluation(val, config.num_workers)), True), config
     raise ConfigError(
         f"fit got {len(given)} pieces of data; expected (X, y), (X, y, X_val, y_val), "
         "(dataset[, val_dataset]) or (loader[, val_loader]). HINT: fit(X_train, y_train, config)."
@@ -152,7 +154,8 @@ def _from_loader(
     if read is None:
         return FitData(train, val, False), config
     config = config.model_copy(update={"drop_last": read.drop_last})
-    held_out = _split(read.dataset, config) if val is None else FitData(read.dataset, val, True)
+    known = FitData(watched(read.dataset), watched(val), True)
+    held_out = _split(read.dataset, config) if val is None else known
     return held_out._replace(order=(read.seed, read.shuffle)), config
 
 
@@ -217,32 +220,11 @@ def check(
     for what, part in (("training data", data.train), ("validation data", data.val)):
         if part is not None:
             check_finite(part, what)
-            check_labels(part, output, what)
+            check_labels(part, output, targets, what)
 
 
 def _per_replica(sample: PyTree, replicas: int) -> PyTree:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct((replicas, *a.shape[1:]), a.dtype), sample)
-
-
-def check_labels(dataset: Dataset, output: Any, what: str = "labels") -> None:
-    """Integer labels of in-memory data must name one of the model's outputs.
-
-    output: the model's output for one sample, as a ShapeDtypeStruct (1, ..., C).
-    Raises: DataError naming the first label that does not, and its sample.
-    """
-    labels = getattr(dataset, "targets", None) if isinstance(dataset, ArrayDataset) else None
-    if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu" or not hasattr(output, "shape"):
-        return
-    if labels.ndim != len(output.shape) - 1:
-        return
-    wrong = np.flatnonzero((labels < 0) | (labels >= output.shape[-1]))
-    if wrong.size:
-        where = np.unravel_index(wrong[0], labels.shape)
-        raise DataError(
-            f"{what}: sample {where[0]} has label {labels[where]}, but the model has "
-            f"{output.shape[-1]} outputs (labels 0 to {output.shape[-1] - 1}). "
-            "HINT: give the model one output per class, counted from 0."
-        )
 
 
 def check_finite(dataset: Dataset, what: str) -> None:
@@ -264,7 +246,7 @@ def check_finite(dataset: Dataset, what: str) -> None:
 def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:
     """Holds out `validation_split` of the samples, drawn once from the seed: the same on every rank."""
     if not config.validation_split:
-        return FitData(dataset, None, True)
+        return FitData(watched(dataset), None, True)
     count = round(len(dataset) * config.validation_split)
     if not 0 < count < len(dataset):
         raise DataError(
@@ -273,20 +255,8 @@ def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:
             "HINT: give more data or another split."
         )
     order = Order(len(dataset), config.seed, epoch=2**31)[:]  # an order no training epoch has
-    return FitData(Part(dataset, np.sort(order[count:])), Part(dataset, np.sort(order[:count])), True)
-
-
-class Part:
-    """The samples `indices` of a dataset."""
-
-    def __init__(self, dataset: Dataset, indices: np.ndarray):
-        self._dataset, self._indices = dataset, indices
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def take(self, indices: np.ndarray) -> tuple[PyTree, PyTree]:
-        return self._dataset.take(self._indices[indices])
+    train, val = Subset(dataset, np.sort(order[count:])), Subset(dataset, np.sort(order[:count]))
+    return FitData(watched(train), watched(val), True)
 
 
 def _is_arrays(data: Any) -> bool:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from cyxjax.core.mesh import local_replicas, num_replicas, put_replicated, put_rows
+from cyxjax.core.mesh import WrappingError, local_replicas, num_replicas, put_replicated, put_rows
 from cyxjax.core.step import Batch
 from cyxjax.data.batches import HostBatch
 
@@ -35,7 +35,10 @@ class RowPlacer:
     def put(self, host: HostBatch, signal: tuple[float, bool] = (0.0, False)) -> Batch:
         rows = len(host.weight)
         full = host.weight.all()
-        parts = put_rows(self._mesh, (host.inputs, host.targets) if full else host[:3])
+        try:
+            parts = put_rows(self._mesh, (host.inputs, host.targets) if full else host[:3])
+        except WrappingError as error:
+            raise (error if host.ids is None else error.at(f"sample {host.ids[error.row]}")) from None
         weight = (
             self._once(("weight", rows), lambda: self._rows(np.ones(rows, np.float32))) if full else parts[2]
         )

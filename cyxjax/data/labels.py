@@ -1,0 +1,74 @@
+"""Labels that name one of a model's outputs: of arrays all are looked at before training, of data that are
+read item by item each as it is read. One that names none would train to wrong numbers without an error.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from cyxjax.data.files import Subset
+from cyxjax.data.sources import ArrayDataset, Dataset
+from cyxjax.errors import DataError
+
+
+class WatchedDataset:
+    """A dataset whose targets are looked at as they are read, once `check_labels` has set `num_classes`."""
+
+    def __init__(self, dataset: Dataset):
+        self.dataset = dataset
+        self.num_classes: int | None = None
+        self.what = ""
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def take(self, indices: np.ndarray) -> tuple[Any, Any]:
+        """As of the dataset. Raises: DataError for a label that names no output."""
+        inputs, targets = self.dataset.take(indices)
+        if self.num_classes is not None:
+            _refuse(np.asarray(targets), self.num_classes, self.what, indices)
+        return inputs, targets
+
+
+def watched(data: Any) -> Any:
+    """`data`, watched where it is a dataset that is read item by item; arrays and loaders as they are."""
+    by_item = isinstance(data, Dataset) and not isinstance(data, WatchedDataset) and _targets(data) is None
+    return WatchedDataset(data) if by_item else data
+
+
+def check_labels(dataset: Any, output: Any, target: Any, what: str = "labels") -> None:
+    """Whole-number labels must name one of the model's outputs.
+
+    output, target: a model's output for one sample and a sample's target, as ShapeDtypeStructs (1, ..., C)
+    and (1, ...); labels have a dimension less than the output.
+    Raises: DataError naming the first label that does not, and its sample; for a watched dataset later.
+    """
+    if not hasattr(output, "shape") or not hasattr(target, "shape"):
+        return
+    if np.dtype(target.dtype).kind not in "iu" or len(target.shape) != len(output.shape) - 1:
+        return
+    if isinstance(dataset, WatchedDataset):
+        dataset.num_classes, dataset.what = output.shape[-1], what
+        return
+    labels = _targets(dataset)
+    if isinstance(labels, np.ndarray):
+        _refuse(labels, output.shape[-1], what)
+
+
+def _targets(dataset: Any) -> Any:
+    """The targets of arrays, in memory or mapped, or of a part of them; None for what is read by item."""
+    if isinstance(dataset, Subset):
+        targets = _targets(dataset.dataset)
+        return targets[dataset.rows] if isinstance(targets, np.ndarray) else targets
+    return dataset.targets if isinstance(dataset, ArrayDataset) else None
+
+
+def _refuse(labels: np.ndarray, num_classes: int, what: str, ids: np.ndarray | None = None) -> None:
+    if not labels.size or (labels.min() >= 0 and labels.max() < num_classes):
+        return
+    where = np.argwhere((labels < 0) | (labels >= num_classes))[0]
+    sample = where[0] if ids is None else ids[where[0]]
+    raise DataError(
+        f"{what}: sample {sample} has label {labels[tuple(where)]}, but the model has {num_classes} outputs "
+        f"(labels 0 to {num_classes - 1}). HINT: give the model one output per class, counted from 0."
+    )

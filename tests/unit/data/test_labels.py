@@ -1,0 +1,119 @@
+"""Labels that name no class: refused by value and sample, wherever they are read from."""
+
+import jax
+import numpy as np
+import pytest
+
+from cyxjax.core.mesh import WrappingError, build_mesh, put_rows
+from cyxjax.data.catalog import load_dataset
+from cyxjax.data.files import Subset
+from cyxjax.data.labels import WatchedDataset, check_labels, watched
+from cyxjax.data.sources import ArrayDataset, as_dataset
+from cyxjax.errors import DataError
+from cyxjax.train import fit_data
+from tests.support.trainers import config, trainer
+
+X = np.zeros((40, 6), np.float32)
+WRAPS = 2**32 + 1  # its low 32 bits are 1: a class there is
+OUTPUT = jax.ShapeDtypeStruct((1, 3), np.float32)
+TARGET = jax.ShapeDtypeStruct((1,), np.int64)
+
+
+def labels(wrong, at=17):
+    found = np.arange(40) % 3
+    found[at] = wrong
+    return found
+
+
+class Items:
+    def __init__(self, wrong):
+        self.labels = labels(wrong)
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        return X[i], self.labels[i]
+
+
+@pytest.mark.parametrize("wrong", [-1, 3, WRAPS])
+def test_a_label_is_refused_in_arrays_in_a_part_of_them_and_item_by_item(wrong):
+    said = f"data: sample 17 has label {wrong}, but the model has 3 outputs"
+    with pytest.raises(DataError, match=said):
+        check_labels(ArrayDataset(X, labels(wrong)), OUTPUT, TARGET, "data")
+    part = Subset(ArrayDataset(X, labels(wrong)), np.arange(10, 40))
+    assert watched(part) is part
+    with pytest.raises(DataError, match="sample 7 has label"):
+        check_labels(part, OUTPUT, TARGET, "data")
+    items = watched(as_dataset(Items(wrong)))
+    assert isinstance(items, WatchedDataset)
+    check_labels(items, OUTPUT, TARGET, "data")
+    items.take(np.array([0, 39, 16]))
+    with pytest.raises(DataError, match=said):
+        items.take(np.array([0, 17]))
+
+
+def test_what_is_no_label_is_left_alone():
+    quantities = ArrayDataset(X, np.full(40, 7.5, np.float32))
+    check_labels(quantities, OUTPUT, jax.ShapeDtypeStruct((1,), np.float32))
+    check_labels(ArrayDataset(X, labels(77)), jax.ShapeDtypeStruct((1,), np.float32), TARGET)
+
+
+@pytest.mark.usefixtures("two_devices")
+@pytest.mark.parametrize("wrong", [-1, 3, WRAPS])
+@pytest.mark.parametrize("kind", ["arrays", "held out", "items"])
+def test_a_fit_refuses_it(kind, wrong):
+    data = (Items(wrong), Items(0)) if kind == "items" else (X, labels(wrong))
+    split = 0.25 if kind == "held out" else 0.0
+    with pytest.raises(DataError, match=rf"has label {wrong}, but the model has 3 outputs"):
+        trainer().fit(*data, config(validation_split=split))
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_a_loader_that_is_asked_for_batches_is_refused_by_value_and_row():
+    batches = [(X[:8], np.arange(8) % 3), (X[:8], np.array([0, 1, WRAPS, 0, 1, 2, 0, 1]))]
+
+    class Loader:
+        batch_size = 8
+
+        def __iter__(self):
+            return iter(batches)
+
+    with pytest.raises(DataError, match=f"row 2: {WRAPS} does not fit int32"):
+        trainer().fit(Loader(), None, config(epochs=1))
+
+
+def test_values_that_jax_would_cut_are_refused_before_they_reach_a_device():
+    mesh = build_mesh(jax.devices()[:2])
+    for dtype, value in ((np.int64, 2**31), (np.int64, -(2**31) - 1), (np.uint64, 2**32)):
+        rows = np.zeros((4, 3), dtype)
+        rows[2, 1] = value
+        with pytest.raises(WrappingError, match=f"row 2: {value} does not fit"):
+            put_rows(mesh, {"tokens": rows})
+    largest = np.full(4, 2**31 - 1)
+    assert np.asarray(put_rows(mesh, largest)).tolist() == largest.tolist()
+
+
+@pytest.mark.parametrize("name", ["npz", "csv"])
+def test_a_label_in_a_file_is_refused_with_its_row(tmp_path, name):
+    path = tmp_path / f"data.{name}"
+    found = labels(WRAPS)
+    if name == "npz":
+        np.savez(path, x=X, y=found)
+    else:
+        path.write_text("a,label\n" + "".join(f"0.5,{label}\n" for label in found))
+    with pytest.raises(DataError, match=f"label {WRAPS} in row 17; expected at most {2**31 - 1}"):
+        load_dataset(name, path)
+
+
+def test_large_whole_quantities_are_no_labels(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("area,people\n" + "".join(f"{i},{5_000_000_000 + i}\n" for i in range(40)))
+    splits = load_dataset("csv", path, task="regression")
+    assert splits.train.targets.min() >= 4.9e9
+
+
+def test_a_dataset_is_watched_once():
+    items = as_dataset(Items(0))
+    assert watched(watched(items)).dataset is items
+    assert fit_data.parse((items, items), config())[0].train.dataset is items
