@@ -13,7 +13,8 @@ from cyxjax.errors import CheckpointError, GroupError
 from cyxjax.launch.heartbeat import beat
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train import resume
+from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.train import resume, same_run
 from cyxjax.train.build import Built, Recipe, effective_batch_size
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.loop import RunState
@@ -35,6 +36,8 @@ class Session:
         self._run_state: RunState | None = None
         self._loaded = False  # the next fit goes on from a loaded state
         self.resumed = False  # the last start went on from a checkpoint
+        self._content: dict[str, Any] = {}  # what the data of the present fit hold
+        self._origin: dict[str, Any] = {}  # what the checkpoint that was restored said of itself
 
     @property
     def is_master(self) -> bool:
@@ -89,6 +92,7 @@ class Session:
         )
         self._begin(prepared)
         check_run(prepared, self.run_state.state, self.recipe, num_replicas(self.mesh))
+        self._content = same_run.compared(self.group, prepared, self.run_state.state)
         return prepared
 
     def ensure(self, inputs: PyTree, config: DistributedTrainingConfig | None = None) -> None:
@@ -118,11 +122,22 @@ class Session:
 
         Raises: CheckpointError where `config` wants a checkpoint and there is none.
         """
-        folder = config.checkpoint_path
         self.resumed = self._loaded
         if self._loaded:
             self._loaded = False
-            return self.run_state
+        else:
+            self._resume(config, console)
+        if self.is_master:
+            for line in same_run.changes(self._origin, self._content):
+                warn_on_stderr(line)  # not to the console: it may be switched off
+        self._origin = {}
+        if self.group.topology.world_size > 1 and not self._content:
+            console.note("A loader's samples have no numbers: the data of the ranks were not compared.")
+        return self.run_state
+
+    def _resume(self, config: DistributedTrainingConfig, console: Console) -> None:
+        """Takes the newest checkpoint of the run's folder, where there is one and `config` wants it."""
+        folder = config.checkpoint_path
         wanted = config.resume != "never" and folder.is_dir()
         beat(-1, "checkpoint")
         if wanted and self.restore(resume.restorer_for(config, self.is_master)):
@@ -137,7 +152,6 @@ class Session:
                 "HINT: check the run folder, or use resume='auto'."
             )
         beat(-1, "idle")
-        return self.run_state
 
     # ---- on disk and off --------------------------------------------------------------------------
 
@@ -156,6 +170,7 @@ class Session:
         if found is None:
             return False
         self._run_state, history, meta = found
+        self._origin = meta
         self.ledger.restore(meta, self._run_state.position)
         history.world_size, history.num_replicas = self.group.topology.world_size, num_replicas(self.mesh)
         history.effective_batch_size = effective_batch_size(self.prepared.config, self.mesh)
@@ -170,4 +185,5 @@ class Session:
     def describe(self, run_state: RunState) -> dict[str, Any]:
         """What a checkpoint of `run_state` says beside its arrays."""
         config, inputs = self.prepared.config.resolved(), self.prepared.inputs
-        return resume.to_meta(run_state, self.history, config, inputs) | self.ledger.meta(run_state)
+        said = resume.to_meta(run_state, self.history, config, inputs) | same_run.to_meta(self._content)
+        return said | self.ledger.meta(run_state)

@@ -71,3 +71,64 @@ def test_another_program_is_refused_on_both_ranks(tmp_path):
         assert code == 1
         assert "ranks differ in the program: train.py " in text
         assert "on rank 0; other.py " in text
+
+
+TRAIN = """
+import os
+import sys
+import numpy as np
+import cyxjax as cx
+from model import build
+rng = np.random.default_rng(0)
+X, Y = rng.normal(size=(64, 6)).astype(np.float32), rng.integers(0, 3, 64)
+rank = int(os.environ["RANK"])
+values = {"epochs": 1, "batch_size": 8, "verbose": False, "checkpoint_every_n_epochs": 0}
+if rank == 1 and "label" in sys.argv:
+    Y[5] = (Y[5] + 1) % 3
+if rank == 1 and "rate" in sys.argv:
+    values["max_grad_norm"] = 2.0
+if rank == 1 and "noise" in sys.argv:
+    X = np.nextafter(X, 9, dtype=np.float32)
+model = build(rank, sys.argv)
+trainer = cx.distributed.DistributedTrainer(model, cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1))
+trainer.fit(X, Y, config=cx.distributed.DistributedTrainingConfig(**values))
+print("trained", flush=True)
+"""
+MODEL = """
+import jax
+from flax import linen
+class Net(linen.Module):
+    scale: float
+    @linen.compact
+    def __call__(self, x):
+        jax.debug.callback(lambda v: None, x[0, 0])
+        return linen.Dense(3)(x) * self.scale
+def build(rank, argv):
+    return Net(2.0 if rank == 1 and "model" in argv else 1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("label", "ranks differ in the training data: "),
+        ("rate", "ranks differ in max_grad_norm of the configuration: null on rank 0; 2.0 on rank 1"),
+        ("model", "ranks differ in the program of a step (the model's or the loss's code): "),
+    ],
+)
+def test_other_data_configuration_or_model_are_refused_on_both_ranks_before_a_step(tmp_path, what, said):
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "model.py").write_text(MODEL)
+    for code, text in two_ranks(tmp_path, [["train.py", what]] * 2):
+        assert code == 1, text
+        assert said in text
+        assert "rank 1" in text
+        assert "trained" not in text
+
+
+def test_equal_ranks_train_also_where_a_processor_rounds_otherwise(tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "model.py").write_text(MODEL)
+    for code, text in two_ranks(tmp_path, [["train.py", "noise"]] * 2):
+        assert code == 0, text
+        assert "trained" in text

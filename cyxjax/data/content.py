@@ -1,0 +1,104 @@
+"""What a data set holds, in a few numbers: two hosts, or two starts, that read other data are told apart.
+
+Up to 24 records are read by their ids, each twice: what a random augmentation makes differs between two reads
+and is not compared. Of arrays in memory the whole is summed up too. Whole numbers are compared exactly;
+floating-point values within 1e-5, since processors of other makes round a preprocessing otherwise.
+"""
+
+import time
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cyxjax.data.columns import leaves
+from cyxjax.data.order import Order
+from cyxjax.data.sources import ArrayDataset, Dataset
+
+Summary = list[Any]  # of a leaf: its type and shape, then what its values come to
+MAX_RECORDS = 24
+MAX_S = 1.0  # for reading them: with slower records fewer are read
+MAX_BYTES = 1 << 24  # of an array that is summed up whole, in about 40 ms
+_TOLERANCE = 1e-5
+_EPOCH = 2**31 - 1  # an order that no training epoch has
+
+
+def content_of(dataset: Dataset) -> dict[str, Any]:
+    """JSON for `find_difference`: number of samples, and what some of them, and whole arrays, come to."""
+    content = {"samples": len(dataset), "records": _records(dataset)}
+    if isinstance(dataset, ArrayDataset):
+        arrays = [leaf for _, leaf in leaves((dataset.inputs, dataset.targets))]
+        if all(type(leaf) is np.ndarray and leaf.nbytes <= MAX_BYTES for leaf in arrays):
+            content["whole"] = [_summary(leaf) for leaf in arrays]
+    return content
+
+
+def find_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """(what differs, how it is in `a`, in `b`) of two contents; None if what both tell agrees."""
+    if a["samples"] != b["samples"]:
+        return "the number of samples", str(a["samples"]), str(b["samples"])
+    for name in a["records"]:
+        if name in b["records"] and (found := _differ(a["records"][name], b["records"][name])):
+            return f"sample {name}", *found
+    if "whole" in a and "whole" in b and (found := _differ(a["whole"], b["whole"])):
+        return "the values of all samples", *found
+    return None
+
+
+def _records(dataset: Dataset) -> dict[str, list[Summary] | None]:
+    """Summaries of the leaves of some samples by id; None for a sample that cannot be read."""
+    num_samples, start = len(dataset), time.monotonic()
+    shuffled = Order(num_samples, seed=0, epoch=_EPOCH)[: min(num_samples, MAX_RECORDS)]
+    ids = list(dict.fromkeys([0, num_samples - 1, *shuffled.tolist()]))[:MAX_RECORDS]
+    found: dict[str, list[Summary] | None] = {}
+    for i in ids:
+        if time.monotonic() - start > MAX_S:
+            break
+        found[str(i)] = _record(dataset, i)
+    return found
+
+
+def _record(dataset: Dataset, i: int) -> list[Summary] | None:
+    try:
+        first, second = ([leaf for _, leaf in leaves(dataset.take(np.array([i])))] for _ in range(2))
+    except Exception:  # whatever a user's dataset raises: it is for training to report, if it comes to i
+        return None
+    alike = [np.array_equal(x, y, equal_nan=x.dtype.kind in "fc") for x, y in zip(first, second, strict=True)]
+    return [_summary(leaf) if same else ["random"] for leaf, same in zip(first, alike, strict=True)]
+
+
+def _summary(leaf: np.ndarray) -> Summary:
+    kind = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+    if leaf.dtype.kind not in "fc":
+        whole = leaf.size == 1 and leaf.dtype.kind in "iub"
+        return [kind, int(leaf.reshape(-1)[0]) if whole else zlib.crc32(np.ascontiguousarray(leaf).tobytes())]
+    # Weights that rise within 17 values, so that the same values in another order come to another sum.
+    values = np.nan_to_num(np.abs(leaf) if leaf.dtype.kind == "c" else leaf).astype(np.float64).reshape(-1)
+    return [kind, float(values @ (1 + np.arange(values.size) % 17)), float(np.abs(values).sum()) * 17]
+
+
+def _differ(a: list[Summary] | None, b: list[Summary] | None) -> tuple[str, str] | None:
+    if a is None or b is None or len(a) != len(b):
+        return None if a == b else (_text(a), _text(b))
+    for one, other in zip(a, b, strict=True):
+        if ["random"] not in (one, other) and not _alike(one, other):
+            return _text([one]), _text([other])
+    return None
+
+
+def _alike(a: Summary, b: Summary) -> bool:
+    if len(a) != 3 or len(b) != 3:
+        return a == b
+    (kind, total, scale), (kind_b, total_b, scale_b) = a, b
+    room = _TOLERANCE * max(scale, scale_b)
+    return kind == kind_b and abs(total - total_b) <= room and abs(scale - scale_b) <= room
+
+
+def _text(summaries: list[Summary] | None) -> str:
+    """`float32[1,64] 1523.4; int64[1] 7`."""
+    if summaries is None:
+        return "cannot be read"
+    return "; ".join(
+        " ".join(f"{v:.9g}" if isinstance(v, float) else str(v) for v in s[:2]) for s in summaries
+    )

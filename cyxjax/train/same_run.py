@@ -1,0 +1,157 @@
+"""Whether all ranks are about to train the same: configuration, compiled step, code and data; and whether a
+resumed run goes on with what it was trained on.
+
+Ranks that differ in one of these train to wrong numbers without an error, so every rank refuses, before a
+step and before anything is written.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.step import TrainState
+from cyxjax.data.columns import map_leaves
+from cyxjax.data.content import content_of, find_difference
+from cyxjax.data.sources import Dataset
+from cyxjax.distributed.agreement import agree
+from cyxjax.distributed.process_group import ProcessGroup
+from cyxjax.errors import DesyncError
+from cyxjax.launch.program import code_facts
+from cyxjax.launch.rendezvous.roster import disagreement
+from cyxjax.train.feed import build_feed
+from cyxjax.train.fit_data import FitData
+from cyxjax.train.hooks.ledger import Tape
+from cyxjax.train.loop import Position
+from cyxjax.train.prepare import Prepared
+
+META = "same_run"
+# What may differ between ranks: where each reads and writes, what it shows, how it reads ahead.
+_A_RANKS_OWN = (
+    *("run_dir", "checkpoint_dir", "save_on_master_only", "keep_last", "keep_best", "cpu_devices"),
+    *("verbose", "log_every_n_batches", "sinks", "wandb", "num_workers", "prefetch", "data"),
+)
+# jax pins a host callback to the device of each process.
+_OF_ONE_PROCESS = re.compile(r"^\s*sdy\.mesh @maximal.*$|mhlo\.backend_config = \{index.*?\}", re.MULTILINE)
+
+
+def compared(group: ProcessGroup, prepared: Prepared, state: TrainState) -> dict[str, Any]:
+    """What the data of a fit hold, once all ranks of the group have shown that they are about to do the same.
+
+    state: as training starts with it. Raises: DesyncError on every rank, with the values of each.
+    """
+    assert prepared.data is not None
+    content = data_facts(prepared.data)
+    if group.topology.world_size > 1:
+        program = prepared.built.program.train_step
+        step = step_digest(program, state, prepared.data, prepared.config, group.mesh)
+        refuse_differences(group, config_facts(prepared.config), content, step)
+    return content
+
+
+def data_facts(data: FitData) -> dict[str, Any]:
+    """What the training and validation samples hold; of a loader, whose samples have no numbers, nothing."""
+    parts = {"training data": data.train, "validation data": data.val}
+    return {name: content_of(part) for name, part in parts.items() if isinstance(part, Dataset)}
+
+
+def config_facts(config: DistributedTrainingConfig) -> dict[str, str]:
+    """What has to be equal on all ranks, as JSON, by name."""
+    values = {name: value for name, value in config.resolved().items() if name not in _A_RANKS_OWN}
+    return {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
+
+
+def step_digest(
+    step: Any, state: TrainState, data: FitData, config: DistributedTrainingConfig, mesh: Mesh
+) -> str:
+    """A digest of the step's program, lowered but not compiled; "" where it cannot be lowered beforehand.
+
+    What lowering makes is kept by jax and serves the first step: measured, it costs 20 ms beside that.
+    """
+    if not data.indexed or not hasattr(step, "lower"):
+        return ""
+    feed = build_feed(data._replace(train=_OneSample(data.train), val=None), config, mesh, Tape())
+    with closing(iter(feed.train(Position(), lambda: (0.0, False)))) as fed:  # type: ignore[type-var]
+        text = step.lower(state, next(fed).batch).as_text()
+    return hashlib.sha256(_OF_ONE_PROCESS.sub("", text).encode()).hexdigest()[:12]
+
+
+class _OneSample:
+    """A dataset's first sample in place of all: its shapes, without reading a batch."""
+
+    def __init__(self, dataset: Dataset):
+        self._length, self._first = len(dataset), dataset.take(np.zeros(1, np.int64))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def take(self, indices: np.ndarray) -> tuple[Any, Any]:
+        inputs, targets = (map_leaves(lambda a: np.repeat(a, len(indices), 0), part) for part in self._first)
+        return inputs, targets
+
+
+def refuse_differences(
+    group: ProcessGroup, config: Mapping[str, str], data: Mapping[str, Any], step: str
+) -> None:
+    """Returns once all ranks have said the same. Raises: DesyncError on all, with the values of each rank."""
+    ranks = agree(group, "the start of training", note={"config": config, "data": data, "step": step})
+    for name in dict.fromkeys(name for rank in ranks for name in rank["config"]):
+        _compare(f"{name} of the configuration", [rank["config"].get(name, "(none)") for rank in ranks])
+    for name in dict.fromkeys(name for rank in ranks for name in rank["data"]):
+        _compare_data(name, [rank["data"].get(name) for rank in ranks])
+    _compare("the program of a step (the model's or the loss's code)", [rank["step"] for rank in ranks])
+
+
+def _compare(what: str, values: list[str]) -> None:
+    if len(set(values)) > 1:
+        raise DesyncError(disagreement(what, dict(enumerate(values))))
+
+
+def _compare_data(name: str, contents: list[dict[str, Any] | None]) -> None:
+    """All with rank 0's; the ranks that hold the same as rank 0 are said to."""
+    first = contents[0]
+    for rank, other in enumerate(contents):
+        if first is None or other is None:
+            _compare(f"the {name}", ["a loader" if c is None else "samples by number" for c in contents])
+        elif found := find_difference(first, other):
+            what, mine, its = found
+            raise DesyncError(
+                f"ranks differ in the {name}: {what}: {mine} on rank 0; {its} on rank {rank}. "
+                "HINT: give every host the same files, in the same order."
+            )
+
+
+def to_meta(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint keeps of code and data, for `changes`."""
+    return {META: {"code": code_facts(), "data": data}}
+
+
+def changes(meta: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+    """A line each for the data and the code that a resumed run has changed since `meta` was written."""
+    if META not in meta:
+        return []  # written before this was kept, or by another program
+    try:
+        return _changes(meta[META], data)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return ["WARNING: what the checkpoint says of its data and code cannot be read: not compared."]
+
+
+def _changes(stored: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name, now in data.items():
+        then = stored["data"].get(name)
+        if then is not None and (found := find_difference(then, now)):
+            what, before, after = found
+            lines.append(
+                f"WARNING: the {name} changed since the checkpoint: {what}: {before} then, {after} now."
+            )
+    other = [name for name, digest in code_facts().items() if stored["code"].get(name, digest) != digest]
+    if other:
+        lines.append(f"WARNING: changed since the checkpoint: {', '.join(other)}.")
+    return lines

@@ -1,0 +1,97 @@
+"""What a data set holds, in a few numbers: other data are told apart, the same are not."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from cyxjax.data.content import MAX_RECORDS, content_of, find_difference
+from cyxjax.data.sources import ArrayDataset, as_dataset
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(200, 5)).astype(np.float32)
+Y = RNG.integers(0, 10, 200).astype(np.int64)
+
+
+def difference(a, b):
+    """Of two datasets, after a way through JSON, as between ranks and in a checkpoint."""
+    return find_difference(*(json.loads(json.dumps(content_of(d))) for d in (a, b)))
+
+
+def test_equal_data_agree_and_so_does_what_another_processor_rounds_otherwise():
+    assert difference(ArrayDataset(X, Y), ArrayDataset(X.copy(), Y.copy())) is None
+    assert difference(ArrayDataset(X, Y), ArrayDataset(np.nextafter(X, 9, dtype=np.float32), Y)) is None
+
+
+def test_one_label_among_all_is_seen_where_arrays_are_in_memory():
+    other = Y.copy()
+    other[77] += 1
+    what, mine, its = difference(ArrayDataset(X, Y), ArrayDataset(X, other))
+    assert what in ("sample 77", "the values of all samples")
+    assert mine != its
+
+
+def test_a_sample_that_differs_is_named_with_both_values():
+    other = Y.copy()
+    other[0] = 77
+    assert difference(ArrayDataset(X, Y), ArrayDataset(X, other)) == (
+        "sample 0",
+        f"int64[1] {Y[0]}",
+        "int64[1] 77",
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [X * 1.01, X[:, ::-1], X[::-1], X.astype(np.float64), X + 1e-3, np.where(X > 2, 0, X)],
+    ids=["scaled", "columns", "rows", "dtype", "shifted", "some"],
+)
+def test_other_inputs_are_seen(other):
+    assert difference(ArrayDataset(X, Y), ArrayDataset(np.ascontiguousarray(other), Y)) is not None
+
+
+def test_more_samples_are_told_as_such():
+    assert difference(ArrayDataset(X, Y), ArrayDataset(X[:150], Y[:150])) == (
+        "the number of samples",
+        "200",
+        "150",
+    )
+
+
+class Items:
+    """A user's dataset, read item by item."""
+
+    def __init__(self, noise=0.0, wait_s=0.0, label=0):
+        self.reads, self.noise, self.wait_s, self.label = 0, noise, wait_s, label
+        self.rng = np.random.default_rng()
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, i):
+        self.reads += 1
+        time.sleep(self.wait_s)
+        if i == 999:
+            raise OSError("no such file")
+        x = np.full(3, i, np.float32) + self.rng.normal(size=3).astype(np.float32) * self.noise
+        return x, i % 7 + self.label
+
+
+def test_what_is_drawn_anew_at_each_read_is_left_out_and_the_rest_compared():
+    assert difference(as_dataset(Items(noise=1.0)), as_dataset(Items(noise=1.0))) is None
+    what, mine, its = difference(as_dataset(Items(noise=1.0)), as_dataset(Items(noise=1.0, label=1)))
+    assert (what, mine, its) == ("sample 0", "int64[1] 0", "int64[1] 1")
+
+
+def test_a_sample_that_cannot_be_read_is_no_error_here():
+    assert content_of(as_dataset(Items()))["records"]["999"] is None
+    assert difference(as_dataset(Items()), as_dataset(Items())) is None
+
+
+def test_few_records_are_read_and_fewer_of_slow_ones():
+    quick, slow = Items(), Items(wait_s=0.3)
+    content_of(as_dataset(quick))
+    assert 2 * (MAX_RECORDS - 1) <= quick.reads <= 2 * MAX_RECORDS
+    assert 1 <= len(content_of(as_dataset(slow))["records"]) <= 4  # two reads each, for a second
+    assert difference(as_dataset(Items()), as_dataset(slow)) is None  # on what both have read

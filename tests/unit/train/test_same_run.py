@@ -1,0 +1,72 @@
+"""What a resumed run says of data and code that changed since its checkpoint."""
+
+import json
+
+import numpy as np
+import pytest
+
+from cyxjax.checkpoint.folders import list_steps, step_folder
+from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.train import same_run
+from tests.support.trainers import X, Y, config, trainer
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+
+
+def fit(folder, x=X, y=Y, **values):
+    trainer().fit(
+        x, y, config(checkpoint_dir=str(folder), checkpoint_every_n_epochs=1, resume="auto", **values)
+    )
+
+
+def test_a_resume_on_the_same_data_and_code_says_nothing(tmp_path, capsys):
+    fit(tmp_path, epochs=1)
+    fit(tmp_path, epochs=2)
+    assert "WARNING" not in capsys.readouterr().err
+    step = list_steps(tmp_path)[-1]
+    kept = read_manifest(step_folder(tmp_path, step)).meta[same_run.META]
+    assert kept["data"]["training data"]["samples"] == len(X)
+    assert "the code of cyxjax/core" in kept["code"]
+    assert len(json.dumps(kept)) < 8000  # in every manifest
+
+
+def test_a_resume_on_other_data_names_what_changed(tmp_path, capsys):
+    fit(tmp_path, epochs=1)
+    other = Y.copy()
+    other[0] = (other[0] + 1) % 3
+    fit(tmp_path, y=other, epochs=2)
+    said = capsys.readouterr().err
+    assert "WARNING: the training data changed since the checkpoint: sample 0: int32[1]" in said
+    assert said.count("WARNING: the training data changed") == 1
+
+
+def test_a_resume_on_other_code_names_the_room(tmp_path, capsys, monkeypatch):
+    fit(tmp_path, epochs=1)
+    now = same_run.code_facts() | {"the code of cyxjax/core": "0" * 12}
+    monkeypatch.setattr(same_run, "code_facts", lambda: now)
+    fit(tmp_path, epochs=2)
+    assert "WARNING: changed since the checkpoint: the code of cyxjax/core." in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_says_nonsense_or_nothing_of_it_is_no_error():
+    content = same_run.data_facts(same_run.FitData((), None, False))
+    assert same_run.changes({}, content) == []
+    for crafted in (None, [], {"data": 3, "code": {}}, {"data": {}, "code": 7}):
+        assert len(same_run.changes({same_run.META: crafted}, {"training data": {"samples": 1}})) == 1
+
+
+def test_shapes_of_a_batch_are_known_without_reading_one():
+    class Counted:
+        reads = 0
+
+        def __len__(self):
+            return 60
+
+        def take(self, indices):
+            self.reads += len(indices)
+            return X[indices], Y[indices]
+
+    data = Counted()
+    one = same_run._OneSample(data)
+    inputs, targets = one.take(np.arange(16))
+    assert (inputs.shape, targets.shape, data.reads, len(one)) == ((16, 6), (16,), 1, 60)
