@@ -8,7 +8,9 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import yaml
 
+import cyxjax
 from cyxjax.config.load import load_config
 
 ROOT = Path(__file__).parents[2]
@@ -59,10 +61,25 @@ def test_make_and_ci_are_valid(tmp_path):
     assert subprocess.run(["bash", "-n", ROOT / ".ci" / "run"], check=False).returncode == 0
 
 
+def test_make_lists_each_target_it_has():
+    text = (ROOT / "Makefile").read_text()
+    shown = subprocess.run(
+        ["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    wanted = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split()
+    assert re.findall(r"^  make (\w+) +\w", shown, re.MULTILINE) == wanted
+
+
+def test_the_hooks_before_a_commit_fetch_nothing():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert [repo["repo"] for repo in hooks["repos"]] == ["local"]
+    assert {hook["language"] for hook in hooks["repos"][0]["hooks"]} == {"system"}
+
+
 def test_the_wheel_holds_the_mark_of_a_typed_package(tmp_path):
     words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
-    (wheel,) = tmp_path.glob("cyxjax-*.whl")
+    (wheel,) = tmp_path.glob(f"cyxjax-{cyxjax.__version__}-*.whl")
     names = ZipFile(wheel).namelist()
     assert "cyxjax/py.typed" in names
     assert not [name for name in names if not name.startswith("cyxjax")]
