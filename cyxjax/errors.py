@@ -41,6 +41,10 @@ class CheckpointError(CyxjaxError, RuntimeError):
     """A checkpoint that is missing, damaged, locked by another job, or of another model."""
 
 
+class NotSavedError(CheckpointError):
+    """Training is over, its parameters are in memory, and the final state is on no disk."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`Did you mean 'x'?` for the closest of `known` names, else the list of what is known."""
     names = sorted(known)

@@ -4,53 +4,23 @@ save: host copy (the only part the loop waits for) -> arrays -> digests -> MANIF
 restore: newest step whose every file verifies; a damaged one is set aside and the next older is taken.
 """
 
-import errno
 import logging
 import os
-import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cyxjax.checkpoint import tree
+from cyxjax.checkpoint.failures import describe_failure
 from cyxjax.checkpoint.folders import list_corrupt, list_steps, step_folder
 from cyxjax.checkpoint.manifest import frozen_json
 from cyxjax.checkpoint.store import Best, DamagedStep, Restored, Snapshot, StepStore
 from cyxjax.checkpoint.tree import Adapt, PyTree, ToHost
 from cyxjax.errors import CheckpointError
 
-_FULL_TEXTS = ("RESOURCE_EXHAUSTED", "No space left on device", "Disk quota exceeded")
-
-
-def describe_failure(snapshot: Snapshot, error: BaseException, directory: Path, in_a_row: int) -> str:
-    """One line for a failed save whose own files are gone; a full disk is told with the bytes missing."""
-    what = f"{type(error).__name__}: {str(error)[:300]}"
-    if is_disk_full(error):
-        need_bytes = snapshot.num_bytes
-        free_bytes = shutil.disk_usage(directory).free
-        missing_mb = max(need_bytes - free_bytes, 0) / 1e6
-        what = (
-            f"the disk is full: {need_bytes / 1e6:.1f} MB needed, {free_bytes / 1e6:.1f} MB free, "
-            f"{missing_mb:.1f} MB missing"
-        )
-    return (
-        f"Checkpoint step {snapshot.step} was not saved in {directory} ({in_a_row} in a row): {what}. "
-        "Training goes on; earlier steps are untouched. HINT: check the disk."
-    )
-
-
-def is_disk_full(error: BaseException | None) -> bool:
-    """Whether `error`, or what caused it, says that the disk or the quota is full."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        if any(text in str(error) for text in _FULL_TEXTS):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
+_RETRY_S = 1.0  # before a failed last save is tried again; doubled each time
 _LOG = logging.getLogger(__name__)
 
 
@@ -94,6 +64,8 @@ class Checkpointer:
         self._async, self._to_host, self._warn, self._max_failures = async_save, to_host, warn, max_failures
         self._thread: threading.Thread | None = None
         self._failures: list[Exception] = []  # in a row
+        self.unsaved = ""  # why the last state is on no disk, once `finish` has given up
+        self._unsaved: Snapshot | None = None  # the newest state, if it could not be written
 
     def save(
         self, step: int, state: PyTree, meta: dict[str, Any] | None = None, metric: float | None = None
@@ -184,6 +156,31 @@ class Checkpointer:
         self._raise_after_failures()
         return True
 
+    def finish(self, patience_s: float, alive: Callable[[], None] = lambda: None) -> None:
+        """Waits for the pending save, and writes it again and again for `patience_s` if it failed.
+
+        `unsaved` says afterwards whether it is on disk. `alive` is called now and then. Never raises.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        until, pause_s = time.monotonic() + patience_s, _RETRY_S
+        while self._unsaved is not None and time.monotonic() < until:
+            alive()
+            time.sleep(min(pause_s, max(until - time.monotonic(), 0)))
+            pause_s *= 2
+            self._write(self._unsaved)
+        if self._unsaved is not None:
+            self.unsaved = f"{type(self._failures[-1]).__name__}: {str(self._failures[-1])[:300]}"
+        self.forgive()
+
+    def forgive(self) -> None:
+        """Forgets the failures so far: the next save is tried whatever became of those before it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._failures.clear()
+
     def close(self) -> None:
         """Wait for the pending save. Raises as wait does."""
         self.wait()
@@ -199,9 +196,11 @@ class Checkpointer:
             self._store.write(snapshot)
         except Exception as error:  # a disk and safetensors raise anything: said, and training goes on
             self._failures.append(error)
+            self._unsaved = snapshot
             self._warn(describe_failure(snapshot, error, self.directory, len(self._failures)))
         else:
             self.saved_step = snapshot.step
+            self._unsaved = None
             self._failures.clear()
             self._prune_or_warn()
 
@@ -247,54 +246,3 @@ class Checkpointer:
                 f"{type(last).__name__}: {str(last)[:300]}. "
                 "HINT: free space or name another folder, then rerun the same command."
             ) from last
-
-
-class NullCheckpointer:
-    """A Checkpointer that is off: saves nothing, finds nothing."""
-
-    directory: Path | None = None
-    saved_step: int | None = None
-
-    def save(
-        self, step: int, state: PyTree, meta: dict[str, Any] | None = None, metric: float | None = None
-    ) -> None:
-        """Do nothing."""
-
-    def restore(
-        self, target: PyTree, step: int | None = None, *, adapt: Adapt | None = None, part: bool = False
-    ) -> Restored | None:
-        """None: there is never a step."""
-        del target, step, adapt, part
-        return None
-
-    def steps(self) -> list[int]:
-        return []
-
-    def latest_step(self) -> None:
-        """None: there is never a step."""
-
-    def verify(self, step: int) -> list[str]:
-        return [f"step {step} does not exist: checkpoints are off"]
-
-    def prune(self) -> list[int]:
-        return []
-
-    def rewind(self, step: int, why: str = "abandoned") -> list[int]:
-        del step, why
-        return []
-
-    def wait(self, timeout: float | None = None) -> bool:
-        del timeout
-        return True
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def __enter__(self) -> "NullCheckpointer":
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Do nothing."""
-
-
-Checkpoints = Checkpointer | NullCheckpointer

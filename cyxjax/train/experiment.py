@@ -18,7 +18,7 @@ from cyxjax.core.losses import (
 )
 from cyxjax.data.catalog import Splits, load_dataset
 from cyxjax.distributed import process_group
-from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, ConfigError, nearest
+from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, ConfigError, NotSavedError, nearest
 from cyxjax.models.registry import get_model
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -62,13 +62,15 @@ def train(experiment: Experiment) -> int:
     config, _, trainer, _ = experiment
     console, folder = build_console(trainer.is_master(), config.verbose), config.run_folder
     with RunLock(folder.root) if trainer.is_master() else nullcontext():
-        history = _train(experiment, console)
+        history, unsaved = _train(experiment, console)
         if trainer.is_master():
             with or_told(folder.history, console.note):
                 history.save(folder.history)
     console.done(history, str(folder.root))
     _say_how_to_go_on(config, history, console)
     process_group.finalize()
+    if unsaved is not None:
+        raise unsaved  # the last word: what was said before it is true, and of no use without the parameters
     return EXIT_PREEMPTED if history.stopped_by == "signal" else EXIT_OK
 
 
@@ -82,7 +84,9 @@ def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, 
         console.note(f"Stopped and saved after step {saved}. Run the same command again to go on from there.")
 
 
-def _train(experiment: Experiment, console: Console) -> DistributedTrainingHistory:
+def _train(
+    experiment: Experiment, console: Console
+) -> tuple[DistributedTrainingHistory, NotSavedError | None]:
     """Fits, and unless a signal said to hurry, evaluates on the test samples."""
     config, splits, trainer, prepared = experiment
 
@@ -94,12 +98,17 @@ def _train(experiment: Experiment, console: Console) -> DistributedTrainingHisto
             config.sinks, config.run_dir, trainer.is_master(), config.resolved(), resume_step=step
         )
 
-    history = trainer.fit_prepared(prepared, console=console, open_sink=open_sink)
+    unsaved = None
+    try:
+        trainer.fit_prepared(prepared, console=console, open_sink=open_sink)
+    except NotSavedError as error:
+        unsaved = error
+    history = trainer.history
     if history.stopped_by != "signal":
         test = trainer.evaluate_metrics(splits.test, max_batches=config.max_eval_batches)
         known = [f"{name} {value:.4f}" for name, value in test.items() if not math.isnan(value)]
         console.note("Test: " + ", ".join(known))
-    return history
+    return history, unsaved
 
 
 def prepare(config: TrainConfig) -> Experiment:

@@ -9,9 +9,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from cyxjax.checkpoint.checkpointer import Checkpointer, Checkpoints, NullCheckpointer
+from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.checkpoint.off import Checkpoints, NullCheckpointer
 from cyxjax.checkpoint.store import Best
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core import portable
@@ -163,6 +164,11 @@ def meet(name: str) -> None:
     """Waits for all processes: what one of them wrote or renamed is seen by the others after it."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
+
+
+def on_any_rank(mine: bool) -> bool:
+    """Whether `mine` is true on one rank at least; every process calls it."""
+    return mine if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.int32(mine)).any())
 
 
 def _gather_rows(leaf: jax.Array) -> np.ndarray:

@@ -2,9 +2,10 @@
 
 from typing import NamedTuple
 
-from cyxjax.checkpoint.checkpointer import Checkpoints
+from cyxjax.checkpoint.off import Checkpoints
 from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
 from cyxjax.core.mesh import local_value, num_replicas
+from cyxjax.errors import NotSavedError
 from cyxjax.observe.console import Console
 from cyxjax.observe.records import Sink
 from cyxjax.run_folder import RunFolder
@@ -62,8 +63,20 @@ def run_from(session: Session, prepared: Prepared, start: RunState, sink: Sink, 
         spikes = loss_spike.hooks_for(config)
         run = Run(session, built, config, watchable, signals, spikes, checkpointer, sink, console)
         end = train(run, prepared.feed, start)
+        session.unsaved = _unsaved(checkpointer, end.position.step)
     session.history.skipped_steps = int(local_value(built.sync.skipped(end.state.sync)))
     return end
+
+
+def _unsaved(checkpointer: Checkpoints, step: int) -> NotSavedError | None:
+    """The error that all ranks end with if the state of `step` should be on disk and is not."""
+    if not resume.on_any_rank(bool(checkpointer.unsaved)):
+        return None
+    return NotSavedError(
+        f"The final state (step {step}) could not be saved in {checkpointer.directory}, also when tried "
+        f"again: {checkpointer.unsaved or 'rank 0 says why'}. HINT: free space or name another "
+        "checkpoint_dir, then run the same command: it goes on from the newest step that is there."
+    )
 
 
 def _make_room(checkpointer: Checkpoints, step: int, resumed: bool, console: Console) -> None:

@@ -9,7 +9,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.core.step import TrainState
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.errors import CheckpointError, GroupError
+from cyxjax.errors import CheckpointError, GroupError, NotSavedError
 from cyxjax.launch.heartbeat import beat
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -35,6 +35,7 @@ class Session:
         self._prepared: Prepared | None = None
         self._run_state: RunState | None = None
         self._loaded = False  # the next fit goes on from a loaded state
+        self.unsaved: NotSavedError | None = None  # what the last fit ended with, if its state is on no disk
         self.resumed = False  # the last start went on from a checkpoint
         self._content: dict[str, Any] = {}  # what the data of the present fit hold
         self._origin: dict[str, Any] = {}  # what the checkpoint that was restored said of itself

@@ -78,7 +78,8 @@ class DistributedTrainer:
         fit(dataset, val_dataset, config) or fit(loader, val_loader, config).
 
         A second call goes on from the trained parameters. With `config.resume` a run that was cut short goes
-        on from its newest good checkpoint. Raises: ConfigError and DataError before anything is written.
+        on from its newest good checkpoint. Raises: ConfigError and DataError before anything is written;
+        NotSavedError after the end, with the trained parameters in place, if they could not be saved.
         """
         prepared = self.prepare(*data, config=config, schedule=schedule)
         return self.fit_prepared(prepared, console=console, open_sink=open_sink)
@@ -109,6 +110,8 @@ class DistributedTrainer:
                 return session.history
             session.run_state = run_from(session, prepared, start, sink, console)
         self._hand_out_values()
+        if session.unsaved is not None:
+            raise session.unsaved
         return session.history
 
     def evaluate(self, X: Any, y: Any = None, *, batch_size: int | None = None) -> tuple[float, float]:

@@ -39,7 +39,9 @@ def test_r31_training_on_a_disk_that_fills_up_goes_on_to_its_end(jobs, small_dis
     config = write_experiment(small_disk, **changes)
     assert jobs.run(whole).codes == [EXIT_OK]
     ended = jobs.run(config, fault=f"FILL:0:write:12:{small_disk}")
-    assert ended.codes == [EXIT_OK], ended.text
+    assert ended.codes == [EXIT_USER_ERROR], ended.text
+    last_words = ended.text.splitlines()[-1]
+    assert f"The final state (step {LAST}) could not be saved in {checkpoints(config)}" in last_words
     for step in (12, LAST):
         assert f"Checkpoint step {step} was not saved" in ended.text, ended.text
     assert "the disk is full: 1.1 MB needed, 0.0 MB free, 1.1 MB missing" in ended.text

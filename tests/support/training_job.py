@@ -34,6 +34,9 @@ def plan_fault(text: str, rank: int) -> None:
     elif what == "SINK":
         slow_tracker(float(phase))
     elif what == "FILL":
+        from cyxjax.train.hooks import saving
+
+        saving.PATIENCE_S = saving.HURRIED_S = 2.0
         strike_in_a_write(int(step), lambda: fill(Path(*rest)))
     else:
         plan_signals(signal.Signals[f"SIG{what}"], phase, int(step), int(*rest or ["1"]))

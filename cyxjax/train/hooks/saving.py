@@ -1,11 +1,16 @@
-"""TODO"""
+"""When a run saves, and when it stops."""
 
 import time
 from collections.abc import Callable
 from typing import Any
 
+from cyxjax.launch.heartbeat import beat
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.loop import Hook, Position, RunState, StepInfo
+
+PATIENCE_S, HURRIED_S = 30.0, 8.0
+"""For how long the last save is tried again: after the end of a run, and after a stop, which a signal with a
+deadline may have asked for."""
 
 
 class CheckpointHook(Hook):
@@ -49,9 +54,11 @@ class CheckpointHook(Hook):
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         regular = self._every_epochs or self._every_steps or self._every_s
+        self._checkpointer.forgive()
         if regular and moment.position.step != self._saved_step:
             self.on_state(moment)
-        self._checkpointer.wait()
+        patience_s = PATIENCE_S if finished else HURRIED_S
+        self._checkpointer.finish(patience_s, lambda: beat(moment.position.step, "checkpoint"))
 
 
 class StopHook(Hook):

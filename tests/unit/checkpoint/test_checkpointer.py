@@ -12,7 +12,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cyxjax.checkpoint import tree
-from cyxjax.checkpoint.checkpointer import Checkpointer, NullCheckpointer
+from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.off import NullCheckpointer
 from cyxjax.errors import CheckpointError
 
 
@@ -194,7 +195,11 @@ def test_only_the_writer_touches_the_disk(tmp_path):
 
 
 def test_null_checkpointer_has_the_same_surface():
-    public = {name for name in dir(Checkpointer) if not name.startswith("_")} | {"directory", "saved_step"}
+    public = {name for name in dir(Checkpointer) if not name.startswith("_")} | {
+        "directory",
+        "saved_step",
+        "unsaved",
+    }
     assert public == {name for name in dir(NullCheckpointer) if not name.startswith("_")}
     with NullCheckpointer() as off:
         off.save(1, {"a": jnp.ones(1)})
