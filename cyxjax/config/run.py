@@ -3,6 +3,7 @@ experiment file (`TrainConfig`). Imports no jax, so that `--help` and a wrong ke
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -104,6 +105,14 @@ class DistributedTrainingConfig(Strict):
     """How gradients become parameters: a strategy of cyxjax.sync."""
     comm_options: Options = {}
     """What that strategy takes, for example `bucket_size_mb: 25`."""
+    reproducibility: Literal["none", "exact"] = "none"
+    """exact: the same bits at any number of processes and devices of one kind; needs global_batch_size."""
+    virtual_replicas: int = Field(default=8, ge=1)
+    """Parts an exact step's global batch is cut into: at least as many as there are devices."""
+    exact_threads: int | None = Field(default=None, ge=1)
+    """CPU threads of each process of an exact run, a part of its numbers; none: as virtual_replicas."""
+    exact: Literal["refuse", "warn"] = "refuse"
+    """What to do where an exact run would go on with other bits: on another machine, version or code."""
     steps_in_flight: int = Field(default=8, ge=1)
     """Steps queued on the device before the host waits for the older half."""
 
@@ -181,6 +190,21 @@ class DistributedTrainingConfig(Strict):
             raise ValueError(f"lr_scaling = {self.lr_scaling!r} needs base_batch_size")
         return self
 
+    @model_validator(mode="after")
+    def _exact_as_a_whole(self) -> "DistributedTrainingConfig":
+        if self.reproducibility == "exact":
+            wrong = next((text for off, text in _not_exact(self) if off), None)
+            if wrong is not None:
+                raise ValueError(f"reproducibility = 'exact' {wrong}")
+        return self
+
+    @property
+    def pool_threads(self) -> int | None:
+        """CPU threads that each process must have; None: what suits it."""
+        if self.reproducibility == "none":
+            return None
+        return self.exact_threads or self.virtual_replicas
+
     @property
     def checkpoint_path(self) -> Path:
         """Folder of the checkpoints."""
@@ -206,6 +230,33 @@ class DistributedTrainingConfig(Strict):
         values = self.model_dump(mode="json")
         values.pop("batch_size" if self.global_batch_size is not None else "global_batch_size")
         return values
+
+
+def _not_exact(config: DistributedTrainingConfig) -> Iterator[tuple[bool, str]]:
+    """(whether it stands in the way of an exact run, what it is and what to do instead)."""
+    yield (
+        config.global_batch_size is None,
+        "needs global_batch_size: batch_size counts samples per replica, and would grow with their number",
+    )
+    yield (
+        (config.global_batch_size or 0) % config.virtual_replicas != 0,
+        f"cuts the global batch into virtual_replicas = {config.virtual_replicas} equal parts, and "
+        f"global_batch_size = {config.global_batch_size} does not divide by it",
+    )
+    yield (
+        config.gradient_accumulation_steps > 1,
+        f"accumulates anyway: instead of gradient_accumulation_steps = {config.gradient_accumulation_steps} "
+        "raise virtual_replicas, whose parts a device computes one after another",
+    )
+    yield (
+        config.comm != "mean",
+        f"knows comm = 'mean' alone: {config.comm!r} keeps a state or a sum that depends on the replicas",
+    )
+    yield (
+        config.sync_batchnorm,
+        "takes batch statistics of each part: sync_batchnorm would tie all parts into one program; "
+        "use fewer virtual_replicas for larger parts",
+    )
 
 
 class TrainConfig(DistributedTrainingConfig):

@@ -11,7 +11,6 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core import precision
 from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import PerExample
-from cyxjax.core.mesh import num_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model_fns import ModelFns
 from cyxjax.core.precision import parse_policy, with_policy
@@ -20,18 +19,16 @@ from cyxjax.core.sentinel import Sentinel, build_sentinel
 from cyxjax.core.step import (
     TrainState,
     build_consensus,
-    build_eval_step,
     build_predict_step,
-    build_train_step,
     state_spec,
 )
 from cyxjax.core.strategy import Sync
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
 from cyxjax.sync.registry import build_sync
+from cyxjax.train.dispatch import dispatch_for
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.loop import Hook, Program
 from cyxjax.train.optimizers import Schedule, build_schedule, scaling_factor, with_schedule
-from cyxjax.train.placing import Placer, RowPlacer
 
 PyTree = Any
 
@@ -83,16 +80,7 @@ def build(
     optimizer = callbacks.around(recipe.callbacks, with_schedule(recipe.optimizer, factor))
     sync = build_sync(config.comm, optimizer, config.comm_options, config.max_grad_norm)
     sync = _FOR_NONFINITE[policy.needs_loss_scale or config.on_nonfinite](sync)
-    train_step = build_train_step(
-        fns,
-        recipe.loss,
-        sync,
-        mesh,
-        accumulation=config.gradient_accumulation_steps,
-        metrics=recipe.metrics,
-        sync_batchnorm=config.sync_batchnorm,
-    )
-    eval_step = build_eval_step(fns, recipe.loss, mesh, metrics=recipe.metrics)
+    train_step, eval_step = dispatch_for(config, mesh).steps(fns, recipe.loss, sync, recipe.metrics)
     agreed = build_consensus(sync, mesh)
     seen = lambda state: callbacks.evaluated(recipe.callbacks, agreed(state))  # noqa: E731
     base = float(getattr(recipe.optimizer, "lr", float("nan")))
@@ -120,6 +108,8 @@ _SHAPING = (
     "warmup_steps",
     "comm",
     "comm_options",
+    "reproducibility",
+    "virtual_replicas",
 )
 
 
@@ -138,15 +128,8 @@ def batch_size(config: DistributedTrainingConfig, mesh: Mesh) -> int:
     """Samples per replica and micro-step. Raises: ConfigError when the global batch does not divide."""
     if config.global_batch_size is None:
         return config.batch_size
-    return batch_size_from_global(
-        config.global_batch_size, num_replicas(mesh), config.gradient_accumulation_steps
-    )
-
-
-def placer_for(config: DistributedTrainingConfig, mesh: Mesh) -> Placer:
-    """What puts the batches of a run on the devices."""
-    del config
-    return RowPlacer(mesh)
+    shares = dispatch_for(config, mesh).num_shares
+    return batch_size_from_global(config.global_batch_size, shares, config.gradient_accumulation_steps)
 
 
 def batch_plan(config: DistributedTrainingConfig, mesh: Mesh, num_samples: int) -> BatchPlan:
@@ -154,14 +137,15 @@ def batch_plan(config: DistributedTrainingConfig, mesh: Mesh, num_samples: int) 
     return BatchPlan(
         num_samples,
         batch_size(config, mesh),
-        num_replicas(mesh),
+        dispatch_for(config, mesh).num_shares,
         config.gradient_accumulation_steps,
         config.drop_last,
     )
 
 
 def effective_batch_size(config: DistributedTrainingConfig, mesh: Mesh) -> int:
-    return batch_size(config, mesh) * num_replicas(mesh) * config.gradient_accumulation_steps
+    shares = dispatch_for(config, mesh).num_shares
+    return batch_size(config, mesh) * shares * config.gradient_accumulation_steps
 
 
 def _schedule(

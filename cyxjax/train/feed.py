@@ -21,7 +21,8 @@ from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train.build import batch_plan, batch_size, placer_for
+from cyxjax.train.build import batch_plan, batch_size
+from cyxjax.train.dispatch import dispatch_for
 from cyxjax.train.fit_data import FitData, is_loader
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Fed, Feed, Position
@@ -47,7 +48,7 @@ def build_feed(data: FitData, config: DistributedTrainingConfig, mesh: Mesh, tap
         )
     seed, shuffle = data.order or (config.seed, config.shuffle)
     return dataset_feed(
-        placer_for(config, mesh),
+        dispatch_for(config, mesh).placer(),
         data.train,
         batch_plan(config, mesh, len(data.train)),
         data.val,

@@ -1,6 +1,7 @@
-"""Host batches on the devices, and which share of each step's samples this process feeds."""
+"""Host batches on the devices: as rows of one mesh, or as the parts of an exact step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any, Protocol
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cyxjax.core.mesh import WrappingError, local_replicas, num_replicas, put_replicated, put_rows
+from cyxjax.core.parts import Layout, Part, PartsBatch
 from cyxjax.core.step import Batch
 from cyxjax.data.batches import HostBatch
 
@@ -56,3 +58,26 @@ class RowPlacer:
         if name not in self._kept:
             self._kept[name] = make()
         return self._kept[name]
+
+
+class PartPlacer:
+    """A share for each part of an exact step; the rows stay numpy until their program is called."""
+
+    shares: Sequence[int]
+
+    def __init__(self, layout: Layout):
+        self._layout = layout
+        self.num_shares = layout.num_parts
+        self.shares = [number for parts in layout.parts for number in parts]
+
+    def put(self, host: HostBatch, signal: tuple[float, bool] = (0.0, False)) -> PartsBatch:
+        rows = self._cut(host)
+        parts = [[next(rows) for _ in numbers] for numbers in self._layout.parts]
+        return PartsBatch(parts, np.float32(host.total), np.array(signal, np.float32))
+
+    def _cut(self, host: HostBatch) -> Iterator[Part]:
+        size = len(host.weight) // len(self.shares)
+        for number, start in zip(self.shares, count(step=size)):
+            mine = slice(start, start + size)
+            cut = jax.tree.map(lambda a, mine=mine: np.asarray(a)[mine], tuple(host[:3]))
+            yield Part(np.int32(number), *cut)

@@ -11,6 +11,7 @@ from cyxjax.core.mesh import local_replicas, local_value, num_replicas, put_repl
 from cyxjax.core.step import TrainState, init_state
 from cyxjax.train import fit_data
 from cyxjax.train.build import Built, Recipe, build, check_precision, program_shape
+from cyxjax.train.dispatch import check_data
 from cyxjax.train.feed import build_feed
 from cyxjax.train.fit_data import FitData
 from cyxjax.train.hooks import callbacks
@@ -48,6 +49,7 @@ def for_fit(
     Raises: ConfigError and DataError for data and configuration that do not go together.
     """
     found, config = fit_data.parse(data, config, len(local_replicas(mesh)), num_replicas(mesh))
+    check_data(config, found)
     feed = build_feed(found, config, mesh, tape)
     one = for_inputs(
         recipe,

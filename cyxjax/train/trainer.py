@@ -24,7 +24,8 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
 from cyxjax.observe.sinks import NullSink
 from cyxjax.train import fit_data, loop, resume
-from cyxjax.train.build import Recipe, placer_for
+from cyxjax.train.build import Recipe
+from cyxjax.train.dispatch import dispatch_for
 from cyxjax.train.feed import eval_batches, predict_all
 from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
@@ -129,7 +130,7 @@ class DistributedTrainer:
         dataset = fit_data.for_evaluation(X if y is None else (X, y))
         self._session.ensure(fit_data.first_inputs(dataset))
         built = self._session.built
-        placer = placer_for(self._session.prepared.config, self._mesh)
+        placer = dispatch_for(self._session.prepared.config, self._mesh).placer()
         batches = eval_batches(placer, dataset, batch_size or built.batch_size, max_batches)
         return loop.evaluate(built.program, self.state, batches)
 

@@ -1,0 +1,189 @@
+"""A step in parts: a dispatch beside the fused one, whose bits do not depend on how many devices share it.
+
+The global batch is V parts, fixed by the configuration. Each is computed by a program of one device alone,
+called once for each part a device holds, with the part's number as data: whoever computes a part runs the
+same code on the same numbers. One program must not make several parts, nor run on several devices: for
+another number of them XLA compiles other code, barriers or not (measured with a CNN and a GPT on 1 and 2
+devices; an MLP hides it).
+
+    part     one device, one part: forward, loss, backward     (`sum_gradients`)
+    add      the sums over all parts, in one fixed order        (given: `sync.exact.TreeSum`)
+    write    one device, as if it were alone                    (`next_state`, on a mesh of one device)
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+
+from cyxjax.core import phases
+from cyxjax.core.draws import micro_batch_key, step_key
+from cyxjax.core.losses import PerExample
+from cyxjax.core.mesh import AXIS, REPLICATED, local_replicas
+from cyxjax.core.metrics import Metrics
+from cyxjax.core.model_fns import ModelFns
+from cyxjax.core.replica import sync_map
+from cyxjax.core.step import EvalState, TrainState, infer, next_state, sum_gradients, to_evaluate
+from cyxjax.core.strategy import Sync
+
+PyTree = Any
+Add: TypeAlias = Callable[[list[list[PyTree]], np.ndarray], list[tuple[PyTree, Any]]]
+"""(a tree for each part, by device of this process; signal (2,)) -> (sum of all, summed signal) by device."""
+
+
+class Layout(NamedTuple):
+    """Which parts are computed where: neighbours together, no device with two more than another."""
+
+    mesh: Mesh
+    num_parts: int  # V, at least one for each device
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        """Of this process."""
+        return [self.mesh.devices.flat[replica] for replica in local_replicas(self.mesh)]
+
+    def parts_of(self, replica: int) -> range:
+        first, stop = (r * self.num_parts // self.mesh.size for r in (replica, replica + 1))
+        return range(first, stop)
+
+    @property
+    def parts(self) -> list[range]:
+        """By device of this process."""
+        return [self.parts_of(replica) for replica in local_replicas(self.mesh)]
+
+
+class Part(NamedTuple):
+    """The rows of one part, in numpy: `jit` puts them on the device it runs on."""
+
+    number: Any  # int32 ()
+    inputs: PyTree  # leaves (B, ...)
+    targets: PyTree
+    weight: Any  # float32 (B,): 1 for a sample, 0 for padding
+
+
+class PartsBatch(NamedTuple):
+    """This process's share of one optimizer step's global batch."""
+
+    parts: Sequence[Sequence[Part]]  # by device
+    total: Any  # float32 (): sum of all weights, of all processes
+    signal: np.ndarray  # float32 (2,): what this rank asks of all
+
+
+def build_parts_step(
+    fns: ModelFns, loss: PerExample, sync: Sync, layout: Layout, add: Add, metrics: Metrics
+) -> Callable[[TrainState, PartsBatch], tuple[TrainState, jax.Array]]:
+    """A function (state, batch) -> (next state, sums), as `build_train_step` makes one; `state` is donated.
+
+    sync: keeps no state of its own on each replica.
+    """
+    programs = PartPrograms(fns, loss, sync, layout, metrics)
+    view = DeviceViews(layout)
+
+    def step(state: TrainState, batch: PartsBatch) -> tuple[TrainState, jax.Array]:
+        here = view.split(state)
+        made = _for_each_part(programs.part, here, batch)
+        out = [
+            write(mine, summed, batch.total, signal)
+            for write, mine, (summed, signal) in zip(
+                programs.write, here, add(made, batch.signal), strict=True
+            )
+        ]
+        return view.join([state for state, _ in out]), out[0][1]
+
+    return step
+
+
+def build_parts_eval(
+    fns: ModelFns, loss: PerExample, layout: Layout, add: Add, metrics: Metrics
+) -> Callable[[TrainState, PartsBatch], jax.Array]:
+    """A function (state, batch) -> metric sums float32 (number of metrics, 2), in evaluation mode."""
+    view = DeviceViews(layout)
+
+    @jax.jit
+    def part(state: EvalState, one: Part, total: Any) -> jax.Array:
+        del total
+        output = infer(fns, state, one.inputs)
+        return metrics.sums(loss(output, one.targets), output, one.targets, one.weight)
+
+    def step(state: TrainState, batch: PartsBatch) -> jax.Array:
+        here = [to_evaluate(mine) for mine in view.split(state)]
+        return add(_for_each_part(part, here, batch), batch.signal)[0][0]
+
+    return step
+
+
+class PartPrograms:
+    """The programs of one device: `part` for all of them, and `write` for each of this process."""
+
+    def __init__(self, fns: ModelFns, loss: PerExample, sync: Sync, layout: Layout, metrics: Metrics):
+        def part(state: TrainState, one: Part, total: Any) -> PyTree:
+            key = micro_batch_key(
+                step_key(state.key, state.step), 0, one.number, rows=1, num_replicas=layout.num_parts
+            )
+            # `write` sees one replica, whose mean is the sum: a share of the mean over all samples is due.
+            scale = sync.loss_scale(state.sync) / total
+            model_state, summed = sum_gradients(
+                fns, loss, metrics, state.params, state.model_state, one[1:], scale, key
+            )
+            return summed, phases.weighted_state(model_state, one.weight.sum())
+
+        def write(state: TrainState, summed: PyTree, total: Any, signal: Any) -> tuple[TrainState, jax.Array]:
+            (grads, sums), model_state = summed
+            grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)  # `add` widens
+            model_state = phases.divided_state(model_state, total, state.model_state)
+            return next_state(sync, state, grads, model_state, jnp.concatenate([sums, signal[None]]))
+
+        self.part: Any = jax.jit(part)
+        self.write: list[Any] = [
+            jax.jit(
+                sync_map(write, Mesh(np.array([device]), (AXIS,)), (REPLICATED,) * 4, REPLICATED),
+                donate_argnums=0,
+                out_shardings=SingleDeviceSharding(device),
+            )
+            for device in layout.devices
+        ]
+
+
+def _for_each_part(program: Callable, here: Sequence[Any], batch: PartsBatch) -> list[list[PyTree]]:
+    """What `program` makes of each part, by device."""
+    made: list[list[PyTree]] = [[] for _ in batch.parts]
+    for slot in range(max(map(len, batch.parts))):  # every device gets its first part before any its second
+        for mine, state, parts in zip(made, here, batch.parts, strict=True):
+            if slot < len(parts):
+                mine.append(program(state, parts[slot], batch.total))
+    return made
+
+
+class DeviceViews:
+    """A replicated state as one state for each device of this process, and back: no copies."""
+
+    def __init__(self, layout: Layout):
+        self._layout = layout
+        self._sharding = NamedSharding(layout.mesh, REPLICATED)
+        self._last: tuple[Any, list[TrainState]] = (None, [])  # the next step most often begins with this one
+
+    def split(self, state: TrainState) -> list[TrainState]:
+        if state is not self._last[0]:
+            self._last = (state, by_device(state, self._layout.devices))
+        return self._last[1]
+
+    def join(self, states: list[TrainState]) -> TrainState:
+        whole = states[0] if self._layout.mesh.size == 1 else jax.tree.map(self._whole, *states)
+        self._last = (whole, states)
+        return whole
+
+    def _whole(self, *shards: jax.Array) -> jax.Array:
+        return jax.make_array_from_single_device_arrays(shards[0].shape, self._sharding, list(shards))
+
+
+def by_device(tree: PyTree, devices: Sequence[jax.Device]) -> list[PyTree]:
+    """Replicated arrays as each device's own."""
+    leaves, form = jax.tree.flatten(tree)
+    copies = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
+    # A hook may have left a value that is not on all devices yet.
+    on = lambda device, leaf, found: found[device] if device in found else jax.device_put(leaf, device)  # noqa: E731
+    return [jax.tree.unflatten(form, map(partial(on, device), leaves, copies)) for device in devices]

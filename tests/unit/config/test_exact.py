@@ -1,0 +1,42 @@
+"""What an exact run refuses by name, before anything is compiled: each with something to do instead."""
+
+import pytest
+
+from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.errors import ConfigError
+
+
+def exact(**options):
+    return DistributedTrainingConfig(
+        **{"reproducibility": "exact", "global_batch_size": 64, "virtual_replicas": 8} | options
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"global_batch_size": None}, "needs global_batch_size"),
+        ({"global_batch_size": 60}, "does not divide"),
+        ({"gradient_accumulation_steps": 2}, "raise virtual_replicas"),
+        ({"comm": "power_sgd"}, "comm = 'mean' alone"),
+        ({"comm": "zero1"}, "comm = 'mean' alone"),
+        ({"sync_batchnorm": True}, "fewer virtual_replicas"),
+        ({"virtual_replicas": 0}, "virtual_replicas"),
+    ],
+)
+def test_what_cannot_be_exact_is_refused(options, said):
+    with pytest.raises(ConfigError, match=said):
+        exact(**options)
+
+
+def test_the_same_options_are_free_otherwise():
+    DistributedTrainingConfig(
+        global_batch_size=60, gradient_accumulation_steps=2, comm="zero1", sync_batchnorm=True
+    )
+
+
+def test_threads_follow_the_virtual_replicas_unless_named():
+    # a number that does not depend on the machine or on who shares it: threads are part of the bits
+    assert exact().pool_threads == 8
+    assert exact(exact_threads=4).pool_threads == 4
+    assert DistributedTrainingConfig(exact_threads=4).pool_threads is None
