@@ -61,15 +61,19 @@ class ProcessGroup:
     topology: Topology
     backend: str
     mesh: Any  # jax.sharding.Mesh over axis "data"
+    threads: int = 0  # of this process's CPU pool; 0: not known
 
 
 _current: ProcessGroup | None = None
 
 
-def init(config: DistributedConfig | None = None, *, cpu_devices: int | None = None) -> ProcessGroup:
+def init(
+    config: DistributedConfig | None = None, *, cpu_devices: int | None = None, threads: int | None = None
+) -> ProcessGroup:
     """Joins the group that `config`, or else the environment, describes; alone if neither names peers.
 
     cpu_devices: virtual devices on a CPU machine, shared out among the processes (at least one each).
+    threads: CPU threads of each process, for `reproducibility: exact` (its number of virtual replicas).
     Raises: ConfigError for a bad place; GroupError for a group that cannot be had, within timeout_ms.
     """
     global _current
@@ -81,14 +85,14 @@ def init(config: DistributedConfig | None = None, *, cpu_devices: int | None = N
     topology = config.to_topology() if config is not None else discover(here())
     chosen = platforms.settle(topology)
     share = None if cpu_devices is None else max(1, cpu_devices // topology.world_size)
-    prepare(replace(topology, backend=chosen), share, asked=topology.backend)
+    prepare(replace(topology, backend=chosen), share, asked=topology.backend, threads=threads)
     connect(replace(topology, backend=chosen), code_facts() if topology.world_size > 1 else None)
 
-    from cyxjax.core.mesh import build_mesh  # only now may jax start
+    from cyxjax.core.mesh import build_mesh, local_replicas  # only now may jax start
 
     mesh = build_mesh()
     platforms.check_started(topology, chosen, mesh.devices.flat[0].platform)
-    _current = ProcessGroup(topology, chosen, mesh)
+    _current = ProcessGroup(topology, chosen, mesh, backends.pool_threads(len(local_replicas(mesh))))
     atexit.register(finalize)
     advice = backends.advice(chosen, sys.platform, topology.world_size, topology.local_world_size)
     idle = platforms.idle_accelerators(chosen, topology.backend, here())

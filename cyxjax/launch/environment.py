@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 
 from cyxjax.errors import ConfigError, GroupError
+from cyxjax.launch import jax_private
 from cyxjax.launch.topology import Topology, in_job, read_int
 
 CPU_HINT = "HINT: set DISTRIBUTED_BACKEND=cpu (backend='gloo') to train on the CPU with the same program."
@@ -137,13 +138,16 @@ def prepare(
     cpu_devices: int | None = None,
     env: MutableMapping[str, str] = os.environ,
     asked: str | None = None,
+    threads: int | None = None,
 ) -> None:
     """Writes into `env` what jax reads when it starts; keeps whatever the user has set.
 
     cpu_devices: virtual CPU devices this process shall own (None: as the environment says, else one).
     asked: the backend that was wished for (default: topology's). Where the CPU is only what is left, the
         platform is jax's to find.
-    Raises: GroupError when devices are asked for after jax has started its backend.
+    threads: of XLA's CPU pool (None: this process's share of the cores).
+    Raises: GroupError when devices or threads are asked for after jax has started its backend; ConfigError
+        when the user's NPROC is not `threads`.
     """
     topology = in_job(topology, env)
     if cpu_devices is not None:
@@ -151,7 +155,8 @@ def prepare(
         _tell_loaded_jax(cpu_devices)
     if topology.backend == "gloo" and asked != "auto":
         env.setdefault("JAX_PLATFORMS", "cpu")  # or a GPU host would train on its GPUs
-    _share_threads(env, thread_share(topology.local_world_size), read_int(env, "JAX_NUM_CPU_DEVICES", 1))
+    share, devices = thread_share(topology.local_world_size), read_int(env, "JAX_NUM_CPU_DEVICES", 1)
+    _share_threads(env, share, devices) if threads is None else _fix_threads(env, share, threads)
     if topology.world_size > 1:
         _keep_off_proxies(env, topology.master_addr)
         env.setdefault("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "gloo")
@@ -200,6 +205,29 @@ def _share_threads(env: MutableMapping[str, str], share: int, devices: int) -> N
     if "NPROC" in env and env["NPROC"] != env.get("CYXJAX_NPROC"):
         return
     env["NPROC"] = env["CYXJAX_NPROC"] = str(max(share, devices))
+
+
+def _fix_threads(env: MutableMapping[str, str], share: int, threads: int) -> None:
+    """XLA's libraries split sums by the size of their pool, so an exact run has one size everywhere."""
+    env.setdefault("OMP_NUM_THREADS", str(share))
+    users_own = "NPROC" in env and env["NPROC"] != env.get("CYXJAX_NPROC")
+    if users_own and env["NPROC"] != str(threads):
+        raise ConfigError(
+            f"NPROC={env['NPROC']} (from the environment), but this exact run computes with {threads} CPU "
+            "threads in each process: another number gives other bits. HINT: unset NPROC, or set "
+            "exact_threads to it, the same in every process and at every resume."
+        )
+    if not users_own and env.get("NPROC") != str(threads) and jax_private.backend_runs():
+        raise GroupError(
+            f"{threads} CPU threads were asked for, but jax has started already. "
+            "HINT: call init(threads=...) before the first jax array is made."
+        )
+    env["NPROC"] = env["CYXJAX_NPROC"] = str(threads)
+
+
+def pool_threads(devices: int, env: Mapping[str, str] = os.environ) -> int:
+    """CPU threads of XLA's pool in a process with so many devices."""
+    return max(read_int(env, "NPROC", len(_usable_cores())), devices)
 
 
 def _keep_off_proxies(env: MutableMapping[str, str], host: str) -> None:

@@ -20,15 +20,20 @@ SHUTDOWN_S = 10
 
 def refuse_started_backend() -> None:
     """Raises GroupError when jax has devices already: it would ignore the group and train alone."""
-    if "jax" not in sys.modules:
-        return
-    from jax._src import xla_bridge
-
-    if xla_bridge.backends_are_initialized():
+    if backend_runs():
         raise GroupError(
             "jax has started its devices before the group was formed. "
             "HINT: call cyxjax.distributed.init() first, before any array is made or jax.devices() is asked."
         )
+
+
+def backend_runs() -> bool:
+    """True when jax has started its devices, and has read its variables for good."""
+    if "jax" not in sys.modules:
+        return False
+    from jax._src import xla_bridge
+
+    return bool(xla_bridge.backends_are_initialized())
 
 
 def can_serve() -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
+import jax
 from jax.sharding import Mesh
 
 from cyxjax.config.run import DistributedTrainingConfig
@@ -102,4 +103,18 @@ def check_data(config: DistributedTrainingConfig, data: FitData) -> None:
         raise ConfigError(
             "reproducibility='exact' reads samples by number, and the data come from a loader, whose batches "
             "depend on the processes. HINT: pass arrays or the dataset itself, and set global_batch_size."
+        )
+
+
+def check_threads(config: DistributedTrainingConfig, threads: int) -> None:
+    """An exact run has its own number of CPU threads; `threads`: of this process's pool, 0 if not known.
+
+    Raises: ConfigError where they differ.
+    """
+    wanted = config.pool_threads
+    if jax.default_backend() == "cpu" and wanted is not None and threads != wanted:
+        raise ConfigError(
+            f"this process computes with {threads} CPU threads, reproducibility='exact' with {wanted} "
+            f"(exact_threads, or virtual_replicas): other threads, other bits. HINT: call "
+            f"cx.distributed.init(threads={wanted}) first, or set exact_threads."
         )

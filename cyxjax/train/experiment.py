@@ -116,7 +116,7 @@ def prepare(config: TrainConfig) -> Experiment:
 
     Raises: ConfigError, DataError.
     """
-    process_group.init(cpu_devices=config.cpu_devices)
+    process_group.init(cpu_devices=config.cpu_devices, threads=config.pool_threads)
     splits = load_dataset(config.data.name, config.data.root, **config.data.options)
     optimizer = build_optimizer(config.optimizer)
     trainer = DistributedTrainer(_model(config, splits), _loss(config, splits), optimizer)

@@ -16,6 +16,7 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import resume, same_run
 from cyxjax.train.build import Built, Recipe, effective_batch_size
+from cyxjax.train.dispatch import check_threads
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.loop import RunState
 from cyxjax.train.prepare import Prepared, check_run, first_run, for_fit, for_inputs, next_run
@@ -91,6 +92,7 @@ class Session:
             remat=self.remat,
             last=self._prepared,
         )
+        check_threads(prepared.config, self.group.threads)
         self._begin(prepared)
         check_run(prepared, self.run_state.state, self.recipe, num_replicas(self.mesh))
         self._content = same_run.compared(self.group, prepared, self.run_state.state)

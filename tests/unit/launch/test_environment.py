@@ -3,9 +3,11 @@
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from cyxjax.errors import ConfigError, GroupError
+from cyxjax.launch import jax_private
 from cyxjax.launch.environment import (
     add_flags,
     advice,
@@ -13,6 +15,7 @@ from cyxjax.launch.environment import (
     collective_timeout_s,
     explain,
     local_devices,
+    pool_threads,
     prepare,
     thread_share,
     visible_gpus,
@@ -157,3 +160,36 @@ def test_the_room_starts_without_jax():
         "sys.exit('jax' in sys.modules or 'jaxlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def jax_is_not_running(monkeypatch):
+    monkeypatch.setattr(jax_private, "backend_runs", lambda: False)
+
+
+def test_an_exact_run_has_its_own_number_of_threads_in_every_process(monkeypatch):
+    # the launcher's share is ours to change; two ranks with one device each get what one rank would
+    jax_is_not_running(monkeypatch)
+    for local_world_size in (1, 2):
+        env = {"NPROC": "1", "CYXJAX_NPROC": "1"}
+        place = Topology(0, local_world_size, local_world_size=local_world_size, backend="nccl")
+        prepare(place, env=env, threads=8)
+        assert env["NPROC"] == "8"
+        assert pool_threads(1, env) == 8
+
+
+def test_a_users_nproc_that_differs_is_refused_by_name():
+    env = {"NPROC": "3"}
+    with pytest.raises(ConfigError, match="NPROC=3 .* 8 CPU threads.*exact_threads"):
+        prepare(Topology(0, 1, backend="nccl"), env=env, threads=8)
+    assert env["NPROC"] == "3"
+    prepare(Topology(0, 1, backend="nccl"), env=env, threads=3)  # the same number is no quarrel
+
+
+def test_threads_cannot_be_had_once_jax_runs():
+    jax.devices()
+    with pytest.raises(GroupError, match="before the first jax array"):
+        prepare(Topology(0, 1, backend="nccl"), env={}, threads=5)
+
+
+def test_the_pool_is_never_smaller_than_the_devices():
+    assert pool_threads(8, {"NPROC": "2"}) == 8
