@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, GroupError
 from cyxjax.launch import output
-from cyxjax.launch.elastic.registry import Registry, end_message
+from cyxjax.launch.elastic.group_start import end_message
+from cyxjax.launch.elastic.registry import Registry
 from cyxjax.launch.failure.report import first_of
 from cyxjax.launch.options import Options
 from cyxjax.launch.ranks_here import HostShare
@@ -23,6 +24,7 @@ from cyxjax.launch.topology import join_address
 
 RETRY_S = 0.2
 GREETING_S = 3.0
+_CALL = ("start", "base_rank", "world_size", "master_port")
 
 
 class Stopped(Exception):
@@ -67,8 +69,8 @@ class Link:
             while data := self._socket.recv(protocol.MAX_LINE):
                 for message in self._lines.feed(data):
                     self._hear(message)
-        except (OSError, protocol.BadMessage) as error:
-            output.say(f"the connection to the first host broke: {error}")
+        except (OSError, ValueError, KeyError, TypeError) as error:  # a word of another version is one too
+            output.say(f"the connection to the first host broke: {type(error).__name__}: {error}")
         self.inbox.put(None)
         self._workers.nudge(Nudge(self.start))
 
@@ -77,7 +79,9 @@ class Link:
             output.say(protocol.printable(message["say"]))
         if "end" in message:
             self._workers.nudge(Nudge(int(message["end"]), message.get("polite") is True))
-        elif "say" not in message:
+        elif "start" in message or "over" in message or "refused" in message:
+            for name in _CALL if "start" in message else ():
+                message[name] = int(message[name])
             self.inbox.put(message)
             self._workers.nudge(Nudge())
 
@@ -138,11 +142,9 @@ class ElasticSupervisor:
 
     def _one_start(self, link: Link, call: protocol.Message) -> int | None:
         """Runs one start and tells the registry how it ended; the exit code when this host leaves by it."""
-        number = link.start = int(call["start"])
-        base_rank, world_size = int(call["base_rank"]), int(call["world_size"])
-        place = replace(
-            self._place, base_rank=base_rank, world_size=world_size, master_port=int(call["master_port"])
-        )
+        number, base_rank, world_size, master_port = (call[name] for name in _CALL)
+        link.start = number
+        place = replace(self._place, base_rank=base_rank, world_size=world_size, master_port=master_port)
         start = self._workers.run(place, number)
         how = _how(start)
         if how == "failed":

@@ -8,68 +8,21 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_PREEMPTED, CyxjaxError
+from cyxjax.launch.elastic.group_start import GroupStart, told
 from cyxjax.launch.elastic.server import Agent, HostServer, Said
-from cyxjax.launch.failure.record import ErrorRecord
-from cyxjax.launch.failure.report import first_of
 from cyxjax.launch.ranks_here import HostShare
 from cyxjax.launch.rendezvous import protocol
 from cyxjax.launch.rendezvous.coordinator import Host
 from cyxjax.launch.supervise.restarts import Budget
 
-FOLLOW_S = 2.0  # after a host failed: time for the ranks of the others to notice, and to say what they saw
-_TOLD = ("rank", "type", "secondary", "exit_code", "host", "start", "step", "source", "at_s")
+LAST_CALL_S = 2.0  # after a host came: time for others to come with it
+LINE_EVERY_S = 10.0
 
-
-@dataclass(frozen=True)
-class Ended:
-    """How a start ended on one host: 'ok', 'preempted', 'left' or 'failed' with its first error."""
-
-    how: str
-    step: int = -1
-    first: ErrorRecord | None = None
-
-
-@dataclass
-class GroupStart:
-    """One start of the group: who is in it, how it ended for them, and who came or went meanwhile.
-
-    changed: the first thing that will give the group another size, in words. follow_by: when hosts that
-    did not notice a failure elsewhere are told of it; None before a failure.
-    """
-
-    number: int
-    members: list[Agent]
-    ended: dict[Agent, Ended] = field(default_factory=dict)
-    lost: list[str] = field(default_factory=list)
-    changed: str = ""
-    follow_by: float | None = None
-
-    @property
-    def running(self) -> list[Agent]:
-        return [agent for agent in self.members if agent not in self.ended]
-
-    @property
-    def step(self) -> int:
-        """The furthest step a host has told of."""
-        return max(ended.step for ended in self.ended.values())
-
-    @property
-    def failure(self) -> ErrorRecord | None:
-        """The error the others follow from; None when no host has failed."""
-        records = [ended.first for ended in self.ended.values() if ended.first is not None]
-        return first_of(records) if records else None
-
-    def note_end(self, agent: Agent, message: protocol.Message) -> None:
-        """Files what `agent` tells of the end (see end_message)."""
-        first = message.get("first")
-        record = None if first is None else _placed_in_time(first)
-        self.ended[agent] = Ended(str(message["how"]), int(message.get("step", -1)), record)
-        if record is not None and self.follow_by is None:
-            self.follow_by = time.monotonic() + FOLLOW_S
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -78,39 +31,6 @@ class Over:
 
     code: int
     why: str = ""
-
-
-def end_message(number: int, how: str, step: int, records: Sequence[ErrorRecord]) -> protocol.Message:
-    """What an agent tells of the end of start `number`. Of its first error only what decisions need."""
-    first = first_of(records) if records else None
-    said = None
-    if first is not None:
-        said = {name: getattr(first, name) for name in _TOLD}
-        why = first.message
-        if first.type == "exit" and first.stderr_tail:  # it ended before our hooks could file its exception
-            why = f"{why}: {first.stderr_tail[-1]}"
-        said |= {"message": why[:2000], "age_s": time.monotonic() - first.at_monotonic_s}
-    return {"ended": number, "how": how, "step": step, "first": said}
-
-
-def _placed_in_time(first: protocol.Message) -> ErrorRecord:
-    """The error a host tells of, at its moment on this host's clock.
-
-    From its age, not from its time of day: a host with a wrong clock would get another rank blamed.
-    """
-    told = {name: value for name, value in first.items() if name != "age_s"}
-    return ErrorRecord(**told, at_monotonic_s=time.monotonic() - float(first["age_s"]))
-
-
-def told(record: ErrorRecord) -> str:
-    """'rank 1 failed on host node-1: ValueError: boom (train.py:88 load)'."""
-    return f"rank {record.rank} failed on host {record.host}: {record.summary}"
-
-
-LAST_CALL_S = 2.0  # after a host came: time for others to come with it
-LINE_EVERY_S = 10.0
-
-Log = Callable[[str], None]
 
 
 class Registry:
@@ -237,7 +157,12 @@ class Registry:
         elif "came" in message:
             self._note_arrival(current, agent)
         elif message.get("ended") == current.number and agent in current.members:
-            current.note_end(agent, message)
+            try:
+                current.note_end(agent, message)
+            except ValueError as error:  # of another version: as if it had gone
+                self._log(f"host {agent.host} is left out: {protocol.printable(error)}")
+                agent.close()
+                return
             if message["how"] == "left" and agent in self._agents:  # its connection ends a moment later
                 self._agents.remove(agent)
 

@@ -75,11 +75,15 @@ class HostServer:
         """Hands on what an agent says until the end of its connection."""
         self._tell((agent, {"came": True}))
         with agent.connection, suppress(protocol.BadMessage, OSError):  # like the end of the connection
-            for message in guest.early:
-                self._tell((agent, message))
-            while data := agent.connection.recv(protocol.MAX_LINE):
-                for message in guest.lines.feed(data):
+            messages = guest.early
+            while True:
+                for message in messages:
+                    message.pop("came", None)  # ours to say
                     self._tell((agent, message))
+                data = agent.connection.recv(protocol.MAX_LINE)
+                if not data:
+                    break
+                messages = guest.lines.feed(data)
         self._tell((agent, None))
 
     def _refusal(self, hello: protocol.Message) -> str:

@@ -3,7 +3,7 @@
 import json
 
 from cyxjax.launch.elastic import registry
-from cyxjax.launch.elastic.registry import GroupStart, end_message
+from cyxjax.launch.elastic.group_start import GroupStart, end_message
 from cyxjax.launch.failure.record import ErrorRecord
 
 
