@@ -16,8 +16,8 @@ _FILES = {  # module -> the public names it holds
     "models": "AvgPool2DModule BatchNormModule Config Conv2DModule DropoutModule ELUModule EmbeddingModule "
     "FlattenModule GELUModule GlobalAvgPoolModule GroupNormModule LayerNormModule LeakyReLUModule "
     "LinearModule LogSoftmaxModule MaxPool2DModule ReLUModule ReshapeModule SequentialModel SiLUModule "
-    "SigmoidModule SoftmaxModule TanhModule count_params get_model load_model model_names register "
-    "save_model",
+    "SigmoidModule SoftmaxModule TanhModule count_params get_model load_model max_pool model_names "
+    "register save_model",
     "train.hooks.callbacks": "BestCheckpoint Callback EMA EarlyStopping ReduceLROnPlateau TerminateOnNaN",
     "train.optimizers": "AdaGradOptimizer AdamOptimizer AdamWOptimizer MomentumOptimizer RMSPropOptimizer "
     "SGDOptimizer",
@@ -74,6 +74,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.models import count_params as count_params
     from cyxjax.models import get_model as get_model
     from cyxjax.models import load_model as load_model
+    from cyxjax.models import max_pool as max_pool
     from cyxjax.models import model_names as model_names
     from cyxjax.models import register as register
     from cyxjax.models import save_model as save_model

@@ -14,6 +14,7 @@ _FILES = {  # file -> the public names it holds
     "files": "SavedModel load_model save_model",
     "layers": "DropoutModule EmbeddingModule FlattenModule Layer LinearModule ReshapeModule layer",
     "norms": "BatchNormModule GroupNormModule LayerNormModule",
+    "pooling": "max_pool",
     "registry": "Builder build_model get_model model_names register",
     "summary": "count_params",
     "sequential": "SequentialModel",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.models.norms import BatchNormModule as BatchNormModule
     from cyxjax.models.norms import GroupNormModule as GroupNormModule
     from cyxjax.models.norms import LayerNormModule as LayerNormModule
+    from cyxjax.models.pooling import max_pool as max_pool
     from cyxjax.models.registry import Builder as Builder
     from cyxjax.models.registry import build_model as build_model
     from cyxjax.models.registry import get_model as get_model

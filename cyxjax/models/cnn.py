@@ -9,6 +9,7 @@ import jax
 from flax import linen as nn
 
 from cyxjax.models.config import Count, Rate
+from cyxjax.models.pooling import max_pool
 from cyxjax.models.registry import register
 
 
@@ -31,7 +32,7 @@ class CNN(nn.Module):
         for num_channels in self.features:
             x_BHWD = nn.relu(nn.Conv(num_channels, (3, 3))(x_BHWD))
             if min(x_BHWD.shape[1:3]) > 1:
-                x_BHWD = nn.max_pool(x_BHWD, window_shape=(2, 2), strides=(2, 2))
+                x_BHWD = max_pool(x_BHWD, window_shape=(2, 2), strides=(2, 2))
         x_BF = x_BHWD.reshape(x_BHWD.shape[0], math.prod(x_BHWD.shape[1:]))
         x_BF = nn.relu(nn.Dense(self.hidden)(x_BF))
         x_BF = nn.Dropout(self.dropout, deterministic=not train)(x_BF)

@@ -12,6 +12,7 @@ from jax import lax
 
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.models.layers import Arrays, Layer, along_last, check_features, check_positive, layer, uniform
+from cyxjax.models.pooling import max_pool
 
 Size = int | tuple[int, int]
 
@@ -86,7 +87,7 @@ class MaxPool2DModule(Layer):
 
     def call(self, x: jax.Array) -> jax.Array:
         _check_image(self, x)
-        return nn.max_pool(
+        return max_pool(
             x,
             window_shape=pair(self.kernel_size),
             strides=pair(self.stride or self.kernel_size),

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from cyxjax.models.config import Count
+from cyxjax.models.pooling import max_pool
 from cyxjax.models.registry import register
 
 # He et al. 2015, arXiv:1502.01852: variance 2 / fan_out keeps gradients level through ReLUs.
@@ -87,7 +88,7 @@ class ResNet(nn.Module):
         x_BHWD = nn.relu(_norm(train)(name="stem_norm")(x_BHWD))
         if self.small_images:
             return x_BHWD
-        return nn.max_pool(x_BHWD, window_shape=(3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+        return max_pool(x_BHWD, window_shape=(3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
 
 
 @register("resnet18")
