@@ -17,6 +17,7 @@ from cyxjax.sync.mean import mean
 from cyxjax.sync.power_sgd import power_sgd
 from cyxjax.sync.zero1 import zero1
 
+PyTree = Any
 STRATEGIES: dict[str, Callable[..., Sync]] = {
     "mean": mean,
     "bucketed": bucketed,
@@ -29,6 +30,7 @@ STRATEGIES: dict[str, Callable[..., Sync]] = {
     "diloco": diloco,
 }
 _KINDS: dict[type, type] = {bool: bool, int: Integral, float: Real}  # of a default -> what may be given
+_CUTS_LEAVES = {"zero1"}
 _CLIPS_ITSELF = {"zero1"}  # its optimizer sees parts of the gradients, whose norm says nothing
 
 
@@ -37,9 +39,11 @@ def build_sync(
     optimizer: optax.GradientTransformation,
     options: Mapping[str, Any] | None = None,
     max_grad_norm: float | None = None,
+    params: Callable[[], PyTree] | None = None,
 ) -> Sync:
     """The strategy `name` around `optimizer`, which sees the mean gradient clipped to `max_grad_norm`.
 
+    params: gives the shapes of the parameters, for strategies that must know them beforehand.
     Raises: ConfigError for an unknown name, an option it does not take or one of another kind.
     """
     if name not in STRATEGIES:
@@ -50,6 +54,8 @@ def build_sync(
         given["max_grad_norm"] = max_grad_norm
     elif max_grad_norm is not None:
         optimizer = _clipping(optimizer, max_grad_norm)
+    if params is not None and name in _CUTS_LEAVES:
+        given["params"] = params()
     try:
         return STRATEGIES[name](optimizer, **given)
     except TypeError as err:

@@ -13,23 +13,28 @@ import optax
 from jax import lax
 
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
+from cyxjax.core.optimizer_probe import refuse_unless_elementwise
 from cyxjax.core.strategy import Sync
-from cyxjax.errors import ConfigError
 from cyxjax.sync.coded_mean import in_pieces
 
 PyTree = Any
 
 
-def zero1(optimizer: optax.GradientTransformation, max_grad_norm: float | None = None) -> Sync:
+def zero1(
+    optimizer: optax.GradientTransformation, max_grad_norm: float | None = None, params: PyTree = None
+) -> Sync:
     """`mean` with the optimizer's state cut along axis `data`; the same bytes on the wire.
 
-    The optimizer sees flat parts of the leaves, in params' tree: rules that treat each number by itself
-    (SGD, Adam, AdamW, Lion, ...) are exact. max_grad_norm: clips the mean gradient's norm, which only all
-    parts together know. State: as `mean` holds it, each leaf a row of ceil(size / R) values per replica.
-    Raises: ConfigError for a rule that looks at whole leaves or at their norm (LAMB, clipping inside).
+    The optimizer sees parts of the leaves (`part_shape`), in params' tree: rules that treat each number by
+    itself (SGD, Adam, AdamW, Lion, ..., with masks by path or dimension) are exact. max_grad_norm: clips the
+    mean gradient's norm, which only all parts together know. params: shapes of the tree to be trained; None:
+    any tree, for a rule without masks or labels. State: as `mean` holds it, each leaf a row of ceil(size / R)
+    values per replica.
+    Raises: ConfigError for a rule that looks at whole leaves or at their norm (LAMB, Muon, clipping inside).
     Source: Rajbhandari et al. 2020, arXiv:1910.02054.
     """
-    refuse_unless_elementwise(optimizer)
+    tree = jax.ShapeDtypeStruct((4, 2), jnp.float32) if params is None else params
+    refuse_unless_elementwise(optimizer, tree, part_shape)
 
     def init(params: PyTree) -> PyTree:
         return optax.EmptyState(), optimizer.init(_own_part(params))
@@ -44,7 +49,7 @@ def zero1(optimizer: optax.GradientTransformation, max_grad_norm: float | None =
     return Sync(
         init,
         update,
-        state_spec=(REPLICATED, _state_spec(optimizer)),
+        state_spec=(REPLICATED, _state_spec(optimizer, tree)),
         to_portable=lambda state, params: to_portable(optimizer, state, params),
         from_portable=lambda state, params, replicas: from_portable(optimizer, state, params, replicas),
     )
@@ -64,44 +69,35 @@ def from_portable(
     optimizer: optax.GradientTransformation, state: PyTree, params: PyTree, num_replicas: int
 ) -> PyTree:
     """All rows for `num_replicas`, from the state of `mean`; on the host. Inverse of `to_portable`."""
-    parts = jax.tree.map(lambda p: jax.ShapeDtypeStruct((-(-p.size // num_replicas),), p.dtype), params)
-    wanted = (optax.EmptyState(), jax.eval_shape(optimizer.init, parts))
+    wanted = (optax.EmptyState(), jax.eval_shape(optimizer.init, _parts(params, num_replicas)))
 
     def cut(array: Any, want: Any) -> np.ndarray:
         if not want.ndim:
             return np.asarray(array)
         flat = np.asarray(array).reshape(-1)
-        return np.pad(flat, (0, want.size * num_replicas - flat.size)).reshape(num_replicas, want.size)
+        return np.pad(flat, (0, want.size * num_replicas - flat.size)).reshape(num_replicas, *want.shape)
 
     return jax.tree.map(cut, state, wanted)
 
 
-def refuse_unless_elementwise(optimizer: optax.GradientTransformation) -> None:
-    """Raises: ConfigError if the rule moves a number otherwise when it sees only half of the leaf."""
+def part_shape(shape: tuple[int, ...], num_replicas: int) -> tuple[int, ...]:
+    """The shape of one replica's part of a leaf: (n, 1, ..., 1), of the leaf's dimensions.
 
-    def moved(part: slice) -> np.ndarray:
-        params: Any = jnp.linspace(1.0, 3.0, 8)[part]
-        state = None
-        for scale in (1e4, 3e3):  # large: a clip by norm would show
-            state = optimizer.init(params) if state is None else state
-            grads = scale * jnp.linspace(-1.0, 2.0, 8)[part]
-            updates, state = optimizer.update(grads, state, params)
-            params = optax.apply_updates(params, updates)
-        return np.asarray(params)
-
-    whole = moved(slice(0, 8))
-    halves = np.concatenate([moved(slice(0, 4)), moved(slice(4, 8))])
-    if not np.allclose(whole, halves, rtol=1e-5):
-        raise ConfigError(
-            "comm='zero1' shows the optimizer a part of each leaf, and this one looks at whole leaves or at "
-            "the gradient's norm. HINT: clip with max_grad_norm of the configuration, or use comm='mean'."
-        )
+    A rule that asks how many there are (no decay for biases) is told the same. Of a scalar, (1,).
+    """
+    size = int(np.prod(shape))
+    return (-(-size // num_replicas), *[1] * (len(shape) - 1))
 
 
-def _state_spec(optimizer: optax.GradientTransformation) -> PyTree:
+def _state_spec(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:
     """Spec by leaf of the optimizer's state: counters are replicated, what is shaped like params is rows."""
-    state = jax.eval_shape(optimizer.init, jax.ShapeDtypeStruct((2,), jnp.float32))
+    state = jax.eval_shape(optimizer.init, _parts(params, 1))
     return jax.tree.map(lambda leaf: PER_REPLICA if leaf.ndim else REPLICATED, state)
+
+
+def _parts(params: PyTree, num_replicas: int) -> PyTree:
+    """Shapes of one replica's parts."""
+    return jax.tree.map(lambda p: jax.ShapeDtypeStruct(part_shape(p.shape, num_replicas), p.dtype), params)
 
 
 def _rows(leaf: jax.Array) -> jax.Array:
@@ -112,14 +108,19 @@ def _rows(leaf: jax.Array) -> jax.Array:
 
 
 def _own_part(params: PyTree) -> PyTree:
-    return jax.tree.map(lambda p: _rows(p)[lax.axis_index(AXIS)], params)
+    return jax.tree.map(lambda p: _as_part(_rows(p)[lax.axis_index(AXIS)], p), params)
+
+
+def _as_part(flat: jax.Array, leaf: jax.Array) -> jax.Array:
+    return flat.reshape(part_shape(leaf.shape, lax.axis_size(AXIS)))
 
 
 def _reduce_scattered(grads: PyTree) -> PyTree:
     """Own parts of the mean gradients: one reduction for all leaves of a dtype."""
     count = lax.axis_size(AXIS)
     rows = jax.tree.map(_rows, grads)
-    return _joined(rows, lambda r: lax.psum_scatter(r, AXIS, scatter_dimension=0) / count)
+    parts = _joined(rows, lambda r: lax.psum_scatter(r, AXIS, scatter_dimension=0) / count)
+    return jax.tree.map(_as_part, parts, grads)
 
 
 def _all_gathered(parts: PyTree, like: PyTree) -> PyTree:
@@ -127,7 +128,7 @@ def _all_gathered(parts: PyTree, like: PyTree) -> PyTree:
     if lax.axis_size(AXIS) == 1:
         return jax.tree.map(lambda part, p: part.reshape(p.shape), parts, like)
     gather = lambda part: lax.all_gather(part, AXIS, to="invarying")  # noqa: E731
-    rows = _joined(parts, lambda part: in_pieces(gather, part))
+    rows = _joined(jax.tree.map(jnp.ravel, parts), lambda part: in_pieces(gather, part))
     return jax.tree.map(lambda r, p: r.reshape(-1)[: p.size].reshape(p.shape), rows, like)
 
 

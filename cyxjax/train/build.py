@@ -69,16 +69,21 @@ def build(
     config: DistributedTrainingConfig,
     mesh: Mesh,
     *,
+    inputs: PyTree,
     steps_per_epoch: int | None,
     schedule: Any = None,
     remat: str = "none",
 ) -> Built:
-    """Compiled functions for `recipe`. Raises: ConfigError for values that do not go together."""
+    """Compiled functions for `recipe`. inputs: one sample's, for the shapes of its parameters.
+
+    Raises: ConfigError for values that do not go together.
+    """
     policy = parse_policy(config.precision)
     fns = with_remat(with_policy(recipe.fns, policy), str(config.remat) if remat == "none" else remat)
     factor = _schedule(config, mesh, steps_per_epoch, schedule)
     optimizer = callbacks.around(recipe.callbacks, with_schedule(recipe.optimizer, factor))
-    sync = build_sync(config.comm, optimizer, config.comm_options, config.max_grad_norm)
+    shapes = lambda: jax.eval_shape(fns.init, jax.random.key(0), inputs)[0]  # noqa: E731
+    sync = build_sync(config.comm, optimizer, config.comm_options, config.max_grad_norm, shapes)
     sync = _FOR_NONFINITE[policy.needs_loss_scale or config.on_nonfinite](sync)
     train_step, eval_step = dispatch_for(config, mesh).steps(fns, recipe.loss, sync, recipe.metrics)
     agreed = build_consensus(sync, mesh)

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_replicas, local_value, num_replicas, put_replicated
+from cyxjax.core.optimizer_probe import check_update, explained
 from cyxjax.core.step import TrainState, init_state
 from cyxjax.train import fit_data
 from cyxjax.train.build import Built, Recipe, build, check_precision, program_shape
@@ -18,6 +19,7 @@ from cyxjax.train.hooks import callbacks
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Feed, Position, RunState
 from cyxjax.train.monitor import watchable_in
+from cyxjax.train.optimizers import Optimizer
 
 PyTree = Any
 
@@ -79,22 +81,27 @@ def for_inputs(
     shape = program_shape(config, mesh, steps_per_epoch, schedule, remat)
     if last is not None and last.shape == shape:
         return Prepared(config, last.built, inputs, shape)
-    built = build(recipe, config, mesh, steps_per_epoch=steps_per_epoch, schedule=schedule, remat=remat)
+    built = build(
+        recipe, config, mesh, inputs=inputs, steps_per_epoch=steps_per_epoch, schedule=schedule, remat=remat
+    )
     return Prepared(config, built, inputs, shape)
 
 
-def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, replicas: int) -> None:
-    """What is watched is measured; the model takes the data in the precision asked for, on this backend; the
-    loss is a mean over samples; the data are finite and in range.
+def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh) -> None:
+    """What is watched is measured; the optimizer fits the parameters and the strategy; the model takes the
+    data in the precision asked for, on this backend; the loss is a mean over samples; the data are finite.
 
     state: as training starts with it; only shapes are looked at, nothing is compiled.
-    Raises: ConfigError naming the monitor, the loss or the precision, DataError naming the sample.
+    Raises: ConfigError naming the monitor, the optimizer, the loss or the precision, DataError naming the
+        sample.
     """
-    built = prepared.built
+    built, replicas = prepared.built, num_replicas(mesh)
     if prepared.feed is not None:
         watchable = watchable_in(recipe.metrics, prepared.feed, prepared.config)
         watchable.of(prepared.config)
         callbacks.check_watched(recipe.callbacks, watchable)
+    if not isinstance(recipe.optimizer, Optimizer):  # ours fit all, and are tested to
+        check_update(built.sync, mesh, state, prepared.config.comm)
     check_precision(built, state, prepared.inputs, prepared.config.precision, replicas)
     seen = jax.eval_shape(built.program.consensus, state)
     run = lambda inputs: jax.eval_shape(built.predict_step, seen, inputs)  # noqa: E731
@@ -106,14 +113,16 @@ def first_run(prepared: Prepared, mesh: Mesh, num_metrics: int) -> RunState:
     """Step 0, with parameters drawn from the seed."""
     built, seed = prepared.built, prepared.config.seed
     params, model_state = jax.tree.map(np.asarray, built.fns.init(jax.random.key(seed), prepared.inputs))
-    state = init_state(built.sync, mesh, params, model_state, seed)
+    with explained(f"with comm={prepared.config.comm!r}"):
+        state = init_state(built.sync, mesh, params, model_state, seed)
     return RunState(Position(), state, np.zeros((num_metrics, 2)))
 
 
 def next_run(prepared: Prepared, mesh: Mesh, agreed: TrainState, num_metrics: int) -> RunState:
     """A new run from the parameters of `agreed`; steps count on, so that keys and folders stay apart."""
     params, model_state = jax.tree.map(local_value, (agreed.params, agreed.model_state))
-    state = init_state(prepared.built.sync, mesh, params, model_state, prepared.config.seed)
+    with explained(f"with comm={prepared.config.comm!r}"):
+        state = init_state(prepared.built.sync, mesh, params, model_state, prepared.config.seed)
     steps = local_value(agreed.step)
     state = state._replace(step=put_replicated(mesh, steps))
     return RunState(Position(int(steps)), state, np.zeros((num_metrics, 2)))

@@ -94,7 +94,7 @@ class Session:
         )
         check_threads(prepared.config, self.group.threads)
         self._begin(prepared)
-        check_run(prepared, self.run_state.state, self.recipe, num_replicas(self.mesh))
+        check_run(prepared, self.run_state.state, self.recipe, self.mesh)
         self._content = same_run.compared(self.group, prepared, self.run_state.state)
         return prepared
 

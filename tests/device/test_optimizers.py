@@ -1,0 +1,227 @@
+"""Every optimizer of optax's public namespace with every strategy: it makes the steps it makes on one device,
+or is refused in one line of ours."""
+
+import warnings
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import cyxjax as cx
+from cyxjax.core.mesh import build_mesh
+from cyxjax.core.optimizer_probe import check_update, explained
+from cyxjax.core.step import init_state
+from cyxjax.errors import ConfigError
+from cyxjax.sync.registry import STRATEGIES, build_sync
+from tests.support.strategies import Alone, mean_of, params, random_grads
+
+RATE = 0.01
+LABELS = {"dense": "a", "gain": "b"}
+MATRICES = lambda tree: jax.tree.map(lambda p: p.ndim > 1, tree)  # noqa: E731
+BY_SHAPE = lambda tree: jax.tree.map(lambda p: p.shape[-1:] == (4,), tree)  # noqa: E731
+BY_PATH = {"dense": {"bias": False, "kernel": True}, "gain": False}
+
+
+def adam():
+    return optax.adam(RATE)
+
+
+WRAPPED = {
+    "apply_if_finite": lambda: optax.apply_if_finite(adam(), 3),
+    "chain": lambda: optax.chain(optax.clip(1.0), adam()),
+    "chain with a clip by norm": lambda: optax.chain(optax.clip_by_global_norm(1.0), adam()),
+    "conditionally_mask": lambda: optax.conditionally_mask(adam(), lambda *a, **k: True),
+    "conditionally_transform": lambda: optax.conditionally_transform(adam(), lambda *a, **k: True),
+    "add_noise": lambda: optax.add_noise(0.1, 0.5, 0),
+    "noisy_sgd": lambda: optax.noisy_sgd(RATE, key=0),
+    "differentially_private_aggregate": lambda: optax.contrib.differentially_private_aggregate(1.0, 0.1, 0),
+    "dpsgd": lambda: optax.contrib.dpsgd(RATE, 1.0, 0.1, 0),
+    "flatten": lambda: optax.flatten(adam()),
+    "freeze": lambda: optax.freeze(BY_PATH),
+    "inject_hyperparams": lambda: optax.inject_hyperparams(optax.adam)(RATE),
+    "inject_stateful_hyperparams": lambda: optax.inject_stateful_hyperparams(optax.adam)(RATE),
+    "lookahead": lambda: optax.lookahead(adam(), 5, 0.5),
+    "masked": lambda: optax.masked(adam(), BY_PATH),
+    "masked by dimensions": lambda: optax.masked(adam(), MATRICES),
+    "masked by shape": lambda: optax.masked(adam(), BY_SHAPE),
+    "decay of matrices": lambda: optax.adamw(RATE, weight_decay=0.5, mask=MATRICES),
+    "decay by shape": lambda: optax.adamw(RATE, weight_decay=0.5, mask=BY_SHAPE),
+    "measure_with_ema": lambda: optax.measure_with_ema(lambda **_: 0.0, 0.9),
+    "multi_transform": lambda: optax.multi_transform({"a": adam(), "b": optax.sgd(RATE)}, LABELS),
+    "labels of another tree": lambda: optax.multi_transform({"a": adam()}, {"denses": "a"}),
+    "named_chain": lambda: optax.named_chain(("clip", optax.clip(1.0)), ("adam", adam())),
+    "partition": lambda: optax.partition({"a": adam(), "b": optax.sgd(RATE)}, LABELS),
+    "scale_by_backtracking_linesearch": lambda: optax.scale_by_backtracking_linesearch(5),
+    "scale_by_zoom_linesearch": lambda: optax.scale_by_zoom_linesearch(5),
+    "scale_by_schedule": lambda: optax.scale_by_schedule(lambda n: -RATE / (1.0 + n)),
+    "schedule": lambda: optax.adam(optax.cosine_decay_schedule(RATE, 10)),
+    "selective_transform": lambda: optax.selective_transform(adam(), freeze_mask=BY_PATH),
+    "snapshot": lambda: optax.snapshot("norm", lambda **_: 0.0),
+    "stateless": lambda: optax.stateless(lambda g, p: g),
+    "stateless_with_tree_map": lambda: optax.stateless_with_tree_map(lambda g, p: -RATE * g),
+    "with_extra_args_support": lambda: optax.with_extra_args_support(adam()),
+    "multi_steps": lambda: optax.MultiSteps(adam(), 2).gradient_transformation(),
+    "mechanize": lambda: optax.contrib.mechanize(adam()),
+    "sam": lambda: optax.contrib.sam(adam(), optax.sgd(0.05)),
+    "schedule_free": lambda: optax.contrib.schedule_free(adam(), RATE),
+    "split_real_and_imaginary": lambda: optax.contrib.split_real_and_imaginary(adam()),
+    "muon with adam": lambda: optax.contrib.muon(RATE),
+}
+_PLAIN = """
+    adam adamw adamax adamaxw adabelief adadelta adagrad adan amsgrad lion nadam nadamw radam rmsprop rprop
+    sgd sign_sgd yogi ademamix adopt schedule_free masked multi_transform partition inject_hyperparams
+    schedule multi_steps chain named_chain
+"""
+CUT = {*_PLAIN.split(), "masked by dimensions", "decay of matrices"}  # what zero1 must take, and no less
+WHOLE = {
+    "lamb",
+    "lars",
+    "muon with adam",
+    "prodigy",
+    "novograd",
+    "adafactor",
+    "masked by shape",
+    "decay by shape",
+}
+NEVER = {"lbfgs", "polyak_sgd", "momo", "lookahead", "labels of another tree", "scale_by_zoom_linesearch"}
+
+
+def public():
+    """name -> maker, of all in optax and optax.contrib that gives a transformation."""
+    makers = {}
+    for room in (optax, optax.contrib):
+        for name in dir(room):
+            made = [args for args in ((RATE,), ()) if _is_rule(getattr(room, name), args)]
+            if made and not name.startswith("_"):
+                makers[name] = partial(getattr(room, name), *made[0])
+    return makers | WRAPPED
+
+
+def _is_rule(f, args):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return isinstance(f(*args), optax.GradientTransformation)
+        except Exception:  # not a rule, or one that takes other arguments: WRAPPED makes those
+            return False
+
+
+TABLE = public()
+SHAPES = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.float32), params())
+
+
+@pytest.fixture(autouse=True)
+def as_users_run_it():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def sync_of(comm, make):
+    """The strategy around a rule, looked at as `fit` does. Raises: ConfigError."""
+    options = {"power_sgd": {"rank": 1, "min_compression": 0}}
+    sync, mesh = (
+        build_sync(comm, make(), options.get(comm), params=lambda: SHAPES),
+        build_mesh(jax.devices()[:2]),
+    )
+    with explained(f"with comm={comm!r}"):
+        state = init_state(sync, mesh, params(0.1), {}, 0)
+    check_update(sync, mesh, state, comm)
+    return sync
+
+
+def refused(comm, make):
+    said = ""
+    try:
+        sync_of(comm, make)
+    except ConfigError as err:
+        said = str(err)
+    assert not said or ("HINT: " in said and "\n" not in said)
+    return bool(said)
+
+
+def on_one_device(make, grads):
+    rule, values = make(), jax.tree.map(jnp.asarray, params(0.1))
+    state = rule.init(values)
+    for rows in grads:
+        updates, state = rule.update(mean_of(rows), state, values)
+        values = optax.apply_updates(values, updates)
+    return values
+
+
+def check_steps(comm, name):
+    grads = [random_grads(2, t) for t in range(3)]
+    got = Alone(sync_of(comm, TABLE[name]), 2, params(0.1)).step(*grads).copies()
+    wanted = on_one_device(TABLE[name], grads)
+    for copy in got:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), copy, wanted)
+
+
+def test_the_table_holds_all_that_optax_has():
+    for room in (optax, optax.contrib):
+        for name in dir(room):
+            said = getattr(getattr(room, name), "__annotations__", {}).get("return", "")
+            if "GradientTransformation" in str(said) and not name.startswith("_"):
+                assert name in TABLE, name
+    assert len(TABLE) > 120
+
+
+@pytest.mark.parametrize(
+    "name", ["adamw", "rprop", "multi_transform", "masked", "masked by dimensions", "decay of matrices"]
+)
+def test_a_rule_on_parts_makes_the_steps_it_makes_on_whole_leaves(name):
+    check_steps("zero1", name)
+
+
+def test_rules_that_need_leaves_whole_are_refused_parts_and_no_others():
+    assert {name for name in CUT if refused("zero1", TABLE[name])} == set()
+    assert {name for name in WHOLE if refused("zero1", TABLE[name])} == WHOLE
+    assert {name for name in WHOLE if refused("mean", TABLE[name])} == set()
+
+
+@pytest.mark.parametrize("comm", ["mean", "zero1", "local_sgd"])
+def test_rules_that_need_more_than_a_step_gives_are_refused_everywhere(comm):
+    assert {name for name in NEVER if refused(comm, TABLE[name])} == NEVER
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("comm", STRATEGIES)
+def test_every_rule_with_every_strategy_is_run_or_refused(comm):
+    taken = {name for name in TABLE if not refused(comm, TABLE[name])}
+    assert taken >= CUT
+    assert not taken & NEVER
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("comm", ["mean", "bucketed", "zero1"])
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_every_rule_steps_as_on_one_device(comm, name):
+    if refused(comm, TABLE[name]):
+        assert name not in CUT
+        return
+    check_steps(comm, name)
+
+
+def test_fit_refuses_before_a_step_and_names_the_way_out(tmp_path):
+    x, y = np.zeros((8, 3), np.float32), np.zeros(8, np.int32)
+    cases = [
+        (
+            "mean",
+            optax.lbfgs(),
+            "cannot make a step with comm='mean': TypeError: .*no loss and no second gradient",
+        ),
+        ("zero1", optax.lamb(RATE), "comm='zero1' shows the optimizer a part.*use comm='mean'"),
+        ("zero1", optax.contrib.muon(RATE), "looks at whole leaves"),
+        ("mean", optax.multi_transform({"a": adam()}, {"x": "a"}), "labels and masks must fit"),
+    ]
+    for comm, rule, said in cases:
+        model = cx.SequentialModel([cx.LinearModule(3, 2)])
+        trainer = cx.distributed.DistributedTrainer(model, cx.CrossEntropyLoss(), rule)
+        config = cx.distributed.DistributedTrainingConfig(
+            epochs=1, batch_size=1, comm=comm, verbose=False, checkpoint_dir=str(tmp_path / "checkpoints")
+        )
+        with pytest.raises(ConfigError, match=said):
+            trainer.fit(x, y, config)
+    assert not list(tmp_path.iterdir())
