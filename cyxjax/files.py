@@ -113,6 +113,24 @@ def flock(fd: int) -> None:
     fcntl.flock(fd, fcntl.LOCK_EX)
 
 
+def flock_now(fd: int) -> bool:
+    """Takes the kernel's lock on `fd`; False if another has it. Raises: OSError where there are no locks."""
+    import fcntl
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def unflock(fd: int) -> None:
+    """Gives the kernel's lock on `fd` back, also for forked children that have it open."""
+    import fcntl
+
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
 def try_flock(fd: int, *, shared: bool = False) -> bool:
     """Whether this process now holds the kernel's lock on `fd`; False too where the file system has none."""
     import fcntl

@@ -105,6 +105,22 @@ def prepare(directory: Path) -> None:
                 _clean_leftover(Path(entry.path), directory / match[1], match[2])
 
 
+def identity(directory: Path) -> tuple[int, int]:
+    """What tells `directory` from one that takes its name later."""
+    info = os.stat(directory)
+    return info.st_dev, info.st_ino
+
+
+def refuse_swapped(directory: Path, known: tuple[int, int]) -> None:
+    """Raises: CheckpointError if another folder, or a link to one, has taken the name of `directory`."""
+    if directory.exists() and identity(directory) != known:
+        what = f"a link to {os.path.realpath(directory)}" if directory.is_symlink() else "another folder"
+        raise CheckpointError(
+            f"{directory} is {what} since this run began; nothing is written there. "
+            "HINT: put back the folder that was there."
+        )
+
+
 def _refuse_name(directory: Path) -> None:
     """Raises: CheckpointError for a path that the array store takes for something else than a folder.
 

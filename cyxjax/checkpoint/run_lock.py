@@ -1,140 +1,107 @@
 """One run folder, one job: a lock file that names its holder and is taken over only after proof of death."""
 
-import hashlib
 import json
 import os
 import secrets
-import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from cyxjax.checkpoint.holder import Holder as Holder
 from cyxjax.errors import CheckpointError
-from cyxjax.files import flock, is_flocked, try_flock
+from cyxjax.files import flock_now, try_flock, unflock
 from cyxjax.run_folder import LOCK as LOCK
 
-
-@dataclass(frozen=True)
-class Holder:
-    """A process, told apart from later ones with its pid, and from ones in other containers or machines."""
-
-    host: str
-    machine: str  # digest of the machine id: two machines may share a host name
-    boot: str  # after a reboot every pid of before is nobody's
-    pid_namespace: str  # a pid says nothing outside its namespace (container)
-    pid: int
-    process_start: str  # clock ticks since boot, as the kernel counts them; "" where it is not told
-    since: str
-    token: str
-
-    @classmethod
-    def this_process(cls) -> "Holder":
-        return cls(
-            host=socket.gethostname(),
-            machine=hashlib.sha256(_read("/etc/machine-id").encode()).hexdigest()[:16],
-            boot=_read("/proc/sys/kernel/random/boot_id"),
-            pid_namespace=_link("/proc/self/ns/pid"),
-            pid=os.getpid(),
-            process_start=_stat_field(os.getpid(), 22),
-            since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-            token=secrets.token_hex(8),
-        )
-
-    @property
-    def place(self) -> tuple[str, str, str]:
-        """Where its pid means something."""
-        return (self.host, self.machine, self.pid_namespace)
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host} since {self.since}"
-
-    def proof_of_death(self, lock_fd: int) -> str:
-        """Why this holder cannot be alive, or "" if it is alive or cannot be judged from here.
-
-        `lock_fd`: its lock file, which it keeps flocked while it lives, where the file system has flock.
-        """
-        me = Holder.this_process()
-        if (self.host, self.machine) != (me.host, me.machine):
-            return ""
-        if self.boot != me.boot:
-            return "the machine was restarted since"
-        if self.pid_namespace != me.pid_namespace:
-            return "" if is_flocked(lock_fd) else "the container it ran in has ended"
-        if not _runs(self.pid):
-            return "that process is gone"
-        if self.process_start != _stat_field(self.pid, 22):
-            return "that process is gone; its number belongs to another"
-        return ""
-
-
-def _runs(pid: int) -> bool:
-    """Whether `pid` is a process that can still write: a zombie cannot."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return _stat_field(pid, 3) not in ("Z", "X")
-
-
-def _stat_field(pid: int, number: int) -> str:
-    """Field `number` (from 1, as in proc(5)) of a process's stat line; "" where there is none to read."""
-    # Field 2 is the name in parentheses and may hold spaces and parentheses itself.
-    rest = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return rest[number - 3] if len(rest) > number - 3 else ""
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
-
-
 _MAX_LOCK_BYTES = 4096
+_OTHERS_S = 2.0  # for which a job that looks at a free folder may hold it
 
 
 class RunLock:
     """The right to write `run_dir`, until `release`, the end of the `with` block, or this process's death.
 
+    Two things say so: the lock file, which names the holder to people and to other machines, and the kernel's
+    lock on the folder itself, which goes with the process and which nobody can delete. A free one is the
+    proof that no job of this machine is in the folder, whatever became of the file.
     Raises (from acquire): CheckpointError naming the holder if another job has it and may be alive.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str]) -> None:
         self.path = Path(os.path.abspath(run_dir)) / LOCK
         self._holder: Holder | None = None
-        self._fd = -1
+        self._fd = self._folder = -1
 
     def acquire(self) -> str:
         """Take the lock. Says what was taken over from whom; "" if the lock was free or is ours already."""
         if self._holder is not None:
             return ""
         _make_folder(self.path.parent)
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         me, taken_over = Holder.this_process(), ""
-        while (fd := _create(self.path, me)) is None:
-            taken_over = _take_away(self.path)
-        self._holder, self._fd = me, fd
+        try:
+            can_lock = _enter(folder, self.path)
+            while (fd := _create(self.path, me)) is None:
+                taken_over = _take_away(self.path, can_lock)
+        except BaseException:
+            os.close(folder)
+            raise
+        self._holder, self._fd, self._folder = me, fd, folder
         return taken_over
+
+    def check(self) -> str:
+        """Whether the folder is still this job's: what was wrong and put right, in words; "" if nothing was.
+
+        Raises: CheckpointError if what it would write to is gone, is another folder or another job's.
+        """
+        folder = self.path.parent
+        try:
+            there = os.stat(folder)
+        except FileNotFoundError:
+            there = None
+        mine = os.fstat(self._folder)
+        if there is None or not os.path.samestat(there, mine):
+            what = "deleted" if there is None else "replaced by another folder or link"
+            raise CheckpointError(
+                f"{folder} was {what} under this job, which would write where nobody looks, or where "
+                "another job does. HINT: leave a run's folder alone while it runs; run the command again to "
+                "begin anew."
+            )
+        try:
+            found = read_holder(self.path)
+        except CheckpointError:  # a link, or no lock of ours: in a folder that the kernel holds for this job
+            self.path.unlink(missing_ok=True)
+            found = None
+        if found == self._holder:
+            return ""
+        if found is not None:
+            raise CheckpointError(f"{folder} is now in use by {found} too. {_hint(found)}")
+        return self._write_again()
+
+    def _write_again(self) -> str:
+        assert self._holder is not None
+        fd = _create(self.path, replace(self._holder, token=secrets.token_hex(8)))
+        if fd is None:
+            return ""  # looked at again at the next check
+        os.close(self._fd)
+        self._fd, self._holder = fd, read_holder(self.path)
+        return (
+            f"WARNING: {self.path} was deleted or overwritten under this job. It was written again; the "
+            "kernel kept other jobs of this machine out. HINT: to end a job, stop its process."
+        )
 
     def release(self) -> None:
         """Give the lock back. Another job's is left alone; a forked child never gives its parent's back."""
         if self._holder is None:
             return
-        if self._holder.pid == os.getpid() and read_holder(self.path) == self._holder:
-            self.path.unlink(missing_ok=True)
+        if self._holder.pid == os.getpid():
+            if _still(self.path, self._holder):
+                self.path.unlink(missing_ok=True)
+            with suppress(OSError):  # no locks on this file system
+                unflock(self._folder)
         os.close(self._fd)
-        self._holder, self._fd = None, -1
+        os.close(self._folder)
+        self._holder, self._fd, self._folder = None, -1, -1
 
     def __enter__(self) -> "RunLock":
         self.acquire()
@@ -154,6 +121,49 @@ def read_holder(path: Path) -> Holder | None:
         return None
     try:
         return _parse(path, fd)
+    finally:
+        os.close(fd)
+
+
+def _still(path: Path, holder: Holder) -> bool:
+    try:
+        return read_holder(path) == holder
+    except CheckpointError:
+        return False
+
+
+def _enter(folder: int, path: Path) -> bool:
+    """Holds the open `folder` for this process; False where the file system has no locks.
+
+    Raises: CheckpointError if a job of this machine has it, also one whose lock file was deleted.
+    """
+    until = time.monotonic() + _OTHERS_S
+    while True:
+        try:
+            if flock_now(folder):
+                return True
+        except OSError:
+            return False
+        holder, dead = read_holder(path), ""
+        if holder is not None:
+            dead = _proof(path, holder)
+            if not dead:
+                raise CheckpointError(f"{path.parent} is in use by {holder}. {_hint(holder)}")
+        if time.monotonic() > until:  # others that found it free let go, or have written their name, by now
+            who = "a job whose lock file was deleted" if holder is None else f"what {holder} started ({dead})"
+            raise CheckpointError(
+                f"{path.parent} is in use by {who}: the kernel holds the folder for it. "
+                f"HINT: `fuser {path.parent}` names the process; stop it first."
+            )
+        time.sleep(0.05)
+
+
+def _proof(path: Path, holder: Holder) -> str:
+    fd = _open(path)
+    if fd is None:
+        return "its lock is gone"
+    try:
+        return holder.proof_of_death(fd)
     finally:
         os.close(fd)
 
@@ -194,43 +204,29 @@ def _create(path: Path, holder: Holder) -> int | None:
     return fd
 
 
-def _take_away(path: Path) -> str:
-    """Remove a dead holder's lock; what was done, in words. Raises: CheckpointError if it may live."""
-    with _one_at_a_time(path.parent):
-        fd = _open(path)
-        if fd is None:
-            return ""  # released or taken away since we looked
-        try:
-            holder = _parse(path, fd)
-            proof = holder.proof_of_death(fd)
-        finally:
-            os.close(fd)
-        if not proof:
-            raise CheckpointError(f"{path.parent} is in use by {holder}. {_hint(holder)}")
-        path.unlink()
-    return f"took over {path.parent} from {holder}: {proof}"
+def _take_away(path: Path, can_lock: bool) -> str:
+    """Remove a dead holder's lock; what was done, in words. Raises: CheckpointError if it may live.
 
-
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Jobs that all see one dead holder enter one after the other: else the second would remove the lock
-    that the first has just made. The kernel ends this hold with the process, so it cannot be left behind."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    Called while the folder is held: jobs that all see one dead holder enter one after the other, else the
+    second would remove the lock that the first has just made.
+    """
+    fd = _open(path)
+    if fd is None:
+        return ""  # released or taken away since we looked
     try:
-        _flock(fd, folder)
-        yield
+        holder = _parse(path, fd)
+        proof = holder.proof_of_death(fd)
     finally:
         os.close(fd)
-
-
-def _flock(fd: int, folder: Path) -> None:
-    try:
-        flock(fd)
-    except OSError as error:
+    if not proof:
+        raise CheckpointError(f"{path.parent} is in use by {holder}. {_hint(holder)}")
+    if not can_lock:
         raise CheckpointError(
-            f"{folder}: no locks on this file system ({error.strerror}), so a dead job cannot be told from a "
-            f"living one. HINT: once no job runs in it, delete {LOCK}."
-        ) from error
+            f"{path.parent}: no locks on this file system, so a dead job cannot be told from a living one. "
+            f"HINT: once no job runs in it, delete {LOCK}."
+        )
+    path.unlink()
+    return f"took over {path.parent} from {holder}: {proof}"
 
 
 def _hint(holder: Holder) -> str:

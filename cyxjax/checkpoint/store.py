@@ -76,12 +76,17 @@ class StepStore:
         self._verified: set[int] = set()
         if is_writer:
             folders.prepare(directory)
+            self._known = folders.identity(directory)
         else:
             list_steps(directory)
 
     def write(self, snapshot: Snapshot) -> None:
         """Put `snapshot` on disk; the step exists when this returns, and nothing of it if this raises."""
         step, arrays, meta, metric = snapshot
+        folders.refuse_swapped(self.directory, self._known)
+        if not self.directory.exists():  # deleted: its name is free, and no other job is in the run folder
+            folders.prepare(self.directory)
+            self._known = folders.identity(self.directory)
         leaves = tuple(Leaf.of(name, array) for name, array in arrays.items())
         with folders.writing(self.directory, step, self._owner) as folder:
             write_arrays(folder / ARRAYS, arrays)

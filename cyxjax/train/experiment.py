@@ -1,6 +1,7 @@
 """One experiment from its configuration: data, model, trainer, and a run folder that says what happened."""
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -61,8 +62,8 @@ def train(experiment: Experiment) -> int:
     """Trains what was prepared; the exit code."""
     config, _, trainer, _ = experiment
     console, folder = build_console(trainer.is_master(), config.verbose), config.run_folder
-    with RunLock(folder.root) if trainer.is_master() else nullcontext():
-        history, unsaved = _train(experiment, console)
+    with RunLock(folder.root) if trainer.is_master() else nullcontext() as lock:
+        history, unsaved = _train(experiment, console, lock.check if lock else lambda: "")
         if trainer.is_master():
             with or_told(folder.history, console.note):
                 history.save(folder.history)
@@ -85,7 +86,7 @@ def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, 
 
 
 def _train(
-    experiment: Experiment, console: Console
+    experiment: Experiment, console: Console, still_ours: Callable[[], str]
 ) -> tuple[DistributedTrainingHistory, NotSavedError | None]:
     """Fits, and unless a signal said to hurry, evaluates on the test samples."""
     config, splits, trainer, prepared = experiment
@@ -100,7 +101,7 @@ def _train(
 
     unsaved = None
     try:
-        trainer.fit_prepared(prepared, console=console, open_sink=open_sink)
+        trainer.fit_prepared(prepared, console=console, open_sink=open_sink, still_ours=still_ours)
     except NotSavedError as error:
         unsaved = error
     history = trainer.history

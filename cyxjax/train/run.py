@@ -1,5 +1,6 @@
 """One fit: what its parts need to know, how it goes, and its hooks in the order they are told."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from cyxjax.checkpoint.off import Checkpoints
@@ -15,6 +16,7 @@ from cyxjax.train.hooks import callbacks, loss_spike
 from cyxjax.train.hooks.black_box import BlackBoxHook
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
 from cyxjax.train.hooks.goodput import GoodputHook
+from cyxjax.train.hooks.guard import FolderGuard
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN
 from cyxjax.train.hooks.progress import HistoryHook, RecordHook
 from cyxjax.train.hooks.saving import CheckpointHook, StopHook
@@ -38,6 +40,7 @@ class Run(NamedTuple):
     checkpointer: Checkpoints
     sink: Sink
     console: Console
+    still_ours: Callable[[], str]
 
     @property
     def folder(self) -> RunFolder | None:
@@ -45,8 +48,18 @@ class Run(NamedTuple):
         return self.config.run_folder if self.session.is_master else None
 
 
-def run_from(session: Session, prepared: Prepared, start: RunState, sink: Sink, console: Console) -> RunState:
-    """Trains what was prepared from `start` to its end, with all its hooks; the history is the session's."""
+def run_from(
+    session: Session,
+    prepared: Prepared,
+    start: RunState,
+    sink: Sink,
+    console: Console,
+    still_ours: Callable[[], str],
+) -> RunState:
+    """Trains what was prepared from `start` to its end, with all its hooks; the history is the session's.
+
+    still_ours: whether the run folder is this job's; see FolderGuard.
+    """
     built, config, mesh = prepared.built, prepared.config, session.mesh
     assert prepared.feed is not None
     console.batch_plan(
@@ -61,7 +74,7 @@ def run_from(session: Session, prepared: Prepared, start: RunState, sink: Sink, 
     with StopSignals() as signals, keeping as checkpointer:
         _make_room(checkpointer, start.position.step, session.resumed, console)
         spikes = loss_spike.hooks_for(config)
-        run = Run(session, built, config, watchable, signals, spikes, checkpointer, sink, console)
+        run = Run(session, built, config, watchable, signals, spikes, checkpointer, sink, console, still_ours)
         end = train(run, prepared.feed, start)
         session.unsaved = _unsaved(checkpointer, end.position.step)
     session.history.skipped_steps = int(local_value(built.sync.skipped(end.state.sync)))
@@ -142,6 +155,7 @@ def build_hooks(run: Run) -> list[Hook]:
         *run.session.recipe.callbacks,  # the user's see what ours have seen
         *_early_stopping(config),
         *_sentinel(run, saves),  # before saving: what is saved has been compared
+        *_guard(run, saves),  # before all that write into the run folder at a save
         run.session.ledger.begin(  # is part of a save
             saves.wants_state, run.folder.ledger if run.folder else None, run.console.note
         ),
@@ -180,6 +194,12 @@ def _sentinel(run: Run, saves: Hook) -> list[Hook]:
             warn=run.console.note,
         )
     ]
+
+
+def _guard(run: Run, saves: Hook) -> list[Hook]:
+    if run.folder is None:
+        return []
+    return [FolderGuard(run.still_ours, saves.wants_state, run.console.note)]
 
 
 def _saving(run: Run) -> CheckpointHook:

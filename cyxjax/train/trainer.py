@@ -100,8 +100,9 @@ class DistributedTrainer:
         *,
         console: Console | None = None,
         open_sink: Callable[[int], Sink] = lambda step: NullSink(),
+        still_ours: Callable[[], str] = lambda: "",
     ) -> DistributedTrainingHistory:
-        """Trains what `prepare` gave, once; see `fit`."""
+        """Trains what `prepare` gave, once; see `fit`. still_ours: see `run_from`."""
         session, config = self._session, prepared.config
         console = console or build_console(self.is_master(), config.verbose)
         start = session.start(config, console)
@@ -109,7 +110,7 @@ class DistributedTrainer:
             if start.position.epoch >= config.epochs:
                 console.note(f"All {config.epochs} epochs are done. HINT: raise `epochs` to train on.")
                 return session.history
-            session.run_state = run_from(session, prepared, start, sink, console)
+            session.run_state = run_from(session, prepared, start, sink, console, still_ours)
         self._hand_out_values()
         if session.unsaved is not None:
             raise session.unsaved

@@ -167,3 +167,86 @@ def test_any_other_content_is_a_clear_error(tmp_path, content):
     with pytest.raises(CheckpointError, match="not a lock that cyxjax wrote"):
         RunLock(tmp_path).acquire()
     assert (tmp_path / LOCK).read_bytes() == content
+
+
+def test_deleting_the_lock_file_of_a_running_job_lets_nobody_in(tmp_path, other_job):
+    (tmp_path / LOCK).unlink()
+    with pytest.raises(CheckpointError, match="whose lock file was deleted: the kernel holds"):
+        RunLock(tmp_path).acquire()
+    other_job.kill()
+    other_job.wait()
+    assert RunLock(tmp_path).acquire() == ""
+
+
+def test_a_lock_file_that_names_the_dead_does_not_open_a_folder_the_kernel_holds(tmp_path, other_job):
+    leave(tmp_path, process_start="1")
+    with pytest.raises(CheckpointError, match="its number belongs to another.*fuser"):
+        RunLock(tmp_path).acquire()
+
+
+@pytest.mark.parametrize("make", ["gone", "garbage", "link"])
+def test_the_job_notices_that_its_lock_file_went_and_writes_it_again(tmp_path, make):
+    with RunLock(tmp_path) as lock:
+        assert lock.check() == ""
+        lock.path.unlink()
+        if make == "garbage":
+            lock.path.write_text("{}")
+        elif make == "link":
+            (tmp_path / "target").write_text("mine")
+            lock.path.symlink_to(tmp_path / "target")
+        assert "was deleted or overwritten under this job. It was written again" in lock.check()
+        assert lock.check() == ""
+        assert read_holder(lock.path).pid == os.getpid()
+        assert make != "link" or (tmp_path / "target").read_text() == "mine"
+    assert not lock.path.exists()
+
+
+def test_the_job_notices_that_its_folder_is_gone_or_another(tmp_path):
+    run = tmp_path / "run"
+    lock = RunLock(run)
+    lock.acquire()
+    run.rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match="was deleted under this job.*HINT"):
+        lock.check()
+    with RunLock(run), pytest.raises(CheckpointError, match="was replaced by another folder or link"):
+        lock.check()
+    run.rmdir()
+    run.symlink_to(tmp_path / "moved")  # the very same folder by another name is no harm
+    assert lock.check() == ""
+    lock.release()
+
+
+FORK = """
+import os, sys
+from cyxjax.checkpoint.run_lock import RunLock
+lock = RunLock(sys.argv[1])
+lock.acquire()
+ready, go_on = os.pipe()
+child = os.fork()
+if child == 0:
+    os.close(go_on)
+    os.read(ready, 1)  # until the parent closes its end
+    os._exit(0)
+lock.release()
+with RunLock(sys.argv[1]):
+    print("free")
+os.close(go_on)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_released_folder_is_free_although_a_forked_child_lives(tmp_path):
+    done = subprocess.run([sys.executable, "-c", FORK, str(tmp_path)], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("free\n", "")
+
+
+def test_where_there_are_no_locks_a_job_that_lives_is_still_refused(tmp_path, monkeypatch):
+    def no_locks(fd):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("cyxjax.checkpoint.run_lock.flock_now", no_locks)
+    with RunLock(tmp_path), pytest.raises(CheckpointError, match="in use by process"):
+        RunLock(tmp_path).acquire()
+    leave(tmp_path, process_start="1")
+    with pytest.raises(CheckpointError, match="no locks on this file system"):
+        RunLock(tmp_path).acquire()
