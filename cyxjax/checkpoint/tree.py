@@ -20,10 +20,10 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 
     Raises: CheckpointError if two leaves have one name (keys "a/b" and "a" -> "b" beside each other).
     """
-    import jax
+    from cyxjax.core import trees  # and jax: not before there is a state to look at
 
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    named = {jax.tree_util.keystr(path, simple=True, separator="/") or "value": leaf for path, leaf in flat}
+    flat = trees.named_leaves(tree)
+    named = {name or "value": leaf for name, leaf in flat}
     if len(named) != len(flat):
         raise CheckpointError(
             "Two leaves of the state have the same name. HINT: use no '/' in the keys of dicts."

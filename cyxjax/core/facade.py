@@ -23,6 +23,7 @@ from cyxjax.core.model_fns import ModelFns
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
 from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.strategy import Reducer, Sync
+from cyxjax.core.trees import named_leaves
 from cyxjax.errors import DataError
 
 PyTree = Any
@@ -183,10 +184,10 @@ def _cotangent(grad: jax.Array, factor: jax.Array) -> Any:
 
 
 def _check_rows(output: PyTree, rows: int) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(output):
+    for name, leaf in named_leaves(output):
         if leaf.ndim == 0 or leaf.shape[0] != rows:
-            name = jax.tree_util.keystr(path, simple=True, separator="/") or "(the output)"
             raise DataError(
-                f"the model's output {name} has shape {leaf.shape} for {rows} rows, expected ({rows}, ...): "
-                "rows belong to replicas. HINT: return one value an example and leave the mean to the loss."
+                f"the model's output {name or '(the output)'} has shape {leaf.shape} for {rows} rows, "
+                f"expected ({rows}, ...): rows belong to replicas. "
+                "HINT: return one value an example and leave the mean to the loss."
             )

@@ -16,6 +16,7 @@ from cyxjax.core.mesh import PER_REPLICA, num_replicas
 from cyxjax.core.replica import by_spec
 from cyxjax.core.step import TrainState, place_state, state_spec
 from cyxjax.core.strategy import Sync
+from cyxjax.core.trees import named_leaves
 
 PyTree = Any
 FitRows = Callable[[str, np.ndarray, Any], np.ndarray | None]
@@ -42,8 +43,7 @@ def stored_shapes(state: TrainState, sync: Sync) -> tuple[TrainState, FitRows]:
     stored = empty._replace(sync=sync.to_portable(empty.sync, empty.params))
     cut = by_spec(lambda leaf, spec: id(leaf) if spec == PER_REPLICA else None, empty, state_spec(sync))
     rows = set(jax.tree.leaves(cut))
-    named = jax.tree_util.tree_flatten_with_path(stored)[0]
-    names = {jax.tree_util.keystr(p, simple=True, separator="/") for p, leaf in named if id(leaf) in rows}
+    names = {name for name, leaf in named_leaves(stored) if id(leaf) in rows}
 
     def fit_rows(name: str, found: np.ndarray, want: Any) -> np.ndarray | None:
         if name not in names or found.shape[1:] != tuple(want.shape[1:]) or found.dtype != want.dtype:

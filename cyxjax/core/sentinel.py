@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from cyxjax.core.mesh import AXIS, REPLICATED
 from cyxjax.core.replica import by_spec, model_map
+from cyxjax.core.trees import leaf_names
 
 PyTree = Any
 
@@ -45,10 +46,9 @@ def replicated_part(tree: PyTree, spec: PyTree) -> PyTree:
     return by_spec(lambda leaf, s: leaf if s == REPLICATED else None, tree, spec)
 
 
-def leaf_names(tree: PyTree, spec: PyTree) -> list[str]:
+def replicated_names(tree: PyTree, spec: PyTree) -> list[str]:
     """Names of the replicated leaves, such as `params/Dense_0/kernel`, in the order of `fingerprints`."""
-    paths = jax.tree_util.tree_leaves_with_path(replicated_part(tree, spec))
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+    return leaf_names(replicated_part(tree, spec))
 
 
 def build_fingerprints(mesh: Mesh, spec: PyTree) -> Callable[[PyTree], jax.Array]:

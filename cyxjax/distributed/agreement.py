@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import jax
 import numpy as np
 
+from cyxjax.core.trees import path_name
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.distributed.store import Peers
 from cyxjax.errors import DataError, DesyncError
@@ -63,7 +64,7 @@ def describe(tree: PyTree) -> list[tuple[str, str]]:
 
 
 def leaf_name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/") or "(the array)"
+    return path_name(path) or "(the array)"
 
 
 def leaf_type(leaf: Any) -> str:

@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Importing a file of layers makes its kinds known to `load`.
 from cyxjax.core.model_fns import ModelFns
+
+# Importing a file of layers makes its kinds known to `load`.
+from cyxjax.core.trees import named_leaves
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.models import activations, convolution, norms  # noqa: F401
 from cyxjax.models.files import load_model, save_model
@@ -214,8 +216,7 @@ def _fitting(layers: tuple[Layer, ...], values: Values, source: str) -> Values:
 
 
 def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}
+    return {name: leaf.shape for name, leaf in named_leaves(tree)}
 
 
 def _host(tree: PyTree) -> Any:

@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.strategy import Reducer, Sync, reduce_then
+from cyxjax.core.trees import named_leaves
 from cyxjax.errors import ConfigError
 
 PyTree = Any
@@ -152,5 +153,4 @@ def _random_q(name: str, shape: tuple[int, ...], step: Any) -> jax.Array:
 
 
 def _named(tree: PyTree) -> dict[str, jax.Array]:
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in flat}
+    return dict(named_leaves(tree, separator="."))

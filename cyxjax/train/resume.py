@@ -18,6 +18,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core import portable
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import Sync
+from cyxjax.core.trees import named_leaves
 from cyxjax.errors import CheckpointError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.loop import Position, RunState
@@ -30,10 +31,7 @@ def to_meta(
     moment: RunState, history: DistributedTrainingHistory, config: dict[str, Any], inputs: PyTree
 ) -> dict[str, Any]:
     """JSON values: position, sums of the epoch under way, history, configuration, input shapes."""
-    shapes = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): [list(leaf.shape[1:]), str(leaf.dtype)]
-        for path, leaf in jax.tree_util.tree_flatten_with_path(inputs)[0]
-    }
+    shapes = {name: [list(leaf.shape[1:]), str(leaf.dtype)] for name, leaf in named_leaves(inputs)}
     return {
         "position": dict(moment.position._asdict()),
         "sums": moment.sums.tolist(),

@@ -7,6 +7,7 @@ import pytest
 
 from cyxjax.core.loss_scale import with_loss_scale
 from cyxjax.core.portable import from_portable, stored_shapes, to_portable
+from cyxjax.core.trees import leaf_names
 from cyxjax.sync.registry import build_sync
 from tests.device.test_sync_contract import LR, USUAL, adaptive
 from tests.support.strategies import Alone, random_grads, whole_grads
@@ -21,8 +22,8 @@ def moved(alone, sync, replicas):
     other = Alone(sync, replicas)
     stored = jax.tree.map(np.array, to_portable(alone.state, alone.sync, never))
     target, fit_rows = stored_shapes(other.state, sync)
-    names = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in flat(target)]
-    assert names == [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in flat(stored)]
+    names = leaf_names(target)
+    assert names == leaf_names(stored)
     leaves = [
         found if found.shape == want.shape else fit_rows(name, found, want)
         for name, (_, found), (_, want) in zip(names, flat(stored), flat(target), strict=True)

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from cyxjax.config.run import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import build_mesh
-from cyxjax.core.sentinel import build_fingerprints, build_heal, differences, leaf_names
+from cyxjax.core.sentinel import build_fingerprints, build_heal, differences, replicated_names
 from cyxjax.distributed import process_group
 from cyxjax.errors import DesyncError
 from cyxjax.train.loop import Hook
@@ -41,13 +41,13 @@ def test_every_bit_of_every_dtype_shows_and_heals(dtype):
     value = jnp.arange(6).astype(dtype).reshape(2, 3)
     fingerprints, heal = build_fingerprints(mesh, P()), build_heal(mesh, P())
     tree = {"a": replicated(mesh, value), "b": replicated(mesh, jnp.array([True, False]))}
-    assert differences(np.asarray(fingerprints(tree)), leaf_names(tree, P())) == []
+    assert differences(np.asarray(fingerprints(tree)), replicated_names(tree, P())) == []
     for bit in range(value.dtype.itemsize * 8):
         broken = tree | {"a": flip(tree["a"], replica=2, bit=bit, element=5)}
-        (found,) = differences(np.asarray(fingerprints(broken)), leaf_names(tree, P()))
+        (found,) = differences(np.asarray(fingerprints(broken)), replicated_names(tree, P()))
         assert found == ("a", (2,), 0)
     healed = heal(broken, np.array([0, 3], np.int32))
-    assert differences(np.asarray(fingerprints(healed)), leaf_names(tree, P())) == []
+    assert differences(np.asarray(fingerprints(healed)), replicated_names(tree, P())) == []
     for name in tree:
         assert np.asarray(healed[name]).tobytes() == np.asarray(tree[name]).tobytes()
 
@@ -56,7 +56,7 @@ def test_exchanged_elements_show_and_values_per_replica_are_left_alone():
     mesh = build_mesh(jax.devices()[:2])
     tree = {"same": replicated(mesh, jnp.float32([1, 2])), "own": jnp.float32([[1], [2]])}
     spec = {"same": P(), "own": P("data")}
-    assert leaf_names(tree, spec) == ["same"]
+    assert replicated_names(tree, spec) == ["same"]
     swapped = flip(flip(tree["same"], 1, 30, 0), 1, 30, 1)  # 1.0 and 2.0 differ in bits 23 to 30
     for bit in range(23, 30):
         swapped = flip(flip(swapped, 1, bit, 0), 1, bit, 1)

@@ -34,8 +34,14 @@ MAY_IMPORT = {  # room -> rooms it may import, besides itself
 LATE: dict[tuple[str, str], str] = {
     ("distributed/__init__.py", room): "types only: names documented here that live upstairs"
     for room in ("train", "observe")
+} | {("checkpoint/tree.py", "core"): "names of leaves: one rule, loaded with jax when there are any"}
+ONLY_IN = {
+    "shard_map": "core/replica.py",
+    "keystr": "core/trees.py",
+    "environ": "launch/",
+    "getenv": "launch/",
+    "putenv": "launch/",
 }
-ONLY_IN = {"shard_map": "core/replica.py", "environ": "launch/", "getenv": "launch/", "putenv": "launch/"}
 UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.full_load", "yaml.unsafe_load", "torch.load"}
 

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from cyxjax.core.mesh import local_value
-from cyxjax.core.sentinel import Difference, Sentinel, differences, leaf_names
+from cyxjax.core.sentinel import Difference, Sentinel, differences, replicated_names
 from cyxjax.core.step import TrainState
 from cyxjax.errors import DesyncError
 from cyxjax.train.loop import Hook, Position, RunState
@@ -41,7 +41,7 @@ class SentinelHook(Hook):
 
     def on_state(self, moment: RunState, ended: bool = False) -> TrainState | None:
         self._seen = moment.position.step
-        names = leaf_names(moment.state, self._sentinel.spec)
+        names = replicated_names(moment.state, self._sentinel.spec)
         found = differences(local_value(self._sentinel.fingerprints(moment.state)), names)
         if not found:
             return None

@@ -16,6 +16,7 @@ from cyxjax.core.mesh import local_rows
 from cyxjax.core.model_fns import ModelFns
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.step import Batch, TrainState
+from cyxjax.core.trees import named_leaves
 from cyxjax.train.replay.layers import first_nonfinite
 from cyxjax.train.trainer import DistributedTrainer
 
@@ -102,9 +103,7 @@ def _finite_rows(tree: PyTree, rows: int) -> np.ndarray:
 
 def _names(tree: PyTree) -> list[str]:
     """Names of the leaves that are not finite."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    odd = [path for path, leaf in leaves if not np.isfinite(np.asarray(leaf, np.float32)).all()]
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path in odd]
+    return [name for name, leaf in named_leaves(tree) if not np.isfinite(np.asarray(leaf, np.float32)).all()]
 
 
 def _some(names: list[Any]) -> str:
