@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
+from tests.faults.matrix_launcher import LAUNCHER
 from tests.faults.matrix_processes import HOSTS, PROCESSES
 from tests.faults.matrix_row import Row
 from tests.faults.matrix_training import TRAINING
 from tests.support.tables import with_table
 
-ROWS = [*PROCESSES, *TRAINING, *HOSTS]
+ROWS = [*PROCESSES, *TRAINING, *HOSTS, *LAUNCHER]
 ROOT = Path(__file__).parents[2]
 MAKER = "tests/faults/matrix.py"
 README, MEASURED = Path(__file__).with_name("README.md"), Path(__file__).with_name("measured.json")

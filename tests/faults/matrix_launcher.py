@@ -1,0 +1,80 @@
+"""The rows of the fault matrix that meet the launcher: strangers, pauses, readers, helpers, signals."""
+
+from tests.faults.matrix_row import Row, tests_in
+
+_DOOR, _PAUSED = "unit/launch/test_door.py", "faults/test_launch_suspended.py"
+_UPKEEP = "faults/test_launch_upkeep.py"
+
+LAUNCHER = [
+    Row(
+        "door",
+        "half a surrogate pair; 10,000 broken inputs and 3,000 broken connections at either door",
+        "each ends its own connection; the group forms, a host is let in",
+        tests_in(
+            _DOOR,
+            "test_half_a_surrogate_pair_ends_its_own_connection_only",
+            "test_thousands_of_broken_inputs_raise_nothing",
+            "test_after_thousands_of_broken_connections_the_door_serves",
+        ),
+    ),
+    Row(
+        "door",
+        "strangers on all places, a byte at a time; a thousand wrong tokens; escape codes in a name",
+        "one deadline for the hello; the job gets in; two lines; escaped",
+        tests_in(
+            _DOOR,
+            "test_a_hello_in_drips_has_one_deadline",
+            "test_dripping_strangers_on_all_places_do_not_keep_the_job_out",
+            "test_a_thousand_wrong_tokens_are_two_lines",
+            "test_the_name_of_a_host_cannot_steer_a_terminal",
+        ),
+    ),
+    Row(
+        "pause",
+        "the job, its launcher or a rank suspended for 62 s; Ctrl-Z",
+        "goes on; the ranks stop with Ctrl-Z and go on too",
+        tests_in(
+            _PAUSED,
+            "test_what_was_suspended_for_a_minute_goes_on",
+            "test_ctrl_z_suspends_the_ranks_too_and_they_go_on",
+        ),
+    ),
+    Row(
+        "pause",
+        "nobody reads the output of a rank that prints 100 MB",
+        "the ranks go on, SIGTERM saves; lines left out are counted",
+        tests_in(_PAUSED, "test_a_reader_that_stands_still_stops_neither_the_ranks_nor_sigterm"),
+    ),
+    Row(
+        "launcher",
+        "SIGUSR1 all through start-up, compile, steps and the final evaluation",
+        "saves when it can, and goes on",
+        tests_in(
+            _UPKEEP,
+            "test_sigusr1_in_start_up_and_in_the_steps_ends_nobody",
+            "test_sigusr1_all_through_a_training_saves_when_it_can_and_goes_on",
+        ),
+    ),
+    Row(
+        "launcher",
+        "SIGHUP under nohup; of a terminal that closes",
+        "ignored as it was; the ranks save and stop, exit 143",
+        tests_in(
+            _UPKEEP,
+            "test_nohup_is_respected_by_the_launcher_and_its_ranks",
+            "test_a_terminal_that_closes_lets_the_ranks_save",
+        ),
+    ),
+    Row(
+        "launcher",
+        "its helper killed; a real-time signal; its folder tidied away; leftovers of a killed one",
+        "one line each: started anew, named, made anew; removed at the next start",
+        tests_in(
+            _UPKEEP,
+            "test_the_helper_process_is_started_anew",
+            "test_a_rank_that_ends_by_a_real_time_signal_is_named",
+            "test_a_folder_that_is_tidied_away_is_made_anew_and_an_error_still_shown",
+            "test_what_a_killed_launcher_left_is_removed_by_the_next_one",
+        ),
+    ),
+]
