@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
@@ -58,14 +59,20 @@ def state_spec(sync: Sync) -> TrainState:
 
 def init_state(sync: Sync, mesh: Mesh, params: PyTree, model_state: PyTree, seed: int) -> TrainState:
     """The state before the first step, on the mesh; `params` and `model_state` equal on all ranks."""
+    return build_init(sync, mesh)(params, model_state, seed)
+
+
+def build_init(sync: Sync, mesh: Mesh) -> Callable[[PyTree, PyTree, int], TrainState]:
+    """`init_state` as a function (params, model_state, seed), compiled once for any number of runs."""
     spec = state_spec(sync)
 
-    def init(params: PyTree, model_state: PyTree) -> TrainState:
-        key = jax.random.key_data(jax.random.key(seed))
+    def init(params: PyTree, model_state: PyTree, key: jax.Array) -> TrainState:
         state = TrainState(jnp.zeros((), jnp.int32), params, model_state, sync.init(params), key)
         return from_replica(state, spec)
 
-    return jax.jit(sync_map(init, mesh, (REPLICATED, REPLICATED), spec))(params, model_state)
+    run = jax.jit(sync_map(init, mesh, (REPLICATED, REPLICATED, REPLICATED), spec))
+    key_of = lambda seed: np.asarray(jax.random.key_data(jax.random.key(seed)))  # noqa: E731
+    return lambda params, model_state, seed: run(params, model_state, key_of(seed))
 
 
 class Summed(NamedTuple):

@@ -19,6 +19,7 @@ from cyxjax.core.sentinel import Sentinel, build_sentinel
 from cyxjax.core.step import (
     TrainState,
     build_consensus,
+    build_init,
     build_predict_step,
     state_spec,
 )
@@ -61,6 +62,7 @@ class Built(NamedTuple):
     learning_rate: Callable[[int], float]
     batch_size: int
     sentinel: Sentinel
+    init: Callable[[PyTree, PyTree, int], TrainState]  # (params, model_state, seed) -> the first state
     agreed: Callable  # state -> the state all replicas agree on, to go on from
 
 
@@ -97,6 +99,7 @@ def build(
         callbacks.learning_rate(recipe.callbacks, lambda step: base * float(factor(max(step - 1, 0)))),
         batch_size(config, mesh),
         build_sentinel(mesh, state_spec(sync)),
+        build_init(sync, mesh),
         agreed,
     )
 

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_replicas, local_value, num_replicas, put_replicated
 from cyxjax.core.optimizer_probe import check_update, explained
-from cyxjax.core.step import TrainState, init_state
+from cyxjax.core.step import TrainState
 from cyxjax.train import fit_data
 from cyxjax.train.build import Built, Recipe, build, check_precision, program_shape
 from cyxjax.train.dispatch import check_data
@@ -114,7 +114,7 @@ def first_run(prepared: Prepared, mesh: Mesh, num_metrics: int) -> RunState:
     built, seed = prepared.built, prepared.config.seed
     params, model_state = jax.tree.map(np.asarray, built.fns.init(jax.random.key(seed), prepared.inputs))
     with explained(f"with comm={prepared.config.comm!r}"):
-        state = init_state(built.sync, mesh, params, model_state, seed)
+        state = built.init(params, model_state, seed)
     return RunState(Position(), state, np.zeros((num_metrics, 2)))
 
 
@@ -122,7 +122,7 @@ def next_run(prepared: Prepared, mesh: Mesh, agreed: TrainState, num_metrics: in
     """A new run from the parameters of `agreed`; steps count on, so that keys and folders stay apart."""
     params, model_state = jax.tree.map(local_value, (agreed.params, agreed.model_state))
     with explained(f"with comm={prepared.config.comm!r}"):
-        state = init_state(prepared.built.sync, mesh, params, model_state, prepared.config.seed)
+        state = prepared.built.init(params, model_state, prepared.config.seed)
     steps = local_value(agreed.step)
     state = state._replace(step=put_replicated(mesh, steps))
     return RunState(Position(int(steps)), state, np.zeros((num_metrics, 2)))
