@@ -46,8 +46,12 @@ class Jobs:
 
     def run(self, config: Path, *argv: object, world: int = 1, fault: str = "") -> Ended:
         """Trains as `config` says, in `world` processes, and waits for the end of all."""
-        log = config.with_suffix(".log")
         self.start(config, *argv, world=world, fault=fault)
+        return self.wait(config, world)
+
+    def wait(self, config: Path, world: int) -> Ended:
+        """The end of all ranks of the run that was started last."""
+        log = config.with_suffix(".log")
         codes = self._ask("wait")
         texts = [Path(f"{log}.{rank}").read_text() for rank in range(world)]
         return Ended(codes, "".join(texts))

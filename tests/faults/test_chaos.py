@@ -1,0 +1,84 @@
+"""Killed, suspended and resized at random, again and again: every sample comes once an epoch, and where the
+layout is the same the parameters are those of the unbroken run, bit for bit."""
+
+import random
+import signal
+import time
+
+import psutil
+import pytest
+
+from cyxjax.cli import audit
+from tests.support.launching import until
+from tests.support.training import EPOCHS, SAMPLES, Jobs, leaves, newest_step, sha256_of, write_experiment
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(900)]
+ROUNDS = 6
+SIZES = (("--batch-size", 8), ("--batch-size", 5), ("--global-batch-size", 12), ("--global-batch-size", 32))
+WORLDS = ((1, 1), (1, 2), (2, 2))  # (processes, devices over all of them)
+
+
+@pytest.fixture
+def jobs():
+    jobs = Jobs()
+    yield jobs
+    jobs.close()
+
+
+def is_stopped(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
+
+
+def has_ended(pid):
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def strike(jobs, draw, config, words=(), world=1):
+    """One start that a kill or a suspension meets; what its ranks ended with."""
+    what, phase = draw.choice(["KILL", "STOP"]), draw.choice(["data", "step", "checkpoint", "eval"])
+    step = max(newest_step(config), 0) + draw.randint(0, 5)
+    fault = f"{what}:{draw.randrange(world)}:{phase}:{step}"
+    pids = jobs.start(config, *words, world=world, fault=fault)
+    if what == "STOP":
+        assert until(lambda: any(map(is_stopped, pids)) or all(map(has_ended, pids)), 90), fault
+        time.sleep(draw.uniform(0, 2))
+        for pid in filter(is_stopped, pids):
+            psutil.Process(pid).send_signal(signal.SIGCONT)
+    ended = jobs.wait(config, world)
+    assert "Traceback" not in ended.text, f"{fault}: {ended.text}"
+    return ended
+
+
+def test_the_same_layout_gives_the_same_bits(jobs, tmp_path):
+    seed = random.randrange(10**6)
+    draw = random.Random(seed)
+    whole, config = write_experiment(tmp_path / "whole"), write_experiment(tmp_path / "broken")
+    assert jobs.run(whole, world=2).codes == [0, 0]
+    for _ in range(ROUNDS):
+        if strike(jobs, draw, config, world=2).codes == [0, 0]:
+            break
+    assert jobs.run(config, world=2).codes == [0, 0]
+    assert audit.main([str(tmp_path / "broken" / "run")]) == 0, seed
+    assert newest_step(config) == newest_step(whole)
+    assert sha256_of(leaves(config)) == sha256_of(leaves(whole)), seed
+
+
+@pytest.mark.parametrize("saved_every", [1, 4])
+def test_any_sizes_one_after_another_leave_no_sample_out_and_none_twice(jobs, tmp_path, capsys, saved_every):
+    seed = random.randrange(10**6)
+    draw = random.Random(seed)
+    config = write_experiment(tmp_path, checkpoint_every_n_steps=saved_every)
+    sizes, done = [], [1]
+    while len(sizes) < ROUNDS and any(done):
+        (world, devices), size = draw.choice(WORLDS), draw.choice(SIZES)
+        sizes.append((world, devices, *size))
+        done = strike(jobs, draw, config, ("--cpu-devices", devices, *size), world).codes
+    ended = jobs.run(config)
+    assert ended.codes == [0], (seed, sizes, ended.text)
+    assert audit.main([str(tmp_path / "run")]) == 0, (seed, sizes, capsys.readouterr().out)
+    assert f"{EPOCHS} epochs and 0 samples count, {EPOCHS * SAMPLES} of a set of {SAMPLES}" in (
+        capsys.readouterr().out
+    ), (seed, sizes)
