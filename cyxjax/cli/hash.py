@@ -1,0 +1,150 @@
+"""`cyxjax hash RUN [RUN]`: digests of all bits a run keeps; of two, the first step and leaf that differ."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cyxjax.checkpoint.folders import list_steps
+from cyxjax.checkpoint.store import StepStore
+from cyxjax.command import Parser
+from cyxjax.config.load import open_run
+from cyxjax.data.ledger_file import read_entries
+from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
+
+# Of a history, what follows from the numbers alone: no times, no counts of processes.
+_CURVES = ("train_losses", "train_accuracies", "val_losses", "val_accuracies", "learning_rates", "metrics")
+_SHOWN = 12  # digits of a digest on the screen
+
+
+class StepBits(NamedTuple):
+    """One checkpoint, as digests."""
+
+    leaves: dict[str, str]  # by name, as params/Dense_0/kernel
+    history: str
+    exact: dict[str, str]  # what the bits hang on, as an exact run wrote it
+
+    @property
+    def digest(self) -> str:
+        return _sha256(json.dumps(self.leaves, sort_keys=True).encode())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints digests; the exit code: 0, or 1 if two runs differ.
+
+    Raises: CheckpointError for a run without checkpoints, or two without a common step.
+    """
+    given = _parser().parse_args(argv)
+    runs = [Path(os.path.abspath(path)) for path in given.runs]
+    if len(runs) > 2:
+        _parser().error(f"expected one run or two, got {len(runs)}")
+    if len(runs) == 1:
+        print("\n".join(_told(runs[0], given.all)))
+        return EXIT_OK
+    lines, equal = compare(*runs)
+    print("\n".join(lines))
+    return EXIT_OK if equal else EXIT_USER_ERROR
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="cyxjax hash", description=__doc__)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder")
+    parser.add_argument(
+        "--all", action="store_true", help="of one run: every checkpoint, not only the newest"
+    )
+    return parser
+
+
+def steps_of(run: Path) -> list[int]:
+    """Steps with a checkpoint, oldest first. Raises: CheckpointError if there is none."""
+    folder = _checkpoints(run)
+    steps = list_steps(folder) if folder.is_dir() else []
+    if not steps:
+        raise CheckpointError(f"{run} holds no checkpoint. HINT: name a run folder that has saved a step.")
+    return sorted(steps)
+
+
+def read_bits(run: Path, step: int) -> StepBits:
+    """Raises: CheckpointError where the step is damaged."""
+    store = StepStore(_checkpoints(run), is_writer=False)
+    manifest = store.manifest(step)
+    meta = manifest.meta
+    leaves = {name: _sha256(array.tobytes()) for name, array in store.read(step, manifest).items()}
+    curves = {name: meta.get("history", {}).get(name) for name in _CURVES}
+    history = {"curves": curves, "sums": meta.get("sums"), "position": meta.get("position")}
+    return StepBits(leaves, _sha256(json.dumps(history, sort_keys=True).encode()), meta.get("exact", {}))
+
+
+def _told(run: Path, every: bool) -> list[str]:
+    steps = steps_of(run)
+    lines = []
+    for step in steps if every else steps[-1:]:
+        bits = read_bits(run, step)
+        parts = {name.split("/")[0] for name in bits.leaves}
+        each = [f"{part} {_of_part(bits, part)}" for part in sorted(parts)]
+        each.append(f"history {bits.history[:_SHOWN]}")
+        lines.append(f"step {step}: {bits.digest[:_SHOWN]} ({', '.join(each)})")
+        lines += [f"    {name}: {value}" for name, value in bits.exact.items()]
+    return lines
+
+
+def _of_part(bits: StepBits, part: str) -> str:
+    inside = {name: value for name, value in bits.leaves.items() if name.split("/")[0] == part}
+    return _sha256(json.dumps(inside, sort_keys=True).encode())[:_SHOWN]
+
+
+def compare(one: Path, other: Path) -> tuple[list[str], bool]:
+    """(what to say, whether all that both runs keep is equal), checkpoint by checkpoint of the same step."""
+    common = sorted(set(steps_of(one)) & set(steps_of(other)))
+    if not common:
+        raise CheckpointError(
+            f"no step has a checkpoint in both: {steps_of(one)} and {steps_of(other)}. "
+            "HINT: save both with the same checkpoint_every_n_steps."
+        )
+    before = 0
+    for step in common:
+        bits = read_bits(one, step), read_bits(other, step)
+        odd = _differences(*bits)
+        if odd:
+            return [f"step {step}: {line}" for line in odd] + _cause(one, other, before, step, bits), False
+        before = step
+    return [f"equal: every bit of {len(common)} checkpoints, the last of step {before}"], True
+
+
+def _differences(one: StepBits, other: StepBits) -> list[str]:
+    names = sorted(one.leaves.keys() | other.leaves.keys())
+    odd = [name for name in names if one.leaves.get(name) != other.leaves.get(name)]
+    lines = [f"{len(odd)} of {len(names)} leaves differ, the first is {odd[0]}"] if odd else []
+    return lines + (["the history differs"] if one.history != other.history else [])
+
+
+def _cause(one: Path, other: Path, before: int, step: int, bits: tuple[StepBits, StepBits]) -> list[str]:
+    """Where to look: between which steps, and what is known to differ."""
+    lines = [f"they were equal at step {before}" if before else "no earlier step has a checkpoint in both"]
+    names = sorted(bits[0].exact.keys() | bits[1].exact.keys())
+    for name in names:
+        left, right = (found.exact.get(name, "not recorded") for found in bits)
+        lines += [f"{name} differs: {left} and {right}"] if left != right else []
+    samples = _first_other_samples(one, other)
+    if samples is not None and samples <= step:
+        lines.append(f"step {samples} took other samples, says the ledger")
+    return lines
+
+
+def _first_other_samples(one: Path, other: Path) -> int | None:
+    """The first step whose samples differ; None if none does, or one run has no ledger."""
+    paths = [open_run(run).ledger for run in (one, other)]
+    if not all(path.is_file() for path in paths):
+        return None
+    ours, theirs = ({e.ledger.steps: e.ledger.digest for e in read_entries(path)} for path in paths)
+    return min((n for n in ours.keys() & theirs.keys() if ours[n] != theirs[n]), default=None)
+
+
+def _checkpoints(run: Path) -> Path:
+    return open_run(run).checkpoints
+
+
+def _sha256(data: Any) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,92 @@
+"""`reproducibility: exact` through the command line and our launcher: the bits of one process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cyxjax.cli.hash import compare, read_bits, steps_of
+from tests.multiprocess.test_train import CONFIG, environment
+
+pytestmark = pytest.mark.multiprocess
+LIMIT_S = 240
+
+
+def command(run_dir: Path, *options: str, devices: int = 1, mode: str = "exact") -> list[str]:
+    """Two epochs of a few steps, the last one ragged; a CNN with dropout, Adam, clipping, evaluation."""
+    return [
+        *("-m", "cyxjax.train", "--config", str(CONFIG), "--run-dir", str(run_dir), "--epochs", "2"),
+        *("--reproducibility", mode, "--global-batch-size", "256", "--cpu-devices", str(devices)),
+        *("--checkpoint-every-n-steps", "2", "--keep-last", "99", "--max-grad-norm", "1.0"),
+        *("--model.options.dropout", "0.2"),
+        *options,
+    ]
+
+
+def train(run_dir: Path, processes: int, *options: str, devices: int = 1, mode: str = "exact") -> None:
+    launcher = ["-m", "cyxjax.launch", "--nproc-per-node", str(processes)] if processes > 1 else []
+    done = finish(launcher + command(run_dir, *options, devices=devices, mode=mode))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def finish(arguments: list[str], **variables: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    run_dir = tmp_path_factory.mktemp("alone") / "run"
+    train(run_dir, 1)
+    return run_dir
+
+
+def same(one: Path, other: Path) -> None:
+    lines, equal = compare(one, other)
+    assert equal, lines
+    assert steps_of(one)[-1] == steps_of(other)[-1]
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices"),
+    [
+        (2, 2),  # one device each: --cpu-devices is shared out
+        pytest.param(3, 3, marks=pytest.mark.slow),
+        pytest.param(2, 4, marks=pytest.mark.slow),
+        pytest.param(1, 5, marks=pytest.mark.slow),
+    ],
+)
+def test_any_processes_and_devices_leave_the_bits_of_one(alone, tmp_path, processes, devices):
+    train(tmp_path / "run", processes, devices=devices)
+    same(alone, tmp_path / "run")
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_run_cut_in_mid_epoch_goes_on_at_another_world_size(alone, tmp_path, devices):
+    run_dir = tmp_path / "run"
+    train(run_dir, 2, "--max-steps", "4", devices=2)
+    assert steps_of(run_dir)[-1] == 4 < steps_of(alone)[-1] / 2  # in the first epoch
+    train(run_dir, 1, devices=devices)
+    same(alone, run_dir)
+
+
+def test_other_threads_are_refused_by_name(tmp_path):
+    refused = finish(command(tmp_path / "refused"), NPROC="1")
+    assert refused.returncode == 2
+    assert "NPROC=1 (from the environment), but this exact run computes with 8 CPU threads" in refused.stderr
+    assert not (tmp_path / "refused").exists()
+
+
+def test_a_plain_run_of_two_processes_gives_other_bits(alone, tmp_path):
+    # the control: the comparison sees an order of additions, and names the first leaf
+    train(tmp_path / "run", 2, "--max-steps", "2", devices=2, mode="none")
+    lines, equal = compare(alone, tmp_path / "run")
+    assert not equal
+    assert "leaves differ, the first is" in lines[0]
+    assert read_bits(alone, 2).leaves.keys() == read_bits(tmp_path / "run", 2).leaves.keys()

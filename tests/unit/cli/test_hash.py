@@ -1,0 +1,58 @@
+"""`cyxjax hash`: equal runs are called equal; of others, the first step and leaf that differ are named."""
+
+import numpy as np
+import pytest
+
+from cyxjax.checkpoint.store import Snapshot, StepStore
+from cyxjax.cli import hash as command
+from cyxjax.errors import CheckpointError
+
+
+def run(folder, steps, *, bias=0.0, exact=None, losses=(1.0,)):
+    store = StepStore(folder / "checkpoints", is_writer=True)
+    for step in steps:
+        arrays = {
+            "params/dense/bias": np.array([0.5, bias if step > 2 else 0.0], np.float32),
+            "params/dense/kernel": np.ones((2, 2), np.float32),
+        }
+        history = {"train_losses": list(losses), "total_time_seconds": float(id(folder) % 97)}
+        meta = {"history": history, "exact": exact or {}}
+        store.write(Snapshot(step, arrays, meta, None))
+    return folder
+
+
+def test_runs_with_the_same_bits_are_equal_whatever_time_they_took(tmp_path, capsys):
+    one, other = run(tmp_path / "a", [2, 4]), run(tmp_path / "b", [2, 4])
+    assert command.main([str(one), str(other)]) == 0
+    assert "equal: every bit of 2 checkpoints, the last of step 4" in capsys.readouterr().out
+
+
+def test_the_first_step_and_leaf_that_differ_are_named(tmp_path, capsys):
+    # -0.0 is equal to 0.0 as a number, not as bits
+    one = run(tmp_path / "a", [2, 4, 6], exact={"machine": "8 threads"})
+    other = run(tmp_path / "b", [2, 4, 6], bias=-0.0, exact={"machine": "2 threads"})
+    assert command.main([str(one), str(other)]) == 1
+    said = capsys.readouterr().out
+    assert "step 4: 1 of 2 leaves differ, the first is params/dense/bias" in said
+    assert "they were equal at step 2" in said
+    assert "machine differs: 8 threads and 2 threads" in said
+
+
+def test_another_history_is_a_difference(tmp_path, capsys):
+    one, other = run(tmp_path / "a", [2]), run(tmp_path / "b", [2], losses=[1.5])
+    assert command.main([str(one), str(other)]) == 1
+    assert "step 2: the history differs" in capsys.readouterr().out
+
+
+def test_one_run_shows_its_digests(tmp_path, capsys):
+    folder = run(tmp_path / "a", [2, 4], exact={"canary": "abc"})
+    assert command.main([str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"step 4: {command.read_bits(folder, 4).digest[:12]}")
+    assert "canary: abc" in said
+    assert "step 2" not in said
+
+
+def test_runs_without_a_common_step_cannot_be_compared(tmp_path):
+    with pytest.raises(CheckpointError, match=r"\[2\] and \[3\]"):
+        command.main([str(run(tmp_path / "a", [2])), str(run(tmp_path / "b", [3]))])
