@@ -22,7 +22,10 @@ def from_linen(module: linen.Module) -> ModelFns:
         return module.init(keys, inputs, **mode)
 
     def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
-        variables = dict(jax.jit(values, compiler_options=_RUN_ONCE)(key, inputs))
+        # Within a trace (`jax.eval_shape`) nothing is compiled, and jax refuses options there.
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((key, inputs)))
+        draw = values if traced else jax.jit(values, compiler_options=_RUN_ONCE)
+        variables = dict(draw(key, inputs))
         return variables.pop("params", {}), variables
 
     def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
