@@ -154,10 +154,34 @@ def is_flocked(fd: int) -> bool:
 
 
 _SECRET_NAME = re.compile(
-    r"(^|[_\-.])(key|api_?key|token|secret|passwd|password|credentials?)$", re.IGNORECASE
+    r"(^|[_\-.])(key|api_?key|token|secret|passwd|password|passphrase|credentials?|signature)$", re.IGNORECASE
 )
-_SECRET_VALUE = re.compile(
-    r"(?i)(\b[\w-]*(?:key|token|secret|password|passwd)[\w-]*['\"]?\s*[=:]\s*['\"]?)([^\s'\",}&]+)"
+_HIDDEN = "[redacted]"
+# Lengths are bounded, so that no text makes these slow. What stands in front of a secret is group 1.
+_SECRETS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # a private key, also one line of JSON, also with its first or last lines cut off
+        r"()-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
+        r"()(?m:(?:^[A-Za-z0-9+/=]{16,100}+[ \r]?\n){1,80})-----END [A-Z ]{0,40}PRIVATE KEY-----",
+        # a URL's user and password; a token in the user's place
+        r"(?i)(\b[a-z][a-z0-9+.-]{0,20}://[^\s/:@'\"]{0,200}:)[^\s/@'\"]{1,500}(?=@)",
+        r"(?i)(\bhttps?://)[^\s/:@'\"]{12,500}(?=@)",
+        # a header: all that follows on its line
+        r"(?i)(\b(?:proxy-)?authorization['\"]?\s{0,5}[:=]\s{0,5}['\"]?)[^'\"\n\r]{1,4000}",
+        r"(?i)(\b(?:set-)?cookie['\"]?\s{0,5}:\s{0,5}['\"]?)[^'\"\n\r]{1,4000}",
+        r"(\b[Bb]earer\s{1,5})[A-Za-z0-9._~+/=-]{8,}",
+        r"(\bBasic\s{1,5})(?=\S{0,500}(?:[a-z][A-Z]|\d|=))[A-Za-z0-9+/]{8,}={0,2}",
+        # clouds' and services' own forms: AWS, Google, JWT, GitHub, Hugging Face, Slack, OpenAI
+        r"()\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
+        r"()\bAIza[\w-]{35}|\bya29\.[\w.-]{10,}",
+        r"()\beyJ[\w-]{5,}\.[\w-]{5,}\.[\w-]{0,}",
+        r"()\b(?:gh[pousr]_|github_pat_|hf_|xox[abprs]-|sk-)[\w-]{16,}",
+        # name=value, "name": "value", and in a URL ?sig=value
+        r"(?i)((?<![^?&;])sig=)[^\s'\",}&;]{1,4000}",
+        r"(?i)(\b(?!KeyError\b)[\w-]{0,40}(?:key|token|secret|passwd|password|pwd|passphrase|credentials?"
+        r"|signature)['\"]?\s{0,5}[=:]\s{0,5})(?:\"[^\"\n]{1,4000}\"|'[^'\n]{1,4000}'|['\"]?[^\s'\",}&]{1,4000})",
+    )
 )
 
 
@@ -167,5 +191,11 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact(text: str) -> str:
-    """`text` with the values of anything that looks like a key, token, secret or password replaced."""
-    return _SECRET_VALUE.sub(r"\1[redacted]", text)
+    """`text` without what opens a door.
+
+    That is: private keys, passwords and signatures in URLs, authorization headers, keys of clouds, and the
+    values of what is named key, token, secret, password or the like.
+    """
+    for pattern in _SECRETS:
+        text = pattern.sub(rf"\1{_HIDDEN}", text)
+    return text

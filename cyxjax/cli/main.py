@@ -6,6 +6,7 @@ from importlib import import_module
 
 from cyxjax.command import drop_output, show
 from cyxjax.errors import EXIT_CONFIG, EXIT_USER_ERROR, ConfigError, CyxjaxError, nearest
+from cyxjax.files import redact
 
 # word -> (module:function that takes the remaining words and gives an exit code, one line of help)
 ROWS: dict[str, tuple[str, str]] = {
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         drop_output()  # `cyxjax checkpoint ls DIR | head` has seen enough
         return EXIT_USER_ERROR
     except CyxjaxError as err:
-        print(f"cyxjax: {err}", file=sys.stderr)
+        print(f"cyxjax: {redact(str(err))}", file=sys.stderr)
         return EXIT_CONFIG if isinstance(err, ConfigError) else EXIT_USER_ERROR
 
 

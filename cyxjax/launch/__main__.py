@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, ConfigError, CyxjaxError
+from cyxjax.files import redact
 from cyxjax.launch import output, save_request
 from cyxjax.launch.options import parse
 from cyxjax.launch.supervise.supervisor import Supervisor
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return ElasticSupervisor(options, os.environ).run()
         return Supervisor(options, os.environ).run()
     except CyxjaxError as error:
-        output.say(f"{type(error).__name__}: {error}")
+        output.say(f"{type(error).__name__}: {redact(str(error))}")
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_INFRASTRUCTURE
     finally:
         output.flush()

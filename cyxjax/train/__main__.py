@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from cyxjax.config.load import load_config
 from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, EXIT_USER_ERROR, ConfigError, CyxjaxError, DataError
+from cyxjax.files import redact
 from cyxjax.launch import save_request
 from cyxjax.launch.failure import hooks
 
@@ -28,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             hooks.end(err)
         wrong = ConfigError if writing else (ConfigError, DataError)
         if isinstance(err, wrong):
-            print(f"cyxjax.train: {err}", file=sys.stderr)
+            print(f"cyxjax.train: {redact(str(err))}", file=sys.stderr)
             return EXIT_CONFIG
-        print(f"cyxjax.train: {type(err).__name__}: {err}", file=sys.stderr)
+        print(f"cyxjax.train: {type(err).__name__}: {redact(str(err))}", file=sys.stderr)
         return EXIT_USER_ERROR
 
 

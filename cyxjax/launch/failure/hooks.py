@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NoReturn
@@ -45,7 +44,7 @@ class Exits:
         try:
             self._file(record)
         except OSError:  # no room, or the launcher's folder is gone: it reads our stderr then
-            traceback.print_exception(error)
+            print(record.traceback, end="", file=sys.stderr)  # the usual one, without its secrets
         self._show(record, error)
         if not record.secondary:
             self.report(record.summary)
@@ -73,7 +72,7 @@ class Exits:
         if record.secondary or isinstance(error, CyxjaxError):
             print(f"[rank {self.rank}] {record.type}: {record.message}", file=sys.stderr)
         else:
-            traceback.print_exception(error)
+            print(record.traceback, end="", file=sys.stderr)  # the usual one, without its secrets
 
 
 def _tell_nobody(summary: str) -> None:

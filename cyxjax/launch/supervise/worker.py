@@ -175,7 +175,7 @@ class Worker:
         if record is None:
             record = records.of_status(self.rank, self.pid, self.returncode, self.pulse(), start)
         self._err.finish()
-        record.stderr_tail = [redact(line) for line in self._err.tail]
+        record.stderr_tail = redact("\n".join(self._err.tail)).splitlines()  # a private key has many
         return record
 
     def append_to_log(self, text: str) -> None:
