@@ -198,8 +198,14 @@ def _from_body(body: dict[str, Any]) -> Manifest:
     versions = {str(k): str(v) for k, v in body["versions"].items()}
     return Manifest(
         _natural(body["step"]), leaves, files, dict(body["meta"]), metric, versions,
-        float(body["created_unix_s"]), (body["format_version"][0], _natural(body["format_version"][1])),
+        _moment(body["created_unix_s"]), (body["format_version"][0], _natural(body["format_version"][1])),
     )  # fmt: skip
+
+
+def _moment(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < 1e11:  # also NaN; beyond, no calendar has a date
+        raise ValueError(f"created_unix_s is {str(value)[:40]!r}, no time")
+    return float(value)
 
 
 def _leaf(raw: dict[str, Any]) -> Leaf:

@@ -4,6 +4,7 @@ File and command line are merged as plain values and checked once, so both give 
 "was it given?" stays known. The help page is drawn from the same models.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from cyxjax.config.command_line import parse_overrides
 from cyxjax.config.help import Command, help_page
 from cyxjax.config.run import TrainConfig
 from cyxjax.errors import ConfigError, nearest
-from cyxjax.files import is_secret_name
+from cyxjax.files import is_secret_name, read_plain, redact
 from cyxjax.run_folder import RunFolder
 
 TRAIN = Command(
@@ -28,6 +29,7 @@ CONFIG = Command(
     "Shows the resolved configuration of an experiment: the file, the command line, and all defaults.",
     "cyxjax config --config configs/digits.yaml --epochs 10",
 )
+_MAX_DEPTH = 100
 _MAX_BYTES = 1 << 20  # an experiment file is a page; more is a mistake (a data file, a model)
 
 
@@ -82,6 +84,7 @@ def read_yaml(path: str) -> dict[str, Any]:
     Raises: ConfigError for a file that is missing, unreadable, not YAML, not a mapping, or repeats a key.
     """
     text = _read_text(path)
+    _refuse_depth(text, path)
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
             raise ConfigError(
@@ -91,6 +94,8 @@ def read_yaml(path: str) -> dict[str, Any]:
         values = yaml.safe_load(text)
     except yaml.YAMLError as err:
         raise ConfigError(_yaml_problem(path, err)) from None
+    except RecursionError:
+        raise ConfigError(_too_deep(path)) from None
     if values is not None and not isinstance(values, dict):
         raise ConfigError(
             f"{path}: holds a {type(values).__name__}, expected `key: value` lines. "
@@ -102,11 +107,7 @@ def read_yaml(path: str) -> dict[str, Any]:
 def _read_text(path: str) -> str:
     file = Path(path)
     try:
-        if file.stat().st_size > _MAX_BYTES:
-            raise ConfigError(
-                f"{path}: {file.stat().st_size} bytes, at most {_MAX_BYTES} expected. HINT: name a YAML file."
-            )
-        return file.read_text(encoding="utf-8")
+        return read_plain(file, _MAX_BYTES).decode("utf-8")
     except FileNotFoundError:
         folder = file.parent if file.parent.is_dir() else Path(".")
         near = nearest(file.name, [p.name for p in folder.glob("*.y*ml")] or ["no YAML file there"])
@@ -117,6 +118,19 @@ def _read_text(path: str) -> str:
         raise ConfigError(
             f"{path}: cannot be read as text: {err}. HINT: give --config a YAML file."
         ) from None
+
+
+def _refuse_depth(text: str, path: str) -> None:
+    """Raises ConfigError for brackets in brackets in ...: the parser's time grows with the square of that."""
+    depth = 0
+    for mark in re.findall(r"[\[\]{}]", text):
+        depth += 1 if mark in "[{" else -1
+        if depth > _MAX_DEPTH:
+            raise ConfigError(_too_deep(path))
+
+
+def _too_deep(path: str) -> str:
+    return f"{path}: nested too deep, an experiment needs three levels. HINT: see configs/digits.yaml."
 
 
 def _yaml_problem(path: str, err: yaml.YAMLError) -> str:
@@ -164,7 +178,7 @@ def refuse_secrets(values: dict[str, Any], source: Any, prefix: str = "") -> Non
         name = f"{prefix}{key}"
         if isinstance(value, dict):
             refuse_secrets(value, source, f"{name}.")
-        elif isinstance(value, str) and value and is_secret_name(str(key)):
+        elif isinstance(value, str) and value and (is_secret_name(str(key)) or redact(value) != value):
             raise ConfigError(
                 f"{source(name)}: {name} looks like a secret, and the configuration is copied into the run "
                 "folder. HINT: put it into an environment variable (for W&B: WANDB_API_KEY)."

@@ -5,6 +5,7 @@ Nothing is unpickled: a data file can hold wrong numbers, never a program.
 
 import csv
 import gzip
+import io
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -14,9 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cyxjax.errors import DataError, nearest
+from cyxjax.files import read_plain, refuse_special
 
 # IDX: two zero bytes, a type code, the number of dimensions, each as big-endian uint32, then the values.
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+# What an archive may unzip to: pictures come to some 5 times, a bomb to 1000.
+_LEAST_LIMIT, _MOST_TIMES = 1 << 24, 100
 _CIFAR_SIDE, _CIFAR_CHANNELS, _CIFAR_CLASSES = 32, 3, 10
 _CIFAR_RECORD = 1 + _CIFAR_CHANNELS * _CIFAR_SIDE**2  # the label, then the red, green and blue planes
 
@@ -24,8 +28,17 @@ _CIFAR_RECORD = 1 + _CIFAR_CHANNELS * _CIFAR_SIDE**2  # the label, then the red,
 def read_bytes(path: Path) -> bytes:
     """The file's bytes, unzipped if it begins as gzip does, whatever its name."""
     try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        raw = read_plain(path)
+        if raw[:2] != b"\x1f\x8b":
+            return raw
+        most = _LEAST_LIMIT + _MOST_TIMES * len(raw)
+        with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
+            unzipped = file.read(most + 1)
+        if len(unzipped) > most:
+            raise DataError(
+                f"{path}: {len(raw)} bytes unzip to more than {most}. HINT: fetch the file again."
+            )
+        return unzipped
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error}). HINT: fetch the file again.") from error
 
@@ -77,6 +90,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays in an .npz file by name. Raises: DataError for pickled content, naming the array."""
     try:
         # opened here: numpy leaves its own handle open when the file is not an archive
+        refuse_special(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: _member(path, archive, name) for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -99,6 +113,7 @@ def _member(path: Path, archive: Mapping[str, np.ndarray], name: str) -> np.ndar
 def read_npy(path: Path) -> np.ndarray:
     """A memory map of an .npy file: read from disk row by row, when a row is asked for."""
     try:
+        refuse_special(path)
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(
@@ -129,6 +144,7 @@ def read_csv(path: Path, target: str | None = None) -> tuple[npt.NDArray[np.floa
 
 def _csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     try:
+        refuse_special(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
             header, *rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:

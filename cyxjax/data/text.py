@@ -9,6 +9,7 @@ import numpy.typing as npt
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.errors import ConfigError, DataError
+from cyxjax.files import read_plain
 
 
 def load_text(
@@ -73,7 +74,7 @@ def next_token_windows(tokens: np.ndarray, sequence_length: int) -> ArrayDataset
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return "\n".join(read_plain(path).decode("utf-8").replace("\r\n", "\n").split("\r"))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as text ({error}). HINT: give a UTF-8 text file.") from error
 

@@ -9,6 +9,7 @@ import yaml
 from pydantic import Field
 
 from cyxjax.errors import ConfigError, nearest
+from cyxjax.files import read_plain
 
 Count = Annotated[int, Field(gt=0)]  # number of classes, layers, units
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]  # probability of dropping; 1 would drop everything
@@ -48,7 +49,7 @@ class Config(Mapping[str, Any]):
         Raises: ConfigError if the file is missing, unreadable, not YAML, or not a mapping at its top.
         """
         try:
-            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            values = yaml.safe_load(read_plain(path, 1 << 20).decode("utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"Cannot read the configuration file {path}: {error}. "

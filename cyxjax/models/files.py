@@ -17,7 +17,7 @@ import safetensors
 import safetensors.numpy
 
 from cyxjax.errors import CheckpointError
-from cyxjax.files import write_whole
+from cyxjax.files import read_plain, write_whole
 
 PyTree = Any
 Key = str | int
@@ -133,7 +133,7 @@ def _insert(tree: dict[Key, Any], keys: list[Key], value: np.ndarray) -> None:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_plain(path)
     except OSError as error:
         raise CheckpointError(
             f"Cannot read the model file {path}: {error}. HINT: check the path (it starts at {Path.cwd()})."

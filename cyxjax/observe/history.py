@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from cyxjax.errors import DataError, nearest
+from cyxjax.files import read_plain
 from cyxjax.observe.records import plain, write_atomic
 
 
@@ -45,6 +46,8 @@ class DistributedTrainingHistory:
 
         Raises: DataError for an unknown key or a value of another type.
         """
+        if not isinstance(values, dict):
+            raise DataError(f"A history is a dict, found a {type(values).__name__}. HINT: take another file.")
         known = {f.name: f for f in fields(cls)}
         history = cls()
         for name, value in values.items():
@@ -64,8 +67,8 @@ class DistributedTrainingHistory:
     def load(cls, path: str | Path) -> Self:
         """The history that `save` wrote. Raises: DataError naming the file if it is not one."""
         try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as err:
+            values = json.loads(read_plain(path))
+        except (OSError, ValueError, RecursionError) as err:
             raise DataError(
                 f"{path}: not a history: {err}. HINT: give the history.json of a run folder."
             ) from None

@@ -16,6 +16,7 @@ from cyxjax.config.run import TrainConfig
 from cyxjax.core.mesh import local_value
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.errors import DataError
+from cyxjax.files import read_plain
 from cyxjax.observe.records import or_told, plain, write_atomic
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.hooks.ledger import Tape
@@ -100,9 +101,9 @@ def samples_of(facts: StreamFacts, epoch: int, first: int) -> list[int]:
 def read_box(folder: Path) -> BlackBox:
     """Raises: DataError for a folder that is no black box of this version."""
     try:
-        raw = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        raw = json.loads(read_plain(folder / FILE))
         box = BlackBox(**raw)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DataError(
             f"{folder} is no black box: {error}. HINT: name a folder black_box_step... of a run."
         ) from error

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cyxjax.files import read_plain
 from cyxjax.launch import heartbeat
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, or_told, write_atomic
@@ -132,8 +133,8 @@ def line(seconds: Mapping[str, float]) -> str:
 def read(path: Path) -> dict[str, Any]:
     """What an earlier process of the run wrote; {} if it is not there or not whole: then nothing is known."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(read_plain(path))
         numbers = [*raw["seconds"].values(), raw["steps"], raw["step"], raw["at_unix_s"]]
         return raw if all(isinstance(n, int | float) for n in numbers) and "ended" in raw else {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}

@@ -126,7 +126,7 @@ def test_missing_and_unreadable_files(experiment, tmp_path):
     with pytest.raises(ConfigError, match="cannot be read as text"):
         load_config(["--config", "model.bin"])
     (tmp_path / "big.yaml").write_text("#" * (1 << 20) + "\n")
-    with pytest.raises(ConfigError, match="1048577 bytes"):
+    with pytest.raises(ConfigError, match="holds more than 1048576 bytes"):
         load_config(["--config", "big.yaml"])
 
 
@@ -158,3 +158,11 @@ def test_fast_dev_run_is_short_and_apart(experiment):
     assert (config.epochs, config.max_steps, config.max_eval_batches) == (1, 2, 2)
     assert config.checkpoint_every_n_steps == config.checkpoint_every_n_epochs == 0
     assert (config.resume, config.sinks, config.run_dir) == ("never", ("jsonl",), "runs/real-fast-dev-run")
+
+
+def test_a_password_in_a_value_is_refused_like_one_under_a_telling_name(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("data:\n  root: https://me:hunter2@host/data\n")
+    with pytest.raises(ConfigError, match="data.root looks like a secret") as refused:
+        load_config(["--config", str(path)])
+    assert "hunter2" not in str(refused.value)

@@ -1,0 +1,128 @@
+"""Files that are none, or were made to do harm: one clear line within seconds, and nothing hangs."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from cyxjax.checkpoint.manifest import decode
+from cyxjax.config.load import read_yaml
+from cyxjax.data.catalog import load_dataset
+from cyxjax.data.formats import read_bytes
+from cyxjax.errors import CheckpointError, ConfigError, CyxjaxError, DataError
+from cyxjax.models.config import Config
+from cyxjax.models.files import load_model
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.train.hooks import goodput
+
+pytestmark = pytest.mark.timeout(60)  # a reader that waits for the other end waits for ever
+
+
+@pytest.fixture(params=["FIFO", "device"])
+def special(request, tmp_path):
+    """A path at which there is no plain file."""
+    path = tmp_path / "special"
+    if request.param == "FIFO":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    return path
+
+
+READERS = {
+    "config": lambda path: read_yaml(str(path)),
+    "model config": Config.from_file,
+    "model": load_model,
+    "history": DistributedTrainingHistory.load,
+    "npz": lambda path: load_dataset("npz", path),
+    "csv": lambda path: load_dataset("csv", path),
+    "text": lambda path: load_dataset("text", path),
+    "bytes": read_bytes,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_file_is_refused_and_not_waited_for(special, reader):
+    with pytest.raises(CyxjaxError, match="expected a plain file"):
+        READERS[reader](special)
+
+
+def test_the_command_ends_in_one_line(special):
+    command = [sys.executable, "-m", "cyxjax.train", "--config", str(special)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "expected a plain file" in done.stderr
+
+
+def test_what_an_earlier_process_wrote_is_unknown_where_it_is_no_file(special):
+    assert goodput.read(special) == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 50_000,
+        "a: " + "{a: " * 50_000 + "}" * 50_000,
+        "\n".join(" " * i + "a:" for i in range(1400)),
+        "- " * 50_000,
+    ],
+    ids=["brackets", "braces", "indents", "dashes"],
+)
+def test_a_configuration_nested_50000_deep_is_refused(tmp_path, text):
+    (tmp_path / "deep.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"deep.yaml: nested too deep"):
+        read_yaml(str(tmp_path / "deep.yaml"))
+
+
+def test_brackets_side_by_side_are_not_deep(tmp_path):
+    values = {"model": {"options": {"hidden": [[i] for i in range(300)]}}}
+    (tmp_path / "wide.yaml").write_text(yaml.safe_dump(values, default_flow_style=True))
+    assert read_yaml(str(tmp_path / "wide.yaml")) == values
+
+
+def test_a_gzip_bomb_is_not_unpacked(tmp_path):
+    bomb = gzip.compress(bytes(1 << 28))  # 256 MiB in 256 KiB
+    (tmp_path / "bomb.gz").write_bytes(bomb)
+    with pytest.raises(DataError, match="unzip to more than"):
+        read_bytes(tmp_path / "bomb.gz")
+    (tmp_path / "plain.gz").write_bytes(gzip.compress(bytes(1 << 20)))
+    assert len(read_bytes(tmp_path / "plain.gz")) == 1 << 20
+
+
+def manifest(created):
+    from cyxjax.checkpoint import manifest as home
+
+    body = json.loads(home.Manifest(1, (), (), {}, None, {}, 0.0).encode())["manifest"]
+    return home._sealed(body | {"created_unix_s": created})
+
+
+@pytest.mark.parametrize("created", [float("nan"), float("inf"), -1, 1e300, "now", None, True])
+def test_a_manifest_of_no_time_is_refused(created):
+    assert decode(manifest(1.5)).created_unix_s == 1.5
+    with pytest.raises(CheckpointError, match=r"not readable"):
+        decode(manifest(created))
+
+
+def test_a_manifest_of_deep_json_is_refused():
+    with pytest.raises(CheckpointError, match="not readable"):
+        decode(b'{"manifest":' + b"[" * 200_000)
+
+
+@pytest.mark.parametrize("text", ["[]", "[" * 200_000, '{"train_losses": 7}', "null", "\0"])
+def test_a_history_that_is_none_is_refused(tmp_path, text):
+    (tmp_path / "history.json").write_text(text)
+    with pytest.raises(DataError, match="HINT"):
+        DistributedTrainingHistory.load(tmp_path / "history.json")
+
+
+def test_a_checkpoint_whose_history_is_a_list_is_refused():
+    from cyxjax.train.resume import from_meta
+
+    meta = {"position": {"step": 1, "epoch": 0}, "sums": [], "history": []}
+    with pytest.raises(CheckpointError, match="not written by a trainer"):
+        from_meta(meta, None)
