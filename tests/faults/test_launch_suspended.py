@@ -66,3 +66,17 @@ def test_a_reader_that_stands_still_stops_neither_the_ranks_nor_sigterm(tmp_path
     run.wait()
     assert "lines are not shown here" in run.out or run.out.count("x" * 1023) < 100 * 1024
     assert run.survivors() == []
+
+
+@pytest.mark.slow
+def test_a_second_sigterm_is_heard_while_nobody_reads(tmp_path):
+    run = start(
+        tmp_path, 2, "--grace", "300", KIND="light", FAULT="noise:1:1", ON_TERM="ignore", STEPS=100_000
+    )
+    assert run.reached("under way", 1, 90)
+    run.process.send_signal(signal.SIGTERM)
+    time.sleep(1)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.process.wait(30) == EXIT_PREEMPTED  # nothing was read until here
+    run.wait()
+    assert run.survivors() == []
