@@ -1,0 +1,181 @@
+"""Ours beside what else one would pick: a JAX loop written by hand, torch DDP over gloo, Keras 3 on JAX.
+
+    python scripts/bench/peers.py [--torch-python PATH] [--keras-python PATH] [--turns 5] [--json FILE]
+    python scripts/bench/peers.py --quick     # a few steps of everything, to prove that it runs
+
+Each turn of each peer is processes of its own, which compile, warm up and time the same number of optimizer
+steps of the same work; turns go A B A B, so that a slower hour is slower for all. Printed are medians,
+the ratio of ours to each peer pair by pair (their median), and the command. `--write` puts the table into
+README.md beside this file. A peer whose library is absent, or that fails, is a cell that says so.
+"""
+
+import argparse
+import json
+import os
+import platform
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from peers_work import WORKS
+
+HERE = Path(__file__).parent
+PEERS = {"ours": "cyxjax", "hand": "JAX by hand", "torch": "torch DDP", "keras": "Keras 3 on JAX"}
+_BEGIN, _END = "<!-- peers: begin -->", "<!-- peers: end -->"
+_LIMIT_S = 300
+
+Turns = list[float | str]  # samples/s of each turn, or why there is none
+
+
+def main() -> int:
+    args = parse()
+    cells: dict[str, dict[str, Turns]] = {}
+    for work in args.works:
+        for replicas in args.replicas:
+            row = cells.setdefault(f"{work}, {replicas} process{'es' if replicas > 1 else ''}", {})
+            for _ in range(args.turns):
+                for peer in args.peers:
+                    row.setdefault(peer, []).append(turn(peer, work, replicas, args))
+                    print(f"{work} x {replicas}: {PEERS[peer]}: {shown(row[peer][-1])}", file=sys.stderr)
+    text = table(cells, args)
+    print(text)
+    if args.json:
+        Path(args.json).write_text(
+            json.dumps({"machine": machine(), "samples_per_s": cells}, indent=1) + "\n"
+        )
+    if args.write:
+        write(HERE / "README.md", text)
+    ran = all(
+        isinstance(t, float) for row in cells.values() for p in ("ours", "hand") for t in row.get(p, [])
+    )
+    return 0 if ran else 1
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
+    parser.add_argument("--replicas", nargs="+", type=int, choices=(1, 2), default=[1, 2])
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--torch-python", default=sys.executable, help="a python that has torch")
+    parser.add_argument("--keras-python", default=sys.executable, help="a python that has keras and jax")
+    parser.add_argument("--json", help="every turn's samples/s, into this file")
+    parser.add_argument("--write", action="store_true", help="the table, into README.md beside this file")
+    parser.add_argument("--quick", action="store_true", help="a few steps, one turn: proves that it runs")
+    args = parser.parse_args()
+    if args.quick:
+        args.turns = 1
+    return args
+
+
+def turn(peer: str, work: str, replicas: int, args: argparse.Namespace) -> float | str:
+    """Samples/s of one turn; a text where there is none."""
+    script = [str(HERE / f"peers_{peer}.py"), work, str(replicas), *(["--quick"] if args.quick else [])]
+    if replicas == 1 or peer == "keras":
+        command = [python_of(peer, args), *script]
+    elif peer == "torch":
+        agent = [
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(replicas),
+            "--master-port",
+            free_port(),
+        ]
+        command = [args.torch_python, *agent, *script]
+    else:
+        command = [sys.executable, "-m", "cyxjax.launch", "--nproc-per-node", str(replicas), *script]
+    return read(*run(command, devices=replicas if peer == "keras" else 1))
+
+
+def python_of(peer: str, args: argparse.Namespace) -> str:
+    return {"torch": args.torch_python, "keras": args.keras_python}.get(peer, sys.executable)
+
+
+def run(command: list[str], devices: int) -> tuple[str, str]:
+    """(stdout, stderr) of a command in a session of its own, all of which is gone afterwards."""
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    if devices > 1:  # several devices of one process starve on a pool of one thread a core
+        env["NPROC"] = str(max(devices, os.cpu_count() or 1))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, env=env, text=True, start_new_session=True, **pipes)
+    try:
+        return process.communicate(timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return "", f"nothing within {_LIMIT_S} s"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def read(out: str, errors: str) -> float | str:
+    """What `say` printed; else the last line of the errors, which says why there is nothing."""
+    for line in reversed(out.splitlines()):
+        at = line.find('{"samples_per_s"')  # the launcher puts the rank before it
+        if at >= 0:
+            return float(json.loads(line[at:])["samples_per_s"])
+    lines = [line for line in errors.splitlines() if "Error" in line] or errors.splitlines()[-1:]
+    return "not run: " + (lines[-1].strip()[:80] if lines else "no result")
+
+
+def free_port() -> str:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return str(s.getsockname()[1])
+
+
+def table(cells: dict[str, dict[str, Turns]], args: argparse.Namespace) -> str:
+    """Markdown: medians, and how many times each peer we are."""
+    others = [peer for peer in args.peers if peer != "ours"]
+    lines = [
+        f"{machine()}; `python scripts/bench/peers.py`, {args.turns} turns, medians; in brackets ours by it.",
+        "",
+        f"| samples/s | {' | '.join(PEERS[peer] for peer in args.peers)} |",
+        f"| --- |{' ---: |' * len(args.peers)}",
+    ]
+    for row, turns in cells.items():
+        shares = {peer: ratio(turns.get("ours", []), turns[peer]) for peer in others}
+        shown_cells = [
+            f"{middle(turns[peer])}{f' ({shares[peer]})' if shares.get(peer) else ''}" for peer in args.peers
+        ]
+        lines.append(f"| {row} | {' | '.join(shown_cells)} |")
+    return "\n".join(lines)
+
+
+def middle(turns: Turns) -> str:
+    known = [t for t in turns if isinstance(t, float)]
+    return f"{statistics.median(known):,.0f}" if known else shown(turns[-1])
+
+
+def ratio(ours: Turns, theirs: Turns) -> str:
+    """The median of the turns' ratios: of turns that followed each other."""
+    pairs = [
+        a / b for a, b in zip(ours, theirs, strict=False) if isinstance(a, float) and isinstance(b, float)
+    ]
+    return f"{statistics.median(pairs):.2f}" if pairs else ""
+
+
+def shown(value: float | str) -> str:
+    return f"{value:,.0f}" if isinstance(value, float) else value.replace("|", "/")
+
+
+def machine() -> str:
+    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def write(readme: Path, text: str) -> None:
+    """Puts `text` between the marks of the file."""
+    whole = readme.read_text()
+    before, _, rest = whole.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    assert rest, f"{readme} has no mark {_BEGIN}"
+    readme.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{after}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""What every peer of peers.py trains: sizes and data, in numpy only."""
+
+import argparse
+import json
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Work(NamedTuple):
+    batch: int  # samples a replica and step
+    steps: int  # of a timed turn
+    rows: int  # samples in the data
+
+
+WORKS = {
+    "mlp": Work(64, 4000, 12_800),  # 784-256-10
+    "wide_mlp": Work(64, 300, 12_800),  # 784-2048-2048-10
+    "cnn": Work(64, 200, 12_800),  # 28x28, convolutions of 32 and 64, dense 256, max pooling
+    "gpt": Work(8, 60, 512),  # 4 layers of 256, 4 heads, context 128, 96 symbols
+}
+HIDDEN = {"mlp": (256,), "wide_mlp": (2048, 2048)}
+FEATURES, DENSE, CLASSES = (32, 64), 256, 10
+LAYERS, WIDTH, HEADS, CONTEXT, VOCABULARY = 4, 256, 4, 128, 96
+QUICK_STEPS = 4
+
+
+def task() -> argparse.Namespace:
+    """What peers.py asks this process for."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("work", choices=WORKS)
+    parser.add_argument("replicas", type=int)
+    parser.add_argument("--quick", action="store_true")
+    return parser.parse_args()
+
+
+def steps_of(args: argparse.Namespace) -> int:
+    return QUICK_STEPS if args.quick else WORKS[args.work].steps
+
+
+def data(work: str) -> tuple[np.ndarray, np.ndarray]:
+    """(inputs, targets), channels last; random: what is timed does not depend on it."""
+    rng, rows = np.random.default_rng(0), WORKS[work].rows
+    if work == "gpt":
+        text = rng.integers(0, VOCABULARY, (rows, CONTEXT + 1)).astype(np.int32)
+        return text[:, :-1], text[:, 1:]
+    shape = (rows, 28, 28, 1) if work == "cnn" else (rows, 784)
+    return rng.normal(size=shape).astype(np.float32), rng.integers(0, CLASSES, rows).astype(np.int32)
+
+
+def say(args: argparse.Namespace, seconds: float) -> None:
+    """The result, as peers.py reads it: the last line that is JSON."""
+    samples = steps_of(args) * WORKS[args.work].batch * args.replicas
+    print(json.dumps({"samples_per_s": samples / seconds}), flush=True)

@@ -1,0 +1,41 @@
+"""What peers.py makes of its turns: medians, ratios of neighbours, and cells that say why they are empty."""
+
+import argparse
+import importlib
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "scripts" / "bench"
+
+
+@pytest.fixture
+def peers(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    return importlib.import_module("peers")
+
+
+def test_a_row_holds_medians_and_the_ratio_of_turns_that_followed_each_other(peers):
+    # ours / torch turn by turn: 2, 0.5, 1 -> 1, though the medians' ratio is 20 / 10 = 2
+    turns = {"ours": [20.0, 5.0, 30.0], "torch": [10.0, 10.0, 30.0], "keras": ["not run: no keras"]}
+    args = argparse.Namespace(peers=list(turns), turns=3)
+    row = peers.table({"mlp, 1 process": turns}, args).splitlines()[-1]
+    assert row == "| mlp, 1 process | 20 | 10 (1.00) | not run: no keras |"
+
+
+def test_the_last_result_is_read_and_what_failed_is_said(peers):
+    out = 'progress\n[rank 0] {"samples_per_s": 1.5}\n'
+    assert peers.read(out, "") == 1.5
+    errors = "Traceback\nModuleNotFoundError: No module named 'torch'\n"
+    assert peers.read("", errors) == "not run: ModuleNotFoundError: No module named 'torch'"
+    assert peers.read("", "") == "not run: no result"
+
+
+def test_the_table_is_written_between_the_marks_only(peers, tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text((BENCH / "README.md").read_text())
+    peers.write(readme, "the table")
+    before, after = (BENCH / "README.md").read_text().splitlines(), readme.read_text().splitlines()
+    place = after.index("the table")
+    assert after[:place] == before[:place]
+    assert after[place + 1 :] == before[before.index("<!-- peers: end -->") :]
