@@ -55,7 +55,8 @@ _STORAGE = [
     Row(
         "R31",
         "the disk fills up",
-        "training goes on; how much is missing; the good step stays, no partial files; an error after three",
+        "training goes on; how much is missing; the good step stays, no partial files; an error after three, "
+        "and last of all where the final state is on no disk",
         tests_in(_STORED, "test_r31_training_on_a_disk_that_fills_up_goes_on_to_its_end")
         + tests_in(
             _DISK,
@@ -99,6 +100,18 @@ _STORAGE = [
             "test_resumed_in_another_number_of_processes_again_and_again",
             "test_the_same_replicas_in_other_processes_give_the_same_numbers",
         ),
+    ),
+    Row(
+        "R34",
+        "killed, suspended, resized by `batch_size` and `global_batch_size`, at random, again and again",
+        "every sample once an epoch; in the same layout the bits of the unbroken run",
+        ("faults/test_chaos.py",),
+    ),
+    Row(
+        "R33",
+        "under a running job: lock file or folder deleted, folder, checkpoints or ledger swapped for a link",
+        "told; no second job gets in; nothing is written elsewhere; the run goes on, or ends with a line",
+        ("unit/train/test_folder_taken.py",),
     ),
     Row(
         "R35",
