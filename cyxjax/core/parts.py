@@ -73,28 +73,56 @@ class PartsBatch(NamedTuple):
     signal: np.ndarray  # float32 (2,): what this rank asks of all
 
 
-def build_parts_step(
-    fns: ModelFns, loss: PerExample, sync: Sync, layout: Layout, add: Add, metrics: Metrics
-) -> Callable[[TrainState, PartsBatch], tuple[TrainState, jax.Array]]:
-    """A function (state, batch) -> (next state, sums), as `build_train_step` makes one; `state` is donated.
+class PartsStep:
+    """(state, batch) -> (next state, sums), as `build_train_step` makes it; `state` is donated.
 
     sync: keeps no state of its own on each replica.
     """
-    programs = PartPrograms(fns, loss, sync, layout, metrics)
-    view = DeviceViews(layout)
 
-    def step(state: TrainState, batch: PartsBatch) -> tuple[TrainState, jax.Array]:
-        here = view.split(state)
-        made = _for_each_part(programs.part, here, batch)
+    def __init__(
+        self, fns: ModelFns, loss: PerExample, sync: Sync, layout: Layout, add: Add, metrics: Metrics
+    ) -> None:
+        self.layout, self._add, self._view = layout, add, DeviceViews(layout)
+        self.part = build_part(fns, loss, sync, layout.num_parts, metrics)
+        self._write = [build_write(sync, device) for device in layout.devices]
+
+    def __call__(self, state: TrainState, batch: PartsBatch) -> tuple[TrainState, jax.Array]:
+        here = self._view.split(state)
+        summed = self._add(_for_each_part(self.part, here, batch), batch.signal)
         out = [
-            write(mine, summed, batch.total, signal)
-            for write, mine, (summed, signal) in zip(
-                programs.write, here, add(made, batch.signal), strict=True
-            )
+            write(mine, one, batch.total, signal)
+            for write, mine, (one, signal) in zip(self._write, here, summed, strict=True)
         ]
-        return view.join([state for state, _ in out]), out[0][1]
+        return self._view.join([state for state, _ in out]), out[0][1]
 
-    return step
+
+def build_part(fns: ModelFns, loss: PerExample, sync: Sync, num_parts: int, metrics: Metrics) -> Any:
+    """The program (state, Part, total) -> ((gradients, sums), share of the model state), of one device."""
+
+    def part(state: TrainState, one: Part, total: Any) -> PyTree:
+        key = micro_batch_key(step_key(state.key, state.step), 0, one.number, rows=1, num_replicas=num_parts)
+        # `write` sees one replica, whose mean is the sum: a share of the mean over all samples is due.
+        scale = sync.loss_scale(state.sync) / total
+        model_state, summed = sum_gradients(
+            fns, loss, metrics, state.params, state.model_state, one[1:], scale, key
+        )
+        return summed, phases.weighted_state(model_state, one.weight.sum())
+
+    return jax.jit(part)
+
+
+def build_write(sync: Sync, device: jax.Device) -> Any:
+    """The program (state, sum of all that `part` made, total, signal) -> (next state, sums), on `device`."""
+
+    def write(state: TrainState, summed: PyTree, total: Any, signal: Any) -> tuple[TrainState, jax.Array]:
+        (grads, sums), model_state = summed
+        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)  # `add` widens
+        model_state = phases.divided_state(model_state, total, state.model_state)
+        return next_state(sync, state, grads, model_state, jnp.concatenate([sums, signal[None]]))
+
+    alone = Mesh(np.array([device]), (AXIS,))
+    mapped = sync_map(write, alone, (REPLICATED,) * 4, REPLICATED)
+    return jax.jit(mapped, donate_argnums=0, out_shardings=SingleDeviceSharding(device))
 
 
 def build_parts_eval(
@@ -114,38 +142,6 @@ def build_parts_eval(
         return add(_for_each_part(part, here, batch), batch.signal)[0][0]
 
     return step
-
-
-class PartPrograms:
-    """The programs of one device: `part` for all of them, and `write` for each of this process."""
-
-    def __init__(self, fns: ModelFns, loss: PerExample, sync: Sync, layout: Layout, metrics: Metrics):
-        def part(state: TrainState, one: Part, total: Any) -> PyTree:
-            key = micro_batch_key(
-                step_key(state.key, state.step), 0, one.number, rows=1, num_replicas=layout.num_parts
-            )
-            # `write` sees one replica, whose mean is the sum: a share of the mean over all samples is due.
-            scale = sync.loss_scale(state.sync) / total
-            model_state, summed = sum_gradients(
-                fns, loss, metrics, state.params, state.model_state, one[1:], scale, key
-            )
-            return summed, phases.weighted_state(model_state, one.weight.sum())
-
-        def write(state: TrainState, summed: PyTree, total: Any, signal: Any) -> tuple[TrainState, jax.Array]:
-            (grads, sums), model_state = summed
-            grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)  # `add` widens
-            model_state = phases.divided_state(model_state, total, state.model_state)
-            return next_state(sync, state, grads, model_state, jnp.concatenate([sums, signal[None]]))
-
-        self.part: Any = jax.jit(part)
-        self.write: list[Any] = [
-            jax.jit(
-                sync_map(write, Mesh(np.array([device]), (AXIS,)), (REPLICATED,) * 4, REPLICATED),
-                donate_argnums=0,
-                out_shardings=SingleDeviceSharding(device),
-            )
-            for device in layout.devices
-        ]
 
 
 def _for_each_part(program: Callable, here: Sequence[Any], batch: PartsBatch) -> list[list[PyTree]]:

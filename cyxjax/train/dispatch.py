@@ -11,7 +11,7 @@ from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model_fns import ModelFns
-from cyxjax.core.parts import Layout, build_parts_eval, build_parts_step
+from cyxjax.core.parts import Layout, PartsStep, build_parts_eval
 from cyxjax.core.step import build_eval_step, build_train_step
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
@@ -79,7 +79,7 @@ class InParts:
     ) -> tuple[Callable, Callable]:
         layout = self.layout
         return (
-            build_parts_step(fns, loss, sync, layout, TreeSum(layout), metrics),
+            PartsStep(fns, loss, sync, layout, TreeSum(layout), metrics),
             build_parts_eval(fns, loss, layout, TreeSum(layout), metrics),
         )
 

@@ -14,7 +14,7 @@ from cyxjax.launch.heartbeat import beat
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train import resume, same_run
+from cyxjax.train import exact, resume, same_run
 from cyxjax.train.build import Built, Recipe, effective_batch_size
 from cyxjax.train.dispatch import check_threads
 from cyxjax.train.hooks.ledger import LedgerHook
@@ -36,6 +36,8 @@ class Session:
         self._prepared: Prepared | None = None
         self._run_state: RunState | None = None
         self._loaded = False  # the next fit goes on from a loaded state
+        self._exact: dict[str, str] = {}  # what the bits of an exact run hang on, here and now
+        self._stored_exact: dict[str, str] = {}  # in the checkpoint that was restored
         self.unsaved: NotSavedError | None = None  # what the last fit ended with, if its state is on no disk
         self.resumed = False  # the last start went on from a checkpoint
         self._content: dict[str, Any] = {}  # what the data of the present fit hold
@@ -93,6 +95,7 @@ class Session:
             last=self._prepared,
         )
         check_threads(prepared.config, self.group.threads)
+        self._exact = exact.fingerprint(prepared, self.group.threads)
         self._begin(prepared)
         check_run(prepared, self.run_state.state, self.recipe, self.mesh)
         self._content = same_run.compared(self.group, prepared, self.run_state.state)
@@ -133,6 +136,8 @@ class Session:
         if self.is_master:
             for line in same_run.changes(self._origin, self._content):
                 warn_on_stderr(line)  # not to the console: it may be switched off
+        exact.judge(self._stored_exact, self._exact, config.exact, warn_on_stderr)
+        self._stored_exact = {}
         self._origin = {}
         if self.group.topology.world_size > 1 and not self._content:
             console.note("A loader's samples have no numbers: the data of the ranks were not compared.")
@@ -173,6 +178,7 @@ class Session:
         if found is None:
             return False
         self._run_state, history, meta = found
+        self._stored_exact = meta.get("exact", {})
         self._origin = meta
         self.ledger.restore(meta, self._run_state.position)
         history.world_size, history.num_replicas = self.group.topology.world_size, num_replicas(self.mesh)
@@ -189,4 +195,4 @@ class Session:
         """What a checkpoint of `run_state` says beside its arrays."""
         config, inputs = self.prepared.config.resolved(), self.prepared.inputs
         said = resume.to_meta(run_state, self.history, config, inputs) | same_run.to_meta(self._content)
-        return said | self.ledger.meta(run_state)
+        return said | self.ledger.meta(run_state) | ({"exact": self._exact} if self._exact else {})

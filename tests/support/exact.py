@@ -136,7 +136,7 @@ def prepared(
 ) -> tuple[Built, RunState]:
     loss = as_per_example(cx.CrossEntropyLoss())
     recipe = Recipe(adapt(one.model), loss, optimizer or cx.AdamOptimizer(0.01), Metrics(), tuple(callbacks))
-    built = build(recipe, settings, mesh, steps_per_epoch=None)
+    built = build(recipe, settings, mesh, inputs=one.data.inputs[:1], steps_per_epoch=None)
     params, model_state = jax.tree.map(
         np.asarray, built.fns.init(jax.random.key(settings.seed), one.data.inputs[:1])
     )

@@ -1,0 +1,101 @@
+"""What the bits of an exact run hang on, as digests: kept in its checkpoints, compared when it goes on.
+
+The text of the compiled programs alone does not say it all (another number of threads left it equal, and the
+bits not), so there is a canary: the digest of what the part's program really gives on the first samples, with
+the parameters the seed draws. A difference is found in the process that has it.
+"""
+
+import hashlib
+import platform
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import jax
+import jaxlib
+import numpy as np
+
+from cyxjax.core.parts import Part, PartsStep, by_device
+from cyxjax.data.sources import Dataset
+from cyxjax.errors import CheckpointError
+from cyxjax.train.prepare import Prepared, first_run
+
+_DIGITS = 16
+
+
+def fingerprint(prepared: Prepared, threads: int) -> dict[str, str]:
+    """name -> digest or words, of the programs compiled here for `prepared`; {} unless it is exact."""
+    step, data = prepared.built.program.train_step, prepared.data
+    if not isinstance(step, PartsStep) or data is None:
+        return {}
+    device, rows = step.layout.devices[0], prepared.built.batch_size
+    state = first_run(prepared, step.layout.mesh, 1).state
+    args = (by_device(state, [device])[0], first_part(data.train, rows), np.float32(rows))
+    made = step.part(*args)
+    return {
+        "parts": f"{step.layout.num_parts} of {rows} samples",
+        "program": _digest(without_places(step.part.lower(*args).compile().as_text()).encode()),
+        "machine": machine(device, threads),
+        "canary": _digest(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(made))),
+    }
+
+
+def first_part(data: Dataset, rows: int) -> Part:
+    """The first samples of `data`, again from the start if they are fewer."""
+    inputs, targets = data.take(np.arange(rows) % len(data))
+    return Part(np.int32(0), inputs, targets, np.ones(rows, np.float32))
+
+
+def machine(device: jax.Device, threads: int) -> str:
+    """Device, versions and threads: what makes code and order of additions of a program."""
+    versions = f"jax {jax.__version__}, jaxlib {jaxlib.__version__}"
+    if device.platform != "cpu":
+        return f"{device.device_kind}, {versions}"
+    return f"{platform.machine()} {_instructions()}, {versions}, {threads} threads"
+
+
+def _instructions() -> str:
+    """Digest of the CPU's instruction sets; its name where the system does not list them."""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return _digest(" ".join(sorted(found[1].split())).encode()) if found else platform.processor()
+
+
+def without_places(text: str) -> str:
+    """Optimized HLO without where in the source it came from."""
+    text = re.sub(r", metadata=\{[^}]*\}", "", text.split("\n\nFileNames")[0])
+    return re.sub(r"(, )?(stack_frame_id=\d+|xla\.sdy\.meshes=\{[^}]*\})", "", text)
+
+
+def differences(stored: dict[str, str], now: dict[str, str]) -> list[str]:
+    """One text for each thing that is not as it was."""
+    return [
+        f"{name} was {stored[name]}, is {now[name]}"
+        for name in now
+        if name in stored and stored[name] != now[name]
+    ]
+
+
+def judge(
+    stored: dict[str, str],
+    now: dict[str, str],
+    policy: Literal["refuse", "warn"],
+    warn: Callable[[str], None],
+) -> None:
+    """Lets a run go on whose bits hang on what they hung on before. Raises: CheckpointError if not."""
+    found = differences(stored, now)
+    if not found:
+        return
+    text = f"this exact run would go on with other bits: {'; '.join(found)}."
+    if policy == "refuse":
+        raise CheckpointError(
+            f"{text} HINT: resume with the same settings on the same kind of machine and versions, or accept "
+            "it with exact=warn."
+        )
+    warn(f"WARNING: {text}")
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:_DIGITS]

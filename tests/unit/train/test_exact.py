@@ -1,0 +1,65 @@
+"""What an exact run keeps of what its bits hang on, and what it says when that has changed."""
+
+import numpy as np
+import pytest
+
+import cyxjax as cx
+from cyxjax.checkpoint.folders import step_folder
+from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.losses import CrossEntropyLoss
+from cyxjax.errors import CheckpointError, ConfigError
+from cyxjax.train import exact
+from cyxjax.train.trainer import DistributedTrainer
+from tests.support.exact import MLP
+
+X = np.random.default_rng(0).normal(size=(32, 12)).astype(np.float32)
+Y = (np.arange(32) % 10).astype(np.int32)
+
+
+def fitted(folder, **options):
+    trainer = DistributedTrainer(MLP(), CrossEntropyLoss(), cx.SGDOptimizer(0.1))
+    values = {"epochs": 1, "reproducibility": "exact", "global_batch_size": 16, "verbose": False}
+    trainer.fit(X, Y, DistributedTrainingConfig(**values | {"checkpoint_dir": str(folder)} | options))
+    return trainer
+
+
+def test_a_checkpoint_says_what_the_bits_hang_on_and_a_resume_compares_it(tmp_path, monkeypatch):
+    fitted(tmp_path)
+    kept = read_manifest(step_folder(tmp_path, 2)).meta["exact"]
+    assert kept["parts"] == "8 of 2 samples"
+    assert kept["machine"].endswith("8 threads")
+    assert len(kept["canary"]) == len(kept["program"]) == 16
+    fitted(tmp_path, epochs=2, resume="must")  # the same here and now: it goes on
+    real = exact.fingerprint
+    monkeypatch.setattr(exact, "fingerprint", lambda *a: real(*a) | {"canary": "other"})
+    with pytest.raises(CheckpointError, match="other bits: canary was .*, is other"):
+        fitted(tmp_path, epochs=3, resume="must")
+
+
+@pytest.mark.parametrize("name", ["canary", "program", "machine", "parts"])
+def test_a_run_that_would_go_on_with_other_bits_is_refused(name):
+    now = {"parts": "8 of 2 samples", "program": "a", "machine": "m, 8 threads", "canary": "c"}
+    told = []
+    exact.judge(now, now, "refuse", told.append)
+    with pytest.raises(CheckpointError, match=f"{name} was altered, is .*HINT: .*exact=warn"):
+        exact.judge(now | {name: "altered"}, now, "refuse", told.append)
+    assert not told
+    exact.judge(now | {name: "altered"}, now, "warn", told.append)
+    assert name in told[0]
+    exact.judge({}, now, "refuse", told.append)  # from a run that promised nothing
+    assert len(told) == 1
+
+
+def test_other_threads_than_the_pool_has_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"with 8 CPU threads.*init\(threads=3\)"):
+        fitted(tmp_path / "none", exact_threads=3)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_loader_is_refused_by_name(tmp_path):
+    loader = cx.data.DataLoader((X, Y), 16)
+    trainer = DistributedTrainer(MLP(), CrossEntropyLoss(), cx.SGDOptimizer(0.1))
+    config = DistributedTrainingConfig(reproducibility="exact", global_batch_size=16, verbose=False)
+    with pytest.raises(ConfigError, match="data come from a loader"):
+        trainer.fit(loader, config)
