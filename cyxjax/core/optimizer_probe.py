@@ -32,7 +32,9 @@ _NAMES = """
 _ELEMENTWISE = _SHAPING | frozenset(_NAMES.split())
 
 
-def refuse_unless_elementwise(optimizer: optax.GradientTransformation, params: PyTree, cut: Callable) -> None:
+def refuse_unless_elementwise(
+    optimizer: optax.GradientTransformation, params: PyTree, cut: Callable, comm: str
+) -> None:
     """Returns for a rule that moves each number by itself, whatever the leaf it is part of.
 
     params: shapes of the real tree. cut: (shape, parts) -> the shape of a part of a leaf of this shape.
@@ -42,7 +44,7 @@ def refuse_unless_elementwise(optimizer: optax.GradientTransformation, params: P
     whole = _traced(optimizer, params)
     odd = next((name for name in _operations(whole.jaxpr) if name not in _ELEMENTWISE), None)
     if odd is not None:
-        raise _needs_whole_leaves(f"looks at whole leaves or at the gradient's norm ({odd})")
+        raise _needs_whole_leaves(comm, f"looks at whole leaves or at the gradient's norm ({odd})")
     # A scalar's part is an array of one number, for which more is traced: broadcasts, and their constants.
     vectors = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape or (1,), p.dtype), params)
     wanted = _signature(_traced(optimizer, vectors).jaxpr)
@@ -50,14 +52,14 @@ def refuse_unless_elementwise(optimizer: optax.GradientTransformation, params: P
     for parts in (2, 2**30):
         of_parts = jax.tree.map(lambda p: jax.ShapeDtypeStruct(cut(p.shape, parts), p.dtype), params)  # noqa: B023
         if by_shape or _signature(_traced(optimizer, of_parts).jaxpr) != wanted:
-            raise _needs_whole_leaves("chooses what it does by the shape of a leaf")
+            raise _needs_whole_leaves(comm, "chooses what it does by the shape of a leaf")
         if not _same_states(optimizer, params, of_parts, lambda shape: cut(shape, parts)):  # noqa: B023
-            raise _needs_whole_leaves("keeps a state that is not shaped like the parameters")
+            raise _needs_whole_leaves(comm, "keeps a state that is not shaped like the parameters")
 
 
-def _needs_whole_leaves(what: str) -> ConfigError:
+def _needs_whole_leaves(comm: str, what: str) -> ConfigError:
     return ConfigError(
-        f"comm='zero1' shows the optimizer a part of each leaf, and this one {what}. "
+        f"comm={comm!r} shows the optimizer a part of each leaf, and this one {what}. "
         "HINT: clip with max_grad_norm of the configuration, or use comm='mean', which keeps leaves whole."
     )
 

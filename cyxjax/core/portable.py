@@ -30,7 +30,8 @@ def to_portable(state: TrainState, sync: Sync, gather: Callable[[Any], np.ndarra
         return gather(leaf) if spread else leaf
 
     state = by_spec(on_host, state, state_spec(sync))
-    return state._replace(sync=sync.to_portable(state.sync, state.params))
+    params = sync.params_to_portable(state.params)
+    return state._replace(sync=sync.to_portable(state.sync, params), params=params)
 
 
 def stored_shapes(state: TrainState, sync: Sync) -> tuple[TrainState, FitRows]:
@@ -40,7 +41,8 @@ def stored_shapes(state: TrainState, sync: Sync) -> tuple[TrainState, FitRows]:
     """
     # Zeros that are never read take no memory.
     empty = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state)
-    stored = empty._replace(sync=sync.to_portable(empty.sync, empty.params))
+    params = sync.params_to_portable(empty.params)
+    stored = empty._replace(sync=sync.to_portable(empty.sync, params), params=params)
     cut = by_spec(lambda leaf, spec: id(leaf) if spec == PER_REPLICA else None, empty, state_spec(sync))
     rows = set(jax.tree.leaves(cut))
     names = {name for name, leaf in named_leaves(stored) if id(leaf) in rows}
@@ -57,5 +59,7 @@ def stored_shapes(state: TrainState, sync: Sync) -> tuple[TrainState, FitRows]:
 
 def from_portable(stored: TrainState, sync: Sync, mesh: Mesh) -> TrainState:
     """A restored state on the mesh, ready for the next step. Equal on all ranks."""
-    inner = sync.from_portable(stored.sync, stored.params, num_replicas(mesh))
-    return place_state(stored._replace(sync=inner), sync, mesh)
+    count = num_replicas(mesh)
+    inner = sync.from_portable(stored.sync, stored.params, count)
+    params = sync.params_from_portable(stored.params, count)
+    return place_state(stored._replace(sync=inner, params=params), sync, mesh)

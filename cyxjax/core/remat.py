@@ -1,14 +1,16 @@
-"""Trading time for memory: a model that recomputes its activations in the backward pass.
+"""Trading time for memory: a model that recomputes activations, or gathers parameters, again in backward.
 
-On GPU and TPU. XLA on CPU (jax 0.10.2) recognises that it has the values already and keeps them after all:
-measured, a step there holds the same bytes with and without.
+XLA on CPU (jax 0.10.2) undoes both unless it is told not to: it drops the barriers and then finds that it has
+the values already, and it runs all gathers first. `memory_options` says so, a program at a time.
 """
 
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from cyxjax.core.model_fns import ModelFns
+from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError, nearest
 
 PyTree = Any
@@ -37,3 +39,41 @@ def with_remat(fns: ModelFns, policy: str = "full") -> ModelFns:
         return run(params, model_state, inputs, key)
 
     return ModelFns(fns.init, apply)
+
+
+GATHERED = "gathered"  # what `Sync.whole` names its results (jax.ad_checkpoint.checkpoint_name)
+_MAKES_WHOLE = {
+    "all_gather", "concatenate", "slice", "split", "reshape", "transpose", "convert_element_type",
+    "broadcast_in_dim", "squeeze",
+}  # fmt: skip
+
+
+def with_whole(fns: ModelFns, sync: Sync) -> ModelFns:
+    """`fns` that takes what a replica keeps of the parameters, and makes them whole as it goes.
+
+    With `sync.regather` nothing whole lives from forward to backward. (jax 0.10.2's own policy
+    `save_anything_except_these_names` saves everything, and unnamed steps of the gather can be saved too.)
+    """
+    if not sync.keeps_parts:
+        return fns
+
+    def keeps(primitive: Any, *_: Any, **params: Any) -> bool:
+        named = primitive.name == "name" and params.get("name") == GATHERED
+        return primitive.name not in _MAKES_WHOLE and not named
+
+    def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
+        run = lambda p, s, x, k: fns.apply(sync.whole(p), s, x, k, train)  # noqa: E731
+        run = jax.checkpoint(run, policy=keeps) if sync.regather and train else run
+        return run(params, model_state, inputs, key)
+
+    return ModelFns(fns.init, apply)
+
+
+def memory_options(mesh: Mesh) -> dict[str, Any]:
+    """Compiler options under which recomputing and regathering save memory; {} where they do without."""
+    if mesh.devices.flat[0].platform != "cpu":
+        return {}
+    return {
+        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",  # a gather stands where it is used
+        "xla_disable_hlo_passes": "cse_barrier_expander",  # the second gather is not the first
+    }

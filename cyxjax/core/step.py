@@ -23,6 +23,7 @@ from cyxjax.core.mesh import (
 )
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model_fns import ModelFns
+from cyxjax.core.remat import memory_options, with_whole
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
 from cyxjax.core.strategy import Sync
 
@@ -67,7 +68,8 @@ def build_init(sync: Sync, mesh: Mesh) -> Callable[[PyTree, PyTree, int], TrainS
     spec = state_spec(sync)
 
     def init(params: PyTree, model_state: PyTree, key: jax.Array) -> TrainState:
-        state = TrainState(jnp.zeros((), jnp.int32), params, model_state, sync.init(params), key)
+        kept = sync.hold(params)
+        state = TrainState(jnp.zeros((), jnp.int32), kept, model_state, sync.init(params), key)
         return from_replica(state, spec)
 
     run = jax.jit(sync_map(init, mesh, (REPLICATED, REPLICATED, REPLICATED), spec))
@@ -137,7 +139,7 @@ def build_train_step(
     the global batch, wherever they lie, reduced once. `state` is donated: keep no reference to it. The last
     row of the sums is the signals of all ranks: they agree on a stop without a collective of its own.
     """
-    spec, measured = state_spec(sync), metrics or Metrics()
+    spec, measured, fns = state_spec(sync), metrics or Metrics(), with_whole(fns, sync)
     stats_axis = AXIS if sync_batchnorm else None
     replicas = num_replicas(mesh)
 
@@ -169,7 +171,8 @@ def build_train_step(
     model = model_map(local, mesh, (spec, BATCH_SPEC), PER_REPLICA)
     reduce = sync_map(write, mesh, (spec, PER_REPLICA), (spec, REPLICATED))
     step = lambda state, batch: reduce(state, model(state, batch))  # noqa: E731
-    return jax.jit(step, donate_argnums=0 if donate else ())
+    options = memory_options(mesh) if sync.regather else {}
+    return jax.jit(step, donate_argnums=0 if donate else (), compiler_options=options)
 
 
 def _over_micro_batches(
@@ -208,10 +211,10 @@ class EvalState(NamedTuple):
 
 
 def build_consensus(sync: Sync, mesh: Mesh) -> Callable[[TrainState], TrainState]:
-    """A function state -> the state to evaluate, with the parameters all replicas agree on.
+    """A function state -> the state to evaluate, with the whole parameters all replicas agree on.
 
-    The same parameters, untouched, unless replicas may differ; then their consensus, which costs
-    communication: call it once before the batches, not with each.
+    The same parameters, untouched, unless replicas may differ or keep parts; then it costs communication:
+    call it once before the batches, not with each. (Where they keep parts, evaluation can do without.)
     """
     if sync.params_spec == REPLICATED:
         return lambda state: state
@@ -221,29 +224,43 @@ def build_consensus(sync: Sync, mesh: Mesh) -> Callable[[TrainState], TrainState
 
 
 def build_eval_step(
-    fns: ModelFns, loss: PerExample, mesh: Mesh, *, metrics: Metrics | None = None
+    fns: ModelFns, loss: PerExample, mesh: Mesh, *, metrics: Metrics | None = None, parts: Sync | None = None
 ) -> Callable[[TrainState, Batch], jax.Array]:
     """A function (state, batch) -> metric sums float32 (number of metrics, 2), in evaluation mode.
 
-    `state` is what `build_consensus` gave: its parameters are replicated.
+    `state` is what `build_consensus` gave: its parameters are replicated. With `parts`, a strategy that keeps
+    parts of them, it is the state of training: no replica holds the whole.
     """
-    measured = metrics or Metrics()
+    measured, spec = metrics or Metrics(), _eval_spec(parts)
+    fns = with_whole(fns, parts) if parts else fns
 
     def local(state: EvalState, batch: Batch) -> jax.Array:
-        output = infer(fns, state, batch.inputs)
+        output = infer(fns, to_replica(state, spec), batch.inputs)
         losses = loss(output, batch.targets)
         return from_replica(measured.sums(losses, output, batch.targets, batch.weight), PER_REPLICA)
 
-    model = model_map(local, mesh, (REPLICATED, BATCH_SPEC), PER_REPLICA)
+    model = model_map(local, mesh, (spec, BATCH_SPEC), PER_REPLICA)
     reduce = sync_map(lambda rows: psum(rows[0]), mesh, PER_REPLICA, REPLICATED)
-    return jax.jit(lambda state, batch: reduce(model(to_evaluate(state), batch)))
+    options = memory_options(mesh) if parts else {}
+    return jax.jit(lambda state, batch: reduce(model(to_evaluate(state), batch)), compiler_options=options)
 
 
-def build_predict_step(fns: ModelFns, mesh: Mesh) -> Callable[[TrainState, PyTree], PyTree]:
-    """A function (state, inputs) -> outputs, rows cut along axis `data` as the inputs are."""
-    local = lambda state, inputs: infer(fns, state, inputs)  # noqa: E731
-    mapped = model_map(local, mesh, (REPLICATED, PER_REPLICA), PER_REPLICA)
-    return jax.jit(lambda state, inputs: mapped(to_evaluate(state), inputs))
+def build_predict_step(
+    fns: ModelFns, mesh: Mesh, *, parts: Sync | None = None
+) -> Callable[[TrainState, PyTree], PyTree]:
+    """A function (state, inputs) -> outputs, rows cut along axis `data` as the inputs are.
+
+    state and parts: as of `build_eval_step`.
+    """
+    spec, fns = _eval_spec(parts), with_whole(fns, parts) if parts else fns
+    local = lambda state, inputs: infer(fns, to_replica(state, spec), inputs)  # noqa: E731
+    mapped = model_map(local, mesh, (spec, PER_REPLICA), PER_REPLICA)
+    options = memory_options(mesh) if parts else {}
+    return jax.jit(lambda state, inputs: mapped(to_evaluate(state), inputs), compiler_options=options)
+
+
+def _eval_spec(parts: Sync | None) -> EvalState:
+    return EvalState._make([parts.params_spec if parts else REPLICATED, REPLICATED, REPLICATED])
 
 
 def to_evaluate(state: TrainState) -> EvalState:

@@ -42,6 +42,11 @@ def _as_placed(state: PyTree, params: PyTree, num_replicas: int) -> PyTree:
     return state
 
 
+def _params_as_placed(params: PyTree, num_replicas: int) -> PyTree:
+    del num_replicas
+    return params
+
+
 class Sync(NamedTuple):
     """How one step turns LOCAL gradients into new parameters, seen from one replica.
 
@@ -52,13 +57,24 @@ class Sync(NamedTuple):
     init: Callable[[PyTree], PyTree]  # params -> state
     update: Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]  # (LOCAL grads, state, params)
     state_spec: PyTree = REPLICATED  # PartitionSpec prefix: P() replicated, P("data") a row per replica
-    params_spec: PyTree = REPLICATED  # P("data") only while replicas may differ (local SGD)
+    params_spec: PyTree = REPLICATED  # P("data") while replicas may differ (local SGD), or keep parts (fsdp)
     loss_scale: Callable[[PyTree], Any] = _unscaled  # state -> factor the loss is multiplied by (float16)
     skipped: Callable[[PyTree], Any] = _none_skipped  # state -> int32: steps left out as not finite
     consensus: Callable[[PyTree], PyTree] = _agreed  # a replica's params -> replicated params, to evaluate
-    # On the host, for checkpoints. (state with all rows, params) -> state as `mean` stores it, and back.
+    hold: Callable[[PyTree], PyTree] = _agreed  # whole params -> what a replica keeps of them, in `sync_map`
+    # What it keeps -> whole params, in `model_map`. Differentiated through: LOCAL grads are of what is kept.
+    whole: Callable[[PyTree], PyTree] = _agreed
+    regather: bool = False  # whether backward calls `whole` again instead of keeping what it gave
+    # On the host, for checkpoints. (state with all rows, whole params) -> state as `mean` has it, and back.
     to_portable: Callable[[PyTree, PyTree], PyTree] = _as_stored
     from_portable: Callable[[PyTree, PyTree, int], PyTree] = _as_placed  # (.., .., num_replicas)
+    params_to_portable: Callable[[PyTree], PyTree] = _agreed  # all rows of what is kept -> whole params
+    params_from_portable: Callable[[PyTree, int], PyTree] = _params_as_placed  # (whole params, num_replicas)
+
+    @property
+    def keeps_parts(self) -> bool:
+        """Whether a replica keeps parts of the parameters, and the model must make them whole."""
+        return self.whole is not _agreed
 
 
 def reduce_then(

@@ -12,6 +12,7 @@ from cyxjax.errors import ConfigError, nearest
 from cyxjax.sync.bucketed import bucketed
 from cyxjax.sync.compressed import bf16, fp16, int8
 from cyxjax.sync.diloco import diloco
+from cyxjax.sync.fsdp import fsdp
 from cyxjax.sync.local_sgd import local_sgd
 from cyxjax.sync.mean import mean
 from cyxjax.sync.power_sgd import power_sgd
@@ -26,12 +27,13 @@ STRATEGIES: dict[str, Callable[..., Sync]] = {
     "int8": int8,
     "power_sgd": power_sgd,
     "zero1": zero1,
+    "fsdp": fsdp,
     "local_sgd": local_sgd,
     "diloco": diloco,
 }
 _KINDS: dict[type, type] = {bool: bool, int: Integral, float: Real}  # of a default -> what may be given
-_CUTS_LEAVES = {"zero1"}
-_CLIPS_ITSELF = {"zero1"}  # its optimizer sees parts of the gradients, whose norm says nothing
+_CUTS_LEAVES = {"zero1", "fsdp"}
+_CLIPS_ITSELF = {"zero1", "fsdp"}  # its optimizer sees parts of the gradients, whose norm says nothing
 
 
 def build_sync(

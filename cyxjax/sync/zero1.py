@@ -34,22 +34,22 @@ def zero1(
     Source: Rajbhandari et al. 2020, arXiv:1910.02054.
     """
     tree = jax.ShapeDtypeStruct((4, 2), jnp.float32) if params is None else params
-    refuse_unless_elementwise(optimizer, tree, part_shape)
+    refuse_unless_elementwise(optimizer, tree, part_shape, "zero1")
 
     def init(params: PyTree) -> PyTree:
-        return optax.EmptyState(), optimizer.init(_own_part(params))
+        return optax.EmptyState(), optimizer.init(own_part(params))
 
     def update(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
         _, inner = state
-        mean_part = _clipped(_reduce_scattered(grads), max_grad_norm)
-        part = _own_part(params)
+        mean_part = clipped(_reduce_scattered(grads), max_grad_norm)
+        part = own_part(params)
         updates, inner = optimizer.update(mean_part, inner, part)
-        return _all_gathered(optax.apply_updates(part, updates), params), (optax.EmptyState(), inner)
+        return all_gathered(optax.apply_updates(part, updates), params), (optax.EmptyState(), inner)
 
     return Sync(
         init,
         update,
-        state_spec=(REPLICATED, _state_spec(optimizer, tree)),
+        state_spec=(REPLICATED, state_spec(optimizer, tree)),
         to_portable=lambda state, params: to_portable(optimizer, state, params),
         from_portable=lambda state, params, replicas: from_portable(optimizer, state, params, replicas),
     )
@@ -89,7 +89,7 @@ def part_shape(shape: tuple[int, ...], num_replicas: int) -> tuple[int, ...]:
     return (-(-size // num_replicas), *[1] * (len(shape) - 1))
 
 
-def _state_spec(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:
+def state_spec(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:
     """Spec by leaf of the optimizer's state: counters are replicated, what is shaped like params is rows."""
     state = jax.eval_shape(optimizer.init, _parts(params, 1))
     return jax.tree.map(lambda leaf: PER_REPLICA if leaf.ndim else REPLICATED, state)
@@ -107,7 +107,7 @@ def _rows(leaf: jax.Array) -> jax.Array:
     return jnp.pad(flat, (0, -flat.size % count)).reshape(count, -1)
 
 
-def _own_part(params: PyTree) -> PyTree:
+def own_part(params: PyTree) -> PyTree:
     return jax.tree.map(lambda p: _as_part(_rows(p)[lax.axis_index(AXIS)], p), params)
 
 
@@ -123,7 +123,7 @@ def _reduce_scattered(grads: PyTree) -> PyTree:
     return jax.tree.map(_as_part, parts, grads)
 
 
-def _all_gathered(parts: PyTree, like: PyTree) -> PyTree:
+def all_gathered(parts: PyTree, like: PyTree) -> PyTree:
     """Whole leaves shaped as `like` from everybody's parts: one gather for all leaves of a dtype."""
     if lax.axis_size(AXIS) == 1:
         return jax.tree.map(lambda part, p: part.reshape(p.shape), parts, like)
@@ -145,7 +145,7 @@ def _joined(tree: PyTree, collective: Callable[[jax.Array], jax.Array]) -> PyTre
     return jax.tree.unflatten(structure, out)
 
 
-def _clipped(parts: PyTree, max_norm: float | None) -> PyTree:
+def clipped(parts: PyTree, max_norm: float | None) -> PyTree:
     """Parts of gradients whose norm over all replicas' parts is at most `max_norm`, as optax clips them."""
     if max_norm is None:
         return parts

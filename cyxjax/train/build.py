@@ -63,7 +63,8 @@ class Built(NamedTuple):
     batch_size: int
     sentinel: Sentinel
     init: Callable[[PyTree, PyTree, int], TrainState]  # (params, model_state, seed) -> the first state
-    agreed: Callable  # state -> the state all replicas agree on, to go on from
+    agreed: Callable  # state -> the state all replicas agree on, to go on from, with whole parameters
+    shown: Callable  # state -> what evaluation sees of it, with whole parameters
 
 
 def build(
@@ -89,18 +90,20 @@ def build(
     sync = _FOR_NONFINITE[policy.needs_loss_scale or config.on_nonfinite](sync)
     train_step, eval_step = dispatch_for(config, mesh).steps(fns, recipe.loss, sync, recipe.metrics)
     agreed = build_consensus(sync, mesh)
-    seen = lambda state: callbacks.evaluated(recipe.callbacks, agreed(state))  # noqa: E731
+    parts = sync if sync.keeps_parts else None  # evaluation makes them whole itself, a leaf at a time
+    seen = lambda state: callbacks.evaluated(recipe.callbacks, state if parts else agreed(state))  # noqa: E731
     base = float(getattr(recipe.optimizer, "lr", float("nan")))
     return Built(
         fns,
         sync,
         Program(train_step, eval_step, recipe.metrics, seen),
-        build_predict_step(fns, mesh),
+        build_predict_step(fns, mesh, parts=parts),
         callbacks.learning_rate(recipe.callbacks, lambda step: base * float(factor(max(step - 1, 0)))),
         batch_size(config, mesh),
         build_sentinel(mesh, state_spec(sync)),
         build_init(sync, mesh),
         agreed,
+        lambda state: agreed(seen(state)) if parts else seen(state),
     )
 
 

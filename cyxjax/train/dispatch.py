@@ -56,7 +56,8 @@ class Fused:
             metrics=metrics,
             sync_batchnorm=self._config.sync_batchnorm,
         )
-        return train_step, build_eval_step(fns, loss, self._mesh, metrics=metrics)
+        parts = sync if sync.keeps_parts else None
+        return train_step, build_eval_step(fns, loss, self._mesh, metrics=metrics, parts=parts)
 
 
 class InParts:

@@ -75,7 +75,7 @@ class Session:
 
     def values(self) -> tuple[PyTree, PyTree]:
         """(params, model_state) that all replicas agree on, as host arrays."""
-        seen = self.agreed()
+        seen = self.built.shown(self.run_state.state)
         return jax.tree.map(local_value, (seen.params, seen.model_state))
 
     # ---- from one start to the next ---------------------------------------------------------------

@@ -67,6 +67,7 @@ CHOICES = {
     "remat in the model, by block": Choice(blocks=True),
     "bfloat16": Choice(precision="bfloat16"),
     "zero1": Choice(comm="zero1"),
+    "fsdp": Choice(comm="fsdp"),
     "zero1, accumulation 4, bfloat16": Choice(accumulation=4, precision="bfloat16", comm="zero1"),
 }
 
@@ -112,8 +113,8 @@ def measure(case: Case, choice: Choice, replicas: int) -> tuple[int, ...]:
     """Bytes on one replica, in the order of COLUMNS."""
     mesh = build_mesh(jax.devices()[:replicas])
     fns = with_policy(with_remat(adapt(case.model), choice.remat), parse_policy(choice.precision))
-    sync = build_sync(choice.comm, optax.adam(1e-3))
     params, model_state = fns.init(jax.random.key(0), case.inputs[:1])
+    sync = build_sync(choice.comm, optax.adam(1e-3), params=lambda: params)
     state = init_state(sync, mesh, params, model_state, 0)
     step: Any = build_train_step(
         fns, as_per_example(CrossEntropyLoss()), sync, mesh, accumulation=choice.accumulation

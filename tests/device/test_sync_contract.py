@@ -8,8 +8,8 @@ import pytest
 from cyxjax.core.mesh import PER_REPLICA
 from cyxjax.core.step import state_spec
 from cyxjax.errors import ConfigError
-from cyxjax.sync.registry import STRATEGIES, build_sync
-from tests.support.strategies import Alone, mean_of, params, random_grads, whole_grads
+from cyxjax.sync.registry import STRATEGIES
+from tests.support.strategies import Alone, built, mean_of, params, random_grads, whole_grads
 
 # Options under which a scheme loses nothing of `whole_grads` and reduces in every step.
 EXACT = {
@@ -20,6 +20,7 @@ EXACT = {
     "int8": {"block": 4},
     "power_sgd": {"rank": 4, "min_compression": 0, "start_iter": 0},  # full rank of the 6 x 4 matrix
     "zero1": {},
+    "fsdp": {},
     "local_sgd": {"every": 1},
     "diloco": {"every": 1, "outer_lr": 1.0, "outer_momentum": 0.0},
 }
@@ -52,7 +53,7 @@ def test_every_strategy_has_a_row():
 def test_equals_the_mean_where_nothing_is_lost(name, replicas):
     grads = [whole_grads(replicas, t) for t in range(3)]
     # Momentum is linear, so that local steps on local gradients average to steps on the mean.
-    got = Alone(build_sync(name, optax.sgd(LR), EXACT[name]), replicas).step(*grads).copies()
+    got = Alone(built(name, optax.sgd(LR), EXACT[name]), replicas).step(*grads).copies()
     wanted = params()
     for rows in grads:
         wanted = jax.tree.map(lambda p, g: np.float32(p - LR * g), wanted, mean_of(rows))
@@ -63,7 +64,7 @@ def test_equals_the_mean_where_nothing_is_lost(name, replicas):
 
 @pytest.mark.parametrize("name", USUAL)
 def test_state_keeps_shape_dtype_and_place(name):
-    alone = Alone(build_sync(name, adaptive(), USUAL[name]), 4)
+    alone = Alone(built(name, adaptive(), USUAL[name]), 4)
     before = jax.tree.map(lambda a: (a.shape, a.dtype, a.sharding), alone.state)
     after = jax.tree.map(lambda a: (a.shape, a.dtype, a.sharding), alone.step(random_grads(4, 0)).state)
     assert before == after
@@ -74,7 +75,7 @@ def test_state_keeps_shape_dtype_and_place(name):
 
 @pytest.mark.parametrize("name", USUAL)
 def test_a_reloaded_state_takes_the_same_steps(name):
-    sync = build_sync(name, adaptive(), USUAL[name])
+    sync = built(name, adaptive(), USUAL[name])
     alone = Alone(sync, 4).step(*(random_grads(4, t) for t in range(2)))
     rest = [random_grads(4, t) for t in range(2, 5)]
     saved = alone.state
@@ -89,7 +90,7 @@ def test_a_world_of_one_is_the_optimizer_itself(name):
     # DiLoCo's outer step is part of the method also alone: with rate 1 and no momentum it is the identity.
     options = EXACT[name] if name == "diloco" else USUAL[name]
     grads = [whole_grads(1, t) for t in range(4)]
-    got = Alone(build_sync(name, sgd(), options), 1).step(*grads).copies()[0]
+    got = Alone(built(name, sgd(), options), 1).step(*grads).copies()[0]
     wanted, state = params(), sgd().init(params())
     for rows in grads:
         updates, state = sgd().update(jax.tree.map(lambda a: a[0], rows), state, wanted)
@@ -99,7 +100,7 @@ def test_a_world_of_one_is_the_optimizer_itself(name):
 
 @pytest.mark.parametrize("name", USUAL)
 def test_replicas_hold_the_same_bits_unless_declared_to_differ(name):
-    alone = Alone(build_sync(name, adaptive(), USUAL[name]), 8)
+    alone = Alone(built(name, adaptive(), USUAL[name]), 8)
     alone.step(*(random_grads(8, t) for t in range(6)))  # 6 ends a round of 2 and of 3
     first, *others = alone.copies()
     for other in others:
@@ -111,7 +112,7 @@ def test_replicas_hold_the_same_bits_unless_declared_to_differ(name):
 def test_what_is_not_finite_on_one_replica_reaches_all(name, value):
     grads = random_grads(4, 0)
     grads["dense"]["kernel"][2, 5, 3] = value
-    alone = Alone(build_sync(name, optax.sgd(LR), EXACT[name]), 4).step(grads)
+    alone = Alone(built(name, optax.sgd(LR), EXACT[name]), 4).step(grads)
     for copy in alone.copies():
         assert not np.isfinite(copy["dense"]["kernel"]).all()
 
@@ -121,7 +122,7 @@ def test_clipping_sees_the_norm_of_the_mean_gradient(name):
     # Replicas pull against each other: local norms are near 100 * sqrt(29), the mean's is 127 * sqrt(8).
     grads = whole_grads(2, 0)
     grads = jax.tree.map(lambda a: np.stack([a[0], np.where(a[0] == 127, a[0], -a[0])]), grads)
-    got = Alone(build_sync(name, optax.sgd(1.0), EXACT[name], max_grad_norm=1.0), 2).step(grads).copies()[0]
+    got = Alone(built(name, optax.sgd(1.0), EXACT[name], max_grad_norm=1.0), 2).step(grads).copies()[0]
     norm = np.sqrt(sum(np.square(g).sum() for g in jax.tree.leaves(mean_of(grads))))
     assert norm == pytest.approx(127 * np.sqrt(8))
     wanted = jax.tree.map(lambda p, g: p - g / norm, params(), mean_of(grads))
@@ -140,15 +141,15 @@ def test_bad_names_and_options_are_refused():
     ]
     for name, options, said in refused:
         with pytest.raises(ConfigError, match=said):
-            build_sync(name, sgd(), options)
+            built(name, sgd(), options)
 
 
 def test_power_sgd_refuses_a_model_it_cannot_compress():
     with pytest.raises(ConfigError, match="rank=4 would compress no leaf"):
-        Alone(build_sync("power_sgd", sgd(), {"rank": 4}), 2)
+        Alone(built("power_sgd", sgd(), {"rank": 4}), 2)
 
 
 @pytest.mark.parametrize("optimizer", [optax.lars(0.1), optax.chain(optax.clip_by_global_norm(1.0), sgd())])
 def test_zero1_refuses_rules_that_look_at_whole_leaves(optimizer):
     with pytest.raises(ConfigError, match="looks at whole leaves"):
-        build_sync("zero1", optimizer)
+        built("zero1", optimizer)

@@ -57,6 +57,15 @@ def test_the_launcher_gives_the_losses_of_one_process_with_two_devices(one_proce
     assert losses(tmp_path / "two") == pytest.approx(losses(one_process), rel=1e-5)
 
 
+@pytest.mark.slow
+def test_parameters_cut_over_two_processes_give_those_losses_and_go_on_whole(one_process, tmp_path):
+    parts, more = tmp_path / "parts", ["--comm", "fsdp", "--model.name", "mlp"]
+    run(["-m", "cyxjax.launch", "--nproc-per-node", "2", *command(parts, 1), *more])
+    run([*command(parts), "--model.name", "mlp"])  # `mean`, one process
+    run([*command(tmp_path / "whole"), "--model.name", "mlp"])
+    assert losses(parts) == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+
+
 def test_two_terminals_with_rank_and_world_size_do_the_same(one_process, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -5,11 +5,13 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from cyxjax.core.mesh import PER_REPLICA, build_mesh, put_rows
-from cyxjax.core.replica import from_replica, sync_map, to_replica
-from cyxjax.core.step import TrainState, init_state, place_state, state_spec
+from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
+from cyxjax.core.step import TrainState, build_consensus, init_state, place_state, state_spec
 from cyxjax.core.strategy import Sync
+from cyxjax.sync.registry import build_sync
 
 PyTree = Any
 
@@ -45,6 +47,12 @@ def random_grads(replicas: int, step: int, scale: float = 1.0) -> PyTree:
     return like_params(scale * rng.normal(size=(replicas, 29)))
 
 
+def built(name: str, optimizer: optax.GradientTransformation, options: Any = None, **more: Any) -> Sync:
+    """The strategy `name` for the tree of `params()`."""
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.float32), params())
+    return build_sync(name, optimizer, options, params=lambda: shapes, **more)
+
+
 class Alone:
     """A strategy's state on `replicas` devices, and the compiled update."""
 
@@ -52,12 +60,19 @@ class Alone:
         self.sync, self.mesh = sync, build_mesh(jax.devices()[:replicas])
         spec = state_spec(sync)
 
+        def local(params: PyTree, rows: PyTree) -> PyTree:
+            # What a model's backward pass gives: gradients of what is kept, from those of the whole leaves.
+            _, pullback = jax.vjp(sync.whole, to_replica(params, spec.params))
+            return from_replica(pullback(to_replica(rows, PER_REPLICA))[0], PER_REPLICA)
+
         def update(state: TrainState, rows: PyTree) -> TrainState:
             state, grads = to_replica(state, spec), to_replica(rows, PER_REPLICA)
             new_params, inner = sync.update(grads, state.sync, state.params)
             return from_replica(state._replace(step=state.step + 1, params=new_params, sync=inner), spec)
 
-        self.update = jax.jit(sync_map(update, self.mesh, (spec, PER_REPLICA), spec))
+        backward = model_map(local, self.mesh, (spec.params, PER_REPLICA), PER_REPLICA)
+        reduced = sync_map(update, self.mesh, (spec, PER_REPLICA), spec)
+        self.update = jax.jit(lambda state, rows: reduced(state, backward(state.params, rows)))
         self.state = init_state(sync, self.mesh, params() if start is None else start, {}, 0)
 
     def step(self, *grads: PyTree) -> "Alone":
@@ -73,11 +88,13 @@ class Alone:
 
     def copies(self) -> Sequence[PyTree]:
         """Each replica's own parameters, as its device holds them."""
-        squeeze = 0 if self.sync.params_spec == PER_REPLICA else ()
+        parts = self.sync.keeps_parts
+        state = build_consensus(self.sync, self.mesh)(self.state) if parts else self.state
+        squeeze = 0 if self.sync.params_spec == PER_REPLICA and not parts else ()
 
         def of(device: int) -> PyTree:
             pick = lambda a: np.asarray(a.addressable_shards[device].data).squeeze(squeeze)  # noqa: E731
-            return jax.tree.map(pick, self.state.params)
+            return jax.tree.map(pick, state.params)
 
         return [of(i) for i in range(self.mesh.size)]
 

@@ -1,0 +1,110 @@
+"""Fully sharded: each replica keeps a part of every parameter, and makes a leaf whole only while it is used.
+
+all-gather parts -> forward -> (all-gather again) backward -> reduce-scatter gradients -> optimizer on parts
+
+The gathers stand in the model map, where the transpose of a tiled all-gather is the reduce-scatter of the
+gradients. What a part is, and how the optimizer's state is cut and stored, is `zero1`'s.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
+from cyxjax.core.optimizer_probe import refuse_unless_elementwise
+from cyxjax.core.remat import GATHERED
+from cyxjax.core.strategy import Sync
+from cyxjax.errors import ConfigError
+from cyxjax.sync import zero1
+
+PyTree = Any
+_TOGETHER_BYTES = 64 * 1024  # smaller leaves share one gather: each would cost a transfer's latency
+
+
+def fsdp(
+    optimizer: optax.GradientTransformation,
+    max_grad_norm: float | None = None,
+    params: PyTree = None,
+    regather: bool = True,
+) -> Sync:
+    """Parameters, gradients and optimizer state cut along axis `data`; 1.5 times the bytes of `mean`.
+
+    regather: backward gathers again, so that nothing whole lives from forward to backward. Without it whole
+    parameters live through a step and the bytes are those of `mean` (ZeRO-2). Optimizers, max_grad_norm and
+    params, the shapes of the tree to be trained: as `zero1`; without params no leaf can be made whole.
+    State: parameters and what the optimizer shapes like them are rows of ceil(size / R) values per replica.
+    Raises: ConfigError for a rule that looks at whole leaves or at their norm, and without params.
+    Source: Rajbhandari et al. 2020, arXiv:1910.02054; Zhao et al. 2023, arXiv:2304.11277.
+    """
+    if params is None:
+        raise ConfigError("fsdp must know the shapes of the parameters. HINT: build_sync(..., params=...).")
+    refuse_unless_elementwise(optimizer, params, zero1.part_shape, "fsdp")
+
+    def init(params: PyTree) -> PyTree:
+        return optax.EmptyState(), optimizer.init(zero1.own_part(params))
+
+    def update(sums: PyTree, state: PyTree, parts: PyTree) -> tuple[PyTree, PyTree]:
+        count = lax.axis_size(AXIS)
+        mean_part = zero1.clipped(jax.tree.map(lambda g: g / count, sums), max_grad_norm)
+        updates, inner = optimizer.update(mean_part, state[1], parts)
+        return optax.apply_updates(parts, updates), (optax.EmptyState(), inner)
+
+    return Sync(
+        init,
+        update,
+        state_spec=(REPLICATED, zero1.state_spec(optimizer, params)),
+        params_spec=PER_REPLICA,
+        consensus=lambda parts: zero1.all_gathered(parts, params),
+        hold=zero1.own_part,
+        whole=lambda parts: whole(parts, params),
+        regather=regather,
+        to_portable=lambda state, stored: zero1.to_portable(optimizer, state, stored),
+        from_portable=lambda state, stored, replicas: zero1.from_portable(optimizer, state, stored, replicas),
+        params_to_portable=lambda rows: jax.tree.map(_joined_rows, rows, params),
+        params_from_portable=lambda stored, replicas: jax.tree.map(lambda a: _rows(a, replicas), stored),
+    )
+
+
+def whole(parts: PyTree, like: PyTree) -> PyTree:
+    """Whole leaves shaped as `like` from this replica's parts; inside `model_map`, LOCAL to a replica.
+
+    Large leaves are gathered one by one, so that each lives as shortly as it can; small ones together.
+    """
+    leaves, structure = jax.tree.flatten(parts)
+    shapes = jax.tree.leaves(like)
+    out: list[Any] = [None] * len(leaves)
+    groups: dict[Any, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        groups.setdefault(leaf.dtype if leaf.nbytes <= _TOGETHER_BYTES else i, []).append(i)
+    for mine in groups.values():
+        rows = _gathered(jnp.concatenate([leaves[i].reshape(-1) for i in mine]))
+        ends = np.cumsum([leaves[i].size for i in mine])[:-1]
+        for i, row in zip(mine, jnp.split(rows, ends, axis=1), strict=True):
+            flat = row.reshape(-1)[: shapes[i].size].reshape(shapes[i].shape)
+            out[i] = checkpoint_name(flat, GATHERED)
+    return jax.tree.unflatten(structure, out)
+
+
+def _gathered(part: jax.Array) -> jax.Array:
+    """(R, n) from everybody's (n,); its transpose adds up and cuts."""
+    count = lax.axis_size(AXIS)
+    if count == 1 or not part.size:
+        return jnp.broadcast_to(part, (count, *part.shape))
+    return lax.all_gather(part, AXIS, tiled=True).reshape(count, -1)
+
+
+def _joined_rows(rows: Any, like: Any) -> np.ndarray:
+    """A whole leaf from all rows of its parts; on the host."""
+    return np.asarray(rows).reshape(-1)[: like.size].reshape(like.shape)
+
+
+def _rows(leaf: Any, num_replicas: int) -> np.ndarray:
+    """All rows of a whole leaf's parts; on the host."""
+    flat, each = np.asarray(leaf).reshape(-1), zero1.part_shape(np.shape(leaf), num_replicas)
+    padded = np.pad(flat, (0, int(np.prod(each)) * num_replicas - flat.size))
+    return padded.reshape(num_replicas, *each)
