@@ -6,7 +6,7 @@ from importlib import import_module
 
 from cyxjax.command import drop_output, show
 from cyxjax.errors import EXIT_CONFIG, EXIT_USER_ERROR, ConfigError, CyxjaxError, nearest
-from cyxjax.files import redact
+from cyxjax.files import open_closed_streams, redact
 
 # word -> (module:function that takes the remaining words and gives an exit code, one line of help)
 ROWS: dict[str, tuple[str, str]] = {
@@ -32,6 +32,7 @@ ROWS: dict[str, tuple[str, str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command that `argv` (default: the process's arguments) names; gives its exit code."""
+    open_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         code = dispatch(words)

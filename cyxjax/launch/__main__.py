@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, ConfigError, CyxjaxError
-from cyxjax.files import redact
+from cyxjax.files import open_closed_streams, redact
 from cyxjax.launch import output, save_request
 from cyxjax.launch.options import parse
 from cyxjax.launch.supervise.supervisor import Supervisor
@@ -17,6 +17,7 @@ from cyxjax.launch.supervise.supervisor import Supervisor
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: the program's); returns its exit code."""
+    open_closed_streams()
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["--slurm"]:  # the same job, through the queue
         from cyxjax.launch import job_files

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 from cyxjax.config.load import load_config
 from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, EXIT_USER_ERROR, ConfigError, CyxjaxError, DataError
-from cyxjax.files import redact
+from cyxjax.files import open_closed_streams, redact
 from cyxjax.launch import save_request
 from cyxjax.launch.failure import hooks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains; the exit code. A configuration that is wrong costs one line and nothing else."""
+    open_closed_streams()
     save_request.listen()  # before what takes long: a SIGUSR1 in start-up ends nobody
     writing = False
     try:

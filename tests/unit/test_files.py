@@ -204,3 +204,19 @@ LONG = ["a-", "key", "://a:", "-----BEGIN PRIVATE KEY-----", "A" * 64 + "\n", "e
 def test_no_text_makes_redaction_slow(piece):
     text = piece * (200_000 // len(piece))
     assert redact(text).startswith(piece[:1]) or "[redacted]" in redact(text)
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
+def test_what_is_printed_without_streams_goes_into_no_file(tmp_path, closed):
+    code = (
+        "import os, sys\nfrom cyxjax.files import open_closed_streams\nopen_closed_streams()\n"
+        "fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\nassert fd > 2, fd\n"
+        "print('out', flush=True)\nprint('err', file=sys.stderr, flush=True)\n"
+        "assert not sys.stdout.isatty()\n"
+    )
+    closing = " ".join(f"{fd}{'<' if fd == 0 else '>'}&-" for fd in closed)
+    command = ["sh", "-c", f'exec "$0" -c "$1" "$2" {closing}', sys.executable, code, str(tmp_path / "file")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "file").read_text() == ""
+    assert done.stdout == ("" if 1 in closed else "out\n")
