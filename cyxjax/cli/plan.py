@@ -5,7 +5,7 @@ from typing import Any
 
 from cyxjax.config.help import Command
 from cyxjax.config.load import load_config
-from cyxjax.errors import EXIT_OK
+from cyxjax.errors import EXIT_OK, ConfigError
 from cyxjax.observe.compiled_plan import collectives, memory_bytes, plan_lines, state_bytes
 
 _COMMAND = Command(
@@ -18,6 +18,11 @@ _COMMAND = Command(
 def main(argv: Sequence[str]) -> int:
     """Prints what a step sends and holds, with the words of `cyxjax.train`; writes nothing."""
     config = load_config(argv, _COMMAND)
+    if config.reproducibility == "exact":
+        raise ConfigError(
+            "a plan is of one program, and a step with reproducibility='exact' is several. "
+            "HINT: plan with --reproducibility none; exact sends about as much."
+        )
     from cyxjax.distributed import process_group
     from cyxjax.train.experiment import prepare
     from cyxjax.train.loop import Position

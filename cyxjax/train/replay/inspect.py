@@ -14,6 +14,7 @@ from cyxjax.core.draws import micro_batch_key, place_in_step, step_key
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import local_rows
 from cyxjax.core.model_fns import ModelFns
+from cyxjax.core.parts import PartsBatch
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.core.trees import named_leaves
@@ -25,7 +26,11 @@ _MOST = 5  # samples or leaves named in one line
 
 
 def inspect_step(
-    trainer: DistributedTrainer, config: TrainConfig, before: TrainState, batch: Batch, ids: np.ndarray
+    trainer: DistributedTrainer,
+    config: TrainConfig,
+    before: TrainState,
+    batch: Batch | PartsBatch,
+    ids: np.ndarray,
 ) -> Iterator[str]:
     """Lines that say what was not finite, first cause first.
 
@@ -36,7 +41,7 @@ def inspect_step(
         yield f"Before the step these parameters were not finite: {_some(broken)}."
         return
     fns = with_policy(adapt(trainer.get_model()), parse_policy(config.precision))
-    for part in _parts(batch, config.gradient_accumulation_steps, len(jax.devices()), before, ids):
+    for part in _parts(batch, config.gradient_accumulation_steps, before, ids):
         lines = list(_inspect_part(fns, trainer.loss, trainer.get_model(), before, part))
         if lines:
             yield from lines
@@ -45,10 +50,10 @@ def inspect_step(
 
 
 def _parts(
-    batch: Batch, accumulation: int, replicas: int, before: TrainState, ids: np.ndarray
+    batch: Batch | PartsBatch, accumulation: int, before: TrainState, ids: np.ndarray
 ) -> Iterator[tuple[str, PyTree, PyTree, Any, Any, np.ndarray]]:
     """(name, inputs, targets, weight, key, sample ids) of each replica's micro-batches."""
-    inputs, targets, weight = jax.tree.map(_host, batch[:3])
+    inputs, targets, weight, replicas = _rows(batch)
     rows = len(weight) // (replicas * accumulation)
     key = step_key(jnp.asarray(before.key), before.step)
     shape = {"rows": rows, "num_replicas": replicas}
@@ -61,6 +66,15 @@ def _parts(
             draws = micro_batch_key(key, m, r, **shape)
             parts = jax.tree.map(lambda a, c=cut: a[c], (inputs, targets, weight))
             yield f"replica {r}, micro-batch {m}", *parts, draws, own
+
+
+def _rows(batch: Batch | PartsBatch) -> tuple[PyTree, PyTree, np.ndarray, int]:
+    """(inputs, targets, weight, number of shares): all rows of a step, share after share, in one process."""
+    if isinstance(batch, PartsBatch):
+        every = [part for parts in batch.parts for part in parts]
+        whole = jax.tree.map(lambda *rows: np.concatenate(rows), *(tuple(part[1:]) for part in every))
+        return *whole, len(every)
+    return *jax.tree.map(_host, batch[:3]), len(jax.devices())
 
 
 def _inspect_part(

@@ -1,5 +1,6 @@
 """What an exact run keeps of what its bits hang on, and what it says when that has changed."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -8,8 +9,11 @@ from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import CrossEntropyLoss
+from cyxjax.core.parts import Part, PartsBatch
+from cyxjax.core.step import TrainState
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.train import exact
+from cyxjax.train.replay import inspect
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.exact import MLP
 
@@ -63,3 +67,17 @@ def test_a_loader_is_refused_by_name(tmp_path):
     config = DistributedTrainingConfig(reproducibility="exact", global_batch_size=16, verbose=False)
     with pytest.raises(ConfigError, match="data come from a loader"):
         trainer.fit(loader, config)
+
+
+def test_replay_looks_at_the_parts_with_the_keys_they_had():
+    # 8 samples in 4 parts of 2: part 1 holds places 1 and 5, and its key is named by place 1
+    parts = [Part(np.int32(n), X[[n, n + 4]], Y[[n, n + 4]], np.ones(2, np.float32)) for n in range(4)]
+    batch = PartsBatch([parts[:2], parts[2:]], np.float32(8), np.zeros(2, np.float32))
+    key = jax.random.key_data(jax.random.key(7))
+    before = TrainState(np.int32(3), {}, {}, (), key)
+    found = list(inspect._parts(batch, 1, before, np.arange(100, 108)))
+    assert [part[0] for part in found] == [f"replica {n}, micro-batch 0" for n in range(4)]
+    np.testing.assert_array_equal(found[1][1], X[[1, 5]])
+    assert found[1][5].tolist() == [101, 105]
+    want = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), 3), 1)
+    assert (jax.random.key_data(found[1][4]) == jax.random.key_data(want)).all()
