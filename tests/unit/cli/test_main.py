@@ -59,9 +59,9 @@ def test_each_command_that_takes_an_experiment_has_a_page_of_its_own(command, ca
         ["launch", "--grace", "x", "y.py"],
     ],
 )
-def test_a_wrong_word_is_one_line_and_exit_code_2(words, capsys):
+def test_a_wrong_word_is_one_line_and_exit_code_2(words, capfd):
     assert main.main(words) == 2
-    shown = capsys.readouterr()
+    shown = capfd.readouterr()  # the launcher writes to the descriptors
     said = shown.out + shown.err
     assert said.count("\n") == 1
     assert "HINT: " in said
