@@ -21,6 +21,12 @@ def close(a, b, **tolerance):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
 
 
+def test_leaves_that_share_a_bucket_come_back_in_their_places():
+    grads = random_grads(2, 0)
+    one, alone = (Alone(build_sync(name, optax.sgd(LR)), 2).step(grads) for name in ("bucketed", "mean"))
+    jax.tree.map(np.testing.assert_array_equal, one.copies()[0], alone.copies()[0])
+
+
 # ---- PowerSGD ----------------------------------------------------------------------------------
 
 

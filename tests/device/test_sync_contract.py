@@ -129,6 +129,16 @@ def test_clipping_sees_the_norm_of_the_mean_gradient(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, wanted)
 
 
+def test_a_gradient_below_the_norm_is_not_clipped_by_zero1():
+    # Its own arithmetic, where the others have optax's: what is small must not be scaled up to the bound.
+    grads = whole_grads(2, 0)
+    got = [
+        Alone(built("zero1", optax.sgd(LR), max_grad_norm=bound), 2).step(grads).copies()[0]
+        for bound in (None, 1e6)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *got)
+
+
 def test_bad_names_and_options_are_refused():
     refused = [
         ("maen", {}, "Did you mean 'mean'"),

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import step_folder
-from cyxjax.checkpoint.manifest import MANIFEST, decode
+from cyxjax.checkpoint.manifest import MANIFEST, decode, read_manifest
 from cyxjax.errors import CheckpointError
 
 TARGET = {"count": np.zeros((), np.int32), "kernel": np.zeros((4, 5), np.float32)}
@@ -101,6 +101,8 @@ def test_file_names_that_leave_the_folder_are_refused(run, path):
     body = body_of(run)
     body["files"][0]["path"] = path
     seal(run, body)
+    with pytest.raises(CheckpointError, match="MANIFEST.json is not readable"):
+        read_manifest(step_folder(run, 1))  # before any file of that name is looked for
     refuse(run)
 
 

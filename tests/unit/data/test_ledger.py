@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cyxjax.data.audit import audit, find_places, surviving
-from cyxjax.data.ledger import Fingerprint, Ledger, StreamFacts, fingerprint
+from cyxjax.data.ledger import Fingerprint, Ledger, StreamFacts, fingerprint, fingerprints
 from cyxjax.data.ledger_file import Entry
 from cyxjax.errors import DataError
 
@@ -62,6 +62,14 @@ def test_ranks_shares_add_up_to_the_same_ledger(ranks):
     places, ids = np.arange(8, 20), order(0, 8, 20)
     shares = [fingerprint(places[r::ranks], ids[r::ranks]) for r in range(ranks)]
     assert sum(shares, Fingerprint()) == fingerprint(places, ids)
+
+
+def test_padding_is_not_consumed():
+    # Two steps of four rows; the second holds one sample, and three rows that fill it up.
+    places, ids = np.arange(8).reshape(2, 4), np.array([[3, 1, 2, 0], [4, 3, 1, 2]])
+    real = np.array([[True] * 4, [True, False, False, False]])
+    shares = fingerprints(places, ids, real)
+    assert shares == [fingerprint(places[0], ids[0]), fingerprint(places[1, :1], ids[1, :1])]
 
 
 def test_resumes_leave_no_trace_in_the_chain():

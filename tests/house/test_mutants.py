@@ -1,0 +1,66 @@
+"""Every planted fault still applies to the code as it is, and names a test that is there to catch it.
+
+`python scripts/mutants.py` plants them, one at a time, and runs those tests: minutes, so not here.
+"""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+spec = importlib.util.spec_from_file_location("mutants", ROOT / "scripts" / "mutants.py")
+mutants = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(mutants)
+TABLE = mutants.read_table()
+
+
+@pytest.mark.parametrize("mutant", TABLE, ids=lambda m: f"{m.file}: {m.name}")
+def test_a_planted_fault_applies_and_names_its_test(mutant):
+    assert mutants.problem(mutant) == ""
+
+
+def test_the_rooms_where_a_fault_is_silent_have_their_share():
+    found = [m.file.split("/")[0] for m in TABLE]
+    assert {
+        room: found.count(room) >= 12 for room in ("core", "sync", "data", "checkpoint")
+    } == dict.fromkeys(("core", "sync", "data", "checkpoint"), True)
+    assert len({m.name for m in TABLE}) == len(TABLE) >= 50
+
+
+def test_what_cannot_be_tried_is_named():
+    mutant = TABLE[0]
+    assert "stands 0 times" in mutants.problem(mutant._replace(find="no such text"))
+    assert "is no Python" in mutants.problem(mutant._replace(put="("))
+    assert "there is no test" in mutants.problem(mutant._replace(caught_by="tests/no_such.py::test_x"))
+
+
+@pytest.mark.multiprocess
+def test_a_fault_is_caught_and_a_survivor_is_seen(tmp_path):
+    # A package of one function, a test that sees that it adds, and one that sees nothing.
+    files = {
+        "cyxjax/__init__.py": "",
+        "cyxjax/sums.py": "def add(a, b):\n    return a + b\n",
+        "tests/test_sums.py": "from cyxjax.sums import add\n"
+        "def test_adds():\n    assert add(1, 2) == 3\n"
+        "def test_sees_nothing():\n    assert add(0, 0) == 0\n",
+        "tests/house/mutants/sums.toml": "".join(
+            f"[[mutant]]\nname = '{name}'\nfile = 'sums.py'\nfind = 'a + b'\nput = '{put}'\n"
+            f"caught_by = 'tests/test_sums.py::{test}'\n"
+            for name, put, test in [
+                ("seen", "a - b", "test_adds"),
+                ("unseen", "a - b", "test_sees_nothing"),
+                ("no import", "a + b\\nraise ImportError", "test_adds"),
+            ]
+        ).replace("put = 'a + b\\nraise ImportError'", 'put = "a + b\\nraise ImportError"'),
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    command = [sys.executable, ROOT / "scripts" / "mutants.py", "--root", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    said = [line.split(" s  ")[-1].split()[0] for line in done.stdout.splitlines() if " s  " in line]
+    assert (done.returncode, said) == (1, ["the", "caught", "SURVIVED", "BROKEN,"]), done.stdout + done.stderr
+    assert (tmp_path / "cyxjax" / "sums.py").read_text() == files["cyxjax/sums.py"]  # a copy was changed

@@ -1,0 +1,37 @@
+"""Metrics are sums and counts over real samples: exact over any split of the data."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cyxjax.core.metrics import Metrics
+
+LOGITS = jnp.array([[2.0, 0.0], [0.0, 3.0], [5.0, 0.0], [0.0, 0.0]], jnp.float32)
+LABELS = jnp.array([0, 1, 1, 0], jnp.int32)
+
+
+def test_sums_and_counts_by_hand():
+    # Of the three samples that weigh 1 two are right; losses 1 + 2 + 4; the fourth row is padding.
+    weight = jnp.array([1, 1, 1, 0], jnp.float32)
+    losses = jnp.array([1.0, 2.0, 4.0, 8.0], jnp.float32)
+    metrics = Metrics({"first": lambda output, target: output[:, 0], "none": lambda output, target: None})
+    sums = np.asarray(metrics.sums(losses, LOGITS, LABELS, weight))
+    assert metrics.names == ("loss", "accuracy", "first", "none")
+    assert sums.tolist() == [[7, 3], [2, 3], [7, 3], [0, 0]]
+    means = metrics.means(sums)
+    assert means["loss"] == np.float32(7) / np.float32(3)
+    assert np.isnan(means["none"])
+
+
+def test_what_padding_holds_is_not_measured():
+    # 0 * NaN is NaN: a padding row's output may be anything.
+    weight = jnp.array([1, 1, 1, 0], jnp.float32)
+    losses = jnp.array([1.0, 2.0, 4.0, jnp.nan], jnp.float32)
+    assert np.asarray(Metrics().sums(losses, LOGITS, LABELS, weight))[0].tolist() == [7, 3]
+
+
+def test_halves_add_up_to_the_whole():
+    weight, losses = jnp.ones(4, jnp.float32), jnp.arange(4, dtype=jnp.float32)
+    whole = (losses, LOGITS, LABELS, weight)
+    halves = [Metrics().sums(*jax.tree.map(lambda a, s=s: a[s], whole)) for s in (np.s_[:1], np.s_[1:])]
+    np.testing.assert_array_equal(sum(halves), Metrics().sums(*whole))
