@@ -3,7 +3,6 @@ experiment file (`TrainConfig`). Imports no jax, so that `--help` and a wrong ke
 """
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -11,6 +10,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from cyxjax.config.errors import Source, explain
+from cyxjax.config.exact import not_exact
 from cyxjax.config.sections import (
     DataConfig,
     ModelConfig,
@@ -193,7 +193,7 @@ class DistributedTrainingConfig(Strict):
     @model_validator(mode="after")
     def _exact_as_a_whole(self) -> "DistributedTrainingConfig":
         if self.reproducibility == "exact":
-            wrong = next((text for off, text in _not_exact(self) if off), None)
+            wrong = next((text for off, text in not_exact(self) if off), None)
             if wrong is not None:
                 raise ValueError(f"reproducibility = 'exact' {wrong}")
         return self
@@ -230,33 +230,6 @@ class DistributedTrainingConfig(Strict):
         values = self.model_dump(mode="json")
         values.pop("batch_size" if self.global_batch_size is not None else "global_batch_size")
         return values
-
-
-def _not_exact(config: DistributedTrainingConfig) -> Iterator[tuple[bool, str]]:
-    """(whether it stands in the way of an exact run, what it is and what to do instead)."""
-    yield (
-        config.global_batch_size is None,
-        "needs global_batch_size: batch_size counts samples per replica, and would grow with their number",
-    )
-    yield (
-        (config.global_batch_size or 0) % config.virtual_replicas != 0,
-        f"cuts the global batch into virtual_replicas = {config.virtual_replicas} equal parts, and "
-        f"global_batch_size = {config.global_batch_size} does not divide by it",
-    )
-    yield (
-        config.gradient_accumulation_steps > 1,
-        f"accumulates anyway: instead of gradient_accumulation_steps = {config.gradient_accumulation_steps} "
-        "raise virtual_replicas, whose parts a device computes one after another",
-    )
-    yield (
-        config.comm != "mean",
-        f"knows comm = 'mean' alone: {config.comm!r} keeps a state or a sum that depends on the replicas",
-    )
-    yield (
-        config.sync_batchnorm,
-        "takes batch statistics of each part: sync_batchnorm would tie all parts into one program; "
-        "use fewer virtual_replicas for larger parts",
-    )
 
 
 class TrainConfig(DistributedTrainingConfig):

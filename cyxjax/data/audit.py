@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cyxjax.data.ledger import Fingerprint, Ledger, StreamFacts, fingerprint, mix
+from cyxjax.data.ledger import Fingerprint, Ledger, StreamFacts, fingerprint
 from cyxjax.data.ledger_file import Entry
+from cyxjax.data.splitmix import mix
 
 _SCAN = 1 << 20  # places looked at together when searching where samples belong: 8 MiB of sums
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from cyxjax.data.batches import BatchPlan
 from cyxjax.data.order import Order
+from cyxjax.data.splitmix import mix
 from cyxjax.errors import DataError
 
 _WORD = 2**64
@@ -63,17 +64,6 @@ def fingerprints(places: np.ndarray, ids: np.ndarray, real: np.ndarray) -> list[
     unplaced = np.where(real, mixed_ids, 0).sum(axis=1, dtype=np.uint64)
     columns = (real.sum(axis=1).tolist(), placed.tolist(), unplaced.tolist())
     return [Fingerprint(*row) for row in zip(*columns, strict=True)]
-
-
-def mix(values: np.ndarray) -> np.ndarray:
-    """uint64 of the same shape: a bijection whose every output bit depends on every input bit.
-
-    Source: the finalizer of SplitMix64 (Steele, Lea, Flood 2014, OOPSLA).
-    """
-    x = np.asarray(values).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from cyxjax.data.splitmix import GOLDEN, MUL_1, MUL_2, mix64
 from cyxjax.errors import ConfigError, DataError
 
 Places = npt.NDArray[np.int64]
 
-_MASK = (1 << 64) - 1
-# Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators": the increment of
-# splitmix64 and the two multipliers of its finalizer.
-_GOLDEN, _MUL_1, _MUL_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _ROUNDS = 10  # with 4 a chi-square over 4000 epochs sees structure; 10 leaves a margin
 _MIN_BITS = 6  # narrower networks reach too few of the permutations of a handful of samples
 _MAX_BITS = 62  # places are int64
@@ -81,8 +78,8 @@ class Order:
     @cached_property
     def _round_keys(self) -> tuple[np.uint64, ...]:
         # int(): a numpy integer would overflow where a Python one grows
-        state = mix64(mix64(int(self.seed)) + int(self.epoch) * _GOLDEN)
-        return tuple(np.uint64(mix64(state + i * _GOLDEN)) for i in range(1, _ROUNDS + 1))
+        state = mix64(mix64(int(self.seed)) + int(self.epoch) * GOLDEN)
+        return tuple(np.uint64(mix64(state + i * GOLDEN)) for i in range(1, _ROUNDS + 1))
 
     def _permuted(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """The network's permutation of [0, 4^half_bits), from a table where that is small."""
@@ -107,14 +104,6 @@ class Order:
         return values
 
 
-def mix64(value: int) -> int:
-    """64 well mixed bits of `value` (splitmix64's finalizer after one increment); for keys and seeds."""
-    z = (value + _GOLDEN) & _MASK
-    z = ((z ^ (z >> 30)) * _MUL_1) & _MASK
-    z = ((z ^ (z >> 27)) * _MUL_2) & _MASK
-    return z ^ (z >> 31)
-
-
 def _feistel(
     values: npt.NDArray[np.uint64], half_bits: int, keys: tuple[np.uint64, ...]
 ) -> npt.NDArray[np.uint64]:
@@ -129,9 +118,9 @@ def _feistel(
 def _hash(half: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
     """A keyed hash whose low bits depend on all bits of `half` and of `key`."""
     z = half ^ key
-    z *= np.uint64(_MUL_1)
+    z *= np.uint64(MUL_1)
     z ^= z >> np.uint64(32)
-    z *= np.uint64(_MUL_2)
+    z *= np.uint64(MUL_2)
     z ^= z >> np.uint64(29)
     return z
 
