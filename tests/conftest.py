@@ -1,8 +1,8 @@
 """What every test shares: strict dtypes and ranks, and eight virtual CPU devices."""
 
 import os
-import sys
 from collections.abc import Iterator
+from unittest import mock
 
 # Before jax is imported: eight devices in one process need a pool of eight threads, or their
 # collectives starve one another (XLA sizes the pool by NPROC).
@@ -10,6 +10,8 @@ os.environ.setdefault("NPROC", "8")
 
 import jax
 import pytest
+
+from tests.support import leaks
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -24,15 +26,31 @@ def num_replicas(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_module_leaks() -> Iterator[None]:
+    """Fixtures that the tests of a file share leave nothing behind either."""
+    yield from _leaves_nothing()
+
+
 @pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
-    """A trainer makes a group of one if there is none, and `init` writes what jax reads into the environment:
-    the next test starts without either, and so do the processes it starts."""
-    before = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+def no_test_leaks(no_module_leaks: None) -> Iterator[None]:
+    """No variable, thread, process, file or group that the next test would find."""
+    yield from _leaves_nothing()
+
+
+def _leaves_nothing() -> Iterator[None]:
+    before = leaks.traces()
     yield
-    process_group = sys.modules.get("cyxjax.distributed.process_group")
-    if process_group is not None:
+    left = leaks.left_since(before)
+    assert not left, "; ".join(left)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """For a test that makes a process group, or whose trainer does: the group ends with the test, and so
+    does what `init` wrote into the environment, for jax and for child processes."""
+    from cyxjax.distributed import process_group
+
+    with mock.patch.dict(os.environ):
+        yield
         process_group.finalize()
-    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
-        del os.environ[name]
-    os.environ.update(before)

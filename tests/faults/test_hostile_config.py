@@ -34,7 +34,7 @@ def refused(tmp_path, text):
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_nothing_a_file_says_is_run(tmp_path, monkeypatch, payload):
+def test_nothing_a_file_says_is_run(tmp_path, monkeypatch, group, payload):
     monkeypatch.chdir(tmp_path)
     mark = tmp_path / "mark"
     refused(tmp_path, payload.format(mark=mark))

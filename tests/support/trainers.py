@@ -1,6 +1,5 @@
 """A small problem and small models that the trainer's tests share."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -30,12 +29,15 @@ X, Y = classes()
 VAL = classes(15, seed=1)
 
 
+@pytest.fixture(autouse=True)
+def own_group(group: None) -> None:
+    """Where a conftest imports it: each test has its own process group, and ends it."""
+
+
 @pytest.fixture
-def two_devices() -> Iterator[None]:
+def two_devices(group: None) -> None:
     """The test runs in a group of two replicas."""
     use_devices(2)
-    yield
-    process_group.finalize()
 
 
 def mlp() -> SequentialModel:
@@ -68,7 +70,7 @@ def trainer(model: Any = None, loss: Any = None, lr: float = 0.1, **options: Any
 
 
 def use_devices(count: int) -> None:
-    """Makes a group of this process alone on its first `count` devices; `finalize` ends it."""
+    """Makes a group of this process alone on its first `count` devices; fixture `group` ends it."""
     from cyxjax.core.mesh import build_mesh
 
     process_group.finalize()

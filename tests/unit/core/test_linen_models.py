@@ -20,7 +20,7 @@ def test_shapes_are_asked_without_drawing_values():
     )
 
 
-def test_zero1_trains_a_linen_module(tmp_path):
+def test_zero1_trains_a_linen_module(group, tmp_path):
     # its optimizer is looked at beforehand, with the shapes of the parameters
     config = DistributedTrainingConfig(
         epochs=1, comm="zero1", checkpoint_dir=str(tmp_path), checkpoint_every_n_epochs=0, verbose=False

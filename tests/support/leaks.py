@@ -1,0 +1,109 @@
+"""What a test may leave behind: nothing. Looked at before and after every test, so each look is cheap."""
+
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import psutil
+
+# Words of what may stay, and why.
+HARMLESS = {
+    "environment": {
+        "PYTEST_CURRENT_TEST": "pytest names the test there",
+        "KMP_DUPLICATE_LIB_OK": "scikit-learn sets it once, when it is imported",
+        "KMP_INIT_AT_FORK": "scikit-learn sets it once, when it is imported",
+        "CRC32C_SW_MODE": "tensorboardX sets it once, when it is imported",
+        "WANDB_SERVICE": "wandb's service, which serves all runs of a process",
+    },
+    "threads": {
+        "asyncio_": "orbax's event loop keeps its pool of workers for the next save",
+    },
+    "children": {
+        "multiprocessing.resource_tracker": "Python's own; ends with this process",
+        "wandb-core": "wandb's service; ends with this process",
+    },
+    "files": {
+        ".coverage": "pytest-cov, at the end of each process",
+        ".hypothesis": "the examples that hypothesis found",
+        ".mypy_cache": "mypy, which a test of the house starts",
+        ".pytest_cache": "pytest, at its end",
+        ".ruff_cache": "ruff, which a test of the house starts",
+    },
+}
+GRACE_S = 10  # for what is ending already: a thread that was told to, a child that was killed
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What a test can change and the next one would see, each as text a person recognises."""
+
+    environment: frozenset[str]
+    threads: frozenset[str]
+    children: frozenset[str]
+    files: frozenset[str]
+    group: frozenset[str]
+
+
+def traces() -> Traces:
+    """As things are now, without what is `HARMLESS`."""
+    return Traces(
+        _kept("environment", (f"{name}={value}" for name, value in os.environ.items())),
+        _kept("threads", (_words(t) for t in threading.enumerate() if not t.daemon)),
+        _kept("children", _children()),
+        _kept("files", (entry.name for entry in os.scandir("."))) | {str(Path.cwd())},
+        _group(),
+    )
+
+
+def left_since(before: Traces, grace_s: float = GRACE_S) -> list[str]:
+    """A line for each kind of thing that is not as it was; threads and children have `grace_s` to end."""
+    end = time.monotonic() + grace_s
+    while True:
+        after = traces()
+        ending = (after.threads - before.threads) | (after.children - before.children)
+        if not ending or time.monotonic() > end:
+            return [line for field in fields(Traces) if (line := _change(field.name, before, after))]
+        time.sleep(0.02)
+
+
+def _change(kind: str, before: Traces, after: Traces) -> str:
+    more, less = getattr(after, kind) - getattr(before, kind), getattr(before, kind) - getattr(after, kind)
+    if kind in ("threads", "children"):
+        less = frozenset()  # one that began before the test may end in it
+    if kind == "environment":  # names alone: a value may be a secret
+        more, less = ({text.partition("=")[0] for text in texts} for texts in (more, less))
+    words = [f"left {text}" for text in sorted(more)] + [f"took away {text}" for text in sorted(less)]
+    return f"{kind}: {', '.join(words)}" if words else ""
+
+
+def _kept(kind: str, texts) -> frozenset[str]:
+    return frozenset(text for text in texts if not any(name in text for name in HARMLESS[kind]))
+
+
+def _words(thread: threading.Thread) -> str:
+    return f"{thread.name} ({thread.ident})"
+
+
+def _children() -> list[str]:
+    """Command lines of our child processes, those that ended and were not waited for included."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # the usual case, for the price of one system call
+        return []
+    found = []
+    for child in psutil.Process().children():
+        try:
+            words = " ".join(child.cmdline()) or "ended, but not waited for"
+            found.append(f"{child.pid} {words}")
+        except psutil.Error:  # ended while we looked
+            continue
+    return found
+
+
+def _group() -> frozenset[str]:
+    process_group = sys.modules.get("cyxjax.distributed.process_group")
+    group = process_group and process_group._current
+    return frozenset() if group is None else frozenset({f"a process group of {group.topology.source}"})
