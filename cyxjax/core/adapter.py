@@ -43,9 +43,6 @@ def is_module_of(library: str, model: Any) -> bool:
     return loaded is not None and isinstance(model, loaded.Module)
 
 
-"""Call keywords by which Flax models are told they train, and the value that says so."""
-
-
 def _from_pair(init: Callable, apply: Callable) -> ModelFns:
     """Pairs may leave out what they do not use: apply(params, inputs), with `key` and `train` by name."""
     known = inspect.signature(apply).parameters

@@ -1,10 +1,13 @@
 """flax.linen modules as `ModelFns`; only a model of theirs loads this file, and with it half of Flax."""
 
+import re
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from flax import linen
+from flax.errors import InvalidRngError
 
 from cyxjax.core.batch_stats import as_axes, normalise, weighted_moments
 from cyxjax.core.model_fns import ModelFns, call_mode
@@ -13,6 +16,7 @@ PyTree = Any
 # For the code that draws first values. An MLP's (CPU, jax 0.10.2) took 0.35 s to compile instead of 0.9 s,
 # ran as fast and gave the same bits; level 0 made it five times slower.
 _RUN_ONCE = {"xla_backend_optimization_level": 1}
+_MISSING = re.compile(r'needs PRNG for "([^"]+)"')
 
 
 def from_linen(module: linen.Module) -> ModelFns:
@@ -33,13 +37,32 @@ def from_linen(module: linen.Module) -> ModelFns:
         mode: Any = call_mode(module.__call__, train)
         if not train:
             return module.apply(variables, inputs, **mode), model_state
-        with linen.intercept_methods(_batch_norm):
-            output, new_state = module.apply(
-                variables, inputs, mutable=list(model_state), rngs={"dropout": key}, **mode
-            )
+
+        def run(rngs: dict[str, jax.Array]) -> Any:
+            with linen.intercept_methods(_batch_norm):
+                return module.apply(variables, inputs, mutable=list(model_state), rngs=rngs, **mode)
+
+        output, new_state = _with_streams(run, key)
         return output, dict(new_state)
 
     return ModelFns(init, apply)
+
+
+def _with_streams(run: Callable[[dict[str, jax.Array]], Any], key: jax.Array) -> Any:
+    """run(random streams by name): `dropout`, and whatever else it turns out to ask for.
+
+    A stream's key depends on its name alone. Flax tells a name only where it misses it; it would take
+    `params` for any, but also inside a `scan` that does not split it: one mask for all steps, in silence.
+    """
+    streams = {"dropout": key}
+    while True:
+        try:
+            return run(streams)
+        except InvalidRngError as err:
+            found = _MISSING.search(str(err))
+            if found is None or found[1] in streams:
+                raise
+            streams[found[1]] = jax.random.fold_in(key, zlib.crc32(found[1].encode()))
 
 
 def _batch_norm(next_fun: Callable, args: tuple, kwargs: dict, context: Any) -> Any:

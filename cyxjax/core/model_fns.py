@@ -1,10 +1,13 @@
 """A model as four plain functions: what every kind of model is adapted to."""
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+
+from cyxjax.errors import ConfigError
 
 PyTree = Any
 
@@ -18,10 +21,28 @@ class ModelFns(NamedTuple):
     """(params, model_state, inputs, key, train) -> (output, model_state)"""
 
 
-_TRAIN_ARGS = {"train": True, "training": True, "is_training": True, "deterministic": False}
+_TRAIN_ARGS = {
+    **dict.fromkeys(("train", "training", "is_train", "is_training", "train_mode"), True),
+    **dict.fromkeys(("deterministic", "is_deterministic", "use_running_average"), False),
+    **dict.fromkeys(("eval", "is_eval", "eval_mode", "inference", "is_inference"), False),
+}
+"""Keywords by which models are told whether they train, and the value that says so."""
+_LIKE_A_MODE = re.compile(r"train|eval|infer|determin|running_average")
 
 
 def call_mode(call: Callable, train: bool) -> dict[str, bool]:
-    """The keywords that tell `call`, a model's own, whether it trains; {} if it takes none."""
+    """The keywords that tell `call`, a model's own, whether it trains; {} if it takes none.
+
+    Raises: ConfigError for a switch that looks like one of them and is none: left at its default, dropout
+        and batch statistics would never know of training.
+    """
     known = inspect.signature(call).parameters
-    return {name: is_train is train for name, is_train in _TRAIN_ARGS.items() if name in known}
+    mode = {name: is_train is train for name, is_train in _TRAIN_ARGS.items() if name in known}
+    switches = [name for name, one in known.items() if isinstance(one.default, bool) and name not in mode]
+    odd = next((name for name in switches if _LIKE_A_MODE.search(name)), None)
+    if odd is not None and not mode:
+        raise ConfigError(
+            f"the model's __call__ takes {odd}={known[odd].default}, which looks like the switch for "
+            f"training and is not known as one. HINT: rename it to `train`; known: {', '.join(_TRAIN_ARGS)}."
+        )
+    return mode

@@ -3,11 +3,15 @@
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 from flax import linen
+from flax.errors import InvalidRngError
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.linen_models import from_linen
 from cyxjax.core.losses import MSELoss
+from cyxjax.core.model_fns import call_mode
+from cyxjax.errors import ConfigError
 from cyxjax.train.trainer import DistributedTrainer
 
 
@@ -29,3 +33,59 @@ def test_zero1_trains_a_linen_module(group, tmp_path):
     x = jnp.arange(16.0).reshape(8, 2) / 16
     history = trainer.fit(x, x.sum(1, keepdims=True), config)
     assert history.train_losses[0] > 0
+
+
+class NoisyCell(linen.Module):
+    @linen.compact
+    def __call__(self, x, is_train=False):
+        noise = jax.random.normal(self.make_rng("noise"), x.shape) if is_train else 0.0
+        x = linen.Dropout(0.5, rng_collection="own")(x + noise, deterministic=not is_train)
+        return x, linen.Dropout(0.5)(jnp.ones_like(x), deterministic=not is_train)
+
+
+def test_a_module_names_its_random_streams_as_it_likes():
+    fns, inputs = from_linen(NoisyCell()), jnp.ones((4, 8))
+    run = jax.jit(lambda key: fns.apply({}, {}, inputs, key, True)[0])
+    first, again, other = (run(jax.random.key(seed))[0] for seed in (0, 0, 1))
+    assert (first == again).all()
+    assert not (first == other).all()
+    assert not ((first == 0) == (run(jax.random.key(0))[1] == 0)).all()  # two streams, not one twice
+    assert (fns.apply({}, {}, inputs, jax.random.key(0), False)[0][0] == inputs).all()
+
+
+def test_a_stream_that_a_scan_does_not_split_is_not_made_up():
+    class Cell(linen.RNNCellBase):
+        @linen.compact
+        def __call__(self, carry, x):
+            y = linen.Dropout(0.5, rng_collection="own", deterministic=False)(x)
+            return carry, y
+
+        @linen.nowrap
+        def initialize_carry(self, rng, input_shape):
+            return jnp.zeros(input_shape)
+
+        @property
+        def num_feature_axes(self):
+            return 1
+
+    fns = from_linen(linen.RNN(Cell(), split_rngs={"params": False}))
+    with pytest.raises(InvalidRngError):
+        fns.apply({}, {}, jnp.ones((2, 3, 4)), jax.random.key(0), True)
+
+
+def test_a_switch_that_may_be_the_mode_is_known_or_refused():
+    class Odd(linen.Module):
+        @linen.compact
+        def __call__(self, x, do_training: bool = False):
+            return linen.Dropout(0.5)(x, deterministic=not do_training)
+
+    with pytest.raises(ConfigError, match="do_training=False, which looks like the switch.*HINT"):
+        from_linen(Odd()).init(jax.random.key(0), jnp.ones((2, 3)))
+
+
+@pytest.mark.parametrize(("name", "in_training"), [("is_train", True), ("inference", False), ("eval", False)])
+def test_modes_by_other_names(name, in_training):
+    space = {}
+    exec(f"def call(self, x, {name}=None): return {name}", space)
+    assert call_mode(space["call"], True) == {name: in_training}
+    assert call_mode(space["call"], False) == {name: not in_training}
