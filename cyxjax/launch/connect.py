@@ -61,7 +61,7 @@ def disconnect() -> None:
     """Leaves the group after all ranks have arrived here, so that nobody's last collective is cut off."""
     global _connection
     connection, _connection = _connection, None
-    if connection is None:
+    if connection is None or connection.exits.in_child():  # a forked child's end is not the rank's
         return
     exits.end_if_failed(connection.exits)
     heartbeat.beat(heartbeat.pulse().step, "done")

@@ -31,8 +31,13 @@ class Exits:
         self.report: Callable[[str], None] = _tell_nobody
         self.error_file = env.get(records.VARIABLE)
         self.torch_file = env.get(TORCH_ERROR_FILE)
+        self._process = os.getpid()
         self._ending = threading.Lock()
         self._lost, self._why = threading.Event(), ""
+
+    def in_child(self) -> bool:
+        """Whether this is a process that the rank forked: what stands here is the rank's, not its own."""
+        return os.getpid() != self._process
 
     def die(self, error: BaseException) -> NoReturn:
         """Files `error`, tells the peers, ends the process. The first caller wins; others wait."""
@@ -82,6 +87,7 @@ def _tell_nobody(summary: str) -> None:
 def install(rank: int, start: int, env: Mapping[str, str]) -> Exits:
     """Makes every uncaught exception, in any thread, end this process at once. Returns the hooks' state.
 
+    A process that this one forks (a loader's worker) is no rank: it ends as it would in plain Python.
     Until its `report` is set, nobody is told.
 
     Also registers stack dumps on SIGUSR2 into the file the launcher named.
@@ -92,11 +98,15 @@ def install(rank: int, start: int, env: Mapping[str, str]) -> Exits:
     def on_exception(
         kind: type[BaseException], error: BaseException, tb: TracebackType | None
     ) -> None:  # sys.excepthook
-        del kind
-        exits.die(error.with_traceback(tb))
+        if exits.in_child():
+            sys.__excepthook__(kind, error, tb)
+        else:
+            exits.die(error.with_traceback(tb))
 
     def on_thread_exception(args: threading.ExceptHookArgs) -> None:
-        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+        if exits.in_child():
+            threading.__excepthook__(args)
+        elif args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
             exits.die(args.exc_value)
 
     sys.excepthook = on_exception
@@ -111,7 +121,7 @@ def end(error: CyxjaxError) -> None:
 
     Returns in any other process.
     """
-    if _installed is not None:
+    if _installed is not None and not _installed.in_child():
         _installed.die(error)
 
 

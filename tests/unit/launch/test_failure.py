@@ -139,3 +139,33 @@ def test_torchrun_finds_our_traceback(tmp_path):
     message = json.loads(path.read_text())["message"]
     assert message["message"].startswith("ValueError: boom")
     assert "Traceback" in message["extraInfo"]["py_callstack"]
+
+
+# a rank in a group, whose exit handler is the one that `init` registers; it outlives its child and goes on
+FORKED = """
+import atexit
+from types import SimpleNamespace
+from cyxjax.launch import connect
+left = SimpleNamespace(wait_until_all_are_done=lambda s: print("left the group", flush=True), leave=lambda: 0)
+connect._connection = connect.Connection(left, hooks)
+atexit.register(connect.disconnect)
+if os.fork() == 0:
+    {child}
+print("child ended with", os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+atexit.unregister(connect.disconnect)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.parametrize(
+    ("child", "code"),
+    [
+        ("sys.exit(3)", 3),
+        ("sys.exit(0)", 0),
+        ("raise ValueError('boom')", 1),
+        ("t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); sys.exit(0)", 0),
+    ],
+)
+def test_the_end_of_a_forked_child_is_not_the_rank_s(child, code):
+    done = end(FORKED.format(child=child))
+    assert (done.returncode, done.stdout) == (0, f"child ended with {code}\n")
