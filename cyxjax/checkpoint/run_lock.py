@@ -194,11 +194,17 @@ def _create(path: Path, holder: Holder) -> int | None:
         os.write(fd, json.dumps(asdict(holder)).encode())
         os.fsync(fd)
         os.link(own, path)
-    except BaseException as error:
+    except FileExistsError:
         os.close(fd)
-        if not isinstance(error, FileExistsError):
-            raise
         return None
+    except OSError as error:  # no room, or a folder that does not take links
+        os.close(fd)
+        raise CheckpointError(
+            f"{path}: {error.strerror}. HINT: free space there, or name another run_dir."
+        ) from error
+    except BaseException:
+        os.close(fd)
+        raise
     finally:
         own.unlink(missing_ok=True)
     return fd

@@ -1,5 +1,6 @@
 """One run folder, one job: refused by name, taken over after proof of death, never stolen, never left."""
 
+import errno
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cyxjax.checkpoint import run_lock
 from cyxjax.checkpoint.run_lock import LOCK, Holder, RunLock, read_holder
 from cyxjax.errors import CheckpointError
 
@@ -250,3 +252,13 @@ def test_where_there_are_no_locks_a_job_that_lives_is_still_refused(tmp_path, mo
     leave(tmp_path, process_start="1")
     with pytest.raises(CheckpointError, match="no locks on this file system"):
         RunLock(tmp_path).acquire()
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_lock(tmp_path, monkeypatch):
+    def full(fd, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_lock.os, "write", full)
+    with pytest.raises(CheckpointError, match=r"No space left on device\. HINT: free space there"):
+        RunLock(tmp_path).acquire()
+    assert os.listdir(tmp_path) == []
