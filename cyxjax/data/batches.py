@@ -24,6 +24,7 @@ from cyxjax.errors import ConfigError, DataError
 
 # A permuted block costs hardly more than a permuted batch: 1 ms of numpy calls, whatever their length.
 _PLACES_AT_ONCE = 1 << 13
+_MOST_ROWS = 1 << 24  # a step counts its samples in float32, which is exact up to here
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,12 @@ class BatchPlan:
             value = getattr(self, name)
             if value < 1:
                 raise ConfigError(f"batch plan: {name}={value}; expected 1 or more. HINT: check {name}.")
+        if self.global_batch_size > _MOST_ROWS:
+            raise ConfigError(
+                f"a step of {self.batch_size} samples x {self.num_replicas} replicas x {self.accumulation} "
+                f"accumulation is more than {_MOST_ROWS:,}. HINT: use a smaller batch_size; one of the data "
+                "set's size is one step an epoch."
+            )
         if self.num_steps == 0 and not self.first:
             raise DataError(
                 f"drop_last=True leaves no step: {self.num_samples} samples are fewer than one global batch "

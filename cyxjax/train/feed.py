@@ -235,6 +235,8 @@ def predict_all(predict_step: Callable, state: TrainState, mesh: Mesh, inputs: P
     state: as `build_consensus` gives it. Every rank passes the same inputs.
     """
     rows, mine, parts = len(jax.tree.leaves(inputs)[0]), local_replicas(mesh), []
+    if not rows:
+        raise DataError("nothing to predict: 0 samples. HINT: check the filter they came from.")
     for start in range(0, rows, each * num_replicas(mesh)):
         # The last batch is filled up from the beginning; what is too much is cut off below.
         places = np.arange(start + mine.start * each, start + mine.stop * each) % rows

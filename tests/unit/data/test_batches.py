@@ -1,15 +1,18 @@
 """Batch plans: every sample once per epoch, at any size, world, batch and accumulation."""
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cyxjax.core.mesh import build_mesh
 from cyxjax.data import batches
 from cyxjax.data.batches import BatchPlan, batch_size_from_global, iterate, read_batch
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError, DataError
+from cyxjax.train.feed import predict_all
 
 PLANS = st.builds(
     BatchPlan,
@@ -174,3 +177,15 @@ def test_global_batch_size_divides_or_names_the_nearest():
         batch_size_from_global(3, num_replicas=8)
     with pytest.raises(ConfigError, match="HINT: use 8"):
         batch_size_from_global(0, num_replicas=8)
+
+
+@pytest.mark.parametrize("sizes", [{"batch_size": 10**20}, {"batch_size": 2**23, "accumulation": 3}])
+def test_a_step_too_large_to_count_is_refused(sizes):
+    with pytest.raises(ConfigError, match=r"is more than 16,777,216\. HINT: use a smaller batch_size"):
+        BatchPlan(100, **sizes)
+    assert BatchPlan(100, batch_size=2**24).num_steps == 1
+
+
+def test_nothing_to_predict_is_said():
+    with pytest.raises(DataError, match="nothing to predict: 0 samples"):
+        predict_all(None, None, build_mesh(jax.devices()[:1]), np.zeros((0, 3), np.float32), 4)
