@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cyxjax.core.losses import PerExample, UserLoss, each_alone, model_loss
+from cyxjax.core.losses import PerExample, UserLoss, check_form, each_alone, model_loss
 from cyxjax.core.mesh import REPLICATED, build_mesh
 from cyxjax.core.replica import model_map
 from cyxjax.errors import ConfigError
@@ -40,29 +40,71 @@ def refuse_unless_mean(loss: PerExample, output: PyTree, target: PyTree, batch_s
     output: the model's, as shapes (n, ...), any n. target: real samples', the more unlike the better.
     batch_size: of training, tried where the loss takes no small batch. Losses of ours need no probe; one that
     cannot be traced is left to the step, which says why; a probe that is NaN on both sides proves nothing.
-    Raises: ConfigError for a loss that couples samples.
+    Raises: ConfigError for a loss that couples samples, in its value or its gradient; DataError for one that
+        gives neither a value a sample nor one for all.
     """
     if not needs_probe(loss):
         return
     assert isinstance(loss, UserLoss)
     with _on_host() as device:
+        # A loss may name the axis.
         on_axis = lambda f: model_map(f, build_mesh([device]), (REPLICATED, REPLICATED), REPLICATED)  # noqa: E731
-        whole, alone = on_axis(loss.fn), on_axis(partial(each_alone, loss.fn))  # a loss may name the axis
+        whole, alone = on_axis(loss.fn), on_axis(partial(each_alone, loss.fn))
         for size in dict.fromkeys((_num_samples(output), batch_size)):
             shapes = _resized(output, size), _resized(target, size)
             if _traced(whole, *shapes):
                 break
         else:
             return
+        check_form(jax.eval_shape(whole, *shapes), size)
         if not _traced(alone, *shapes):
             raise ConfigError(f"the loss takes {size} samples but not one alone. {_WAYS}")
         both = jax.jit(lambda o, t: (whole(o, t), alone(o, t)))
+        slopes = [on_axis(_slopes(run)) for run in (loss.fn, partial(each_alone, loss.fn))]
+        has_slopes = all(_traced(run, *shapes) for run in slopes)
+        both_slopes = jax.jit(lambda o, t: tuple(run(o, t) for run in slopes))
         text = str(jax.make_jaxpr(whole)(*shapes))
         relative = _COARSE if any(kind in text for kind in ("bf16[", "f16[", "f8_")) else _FINE
         for probe in _probes(output, target, size):
             found = _differing(both, *probe, relative)
             if found is not None:
                 raise ConfigError(_said(bool(jax.eval_shape(whole, *shapes).ndim), size, *found))
+            if has_slopes and not _same_slopes(both_slopes, *probe, relative):
+                raise ConfigError(
+                    f"the loss of {size} samples is the mean of their losses alone, but its gradient is not: "
+                    f"a sample's depends on the others (stop_gradient, or a gradient of its own). {_WAYS}"
+                )
+
+
+def _slopes(run: Callable) -> Callable:
+    """(output, target) -> the gradient of the mean of `run`'s values with respect to output's real leaves."""
+
+    def slopes(output: PyTree, target: PyTree) -> list[jax.Array]:
+        leaves, form = jax.tree.flatten(output)
+        is_real = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
+
+        def mean(real: list[jax.Array]) -> jax.Array:
+            given = iter(real)
+            mixed = [next(given) if is_r else leaf for is_r, leaf in zip(is_real, leaves, strict=True)]
+            return run(jax.tree.unflatten(form, mixed), target).astype(jnp.float32).mean()
+
+        return jax.grad(mean)([leaf for is_r, leaf in zip(is_real, leaves, strict=True) if is_r])
+
+    return slopes
+
+
+def _same_slopes(both: Callable, output: PyTree, target: PyTree, relative: float) -> bool:
+    """Whether two ways to the gradient differ by no more than rounding does, leaf by leaf."""
+    whole, alone = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), both(output, target))
+    nudged = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), both(_nudged(output), target))
+    for a, b, *moved in zip(whole, alone, *nudged, strict=True):
+        with np.errstate(invalid="ignore"):
+            noise = np.nan_to_num(np.abs(a - moved[0]) + np.abs(b - moved[1]), posinf=0.0)
+            largest = np.max(np.abs(np.concatenate([a.ravel(), b.ravel()])), initial=0.0)
+            allowed = relative * np.nan_to_num(largest, nan=np.inf) + 30 * noise + 1e-6
+            if (np.isfinite(a) & np.isfinite(b) & (np.abs(a - b) > allowed)).any():
+                return False
+    return True
 
 
 def _differing(both: Callable, output: PyTree, target: PyTree, relative: float) -> tuple[float, float] | None:

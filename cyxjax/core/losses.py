@@ -144,14 +144,33 @@ class UserLoss:
     def __call__(self, output: PyTree, target: PyTree) -> jax.Array:
         values = self.fn(output, target)
         batch = next((a.shape[0] for a in jax.tree.leaves((output, target)) if a.ndim), 0)
-        if values.ndim == 0 and self.fn is not model_loss:
-            return each_alone(self.fn, output, target).astype(jnp.float32)
+        if self.fn is not model_loss:
+            check_form(values, batch)
+            if values.ndim == 0:
+                return each_alone(self.fn, output, target).astype(jnp.float32)
         if values.ndim == 0 or values.shape[0] != batch:
             raise DataError(
                 f"the loss has shape {values.shape}, expected ({batch},): one value an example, so that "
                 "padding weighs nothing. HINT: leave out the final mean over the batch."
             )
         return _rows(values)
+
+
+def check_form(values: Any, batch: int) -> None:
+    """Returns for what a loss of `batch` samples may be: one array, of one value or of a row a sample.
+
+    Raises: DataError saying what it is instead.
+    """
+    if not hasattr(values, "shape"):
+        raise DataError(
+            f"the loss gave a {type(values).__name__}, expected one array: a value a sample, or their mean. "
+            "HINT: return the loss alone; what else is to be seen belongs into metrics."
+        )
+    if values.shape and values.shape[0] != batch:
+        raise DataError(
+            f"the loss of {batch} samples has shape {values.shape}, expected ({batch},): one value a sample, "
+            "so that padding weighs nothing. HINT: end with .reshape(len(target), -1).mean(1), or .mean()."
+        )
 
 
 def each_alone(fn: Callable, output: PyTree, target: PyTree) -> jax.Array:

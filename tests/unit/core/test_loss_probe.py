@@ -9,7 +9,7 @@ import pytest
 import cyxjax as cx
 from cyxjax.core.loss_probe import refuse_unless_mean
 from cyxjax.core.losses import as_per_example, of_batch
-from cyxjax.errors import ConfigError
+from cyxjax.errors import ConfigError, DataError
 
 B, C, T, D = 24, 5, 6, 4
 rng = np.random.default_rng(3)
@@ -279,6 +279,27 @@ def test_what_is_no_mean_over_samples_is_refused_in_one_line(name):
 def test_a_sum_is_said_to_be_one(loss):
     with pytest.raises(ConfigError, match="is their sum.*leave out the final sum"):
         probe(LOGITS, LABELS, loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda o, t: ce(jnp.repeat(o, 3, 0), jnp.repeat(t, 3)), r"8 samples has shape \(24,\).*HINT"),
+        (lambda o, t: ce(o, t).mean(keepdims=True), r"8 samples has shape \(1,\).*HINT"),
+        (lambda o, t: (ce(o, t).mean(), {"accuracy": 1.0}), r"gave a tuple, expected one array.*HINT"),
+    ],
+)
+def test_what_is_no_value_a_sample_by_its_shape(loss, said):
+    with pytest.raises(DataError, match=said):
+        probe(LOGITS, LABELS, loss)
+
+
+def test_a_gradient_that_ties_samples_together_is_refused():
+    def free(v):  # no value, but a gradient
+        return v - jax.lax.stop_gradient(v)
+
+    with pytest.raises(ConfigError, match="but its gradient is not.*HINT"):
+        probe(LOGITS, LABELS, lambda o, t: ce(o, t).mean() + free(jnp.square(o.mean(0)).sum()))
 
 
 def test_a_batch_of_one_that_is_not_taken():
