@@ -1,5 +1,6 @@
 """The `cyxjax` command: its first word chooses a room, the rest goes there. Loads only that room."""
 
+import errno
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -42,6 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[0] in ("train", "launch"):
             raise  # a run's own guards must see how it ended
         drop_output()  # `cyxjax checkpoint ls DIR | head` has seen enough
+        return EXIT_USER_ERROR
+    except OSError as err:
+        if err.errno not in (errno.ENOSPC, errno.EDQUOT) or words[0] in ("train", "launch"):
+            raise
+        drop_output()  # what is still buffered would fail once more while Python ends
+        where = err.filename or "where the output goes"
+        print(f"cyxjax: {where}: {err.strerror}. HINT: free space there, then run it again.", file=sys.stderr)
         return EXIT_USER_ERROR
     except CyxjaxError as err:
         print(f"cyxjax: {redact(str(err))}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -94,6 +95,17 @@ def test_a_list_that_nobody_reads_ends_without_a_traceback(monkeypatch):
     assert (main.main(["checkpoint"]), dropped) == (1, [True])
     with pytest.raises(BrokenPipeError):
         main.main(["train"])  # a run is not ended in silence
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux's device that is always full")
+@pytest.mark.parametrize("words", [["env"], ["config"], ["--help"]], ids=" ".join)
+def test_output_onto_a_full_disk_is_one_line(words):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "cyxjax.cli", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("cyxjax: where the output goes: No space left on device. HINT: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_env_says_where_the_place_is_from():
