@@ -51,13 +51,20 @@ def explain(
 
     `source` says where a dotted key came from (a text, or a function of the key).
     """
-    lines = []
+    lines: dict[tuple, str] = {}  # of a field that may be of several types the last says most: the names
     for error in err.errors(include_url=False):
-        loc = error["loc"] or ((assigned,) if assigned else ())
+        loc = _field_of(error["loc"] or ((assigned,) if assigned else ()), model)
         where = source if isinstance(source, str) else source(".".join(map(str, loc)))
-        lines.append(f"{where}: {_sentence(dict(error), loc, model)}")
+        lines[loc] = f"{where}: {_sentence(dict(error), loc, model)}"
     hint = "HINT: `python -m cyxjax.train --help` lists every key with its default."
-    return "\n".join(lines) + f" {hint}"
+    return "\n".join(lines.values()) + f" {hint}"
+
+
+def _field_of(loc: tuple[str | int, ...], model: type[BaseModel]) -> tuple[str | int, ...]:
+    """`loc` without the type that was tried, where pydantic names one behind a field's own name."""
+    above = field_at(model, loc[:-1]) if len(loc) > 1 and isinstance(loc[-1], str) else None
+    is_type = above is not None and section_of(above) is None and field_at(model, loc) is None
+    return loc[:-1] if is_type else loc
 
 
 def _sentence(error: dict[str, Any], loc: tuple[str | int, ...], model: type[BaseModel]) -> str:

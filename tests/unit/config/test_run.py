@@ -124,3 +124,10 @@ def test_every_field_says_what_it_means():
 def test_importing_the_configuration_loads_no_jax():
     code = "import sys, cyxjax.config.run, cyxjax.config.load; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_field_of_several_types_is_one_line():
+    with pytest.raises(ConfigError, match=r"remat = 'dots': input should be 'none', 'full'") as refused:
+        DistributedTrainingConfig(remat="dots")
+    assert "\n" not in str(refused.value)
+    assert "literal[" not in str(refused.value)
