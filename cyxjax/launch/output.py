@@ -3,6 +3,7 @@
 A reader that stands still stops nobody: our own streams are written by a thread each, from a bounded queue.
 """
 
+import errno
 import os
 import select
 import sys
@@ -23,6 +24,15 @@ PATIENCE_S = 5.0  # how long ranks may be held up by a slow reader before it cou
 LAST_WORDS_S = 2.0  # at our end, without any progress of the reader
 # Chatter of the libraries below jax at every start, which says nothing a person can use.
 _NOISE = (b"[Gloo] Rank ", b"Using experimental recoverable task feature")
+
+
+def _tell_of(error: OSError, descriptor: int) -> None:
+    """Says on standard error why what the ranks print is lost from here on; a reader that left knows it."""
+    if error.errno == errno.EPIPE or descriptor == 2:
+        return
+    line = f"cyxjax.launch: standard output: {error.strerror}: the ranks go on, unseen. "
+    with suppress(OSError):
+        os.write(2, f"{line}HINT: free space, or give --log-dir on another disk.\n".encode())
 
 
 class Screen:
@@ -73,8 +83,9 @@ class Screen:
                 data = self._waiting.popleft()
             try:
                 self._write(data)
-            except OSError:  # our reader has closed its end: the ranks must not stall for that
+            except OSError as error:  # our reader has closed its end: the ranks must not stall for that
                 self._gone = True
+                _tell_of(error, self._descriptor)
             with self._change:
                 self._bytes -= len(data)
                 if self._gone:

@@ -78,3 +78,17 @@ def test_our_own_lines_cannot_steer_a_terminal(capfd):
     output.say("host \x1b[31mred\x1b[0m is gone\n  next line")
     output.flush()
     assert capfd.readouterr().err == "cyxjax.launch: host \\x1b[31mred\\x1b[0m is gone\n  next line\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux's device that is always full")
+def test_output_onto_a_full_disk_is_said_once_on_standard_error(capfd):
+    full = os.open("/dev/full", os.O_WRONLY)
+    screen = output.Screen(full)
+    for _ in range(3):
+        screen.put(b"a line\n")
+        screen.flush(5.0)
+    os.close(full)
+    said = capfd.readouterr().err
+    assert said.startswith("cyxjax.launch: standard output: No space left on device")
+    assert said.count("\n") == 1
+    assert "HINT: " in said
