@@ -10,12 +10,13 @@ import platform
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jaxlib
 import numpy as np
 
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.parts import Part, PartsStep, by_device
 from cyxjax.data.sources import Dataset
 from cyxjax.errors import CheckpointError
@@ -95,6 +96,28 @@ def judge(
             "it with exact=warn."
         )
     warn(f"WARNING: {text}")
+
+
+def changed_mode(meta: dict[str, Any], config: DistributedTrainingConfig) -> list[str]:
+    """A line where a run goes on from a checkpoint of the other mode; meta: what that says of itself."""
+    then = meta.get("config", {}).get("reproducibility", "none")  # version 0.1.0 had the plain mode alone
+    if then == config.reproducibility:
+        return []
+    what, hint = _OTHER_MODE[config.reproducibility]
+    step = meta.get("position", {}).get("step", "?")
+    return [f"WARNING: the checkpoint of step {step} has reproducibility={then}: {what}. HINT: {hint}."]
+
+
+_OTHER_MODE = {
+    "exact": (
+        "this run is exact from there on, but the bits it begins with depend on how many replicas made them",
+        "for bits that do not, begin a new run folder with reproducibility=exact",
+    ),
+    "none": (
+        "this run is plain, and its bits depend on the number of replicas from there on",
+        "resume with reproducibility=exact to keep the promise",
+    ),
+}
 
 
 def _digest(data: bytes) -> str:

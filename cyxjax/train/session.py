@@ -134,7 +134,8 @@ class Session:
         else:
             self._resume(config, console)
         if self.is_master:
-            for line in same_run.changes(self._origin, self._content):
+            other_mode = exact.changed_mode(self._origin, config) if self.resumed else []
+            for line in other_mode + same_run.changes(self._origin, self._content):
                 warn_on_stderr(line)  # not to the console: it may be switched off
         exact.judge(self._stored_exact, self._exact, config.exact, warn_on_stderr)
         self._stored_exact = {}

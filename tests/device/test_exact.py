@@ -34,7 +34,12 @@ def as_users_run_it() -> Iterator[None]:
         ("mlp", (3,)),
         ("cnn", (2,)),
         ("gpt", (2,)),
-        *(pytest.param(name, (2, 3, 5, 8), marks=pytest.mark.slow) for name in ("mlp", "cnn", "gpt")),
+        *(
+            # A limit of their own: each device compiles for itself, minutes on a busy machine.
+            pytest.param(name, (count,), marks=(pytest.mark.slow, pytest.mark.timeout(900)))
+            for name in ("mlp", "cnn", "gpt")
+            for count in (2, 3, 5, 8)
+        ),
     ],
 )
 def test_any_number_of_devices_gives_the_same_bits(name, devices):

@@ -1,5 +1,6 @@
 """A small problem and small models that the trainer's tests share."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,7 +11,6 @@ from flax import linen
 import cyxjax as cx
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.distributed import process_group
-from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.models.sequential import SequentialModel
 
 FEATURES, CLASSES = 6, 3
@@ -75,4 +75,4 @@ def use_devices(count: int) -> None:
 
     process_group.finalize()
     group = process_group.init()
-    process_group._current = ProcessGroup(group.topology, group.backend, build_mesh(jax.devices()[:count]))
+    process_group._current = replace(group, mesh=build_mesh(jax.devices()[:count]))

@@ -16,6 +16,7 @@ from cyxjax.train import exact
 from cyxjax.train.replay import inspect
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.exact import MLP
+from tests.support.trainers import use_devices
 
 X = np.random.default_rng(0).normal(size=(32, 12)).astype(np.float32)
 Y = (np.arange(32) % 10).astype(np.int32)
@@ -39,6 +40,22 @@ def test_a_checkpoint_says_what_the_bits_hang_on_and_a_resume_compares_it(tmp_pa
     monkeypatch.setattr(exact, "fingerprint", lambda *a: real(*a) | {"canary": "other"})
     with pytest.raises(CheckpointError, match="other bits: canary was .*, is other"):
         fitted(tmp_path, epochs=3, resume="must")
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [("none", "exact", "is exact from there on"), ("exact", "none", "is plain, and its bits depend")],
+)
+def test_a_checkpoint_of_the_other_mode_is_told_in_one_line(tmp_path, capfd, then, now, said):
+    use_devices(1)  # seconds, where eight would compile for minutes on a busy machine
+    fitted(tmp_path, reproducibility=then)
+    fitted(tmp_path, reproducibility=then, epochs=2, resume="must")
+    assert "WARNING" not in capfd.readouterr().err
+    fitted(tmp_path, reproducibility=now, epochs=3, resume="must")
+    (line,) = [text for text in capfd.readouterr().err.splitlines() if "WARNING" in text]
+    assert f"the checkpoint of step 4 has reproducibility={then}: this run {said}" in line
+    fitted(tmp_path, reproducibility=now, epochs=4, resume="must")  # that one is of this mode
+    assert "WARNING" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["canary", "program", "machine", "parts"])
