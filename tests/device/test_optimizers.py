@@ -201,7 +201,8 @@ def test_every_rule_with_every_strategy_is_run_or_refused(comm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("comm", ["mean", "bucketed", "zero1"])
+@pytest.mark.wide
+@pytest.mark.parametrize("comm", ["mean", "bucketed", "zero1", "fsdp"])
 @pytest.mark.parametrize("name", sorted(TABLE))
 def test_every_rule_steps_as_on_one_device(comm, name):
     if refused(comm, TABLE[name]):
