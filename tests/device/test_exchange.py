@@ -15,11 +15,10 @@ from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, build_mesh
 from cyxjax.core.replica import sync_map
 from cyxjax.observe.compiled_plan import collectives
 from cyxjax.sync.mean import mean
-from cyxjax.sync.registry import build_sync
 from tests.device.test_step import lowered
 from tests.device.test_sync_contract import USUAL, adaptive
 from tests.support.models import Net
-from tests.support.strategies import Alone, random_grads
+from tests.support.strategies import Alone, built, random_grads
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def sums(replicas, f, *rows):
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_strategies_take_the_same_steps(name, replicas, monkeypatch):
     grads = [random_grads(replicas, t) for t in range(4)]
-    sync = build_sync(name, adaptive(), USUAL[name])
+    sync = built(name, adaptive(), USUAL[name])
     apart = Alone(sync, replicas).step(*grads).copies()[0]
     monkeypatch.setattr(replica, "sends_one_by_one", lambda mesh: True)
     together = Alone(sync, replicas).step(*grads).copies()[0]
@@ -105,7 +104,7 @@ def test_odd_values_reach_all(value):
 
 
 def test_an_average_now_and_then_is_one_array_too(joining):
-    alone = Alone(build_sync("local_sgd", optax.sgd(0.1), {"every": 2}), 2)
+    alone = Alone(built("local_sgd", optax.sgd(0.1), {"every": 2}), 2)
     hlo = alone.update.lower(alone.state, random_grads(2, 0)).compile().as_text()
     assert [(s.in_branch, s.num_arrays) for s in collectives(hlo)] == [(True, 1)]
 

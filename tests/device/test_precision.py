@@ -12,10 +12,10 @@ from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import CrossEntropyLoss, MSELoss
 from cyxjax.errors import ConfigError
 from cyxjax.models.gpt import GPT
-from cyxjax.sync.registry import STRATEGIES, build_sync
+from cyxjax.sync.registry import STRATEGIES
 from cyxjax.train.trainer import DistributedTrainer
 from tests.device.test_sync_contract import EXACT, USUAL
-from tests.support.strategies import Alone, mean_of, params, random_grads, whole_grads
+from tests.support.strategies import Alone, built, mean_of, params, random_grads, whole_grads
 
 LR = 2.0**-7
 
@@ -33,7 +33,7 @@ def scaled(grads, alone):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_step_with_a_nan_changes_nothing_but_the_count(name):
-    sync = skip_nonfinite(build_sync(name, optax.sgd(LR, momentum=0.5), USUAL[name]))
+    sync = skip_nonfinite(built(name, optax.sgd(LR, momentum=0.5), USUAL[name]))
     alone = Alone(sync, 4).step(*(random_grads(4, t) for t in range(2)))
     before = jax.device_get(alone.state)
     after = jax.device_get(alone.step(with_nan(random_grads(4, 2))).state)
@@ -46,9 +46,9 @@ def test_a_step_with_a_nan_changes_nothing_but_the_count(name):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_scale_is_divided_out_again(name):
-    plain = Alone(build_sync(name, optax.sgd(LR), EXACT[name]), 2)
+    plain = Alone(built(name, optax.sgd(LR), EXACT[name]), 2)
     grads = [whole_grads(2, t) for t in range(3)]
-    wrapped = Alone(with_loss_scale(build_sync(name, optax.sgd(LR), EXACT[name])), 2)
+    wrapped = Alone(with_loss_scale(built(name, optax.sgd(LR), EXACT[name])), 2)
     for rows in grads:
         plain.step(rows)
         wrapped.step(scaled(rows, wrapped))
@@ -57,7 +57,7 @@ def test_the_scale_is_divided_out_again(name):
 
 
 def test_the_scale_backs_off_grows_and_stays_in_bounds():
-    alone = Alone(with_loss_scale(build_sync("mean", optax.sgd(LR)), 8.0, growth_interval=3), 2)
+    alone = Alone(with_loss_scale(built("mean", optax.sgd(LR)), 8.0, growth_interval=3), 2)
 
     def after(grads):
         state = jax.device_get(alone.step(grads).state.sync)
@@ -72,12 +72,12 @@ def test_the_scale_backs_off_grows_and_stays_in_bounds():
 def test_factors_on_the_wrong_side_of_one_are_refused():
     for options in ({"growth_factor": 1.0}, {"backoff_factor": 1.0}, {"growth_interval": 0}):
         with pytest.raises(ConfigError, match="loss scale"):
-            with_loss_scale(build_sync("mean", optax.sgd(LR)), **options)
+            with_loss_scale(built("mean", optax.sgd(LR)), **options)
 
 
 def test_mean_of_the_rest_is_not_taken():
     # A replica that overflows does not leave the others to step alone: that would be another batch.
-    alone = Alone(skip_nonfinite(build_sync("mean", optax.sgd(1.0))), 2).step(with_nan(random_grads(2, 0), 0))
+    alone = Alone(skip_nonfinite(built("mean", optax.sgd(1.0))), 2).step(with_nan(random_grads(2, 0), 0))
     jax.tree.map(np.testing.assert_array_equal, alone.copies()[1], params())
     grads = whole_grads(2, 0)
     wanted = jax.tree.map(np.subtract, params(), mean_of(grads))
