@@ -19,8 +19,8 @@ _FILES = {  # module -> the public names it holds
     "SigmoidModule SoftmaxModule TanhModule count_params get_model load_model max_pool model_names "
     "register save_model",
     "train.hooks.callbacks": "BestCheckpoint Callback EMA EarlyStopping ReduceLROnPlateau TerminateOnNaN",
-    "train.optimizers": "AdaGradOptimizer AdamOptimizer AdamWOptimizer MomentumOptimizer RMSPropOptimizer "
-    "SGDOptimizer",
+    "train.start.optimizers": "AdaGradOptimizer AdamOptimizer AdamWOptimizer MomentumOptimizer "
+    "RMSPropOptimizer SGDOptimizer",
     "train.simple_trainer": "Trainer",
 }
 _HOME = {name: f"cyxjax.{file}" for file, names in _FILES.items() for name in names.split()}
@@ -84,13 +84,13 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.train.hooks.callbacks import EarlyStopping as EarlyStopping
     from cyxjax.train.hooks.callbacks import ReduceLROnPlateau as ReduceLROnPlateau
     from cyxjax.train.hooks.callbacks import TerminateOnNaN as TerminateOnNaN
-    from cyxjax.train.optimizers import AdaGradOptimizer as AdaGradOptimizer
-    from cyxjax.train.optimizers import AdamOptimizer as AdamOptimizer
-    from cyxjax.train.optimizers import AdamWOptimizer as AdamWOptimizer
-    from cyxjax.train.optimizers import MomentumOptimizer as MomentumOptimizer
-    from cyxjax.train.optimizers import RMSPropOptimizer as RMSPropOptimizer
-    from cyxjax.train.optimizers import SGDOptimizer as SGDOptimizer
     from cyxjax.train.simple_trainer import Trainer as Trainer
+    from cyxjax.train.start.optimizers import AdaGradOptimizer as AdaGradOptimizer
+    from cyxjax.train.start.optimizers import AdamOptimizer as AdamOptimizer
+    from cyxjax.train.start.optimizers import AdamWOptimizer as AdamWOptimizer
+    from cyxjax.train.start.optimizers import MomentumOptimizer as MomentumOptimizer
+    from cyxjax.train.start.optimizers import RMSPropOptimizer as RMSPropOptimizer
+    from cyxjax.train.start.optimizers import SGDOptimizer as SGDOptimizer
 else:
 
     def __getattr__(name: str) -> Any:

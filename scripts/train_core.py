@@ -18,7 +18,6 @@ import optax
 from flax import linen
 
 from cyxjax.core import phases
-from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import (  # values onto the mesh
     PER_REPLICA,
@@ -30,6 +29,7 @@ from cyxjax.core.mesh import (  # values onto the mesh
     put_rows,
 )
 from cyxjax.core.metrics import Metrics
+from cyxjax.core.model.adapter import adapt
 from cyxjax.core.replica import model_map, pmean, psum, sync_map
 from cyxjax.data import BatchPlan, Order, iterate, load_dataset
 

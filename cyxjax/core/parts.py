@@ -25,7 +25,7 @@ from cyxjax.core.draws import micro_batch_key, step_key
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import AXIS, REPLICATED, local_replicas
 from cyxjax.core.metrics import Metrics
-from cyxjax.core.model_fns import ModelFns
+from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.replica import sync_map
 from cyxjax.core.step import EvalState, TrainState, infer, next_state, sum_gradients, to_evaluate
 from cyxjax.core.strategy import Sync

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cyxjax.core.batch_stats import batch_scope
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import AXIS
-from cyxjax.core.model_fns import ModelFns
+from cyxjax.core.model.batch_stats import batch_scope
+from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.replica import psum
 
 PyTree = Any

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cyxjax.core.model_fns import ModelFns
+from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.errors import ConfigError, nearest
 
 PyTree = Any

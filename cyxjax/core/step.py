@@ -22,8 +22,8 @@ from cyxjax.core.mesh import (
     put_rows,
 )
 from cyxjax.core.metrics import Metrics
-from cyxjax.core.model_fns import ModelFns
-from cyxjax.core.remat import memory_options, with_whole
+from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.model.remat import memory_options, with_whole
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
 from cyxjax.core.strategy import Sync
 

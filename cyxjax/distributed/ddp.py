@@ -20,8 +20,8 @@ import optax
 
 from cyxjax.core import facade
 from cyxjax.core import local_view as view
-from cyxjax.core.adapter import adapt
 from cyxjax.core.mesh import REPLICATED, local_replicas, local_value
+from cyxjax.core.model.adapter import adapt
 from cyxjax.core.step import TrainState
 from cyxjax.distributed import collectives, comm_hooks
 from cyxjax.distributed import ddp_values as values

@@ -8,9 +8,9 @@ import optax
 from jax.sharding import Mesh
 
 from cyxjax.core import facade
-from cyxjax.core.autocast import autocast_dtype, cast_to
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED
-from cyxjax.core.model_fns import ModelFns
+from cyxjax.core.model.autocast import autocast_dtype, cast_to
+from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.strategy import reduce_then
 from cyxjax.distributed.comm_hooks import CommHook
 

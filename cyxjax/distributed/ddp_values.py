@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from cyxjax.core.adapter import is_module_of
-from cyxjax.core.model_fns import ModelFns
+from cyxjax.core.model.adapter import is_module_of
+from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.distributed.agreement import describe, leaf_type
 from cyxjax.errors import DataError
 from cyxjax.models.sequential import SequentialModel
@@ -32,7 +32,7 @@ def hand_back(model: Any, params: PyTree, model_state: PyTree) -> None:
     if isinstance(model, SequentialModel):
         model.set_values(params, model_state)
     elif is_module_of("flax.nnx", model):
-        from cyxjax.core import nnx_models
+        from cyxjax.core.model import nnx_models
 
         nnx_models.hand_back(model, params, model_state)
 

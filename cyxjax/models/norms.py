@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cyxjax.core.batch_stats import weighted_moments
+from cyxjax.core.model.batch_stats import weighted_moments
 from cyxjax.errors import ConfigError
 from cyxjax.models.layers import Arrays, Layer, along_last, check_features, check_positive, layer
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cyxjax.core.model_fns import ModelFns
+from cyxjax.core.model.model_fns import ModelFns
 
 # Importing a file of layers makes its kinds known to `load`.
 from cyxjax.core.trees import named_leaves

@@ -16,8 +16,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
+from cyxjax.core.model.remat import GATHERED
 from cyxjax.core.optimizer_probe import refuse_unless_elementwise
-from cyxjax.core.remat import GATHERED
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
 from cyxjax.sync import zero1

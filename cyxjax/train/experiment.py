@@ -25,8 +25,8 @@ from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, or_told, write_atomic
 from cyxjax.observe.sinks import build_sinks
-from cyxjax.train.optimizers import build_optimizer
-from cyxjax.train.prepare import Prepared
+from cyxjax.train.start.optimizers import build_optimizer
+from cyxjax.train.start.prepare import Prepared
 from cyxjax.train.trainer import DistributedTrainer
 
 LOSSES: dict[str, Loss | None] = {

@@ -11,7 +11,6 @@ from cyxjax.observe.console import Console
 from cyxjax.observe.records import Sink
 from cyxjax.run_folder import RunFolder
 from cyxjax.train import loop, out_of_memory, resume, rollback
-from cyxjax.train.build import Built
 from cyxjax.train.hooks import callbacks, loss_spike
 from cyxjax.train.hooks.black_box import BlackBoxHook
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
@@ -23,9 +22,10 @@ from cyxjax.train.hooks.saving import CheckpointHook, StopHook
 from cyxjax.train.hooks.sentinel import SentinelHook
 from cyxjax.train.loop import Feed, Hook, RunState
 from cyxjax.train.monitor import Watchable, watchable_in
-from cyxjax.train.prepare import Prepared
 from cyxjax.train.session import Session
 from cyxjax.train.signals import StopSignals
+from cyxjax.train.start.build import Built
+from cyxjax.train.start.prepare import Prepared
 
 
 class Run(NamedTuple):

@@ -14,12 +14,13 @@ from cyxjax.launch.heartbeat import beat
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train import exact, resume, same_run
-from cyxjax.train.build import Built, Recipe, effective_batch_size
-from cyxjax.train.dispatch import check_threads
+from cyxjax.train import resume
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.loop import RunState
-from cyxjax.train.prepare import Prepared, check_run, first_run, for_fit, for_inputs, next_run
+from cyxjax.train.start import exact, same_run
+from cyxjax.train.start.build import Built, Recipe, effective_batch_size
+from cyxjax.train.start.dispatch import check_threads
+from cyxjax.train.start.prepare import Prepared, check_run, first_run, for_fit, for_inputs, next_run
 
 PyTree = Any
 _UNTRAINED = "this trainer has no parameters yet. HINT: call fit(...) or load_checkpoint(...) first."

@@ -11,9 +11,9 @@ import optax
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import PerExample, as_per_example
 from cyxjax.core.metrics import Metrics
+from cyxjax.core.model.adapter import adapt
 from cyxjax.core.step import TrainState, place_state
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.distributed import process_group
@@ -23,15 +23,16 @@ from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
 from cyxjax.observe.sinks import NullSink
-from cyxjax.train import fit_data, loop, resume
-from cyxjax.train.build import Recipe
-from cyxjax.train.dispatch import dispatch_for
-from cyxjax.train.feed import eval_batches, predict_all
+from cyxjax.train import loop, resume
+from cyxjax.train.feeding import fit_data
+from cyxjax.train.feeding.feed import eval_batches, predict_all
 from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
-from cyxjax.train.prepare import Prepared
 from cyxjax.train.run import run_from
 from cyxjax.train.session import Session
+from cyxjax.train.start.build import Recipe
+from cyxjax.train.start.dispatch import dispatch_for
+from cyxjax.train.start.prepare import Prepared
 
 PyTree = Any
 

@@ -11,9 +11,9 @@ import optax
 from flax import linen as nn
 from jax.experimental import multihost_utils
 
-from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import put_replicated, put_rows
+from cyxjax.core.model.adapter import adapt
 from cyxjax.core.step import Batch, build_train_step, init_state
 from cyxjax.distributed import process_group
 from cyxjax.sync.registry import build_sync

@@ -16,9 +16,9 @@ import numpy as np
 
 import cyxjax as cx
 from cyxjax import distributed as dist
-from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import as_per_example
 from cyxjax.core.mesh import put_replicated, put_rows
+from cyxjax.core.model.adapter import adapt
 from cyxjax.core.step import Batch, build_train_step, init_state
 from cyxjax.distributed.process_group import current
 from cyxjax.sync.mean import mean

@@ -12,9 +12,9 @@ import numpy as np  # noqa: E402
 import optax  # noqa: E402
 from flax import linen as nn  # noqa: E402
 
-from cyxjax.core.adapter import adapt  # noqa: E402
 from cyxjax.core.losses import CrossEntropyLoss  # noqa: E402
 from cyxjax.core.mesh import put_replicated, put_rows  # noqa: E402
+from cyxjax.core.model.adapter import adapt  # noqa: E402
 from cyxjax.core.step import Batch, build_train_step, init_state  # noqa: E402
 from cyxjax.distributed import process_group  # noqa: E402
 from cyxjax.sync.registry import build_sync  # noqa: E402

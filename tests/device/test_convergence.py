@@ -8,10 +8,10 @@ import optax
 import pytest
 from flax import linen
 
-from cyxjax.core.adapter import adapt
 from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import build_mesh, put_rows
+from cyxjax.core.model.adapter import adapt
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.step import build_consensus, build_predict_step, build_train_step, init_state
 from cyxjax.data.batches import BatchPlan, read_batch

@@ -7,9 +7,9 @@ import numpy as np
 import optax
 import pytest
 
-from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import build_mesh, local_value
+from cyxjax.core.model.adapter import adapt
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.step import build_consensus, build_eval_step, build_train_step, init_state
 from cyxjax.data.batches import BatchPlan, read_batch

@@ -9,9 +9,9 @@ import pytest
 from flax import linen, nnx
 
 from cyxjax.core import facade
-from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import CrossEntropyLoss, MSELoss, as_per_example
 from cyxjax.core.mesh import build_mesh, local_value
+from cyxjax.core.model.adapter import adapt
 from cyxjax.core.step import build_train_step, init_state
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order

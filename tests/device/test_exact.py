@@ -7,7 +7,7 @@ import pytest
 
 from cyxjax.core.mesh import build_mesh
 from cyxjax.errors import ConfigError
-from cyxjax.train.dispatch import dispatch_for
+from cyxjax.train.start.dispatch import dispatch_for
 from tests.support.exact import config, problem, train
 
 EARNEST = {

@@ -9,9 +9,9 @@ from flax import nnx
 
 import cyxjax as cx
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import MSELoss, as_per_example
 from cyxjax.core.mesh import PER_REPLICA, build_mesh
+from cyxjax.core.model.adapter import adapt
 from cyxjax.core.step import build_train_step, init_state
 from cyxjax.data.batches import HostBatch
 from cyxjax.errors import ConfigError

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from flax import linen
 
-from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import build_mesh
-from cyxjax.core.remat import REMAT, with_remat
+from cyxjax.core.model.adapter import adapt
+from cyxjax.core.model.remat import REMAT, with_remat
 from cyxjax.core.step import build_train_step, init_state
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order

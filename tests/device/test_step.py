@@ -10,9 +10,9 @@ import optax
 import pytest
 from flax import linen, nnx
 
-from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, build_mesh
+from cyxjax.core.model.adapter import adapt
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
 from cyxjax.core.step import build_eval_step, build_train_step, init_state
 from cyxjax.core.strategy import Sync

@@ -9,9 +9,9 @@ import optax
 
 from cyxjax import distributed as dist
 from cyxjax.core import replica
-from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import local_value
+from cyxjax.core.model.adapter import adapt
 from cyxjax.core.step import build_train_step, init_state
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order

@@ -14,18 +14,18 @@ from jax.sharding import Mesh
 
 import cyxjax as cx
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import as_per_example
 from cyxjax.core.mesh import build_mesh, local_value
 from cyxjax.core.metrics import Metrics
+from cyxjax.core.model.adapter import adapt
 from cyxjax.core.step import TrainState, init_state
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.train import loop
-from cyxjax.train.build import Built, Recipe, build
-from cyxjax.train.feed import build_feed
-from cyxjax.train.fit_data import FitData
+from cyxjax.train.feeding.feed import build_feed
+from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
+from cyxjax.train.start.build import Built, Recipe, build
 
 GLOBAL_BATCH, SAMPLES = 32, 32 * 2 + 21  # the last step is ragged: a part of it has one sample, or none
 

@@ -7,9 +7,9 @@ import numpy as np
 import optax
 from flax import linen, nnx
 
-from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import build_mesh, put_replicated, put_rows
+from cyxjax.core.model.adapter import adapt
 from cyxjax.core.step import Batch, TrainState, build_train_step, init_state
 from cyxjax.data.batches import BatchPlan, HostBatch, read_batch
 from cyxjax.data.order import Order

@@ -8,9 +8,9 @@ from flax import linen
 from flax.errors import InvalidRngError
 
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.linen_models import from_linen
 from cyxjax.core.losses import MSELoss
-from cyxjax.core.model_fns import call_mode
+from cyxjax.core.model.linen_models import from_linen
+from cyxjax.core.model.model_fns import call_mode
 from cyxjax.errors import ConfigError
 from cyxjax.train.trainer import DistributedTrainer
 

@@ -12,7 +12,7 @@ from cyxjax.data.batches import BatchPlan, batch_size_from_global, iterate, read
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.train.feed import predict_all
+from cyxjax.train.feeding.feed import predict_all
 
 PLANS = st.builds(
     BatchPlan,

@@ -10,7 +10,7 @@ from cyxjax.data.files import Subset
 from cyxjax.data.labels import WatchedDataset, check_labels, watched
 from cyxjax.data.sources import ArrayDataset, as_dataset
 from cyxjax.errors import DataError
-from cyxjax.train import fit_data
+from cyxjax.train.feeding import fit_data
 from tests.support.trainers import config, trainer
 
 X = np.zeros((40, 6), np.float32)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from cyxjax.core.adapter import adapt
+from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.models import BatchNormModule, Conv2DModule
 from cyxjax.models.gpt import Attention

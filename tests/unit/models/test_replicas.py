@@ -7,9 +7,9 @@ import pytest
 from jax import lax
 
 from cyxjax import models as m
-from cyxjax.core.adapter import adapt
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import AXIS, build_mesh, put_replicated, put_rows
+from cyxjax.core.model.adapter import adapt
 from cyxjax.core.step import Batch, build_train_step, init_state
 from cyxjax.core.strategy import reduce_then
 from cyxjax.models.resnet import BasicBlock, ResNet

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import cyxjax.models as models
-from cyxjax.core.adapter import adapt
-from cyxjax.core.batch_stats import batch_scope
+from cyxjax.core.model.adapter import adapt
+from cyxjax.core.model.batch_stats import batch_scope
 from cyxjax.errors import CheckpointError, ConfigError, DataError
 from cyxjax.models import (
     BatchNormModule,

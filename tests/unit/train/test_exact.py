@@ -12,8 +12,8 @@ from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.parts import Part, PartsBatch
 from cyxjax.core.step import TrainState
 from cyxjax.errors import CheckpointError, ConfigError
-from cyxjax.train import exact
 from cyxjax.train.replay import inspect
+from cyxjax.train.start import exact
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.exact import MLP
 from tests.support.trainers import use_devices

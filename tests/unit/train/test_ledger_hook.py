@@ -17,10 +17,10 @@ from cyxjax.data.ledger_file import read_entries
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import DataError
-from cyxjax.train import feed
+from cyxjax.train.feeding import feed
+from cyxjax.train.feeding.placing import RowPlacer
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Position
-from cyxjax.train.placing import RowPlacer
 from cyxjax.train.trainer import DistributedTrainer
 
 SAMPLES = 50  # 16 a step: 4 steps an epoch, the last of 2 samples

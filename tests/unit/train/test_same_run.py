@@ -7,7 +7,7 @@ import pytest
 
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
-from cyxjax.train import same_run
+from cyxjax.train.start import same_run
 from tests.support.trainers import X, Y, config, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")

@@ -11,8 +11,8 @@ import cyxjax as cx
 from cyxjax.distributed.dataloaders import create_dataloaders_distributed
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import CheckpointError, ConfigError
-from cyxjax.train import fit_data
-from cyxjax.train.fit_data import parse
+from cyxjax.train.feeding import fit_data
+from cyxjax.train.feeding.fit_data import parse
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import CLASSES, FEATURES, VAL, Line, X, Y, config, mlp, trainer
 

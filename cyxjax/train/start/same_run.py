@@ -25,11 +25,11 @@ from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import DesyncError
 from cyxjax.launch.program import code_facts
 from cyxjax.launch.rendezvous.roster import disagreement
-from cyxjax.train.feed import build_feed
-from cyxjax.train.fit_data import FitData
+from cyxjax.train.feeding.feed import build_feed
+from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Position
-from cyxjax.train.prepare import Prepared
+from cyxjax.train.start.prepare import Prepared
 
 META = "same_run"
 # What may differ between ranks: where each reads and writes, what it shows, how it reads ahead.

@@ -20,7 +20,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.parts import Part, PartsStep, by_device
 from cyxjax.data.sources import Dataset
 from cyxjax.errors import CheckpointError
-from cyxjax.train.prepare import Prepared, first_run
+from cyxjax.train.start.prepare import Prepared, first_run
 
 _DIGITS = 16
 

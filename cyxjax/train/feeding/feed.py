@@ -21,12 +21,12 @@ from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train.build import batch_plan, batch_size
-from cyxjax.train.dispatch import dispatch_for
-from cyxjax.train.fit_data import FitData, is_loader
+from cyxjax.train.feeding.fit_data import FitData, is_loader
+from cyxjax.train.feeding.placing import Placer, RowPlacer
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Fed, Feed, Position
-from cyxjax.train.placing import Placer, RowPlacer
+from cyxjax.train.start.build import batch_plan, batch_size
+from cyxjax.train.start.dispatch import dispatch_for
 
 PyTree = Any
 

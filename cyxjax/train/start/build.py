@@ -12,9 +12,9 @@ from cyxjax.core import precision
 from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import PerExample
 from cyxjax.core.metrics import Metrics
-from cyxjax.core.model_fns import ModelFns
+from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.model.remat import with_remat
 from cyxjax.core.precision import parse_policy, with_policy
-from cyxjax.core.remat import with_remat
 from cyxjax.core.sentinel import Sentinel, build_sentinel
 from cyxjax.core.step import (
     TrainState,
@@ -26,10 +26,10 @@ from cyxjax.core.step import (
 from cyxjax.core.strategy import Sync
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
 from cyxjax.sync.registry import build_sync
-from cyxjax.train.dispatch import dispatch_for
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.loop import Hook, Program
-from cyxjax.train.optimizers import Schedule, build_schedule, scaling_factor, with_schedule
+from cyxjax.train.start.dispatch import dispatch_for
+from cyxjax.train.start.optimizers import Schedule, build_schedule, scaling_factor, with_schedule
 
 PyTree = Any
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from cyxjax.core.model_fns import ModelFns, PyTree
+from cyxjax.core.model.model_fns import ModelFns, PyTree
 from cyxjax.errors import ConfigError
 
 
@@ -21,11 +21,11 @@ def adapt(model: Any) -> ModelFns:
     if hasattr(model, "to_model_fns"):
         return ModelFns(*model.to_model_fns())
     if is_module_of("flax.linen", model):
-        from cyxjax.core.linen_models import from_linen
+        from cyxjax.core.model.linen_models import from_linen
 
         return from_linen(model)
     if is_module_of("flax.nnx", model):
-        from cyxjax.core.nnx_models import from_nnx
+        from cyxjax.core.model.nnx_models import from_nnx
 
         return from_nnx(model)
     if isinstance(model, tuple) and len(model) == 2 and all(callable(f) for f in model):

@@ -9,8 +9,8 @@ import jax
 from flax import linen
 from flax.errors import InvalidRngError
 
-from cyxjax.core.batch_stats import as_axes, normalise, weighted_moments
-from cyxjax.core.model_fns import ModelFns, call_mode
+from cyxjax.core.model.batch_stats import as_axes, normalise, weighted_moments
+from cyxjax.core.model.model_fns import ModelFns, call_mode
 
 PyTree = Any
 # For the code that draws first values. An MLP's (CPU, jax 0.10.2) took 0.35 s to compile instead of 0.9 s,

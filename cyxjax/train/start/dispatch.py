@@ -10,14 +10,14 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.metrics import Metrics
-from cyxjax.core.model_fns import ModelFns
+from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.parts import Layout, PartsStep, build_parts_eval
 from cyxjax.core.step import build_eval_step, build_train_step
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
 from cyxjax.sync.exact import TreeSum
-from cyxjax.train.fit_data import FitData, is_loader
-from cyxjax.train.placing import PartPlacer, Placer, RowPlacer
+from cyxjax.train.feeding.fit_data import FitData, is_loader
+from cyxjax.train.feeding.placing import PartPlacer, Placer, RowPlacer
 
 
 class Dispatch(Protocol):

@@ -10,16 +10,16 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_replicas, local_value, num_replicas, put_replicated
 from cyxjax.core.optimizer_probe import check_update, explained
 from cyxjax.core.step import TrainState
-from cyxjax.train import fit_data
-from cyxjax.train.build import Built, Recipe, build, check_precision, program_shape
-from cyxjax.train.dispatch import check_data
-from cyxjax.train.feed import build_feed
-from cyxjax.train.fit_data import FitData
+from cyxjax.train.feeding import fit_data
+from cyxjax.train.feeding.feed import build_feed
+from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Feed, Position, RunState
 from cyxjax.train.monitor import watchable_in
-from cyxjax.train.optimizers import Optimizer
+from cyxjax.train.start.build import Built, Recipe, build, check_precision, program_shape
+from cyxjax.train.start.dispatch import check_data
+from cyxjax.train.start.optimizers import Optimizer
 
 PyTree = Any
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from cyxjax.core.model_fns import ModelFns
+from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.precision import Policy, with_policy
 from cyxjax.errors import ConfigError
 

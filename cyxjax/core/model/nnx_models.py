@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cyxjax.core.batch_stats import as_axes, normalise, weighted_moments
-from cyxjax.core.model_fns import ModelFns, call_mode
+from cyxjax.core.model.batch_stats import as_axes, normalise, weighted_moments
+from cyxjax.core.model.model_fns import ModelFns, call_mode
 
 PyTree = Any
 _PARTS: Any = (nnx.Param, nnx.RngKey, nnx.RngCount, ...)

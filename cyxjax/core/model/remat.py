@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from cyxjax.core.model_fns import ModelFns
+from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError, nearest
 

@@ -1,0 +1,1 @@
+"""From the data a user gives to batches on the devices."""
