@@ -1,8 +1,13 @@
 """What every test shares: strict dtypes and ranks, and eight virtual CPU devices."""
 
 import os
+import signal
 from collections.abc import Iterator
 from unittest import mock
+
+# A shell that puts the tests into the background has SIGINT ignored, and the launcher would respect that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before jax is imported: eight devices in one process need a pool of eight threads, or their
 # collectives starve one another (XLA sizes the pool by NPROC).

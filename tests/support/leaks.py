@@ -15,6 +15,7 @@ HARMLESS = {
         "PYTEST_CURRENT_TEST": "pytest names the test there",
         "KMP_DUPLICATE_LIB_OK": "scikit-learn sets it once, when it is imported",
         "KMP_INIT_AT_FORK": "scikit-learn sets it once, when it is imported",
+        "TF_CPP_MIN_LOG_LEVEL": "jax sets it for a while when its backend starts",
         "CRC32C_SW_MODE": "tensorboardX sets it once, when it is imported",
         "WANDB_SERVICE": "wandb's service, which serves all runs of a process",
     },
