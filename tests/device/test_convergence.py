@@ -50,8 +50,9 @@ def accuracy(name="mean", precision="float32", wrap=lambda sync: sync, spoil=Non
     """(test accuracy, steps left out) of a small network after EPOCHS on REPLICAS devices."""
     splits, mesh = digits(), build_mesh(jax.devices()[:REPLICAS])
     fns = with_policy(adapt(Mlp()), parse_policy(precision))
-    sync = wrap(build_sync(name, optax.sgd(0.2, momentum=0.9), OPTIONS.get(name)))
     params, model_state = fns.init(jax.random.key(0), splits.train.inputs[:1])
+    optimizer = optax.sgd(0.2, momentum=0.9)
+    sync = wrap(build_sync(name, optimizer, OPTIONS.get(name), params=lambda: params))
     state = init_state(sync, mesh, params, model_state, 0)
     step = build_train_step(fns, as_per_example(CrossEntropyLoss()), sync, mesh)
     plan = BatchPlan(len(splits.train), BATCH, REPLICAS)
