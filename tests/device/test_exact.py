@@ -36,7 +36,7 @@ def as_users_run_it() -> Iterator[None]:
         ("gpt", (2,)),
         *(
             # A limit of their own: each device compiles for itself, minutes on a busy machine.
-            pytest.param(name, (count,), marks=(pytest.mark.slow, pytest.mark.timeout(900)))
+            pytest.param(name, (count,), marks=(pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900)))
             for name in ("mlp", "cnn", "gpt")
             for count in (2, 3, 5, 8)
         ),

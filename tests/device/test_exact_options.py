@@ -8,7 +8,7 @@ from cyxjax.data.sources import ArrayDataset
 from tests.device.test_exact import as_users_run_it  # noqa: F401 (a fixture for every test here)
 from tests.support.exact import problem, train
 
-slow = (pytest.mark.slow, pytest.mark.timeout(900))  # compiled for each device in turn
+slow = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))  # compiled for each device in turn
 
 
 @pytest.mark.parametrize(

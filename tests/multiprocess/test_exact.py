@@ -59,7 +59,7 @@ def same(one: Path, other: Path) -> None:
         (2, 2),  # one device each: --cpu-devices is shared out
         pytest.param(3, 3, marks=pytest.mark.slow),
         pytest.param(2, 4, marks=pytest.mark.slow),
-        pytest.param(1, 5, marks=pytest.mark.slow),
+        pytest.param(1, 5, marks=(pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))),
     ],
 )
 def test_any_processes_and_devices_leave_the_bits_of_one(alone, tmp_path, processes, devices):
