@@ -73,7 +73,8 @@ def trained(comm, model, replicas, tmp_path=None, epochs=2, **settings):
     config = DistributedTrainingConfig(
         epochs=epochs, global_batch_size=16, comm=comm, verbose=False, **(saving | settings)
     )
-    trainer.fit(*data, config)
+    with jax.numpy_dtype_promotion("standard"):  # as users run it: a float32 scalar beside float16
+        trainer.fit(*data, config)
     return trainer
 
 
@@ -82,9 +83,9 @@ def trained(comm, model, replicas, tmp_path=None, epochs=2, **settings):
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
-def assert_same(one, other):
+def assert_same(one, other, close=CLOSE):
     for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True):
-        np.testing.assert_allclose(a, b, **CLOSE)
+        np.testing.assert_allclose(a, b, **close)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,9 @@ def test_it_trains_evaluates_and_predicts_as_mean_does(model, replicas):
 )
 def test_every_setting_is_that_of_mean(settings):
     plain = {name: value for name, value in settings.items() if name != "comm_options"}
-    assert_same(trained("fsdp", "cnn", 4, **settings), trained("mean", "cnn", 4, **plain))
+    # float16 keeps 11 bits: gradients differ by 1e-3 of themselves, and moments divide by their size
+    close = {"rtol": 0, "atol": 3e-3} if "precision" in settings else CLOSE
+    assert_same(trained("fsdp", "cnn", 4, **settings), trained("mean", "cnn", 4, **plain), close)
 
 
 @SLOW

@@ -58,7 +58,7 @@ class Built(NamedTuple):
     fns: ModelFns
     sync: Sync
     program: Program
-    predict_step: Callable
+    predict_step: Any  # jitted: (state, inputs) -> outputs
     learning_rate: Callable[[int], float]
     batch_size: int
     sentinel: Sentinel
@@ -186,4 +186,4 @@ def check_precision(built: Built, state: TrainState, inputs: PyTree, text: str, 
         return
     each = jax.tree.map(lambda a: jax.ShapeDtypeStruct((replicas, *a.shape[1:]), a.dtype), inputs)
     with precision.explained(text, jax.default_backend()):
-        jax.jit(built.predict_step).lower(jax.eval_shape(built.program.consensus, state), each)
+        built.predict_step.lower(jax.eval_shape(built.program.consensus, state), each)
