@@ -1,4 +1,4 @@
-"""TODO"""
+"""A loss that is no number, and other steps that training should not go on from."""
 
 import math
 
