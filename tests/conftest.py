@@ -2,7 +2,9 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 # A shell that puts the tests into the background has SIGINT ignored, and the launcher would respect that.
@@ -12,6 +14,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Before jax is imported: eight devices in one process need a pool of eight threads, or their
 # collectives starve one another (XLA sizes the pool by NPROC).
 os.environ.setdefault("NPROC", "8")
+
+# Most tests compile what another has compiled: programs are kept for a week, for the tests' child processes
+# too. A program's key is all of its text, its options and jaxlib's version.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache/programs"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 import pytest
@@ -24,6 +32,13 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        for kept in Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).glob("jit_*"):
+            if kept.stat().st_mtime < time.time() - 7 * 86_400:
+                kept.unlink(missing_ok=True)
 
 
 @pytest.fixture(params=[1, 2, 4, 8])

@@ -17,7 +17,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -155,7 +154,6 @@ def run_rank(order: dict[str, Any], rank: int) -> None:
     except BaseException as error:
         code = error.code if isinstance(error, SystemExit) else code
         if not isinstance(error, SystemExit):
-            traceback.print_exc()
             sys.excepthook(type(error), error, error.__traceback__)
     sys.stdout.flush()
     sys.stderr.flush()
