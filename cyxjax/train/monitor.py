@@ -6,11 +6,11 @@
 import math
 from typing import Literal, NamedTuple
 
-from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.metrics import Metrics
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.observe.history import DistributedTrainingHistory, curve
 from cyxjax.train.loop import EpochInfo, Feed
+from cyxjax.train.settings import Course, Watch
 
 Mode = Literal["min", "max"]
 
@@ -42,10 +42,9 @@ class Watchable(NamedTuple):
     metrics: Metrics
     validates: bool = True  # whether epochs are evaluated on validation data
 
-    def of(self, config: DistributedTrainingConfig) -> Monitor:
-        """What the configuration watches; early stopping by it needs its values. Raises: ConfigError."""
-        waits = config.early_stopping_patience is not None
-        return self.find(config.monitor, config.monitor_mode, wanted=waits)
+    def of(self, watch: Watch) -> Monitor:
+        """What is watched; early stopping by it needs its values. Raises: ConfigError."""
+        return self.find(watch.monitor, watch.mode, wanted=watch.patience is not None)
 
     def find(self, name: str, mode: str | None = None, *, wanted: bool = True) -> Monitor:
         """The monitor `name`; mode None: the way the metric itself says.
@@ -76,6 +75,6 @@ class Watchable(NamedTuple):
         return Monitor(name, "max" if better == "max" else "min")
 
 
-def watchable_in(metrics: Metrics, feed: Feed, config: DistributedTrainingConfig) -> Watchable:
+def watchable_in(metrics: Metrics, feed: Feed, course: Course) -> Watchable:
     """What a run over `feed` measures."""
-    return Watchable(metrics, feed.val is not None and config.evaluate_every_n_epochs > 0)
+    return Watchable(metrics, feed.val is not None and course.eval_every > 0)

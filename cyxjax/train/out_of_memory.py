@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import jax
 
-from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.errors import CyxjaxError
+from cyxjax.train.settings import StepPlan
 
 
 class OutOfMemoryError(CyxjaxError, RuntimeError):
@@ -14,28 +14,23 @@ class OutOfMemoryError(CyxjaxError, RuntimeError):
 
 
 @contextmanager
-def explained(config: DistributedTrainingConfig, batch_size: int, num_replicas: int) -> Iterator[None]:
-    """Turns XLA's RESOURCE_EXHAUSTED into an OutOfMemoryError that says what to do.
-
-    batch_size: samples per replica and micro-step, however it was configured.
-    """
+def explained(plan: StepPlan, num_replicas: int) -> Iterator[None]:
+    """Turns XLA's RESOURCE_EXHAUSTED into an OutOfMemoryError that says what to do."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         first = str(error).strip().splitlines()[0][:300]
-        raise OutOfMemoryError(f"{first}\n{advice(config, batch_size, num_replicas)}") from error
+        raise OutOfMemoryError(f"{first}\n{advice(plan, num_replicas)}") from error
 
 
-def advice(config: DistributedTrainingConfig, batch_size: int, num_replicas: int) -> str:
+def advice(plan: StepPlan, num_replicas: int) -> str:
     """The run's numbers, and four remedies; those already taken are said to be."""
-    k = config.gradient_accumulation_steps
+    batch_size, _, k = plan.batch
     total = batch_size * k * num_replicas
     half = max(1, batch_size // 2)
-    now = (
-        f"batch_size {batch_size}, gradient_accumulation_steps {k}, remat {config.remat}, {config.precision}"
-    )
+    now = f"batch_size {batch_size}, gradient_accumulation_steps {k}, remat {plan.remat}, {plan.precision}"
     remedies = [
         f"a smaller batch: batch_size: {half}" if batch_size > 1 else "batch_size is 1 already",
         f"the same {total} samples a step in smaller parts: batch_size: {half} with "
@@ -43,11 +38,11 @@ def advice(config: DistributedTrainingConfig, batch_size: int, num_replicas: int
         if batch_size > 1
         else f"gradient accumulation does not help below batch_size 1 (it is {k})",
         "gradient checkpointing: remat: full"
-        if config.remat == "none"
-        else f"gradient checkpointing is on (remat: {config.remat})",
+        if plan.remat == "none"
+        else f"gradient checkpointing is on (remat: {plan.remat})",
         "half precision: precision: bfloat16"
-        if config.precision == "float32"
-        else f"half precision is on (precision: {config.precision})",
+        if plan.precision == "float32"
+        else f"half precision is on (precision: {plan.precision})",
     ]
     lines = "".join(f"\n  {i}. {text}" for i, text in enumerate(remedies, 1))
     return f"The step is of {now}, on {num_replicas} replicas. HINT: try, one at a time:{lines}"

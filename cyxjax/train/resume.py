@@ -22,6 +22,7 @@ from cyxjax.core.trees import named_leaves
 from cyxjax.errors import CheckpointError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.loop import Position, RunState
+from cyxjax.train.settings import SavePolicy
 
 PyTree = Any
 _LOG = logging.getLogger(__name__)
@@ -103,23 +104,23 @@ def stored_inputs(meta: dict[str, Any]) -> PyTree:
     return tree
 
 
-def restorer_for(config: DistributedTrainingConfig, is_writer: bool) -> Checkpointer:
+def restorer_for(saving: SavePolicy, is_writer: bool) -> Checkpointer:
     """The checkpoints a run goes on from; one that keeps none changes nothing there."""
-    return open_checkpoints(config.checkpoint_path, is_writer and config.saves)
+    return open_checkpoints(saving.folder, is_writer and saving.saves)
 
 
-def checkpointer_for(config: DistributedTrainingConfig, is_writer: bool, best: Best = "min") -> Checkpoints:
-    """The checkpoints of a run, kept as `config` says: off, if that is none.
+def checkpointer_for(saving: SavePolicy, is_writer: bool, best: Best = "min") -> Checkpoints:
+    """The checkpoints of a run, kept as `saving` says: off, if that is none.
 
     best: which values of its monitor are.
     """
-    if not config.saves:
+    if not saving.saves:
         return NullCheckpointer()
     return open_checkpoints(
-        config.checkpoint_path,
+        saving.folder,
         is_writer,
-        keep_last=config.keep_last,
-        keep_best=config.keep_best,
+        keep_last=saving.keep_last,
+        keep_best=saving.keep_best,
         best=best,
     )
 

@@ -11,19 +11,19 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.errors import CheckpointError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.hooks.loss_spike import LossSpikeError
 from cyxjax.train.hooks.nonfinite import BadStepError, NonFiniteError
 from cyxjax.train.loop import RunState
+from cyxjax.train.settings import GuardPolicy
 
 _FLOAT16_STEPS = 50  # left out in a row before no loss scale is to blame: 2^16 is at its least after 30
 
 
-def patience(config: DistributedTrainingConfig) -> int:
+def patience(guard: GuardPolicy) -> int:
     """Steps in a row that may be left out as not finite before it is an error."""
-    return 1 if config.on_nonfinite == "rollback" and not uses_float16(config) else _FLOAT16_STEPS
+    return 1 if guard.on_nonfinite == "rollback" and not guard.loses_steps else _FLOAT16_STEPS
 
 
 def fit(
@@ -31,17 +31,17 @@ def fit(
     start: RunState,
     go_back: Callable[[int], RunState | None],
     say: Callable[[str], None],
-    config: DistributedTrainingConfig,
+    guard: GuardPolicy,
     history: DistributedTrainingHistory,
 ) -> RunState:
-    """`run(start)`; it runs again past a bad step, where `config` says so, up to its `max_rollbacks`.
+    """`run(start)`; it runs again past a bad step, where `guard` says so, up to its `max_rollbacks`.
 
     go_back: gives the moment of the newest good checkpoint of a step or before it, None if there is none;
     called on all ranks. What was left behind is noted in `history`.
     Raises: what `run` raises, where it is no longer of use to go back.
     """
-    causes = _causes(config)
-    for left in reversed(range(config.max_rollbacks + 1)):
+    causes = _causes(guard)
+    for left in reversed(range(guard.max_rollbacks + 1)):
         try:
             return run(start)
         except causes as error:
@@ -53,8 +53,8 @@ def fit(
     raise AssertionError("the last run returns or raises")
 
 
-def _causes(config: DistributedTrainingConfig) -> tuple[type[BadStepError], ...]:
-    asked = {NonFiniteError: config.on_nonfinite, LossSpikeError: config.on_loss_spike}
+def _causes(guard: GuardPolicy) -> tuple[type[BadStepError], ...]:
+    asked = {NonFiniteError: guard.on_nonfinite, LossSpikeError: guard.on_loss_spike}
     return tuple(cause for cause, policy in asked.items() if policy == "rollback")
 
 
@@ -82,8 +82,3 @@ def _told(start: RunState, error: BadStepError) -> str:
         f"WARNING: {error.brief}: back to the checkpoint of step {start.position.step}, on with the samples "
         f"after sample {start.position.samples} of epoch {start.position.epoch}."
     )
-
-
-def uses_float16(config: DistributedTrainingConfig) -> bool:
-    """Whether steps are left out as a matter of course, to find the loss scale."""
-    return "float16" in {part.rpartition("=")[2].strip() for part in config.precision.split(",")}

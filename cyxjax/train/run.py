@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from cyxjax.checkpoint.off import Checkpoints
-from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
 from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.errors import NotSavedError
 from cyxjax.observe.console import Console
@@ -23,6 +22,7 @@ from cyxjax.train.hooks.sentinel import SentinelHook
 from cyxjax.train.loop import Feed, Hook, RunState
 from cyxjax.train.monitor import Watchable, watchable_in
 from cyxjax.train.session import Session
+from cyxjax.train.settings import Settings, Watch
 from cyxjax.train.signals import StopSignals
 from cyxjax.train.start.build import Built
 from cyxjax.train.start.prepare import Prepared
@@ -33,7 +33,7 @@ class Run(NamedTuple):
 
     session: Session
     built: Built
-    config: DistributedTrainingConfig
+    settings: Settings
     watchable: Watchable
     signals: StopSignals
     spikes: list[Hook]  # made once: what it has seen outlives a rollback
@@ -45,7 +45,7 @@ class Run(NamedTuple):
     @property
     def folder(self) -> RunFolder | None:
         """Where this rank records the run; None where it records nothing."""
-        return self.config.run_folder if self.session.is_master else None
+        return self.settings.run_folder if self.session.is_master else None
 
 
 def run_from(
@@ -60,21 +60,23 @@ def run_from(
 
     still_ours: whether the run folder is this job's; see FolderGuard.
     """
-    built, config, mesh = prepared.built, prepared.config, session.mesh
+    built, settings, mesh = prepared.built, prepared.settings, session.mesh
     assert prepared.feed is not None
     console.batch_plan(
         batch_size=built.batch_size,
         num_replicas=num_replicas(mesh),
-        accumulation=config.gradient_accumulation_steps,
+        accumulation=settings.step.batch.accumulation,
         world_size=session.group.topology.world_size,
         backend=session.group.backend,
     )
-    watchable = watchable_in(session.recipe.metrics, prepared.feed, config)
-    keeping = resume.checkpointer_for(config, session.is_master, watchable.of(config).mode)
+    watchable = watchable_in(session.recipe.metrics, prepared.feed, settings.course)
+    keeping = resume.checkpointer_for(settings.saving, session.is_master, watchable.of(settings.watch).mode)
     with StopSignals() as signals, keeping as checkpointer:
         _make_room(checkpointer, start.position.step, session.resumed, console)
-        spikes = loss_spike.hooks_for(config)
-        run = Run(session, built, config, watchable, signals, spikes, checkpointer, sink, console, still_ours)
+        spikes = loss_spike.hooks_for(settings.guard)
+        run = Run(
+            session, built, settings, watchable, signals, spikes, checkpointer, sink, console, still_ours
+        )
         end = train(run, prepared.feed, start)
         session.unsaved = _unsaved(checkpointer, end.position.step)
     session.history.skipped_steps = int(local_value(built.sync.skipped(end.state.sync)))
@@ -107,23 +109,23 @@ def _make_room(checkpointer: Checkpoints, step: int, resumed: bool, console: Con
 
 def train(run: Run, feed: Feed, start: RunState) -> RunState:
     """From `start` to the end, back to a checkpoint in between if the configuration says so."""
-    config = run.config
+    settings, course = run.settings, run.settings.course
 
     def once(begin: RunState) -> RunState:
-        with out_of_memory.explained(config, run.built.batch_size, num_replicas(run.session.mesh)):
+        with out_of_memory.explained(settings.step, num_replicas(run.session.mesh)):
             return loop.fit(
                 run.built.program,
                 feed,
                 begin,
                 build_hooks(run),
-                epochs=config.epochs,
-                in_flight=config.steps_in_flight,
-                eval_every=config.evaluate_every_n_epochs,
-                max_steps=config.max_steps,
+                epochs=course.epochs,
+                in_flight=course.in_flight,
+                eval_every=course.eval_every,
+                max_steps=course.max_steps,
             )
 
     go_back = lambda good_step: _saved(run, start, good_step)  # noqa: E731
-    return rollback.fit(once, start, go_back, run.console.note, config, run.session.history)
+    return rollback.fit(once, start, go_back, run.console.note, settings.guard, run.session.history)
 
 
 def _saved(run: Run, like: RunState, good_step: int) -> RunState | None:
@@ -143,17 +145,17 @@ def _saved(run: Run, like: RunState, good_step: int) -> RunState | None:
 
 def build_hooks(run: Run) -> list[Hook]:
     """New hooks, which begin with the state of `run`; the user's own among them begin anew."""
-    config, history, rate = run.config, run.session.history, run.built.learning_rate
+    settings, history, rate = run.settings, run.session.history, run.built.learning_rate
     saves = _saving(run)
     hooks: list[Hook] = [
         *_black_box(run),  # first: it writes before another hook ends the run
         HistoryHook(history, rate),  # before all that read the history
-        RecordHook(run.console, run.sink, run.session.recipe.metrics, config.log_every_n_batches, rate),
-        TerminateOnNaN(rollback.patience(config)),  # before what would take a NaN for a value
+        RecordHook(run.console, run.sink, run.session.recipe.metrics, settings.course.log_every, rate),
+        TerminateOnNaN(rollback.patience(settings.guard)),  # before what would take a NaN for a value
         *run.spikes,
-        StopHook(history, run.signals.stop, config.max_time),
+        StopHook(history, run.signals.stop, settings.course.max_time_s),
         *run.session.recipe.callbacks,  # the user's see what ours have seen
-        *_early_stopping(config),
+        *_early_stopping(settings.watch),
         *_sentinel(run, saves),  # before saving: what is saved has been compared
         *_guard(run, saves),  # before all that write into the run folder at a save
         run.session.ledger.begin(  # is part of a save
@@ -168,28 +170,28 @@ def build_hooks(run: Run) -> list[Hook]:
 
 def _black_box(run: Run) -> list[Hook]:
     """Only an experiment can be run again."""
-    if run.folder is None or not isinstance(run.config, TrainConfig):
+    experiment, replicas = run.settings.experiment, num_replicas(run.session.mesh)
+    if run.folder is None or experiment is None:
         return []
-    replicas, left_out_too = num_replicas(run.session.mesh), not rollback.uses_float16(run.config)
-    return [BlackBoxHook(run.config, run.session.ledger.tape, replicas, left_out_too)]
+    left_out_too = not run.settings.guard.loses_steps
+    return [BlackBoxHook(run.folder, experiment, run.session.ledger.tape, replicas, left_out_too)]
 
 
-def _early_stopping(config: DistributedTrainingConfig) -> list[Hook]:
-    patience = config.early_stopping_patience
-    return [EarlyStopping(patience, config.monitor, mode=config.monitor_mode)] if patience else []
+def _early_stopping(watch: Watch) -> list[Hook]:
+    return [EarlyStopping(watch.patience, watch.monitor, mode=watch.mode)] if watch.patience else []
 
 
 def _sentinel(run: Run, saves: Hook) -> list[Hook]:
     """None on one replica, which agrees with itself."""
-    config = run.config
-    if num_replicas(run.session.mesh) == 1 or not config.sentinel_every_n_steps:
+    guard = run.settings.guard
+    if num_replicas(run.session.mesh) == 1 or not guard.sentinel_every:
         return []
     return [
         SentinelHook(
             run.built.sentinel,
             [device.process_index for device in run.session.mesh.devices.flat],
-            every=config.sentinel_every_n_steps,
-            policy=config.on_desync,
+            every=guard.sentinel_every,
+            policy=guard.on_desync,
             saving=saves.wants_state,
             warn=run.console.note,
         )
@@ -203,16 +205,16 @@ def _guard(run: Run, saves: Hook) -> list[Hook]:
 
 
 def _saving(run: Run) -> CheckpointHook:
-    config, monitor = run.config, run.watchable.of(run.config)
+    saving, monitor = run.settings.saving, run.watchable.of(run.settings.watch)
     return CheckpointHook(
         run.checkpointer,
         run.session.describe,
-        every_epochs=config.checkpoint_every_n_epochs,
-        every_steps=config.checkpoint_every_n_steps,
+        every_epochs=saving.every_epochs,
+        every_steps=saving.every_steps,
         # Clocks differ between ranks: rank 0's alone asks, and all save.
-        every_minutes=config.checkpoint_every_n_minutes if run.session.is_master else 0.0,
+        every_minutes=saving.every_minutes if run.session.is_master else 0.0,
         metric=lambda: monitor.latest(run.session.history),
-        requested=run.signals.take_save if config.saves else lambda: _refuse_save(run),
+        requested=run.signals.take_save if saving.saves else lambda: _refuse_save(run),
         portable=lambda state: resume.to_stored(state, run.built.sync),
     )
 

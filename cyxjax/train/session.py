@@ -17,8 +17,9 @@ from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import resume
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.loop import RunState
+from cyxjax.train.settings import SavePolicy, Settings, resolve
 from cyxjax.train.start import exact, same_run
-from cyxjax.train.start.build import Built, Recipe, effective_batch_size
+from cyxjax.train.start.build import Built, Recipe
 from cyxjax.train.start.dispatch import check_threads
 from cyxjax.train.start.prepare import Prepared, check_run, first_run, for_fit, for_inputs, next_run
 
@@ -95,7 +96,7 @@ class Session:
             remat=self.remat,
             last=self._prepared,
         )
-        check_threads(prepared.config, self.group.threads)
+        check_threads(prepared.settings.exactness, self.group.threads)
         self._exact = exact.fingerprint(prepared, self.group.threads)
         self._begin(prepared)
         check_run(prepared, self.run_state.state, self.recipe, self.mesh)
@@ -106,7 +107,8 @@ class Session:
         """Functions and a state made from one sample's `inputs`, if nothing was trained or loaded."""
         if self._prepared is None:
             config = config or DistributedTrainingConfig()
-            self._begin(for_inputs(self.recipe, self.mesh, config, inputs, remat=self.remat))
+            settings = resolve(config, num_replicas(self.mesh), remat=self.remat)
+            self._begin(for_inputs(self.recipe, self.mesh, settings, inputs))
 
     def _begin(self, prepared: Prepared) -> None:
         """A state for `prepared`: parameters go on, the optimizer starts anew; a loaded state stays."""
@@ -119,44 +121,44 @@ class Session:
             self._run_state = next_run(prepared, self.mesh, agreed, metrics)
         if not self._loaded:
             self.history = DistributedTrainingHistory(
-                effective_batch_size=effective_batch_size(prepared.config, self.mesh),
+                effective_batch_size=prepared.settings.step.batch.global_batch_size,
                 world_size=self.group.topology.world_size,
                 num_replicas=num_replicas(self.mesh),
             )
 
-    def start(self, config: DistributedTrainingConfig, console: Console) -> RunState:
+    def start(self, settings: Settings, console: Console) -> RunState:
         """Where a run starts: at what was loaded, at its newest checkpoint, or at step 0.
 
-        Raises: CheckpointError where `config` wants a checkpoint and there is none.
+        Raises: CheckpointError where `settings` want a checkpoint and there is none.
         """
         self.resumed = self._loaded
         if self._loaded:
             self._loaded = False
         else:
-            self._resume(config, console)
+            self._resume(settings.saving, console)
         if self.is_master:
-            other_mode = exact.changed_mode(self._origin, config) if self.resumed else []
+            other_mode = exact.changed_mode(self._origin, settings.exactness.mode) if self.resumed else []
             for line in other_mode + same_run.changes(self._origin, self._content):
                 warn_on_stderr(line)  # not to the console: it may be switched off
-        exact.judge(self._stored_exact, self._exact, config.exact, warn_on_stderr)
+        exact.judge(self._stored_exact, self._exact, settings.exactness.on_other_bits, warn_on_stderr)
         self._stored_exact = {}
         self._origin = {}
         if self.group.topology.world_size > 1 and not self._content:
             console.note("A loader's samples have no numbers: the data of the ranks were not compared.")
         return self.run_state
 
-    def _resume(self, config: DistributedTrainingConfig, console: Console) -> None:
-        """Takes the newest checkpoint of the run's folder, where there is one and `config` wants it."""
-        folder = config.checkpoint_path
-        wanted = config.resume != "never" and folder.is_dir()
+    def _resume(self, saving: SavePolicy, console: Console) -> None:
+        """Takes the newest checkpoint of the run's folder, where there is one and `saving` wants it."""
+        folder = saving.folder
+        wanted = saving.resume != "never" and folder.is_dir()
         beat(-1, "checkpoint")
-        if wanted and self.restore(resume.restorer_for(config, self.is_master)):
+        if wanted and self.restore(resume.restorer_for(saving, self.is_master)):
             self.resumed = True
             place = self.run_state.position
             console.note(
                 f"Resuming from step {place.step} (epoch {place.epoch}, sample {place.samples}) in {folder}"
             )
-        elif config.resume == "must":
+        elif saving.resume == "must":
             raise CheckpointError(
                 f"resume='must', but {folder} holds no checkpoint. "
                 "HINT: check the run folder, or use resume='auto'."
@@ -184,7 +186,7 @@ class Session:
         self._origin = meta
         self.ledger.restore(meta, self._run_state.position)
         history.world_size, history.num_replicas = self.group.topology.world_size, num_replicas(self.mesh)
-        history.effective_batch_size = effective_batch_size(self.prepared.config, self.mesh)
+        history.effective_batch_size = self.prepared.settings.step.batch.global_batch_size
         history.stopped_by = ""
         self.history = history
         return True
@@ -195,6 +197,6 @@ class Session:
 
     def describe(self, run_state: RunState) -> dict[str, Any]:
         """What a checkpoint of `run_state` says beside its arrays."""
-        config, inputs = self.prepared.config.resolved(), self.prepared.inputs
-        said = resume.to_meta(run_state, self.history, config, inputs) | same_run.to_meta(self._content)
+        told, inputs = self.prepared.settings.told, self.prepared.inputs
+        said = resume.to_meta(run_state, self.history, told, inputs) | same_run.to_meta(self._content)
         return said | self.ledger.meta(run_state) | ({"exact": self._exact} if self._exact else {})

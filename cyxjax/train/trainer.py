@@ -104,12 +104,12 @@ class DistributedTrainer:
         still_ours: Callable[[], str] = lambda: "",
     ) -> DistributedTrainingHistory:
         """Trains what `prepare` gave, once; see `fit`. still_ours: see `run_from`."""
-        session, config = self._session, prepared.config
-        console = console or build_console(self.is_master(), config.verbose)
-        start = session.start(config, console)
+        session, settings = self._session, prepared.settings
+        console, epochs = console or build_console(self.is_master(), settings.verbose), settings.course.epochs
+        start = session.start(settings, console)
         with closing(open_sink(start.position.step)) as sink:  # also when training ends in an error
-            if start.position.epoch >= config.epochs:
-                console.note(f"All {config.epochs} epochs are done. HINT: raise `epochs` to train on.")
+            if start.position.epoch >= epochs:
+                console.note(f"All {epochs} epochs are done. HINT: raise `epochs` to train on.")
                 return session.history
             session.run_state = run_from(session, prepared, start, sink, console, still_ours)
         self._hand_out_values()
@@ -132,7 +132,7 @@ class DistributedTrainer:
         dataset = fit_data.for_evaluation(X if y is None else (X, y))
         self._session.ensure(fit_data.first_inputs(dataset))
         built = self._session.built
-        placer = dispatch_for(self._session.prepared.config, self._mesh).placer()
+        placer = dispatch_for(self._session.prepared.settings.step, self._mesh).placer()
         batches = eval_batches(placer, dataset, batch_size or built.batch_size, max_batches)
         return loop.evaluate(built.program, self.state, batches)
 

@@ -7,6 +7,7 @@ import pytest
 
 from cyxjax.core.mesh import build_mesh
 from cyxjax.errors import ConfigError
+from cyxjax.train.settings import resolve
 from cyxjax.train.start.dispatch import dispatch_for
 from tests.support.exact import config, problem, train
 
@@ -57,4 +58,4 @@ def test_the_plain_mean_gives_other_bits():
 
 def test_more_devices_than_parts_are_refused():
     with pytest.raises(ConfigError, match="8 devices for virtual_replicas=4"):
-        dispatch_for(config(virtual_replicas=4), build_mesh())
+        dispatch_for(resolve(config(virtual_replicas=4), 8).step, build_mesh())

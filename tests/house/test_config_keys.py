@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 import cyxjax
 from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
+from cyxjax.train import settings
 
 PACKAGE = Path(cyxjax.__file__).parent
 ONLY_CHECKED = {  # key -> what it does although nothing outside config/ reads it
@@ -60,3 +61,37 @@ def test_a_key_that_nothing_reads_is_found(tmp_path):
     (tmp_path / "config" / "run.py").write_text("x = config.epochs\n")
     (tmp_path / "loop.py").write_text("y = config.batch_size\nz = values['seed']\nconfig.lr = 1\n")
     assert names_read(tmp_path) == {"batch_size", "seed"}
+
+
+# Where the whole configuration is seen: the calls that take one, and the file that cuts it into parts.
+BORDER = {
+    *("__main__", "experiment", "simple_trainer", "trainer", "session", "settings", "resume"),
+    *("feeding/fit_data", "start/prepare", "replay/steps"),
+}
+
+
+def test_below_the_border_nothing_takes_the_whole_configuration():
+    train = PACKAGE / "train"
+    seen = {
+        path.relative_to(train).with_suffix("").as_posix()
+        for path in train.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("cyxjax.config")
+    }
+    assert seen == BORDER
+
+
+def test_every_field_of_a_part_is_read_by_a_room():
+    # or `settings.py` would read keys for nobody, and the test above would not see it
+    parts = [kind for kind in vars(settings).values() if hasattr(kind, "_fields") and kind.__doc__]
+    mine = {name for part in parts if part.__module__ == settings.__name__ for name in part._fields}
+    read = {
+        node.attr
+        for path in (PACKAGE / "train").rglob("*.py")
+        if path.name != "settings.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    inside = {"num_shares"}  # of BatchShape: unpacked whole
+    assert len(mine) > 50
+    assert mine - read <= inside, mine - read

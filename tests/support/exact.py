@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 import cyxjax as cx
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import as_per_example
-from cyxjax.core.mesh import build_mesh, local_value
+from cyxjax.core.mesh import build_mesh, local_value, num_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.step import TrainState, init_state
@@ -25,6 +25,7 @@ from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
+from cyxjax.train.settings import resolve
 from cyxjax.train.start.build import Built, Recipe, build
 
 GLOBAL_BATCH, SAMPLES = 32, 32 * 2 + 21  # the last step is ragged: a part of it has one sample, or none
@@ -120,7 +121,8 @@ def train(
     settings = config(**options)
     built, start = prepared(one, mesh, settings, optimizer, callbacks)
     val = ArrayDataset(one.data.inputs[:21], one.data.targets[:21])
-    feed = build_feed(FitData(one.data, val, True), settings, mesh, Tape())
+    found = resolve(settings, num_replicas(mesh), len(one.data))
+    feed = build_feed(FitData(one.data, val, True), found.step, found.reading, mesh, Tape())
     watch = _Watch()
     start = start._replace(state=from_) if from_ is not None else start
     end = loop.fit(
@@ -136,7 +138,7 @@ def prepared(
 ) -> tuple[Built, RunState]:
     loss = as_per_example(cx.CrossEntropyLoss())
     recipe = Recipe(adapt(one.model), loss, optimizer or cx.AdamOptimizer(0.01), Metrics(), tuple(callbacks))
-    built = build(recipe, settings, mesh, inputs=one.data.inputs[:1], steps_per_epoch=None)
+    built = build(recipe, resolve(settings, num_replicas(mesh)).step, mesh, inputs=one.data.inputs[:1])
     params, model_state = jax.tree.map(
         np.asarray, built.fns.init(jax.random.key(settings.seed), one.data.inputs[:1])
     )

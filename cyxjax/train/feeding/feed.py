@@ -10,7 +10,6 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.draws import place_in_step
 from cyxjax.core.mesh import local_replicas, local_rows, num_replicas, put_rows, refuse_wrapping
 from cyxjax.core.step import Batch, TrainState
@@ -25,7 +24,7 @@ from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.feeding.placing import Placer, RowPlacer
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Fed, Feed, Position
-from cyxjax.train.start.build import batch_plan, batch_size
+from cyxjax.train.settings import Reading, StepPlan
 from cyxjax.train.start.dispatch import dispatch_for
 
 PyTree = Any
@@ -34,28 +33,28 @@ PyTree = Any
 Ask = Callable[[], tuple[float, bool]]
 
 
-def build_feed(data: FitData, config: DistributedTrainingConfig, mesh: Mesh, tape: Tape) -> Feed:
+def build_feed(data: FitData, plan: StepPlan, reading: Reading, mesh: Mesh, tape: Tape) -> Feed:
     """The batches of a fit: from datasets with an index, or from loaders."""
-    if not data.indexed:
+    if reading.epoch is None:
         return loader_feed(
             mesh,
             data.train,
             data.val,
-            accumulation=config.gradient_accumulation_steps,
-            depth=config.prefetch,
-            eval_batch_size=batch_size(config, mesh),
-            max_eval_batches=config.max_eval_batches,
+            accumulation=plan.batch.accumulation,
+            depth=reading.prefetch,
+            eval_batch_size=plan.batch.batch_size,
+            max_eval_batches=reading.max_eval_batches,
         )
-    seed, shuffle = data.order or (config.seed, config.shuffle)
+    seed, shuffle = data.order or (reading.seed, reading.shuffle)
     return dataset_feed(
-        dispatch_for(config, mesh).placer(),
+        dispatch_for(plan, mesh).placer(),
         data.train,
-        batch_plan(config, mesh, len(data.train)),
+        reading.epoch,
         data.val,
         seed=seed,
         shuffle=shuffle,
-        depth=config.prefetch,
-        max_eval_batches=config.max_eval_batches,
+        depth=reading.prefetch,
+        max_eval_batches=reading.max_eval_batches,
         tape=tape,
     )
 

@@ -145,6 +145,20 @@ def parse(
     )
 
 
+def check_numbered(config: DistributedTrainingConfig, data: FitData) -> None:
+    """An exact run reads samples by number. Raises: ConfigError where it cannot.
+
+    config: as `parse` left it, with a loader's batch size in place of the global one.
+    """
+    if config.reproducibility != "exact":
+        return
+    if not data.indexed or config.global_batch_size is None or is_loader(data.val):
+        raise ConfigError(
+            "reproducibility='exact' reads samples by number, and the data come from a loader, whose batches "
+            "depend on the processes. HINT: pass arrays or the dataset itself, and set global_batch_size."
+        )
+
+
 def _from_loader(
     train: Any, val: Any, config: DistributedTrainingConfig, local_replicas: int
 ) -> tuple[FitData, DistributedTrainingConfig]:

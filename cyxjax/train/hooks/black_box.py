@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import jax
 
 from cyxjax.checkpoint.folders import list_steps
-from cyxjax.config.run import TrainConfig
 from cyxjax.core.mesh import local_value
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.errors import DataError
 from cyxjax.files import read_plain
 from cyxjax.observe.records import or_told, plain, write_atomic
 from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.run_folder import RunFolder
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Hook, Position, RunState, StepInfo
 
@@ -48,10 +48,14 @@ class BlackBox(NamedTuple):
 
 
 class BlackBoxHook(Hook):
-    """Writes a box for the first steps that are not finite. Stands before the hook that ends the run."""
+    """Writes a box for the first steps that are not finite. Stands before the hook that ends the run.
 
-    def __init__(self, config: TrainConfig, tape: Tape, num_replicas: int, left_out_too: bool):
-        self._config, self._tape, self._num_replicas = config, tape, num_replicas
+    experiment: the configuration file that runs it again. left_out_too: a step that was left out is one.
+    """
+
+    def __init__(self, folder: RunFolder, experiment: str, tape: Tape, num_replicas: int, left_out_too: bool):
+        self._folder, self._experiment = folder, experiment
+        self._tape, self._num_replicas = tape, num_replicas
         self._left_out_too = left_out_too
         self._written = 0
         self._key_data: list[int] = []
@@ -70,7 +74,7 @@ class BlackBoxHook(Hook):
             self._write(info.position, first, "left out" if weight == 0 else plain(loss_sum / weight))
 
     def _write(self, position: Position, first: int, loss: Any) -> None:
-        facts, folder = self._tape.facts, self._config.checkpoint_path
+        facts, folder = self._tape.facts, self._folder.checkpoints
         before = [step for step in (list_steps(folder) if folder.is_dir() else []) if step < position.step]
         box = BlackBox(
             position.step,
@@ -85,10 +89,10 @@ class BlackBoxHook(Hook):
             jax.default_backend(),
             first,
         )
-        path = self._config.run_folder.black_box(position.step)
+        path = self._folder.black_box(position.step)
         with or_told(path, warn_on_stderr):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomic(path / CONFIG, self._config.to_yaml())
+            write_atomic(path / CONFIG, self._experiment)
             write_atomic(path / FILE, json.dumps(box._asdict(), indent=1) + "\n")
 
 

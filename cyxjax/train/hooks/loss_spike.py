@@ -6,9 +6,9 @@ Source of going back: Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, section 5.
 import statistics
 from collections import deque
 
-from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.train.hooks.nonfinite import BadStepError
 from cyxjax.train.loop import Hook, Position, RunState, StepInfo
+from cyxjax.train.settings import GuardPolicy
 
 
 class LossSpikeError(BadStepError):
@@ -67,8 +67,8 @@ class LossSpikeHook(Hook):
         )
 
 
-def hooks_for(config: DistributedTrainingConfig) -> list[Hook]:
-    """The hook that `config` asks for, if it does; made once a fit, so that it outlives rollbacks."""
-    if config.on_loss_spike == "ignore":
+def hooks_for(guard: GuardPolicy) -> list[Hook]:
+    """The hook that `guard` asks for, if it does; made once a fit, so that it outlives rollbacks."""
+    if guard.on_loss_spike == "ignore":
         return []
-    return [LossSpikeHook(config.loss_spike_factor, config.loss_spike_window, config.loss_spike_steps)]
+    return [LossSpikeHook(guard.spike_factor, guard.spike_window, guard.spike_steps)]

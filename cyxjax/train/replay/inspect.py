@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cyxjax.config.run import TrainConfig
 from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, place_in_step, step_key
 from cyxjax.core.losses import PerExample
@@ -19,6 +18,7 @@ from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.core.trees import named_leaves
 from cyxjax.train.replay.layers import first_nonfinite
+from cyxjax.train.settings import StepPlan
 from cyxjax.train.trainer import DistributedTrainer
 
 PyTree = Any
@@ -27,7 +27,7 @@ _MOST = 5  # samples or leaves named in one line
 
 def inspect_step(
     trainer: DistributedTrainer,
-    config: TrainConfig,
+    plan: StepPlan,
     before: TrainState,
     batch: Batch | PartsBatch,
     ids: np.ndarray,
@@ -40,8 +40,8 @@ def inspect_step(
     if broken:
         yield f"Before the step these parameters were not finite: {_some(broken)}."
         return
-    fns = with_policy(adapt(trainer.get_model()), parse_policy(config.precision))
-    for part in _parts(batch, config.gradient_accumulation_steps, before, ids):
+    fns = with_policy(adapt(trainer.get_model()), parse_policy(plan.precision))
+    for part in _parts(batch, plan.batch.accumulation, before, ids):
         lines = list(_inspect_part(fns, trainer.loss, trainer.get_model(), before, part))
         if lines:
             yield from lines

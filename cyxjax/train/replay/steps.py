@@ -14,7 +14,6 @@ import numpy as np
 
 from cyxjax.command import Parser
 from cyxjax.config.load import load_config
-from cyxjax.config.run import TrainConfig
 from cyxjax.core.mesh import local_value
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.data.ledger import StreamFacts
@@ -23,6 +22,7 @@ from cyxjax.train.experiment import prepare
 from cyxjax.train.hooks.black_box import CONFIG, BlackBox, read_box, samples_of
 from cyxjax.train.loop import Feed, Position, RunState
 from cyxjax.train.replay.inspect import inspect_step
+from cyxjax.train.settings import StepPlan
 from cyxjax.train.trainer import DistributedTrainer
 
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("box", type=Path, metavar="BOX", help="a folder black_box_step... of a run")
     folder = parser.parse_args(argv).box
     box = read_box(folder)
-    trainer, feed, config, facts = _rebuilt(box, folder)
+    trainer, feed, plan, facts = _rebuilt(box, folder)
     bad = _first_bad(trainer, feed, box)
     if bad is None:
         print(
@@ -56,12 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"Step {box.step} was recorded with loss {box.loss}, samples {_few(box.sample_ids)}.")
     print(f"Replayed: step {bad.position.step} is the first that is not finite: loss {bad.loss}.")
     ids = np.array(samples_of(facts, bad.position.epoch, bad.first))
-    for line in inspect_step(trainer, config, bad.before, bad.batch, ids):
+    for line in inspect_step(trainer, plan, bad.before, bad.batch, ids):
         print(line)
     return EXIT_OK
 
 
-def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Feed, TrainConfig, StreamFacts]:
+def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Feed, StepPlan, StreamFacts]:
     """The run as its configuration describes it, at the moment the box starts from."""
     devices = ["--cpu-devices", str(box.num_replicas)] if box.platform == "cpu" else []
     config = load_config(["--config", str(folder / CONFIG), "--verbose", "false", *devices])
@@ -77,7 +77,7 @@ def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Feed, Tra
             f"{folder} names other samples than the data gives now ({_few(box.sample_ids)}). "
             "HINT: replay with the data and global batch of the run."
         )
-    return trainer, prepared.feed, config, facts
+    return trainer, prepared.feed, prepared.settings.step, facts
 
 
 def _first_bad(trainer: DistributedTrainer, feed: Feed, box: BlackBox) -> Bad | None:

@@ -1,4 +1,4 @@
-"""What a configuration asks for, as compiled functions: the one place where features are put together."""
+"""What a plan asks for, as compiled functions: the one place where features are put together."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,7 +7,6 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core import precision
 from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import PerExample
@@ -24,12 +23,12 @@ from cyxjax.core.step import (
     state_spec,
 )
 from cyxjax.core.strategy import Sync
-from cyxjax.data.batches import BatchPlan, batch_size_from_global
 from cyxjax.sync.registry import build_sync
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.loop import Hook, Program
+from cyxjax.train.settings import StepPlan
 from cyxjax.train.start.dispatch import dispatch_for
-from cyxjax.train.start.optimizers import Schedule, build_schedule, scaling_factor, with_schedule
+from cyxjax.train.start.optimizers import build_schedule, with_schedule
 
 PyTree = Any
 
@@ -53,7 +52,7 @@ class Recipe(NamedTuple):
 
 
 class Built(NamedTuple):
-    """A recipe compiled for a mesh, as a configuration wants it."""
+    """A recipe compiled for a mesh, as a plan wants it."""
 
     fns: ModelFns
     sync: Sync
@@ -67,28 +66,19 @@ class Built(NamedTuple):
     shown: Callable  # state -> what evaluation sees of it, with whole parameters
 
 
-def build(
-    recipe: Recipe,
-    config: DistributedTrainingConfig,
-    mesh: Mesh,
-    *,
-    inputs: PyTree,
-    steps_per_epoch: int | None,
-    schedule: Any = None,
-    remat: str = "none",
-) -> Built:
+def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Built:
     """Compiled functions for `recipe`. inputs: one sample's, for the shapes of its parameters.
 
     Raises: ConfigError for values that do not go together.
     """
-    policy = parse_policy(config.precision)
-    fns = with_remat(with_policy(recipe.fns, policy), str(config.remat) if remat == "none" else remat)
-    factor = _schedule(config, mesh, steps_per_epoch, schedule)
+    policy = parse_policy(plan.precision)
+    fns = with_remat(with_policy(recipe.fns, policy), plan.remat)
+    factor = build_schedule(plan.rate)
     optimizer = callbacks.around(recipe.callbacks, with_schedule(recipe.optimizer, factor))
     shapes = lambda: jax.eval_shape(fns.init, jax.random.key(0), inputs)[0]  # noqa: E731
-    sync = build_sync(config.comm, optimizer, config.comm_options, config.max_grad_norm, shapes)
-    sync = _FOR_NONFINITE[policy.needs_loss_scale or config.on_nonfinite](sync)
-    train_step, eval_step = dispatch_for(config, mesh).steps(fns, recipe.loss, sync, recipe.metrics)
+    sync = build_sync(plan.comm, optimizer, plan.comm_options, plan.max_grad_norm, shapes)
+    sync = _FOR_NONFINITE[policy.needs_loss_scale or plan.on_nonfinite](sync)
+    train_step, eval_step = dispatch_for(plan, mesh).steps(fns, recipe.loss, sync, recipe.metrics)
     agreed = build_consensus(sync, mesh)
     parts = sync if sync.keeps_parts else None  # evaluation makes them whole itself, a leaf at a time
     seen = lambda state: callbacks.evaluated(recipe.callbacks, state if parts else agreed(state))  # noqa: E731
@@ -99,79 +89,11 @@ def build(
         Program(train_step, eval_step, recipe.metrics, seen),
         build_predict_step(fns, mesh, parts=parts),
         callbacks.learning_rate(recipe.callbacks, lambda step: base * float(factor(max(step - 1, 0)))),
-        batch_size(config, mesh),
+        plan.batch.batch_size,
         build_sentinel(mesh, state_spec(sync)),
         build_init(sync, mesh),
         agreed,
         lambda state: agreed(seen(state)) if parts else seen(state),
-    )
-
-
-_SHAPING = (
-    "precision",
-    "remat",
-    "gradient_accumulation_steps",
-    "sync_batchnorm",
-    "max_grad_norm",
-    "on_nonfinite",
-    "lr_scaling",
-    "base_batch_size",
-    "warmup_steps",
-    "comm",
-    "comm_options",
-    "reproducibility",
-    "virtual_replicas",
-)
-
-
-def program_shape(
-    config: DistributedTrainingConfig, mesh: Mesh, steps_per_epoch: int | None, schedule: Any, remat: str
-) -> tuple:
-    """What `build` depends on: two configurations of one shape share their compiled functions."""
-    decay = None
-    if schedule is not None and schedule.name != "constant":
-        decay = (repr(schedule), config.max_steps, config.epochs, steps_per_epoch)
-    fields = [repr(getattr(config, name)) for name in _SHAPING]
-    return (*fields, effective_batch_size(config, mesh), batch_size(config, mesh), decay, remat)
-
-
-def batch_size(config: DistributedTrainingConfig, mesh: Mesh) -> int:
-    """Samples per replica and micro-step. Raises: ConfigError when the global batch does not divide."""
-    if config.global_batch_size is None:
-        return config.batch_size
-    shares = dispatch_for(config, mesh).num_shares
-    return batch_size_from_global(config.global_batch_size, shares, config.gradient_accumulation_steps)
-
-
-def batch_plan(config: DistributedTrainingConfig, mesh: Mesh, num_samples: int) -> BatchPlan:
-    """How `num_samples` become steps on this mesh."""
-    return BatchPlan(
-        num_samples,
-        batch_size(config, mesh),
-        dispatch_for(config, mesh).num_shares,
-        config.gradient_accumulation_steps,
-        config.drop_last,
-    )
-
-
-def effective_batch_size(config: DistributedTrainingConfig, mesh: Mesh) -> int:
-    shares = dispatch_for(config, mesh).num_shares
-    return batch_size(config, mesh) * shares * config.gradient_accumulation_steps
-
-
-def _schedule(
-    config: DistributedTrainingConfig, mesh: Mesh, steps_per_epoch: int | None, section: Any
-) -> Schedule:
-    """Factor on the learning rate, from scaling rule, warm-up and decay."""
-    peak = scaling_factor(config.lr_scaling, effective_batch_size(config, mesh), config.base_batch_size)
-    total = config.max_steps or (steps_per_epoch or 0) * config.epochs
-    name = section.name if section else "constant"
-    return build_schedule(
-        name,
-        peak=peak,
-        warmup_steps=config.warmup_steps,
-        decay_steps=(section.decay_steps if section else None) or total - config.warmup_steps,
-        final_fraction=section.final_fraction if section else 0.0,
     )
 
 

@@ -6,7 +6,6 @@ from typing import Protocol
 import jax
 from jax.sharding import Mesh
 
-from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.metrics import Metrics
@@ -16,14 +15,12 @@ from cyxjax.core.step import build_eval_step, build_train_step
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
 from cyxjax.sync.exact import TreeSum
-from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.feeding.placing import PartPlacer, Placer, RowPlacer
+from cyxjax.train.settings import Exactness, StepPlan
 
 
 class Dispatch(Protocol):
-    """How a configuration's steps are computed on a mesh."""
-
-    num_shares: int  # what each step's samples are dealt out to
+    """How steps are computed on a mesh."""
 
     def placer(self) -> Placer:
         """What puts batches where the steps expect them."""
@@ -37,9 +34,8 @@ class Dispatch(Protocol):
 class Fused:
     """One program over all devices; the order of its sums depends on their number."""
 
-    def __init__(self, config: DistributedTrainingConfig, mesh: Mesh):
-        self._config, self._mesh = config, mesh
-        self.num_shares = num_replicas(mesh)
+    def __init__(self, plan: StepPlan, mesh: Mesh):
+        self._plan, self._mesh = plan, mesh
 
     def placer(self) -> Placer:
         return RowPlacer(self._mesh)
@@ -52,9 +48,9 @@ class Fused:
             loss,
             sync,
             self._mesh,
-            accumulation=self._config.gradient_accumulation_steps,
+            accumulation=self._plan.batch.accumulation,
             metrics=metrics,
-            sync_batchnorm=self._config.sync_batchnorm,
+            sync_batchnorm=self._plan.sync_batchnorm,
         )
         parts = sync if sync.keeps_parts else None
         return train_step, build_eval_step(fns, loss, self._mesh, metrics=metrics, parts=parts)
@@ -63,14 +59,14 @@ class Fused:
 class InParts:
     """`reproducibility: exact`. Raises: ConfigError for more devices than virtual replicas."""
 
-    def __init__(self, config: DistributedTrainingConfig, mesh: Mesh):
-        self.num_shares = config.virtual_replicas
-        if num_replicas(mesh) > self.num_shares:
+    def __init__(self, plan: StepPlan, mesh: Mesh):
+        num_parts = plan.batch.num_shares
+        if num_replicas(mesh) > num_parts:
             raise ConfigError(
-                f"{num_replicas(mesh)} devices for virtual_replicas={self.num_shares}: each needs a part. "
-                f"HINT: use at most {self.num_shares} devices; another virtual_replicas gives other bits."
+                f"{num_replicas(mesh)} devices for virtual_replicas={num_parts}: each needs a part. "
+                f"HINT: use at most {num_parts} devices; another virtual_replicas gives other bits."
             )
-        self.layout = Layout(mesh, self.num_shares)
+        self.layout = Layout(mesh, num_parts)
 
     def placer(self) -> Placer:
         return PartPlacer(self.layout)
@@ -85,34 +81,20 @@ class InParts:
         )
 
 
-_KINDS: dict[str, Callable[[DistributedTrainingConfig, Mesh], Dispatch]] = {"none": Fused, "exact": InParts}
+_KINDS: dict[str, Callable[[StepPlan, Mesh], Dispatch]] = {"none": Fused, "exact": InParts}
 
 
-def dispatch_for(config: DistributedTrainingConfig, mesh: Mesh) -> Dispatch:
-    """How `config` wants its steps computed. Raises: ConfigError where `mesh` does not suit it."""
-    return _KINDS[config.reproducibility](config, mesh)
+def dispatch_for(plan: StepPlan, mesh: Mesh) -> Dispatch:
+    """How `plan` wants its steps computed. Raises: ConfigError where `mesh` does not suit it."""
+    return _KINDS[plan.reproducibility](plan, mesh)
 
 
-def check_data(config: DistributedTrainingConfig, data: FitData) -> None:
-    """An exact run reads samples by number. Raises: ConfigError where it cannot.
-
-    config: as `fit_data.parse` left it, with a loader's batch size in place of the global one.
-    """
-    if config.reproducibility != "exact":
-        return
-    if not data.indexed or config.global_batch_size is None or is_loader(data.val):
-        raise ConfigError(
-            "reproducibility='exact' reads samples by number, and the data come from a loader, whose batches "
-            "depend on the processes. HINT: pass arrays or the dataset itself, and set global_batch_size."
-        )
-
-
-def check_threads(config: DistributedTrainingConfig, threads: int) -> None:
+def check_threads(exactness: Exactness, threads: int) -> None:
     """An exact run has its own number of CPU threads; `threads`: of this process's pool, 0 if not known.
 
     Raises: ConfigError where they differ.
     """
-    wanted = config.pool_threads
+    wanted = exactness.threads
     if jax.default_backend() == "cpu" and wanted is not None and threads != wanted:
         raise ConfigError(
             f"this process computes with {threads} CPU threads, reproducibility='exact' with {wanted} "

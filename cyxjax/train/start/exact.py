@@ -16,7 +16,6 @@ import jax
 import jaxlib
 import numpy as np
 
-from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.parts import Part, PartsStep, by_device
 from cyxjax.data.sources import Dataset
 from cyxjax.errors import CheckpointError
@@ -98,12 +97,12 @@ def judge(
     warn(f"WARNING: {text}")
 
 
-def changed_mode(meta: dict[str, Any], config: DistributedTrainingConfig) -> list[str]:
-    """A line where a run goes on from a checkpoint of the other mode; meta: what that says of itself."""
+def changed_mode(meta: dict[str, Any], mode: str) -> list[str]:
+    """A line where a run goes on from a checkpoint of another mode; meta: what that says of itself."""
     then = meta.get("config", {}).get("reproducibility", "none")  # version 0.1.0 had the plain mode alone
-    if then == config.reproducibility:
+    if then == mode:
         return []
-    what, hint = _OTHER_MODE[config.reproducibility]
+    what, hint = _OTHER_MODE[mode]
     step = meta.get("position", {}).get("step", "?")
     return [f"WARNING: the checkpoint of step {step} has reproducibility={then}: {what}. HINT: {hint}."]
 

@@ -1,12 +1,12 @@
 """Optimizers by the guides' names, each an optax transformation that remembers its learning rate."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import optax
 
 from cyxjax.errors import ConfigError
+from cyxjax.train.settings import RatePlan
 
 
 class Optimizer(optax.GradientTransformation):
@@ -94,32 +94,22 @@ Schedule = Callable[[Any], Any]
 """optimizer steps done -> factor on the learning rate"""
 
 
-def scaling_factor(rule: str, global_batch_size: int, base_batch_size: int | None) -> float:
-    """How much larger the learning rate is for this batch: linear (Goyal et al. 2017), sqrt or none."""
-    if rule == "none" or base_batch_size is None:
-        return 1.0
-    ratio = global_batch_size / base_batch_size
-    return ratio if rule == "linear" else math.sqrt(ratio)
-
-
-def build_schedule(
-    name: str, *, peak: float, warmup_steps: int, decay_steps: int, final_fraction: float
-) -> Schedule:
-    """Factor on the learning rate: linear warm-up to `peak`, then constant, cosine or linear decay.
+def build_schedule(plan: RatePlan) -> Schedule:
+    """Factor on the learning rate: linear warm-up to the peak, then constant, cosine or linear decay.
 
     Counted in optimizer steps only, so it does not change with the number of processes. The first step of
     a warm-up of n steps has peak / n, as in Goyal et al. 2017; step n has the peak.
     """
-    end = peak * final_fraction
-    after: dict[str, Schedule] = {
-        "constant": optax.constant_schedule(peak),
-        "cosine": optax.cosine_decay_schedule(peak, max(decay_steps, 1), final_fraction),
-        "linear": optax.linear_schedule(peak, end, max(decay_steps, 1)),
+    peak, decay_steps = plan.peak, max(plan.decay_steps, 1)
+    after: dict[str, Callable[[], Schedule]] = {
+        "constant": lambda: optax.constant_schedule(peak),
+        "cosine": lambda: optax.cosine_decay_schedule(peak, decay_steps, plan.final_fraction),
+        "linear": lambda: optax.linear_schedule(peak, peak * plan.final_fraction, decay_steps),
     }
-    if not warmup_steps:
-        return after[name]
-    warmup = optax.linear_schedule(peak / warmup_steps, peak, max(warmup_steps - 1, 1))
-    return optax.join_schedules([warmup, after[name]], [warmup_steps])
+    if not plan.warmup_steps:
+        return after[plan.name]()
+    warmup = optax.linear_schedule(peak / plan.warmup_steps, peak, max(plan.warmup_steps - 1, 1))
+    return optax.join_schedules([warmup, after[plan.name]()], [plan.warmup_steps])
 
 
 def with_schedule(optimizer: optax.GradientTransformation, factor: Schedule) -> optax.GradientTransformation:

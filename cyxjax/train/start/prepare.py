@@ -17,8 +17,8 @@ from cyxjax.train.hooks import callbacks
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Feed, Position, RunState
 from cyxjax.train.monitor import watchable_in
-from cyxjax.train.start.build import Built, Recipe, build, check_precision, program_shape
-from cyxjax.train.start.dispatch import check_data
+from cyxjax.train.settings import Settings, resolve
+from cyxjax.train.start.build import Built, Recipe, build, check_precision
 from cyxjax.train.start.optimizers import Optimizer
 
 PyTree = Any
@@ -27,10 +27,9 @@ PyTree = Any
 class Prepared(NamedTuple):
     """Compiled functions, and what they were compiled for."""
 
-    config: DistributedTrainingConfig  # with the batch size of the loader, where a loader has one
+    settings: Settings  # with the batch size of the loader, where a loader has one
     built: Built
     inputs: PyTree  # one sample's, shape (1, ...)
-    shape: tuple  # two configurations of one shape share their compiled functions
     feed: Feed | None = None  # None: not to train, but to evaluate, predict or load
     data: FitData | None = None
 
@@ -46,45 +45,27 @@ def for_fit(
     remat: str,
     last: Prepared | None,
 ) -> Prepared:
-    """What `fit(*data, config)` needs; the compiled functions of `last` serve again if shapes agree.
+    """What `fit(*data, config)` needs; the compiled functions of `last` serve again if plans agree.
 
+    Here the configuration ends: what comes after takes its parts.
     Raises: ConfigError and DataError for data and configuration that do not go together.
     """
     found, config = fit_data.parse(data, config, len(local_replicas(mesh)), num_replicas(mesh))
-    check_data(config, found)
-    feed = build_feed(found, config, mesh, tape)
-    one = for_inputs(
-        recipe,
-        mesh,
-        config,
-        fit_data.first_inputs(found.train),
-        steps_per_epoch=feed.steps_per_epoch,
-        schedule=schedule,
-        remat=remat,
-        last=last,
-    )
+    fit_data.check_numbered(config, found)
+    num_samples = len(found.train) if found.indexed else None
+    settings = resolve(config, num_replicas(mesh), num_samples, schedule=schedule, remat=remat)
+    feed = build_feed(found, settings.step, settings.reading, mesh, tape)
+    one = for_inputs(recipe, mesh, settings, fit_data.first_inputs(found.train), last)
     return one._replace(feed=feed, data=found)
 
 
 def for_inputs(
-    recipe: Recipe,
-    mesh: Mesh,
-    config: DistributedTrainingConfig,
-    inputs: PyTree,
-    *,
-    steps_per_epoch: int | None = None,
-    schedule: Any = None,
-    remat: str = "none",
-    last: Prepared | None = None,
+    recipe: Recipe, mesh: Mesh, settings: Settings, inputs: PyTree, last: Prepared | None = None
 ) -> Prepared:
     """Compiled functions for one sample's `inputs`, shape (1, ...). Raises: ConfigError."""
-    shape = program_shape(config, mesh, steps_per_epoch, schedule, remat)
-    if last is not None and last.shape == shape:
-        return Prepared(config, last.built, inputs, shape)
-    built = build(
-        recipe, config, mesh, inputs=inputs, steps_per_epoch=steps_per_epoch, schedule=schedule, remat=remat
-    )
-    return Prepared(config, built, inputs, shape)
+    if last is not None and last.settings.step == settings.step:
+        return Prepared(settings, last.built, inputs)
+    return Prepared(settings, build(recipe, settings.step, mesh, inputs=inputs), inputs)
 
 
 def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh) -> None:
@@ -97,12 +78,12 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
     """
     built, replicas = prepared.built, num_replicas(mesh)
     if prepared.feed is not None:
-        watchable = watchable_in(recipe.metrics, prepared.feed, prepared.config)
-        watchable.of(prepared.config)
+        watchable = watchable_in(recipe.metrics, prepared.feed, prepared.settings.course)
+        watchable.of(prepared.settings.watch)
         callbacks.check_watched(recipe.callbacks, watchable)
     if not isinstance(recipe.optimizer, Optimizer):  # ours fit all, and are tested to
-        check_update(built.sync, mesh, state, prepared.config.comm)
-    check_precision(built, state, prepared.inputs, prepared.config.precision, replicas)
+        check_update(built.sync, mesh, state, prepared.settings.step.comm)
+    check_precision(built, state, prepared.inputs, prepared.settings.step.precision, replicas)
     seen = jax.eval_shape(built.program.consensus, state)
     run = lambda inputs: jax.eval_shape(built.predict_step, seen, inputs)  # noqa: E731
     if prepared.data is not None:
@@ -111,9 +92,9 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
 
 def first_run(prepared: Prepared, mesh: Mesh, num_metrics: int) -> RunState:
     """Step 0, with parameters drawn from the seed."""
-    built, seed = prepared.built, prepared.config.seed
+    built, seed = prepared.built, prepared.settings.seed
     params, model_state = jax.tree.map(np.asarray, built.fns.init(jax.random.key(seed), prepared.inputs))
-    with explained(f"with comm={prepared.config.comm!r}"):
+    with explained(f"with comm={prepared.settings.step.comm!r}"):
         state = built.init(params, model_state, seed)
     return RunState(Position(), state, np.zeros((num_metrics, 2)))
 
@@ -121,8 +102,8 @@ def first_run(prepared: Prepared, mesh: Mesh, num_metrics: int) -> RunState:
 def next_run(prepared: Prepared, mesh: Mesh, agreed: TrainState, num_metrics: int) -> RunState:
     """A new run from the parameters of `agreed`; steps count on, so that keys and folders stay apart."""
     params, model_state = jax.tree.map(local_value, (agreed.params, agreed.model_state))
-    with explained(f"with comm={prepared.config.comm!r}"):
-        state = prepared.built.init(params, model_state, prepared.config.seed)
+    with explained(f"with comm={prepared.settings.step.comm!r}"):
+        state = prepared.built.init(params, model_state, prepared.settings.seed)
     steps = local_value(agreed.step)
     state = state._replace(step=put_replicated(mesh, steps))
     return RunState(Position(int(steps)), state, np.zeros((num_metrics, 2)))

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.step import TrainState
 from cyxjax.data.columns import map_leaves
 from cyxjax.data.content import content_of, find_difference
@@ -29,6 +28,7 @@ from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Position
+from cyxjax.train.settings import Settings
 from cyxjax.train.start.prepare import Prepared
 
 META = "same_run"
@@ -50,8 +50,8 @@ def compared(group: ProcessGroup, prepared: Prepared, state: TrainState) -> dict
     content = data_facts(prepared.data)
     if group.topology.world_size > 1:
         program = prepared.built.program.train_step
-        step = step_digest(program, state, prepared.data, prepared.config, group.mesh)
-        refuse_differences(group, config_facts(prepared.config), content, step)
+        step = step_digest(program, state, prepared.data, prepared.settings, group.mesh)
+        refuse_differences(group, config_facts(prepared.settings.told), content, step)
     return content
 
 
@@ -61,22 +61,21 @@ def data_facts(data: FitData) -> dict[str, Any]:
     return {name: content_of(part) for name, part in parts.items() if isinstance(part, Dataset)}
 
 
-def config_facts(config: DistributedTrainingConfig) -> dict[str, str]:
-    """What has to be equal on all ranks, as JSON, by name."""
-    values = {name: value for name, value in config.resolved().items() if name not in _A_RANKS_OWN}
+def config_facts(config: Mapping[str, Any]) -> dict[str, str]:
+    """What of a configuration has to be equal on all ranks, as JSON, by name."""
+    values = {name: value for name, value in config.items() if name not in _A_RANKS_OWN}
     return {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
 
 
-def step_digest(
-    step: Any, state: TrainState, data: FitData, config: DistributedTrainingConfig, mesh: Mesh
-) -> str:
+def step_digest(step: Any, state: TrainState, data: FitData, settings: Settings, mesh: Mesh) -> str:
     """A digest of the step's program, lowered but not compiled; "" where it cannot be lowered beforehand.
 
     What lowering makes is kept by jax and serves the first step: measured, it costs 20 ms beside that.
     """
     if not data.indexed or not hasattr(step, "lower"):
         return ""
-    feed = build_feed(data._replace(train=_OneSample(data.train), val=None), config, mesh, Tape())
+    one = data._replace(train=_OneSample(data.train), val=None)
+    feed = build_feed(one, settings.step, settings.reading, mesh, Tape())
     with closing(iter(feed.train(Position(), lambda: (0.0, False)))) as fed:  # type: ignore[type-var]
         text = step.lower(state, next(fed).batch).as_text()
     return hashlib.sha256(_OF_ONE_PROCESS.sub("", text).encode()).hexdigest()[:12]

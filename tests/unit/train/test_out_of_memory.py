@@ -9,6 +9,7 @@ import pytest
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import MSELoss
 from cyxjax.train.out_of_memory import OutOfMemoryError, advice, explained
+from cyxjax.train.settings import resolve
 from cyxjax.train.trainer import DistributedTrainer
 
 HUGE = 2**42
@@ -37,7 +38,7 @@ def test_a_step_too_large_for_this_machine(tmp_path):
 
 def test_remedies_already_taken_are_said_to_be():
     config = DistributedTrainingConfig(batch_size=1, remat="full", precision="bfloat16")
-    text = advice(config, 1, 2)
+    text = advice(resolve(config, 2).step, 2)
     assert "batch_size is 1 already" in text
     assert "gradient checkpointing is on (remat: full)" in text
     assert "half precision is on (precision: bfloat16)" in text
@@ -45,5 +46,5 @@ def test_remedies_already_taken_are_said_to_be():
 
 def test_other_errors_pass_unchanged():
     other = pytest.raises(jax.errors.JaxRuntimeError, match="^INTERNAL")
-    with other, explained(DistributedTrainingConfig(), 1, 1):
+    with other, explained(resolve(DistributedTrainingConfig(), 1).step, 1):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")

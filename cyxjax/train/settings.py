@@ -1,0 +1,252 @@
+"""What a configuration asks for, resolved once for the devices and the data there are: frozen parts.
+
+`resolve` stands at the border. Below it each room takes the part it needs, so that what a room depends on is
+what it is given, and a key of the configuration has one place where it is read.
+"""
+
+import copy
+import math
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
+from cyxjax.data.batches import BatchPlan, batch_size_from_global
+from cyxjax.run_folder import RunFolder
+
+
+class BatchShape(NamedTuple):
+    """How the samples of one step are dealt out."""
+
+    batch_size: int  # samples per share and micro-batch
+    num_shares: int  # replicas; of an exact step its virtual ones
+    accumulation: int  # micro-batches
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per optimizer step, over all shares and micro-batches."""
+        return self.batch_size * self.num_shares * self.accumulation
+
+
+class RatePlan(NamedTuple):
+    """The factor on the learning rate: warm-up to `peak`, then a decay, counted in optimizer steps."""
+
+    name: str = "constant"
+    peak: float = 1.0
+    warmup_steps: int = 0
+    decay_steps: int = 0  # below 1 as 1; 0 where nothing decays
+    final_fraction: float = 0.0
+
+
+class StepPlan(NamedTuple):
+    """All that the compiled functions depend on: fits of equal plans share them."""
+
+    batch: BatchShape
+    rate: RatePlan
+    reproducibility: Literal["none", "exact"]
+    precision: str
+    remat: str
+    sync_batchnorm: bool
+    max_grad_norm: float | None
+    on_nonfinite: Literal["abort", "skip", "rollback"]
+    comm: str
+    comm_options: dict[str, Any]
+
+    @property
+    def uses_float16(self) -> bool:
+        """Whether steps are left out as a matter of course, to find the loss scale."""
+        return "float16" in {part.rpartition("=")[2].strip() for part in self.precision.split(",")}
+
+
+class Reading(NamedTuple):
+    """How samples are read."""
+
+    epoch: BatchPlan | None  # None: of a loader, which deals them out itself
+    seed: int
+    shuffle: bool
+    prefetch: int
+    max_eval_batches: int | None
+
+
+class Course(NamedTuple):
+    """How far a run goes, and how often it is looked at."""
+
+    epochs: int
+    max_steps: int | None
+    max_time_s: float | None
+    eval_every: int  # epochs; 0: never
+    in_flight: int
+    log_every: int  # steps
+
+
+class Watch(NamedTuple):
+    """What is watched for the better, and for how many epochs without it a run waits."""
+
+    monitor: str
+    mode: Literal["min", "max"] | None
+    patience: int | None
+
+
+class SavePolicy(NamedTuple):
+    """When checkpoints are written, which are kept, and whether a run goes on from them."""
+
+    folder: Path
+    every_epochs: int
+    every_steps: int
+    every_minutes: float
+    keep_last: int
+    keep_best: int
+    resume: Literal["auto", "never", "must"]
+
+    @property
+    def saves(self) -> bool:
+        """Whether a run keeps checkpoints at all."""
+        return any((self.every_epochs, self.every_steps, self.every_minutes))
+
+
+class GuardPolicy(NamedTuple):
+    """What ends a run that goes wrong, or takes it back."""
+
+    on_nonfinite: Literal["abort", "skip", "rollback"]
+    loses_steps: bool  # float16 leaves steps out as a matter of course
+    on_loss_spike: Literal["ignore", "rollback"]
+    spike_factor: float
+    spike_window: int
+    spike_steps: int
+    max_rollbacks: int
+    sentinel_every: int  # steps; 0: never
+    on_desync: Literal["abort", "warn", "heal"]
+
+
+class Exactness(NamedTuple):
+    """What an exact run hangs on besides its step."""
+
+    mode: Literal["none", "exact"]
+    threads: int | None  # CPU threads each process must have; None: what suits it
+    on_other_bits: Literal["refuse", "warn"]
+
+
+class Settings(NamedTuple):
+    """A configuration, resolved."""
+
+    step: StepPlan
+    reading: Reading
+    course: Course
+    watch: Watch
+    saving: SavePolicy
+    guard: GuardPolicy
+    exactness: Exactness
+    seed: int
+    verbose: bool
+    run_folder: RunFolder | None  # None: only checkpoints are written
+    experiment: str | None  # the file that describes it whole; None: data and model came from a program
+    told: dict[str, Any]  # the configuration as plain values, to be written down and compared
+
+
+def resolve(
+    config: DistributedTrainingConfig,
+    num_replicas: int,
+    num_samples: int | None = None,
+    *,
+    schedule: Any = None,
+    remat: str = "none",
+) -> Settings:
+    """The parts of `config` on so many replicas. num_samples: of an epoch; None where a loader decides.
+
+    schedule: a ScheduleConfig, or None for a constant rate. remat: overrides the configuration's, if any.
+    Raises: ConfigError and DataError where the batch does not divide, or leaves no step.
+    """
+    batch = _batch_shape(config, num_replicas)
+    epoch = None if num_samples is None else BatchPlan(num_samples, *batch, config.drop_last)
+    step = StepPlan(
+        batch,
+        _rate_plan(config, schedule, batch.global_batch_size, epoch.num_steps if epoch else 0),
+        config.reproducibility,
+        config.precision,
+        str(config.remat) if remat == "none" else remat,
+        config.sync_batchnorm,
+        config.max_grad_norm,
+        config.on_nonfinite,
+        config.comm,
+        copy.deepcopy(config.comm_options),  # the caller's may change before the next fit
+    )
+    return Settings(
+        step,
+        Reading(epoch, config.seed, config.shuffle, config.prefetch, config.max_eval_batches),
+        _course(config),
+        Watch(config.monitor, config.monitor_mode, config.early_stopping_patience),
+        _save_policy(config),
+        _guard_policy(config, step.uses_float16),
+        Exactness(config.reproducibility, config.pool_threads, config.exact),
+        config.seed,
+        config.verbose,
+        config.run_folder,
+        config.to_yaml() if isinstance(config, TrainConfig) else None,
+        config.resolved(),
+    )
+
+
+def _batch_shape(config: DistributedTrainingConfig, num_replicas: int) -> BatchShape:
+    shares = config.virtual_replicas if config.reproducibility == "exact" else num_replicas
+    accumulation = config.gradient_accumulation_steps
+    if config.global_batch_size is None:
+        return BatchShape(config.batch_size, shares, accumulation)
+    return BatchShape(
+        batch_size_from_global(config.global_batch_size, shares, accumulation), shares, accumulation
+    )
+
+
+def _rate_plan(
+    config: DistributedTrainingConfig, section: Any, global_batch_size: int, steps_per_epoch: int
+) -> RatePlan:
+    """From scaling rule, warm-up and decay; what does not decay says no more than its peak."""
+    peak = scaling_factor(config.lr_scaling, global_batch_size, config.base_batch_size)
+    if section is None or section.name == "constant":
+        return RatePlan("constant", peak, config.warmup_steps)
+    total = config.max_steps or steps_per_epoch * config.epochs
+    decay_steps = section.decay_steps or total - config.warmup_steps
+    return RatePlan(section.name, peak, config.warmup_steps, decay_steps, section.final_fraction)
+
+
+def scaling_factor(rule: str, global_batch_size: int, base_batch_size: int | None) -> float:
+    """How much larger the learning rate is for this batch: linear (Goyal et al. 2017), sqrt or none."""
+    if rule == "none" or base_batch_size is None:
+        return 1.0
+    ratio = global_batch_size / base_batch_size
+    return ratio if rule == "linear" else math.sqrt(ratio)
+
+
+def _course(config: DistributedTrainingConfig) -> Course:
+    return Course(
+        config.epochs,
+        config.max_steps,
+        config.max_time,
+        config.evaluate_every_n_epochs,
+        config.steps_in_flight,
+        config.log_every_n_batches,
+    )
+
+
+def _save_policy(config: DistributedTrainingConfig) -> SavePolicy:
+    return SavePolicy(
+        config.checkpoint_path,
+        config.checkpoint_every_n_epochs,
+        config.checkpoint_every_n_steps,
+        config.checkpoint_every_n_minutes,
+        config.keep_last,
+        config.keep_best,
+        config.resume,
+    )
+
+
+def _guard_policy(config: DistributedTrainingConfig, loses_steps: bool) -> GuardPolicy:
+    return GuardPolicy(
+        config.on_nonfinite,
+        loses_steps,
+        config.on_loss_spike,
+        config.loss_spike_factor,
+        config.loss_spike_window,
+        config.loss_spike_steps,
+        config.max_rollbacks,
+        config.sentinel_every_n_steps,
+        config.on_desync,
+    )

@@ -1,0 +1,64 @@
+"""A configuration becomes frozen parts once; what the compiled functions depend on is one of them."""
+
+import pytest
+
+from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
+from cyxjax.config.sections import ScheduleConfig
+from cyxjax.errors import ConfigError, DataError
+from cyxjax.train.settings import BatchShape, RatePlan, resolve
+from tests.support.trainers import X, Y, config, trainer
+
+COSINE = ScheduleConfig(name="cosine", final_fraction=0.1)
+
+
+def test_a_global_batch_is_dealt_out_to_replicas_or_to_the_parts_of_an_exact_step():
+    # 96 samples = 3 replicas x 2 micro-batches x 16, or 8 parts x 12
+    plain = DistributedTrainingConfig(global_batch_size=96, gradient_accumulation_steps=2)
+    assert resolve(plain, 3).step.batch == BatchShape(16, 3, 2)
+    exact = DistributedTrainingConfig(global_batch_size=96, reproducibility="exact")
+    assert resolve(exact, 3).step.batch == BatchShape(12, 8, 1)
+
+
+def test_a_decay_ends_where_the_run_does():
+    # 100 samples in batches of 8 x 2: 7 steps an epoch, 3 epochs, of which 4 warm up
+    one = DistributedTrainingConfig(batch_size=8, epochs=3, warmup_steps=4)
+    assert resolve(one, 2, 100, schedule=COSINE).step.rate == RatePlan("cosine", 1.0, 4, 17, 0.1)
+    one.max_steps = 10
+    assert resolve(one, 2, 100, schedule=COSINE).step.rate.decay_steps == 6
+
+
+def test_a_rate_that_does_not_decay_hangs_on_no_number_of_steps():
+    # or the same functions would be compiled again for a longer fit
+    short, long = (DistributedTrainingConfig(epochs=n) for n in (1, 9))
+    assert resolve(short, 2, 640).step == resolve(long, 2, 6400).step
+    assert resolve(short, 2, 640, schedule=COSINE).step != resolve(long, 2, 640, schedule=COSINE).step
+
+
+def test_what_the_caller_changes_later_is_not_changed_here():
+    one = DistributedTrainingConfig(comm="bucketed", comm_options={"bucket_size_mb": 25})
+    before = resolve(one, 2).step
+    one.comm_options["bucket_size_mb"] = 1
+    assert before.comm_options == {"bucket_size_mb": 25}
+    assert resolve(one, 2).step != before
+
+
+def test_fits_of_equal_plans_share_their_compiled_functions():
+    one = trainer()
+    one.fit(X, Y, config(epochs=1, checkpoint_every_n_epochs=0))
+    first = one.program
+    one.fit(X, Y, config(epochs=2, log_every_n_batches=3, checkpoint_every_n_epochs=0))
+    assert one.program is first
+    one.fit(X, Y, config(epochs=1, max_grad_norm=1.0, checkpoint_every_n_epochs=0))
+    assert one.program is not first
+
+
+def test_only_an_experiment_can_be_run_again():
+    assert resolve(DistributedTrainingConfig(), 1).experiment is None
+    assert "name: mlp" in str(resolve(TrainConfig(), 1).experiment)
+
+
+def test_what_does_not_divide_or_leaves_no_step_is_refused():
+    with pytest.raises(ConfigError, match="global_batch_size"):
+        resolve(DistributedTrainingConfig(global_batch_size=10), 4)
+    with pytest.raises(DataError, match="drop_last=True leaves no step"):
+        resolve(DistributedTrainingConfig(batch_size=8, drop_last=True), 2, 15)
