@@ -46,6 +46,11 @@ def find_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, st
     return None
 
 
+def drawn_anew(content: Mapping[str, Any]) -> list[str]:
+    """Ids of the samples that were not the same when they were read twice."""
+    return [name for name, record in content["records"].items() if ["random"] in (record or [])]
+
+
 def _records(dataset: Dataset) -> dict[str, list[Summary] | None]:
     """Summaries of the leaves of some samples by id; None for a sample that cannot be read."""
     num_samples, start = len(dataset), time.monotonic()

@@ -20,7 +20,7 @@ from cyxjax.train.loop import RunState
 from cyxjax.train.settings import SavePolicy, Settings, resolve
 from cyxjax.train.start import exact, same_run
 from cyxjax.train.start.build import Built, Recipe
-from cyxjax.train.start.dispatch import check_threads
+from cyxjax.train.start.dispatch import check_repeats, check_threads
 from cyxjax.train.start.prepare import Prepared, check_run, first_run, for_fit, for_inputs, next_run
 
 PyTree = Any
@@ -101,6 +101,7 @@ class Session:
         self._begin(prepared)
         check_run(prepared, self.run_state.state, self.recipe, self.mesh)
         self._content = same_run.compared(self.group, prepared, self.run_state.state)
+        check_repeats(prepared.settings.exactness, self._content)
         return prepared
 
     def ensure(self, inputs: PyTree, config: DistributedTrainingConfig | None = None) -> None:

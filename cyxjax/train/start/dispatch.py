@@ -1,7 +1,7 @@
 """The two ways to compute a step, and what a run must know of each: fused over all devices, or in parts."""
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import jax
 from jax.sharding import Mesh
@@ -13,6 +13,7 @@ from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.parts import Layout, PartsStep, build_parts_eval
 from cyxjax.core.step import build_eval_step, build_train_step
 from cyxjax.core.strategy import Sync
+from cyxjax.data.content import drawn_anew
 from cyxjax.errors import ConfigError
 from cyxjax.sync.exact import TreeSum
 from cyxjax.train.feeding.placing import PartPlacer, Placer, RowPlacer
@@ -87,6 +88,20 @@ _KINDS: dict[str, Callable[[StepPlan, Mesh], Dispatch]] = {"none": Fused, "exact
 def dispatch_for(plan: StepPlan, mesh: Mesh) -> Dispatch:
     """How `plan` wants its steps computed. Raises: ConfigError where `mesh` does not suit it."""
     return _KINDS[plan.reproducibility](plan, mesh)
+
+
+def check_repeats(exactness: Exactness, content: Mapping[str, Any]) -> None:
+    """An exact run's samples are what their number says, whenever and by whom they are read.
+
+    content: by the name of the data, as `content_of` gives it. Raises: ConfigError with a sample that is not.
+    """
+    for name, found in content.items():
+        if exactness.mode == "exact" and (samples := drawn_anew(found)):
+            raise ConfigError(
+                f"sample {samples[0]} of the {name} was read twice and differed: its augmentation depends "
+                "on what was read before, which reproducibility='exact' cannot repeat. HINT: draw with "
+                "a generator made from the sample's index, np.random.default_rng((seed, index))."
+            )
 
 
 def check_threads(exactness: Exactness, threads: int) -> None:
