@@ -1,7 +1,11 @@
 """Every name in a run folder, said once. Nothing here opens, makes or writes anything."""
 
+import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
+
+from cyxjax.errors import ConfigError
 
 CHECKPOINTS = "checkpoints"  # unless the configuration names another folder
 LOCK = "run.lock"
@@ -56,3 +60,34 @@ class RunFolder:
     def black_box(self, step: int) -> Path:
         """What is needed to run a step again that was not finite."""
         return self.root / f"black_box_step{step}"
+
+    def refuse_unusable(self) -> None:
+        """Raises ConfigError for folders that can never be made, long before there is anything to write."""
+        root = self.root
+        own = (self.config, self.lock, self.ledger, self.history, self.goodput, self.metrics)
+        taken = {path.name for path in (*own, self.metrics_table, self.tensorboard)}
+        _refuse_never_a_folder("run_dir", root)
+        _refuse_never_a_folder("checkpoint_dir", self.checkpoints)
+        if self.checkpoints.parts[: len(root.parts)] == root.parts:
+            first = self.checkpoints.parts[len(root.parts) :][:1]
+            if first and (first[0] in taken or first[0].startswith("black_box_step")):
+                raise ConfigError(
+                    f"checkpoint_dir={self.checkpoint_dir}: {first[0]} is the run folder's own file. "
+                    f"HINT: checkpoint_dir: {CHECKPOINTS}"
+                )
+
+
+def _refuse_never_a_folder(key: str, path: Path) -> None:
+    if "\0" in str(path):
+        raise ConfigError(f"{key}={str(path)!r}: holds a zero byte. HINT: name a folder.")
+    there = Path(os.path.abspath(path))
+    while True:  # the nearest that is there
+        try:
+            mode = there.stat().st_mode
+            break
+        except (FileNotFoundError, NotADirectoryError):
+            there = there.parent
+        except OSError as error:  # longer than a name may be, a circle of links
+            raise ConfigError(f"{key}={path}: {error.strerror}. HINT: name another folder.") from None
+    if not stat.S_ISDIR(mode):
+        raise ConfigError(f"{key}={path}: {there} is no folder. HINT: name another one.")

@@ -117,6 +117,7 @@ def prepare(config: TrainConfig) -> Experiment:
 
     Raises: ConfigError, DataError.
     """
+    config.run_folder.refuse_unusable()
     process_group.init(cpu_devices=config.cpu_devices, threads=config.pool_threads)
     splits = load_dataset(config.data.name, config.data.root, **config.data.options)
     optimizer = build_optimizer(config.optimizer)

@@ -1,0 +1,62 @@
+"""Folders that can never be made are refused in one line, before anything is loaded or written."""
+
+import re
+
+import pytest
+
+from cyxjax.config.run import TrainConfig
+from cyxjax.errors import ConfigError
+from cyxjax.train import experiment
+
+OWN = (
+    "config.yaml",
+    "run.lock",
+    "ledger.jsonl",
+    "history.json",
+    "goodput.json",
+    "tensorboard/x",
+    "black_box_step3",
+)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "file"
+    path.touch()
+    return path
+
+
+def refused(run_dir, checkpoint_dir="checkpoints"):
+    config = TrainConfig(run_dir=str(run_dir), checkpoint_dir=str(checkpoint_dir))
+    with pytest.raises(ConfigError, match="HINT") as told:
+        experiment.prepare(config)
+    return str(told.value)
+
+
+@pytest.mark.parametrize("inside", ["", "a/b"])
+def test_a_file_is_no_run_folder(file, inside):
+    assert refused(file / inside).startswith(f"run_dir={file / inside}: {file} is no folder.")
+
+
+def test_names_that_no_folder_can_have(tmp_path):
+    assert "name too long" in refused(tmp_path / ("x" * 300))
+    assert "zero byte" in refused("a\0b")
+    assert "checkpoint_dir" in refused(tmp_path, "a\0b")
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    assert "symbolic links" in refused(circle / "run")
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_run_folders_own_names_are_no_place_for_checkpoints(tmp_path, name):
+    assert re.search(
+        rf"checkpoint_dir={name}: .* is the run folder's own file", refused(tmp_path / "run", name)
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_folder_elsewhere_may_have_any_name(tmp_path, file):
+    TrainConfig(
+        run_dir=str(tmp_path / "run"), checkpoint_dir=str(tmp_path / "config.yaml")
+    ).run_folder.refuse_unusable()
+    assert f"{file} is no folder" in refused(tmp_path / "run", file)
