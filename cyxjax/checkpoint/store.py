@@ -36,6 +36,12 @@ def kept_steps(
     return set(sorted(metrics)[-keep_last:]) | {-step for _, step in sorted(ranked)[:keep_best]}
 
 
+def _monitor_of(manifest: Manifest) -> str:
+    """The name of a step's metric: a loss and an accuracy of two starts are never compared."""
+    config = manifest.meta.get("config")
+    return str(config.get("monitor", "")) if isinstance(config, dict) else ""
+
+
 _MAX_SHOWN = 5
 
 
@@ -137,13 +143,16 @@ class StepStore:
             raise DamagedStep(text) from error
 
     def metrics(self) -> dict[int, float | None]:
-        """Metric by step, of the steps with a readable manifest."""
+        """Metric by step, of the steps with a readable manifest; None where it is not what the newest measures."""
         found: dict[int, float | None] = {}
-        for step in list_steps(self.directory):
+        measured: list[str] = []
+        for step in reversed(list_steps(self.directory)):
             try:
-                found[step] = read_manifest(step_folder(self.directory, step)).metric
+                manifest = read_manifest(step_folder(self.directory, step))
             except CheckpointError:
                 continue  # not a step: it neither counts as kept nor is it ours to delete
+            measured.append(_monitor_of(manifest))
+            found[step] = manifest.metric if measured[-1] == measured[0] else None
         return found
 
     def prune(self, keep_last: int, keep_best: int, best: Best) -> list[int]:

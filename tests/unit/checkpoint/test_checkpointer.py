@@ -94,6 +94,14 @@ def test_prune_with_other_settings_deletes_now(tmp_path):
     assert Checkpointer(tmp_path, keep_last=1).prune() == [0, 1]
 
 
+def test_the_best_step_is_found_among_those_of_the_newest_ones_monitor(tmp_path):
+    watched = [("val_loss", 2.1), ("val_accuracy", 0.9), ("val_accuracy", 0.8), ("val_accuracy", 0.7)]
+    with Checkpointer(tmp_path, keep_last=1, best="max", async_save=False) as checkpointer:
+        for step, (monitor, metric) in enumerate(watched):
+            checkpointer.save(step, {"a": jnp.ones(1)}, {"config": {"monitor": monitor}}, metric)
+        assert checkpointer.steps() == [1, 3]  # and not the loss of 2.1, which as an accuracy would be the best
+
+
 def test_saving_a_step_again_replaces_it(tmp_path):
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(5, {"a": jnp.zeros(2)})
