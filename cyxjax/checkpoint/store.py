@@ -143,7 +143,7 @@ class StepStore:
             raise DamagedStep(text) from error
 
     def metrics(self) -> dict[int, float | None]:
-        """Metric by step, of the steps with a readable manifest; None where it is not what the newest measures."""
+        """Metric by step, of the steps with a readable manifest; None where the newest measures another."""
         found: dict[int, float | None] = {}
         measured: list[str] = []
         for step in reversed(list_steps(self.directory)):

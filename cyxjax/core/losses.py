@@ -51,6 +51,18 @@ def _rows(values: jax.Array) -> jax.Array:
     return values.astype(jnp.float32).reshape(values.shape[0], -1).mean(1)
 
 
+def _no_class_is_nan(labels: jax.Array) -> jax.Array:
+    """Labels whose loss is NaN where they are no class: jax counts -1 from the end, as Python does."""
+    labels = labels.astype(jnp.int32)
+    return jnp.where(labels < 0, jnp.iinfo(jnp.int32).max, labels)
+
+
+def _one_hot(labels: jax.Array, classes: int) -> jax.Array:
+    """float32 (..., C); NaN where a label is no class, where jax has zeros."""
+    known = (labels >= 0) & (labels < classes)
+    return jnp.where(known[..., None], jax.nn.one_hot(labels, classes), jnp.nan)
+
+
 @dataclass(frozen=True)
 class CrossEntropyLoss(Loss):
     """-log softmax(output)[target] for logits (B, ..., C) and labels (B, ...) or probabilities (B, ..., C).
@@ -65,8 +77,10 @@ class CrossEntropyLoss(Loss):
         if jnp.issubdtype(target.dtype, jnp.integer):
             _check_shape(self, output, target, target.shape == output.shape[:-1])
             if not self.label_smoothing:
-                return _rows(optax.softmax_cross_entropy_with_integer_labels(logits, target))
-            target = jax.nn.one_hot(target, output.shape[-1])
+                return _rows(
+                    optax.softmax_cross_entropy_with_integer_labels(logits, _no_class_is_nan(target))
+                )
+            target = _one_hot(target, output.shape[-1])
         _check_shape(self, output, target, target.shape == output.shape)
         smooth = self.label_smoothing / output.shape[-1]
         return _rows(optax.softmax_cross_entropy(logits, target * (1 - self.label_smoothing) + smooth))
@@ -78,7 +92,7 @@ class NLLLoss(Loss):
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
         _check_shape(self, output, target, target.shape == output.shape[:-1])
-        return _rows(-jnp.take_along_axis(output, target[..., None], axis=-1))
+        return _rows(-jnp.take_along_axis(output, _no_class_is_nan(target)[..., None], axis=-1))
 
 
 @dataclass(frozen=True)

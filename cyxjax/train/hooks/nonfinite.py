@@ -47,7 +47,7 @@ class TerminateOnNaN(Hook):
         if not math.isfinite(loss):
             raise NonFiniteError(
                 f"the loss of step {info.position.step} (epoch {info.position.epoch}) is {loss}. "
-                "HINT: lower the learning rate, set max_grad_norm, or look for NaN in the data; "
-                "the last checkpoint is good.",
+                "HINT: lower the learning rate, set max_grad_norm, or look for NaN in the data and for "
+                "labels that are no class; the last checkpoint is good.",
                 info.position,
             )

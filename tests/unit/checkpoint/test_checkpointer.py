@@ -99,7 +99,10 @@ def test_the_best_step_is_found_among_those_of_the_newest_ones_monitor(tmp_path)
     with Checkpointer(tmp_path, keep_last=1, best="max", async_save=False) as checkpointer:
         for step, (monitor, metric) in enumerate(watched):
             checkpointer.save(step, {"a": jnp.ones(1)}, {"config": {"monitor": monitor}}, metric)
-        assert checkpointer.steps() == [1, 3]  # and not the loss of 2.1, which as an accuracy would be the best
+        assert checkpointer.steps() == [
+            1,
+            3,
+        ]  # and not the loss of 2.1, which as an accuracy would be the best
 
 
 def test_saving_a_step_again_replaces_it(tmp_path):
