@@ -1,4 +1,13 @@
-"""Moments of a run on disk and back: what the trainer and its hooks ask of checkpoints, in one place."""
+"""Moments of a run on disk and back: what the trainer and its hooks ask of checkpoints, in one place.
+
+A restore, from the top, each in one function (tests/unit/train/test_hops.py follows it):
+    train/session.py             Session.restore     the run, its history and its place in the data
+    train/resume.py              load                the state as it is stored, and as it is trained
+    checkpoint/checkpointer.py   restore             the newest good step; damaged ones are set aside
+    checkpoint/store.py          StepStore.load      one step: verified, compared with what is wanted, read
+    checkpoint/digests.py        find_problems       its files
+    checkpoint/manifest.py       read_manifest       what it says of itself
+"""
 
 import logging
 from pathlib import Path

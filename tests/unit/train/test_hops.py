@@ -1,0 +1,58 @@
+"""How many files one has to open to follow a thing through the package."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import cyxjax
+from cyxjax.train.session import Session
+from tests.support.trainers import X, Y, config, trainer
+
+PACKAGE = Path(cyxjax.__file__).parent
+
+
+def chain(frame):
+    """The files of the package on the stack at `frame`, outermost first, each once."""
+    files = []
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(PACKAGE) and (name := path.relative_to(PACKAGE).as_posix()) not in files:
+            files.append(name)
+        frame = frame.f_back
+    return files[::-1]
+
+
+@pytest.fixture
+def restores(monkeypatch):
+    """Chains of files, from the session down, of all calls made by restores."""
+    found, real = [], Session.restore
+
+    def watched(session, *args):
+        above = len(chain(sys._getframe().f_back)) - 1  # the session itself is there already
+        before = sys.getprofile()
+        sys.setprofile(lambda frame, event, arg: event == "call" and found.append(chain(frame)[above:]))
+        try:
+            return real(session, *args)
+        finally:
+            sys.setprofile(before)
+
+    monkeypatch.setattr(Session, "restore", watched)
+    return found
+
+
+def test_a_restore_is_six_files_from_the_session_down_to_the_disk(restores, tmp_path):
+    kept = {"checkpoint_every_n_epochs": 1, "checkpoint_dir": str(tmp_path)}
+    trainer().fit(X, Y, config(epochs=1, **kept))
+    trainer().fit(X, Y, config(epochs=2, **kept, resume="auto"))
+    deepest = max(restores, key=len)
+    assert deepest == [
+        "train/session.py",
+        "train/resume.py",
+        "checkpoint/checkpointer.py",
+        "checkpoint/store.py",
+        "checkpoint/digests.py",
+        "checkpoint/manifest.py",
+    ]
+    said = (PACKAGE / "train" / "resume.py").read_text().split('"""')[1]
+    assert [line.split()[0] for line in said.splitlines() if ".py  " in line] == deepest
