@@ -17,6 +17,7 @@ import numpy as np
 from cyxjax.core.losses import PerExample, UserLoss, check_form, each_alone, model_loss
 from cyxjax.core.mesh import REPLICATED, build_mesh
 from cyxjax.core.replica import model_map
+from cyxjax.core.rows import by_sample
 from cyxjax.errors import ConfigError
 
 PyTree = Any
@@ -24,8 +25,8 @@ PyTree = Any
 _FINE, _COARSE = 1e-4, 0.03  # how far rounding may part two ways to a number; in half precision
 _LARGE = 2**20
 _WAYS = (
-    "HINT: return one value a sample, shape (B,), that depends on this sample alone (class weights: "
-    "weight[label] * value, without the division); a loss over the whole global batch is not available yet."
+    "HINT: return one value a sample, shape (B,), that depends on this sample alone; for class weights or a "
+    "mask the pair (values, weights), without the division; one that compares samples is cx.GlobalLoss(loss)."
 )
 
 
@@ -56,7 +57,12 @@ def refuse_unless_mean(loss: PerExample, output: PyTree, target: PyTree, batch_s
                 break
         else:
             return
-        check_form(jax.eval_shape(whole, *shapes), size)
+        form = jax.eval_shape(whole, *shapes)
+        check_form(form, size)
+        if isinstance(form, tuple):
+            for one in _of_pair(loss.fn):
+                refuse_unless_mean(UserLoss(one), output, target, size)
+            return
         if not _traced(alone, *shapes):
             raise ConfigError(f"the loss takes {size} samples but not one alone. {_WAYS}")
         both = jax.jit(lambda o, t: (whole(o, t), alone(o, t)))
@@ -74,6 +80,16 @@ def refuse_unless_mean(loss: PerExample, output: PyTree, target: PyTree, batch_s
                     f"the loss of {size} samples is the mean of their losses alone, but its gradient is not: "
                     f"a sample's depends on the others (stop_gradient, or a gradient of its own). {_WAYS}"
                 )
+
+
+def _of_pair(fn: Callable) -> tuple[Callable, Callable]:
+    """(values that are weighed, weights) of a loss that gives both: each a value a sample."""
+
+    def values(output: PyTree, target: PyTree) -> jax.Array:
+        value, weight = by_sample(*fn(output, target))
+        return value * weight
+
+    return values, lambda output, target: by_sample(*fn(output, target))[1]
 
 
 def _slopes(run: Callable) -> Callable:

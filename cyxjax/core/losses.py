@@ -3,28 +3,31 @@
 For `forward`/`backward` (torch's habit) the batch mean is taken; the trainer uses `per_example`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from cyxjax.errors import DataError
+from cyxjax.core.rows import by_sample
+from cyxjax.errors import ConfigError, DataError
 
 PyTree = Any
-PerExample = Callable[[PyTree, PyTree], jax.Array]
-"""(output (B, ...), target (B, ...)) -> float32 (B,)."""
+PerExample = Callable[[PyTree, PyTree], Any]
+"""(output (B, ...), target (B, ...)) -> float32 (B,); or (values, weights), (B, ...) each, of which a step
+takes the weighted mean over the global batch (see `core/rows.py`)."""
 
 
 @dataclass(frozen=True)
 class Loss:
     """What all losses share: the batch mean and its gradient, from the subclass's `per_example`."""
 
-    def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
-        """One loss an example: float32, shape (B,); further dimensions are averaged."""
+    def per_example(self, output: jax.Array, target: jax.Array) -> Any:
+        """One loss an example: float32, shape (B,); further dimensions are averaged. Or (values, weights)."""
         raise TypeError(f"{type(self).__name__} has no per_example. HINT: use one of its subclasses.")
 
     def forward(self, output: jax.Array, target: jax.Array) -> jax.Array:
@@ -40,7 +43,16 @@ class Loss:
 
 @partial(jax.jit, static_argnums=0)
 def _mean(loss: Loss, output: jax.Array, target: jax.Array) -> jax.Array:
-    return loss.per_example(output, target).mean()
+    return _batch_mean(loss.per_example(output, target))
+
+
+def _batch_mean(given: Any) -> jax.Array:
+    """The mean of values; of (values, weights) the weighted one, 0 where nothing weighs anything."""
+    if not isinstance(given, tuple):
+        return given.mean()
+    values, weights = by_sample(*given)
+    total = weights.sum()
+    return values @ weights / jnp.where(total > 0, total, 1.0)
 
 
 _mean_grad = jax.jit(jax.grad(_mean, argnums=1), static_argnums=0)
@@ -67,15 +79,33 @@ def _one_hot(labels: jax.Array, classes: int) -> jax.Array:
 class CrossEntropyLoss(Loss):
     """-log softmax(output)[target] for logits (B, ..., C) and labels (B, ...) or probabilities (B, ..., C).
 
-    Source: torch.nn.CrossEntropyLoss (classes last, as in Flax, where torch has them second).
+    Source: torch.nn.CrossEntropyLoss (classes last, as in Flax, where torch has them second). A batch in
+    which nothing counts has loss 0, where torch has NaN.
     """
 
+    weight: Sequence[float] | None = None
+    """What each class weighs: the mean is sum(weight[target] * loss) / sum(weight[target]), as torch's."""
+    ignore_index: int | None = None
+    """A label that counts nothing, such as padding of a text (torch's default is -100)."""
     label_smoothing: float = 0.0
 
-    def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
+    def __post_init__(self) -> None:
+        if self.weight is not None:
+            values = tuple(float(w) for w in np.asarray(self.weight).ravel())
+            if not values or min(values) < 0 or not np.isfinite(values).all():
+                raise ConfigError(
+                    f"CrossEntropyLoss(weight={self.weight}): expected a number >= 0 for each class. "
+                    "HINT: weight=[1.0, 5.0] makes the second class count five times."
+                )
+            object.__setattr__(self, "weight", values)  # hashable: a loss is a key of compiled programs
+
+    def per_example(self, output: jax.Array, target: jax.Array) -> Any:
+        """As of every loss; with `weight` or `ignore_index` and labels (values, weights), (B, ...) each."""
         logits = output.astype(jnp.float32)
         if jnp.issubdtype(target.dtype, jnp.integer):
             _check_shape(self, output, target, target.shape == output.shape[:-1])
+            if self.weight is not None or self.ignore_index is not None:
+                return self._weighed(logits, target)
             if not self.label_smoothing:
                 return _rows(
                     optax.softmax_cross_entropy_with_integer_labels(logits, _no_class_is_nan(target))
@@ -83,7 +113,32 @@ class CrossEntropyLoss(Loss):
             target = _one_hot(target, output.shape[-1])
         _check_shape(self, output, target, target.shape == output.shape)
         smooth = self.label_smoothing / output.shape[-1]
-        return _rows(optax.softmax_cross_entropy(logits, target * (1 - self.label_smoothing) + smooth))
+        target = target * (1 - self.label_smoothing) + smooth
+        target = target if self.weight is None else target * self._class_weight(logits)
+        return _rows(optax.softmax_cross_entropy(logits, target))
+
+    def _class_weight(self, logits: jax.Array) -> jax.Array:
+        """float32, as the last dimension of `logits`, which stand before it."""
+        num_classes = logits.shape[-1]
+        if self.weight is not None and len(self.weight) != num_classes:
+            raise DataError(
+                f"CrossEntropyLoss has {len(self.weight)} class weights and the model {num_classes} outputs. "
+                "HINT: give one weight a class."
+            )
+        weight = jnp.ones(num_classes) if self.weight is None else jnp.float32(self.weight)
+        return jnp.broadcast_to(weight, logits.shape)
+
+    def _weighed(self, logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Losses and weights of labels, both of their shape."""
+        counts = jnp.ones(target.shape, bool) if self.ignore_index is None else target != self.ignore_index
+        label = jnp.where(counts, target, 0)  # any that exists
+        classes, log_p = self._class_weight(logits), jax.nn.log_softmax(logits)
+        pick = lambda a: jnp.take_along_axis(a, label[..., None], axis=-1)[..., 0]  # noqa: E731
+        weights = jnp.where(counts, pick(classes), 0.0)
+        # torch's: smoothing spreads over classes by their weights, and the mean still divides by the labels'.
+        smooth = self.label_smoothing / logits.shape[-1] * -(classes * log_p).sum(-1)
+        summed = (1 - self.label_smoothing) * -weights * pick(log_p) + smooth
+        return summed / jnp.where(weights > 0, weights, 1.0), weights
 
 
 @dataclass(frozen=True)
@@ -133,15 +188,16 @@ class BCEWithLogitsLoss(Loss):
         )
 
 
-def model_loss(output: PyTree, target: PyTree) -> jax.Array:
-    """The loss of a model that returns `{"loss": ..., ...}`, one value an example."""
+def model_loss(output: PyTree, target: PyTree) -> Any:
+    """The loss of a model that returns `{"loss": ..., ...}`, one value an example; with "weight" what each of
+    them weighs."""
     del target
     if not isinstance(output, dict) or "loss" not in output:
         raise DataError(
             f"the model returned {type(output).__name__}, expected a dict with the key 'loss', because "
             "no loss function was given. HINT: pass a loss such as cx.CrossEntropyLoss() to the trainer."
         )
-    return output["loss"]
+    return (output["loss"], output["weight"]) if "weight" in output else output["loss"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,11 +209,14 @@ class UserLoss:
     Raises: DataError, while tracing, for a shape that is neither (B,) nor ().
     """
 
-    fn: Callable[[PyTree, PyTree], jax.Array]
+    fn: Callable[[PyTree, PyTree], Any]
 
-    def __call__(self, output: PyTree, target: PyTree) -> jax.Array:
+    def __call__(self, output: PyTree, target: PyTree) -> Any:
         values = self.fn(output, target)
         batch = next((a.shape[0] for a in jax.tree.leaves((output, target)) if a.ndim), 0)
+        if isinstance(values, tuple):
+            check_form(values, batch)
+            return by_sample(*values)
         if self.fn is not model_loss:
             check_form(values, batch)
             if values.ndim == 0:
@@ -171,10 +230,19 @@ class UserLoss:
 
 
 def check_form(values: Any, batch: int) -> None:
-    """Returns for what a loss of `batch` samples may be: one array, of one value or of a row a sample.
+    """Returns for what a loss of `batch` samples may be: one array, of one value or of a row a sample, or two
+    of a row a sample each: values and what they weigh.
 
     Raises: DataError saying what it is instead.
     """
+    if isinstance(values, tuple):
+        shapes = [getattr(one, "shape", None) for one in values]
+        if len(shapes) == 2 and shapes[0] and shapes[0] == shapes[1] and shapes[0][0] == batch:
+            return
+        raise DataError(
+            f"the loss of {batch} samples gave a tuple of shapes {shapes}, expected (values, weights) of "
+            f"one shape, ({batch}, ...). HINT: return the loss alone; what else is to be seen is a metric's."
+        )
     if not hasattr(values, "shape"):
         raise DataError(
             f"the loss gave a {type(values).__name__}, expected one array: a value a sample, or their mean. "
@@ -211,9 +279,9 @@ def of_batch(loss: Any, output: PyTree, target: PyTree) -> jax.Array:
     per_example = as_per_example(loss)
     if isinstance(per_example, UserLoss) and per_example.fn is not model_loss:
         values = per_example.fn(output, target)
-        if values.ndim == 0:
+        if not isinstance(values, tuple) and values.ndim == 0:
             return values.astype(jnp.float32)
-    return per_example(output, target).mean()
+    return _batch_mean(per_example(output, target))
 
 
 def _difference(loss: Loss, output: jax.Array, target: jax.Array) -> jax.Array:

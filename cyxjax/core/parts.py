@@ -27,6 +27,7 @@ from cyxjax.core.mesh import AXIS, REPLICATED, local_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.replica import sync_map
+from cyxjax.core.rows import weighed
 from cyxjax.core.step import EvalState, TrainState, infer, next_state, sum_gradients, to_evaluate
 from cyxjax.core.strategy import Sync
 
@@ -115,7 +116,8 @@ def build_write(sync: Sync, device: jax.Device) -> Any:
     """The program (state, sum of all that `part` made, total, signal) -> (next state, sums), on `device`."""
 
     def write(state: TrainState, summed: PyTree, total: Any, signal: Any) -> tuple[TrainState, jax.Array]:
-        (grads, sums), model_state = summed
+        (grads, sums, weights), model_state = summed
+        grads = phases.mean_of_weighed(grads, weights, total)
         grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)  # `add` widens
         model_state = phases.divided_state(model_state, total, state.model_state)
         return next_state(sync, state, grads, model_state, jnp.concatenate([sums, signal[None]]))
@@ -135,7 +137,8 @@ def build_parts_eval(
     def part(state: EvalState, one: Part, total: Any) -> jax.Array:
         del total
         output = infer(fns, state, one.inputs)
-        return metrics.sums(loss(output, one.targets), output, one.targets, one.weight)
+        losses = weighed(loss, output, one.targets, one.weight)
+        return metrics.sums(losses, output, one.targets, one.weight)
 
     def step(state: TrainState, batch: PartsBatch) -> jax.Array:
         here = [to_evaluate(mine) for mine in view.split(state)]

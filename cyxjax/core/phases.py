@@ -15,6 +15,7 @@ from cyxjax.core.mesh import AXIS
 from cyxjax.core.model.batch_stats import batch_scope
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.replica import psum
+from cyxjax.core.rows import Weighed, weighed
 
 PyTree = Any
 
@@ -42,13 +43,18 @@ def forward(
 
 def loss_and_seed(
     loss: PerExample, output: PyTree, target: PyTree, weight: jax.Array, scale: jax.Array
-) -> tuple[jax.Array, PyTree]:
-    """(losses (B,), gradient of `scale * sum(weight * losses)` with respect to output)."""
+) -> tuple[Weighed, PyTree]:
+    """(losses of the rows, gradient of `scale * sum(weight * losses)` with respect to output).
 
-    def objective(y: PyTree) -> tuple[jax.Array, jax.Array]:
-        losses = loss(y, target)
+    A loss that weighs samples itself does so in both; `mean_of_weighed` then makes the sum a mean.
+    """
+
+    def objective(y: PyTree) -> tuple[jax.Array, Weighed]:
+        losses = weighed(loss, y, target, weight)
+        assert losses is not None
+        weights = weight if losses.weights is None else losses.weights
         # `where` keeps what a padding row produced (it may be Inf or NaN) out of the sum.
-        return jnp.where(weight > 0, losses, 0.0) @ (weight * scale), losses
+        return jnp.where(weights > 0, losses.values, 0.0) @ (weights * scale), losses
 
     _, pullback, losses = jax.vjp(objective, output, has_aux=True)
     return losses, pullback(jnp.ones((), jnp.float32))[0]
@@ -57,6 +63,24 @@ def loss_and_seed(
 def backward(pullback: Callable, output_grad: PyTree) -> PyTree:
     """LOCAL gradients with respect to params: nothing is averaged yet."""
     return pullback(output_grad)[0]
+
+
+def sum_of_weights(losses: Weighed) -> jax.Array | None:
+    """What the rows weigh in the loss, float32 (); None where each weighs what its sample does."""
+    return None if losses.weights is None else losses.weights.sum()
+
+
+def mean_of_weighed(grads: PyTree, weights: jax.Array | None, total: jax.Array) -> PyTree:
+    """Gradients of a loss's sum divided by `total` samples, as those of its weighted mean.
+
+    weights: what this replica's samples weigh in the loss (`sum_of_weights`); summed over replicas here. A
+    step in which nothing weighs anything has no gradient.
+    """
+    if weights is None:
+        return grads
+    whole = psum(weights)
+    factor = jnp.where(whole > 0, total / whole, 0.0)
+    return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
 
 
 def mean_model_state(model_state: PyTree, weight: jax.Array) -> PyTree:

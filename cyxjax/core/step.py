@@ -25,6 +25,7 @@ from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.model.remat import memory_options, with_whole
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
+from cyxjax.core.rows import weighed
 from cyxjax.core.strategy import Sync
 
 PyTree = Any
@@ -82,6 +83,7 @@ class Summed(NamedTuple):
 
     grads: PyTree
     metrics: jax.Array  # float32 (number of metrics, 2)
+    weights: jax.Array | None  # float32 (): of a loss that weighs samples itself, what they weigh in it
 
 
 def sum_gradients(
@@ -103,7 +105,7 @@ def sum_gradients(
     output, pullback, model_state = phases.forward(fns, params, model_state, inputs, weight, key, stats_axis)
     losses, seed = phases.loss_and_seed(loss, output, targets, weight, scale)
     sums = metrics.sums(losses, output, targets, weight)
-    return model_state, Summed(phases.backward(pullback, seed), sums)
+    return model_state, Summed(phases.backward(pullback, seed), sums, phases.sum_of_weights(losses))
 
 
 def next_state(
@@ -159,7 +161,8 @@ def build_train_step(
 
         model_state, sums = _over_micro_batches(micro, state.model_state, batch, accumulation)
         measures = jnp.concatenate([sums.metrics, batch.signal])
-        out = (sums.grads, model_state, batch.weight.sum(), measures)
+        grads = phases.mean_of_weighed(sums.grads, sums.weights, batch.total)
+        out = (grads, model_state, batch.weight.sum(), measures)
         return from_replica(out, PER_REPLICA)
 
     def write(state: TrainState, rows: PyTree) -> tuple[TrainState, jax.Array]:
@@ -236,7 +239,7 @@ def build_eval_step(
 
     def local(state: EvalState, batch: Batch) -> jax.Array:
         output = infer(fns, to_replica(state, spec), batch.inputs)
-        losses = loss(output, batch.targets)
+        losses = weighed(loss, output, batch.targets, batch.weight)
         return from_replica(measured.sums(losses, output, batch.targets, batch.weight), PER_REPLICA)
 
     model = model_map(local, mesh, (spec, BATCH_SPEC), PER_REPLICA)

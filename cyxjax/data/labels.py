@@ -18,6 +18,7 @@ class WatchedDataset:
         self.dataset = dataset
         self.num_classes: int | None = None
         self.what = ""
+        self.ignore_index: int | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -26,7 +27,7 @@ class WatchedDataset:
         """As of the dataset. Raises: DataError for a label that names no output."""
         inputs, targets = self.dataset.take(indices)
         if self.num_classes is not None:
-            _refuse(np.asarray(targets), self.num_classes, self.what, indices)
+            _refuse(np.asarray(targets), self.num_classes, self.what, self.ignore_index, indices)
         return inputs, targets
 
 
@@ -36,8 +37,10 @@ def watched(data: Any) -> Any:
     return WatchedDataset(data) if by_item else data
 
 
-def check_labels(dataset: Any, output: Any, target: Any, what: str = "labels") -> None:
-    """Whole-number labels must name one of the model's outputs.
+def check_labels(
+    dataset: Any, output: Any, target: Any, what: str = "labels", ignore_index: int | None = None
+) -> None:
+    """Whole-number labels must name one of the model's outputs, but for `ignore_index`.
 
     output, target: a model's output for one sample and a sample's target, as ShapeDtypeStructs (1, ..., C)
     and (1, ...); labels have a dimension less than the output.
@@ -48,11 +51,11 @@ def check_labels(dataset: Any, output: Any, target: Any, what: str = "labels") -
     if np.dtype(target.dtype).kind not in "iu" or len(target.shape) != len(output.shape) - 1:
         return
     if isinstance(dataset, WatchedDataset):
-        dataset.num_classes, dataset.what = output.shape[-1], what
+        dataset.num_classes, dataset.what, dataset.ignore_index = output.shape[-1], what, ignore_index
         return
     labels = _targets(dataset)
     if isinstance(labels, np.ndarray):
-        _refuse(labels, output.shape[-1], what)
+        _refuse(labels, output.shape[-1], what, ignore_index)
 
 
 def _targets(dataset: Any) -> Any:
@@ -63,12 +66,20 @@ def _targets(dataset: Any) -> Any:
     return dataset.targets if isinstance(dataset, ArrayDataset) else None
 
 
-def _refuse(labels: np.ndarray, num_classes: int, what: str, ids: np.ndarray | None = None) -> None:
+def _refuse(
+    labels: np.ndarray, num_classes: int, what: str, ignore_index: int | None, ids: np.ndarray | None = None
+) -> None:
     if not labels.size or (labels.min() >= 0 and labels.max() < num_classes):
         return
-    where = np.argwhere((labels < 0) | (labels >= num_classes))[0]
-    sample = where[0] if ids is None else ids[where[0]]
+    odd = ((labels < 0) | (labels >= num_classes)) & (labels != ignore_index)
+    if not odd.any():
+        return
+    where = np.argwhere(odd)[0]
+    sample, label = where[0] if ids is None else ids[where[0]], labels[tuple(where)]
+    hint = "give the model one output per class, counted from 0"
+    if label < 0:
+        hint = f"if it stands for no class, CrossEntropyLoss(ignore_index={label}) leaves it out"
     raise DataError(
-        f"{what}: sample {sample} has label {labels[tuple(where)]}, but the model has {num_classes} outputs "
-        f"(labels 0 to {num_classes - 1}). HINT: give the model one output per class, counted from 0."
+        f"{what}: sample {sample} has label {label}, but the model has {num_classes} outputs "
+        f"(labels 0 to {num_classes - 1}). HINT: {hint}."
     )

@@ -61,7 +61,7 @@ class DistributedTrainer:
             adapt(model),
             as_per_example(loss_fn),
             optimizer,
-            metrics or Metrics(),
+            (metrics or Metrics()).ignoring(getattr(loss_fn, "ignore_index", None)),
             tuple(called.check(callbacks)),
         )
         self._group = process_group.ensure()

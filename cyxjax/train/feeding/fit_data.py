@@ -215,10 +215,12 @@ def check(
     loss: Callable[[PyTree, PyTree], Any],
     replicas: int,
     batch_size: int,
+    ignore_index: int | None = None,
 ) -> None:
     """The loss, and shapes, labels and finiteness of indexed data, before anything is compiled or written.
 
-    run: shapes of inputs -> shapes of the model's outputs, for one sample a replica.
+    run: shapes of inputs -> shapes of the model's outputs, for one sample a replica. ignore_index: a label
+        that may name no class.
     Raises: DataError that names the data, the sample and what does not fit; ConfigError for a loss that is
         no mean over samples.
     """
@@ -234,7 +236,7 @@ def check(
     for what, part in (("training data", data.train), ("validation data", data.val)):
         if part is not None:
             check_finite(part, what)
-            check_labels(part, output, targets, what)
+            check_labels(part, output, targets, what, ignore_index)
 
 
 def _per_replica(sample: PyTree, replicas: int) -> PyTree:

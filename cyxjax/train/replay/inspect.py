@@ -93,7 +93,7 @@ def _inspect_part(
         return
     output, pullback, _ = phases.forward(fns, before.params, before.model_state, inputs, weight, draws)
     losses, seed = phases.loss_and_seed(loss, output, targets, weight, jnp.float32(1))
-    bad = ids[~np.isfinite(np.asarray(losses))[: len(ids)]]
+    bad = ids[~np.isfinite(np.asarray(losses.values))[: len(ids)]]
     if len(bad):
         yield f"The layers are finite, the loss is not ({name}): samples {_some(bad.tolist())}."
         return

@@ -214,6 +214,8 @@ MEANS = {
     "sum over features": (VECTOR, REAL, lambda o, t: jnp.square(o - t).sum() / o.shape[0]),
     "half precision": (LOGITS, LABELS, lambda o, t: ce(o.astype(jnp.bfloat16), t).mean()),
     "half precision out": (shapes(C, dtype=jnp.bfloat16), LABELS, lambda o, t: ce(o, t).mean()),
+    "values and class weights": (LOGITS, LABELS, lambda o, t: (ce(o, t), CLASS_WEIGHT[t])),
+    "values and masks of tokens": (SEQUENCE, TOKENS, lambda o, t: (ce(o, t["ids"]), t["mask"])),
     "large and nearly equal": (VECTOR, REAL, lambda o, t: ((o + 1e4) ** 2 - 1e8 - 2e4 * o).mean()),
     "nan at initialisation": (LOGITS, LABELS, lambda o, t: jnp.log(ce(o, t) - 100).mean()),
     "constant": (LOGITS, LABELS, lambda o, t: 0 * o.mean()),
@@ -253,6 +255,8 @@ NOT = {
     "hardest half": (LOGITS, LABELS, lambda o, t: jnp.sort(ce(o, t))[len(o) // 2 :].mean()),
     "spread": (VECTOR, REAL, lambda o, t: ((o - t) ** 2).mean() + 0.1 * o.mean(0).std()),
     "nan for one": (VECTOR, REAL, lambda o, t: ((o - t) ** 2).mean() / o.std(0, ddof=1).mean()),
+    "values and weights of the others": (LOGITS, LABELS, lambda o, t: (ce(o, t), CLASS_WEIGHT[t[::-1]])),
+    "values of the others, weighted": (LOGITS, LABELS, lambda o, t: (ce(o, t)[::-1], CLASS_WEIGHT[t])),
     "mean without one": (VECTOR, REAL, lambda o, t: jnp.square(o - t).sum() / (len(o) - 1)),
 }
 
@@ -270,7 +274,9 @@ def test_means_over_samples_are_taken(name):
 
 @pytest.mark.parametrize("name", NOT)
 def test_what_is_no_mean_over_samples_is_refused_in_one_line(name):
-    with pytest.raises(ConfigError, match=r"HINT: return one value a sample.*not available yet") as refused:
+    with pytest.raises(
+        ConfigError, match=r"HINT: return one value a sample.*\(values, weights\).*cx.GlobalLoss"
+    ) as refused:
         probe(*NOT[name])
     assert "\n" not in str(refused.value)
 
@@ -286,7 +292,10 @@ def test_a_sum_is_said_to_be_one(loss):
     [
         (lambda o, t: ce(jnp.repeat(o, 3, 0), jnp.repeat(t, 3)), r"8 samples has shape \(24,\).*HINT"),
         (lambda o, t: ce(o, t).mean(keepdims=True), r"8 samples has shape \(1,\).*HINT"),
-        (lambda o, t: (ce(o, t).mean(), {"accuracy": 1.0}), r"gave a tuple, expected one array.*HINT"),
+        (
+            lambda o, t: (ce(o, t).mean(), {"accuracy": 1.0}),
+            r"gave a tuple of shapes \[\(\), None\], expected \(values, weights\).*HINT",
+        ),
     ],
 )
 def test_what_is_no_value_a_sample_by_its_shape(loss, said):

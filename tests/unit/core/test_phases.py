@@ -17,7 +17,7 @@ def test_padding_gives_no_gradient_and_its_loss_is_told():
     # d(0.5 * w * (y - t)^2) / dy = w * (y - t): 1, 3, and nothing of the row that fills up.
     output, target = jnp.array([1.0, 3.0, 9.0]), jnp.zeros(3)
     losses, seed = loss_and_seed(squares, output, target, WEIGHT, jnp.float32(0.5))
-    assert losses.tolist() == [1, 9, 81]
+    assert losses.values.tolist() == [1, 9, 81]
     assert seed.tolist() == [1, 3, 0]
 
 
