@@ -19,10 +19,13 @@ _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # without it, opening a FIFO waits for the other end
 
 
-def write_whole(path: str | os.PathLike[str], data: str | bytes, *, mode: int = 0o666) -> None:
+def write_whole(
+    path: str | os.PathLike[str], data: str | bytes, *, mode: int = 0o666, synced: bool = True
+) -> None:
     """Replaces the file at `path` by `data` (text as UTF-8) in one step; what it wrote survives a power cut.
 
-    mode: of the file, less the umask. A symbolic link is replaced, not followed.
+    mode: of the file, less the umask. A symbolic link is replaced, not followed. synced: false where a file
+    that a power cut damages is noticed by who reads it; then nothing waits for the disk.
     Raises: OSError; the file is then as it was before. Also where `path` is a FIFO, a device or a folder.
     """
     path = Path(path)
@@ -33,13 +36,15 @@ def write_whole(path: str | os.PathLike[str], data: str | bytes, *, mode: int = 
         with os.fdopen(fd, "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
-            os.fsync(fd)
+            if synced:
+                os.fsync(fd)
         os.replace(draft, path)
     except BaseException:
         with suppress(OSError):
             os.unlink(draft)
         raise
-    sync_folder(path.parent)
+    if synced:
+        sync_folder(path.parent)
 
 
 def append(path: str | os.PathLike[str], data: bytes) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -15,15 +14,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # collectives starve one another (XLA sizes the pool by NPROC).
 os.environ.setdefault("NPROC", "8")
 
-# Most tests compile what another has compiled: programs are kept for a week, for the tests' child processes
-# too. A program's key is all of its text, its options and jaxlib's version.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache/programs"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+# Most tests compile what another has compiled: programs are kept, for the tests' child processes too. Not in
+# jax's own way: a process that reads while another writes would meet half a file.
+os.environ["CYXJAX_COMPILE_CACHE"] = os.environ.pop(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache")
+)
 
 import jax
 import pytest
 
+from cyxjax.launch import programs
 from tests.support import leaks
 
 jax.config.update("jax_platforms", "cpu")
@@ -32,13 +32,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        for kept in Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).glob("jit_*"):
-            if kept.stat().st_mtime < time.time() - 7 * 86_400:
-                kept.unlink(missing_ok=True)
+programs.keep()
 
 
 @pytest.fixture(params=[1, 2, 4, 8])

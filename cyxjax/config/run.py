@@ -115,6 +115,8 @@ class DistributedTrainingConfig(Strict):
     """What to do where an exact run would go on with other bits: on another machine, version or code."""
     steps_in_flight: int = Field(default=8, ge=1)
     """Steps queued on the device before the host waits for the older half."""
+    compile_cache: bool | str = Field(default="auto", min_length=1)
+    """Where compiled programs are kept for the next start: a folder, off, or auto (the user's ~/.cache)."""
 
     checkpoint_dir: str = "./checkpoints"
     """Folder of the checkpoints (in an experiment: inside run_dir)."""
@@ -168,6 +170,11 @@ class DistributedTrainingConfig(Strict):
     @classmethod
     def _named_remat(cls, value: bool | str) -> str:
         return {True: "full", False: "none"}[value] if isinstance(value, bool) else value
+
+    @field_validator("compile_cache")
+    @classmethod
+    def _named_cache(cls, value: bool | str) -> str:
+        return {True: "auto", False: "off"}[value] if isinstance(value, bool) else value  # YAML's on and off
 
     @field_validator("save_on_master_only")
     @classmethod

@@ -11,7 +11,7 @@ from typing import Any
 
 from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch import environment as backends
-from cyxjax.launch import platforms
+from cyxjax.launch import platforms, programs
 from cyxjax.launch.clusters import discover
 from cyxjax.launch.connect import connect, disconnect
 from cyxjax.launch.environment import here, prepare
@@ -87,6 +87,7 @@ def init(
     share = None if cpu_devices is None else max(1, cpu_devices // topology.world_size)
     prepare(replace(topology, backend=chosen), share, asked=topology.backend, threads=threads)
     connect(replace(topology, backend=chosen), code_facts() if topology.world_size > 1 else None)
+    programs.keep(tell=topology.is_master)
 
     from cyxjax.core.mesh import build_mesh, local_replicas  # only now may jax start
 

@@ -5,6 +5,8 @@ hosts the coordination service itself, and gloo chooses its own address.
 """
 
 import functools
+import inspect
+import logging
 import sys
 from typing import Any
 
@@ -148,3 +150,49 @@ def use_gloo_address(address: str, interface: str | None) -> None:
     original = getattr(make, "func", make)  # a second group in one process replaces the first's choice
     where = {"interface": interface} if interface else {"hostname": address}
     module.make_gloo_tcp_collectives = functools.partial(original, **where)
+
+
+def program_folder() -> str | None:
+    """Where the user told jax to keep compiled programs (JAX_COMPILATION_CACHE_DIR); None: nowhere."""
+    import jax
+
+    folder = jax.config.values["jax_compilation_cache_dir"]
+    return str(folder) if folder else None
+
+
+def keep_programs(store: Any) -> None:
+    """Makes jax look for compiled programs in `store` (get(key), put(key, value)) and hand it new ones.
+
+    None: no longer; jax's own settings then count. jax itself would write on rank 0 alone, and those programs
+    that took a second to compile. A jax without these names keeps programs by its own settings only.
+    """
+    from jax._src import compilation_cache, compiler
+
+    jaxs_own = getattr(compiler, "_cache_write", None)
+    jaxs_own = getattr(jaxs_own, "__wrapped__", jaxs_own)
+    if jaxs_own is None or tuple(inspect.signature(jaxs_own).parameters) != _WRITE:
+        return
+    if store is not None:
+        compilation_cache._cache, compilation_cache._cache_initialized = store, True
+        compiler._cache_write = functools.update_wrapper(functools.partial(_keep_program), jaxs_own)
+    elif compiler._cache_write is not jaxs_own:
+        compilation_cache._cache, compilation_cache._cache_initialized = None, False
+        compiler._cache_write = jaxs_own
+
+
+_WRITE = ("cache_key", "compile_time_secs", "module_name", "backend", "executable", "host_callbacks")
+
+
+def _keep_program(
+    key: str, compile_s: float, name: str, backend: Any, executable: Any, callbacks: Any
+) -> None:
+    """In place of jax's `_cache_write`: on every rank, however little time it took to compile."""
+    from jax._src import compilation_cache
+    from jax.errors import JaxRuntimeError
+
+    if callbacks:  # they are addresses in this process
+        return
+    try:
+        compilation_cache.put_executable_and_time(key, name, executable, backend, int(compile_s))
+    except JaxRuntimeError as error:  # not every backend can write down every program
+        logging.getLogger(__name__).debug("%s is not kept: %s", name, error)

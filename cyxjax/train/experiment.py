@@ -20,6 +20,7 @@ from cyxjax.core.losses import (
 from cyxjax.data.catalog import Splits, load_dataset
 from cyxjax.distributed import process_group
 from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, ConfigError, NotSavedError, nearest
+from cyxjax.launch import programs
 from cyxjax.models.registry import get_model
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -119,6 +120,7 @@ def prepare(config: TrainConfig) -> Experiment:
     """
     config.run_folder.refuse_unusable()
     process_group.init(cpu_devices=config.cpu_devices, threads=config.pool_threads)
+    programs.keep(config.compile_cache, tell=process_group.is_master())
     splits = load_dataset(config.data.name, config.data.root, **config.data.options)
     optimizer = build_optimizer(config.optimizer)
     trainer = DistributedTrainer(_model(config, splits), _loss(config, splits), optimizer)

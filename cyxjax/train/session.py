@@ -10,6 +10,7 @@ from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.core.step import TrainState
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError, GroupError, NotSavedError
+from cyxjax.launch import programs
 from cyxjax.launch.heartbeat import beat
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -86,6 +87,8 @@ class Session:
         self, data: tuple[Any, ...], config: DistributedTrainingConfig | None, schedule: Any
     ) -> Prepared:
         """All of a fit that comes before its first write. Raises: ConfigError, DataError."""
+        if config is not None:
+            programs.keep(config.compile_cache, tell=self.is_master)
         prepared = for_fit(
             self.recipe,
             self.mesh,

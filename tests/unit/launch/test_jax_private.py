@@ -4,7 +4,7 @@ import inspect
 
 import jax
 import pytest
-from jax._src import distributed, xla_bridge
+from jax._src import compilation_cache, compiler, distributed, xla_bridge
 from jaxlib import _jax
 
 from cyxjax.errors import GroupError
@@ -68,3 +68,38 @@ def test_gloo_is_given_one_address_even_after_a_second_choice(monkeypatch):
     }
     jax_private.use_gloo_address("10.0.0.2", "eth7")
     assert xla_bridge._jax.make_gloo_tcp_collectives() == {"interface": "eth7"}
+
+
+class Box(dict):
+    """Programs in memory."""
+
+    _path = "memory"
+
+    def put(self, key, value):
+        self[key] = value
+
+
+def test_jax_asks_the_store_and_hands_it_what_it_compiled(monkeypatch):
+    jaxs_own, box = inspect.unwrap(compiler._cache_write), Box()
+    assert tuple(inspect.signature(jaxs_own).parameters) == jax_private._WRITE
+    monkeypatch.setattr(compilation_cache, "_cache", None)  # the tests' own; back at the end
+    monkeypatch.setattr(compilation_cache, "_cache_initialized", False)
+    monkeypatch.setattr(compiler, "_cache_write", jaxs_own)
+    monkeypatch.setattr(distributed.global_state, "process_id", 1)  # jax itself writes on rank 0 alone
+
+    def compiled():
+        return jax.jit(lambda x: x * 3 + 1).lower(1.0).compile()
+
+    jax_private.keep_programs(box)
+    jax_private.keep_programs(box)  # a second group in one process
+    assert compiled()(2.0) == 7
+    assert [name for name in box if name.startswith("jit__lambda-")]
+    written = set(box)
+    assert compiled()(2.0) == 7
+    assert set(box) == written
+    jax_private.keep_programs(None)
+    assert compilation_cache._cache is None
+    assert compiler._cache_write is jaxs_own
+    box.clear()
+    compiled()
+    assert not box

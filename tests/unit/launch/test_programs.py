@@ -1,0 +1,247 @@
+"""Compiled programs on disk: what is found again, what is not, and that nothing about it ends a run."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cyxjax.errors import ConfigError
+from cyxjax.launch import programs
+from cyxjax.launch.programs import ProgramStore, find_folder
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def store(tmp_path, said) -> ProgramStore:
+    return ProgramStore(tmp_path / "a" / "programs", "one processor", said.append)
+
+
+def the_file(store: ProgramStore) -> Path:
+    (path,) = store._path.iterdir()
+    return path
+
+
+def test_what_was_put_is_found_by_another_process_of_the_same_facts(store, said):
+    assert store.get("jit_f-12") is None
+    assert not store._path.parent.exists()  # looking makes nothing
+    store.put("jit_f-12", b"machine code")
+    again = ProgramStore(store._path, "one processor", said.append)
+    assert again.get("jit_f-12") == b"machine code"
+    assert again.get("jit_f-1") is None
+    assert ProgramStore(store._path, "another processor", said.append).get("jit_f-12") is None
+    assert stat.S_IMODE(store._path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(the_file(store).stat().st_mode) == 0o600
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: b"",
+        lambda data: data[:-1],
+        lambda data: data[:40],
+        lambda data: data + b"x",
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda data: data.replace(b"program 1", b"program 2"),
+        lambda data: b"\x28\xb5\x2f\xfd" + data,
+    ],
+)
+def test_a_damaged_entry_is_not_there_and_is_written_anew(store, change):
+    store.put("jit_f-12", b"machine code")
+    the_file(store).write_bytes(change(the_file(store).read_bytes()))
+    assert store.get("jit_f-12") is None
+    store.put("jit_f-12", b"machine code")
+    assert store.get("jit_f-12") == b"machine code"
+
+
+def test_an_entry_under_another_name_is_not_that_program(store):
+    store.put("jit_f-12", b"f")
+    f = the_file(store)
+    store.put("jit_g-34", b"g")
+    (g,) = set(store._path.iterdir()) - {f}
+    os.replace(f, g)
+    assert store.get("jit_g-34") is None
+
+
+def test_an_entry_that_others_can_write_or_that_is_a_link_is_not_there(store, tmp_path):
+    store.put("jit_f-12", b"f")
+    path = the_file(store)
+    path.chmod(0o620)
+    assert store.get("jit_f-12") is None
+    path.chmod(0o600)
+    assert store.get("jit_f-12") == b"f"
+    os.replace(path, tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert store.get("jit_f-12") is None
+    path.unlink()
+    os.mkfifo(path)  # would block whoever opens it
+    assert store.get("jit_f-12") is None
+
+
+def test_another_users_entry_is_not_there(store, monkeypatch):
+    store.put("jit_f-12", b"f")
+    monkeypatch.setattr(os, "geteuid", lambda: the_file(store).stat().st_uid + 1)
+    assert store.get("jit_f-12") is None
+
+
+@pytest.mark.parametrize("spoil", ["open", "another's", "link", "file"])
+def test_a_folder_that_is_not_this_users_alone_is_told_once_and_not_used(
+    store, said, spoil, monkeypatch, tmp_path
+):
+    store.put("jit_f-12", b"f")
+    if spoil == "open":
+        store._path.chmod(0o750)
+    elif spoil == "another's":
+        monkeypatch.setattr(os, "geteuid", lambda: store._path.stat().st_uid + 1)
+    else:
+        os.replace(store._path, tmp_path / "away")
+        store._path.symlink_to(tmp_path / "away") if spoil == "link" else store._path.write_text("")
+    fresh = ProgramStore(store._path, "one processor", said.append)
+    assert fresh.get("jit_f-12") is None
+    fresh.put("jit_g-34", b"g")
+    assert fresh.get("jit_g-34") is None
+    (line,) = said
+    assert "is not a folder of this user's alone (mode 0700)" in line
+    assert "HINT: set CYXJAX_COMPILE_CACHE to a folder of your own, or to off." in line
+
+
+def test_a_full_disk_is_told_once_and_left_alone(store, said, monkeypatch):
+    store.put("jit_f-12", b"f")
+    tries = []
+
+    def full(*args, **options):
+        tries.append(args)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(programs, "write_whole", full)
+    store.put("jit_g-34", b"g")
+    store.put("jit_h-56", b"h")
+    assert (len(tries), len(said)) == (1, 1)
+    assert "No space left on device" in said[0]
+    assert store.get("jit_f-12") == b"f"  # what is there still serves
+
+
+def test_a_folder_that_cannot_be_made_is_told_once(tmp_path, said):
+    (tmp_path / "home").write_text("no folder")
+    store = ProgramStore(tmp_path / "home" / ".cache" / "programs", "", said.append)
+    assert store.get("jit_f-12") is None
+    store.put("jit_f-12", b"f")
+    store.put("jit_f-12", b"f")
+    assert len(said) == 1
+    assert "home" in said[0]
+
+
+def test_the_entries_used_longest_ago_go(tmp_path, said):
+    store = ProgramStore(tmp_path / "programs", "", said.append, max_bytes=8_000)
+    for i in range(4):
+        store.put(f"old-{i}", bytes(1_000))
+    for age, path in enumerate(sorted(store._path.iterdir())):
+        os.utime(path, (1e9 - age, 1e9 - age))
+    assert store.get("old-2") is not None  # from now on the newest
+    draft = store._path / ".x.tmp"
+    draft.touch()
+    os.utime(draft, (1e9, 1e9))
+    for i in range(20):
+        store.put(f"new-{i}", bytes(1_000))
+    assert sum(path.stat().st_size for path in store._path.iterdir()) <= 8_000
+    assert not draft.exists()
+    assert store.get("new-19") is not None
+    assert store.get("old-0") is None
+
+
+def test_an_entry_is_used_longer_than_one_made_later(tmp_path, said):
+    store = ProgramStore(tmp_path / "programs", "", said.append, max_bytes=8_000)
+    store.put("first", bytes(1_000))
+    os.utime(the_file(store), (1e9, 1e9))
+    store.put("second", bytes(1_000))
+    for path in store._path.iterdir():
+        if path.stat().st_mtime > 1e9:
+            os.utime(path, (1.1e9, 1.1e9))
+    assert store.get("first") is not None
+    fresh = ProgramStore(tmp_path / "programs", "", said.append, max_bytes=3_500)
+    fresh.put("third", bytes(1_000))
+    assert fresh.get("first") is not None
+    assert fresh.get("second") is None
+
+
+HOME = {"HOME": "/home/me"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "env", "jaxs_own", "folder"),
+    [
+        ("auto", {}, None, "/home/me/.cache/cyxjax/programs"),
+        ("auto", {"XDG_CACHE_HOME": "/cache"}, None, "/cache/cyxjax/programs"),
+        ("auto", {"XDG_CACHE_HOME": "cache"}, None, "/home/me/.cache/cyxjax/programs"),
+        ("auto", {"XDG_CACHE_HOME": "/cache"}, "/jax", "/jax/cyxjax/programs"),
+        ("auto", {}, "gs://bucket/programs", None),
+        ("auto", {"CYXJAX_COMPILE_CACHE": "off"}, "/jax", None),
+        ("auto", {"CYXJAX_COMPILE_CACHE": "/mine"}, "/jax", "/mine/cyxjax/programs"),
+        ("auto", {"CYXJAX_COMPILE_CACHE": ""}, None, "/home/me/.cache/cyxjax/programs"),
+        ("off", {"CYXJAX_COMPILE_CACHE": "/mine"}, "/jax", None),
+        ("~/kept", {"CYXJAX_COMPILE_CACHE": "off"}, "/jax", "/home/me/kept/cyxjax/programs"),
+    ],
+)
+def test_where_programs_are_kept(asked, env, jaxs_own, folder, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert find_folder(asked, env, jaxs_own) == (None if folder is None else Path(folder))
+
+
+def test_a_url_of_our_own_is_refused():
+    with pytest.raises(ConfigError, match=r"gs://bucket keeps no compiled programs.*HINT"):
+        find_folder("auto", {"CYXJAX_COMPILE_CACHE": "gs://bucket"}, None)
+
+
+COUNT = """
+import collections, hashlib, sys
+from cyxjax.launch import programs
+import jax, jax.numpy as jnp
+events = collections.Counter()
+jax.monitoring.register_event_listener(lambda name, **_: events.update([name.rpartition("/")[2]]))
+programs.keep()
+x = jnp.linspace(0.0, 1.0, 12).reshape(3, 4)
+f = jax.jit(jax.grad(lambda w: jnp.tanh(x @ w).sum()))
+value = f(jnp.ones((4, 5)))
+print(hashlib.sha256(value.tobytes()).hexdigest(), events["compile_requests_use_cache"], events["cache_hits"])
+"""
+
+
+def run_it(folder: Path, **env: str) -> tuple[str, int, int, str]:
+    """(digest of what it computed, programs asked for, programs found, standard error) of a new process."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", COUNT],
+        env=os.environ | {"CYXJAX_COMPILE_CACHE": str(folder), "JAX_PLATFORMS": "cpu"} | env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    digest, asked, found = done.stdout.split()
+    return digest, int(asked), int(found), done.stderr
+
+
+def test_a_second_process_compiles_nothing_and_a_damaged_program_is_compiled_again(tmp_path):
+    digest, asked, found, _ = run_it(tmp_path)
+    assert (asked > 2, found) == (True, 0)
+    assert run_it(tmp_path) == (digest, asked, asked, "")
+    files = sorted((tmp_path / "cyxjax" / "programs").iterdir(), key=lambda file: file.stat().st_size)
+    files[-1].write_bytes(files[-1].read_bytes()[:-100])
+    assert run_it(tmp_path) == (digest, asked, asked - 1, "")
+    assert run_it(tmp_path) == (digest, asked, asked, "")
+    assert run_it(tmp_path, NPROC="3")[2] == 0  # another pool of threads may be compiled for
+
+
+def test_off_writes_nothing_and_a_folder_that_cannot_be_is_one_line(tmp_path):
+    _, _, found, stderr = run_it(tmp_path, CYXJAX_COMPILE_CACHE="off", HOME=str(tmp_path))
+    assert (found, stderr, list(tmp_path.iterdir())) == (0, "", [])
+    (tmp_path / "file").touch()
+    _, _, found, stderr = run_it(tmp_path / "file")
+    assert found == 0
+    assert stderr.startswith("cyxjax: compiled programs are not kept for the next start: ")
+    assert stderr.count("\n") == 1
