@@ -10,7 +10,8 @@ import re
 import secrets
 import stat
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PRIVATE = 0o600
@@ -28,16 +29,25 @@ def write_whole(
     that a power cut damages is noticed by who reads it; then nothing waits for the disk.
     Raises: OSError; the file is then as it was before. Also where `path` is a FIFO, a device or a folder.
     """
+    with replacing(path, synced=synced) as draft:
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, mode)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], *, synced: bool = True) -> Iterator[Path]:
+    """A path to write a new file at, which takes the place of `path` when the block ends well.
+
+    Raises: OSError; the file is then as it was before. Also where `path` is a FIFO, a device or a folder.
+    """
     path = Path(path)
     _refuse_special(path)
     draft = path.with_name(f".{path.name[:200]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, mode)
     try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            if synced:
-                os.fsync(fd)
+        yield draft
+        if synced:
+            _sync_file(draft)
         os.replace(draft, path)
     except BaseException:
         with suppress(OSError):
@@ -45,6 +55,14 @@ def write_whole(
         raise
     if synced:
         sync_folder(path.parent)
+
+
+def _sync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDWR | _FLAGS)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def append(path: str | os.PathLike[str], data: bytes) -> None:

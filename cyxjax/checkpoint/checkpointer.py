@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.checkpoint import tree
+from cyxjax.checkpoint.arrays import DamagedStep
 from cyxjax.checkpoint.failures import describe_failure
 from cyxjax.checkpoint.folders import list_corrupt, list_steps, step_folder
 from cyxjax.checkpoint.manifest import frozen_json
-from cyxjax.checkpoint.store import Best, DamagedStep, Restored, Snapshot, StepStore
+from cyxjax.checkpoint.store import Best, Restored, Snapshot, StepStore
 from cyxjax.checkpoint.tree import Adapt, PyTree, ToHost
 from cyxjax.errors import CheckpointError
 

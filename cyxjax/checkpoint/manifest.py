@@ -20,12 +20,15 @@ from typing import Any
 
 import numpy as np
 
+from cyxjax.checkpoint.pieces import Piece, find_gap, joined_crc32
 from cyxjax.errors import CheckpointError
 
 FORMAT = "cyxjax-checkpoint"
 # Readers accept every minor version of their major one: a minor version only adds optional fields.
 FORMAT_VERSION = (2, 0)
-READS = (1, 2)  # major versions: 1 keeps its arrays in orbax's format, 2 in safetensors files
+# Written where a state is spread over processes: each keeps its pieces of the leaves, flat, in its own file.
+BY_SHARE = (3, 0)
+READS = (1, 2, 3)  # major versions: 1 keeps its arrays in orbax's format, 2 and 3 in safetensors files
 MANIFEST = "MANIFEST.json"
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_DIMS = 32
@@ -40,17 +43,29 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of the state: name in the tree, shape, dtype name, crc32 of its bytes in C order."""
+    """One array of the state: name in the tree, shape, dtype name, crc32 of its bytes in C order.
+
+    pieces: where its elements are, in order; (): the whole of it is in the first process's file.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     crc32: int
+    pieces: tuple[Piece, ...] = ()
 
     @classmethod
     def of(cls, name: str, array: np.ndarray) -> "Leaf":
         """The leaf that describes `array` as it is now."""
         return cls(name, array.shape, array.dtype.name, _crc32(array))
+
+    @classmethod
+    def in_pieces(cls, name: str, shape: tuple[int, ...], dtype: Any, pieces: tuple[Piece, ...]) -> "Leaf":
+        """The leaf that `pieces`, sorted, make up. Raises: CheckpointError where one is missing."""
+        if gap := find_gap(pieces, math.prod(shape)):
+            raise CheckpointError(f"State leaf {name!r}: {gap}. HINT: all processes save the same state.")
+        dtype = np.dtype(dtype)
+        return cls(name, tuple(shape), dtype.name, joined_crc32(pieces, dtype.itemsize), pieces)
 
     @property
     def size(self) -> int:
@@ -65,12 +80,6 @@ class Leaf:
     @property
     def num_bytes(self) -> int:
         return self.size * self.numpy_dtype.itemsize
-
-    def differs_from(self, array: np.ndarray) -> str:
-        """What is different in `array`, or "" if it is this leaf, bit for bit."""
-        if (array.shape, array.dtype.name) != (self.shape, self.dtype):
-            return f"{array.dtype.name}{array.shape} where {self.dtype}{self.shape} was saved"
-        return "" if _crc32(array) == self.crc32 else "its bytes have another crc32"
 
 
 def refuse_dtype(name: str, dtype: Any) -> None:
@@ -110,9 +119,20 @@ class Manifest:
     def encode(self) -> bytes:
         """Canonical JSON with its own digest: the same manifest gives the same bytes everywhere."""
         body: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        body |= {"format": FORMAT, "leaves": [vars(x) for x in self.leaves]}
+        body |= {"format": FORMAT, "leaves": [_without_empty(vars(x)) for x in self.leaves]}
         body |= {"files": [vars(x) for x in self.files]}
-        return _sealed(frozen_json(body, f"manifest of step {self.step}"))
+        data = _sealed(frozen_json(body, f"manifest of step {self.step}"))
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise CheckpointError(
+                f"The manifest of step {self.step} would have {len(data)} bytes, readers take "
+                f"{MAX_MANIFEST_BYTES}. HINT: put less into meta, or save from fewer processes."
+            )
+        return data
+
+
+def _without_empty(leaf: dict[str, Any]) -> dict[str, Any]:
+    """Without `pieces` where there are none: the older versions know no such field."""
+    return {key: value for key, value in leaf.items() if key != "pieces" or value}
 
 
 def frozen_json(value: dict[str, Any], what: str) -> dict[str, Any]:
@@ -212,7 +232,14 @@ def _leaf(raw: dict[str, Any]) -> Leaf:
     name, dtype, shape = raw["name"], raw["dtype"], tuple(_natural(n) for n in raw["shape"])
     if not isinstance(name, str) or dtype not in _DTYPES or len(shape) > MAX_DIMS:
         raise ValueError(f"leaf {str(name)[:60]!r} has dtype {str(dtype)[:60]!r} and {len(shape)} dimensions")
-    return Leaf(name, shape, dtype, _natural(raw["crc32"]))
+    return Leaf(name, shape, dtype, _natural(raw["crc32"]), _pieces(name, raw.get("pieces", ()), shape))
+
+
+def _pieces(name: str, raw: Iterable[Any], shape: tuple[int, ...]) -> tuple[Piece, ...]:
+    pieces = tuple(Piece(*map(_natural, piece)) for piece in raw)
+    if pieces and (gap := find_gap(pieces, math.prod(shape))):
+        raise ValueError(f"leaf {name[:60]!r}: {gap}")
+    return pieces
 
 
 def _file_entry(raw: dict[str, Any]) -> FileEntry:

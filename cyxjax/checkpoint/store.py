@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from cyxjax.checkpoint import folders, tree
-from cyxjax.checkpoint.arrays import read_arrays, write_arrays
+from cyxjax.checkpoint.arrays import DamagedStep, StoredArrays, read_arrays, write_arrays
 from cyxjax.checkpoint.digests import describe_files, find_problems
 from cyxjax.checkpoint.folders import ARRAYS, list_steps, step_folder
 from cyxjax.checkpoint.manifest import MANIFEST, Leaf, Manifest, installed_versions, read_manifest
-from cyxjax.checkpoint.tree import Adapt, PyTree
+from cyxjax.checkpoint.tree import Adapt, Put, PyTree, as_read
 from cyxjax.errors import CheckpointError
 from cyxjax.files import PRIVATE, write_whole
 
@@ -43,10 +43,6 @@ def _monitor_of(manifest: Manifest) -> str:
 
 
 _MAX_SHOWN = 5
-
-
-class DamagedStep(CheckpointError):
-    """A step whose files do not verify or cannot be read; the text says what is wrong with them."""
 
 
 class Snapshot(NamedTuple):
@@ -114,8 +110,10 @@ class StepStore:
         """Whether `step` verifies, now or when this object last read or wrote it."""
         return step in self._verified or not self.verify(step)
 
-    def load(self, step: int, target: PyTree, adapt: Adapt | None, part: bool) -> Restored:
-        """`step` in `target`'s tree.
+    def load(
+        self, step: int, target: PyTree, adapt: Adapt | None, part: bool, put: Put = as_read
+    ) -> Restored:
+        """`step` in `target`'s tree, its leaves read one after the other and given to `put`.
 
         Raises: DamagedStep if it does not verify; CheckpointError if it is of another state.
         """
@@ -123,8 +121,8 @@ class StepStore:
         unlike = tree.differences({leaf.name: leaf for leaf in manifest.leaves}, target, part=part)
         if adapt is None:
             tree.refuse(unlike)
-        arrays = self.read(step, manifest)
-        return Restored(step, tree.fill(target, arrays, adapt, unlike), manifest.meta)
+        stored = self.open(step, manifest)
+        return Restored(step, tree.fill(target, stored, adapt, unlike, put), manifest.meta)
 
     def manifest(self, step: int) -> Manifest:
         """The manifest of `step`, whose files have all been compared with it. Raises: DamagedStep."""
@@ -133,14 +131,15 @@ class StepStore:
             raise DamagedStep("; ".join(problems[:_MAX_SHOWN]))
         return read_manifest(step_folder(self.directory, step))
 
+    def open(self, step: int, manifest: Manifest) -> StoredArrays:
+        """The arrays of `step`, to be read. Raises: DamagedStep, also later, as they are read."""
+        folder = step_folder(self.directory, step) / ARRAYS
+        return StoredArrays(folder, manifest.leaves, manifest.format_version[0])
+
     def read(self, step: int, manifest: Manifest) -> dict[str, np.ndarray]:
         """All arrays of `step` by name. Raises: DamagedStep if one cannot be read or was altered."""
         folder = step_folder(self.directory, step) / ARRAYS
-        try:
-            return read_arrays(folder, manifest.leaves, manifest.format_version[0])
-        except Exception as error:  # orbax, TensorStore and safetensors share no family of errors
-            text = f"its arrays cannot be read: {type(error).__name__}: {str(error)[:300]}"
-            raise DamagedStep(text) from error
+        return read_arrays(folder, manifest.leaves, manifest.format_version[0])
 
     def metrics(self) -> dict[int, float | None]:
         """Metric by step, of the steps with a readable manifest; None where the newest measures another."""

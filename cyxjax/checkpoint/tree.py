@@ -1,18 +1,35 @@
 """A training state as named host arrays, and named host arrays as a training state."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from cyxjax.checkpoint.manifest import Leaf, refuse_dtype
+from cyxjax.checkpoint.pieces import Share
 from cyxjax.errors import CheckpointError
 
 PyTree = Any
 ToHost = Callable[[Any], np.ndarray]
-# (name, stored array, wanted leaf) -> an array of the wanted shape and dtype, or None: refuse the difference.
+# (name, stored array, wanted leaf) -> an array of the wanted shape (of a share: its elements, flat) and
+# dtype, or None: refuse the difference.
 Adapt = Callable[[str, np.ndarray, Any], np.ndarray | None]
+# (wanted leaf, what was read of it) -> the leaf of the restored tree.
+Put = Callable[[Any, np.ndarray], Any]
 _MAX_LISTED = 10
+
+
+class Stored(Protocol):
+    """Arrays by name, read when asked for."""
+
+    def __contains__(self, name: object) -> bool: ...
+    def whole(self, name: str) -> np.ndarray: ...
+    def part(self, name: str, start: int, stop: int) -> np.ndarray: ...
+
+
+def as_read(want: Any, array: np.ndarray) -> np.ndarray:
+    del want
+    return array
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
@@ -73,25 +90,34 @@ def differences(leaves: Mapping[str, Leaf], target: PyTree, *, part: bool) -> di
 
 
 def fill(
-    target: PyTree, arrays: Mapping[str, np.ndarray], adapt: Adapt | None, unlike: Mapping[str, str]
+    target: PyTree, stored: Stored, adapt: Adapt | None, unlike: Mapping[str, str], put: Put = as_read
 ) -> PyTree:
-    """`target`'s tree with leaves from `arrays`; those in `unlike` pass through `adapt`.
+    """`target`'s tree with leaves from `stored`, one in memory at a time; those in `unlike` through `adapt`.
 
-    Raises: CheckpointError that lists every leaf `adapt` does not settle.
+    Raises: CheckpointError that lists every leaf `adapt` does not settle, before another is read.
     """
     import jax
 
     wanted = named_leaves(target)
-    filled: dict[str, np.ndarray] = {}
     refused = {name: why for name, why in unlike.items() if name not in wanted}  # no adapting these
-    for name, want in wanted.items():
-        array = _adapted(name, arrays.get(name), want, adapt) if name in unlike else arrays[name]
+    adapted: dict[str, np.ndarray] = {}
+    for name in (name for name in wanted if name in unlike):
+        array = _adapted(name, stored, wanted[name], adapt)
         if array is None:
             refused[name] = unlike[name]
         else:
-            filled[name] = array
+            adapted[name] = array
     refuse(refused)
-    return jax.tree.unflatten(jax.tree.structure(target), filled.values())
+    filled = []
+    for name, want in wanted.items():
+        array = adapted.pop(name) if name in adapted else _own(name, stored, want)
+        filled.append(put(want, array))
+    return jax.tree.unflatten(jax.tree.structure(target), filled)
+
+
+def _own(name: str, stored: Stored, want: Any) -> np.ndarray:
+    """What this process wants of a leaf: all, or flat the elements of its share."""
+    return stored.part(name, want.start, want.stop) if isinstance(want, Share) else stored.whole(name)
 
 
 def refuse(unlike: Mapping[str, str]) -> None:
@@ -113,13 +139,14 @@ def cast(name: str, stored: np.ndarray, want: Any) -> np.ndarray | None:
     return stored.astype(want.dtype) if stored.shape == tuple(want.shape) else None
 
 
-def _adapted(name: str, stored: np.ndarray | None, want: Any, adapt: Adapt | None) -> np.ndarray | None:
-    if stored is None or adapt is None:
+def _adapted(name: str, stored: Stored, want: Any, adapt: Adapt | None) -> np.ndarray | None:
+    if adapt is None or name not in stored:
         return None
-    array = adapt(name, stored, want)
-    if array is not None and (array.shape, array.dtype) != (tuple(want.shape), np.dtype(want.dtype)):
+    array = adapt(name, stored.whole(name), want)
+    shape = (want.stop - want.start,) if isinstance(want, Share) else tuple(want.shape)
+    if array is not None and (array.shape, array.dtype) != (shape, np.dtype(want.dtype)):
         raise CheckpointError(
-            f"{name}: adapt gave {array.dtype}{list(array.shape)} for {want.dtype}{list(want.shape)}. "
+            f"{name}: adapt gave {array.dtype}{list(array.shape)} for {want.dtype}{list(shape)}. "
             "HINT: adapt returns the wanted shape and dtype, or None."
         )
     return array

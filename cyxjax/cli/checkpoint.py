@@ -4,6 +4,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from cyxjax.checkpoint.folders import (
     remove_aside,
     step_folder,
 )
-from cyxjax.checkpoint.manifest import Manifest, read_manifest
+from cyxjax.checkpoint.manifest import BY_SHARE, Leaf, Manifest, read_manifest
 from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.command import Parser
 from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
-from cyxjax.files import write_whole
+from cyxjax.files import replacing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,7 +115,9 @@ def _line(directory: Path, step: int) -> str:
         return f"{step:>10}  {str(error).partition(' HINT:')[0]}"
     saved = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(manifest.created_unix_s))
     metric = "-" if manifest.metric is None else f"{manifest.metric:.6g}"
-    return f"{step:>10}  {saved}  {manifest.num_bytes / 1e6:>10.2f}  {metric}"
+    writers = len(manifest.files)
+    parts = f"  in {writers} parts" if writers > 1 and manifest.format_version >= BY_SHARE else ""
+    return f"{step:>10}  {saved}  {manifest.num_bytes / 1e6:>10.2f}  {metric}{parts}"
 
 
 def _verify(directory: Path, given: argparse.Namespace) -> int:
@@ -130,25 +133,38 @@ def _verify(directory: Path, given: argparse.Namespace) -> int:
 
 
 def _export(directory: Path, given: argparse.Namespace) -> int:
-    import safetensors.numpy
-
     from cyxjax.checkpoint.store import StepStore
 
     store = StepStore(directory, is_writer=False)
     step, manifest = _good_step(store, given.step)
     parts = tuple(given.part or ("params", "model_state"))
-    arrays = store.read(step, manifest)
-    wanted = {name: array for name, array in arrays.items() if name.split("/")[0] in parts}
+    wanted = {leaf.name: leaf for leaf in manifest.leaves if leaf.name.split("/")[0] in parts}
     if not wanted:
-        known = ", ".join(sorted({name.split("/")[0] for name in arrays}))
+        known = ", ".join(sorted({leaf.name.split("/")[0] for leaf in manifest.leaves}))
         raise CheckpointError(f"Step {step} has none of {', '.join(parts)}. HINT: its parts are {known}.")
+    stored = store.open(step, manifest)
     if given.to == "orbax":
-        _export_to_orbax(given.file, wanted)
+        _export_to_orbax(given.file, {name: stored.whole(name) for name in wanted})
     else:
-        _write(given.file, safetensors.numpy.save(wanted, {"cyxjax_step": str(step)}))
-    num_bytes = sum(array.nbytes for array in wanted.values())
+        _export_to_safetensors(given.file, stored, wanted, step)
+    num_bytes = sum(leaf.num_bytes for leaf in wanted.values())
     print(f"step {step}: {len(wanted)} arrays, {num_bytes / 1e6:.2f} MB -> {given.file}")
     return EXIT_OK
+
+
+def _export_to_safetensors(path: Path, stored: Any, leaves: dict[str, Leaf], step: int) -> None:
+    """One file, some megabytes in memory at a time, wherever the pieces of the leaves lie."""
+    from cyxjax.checkpoint.arrays import Entry, write_file
+
+    entries = {
+        name: Entry(leaf.shape, leaf.numpy_dtype, partial(stored.blocks, name))
+        for name, leaf in leaves.items()
+    }
+    try:
+        with replacing(path) as draft:
+            write_file(draft, entries, {"cyxjax_step": str(step)}, mode=0o666)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}. HINT: name a file this user may write.") from error
 
 
 def _export_to_orbax(folder: Path, arrays: dict[str, Any]) -> None:
@@ -175,13 +191,6 @@ def _good_step(store: Any, step: int | None) -> tuple[int, Manifest]:
         return step, store.manifest(step)
     except CheckpointError as error:
         raise CheckpointError(f"Step {step} cannot be exported: {error}. HINT: take another step.") from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        write_whole(path, data)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}. HINT: name a file this user may write.") from error
 
 
 def _prune(directory: Path, given: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,7 +71,8 @@ def read_bits(run: Path, step: int) -> StepBits:
     store = StepStore(_checkpoints(run), is_writer=False)
     manifest = store.manifest(step)
     meta = manifest.meta
-    leaves = {name: _sha256(array.tobytes()) for name, array in store.read(step, manifest).items()}
+    stored = store.open(step, manifest)
+    leaves = {leaf.name: _sha256_of(stored.blocks(leaf.name)) for leaf in manifest.leaves}
     curves = {name: meta.get("history", {}).get(name) for name in _CURVES}
     history = {"curves": curves, "sums": meta.get("sums"), "position": meta.get("position")}
     return StepBits(leaves, _sha256(json.dumps(history, sort_keys=True).encode()), meta.get("exact", {}))
@@ -144,6 +145,14 @@ def _first_other_samples(one: Path, other: Path) -> int | None:
 
 def _checkpoints(run: Path) -> Path:
     return open_run(run).checkpoints
+
+
+def _sha256_of(blocks: Iterable[Any]) -> str:
+    """Digest of an array's bytes in C order, a block in memory at a time."""
+    digest = hashlib.sha256()
+    for block in blocks:
+        digest.update(block.tobytes())
+    return digest.hexdigest()
 
 
 def _sha256(data: Any) -> str:
