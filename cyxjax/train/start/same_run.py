@@ -8,8 +8,9 @@ step and before anything is written.
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -45,13 +46,15 @@ _OF_ONE_PROCESS = re.compile(r"^\s*sdy\.mesh @maximal.*$|mhlo\.backend_config = 
 def compared(group: ProcessGroup, prepared: Prepared, state: TrainState) -> dict[str, Any]:
     """What the data of a fit hold, once all ranks of the group have shown that they are about to do the same.
 
-    state: as training starts with it. Raises: DesyncError on every rank, with the values of each.
+    state: as training starts with it. A model that does not take the first batch in training says so here.
+    Raises: DesyncError on every rank, with the values of each.
     """
     assert prepared.data is not None
     content = data_facts(prepared.data)
+    program = prepared.built.program.train_step
+    lowered = lower_step(program, state, prepared.data, prepared.settings, group.mesh)
     if group.topology.world_size > 1:
-        program = prepared.built.program.train_step
-        step = step_digest(program, state, prepared.data, prepared.settings, group.mesh)
+        step = digest_of(lowered) if prepared.data.indexed else ""
         refuse_differences(group, config_facts(prepared.settings.told), content, step)
     return content
 
@@ -68,18 +71,35 @@ def config_facts(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
 
 
-def step_digest(step: Any, state: TrainState, data: FitData, settings: Settings, mesh: Mesh) -> str:
-    """A digest of the step's program, lowered but not compiled; "" where it cannot be lowered beforehand.
+def lower_step(step: Any, state: TrainState, data: FitData, settings: Settings, mesh: Mesh) -> Any:
+    """The step's program for the first batch, not compiled; None where it cannot be lowered beforehand.
 
     What lowering makes is kept by jax and serves the first step: measured, it costs 20 ms beside that.
     """
-    if not data.indexed or not hasattr(step, "lower"):
-        return ""
-    one = data._replace(train=_OneSample(data.train), val=None)
+    if not hasattr(step, "lower"):
+        return None
+    first = _OneSample(data.train) if data.indexed else _OneStep(data.train, settings.step.batch.accumulation)
+    one = data._replace(train=first, val=None)
     feed = build_feed(one, settings.step, settings.reading, mesh, Tape())
     with closing(iter(feed.train(Position(), lambda: (0.0, False)))) as fed:  # type: ignore[type-var]
-        text = step.lower(state, next(fed).batch).as_text()
-    return hashlib.sha256(_OF_ONE_PROCESS.sub("", text).encode()).hexdigest()[:12]
+        return step.lower(state, next(fed).batch)
+
+
+def digest_of(lowered: Any) -> str:
+    """Equal for two ranks that are about to run the same program; "" for None."""
+    if lowered is None:
+        return ""
+    return hashlib.sha256(_OF_ONE_PROCESS.sub("", lowered.as_text()).encode()).hexdigest()[:12]
+
+
+class _OneStep:
+    """A loader's batches of the first step alone; its sampler is told of no epoch."""
+
+    def __init__(self, loader: Any, accumulation: int):
+        self._loader, self._accumulation = loader, accumulation
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._loader, self._accumulation)
 
 
 class _OneSample:

@@ -143,3 +143,33 @@ def test_saving_beside_later_steps_keeps_them(tmp_path):
     trainer.save_checkpoint(str(tmp_path / "mine"))
     assert list_steps(tmp_path / "mine") == [6]
     assert len(list((tmp_path / "mine").glob("step_00000050.earlier-*"))) == 1
+
+
+class FailsInTraining(linen.Module):
+    @linen.compact
+    def __call__(self, x, train: bool = False):
+        return linen.Dense(3)(x.reshape(3, 5) if train else x)
+
+
+class Batches:
+    """A loader as others write them: batches and a length, no numbers."""
+
+    def __iter__(self):
+        x, y = data()
+        return iter([(x[i : i + 8], y[i : i + 8]) for i in range(0, SAMPLES, 8)])
+
+    def __len__(self):
+        return SAMPLES // 8
+
+
+@pytest.mark.parametrize("given", [data(), (Batches(),)], ids=["arrays", "loader"])
+def test_a_model_that_fails_in_its_first_step_leaves_an_earlier_run_as_it_is(tmp_path, given):
+    config = DistributedTrainingConfig(
+        epochs=1, checkpoint_every_n_epochs=1, checkpoint_dir=str(tmp_path / "run")
+    )
+    DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1)).fit(*given, config=config)
+    before = everything(tmp_path)
+    with pytest.raises(TypeError, match="cannot reshape"):
+        DistributedTrainer(FailsInTraining(), CrossEntropyLoss(), optax.sgd(0.1)).fit(*given, config=config)
+    assert len(before) > 1
+    assert everything(tmp_path) == before
