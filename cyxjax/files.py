@@ -65,9 +65,10 @@ def _sync_file(path: Path) -> None:
         os.close(fd)
 
 
-def append(path: str | os.PathLike[str], data: bytes) -> None:
+def append(path: str | os.PathLike[str], data: bytes, *, durable: bool = True) -> None:
     """Puts all of `data` at the end of the file and on the disk, or nothing of it.
 
+    durable: waits for the disk; without it a power cut, not a crash of the process, may lose the data.
     Raises: OSError; also where `path` is a symbolic link, which is not followed.
     """
     path = Path(path)
@@ -78,7 +79,8 @@ def append(path: str | os.PathLike[str], data: bytes) -> None:
         try:
             while data:
                 data = data[file.write(data) :]
-            os.fsync(fd)
+            if durable:
+                os.fsync(fd)
         except OSError:
             os.ftruncate(file.fileno(), before)
             raise

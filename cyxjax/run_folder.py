@@ -46,6 +46,16 @@ class RunFolder:
         return self.root / "goodput.json"
 
     @property
+    def events(self) -> Path:
+        """What befell the run: starts, saves, rollbacks, ends."""
+        return self.root / "events.jsonl"
+
+    @property
+    def report(self) -> Path:
+        """The page that shows the run."""
+        return self.root / "report.html"
+
+    @property
     def metrics(self) -> Path:
         return self.root / "metrics.jsonl"
 

@@ -18,6 +18,7 @@ ROWS: dict[str, tuple[str, str]] = {
         "list, verify, export and prune the checkpoints of a run",
     ),
     "audit": ("cyxjax.cli.audit:main", "prove that a run saw every sample once an epoch, in its place"),
+    "report": ("cyxjax.cli.report:main", "draw a run, or several compared, as one HTML page"),
     "hash": ("cyxjax.cli.hash:main", "digest every bit of a run, or name what differs between two"),
     "replay": (
         "cyxjax.train.replay.steps:main",

@@ -190,7 +190,7 @@ def _fast(config: TrainConfig) -> dict[str, Any]:
     never = {"checkpoint_every_n_epochs": 0, "checkpoint_every_n_steps": 0, "checkpoint_every_n_minutes": 0}
     run_dir = config.run_dir.removesuffix("-fast-dev-run") + "-fast-dev-run"
     short = {"epochs": 1, "max_steps": 2, "max_eval_batches": 2, "log_every_n_batches": 1}
-    return {**never, **short, "resume": "never", "sinks": ["jsonl"], "run_dir": run_dir}
+    return {**never, **short, "resume": "never", "sinks": ["jsonl"], "run_dir": run_dir, "report": False}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -259,6 +259,10 @@ class TrainConfig(DistributedTrainingConfig):
     sinks: tuple[Literal["jsonl", "csv", "tensorboard", "wandb"], ...] = ("jsonl",)
     """Where metrics go besides the screen."""
     wandb: WandbConfig = WandbConfig()
+    report: bool = True
+    """Keep events.jsonl, and draw report.html at the end."""
+    report_samples: int = Field(default=1000, ge=0)
+    """Test samples whose predicted classes the report shows; 0: none, and no program for it is compiled."""
     fast_dev_run: bool = False
     """Two steps and two evaluation batches, to see that everything fits; keeps no checkpoint."""
 

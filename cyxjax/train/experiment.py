@@ -26,6 +26,7 @@ from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, or_told, write_atomic
 from cyxjax.observe.sinks import build_sinks
+from cyxjax.train import reporting
 from cyxjax.train.start.optimizers import build_optimizer
 from cyxjax.train.start.prepare import Prepared
 from cyxjax.train.trainer import DistributedTrainer
@@ -68,6 +69,8 @@ def train(experiment: Experiment) -> int:
         if trainer.is_master():
             with or_told(folder.history, console.note):
                 history.save(folder.history)
+            if config.report:
+                reporting.draw(folder, config.resolved(), TrainConfig().resolved(), console.note)
     console.done(history, str(folder.root))
     _say_how_to_go_on(config, history, console)
     process_group.finalize()
@@ -110,6 +113,10 @@ def _train(
         test = trainer.evaluate_metrics(splits.test, max_batches=config.max_eval_batches)
         known = [f"{name} {value:.4f}" for name, value in test.items() if not math.isnan(value)]
         console.note("Test: " + ", ".join(known))
+        if config.report:
+            events = reporting.event_log(config.run_folder, trainer.is_master(), console.note)
+            events.log("test", step=history.num_steps, metrics=test)
+            reporting.tell_predictions(splits, config.report_samples, trainer, events, console.note)
     return history, unsaved
 
 

@@ -7,12 +7,14 @@ from cyxjax.checkpoint.off import Checkpoints
 from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.errors import NotSavedError
 from cyxjax.observe.console import Console
+from cyxjax.observe.events import Events
 from cyxjax.observe.records import Sink
 from cyxjax.run_folder import RunFolder
-from cyxjax.train import loop, out_of_memory, resume, rollback
+from cyxjax.train import loop, out_of_memory, reporting, resume, rollback
 from cyxjax.train.hooks import callbacks, loss_spike
 from cyxjax.train.hooks.black_box import BlackBoxHook
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
+from cyxjax.train.hooks.events import EventsHook
 from cyxjax.train.hooks.goodput import GoodputHook
 from cyxjax.train.hooks.guard import FolderGuard
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN
@@ -41,6 +43,7 @@ class Run(NamedTuple):
     sink: Sink
     console: Console
     still_ours: Callable[[], str]
+    events: Events  # one log: the hooks after a rollback go on in it
 
     @property
     def folder(self) -> RunFolder | None:
@@ -74,8 +77,11 @@ def run_from(
     with StopSignals() as signals, keeping as checkpointer:
         _make_room(checkpointer, start.position.step, session.resumed, console)
         spikes = loss_spike.hooks_for(settings.guard)
+        folder = settings.run_folder if settings.report else None
+        events = reporting.event_log(folder, session.is_master, console.note)
         run = Run(
-            session, built, settings, watchable, signals, spikes, checkpointer, sink, console, still_ours
+            *(session, built, settings, watchable, signals, spikes, checkpointer, sink, console, still_ours),
+            events,
         )
         end = train(run, prepared.feed, start)
         session.unsaved = _unsaved(checkpointer, end.position.step)
@@ -162,7 +168,8 @@ def build_hooks(run: Run) -> list[Hook]:
             saves.wants_state, run.folder.ledger if run.folder else None, run.console.note
         ),
         saves,  # after all whose word is part of what is saved
-        *_goodput(run),  # last: saves are part of where the time went
+        *_goodput(run),  # after saves, which are part of where the time went
+        *_events(run, saves),  # last: the end is told when all is done
     ]
     callbacks.begin(hooks, RunParts(history, run.watchable, run.session.save_at))
     return hooks
@@ -231,3 +238,12 @@ def _goodput(run: Run) -> list[Hook]:
     if run.folder is None:
         return []
     return [GoodputHook(run.folder.goodput, run.session.history, run.sink, run.console.note)]
+
+
+def _events(run: Run, saves: Hook) -> list[Hook]:
+    """On all ranks of an experiment: at the end the group is asked who is in it."""
+    if run.settings.run_folder is None or not run.settings.report:
+        return []
+    session = run.session
+    facts = lambda: reporting.start_facts(session.group, session.content)  # noqa: E731
+    return [EventsHook(run.events, facts, lambda: reporting.ask_ranks(session.group), saves.wants_state)]

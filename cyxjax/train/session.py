@@ -51,6 +51,11 @@ class Session:
         return self.group.topology.is_master
 
     @property
+    def content(self) -> dict[str, Any]:
+        """What the data of the present fit hold."""
+        return self._content
+
+    @property
     def prepared(self) -> Prepared:
         """Raises: GroupError before the first fit or load."""
         if self._prepared is None:

@@ -138,6 +138,7 @@ class Settings(NamedTuple):
     seed: int
     verbose: bool
     run_folder: RunFolder | None  # None: only checkpoints are written
+    report: bool  # whether events are kept there
     experiment: str | None  # the file that describes it whole; None: data and model came from a program
     told: dict[str, Any]  # the configuration as plain values, to be written down and compared
 
@@ -180,6 +181,7 @@ def resolve(
         config.seed,
         config.verbose,
         config.run_folder,
+        isinstance(config, TrainConfig) and config.report,
         config.to_yaml() if isinstance(config, TrainConfig) else None,
         config.resolved(),
     )

@@ -1,0 +1,51 @@
+"""`cyxjax report RUN [RUN ...]`: a run as one page of HTML, or several beside each other."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cyxjax.command import Parser
+from cyxjax.config.load import open_run, read_yaml
+from cyxjax.config.run import TrainConfig
+from cyxjax.errors import EXIT_OK, ConfigError, DataError
+from cyxjax.observe.report.facts import RunFacts, read_facts
+from cyxjax.observe.report.page import write
+from cyxjax.train.reporting import audit_of
+
+_MOST_RUNS = 32
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes the page and says where it lies. Raises: ConfigError for folders that hold no run."""
+    given = _parser().parse_args(argv)
+    if len(given.runs) > _MOST_RUNS:
+        raise ConfigError(f"{len(given.runs)} runs are more than {_MOST_RUNS} on one page. HINT: name fewer.")
+    path = given.output or (given.runs[0] / "report.html" if len(given.runs) == 1 else Path("report.html"))
+    facts = [_facts(run) for run in given.runs]
+    try:
+        write(path, facts)
+    except OSError as err:
+        raise DataError(f"{path}: cannot be written: {err.strerror or err}. HINT: --output FILE.") from None
+    print(path)
+    return EXIT_OK
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="cyxjax report",
+        description="Draws a run, or several compared, as one HTML file that opens offline.",
+        epilog="example: cyxjax report runs/digits runs/digits-lr-0.01 --output compared.html",
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="default: report.html in RUN, of several: here"
+    )
+    return parser
+
+
+def _facts(root: Path) -> RunFacts:
+    run = open_run(Path(os.path.abspath(root)))
+    if not any(path.is_file() for path in (run.history, run.metrics, run.events, run.config)):
+        raise DataError(f"{root} holds no run. HINT: name the run_dir of an experiment.")
+    config = read_yaml(str(run.config)) if run.config.is_file() else {}
+    return read_facts(run, config, TrainConfig().resolved(), audit_of(run))

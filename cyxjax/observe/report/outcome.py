@@ -1,0 +1,87 @@
+"""The first thing the page says: what came out of a run, in a sentence and a few numbers."""
+
+import math
+from datetime import UTC, datetime
+
+from cyxjax.observe.report.curves import short
+from cyxjax.observe.report.facts import RunFacts, number
+from cyxjax.observe.report.html import said, text
+
+
+def headline(run: RunFacts) -> str:
+    """`Finished: 20 epochs, 440 steps in 3.9 s.`"""
+    history = run.history
+    if history is None:
+        steps = max((curve.points[-1][0] for curve in run.curves.values() if curve.points), default=0)
+        return f"No history.json: the run is under way, or was cut short; step {steps:,.0f} was recorded."
+    how = f"Stopped by {history.stopped_by}" if history.stopped_by else "Finished"
+    took = span(history.total_time_seconds)
+    return f"{how}: {len(history.train_losses)} epochs, {history.num_steps:,} steps in {took}."
+
+
+def span(seconds: float) -> str:
+    """`3.9 s`, `12 min 5 s`, `3 h 20 min`."""
+    if not math.isfinite(seconds) or seconds < 0:
+        return "an unknown time"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def results(run: RunFacts) -> dict[str, float]:
+    """What came out, by name, the most telling first: of the test samples, the best and last validation."""
+    found: dict[str, float] = {}
+    tested = run.last("test").get("metrics")
+    for name, value in (tested if isinstance(tested, dict) else {}).items():
+        found[f"test {name}"] = math.nan if (x := number(value)) is None else x
+    for name in ("val_accuracy", "val_loss"):
+        values = run.curves[name].values if name in run.curves else []
+        if values:
+            found[f"best {name}"] = max(values) if name.endswith("accuracy") else min(values)
+            found[f"last {name}"] = values[-1]
+    for name, curve in run.curves.items():
+        if name.startswith("val_") and name not in ("val_accuracy", "val_loss") and curve.values:
+            found[f"last {name}"] = curve.values[-1]
+    if "train_loss" in run.curves and run.curves["train_loss"].values:
+        found["last train_loss"] = run.curves["train_loss"].values[-1]
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def shown(run: RunFacts) -> str:
+    """The sentence and the tiles."""
+    history, tiles = run.history, []
+    order = sorted(results(run).items(), key=lambda item: not item[0].endswith("accuracy"))
+    for name, value in order[:6]:
+        tiles.append((name, f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else short(value)))
+    if history is not None:
+        tiles.append(("samples/s", f"{history.samples_per_second:,.0f}"))
+        if run.seconds:
+            tiles.append(("goodput", f"{history.goodput:.0%}"))
+        tiles.append(("samples a step", f"{history.effective_batch_size:,}"))
+        tiles.append(("processes x replicas", f"{history.world_size} x {_each(history)}"))
+        if history.skipped_steps:
+            tiles.append(("steps skipped", f"{history.skipped_steps:,}"))
+        if history.rollback_steps:
+            tiles.append(("rollbacks", f"{len(history.rollback_steps):,}"))
+    drawn = "".join(_tile(name, value) for name, value in tiles)
+    return said(headline(run), "lead") + said(_when(run)) + f'<div class="tiles">{drawn}</div>'
+
+
+def _tile(name: str, value: str) -> str:
+    spoken = name.replace("val_", "validation ").replace("train_", "training ")
+    return f'<div class="tile"><b>{text(value)}</b><span>{text(spoken)}</span></div>'
+
+
+def _each(history) -> str:  # type: ignore[no-untyped-def]  # a DistributedTrainingHistory
+    each = history.num_replicas / max(history.world_size, 1)
+    return f"{each:.0f}" if each == int(each) else f"{each:.1f}"
+
+
+def _when(run: RunFacts) -> str:
+    began = number(run.events[0].get("at_unix_s")) if run.events else None
+    try:
+        when = datetime.fromtimestamp(began or 0, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (OverflowError, ValueError, OSError):
+        began = None
+    return f"Begun {when}, in {run.folder}" if began else f"In {run.folder}"

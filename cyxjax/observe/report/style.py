@@ -1,0 +1,57 @@
+"""How the page looks: light and dark as the reader wants, one column on a phone, nothing folded in print."""
+
+CSS = """
+:root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--soft:#57606a;--rule:#d8dee4;--tile:#f6f8fa;
+--good:#1a7f37;--bad:#cf222e;--c0:#0969da;--c1:#bc4c00;--c2:#1a7f37;--c3:#8250df;--c4:#bf3989;--c5:#1b7c83;
+--c6:#9a6700;--c7:#6e7781}
+@media (prefers-color-scheme:dark){:root{--paper:#0d1117;--ink:#e6edf3;--soft:#9198a1;--rule:#30363d;
+--tile:#161b22;--good:#3fb950;--bad:#ff7b72;--c0:#58a6ff;--c1:#f0883e;--c2:#3fb950;--c3:#bc8cff;--c4:#f778ba;
+--c5:#39c5cf;--c6:#d29922;--c7:#8b949e}}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:1180px;padding:20px 16px 60px;background:var(--paper);color:var(--ink);
+font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
+h1{font-size:1.6rem;margin:.2em 0;overflow-wrap:anywhere}
+h2{font-size:1.15rem;margin:2em 0 .6em;border-bottom:1px solid var(--rule);padding-bottom:.25em}
+h3{font-size:1rem;margin:1.2em 0 .4em}
+p{margin:.4em 0;overflow-wrap:anywhere}
+.lead{font-size:1.1rem}.note{color:var(--soft)}.good{color:var(--good)}.bad{color:var(--bad)}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px;margin:1em 0}
+.tile{background:var(--tile);border:1px solid var(--rule);border-radius:8px;padding:10px 12px}
+.tile b{display:block;font-size:1.35rem;font-variant-numeric:tabular-nums}
+.tile span{color:var(--soft);font-size:.85rem}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,460px),1fr));gap:18px}
+figure{margin:0;min-width:0}figcaption{font-size:.9rem;min-height:1.6em}
+svg{display:block;width:100%;height:auto}svg text{font-size:13px;fill:var(--soft)}
+svg.bar{height:34px;border-radius:6px}
+.grid{stroke:var(--rule);fill:none}.line{fill:none;stroke:var(--c);stroke-width:2;stroke-linejoin:round}
+.line.dashed{stroke-dasharray:6 4}.faint{opacity:.3;stroke-width:1}.dot{fill:var(--c)}.fill{fill:var(--c)}
+svg text.bad{fill:var(--bad);font-weight:bold}
+.mark{stroke:var(--soft);fill:none}.mark.save{stroke-width:2}.mark.resume{stroke-dasharray:3 3}
+.mark.restart{stroke:var(--c6);stroke-dasharray:3 3}.mark.rollback{stroke:var(--bad)}
+.c0{--c:var(--c0)}.c1{--c:var(--c1)}.c2{--c:var(--c2)}.c3{--c:var(--c3)}.c4{--c:var(--c4)}.c5{--c:var(--c5)}
+.c6{--c:var(--c6)}.c7{--c:var(--c7)}
+.key{display:inline-block;margin-left:.8em;color:var(--soft);overflow-wrap:anywhere}
+.swatch{display:inline-block;width:14px;height:4px;margin-right:5px;vertical-align:middle;background:var(--c);
+print-color-adjust:exact}
+.swatch.dashed{background:repeating-linear-gradient(90deg,var(--c) 0 5px,transparent 5px 8px)}
+ul.keys{list-style:none;padding:0;display:flex;flex-wrap:wrap;gap:2px 18px;font-size:.9rem}
+ul.keys .swatch{height:11px}
+.wide{overflow-x:auto;max-width:100%;margin:.7em 0}
+table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums}
+th,td{text-align:left;padding:3px 10px;border-bottom:1px solid var(--rule);vertical-align:top;
+overflow-wrap:anywhere}
+th{color:var(--soft);font-weight:600;overflow-wrap:normal}
+table.numbers td:not(:first-child),table.numbers th:not(:first-child){text-align:right;white-space:nowrap}
+.name{display:inline-block;min-width:9em;white-space:normal;text-align:left}
+table.heat td,table.heat th{text-align:center;white-space:nowrap;padding:3px 6px;min-width:2.4em}
+table.heat td i{display:block;font-style:normal;border-radius:3px;padding:1px 4px;print-color-adjust:exact;
+background:color-mix(in srgb,var(--c) var(--share),transparent)}
+details{margin:.8em 0}summary{cursor:pointer;color:var(--soft)}
+footer{margin-top:3em;color:var(--soft);font-size:.85rem}
+@media (max-width:600px){body{font-size:15px;padding:12px 12px 40px}svg text{font-size:21px}
+.tiles{grid-template-columns:1fr 1fr}.tile b{font-size:1.15rem}}
+@media print{:root{--paper:#fff;--ink:#000;--soft:#444;--rule:#bbb;--tile:#fff}
+body{max-width:none;font-size:11pt}
+section,figure,.tile,tr{break-inside:avoid}section{break-inside:auto}.wide{overflow:visible}
+details::details-content{content-visibility:visible;height:auto}.plots{grid-template-columns:1fr 1fr}}
+"""

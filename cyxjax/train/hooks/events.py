@@ -1,0 +1,43 @@
+"""Tells the event log what befalls a run: its starts, saves, rollbacks and end."""
+
+from collections.abc import Callable
+from typing import Any
+
+from cyxjax.observe.events import Events
+from cyxjax.train.loop import Hook, Position, RunState
+
+
+class EventsHook(Hook):
+    """On every rank, since the group is asked who is in it; the log of one rank keeps what is told.
+
+    facts: what a start says besides its place. ask_ranks: a value of each rank, by rank; a meeting of all.
+    Stands after the hook that saves.
+    """
+
+    def __init__(
+        self,
+        events: Events,
+        facts: Callable[[], dict[str, Any]],
+        ask_ranks: Callable[[], list[dict[str, Any]]],
+        saving: Callable[[Position, bool], bool],
+    ):
+        self._events, self._facts, self._ask, self._saving = events, facts, ask_ranks, saving
+
+    def on_start(self, moment: RunState) -> None:
+        if self._events.begun:
+            self._events.log("rollback", **_place(moment))
+        else:
+            self._events.log("start", **_place(moment), **self._facts())
+
+    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
+        return self._saving(position, asked_to_save)
+
+    def on_state(self, moment: RunState) -> None:
+        self._events.log("save", **_place(moment))
+
+    def on_end(self, moment: RunState, finished: bool) -> None:
+        self._events.log("end", **_place(moment), finished=finished, ranks=self._ask())
+
+
+def _place(moment: RunState) -> dict[str, int]:
+    return {"step": moment.position.step, "epoch": moment.position.epoch}

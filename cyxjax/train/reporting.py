@@ -1,0 +1,112 @@
+"""What an experiment tells its event log, and the page that is drawn at its end. Neither may break a run."""
+
+import hashlib
+import json
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from cyxjax.core.mesh import num_replicas
+from cyxjax.data.splits import Splits
+from cyxjax.distributed.agreement import agree
+from cyxjax.distributed.process_group import ProcessGroup
+from cyxjax.errors import CyxjaxError
+from cyxjax.launch import heartbeat
+from cyxjax.launch.program import code_facts
+from cyxjax.launch.versions import machine, software
+from cyxjax.observe.events import EventLog, Events, NullEvents
+from cyxjax.observe.records import describe
+from cyxjax.observe.report.confusion import MOST_CLASSES, confusion_matrix
+from cyxjax.observe.report.facts import Audit, read_facts
+from cyxjax.observe.report.page import write
+from cyxjax.run_folder import RunFolder
+from cyxjax.train.audit import entries_of, examine
+from cyxjax.train.trainer import DistributedTrainer
+
+Values = Mapping[str, Any]
+_AUDITED_SAMPLES = 5_000_000  # more would be waited for at the end of a run: about a second
+
+
+def event_log(folder: RunFolder | None, is_master: bool, warn: Callable[[str], None]) -> Events:
+    """The log of the run in `folder`, on the rank that keeps it; None: nobody does."""
+    return EventLog(folder.events, warn) if folder and is_master else NullEvents()
+
+
+def start_facts(group: ProcessGroup, content: dict[str, Any]) -> dict[str, Any]:
+    """What a start says of itself: its size, environment, and fingerprint of code and data."""
+    first = group.mesh.devices.flat[0]
+    devices = {
+        "devices": f"{group.mesh.size} x {first.device_kind} ({first.platform})",
+        "wires": group.backend,
+    }
+    prints = {**code_facts(), **{name: _digest(found) for name, found in content.items()}}
+    return {
+        "world_size": group.topology.world_size,
+        "num_replicas": num_replicas(group.mesh),
+        "environment": {**machine(), **devices, **software()},
+        "fingerprint": prints,
+    }
+
+
+def _digest(content: Any) -> str:
+    """What tells one data set from another."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def ask_ranks(group: ProcessGroup) -> list[dict[str, Any]]:
+    """Host, and seconds by itself and in steps, of each rank; [] where one cannot be asked any more."""
+    spent = heartbeat.spent()
+    waiting_s = sum(s for phase, s in spent.items() if phase in heartbeat.WAITING)
+    busy_s = sum(s for phase, s in spent.items() if phase not in (*heartbeat.WAITING, "idle"))
+    mine = {"host": socket.gethostname(), "busy_s": round(busy_s, 3), "waiting_s": round(waiting_s, 3)}
+    with suppress(CyxjaxError):
+        return agree(group, "the report", note=mine)
+    return []
+
+
+def tell_predictions(
+    splits: Splits, most: int, trainer: DistributedTrainer, events: Events, say: Callable[[str], None]
+) -> None:
+    """How the first `most` test samples fall on classes, where there are few classes; called on all ranks."""
+    info, count = splits.info, min(len(splits.test), most)
+    if not count or info.task != "classification" or not 2 <= info.num_classes <= MOST_CLASSES:
+        return
+    inputs, labels = splits.test.take(np.arange(count))
+    try:
+        scores = trainer.predict(inputs)
+    except Exception as err:  # a model that trains but cannot predict: alike on all ranks
+        say(f"WARNING: the report shows no predictions: {describe(err)}")
+        return
+    if np.shape(scores) == (count, info.num_classes) and np.shape(labels) == (count,):
+        counts = confusion_matrix(scores, labels, info.num_classes)
+        events.log("predictions", confusion=counts, classes=info.class_names)
+
+
+def draw(folder: RunFolder, values: Values, defaults: Values, say: Callable[[str], None]) -> None:
+    """Writes the report of a run that has ended; where it cannot, says so in one line.
+
+    values and defaults: of the configuration.
+    """
+    try:
+        facts = read_facts(folder, values, defaults, audit_of(folder, _AUDITED_SAMPLES))
+        write(folder.report, [facts])
+    except Exception as err:  # whatever is wrong with a picture, the run is whole
+        say(f"WARNING: {folder.report} was not drawn: {describe(err)}")
+
+
+def audit_of(folder: RunFolder, most_samples: float = float("inf")) -> Audit:
+    """The verdict of `cyxjax audit`; of a run of more samples than `most_samples`, how to have it."""
+    try:
+        later = Audit(None, [f"Not audited at the end of so long a run: cyxjax audit {folder.root}"])
+        if folder.ledger.is_file() and folder.ledger.stat().st_size > most_samples:
+            return later  # a line is longer than one byte, and a step has one sample at least
+        entries = entries_of(folder)
+        if entries[-1].ledger.samples > most_samples:
+            return later
+        verdict = examine(folder, entries)
+        return Audit(not verdict.findings, [*map(str, verdict.findings), *verdict.notes, verdict.summary])
+    except (CyxjaxError, OSError) as err:
+        return Audit(None, [f"It could not be audited: {err}"])

@@ -1,0 +1,294 @@
+"""The report page: what it says is what the folder says, and nothing in a folder can break or enter it."""
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from cyxjax.cli.report import main
+from cyxjax.errors import ConfigError, DataError
+from cyxjax.observe.events import EventLog, read_events
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.report.confusion import confusion_matrix
+from cyxjax.observe.report.curves import Curve, CurveMaker, powers, short, smoothed, thinned, ticks
+from cyxjax.observe.report.facts import Audit, RunFacts, flat, read_facts
+from cyxjax.observe.report.page import page
+from cyxjax.run_folder import RunFolder
+
+VOID = {"meta", "br", "img", "input", "link", "hr"}
+
+
+class Reader(HTMLParser):
+    """Refuses tags that do not close in their order; keeps the text, and the tags that are there."""
+
+    def __init__(self, page):
+        super().__init__(convert_charrefs=True)
+        self.open, self.tags, self.text, self.attributes = [], set(), [], []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    @property
+    def words(self):
+        return " ".join(" ".join(self.text).split())
+
+
+def write_run(root, *, lr="0.1", val=(0.5, 0.25), metrics=()):
+    """A run of two epochs of four steps."""
+    root.mkdir(parents=True)
+    folder = RunFolder(root)
+    history = DistributedTrainingHistory(
+        train_losses=[1.0, 0.5], val_losses=[0.75, 0.625], val_accuracies=list(val),
+        learning_rates=[0.1, 0.1], epochs=[0, 1], val_epochs=[0, 1], num_steps=8,
+        total_time_seconds=125.0, samples_per_second=1234.0,
+        effective_batch_size=64, world_size=2, num_replicas=2, goodput=0.75,
+    )  # fmt: skip
+    history.save(folder.history)
+    folder.config.write_text(f"epochs: 2\noptimizer: {{name: adam, lr: {lr}}}\n")
+    folder.goodput.write_text(
+        json.dumps({"seconds": {"step": 75.0, "compile": 20.0, "input": 5.0, "redone": 0.0}})
+    )
+    lines = metrics or [json.dumps({"step": s, "loss": 1 / s, "learning_rate": 0.1}) for s in range(1, 9)]
+    folder.metrics.write_text("".join(line + "\n" for line in lines))
+    return folder
+
+
+def read(folder, **more):
+    return read_facts(
+        folder, {"epochs": 2, "optimizer": {"lr": 0.1}}, {"epochs": 10, "optimizer": {"lr": 0.1}}, **more
+    )
+
+
+def test_the_page_of_a_run_says_what_came_out_first(tmp_path):
+    facts = read(write_run(tmp_path / "run"), audit=Audit(True, ["8 steps: every sample came once"]))
+    seen = Reader(page([facts]))
+    assert seen.words.index("Finished: 2 epochs, 8 steps in 2 min 5 s.") < seen.words.index("Curves")
+    assert "0.5000 best validation accuracy" in seen.words  # the highest
+    assert "0.6250 best validation loss" in seen.words  # the lowest
+    assert "steps that count: 75.0 s, 75.0%" in seen.words
+    assert "epochs 2 10" in seen.words  # key, value, default; the learning rate is the default
+    assert "Passed: 8 steps: every sample came once" in seen.words
+    assert "script" not in seen.tags
+    assert not [value for name, value in seen.attributes if name in ("src", "href") or "http" in str(value)]
+
+
+def test_a_folder_with_nothing_whole_in_it_still_has_a_page(tmp_path):
+    folder = write_run(tmp_path / "run")
+    folder.history.write_text('{"train_losses": [1.0, ')
+    folder.goodput.write_text("[" * 100_000)
+    folder.metrics.write_bytes(
+        b'\xff\xfe{"step": 1}\n[]\n{"step": "nan", "loss": 1}\n{"step": 2, "loss": 0.125}\n{"st'
+    )
+    facts = read(folder)
+    assert facts.curves["loss"] == Curve([(2.0, 0.125)])
+    seen = Reader(page([facts]))
+    assert "No history.json: the run is under way, or was cut short; step 2 was recorded." in seen.words
+    assert "history.json cannot be read" in seen.words
+    assert "goodput.json cannot be read" in seen.words
+    assert Reader(page([read_facts(RunFolder(tmp_path / "none"))])).words.count("is not there") == 3
+
+
+HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">&"\'\x00\x1b[31m\u202e'
+
+
+def test_nothing_from_a_folder_becomes_markup(tmp_path):
+    folder = write_run(
+        tmp_path / "<b>run</b>", metrics=[json.dumps({"step": s, HOSTILE: 1.0}) for s in (1, 2)]
+    )
+    log = EventLog(folder.events, print)
+    log.log(
+        "start", step=0, world_size=HOSTILE, environment={HOSTILE: HOSTILE}, fingerprint={HOSTILE: [HOSTILE]}
+    )
+    log.log("save", step=1)
+    log.log("end", step=8, ranks=[{"host": HOSTILE, "busy_s": HOSTILE, "waiting_s": 1}, 3])
+    log.log("test", metrics={HOSTILE: 1.0})
+    log.log("predictions", confusion=[[1, 0], [1, 1]], classes=[HOSTILE, HOSTILE])
+    facts = read_facts(folder, {HOSTILE: HOSTILE}, {HOSTILE: 1}, Audit(False, [HOSTILE]))
+    for runs in ([facts], [facts, facts]):
+        text = page(runs)
+        seen = Reader(text)
+        assert not seen.tags & {"script", "img"}
+        assert not [name for name, _ in seen.attributes if name.startswith("on")]
+        assert "\x00" not in text
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+    assert "<script>alert(1)</script>" in seen.words  # as text
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324, 0.0, "nan", True])
+def test_a_value_of_any_kind_can_be_drawn(tmp_path, value):
+    lines = [json.dumps({"step": step, "loss": number}) for step, number in enumerate([1.0, value, 0.5], 1)]
+    facts = read(write_run(tmp_path / "run", metrics=lines))
+    text = page([facts])
+    Reader(text)
+    for points in re.findall(r'points="([^"]*)"', text):
+        assert re.fullmatch(r"(-?\d+\.\d,-?\d+\.\d ?)*", points)
+    shown = "not finite at step 2" in text
+    assert shown == (isinstance(value, str) or not abs(value) < 1e300)
+
+
+def test_a_huge_metrics_file_is_sampled_and_said_to_be(tmp_path, monkeypatch):
+    monkeypatch.setattr("cyxjax.observe.report.facts._WHOLE_BYTES", 1 << 16)
+    monkeypatch.setattr("cyxjax.observe.report.facts._PIECE_BYTES", 1 << 8)
+    lines = [json.dumps({"step": step, "loss": 1.0, "accuracy": 0.5}) for step in range(20_000)]
+    facts = read(write_run(tmp_path / "run", metrics=lines))
+    steps = [step for step, _ in facts.curves["loss"].points]
+    assert (steps[0], steps[-1]) == (0, 19_999)
+    assert 256 <= len(steps) < 2_000
+    assert max(b - a for a, b in zip(steps, steps[1:], strict=False)) < 200
+    text = page([facts])
+    assert "from a sample of its lines" in text
+    assert len(text) < 100_000
+
+
+def test_thinning_keeps_the_ends_and_every_spike():
+    points = [(float(i), 0.0) for i in range(100_000)]
+    points[54_321] = (54_321.0, 9.0)
+    points[54_322] = (54_322.0, -9.0)
+    kept = thinned(points)
+    assert len(kept) <= 400
+    assert {points[0], points[-1], points[54_321], points[54_322]} <= set(kept)
+    assert kept == sorted(kept)
+    assert thinned(points[:400]) == points[:400]
+
+
+def test_smoothing_starts_at_the_first_value_and_follows_the_mean():
+    # 100 points over a span of 4 % forget with 3/4: after one 4 and one 0 the mean is (3/16*4) / (3/16+1/4)
+    out = smoothed([(0.0, 4.0), (1.0, 0.0)] + [(2.0 + i, 0.0) for i in range(98)])
+    assert out[0] == (0.0, 4.0)
+    assert out[1][1] == pytest.approx(12 / 7)
+    assert smoothed([(1.0, 2.0)]) == [(1.0, 2.0)]
+
+
+def test_ticks_are_round_and_inside():
+    assert ticks(0.03, 0.97) == [0.2, 0.4, pytest.approx(0.6), 0.8]
+    assert ticks(-3, 12) == [0, 5, 10]
+    assert ticks(5, 5) == [5]
+    assert powers(0.02, 30) == [0.1, 1.0, 10.0]
+    assert len(powers(1e-200, 1e200)) <= 6
+    assert [short(v) for v in (1797, 0.0955, 3.42e-08, 12_500_000, 250_000, 0, -2.5)] == [
+        "1,797", "0.0955", "3.4e-08", "12.5M", "250k", "0", "-2.5",
+    ]  # fmt: skip
+
+
+def test_a_step_made_again_counts_as_made_last():
+    maker = CurveMaker()
+    for loss in (3.0, 1.0):
+        maker.add({"step": 7.0, "loss": loss})
+    assert maker.curves()["loss"].points == [(7.0, 1.0)]
+
+
+def test_counts_of_predictions():
+    # labels 0 0 1, predicted 0 1 1
+    assert confusion_matrix([[2, 1], [0, 1], [0, 3]], [0, 0, 1], 2) == [[1, 1], [0, 1]]
+
+
+def test_classes_are_told_by_recall_and_precision(tmp_path):
+    folder = write_run(tmp_path / "run")
+    EventLog(folder.events, print).log("predictions", confusion=[[3, 1], [0, 0]], classes=["cat", "dog"])
+    words = Reader(page([read(folder)])).words
+    assert "4 test samples, 3 right (75.0%)" in words
+    assert "cat 4 0.750 1.000 0.857" in words  # samples, recall, precision, F1 = 2 * 3 / (4 + 3)
+    assert "dog 0 - 0.000 0.000" in words
+
+
+def test_marks_tell_a_resume_from_a_restart(tmp_path):
+    folder = write_run(tmp_path / "run")
+    for start, end in ((0, None), (2, 4), (4, None)):
+        log = EventLog(folder.events, print)
+        log.log("start", step=start, world_size=2)
+        log.log("save", step=start + 1)
+        if end:
+            log.log("end", step=end, ranks=[{"host": "a", "busy_s": 1.0, "waiting_s": 3.0}])
+    text = page([read(folder)])
+    assert "restart at step 2, 2 processes" in text
+    assert "resume at step 4, 2 processes" in text
+    assert "save at step 3" in text
+    assert "cut short (until its last event)" in text
+
+
+def test_runs_are_compared_best_first(tmp_path, capsys):
+    write_run(tmp_path / "a", lr="0.1", val=(0.5, 0.25))
+    write_run(tmp_path / "b", lr="0.2", val=(0.5, 0.75))
+    out = tmp_path / "both.html"
+    assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    words = Reader(out.read_text()).words
+    assert "2 runs" in words
+    assert words.index("b 0.75") < words.index("a 0.5")  # sorted by best validation accuracy
+    differing = words[words.index("What differs") : words.index("Where the time went")]
+    assert "optimizer.lr 0.2 0.1" in differing
+    assert "epochs" not in differing
+
+
+def test_two_runs_of_one_name_are_called_by_their_folders(tmp_path):
+    runs = [read(write_run(tmp_path / parent / "run")) for parent in ("x", "y")]
+    words = Reader(page(runs)).words
+    assert str(tmp_path / "x" / "run") in words
+    assert str(tmp_path / "y" / "run") in words
+
+
+def test_the_command_writes_into_the_run_folder_or_says_what_is_wrong(tmp_path):
+    write_run(tmp_path / "run")
+    assert main([str(tmp_path / "run")]) == 0
+    assert (tmp_path / "run" / "report.html").read_text().startswith("<!doctype html>")
+    with pytest.raises(DataError, match="holds no run. HINT"):
+        main([str(tmp_path / "nothing")])
+    with pytest.raises(ConfigError, match="--bogus.*HINT"):
+        main([str(tmp_path / "run"), "--bogus"])
+    with pytest.raises(DataError, match=r"cannot be written.*HINT: --output"):
+        main([str(tmp_path / "run"), "--output", str(tmp_path / "no" / "such" / "folder.html")])
+
+
+def test_events_of_a_new_run_begin_anew_and_those_of_one_cut_short_go_on(tmp_path):
+    path = tmp_path / "events.jsonl"
+    names = lambda: [event["event"] for event in read_events(path)]  # noqa: E731
+    EventLog(path, print).log("start", step=0)  # cut short before its first save
+    log = EventLog(path, print)
+    log.log("start", step=0)
+    log.log("end", step=4)
+    log.log("test")
+    assert names() == ["start", "start", "end", "test"]
+    EventLog(path, print).log("start", step=4)  # raised `epochs`
+    EventLog(path, print).log("end", step=8)
+    EventLog(path, print).log("start", step=0)  # trained anew
+    assert names() == ["start"]
+    assert (tmp_path / "events.jsonl.old").exists()
+
+
+def test_events_that_cannot_be_written_are_told_once(tmp_path):
+    said = []
+    (tmp_path / "events.jsonl").mkdir()
+    log = EventLog(tmp_path / "events.jsonl", said.append)
+    for _ in range(3):
+        log.log("save", step=1, value=math.nan)
+    assert len(said) == 1
+    assert "HINT" in said[0]
+
+
+def test_values_lie_flat_by_dotted_key():
+    assert flat({"a": {"b": 1, "c": {}}, "d": (1, 2), "e": None, "f": "x"}) == {
+        "a.b": "1", "a.c": "{}", "d": "[1, 2]", "e": "null", "f": "x",
+    }  # fmt: skip
+
+
+def test_a_run_without_curves_or_events_is_a_short_page():
+    assert "Curves" not in Reader(page([RunFacts("run", "runs/run")])).words

@@ -1,0 +1,103 @@
+"""An experiment leaves a report, events tell its course, off is off, and nothing of it can break a run."""
+
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+from cyxjax.config.run import TrainConfig
+from cyxjax.core.losses import CrossEntropyLoss
+from cyxjax.distributed import process_group
+from cyxjax.observe.events import read_events
+from cyxjax.train import experiment, reporting
+from cyxjax.train.hooks.nonfinite import NonFiniteError
+from cyxjax.train.loop import Hook
+from cyxjax.train.trainer import DistributedTrainer
+
+
+def train(folder, **values):
+    process_group.finalize()  # an experiment makes its own
+    try:
+        small = {
+            "epochs": 1,
+            "batch_size": 256,
+            "model": {"options": {"hidden": [8]}},
+            "optimizer": {"name": "sgd", "lr": 0.1},
+        }
+        return experiment.run(TrainConfig(run_dir=str(folder), **small | values))
+    finally:
+        process_group.finalize()
+
+
+def names(folder):
+    return [event["event"] for event in read_events(folder / "events.jsonl")]
+
+
+def test_an_experiment_leaves_its_report(tmp_path, capsys):
+    assert train(tmp_path / "run", checkpoint_every_n_epochs=1) == 0
+    assert names(tmp_path / "run") == ["start", "save", "end", "test", "predictions"]
+    start, *_, predictions = read_events(tmp_path / "run" / "events.jsonl")
+    assert start["world_size"] == 1
+    assert start["environment"]["jax"]
+    assert start["fingerprint"]["training data"]
+    assert np.sum(predictions["confusion"]) == 359  # all test samples: fewer than report_samples
+    text = (tmp_path / "run" / "report.html").read_text()
+    for part in (
+        "Finished: 1 epochs",
+        "test accuracy",
+        "Where the time went",
+        "359 test samples",
+        "Passed: ",
+    ):
+        assert part in text
+    assert "WARNING" not in capsys.readouterr().out
+
+
+def test_report_off_writes_nothing_of_it(tmp_path):
+    assert train(tmp_path / "run", report=False) == 0
+    assert not {"events.jsonl", "report.html"} & {path.name for path in (tmp_path / "run").iterdir()}
+    assert train(tmp_path / "other", report_samples=0) == 0
+    assert "predictions" not in names(tmp_path / "other")
+
+
+@pytest.mark.parametrize("broken", ["read_facts", "write"])
+def test_a_report_that_fails_costs_one_line(tmp_path, monkeypatch, capsys, broken):
+    def fail(*args):
+        raise MemoryError("no room\nat all")
+
+    monkeypatch.setattr(reporting, broken, fail)
+    assert train(tmp_path / "run") == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
+    assert len(warnings) == 1
+    assert "report.html was not drawn: MemoryError: no room" in warnings[0]
+
+
+def test_a_long_run_is_not_audited_while_others_wait(tmp_path):
+    assert train(tmp_path / "run") == 0
+    folder = TrainConfig(run_dir=str(tmp_path / "run")).run_folder
+    assert reporting.audit_of(folder).good
+    told = reporting.audit_of(folder, most_samples=100)
+    assert told.good is None
+    assert "cyxjax audit" in told.lines[0]
+
+
+def test_a_rollback_is_told_in_the_log_of_the_same_start(tmp_path):
+    class Spoil(Hook):
+        spoiled = False
+
+        def on_step(self, info):
+            if info.position.step == 5 and not Spoil.spoiled:
+                Spoil.spoiled = True
+                raise NonFiniteError("planted", info.position)
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(48, 4)).astype(np.float32), rng.integers(0, 3, 48).astype(np.int32)
+    trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1), callbacks=[Spoil()])
+    config = TrainConfig(
+        epochs=4, global_batch_size=16, run_dir=str(tmp_path), checkpoint_every_n_epochs=1,
+        on_nonfinite="rollback", checkpoint_dir=str(tmp_path / "checkpoints"), steps_in_flight=1,
+    )  # fmt: skip
+    trainer.fit(x, y, config)
+    told = [(event["event"], event["step"]) for event in read_events(tmp_path / "events.jsonl")]
+    assert told == [("start", 0), ("save", 3), ("rollback", 3), *told[3:-1], ("end", told[-1][1])]
+    assert {name for name, _ in told[3:-1]} == {"save"}
