@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 _FILES = {  # module -> the public names it holds
+    "core.global_loss": "ContrastiveLoss GlobalLoss",
     "core.losses": "BCEWithLogitsLoss CrossEntropyLoss HuberLoss L1Loss MSELoss NLLLoss",
     "core.metrics": "Metrics",
     "data": "DataLoader load_dataset",
@@ -39,6 +40,8 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax import observe as observe
     from cyxjax import sync as sync
     from cyxjax import train as train
+    from cyxjax.core.global_loss import ContrastiveLoss as ContrastiveLoss
+    from cyxjax.core.global_loss import GlobalLoss as GlobalLoss
     from cyxjax.core.losses import BCEWithLogitsLoss as BCEWithLogitsLoss
     from cyxjax.core.losses import CrossEntropyLoss as CrossEntropyLoss
     from cyxjax.core.losses import HuberLoss as HuberLoss

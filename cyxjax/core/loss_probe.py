@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cyxjax.core.global_loss import GlobalLoss
 from cyxjax.core.losses import PerExample, UserLoss, check_form, each_alone, model_loss
 from cyxjax.core.mesh import REPLICATED, build_mesh
 from cyxjax.core.replica import model_map
@@ -32,7 +33,7 @@ _WAYS = (
 
 def needs_probe(loss: PerExample) -> bool:
     """Whether `loss` is a function of the user's."""
-    return isinstance(loss, UserLoss) and loss.fn is not model_loss
+    return isinstance(loss, GlobalLoss) or (isinstance(loss, UserLoss) and loss.fn is not model_loss)
 
 
 def refuse_unless_mean(loss: PerExample, output: PyTree, target: PyTree, batch_size: int = 1) -> None:
@@ -44,9 +45,8 @@ def refuse_unless_mean(loss: PerExample, output: PyTree, target: PyTree, batch_s
     Raises: ConfigError for a loss that couples samples, in its value or its gradient; DataError for one that
         gives neither a value a sample nor one for all.
     """
-    if not needs_probe(loss):
+    if not needs_probe(loss) or not isinstance(loss, UserLoss):
         return
-    assert isinstance(loss, UserLoss)
     with _on_host() as device:
         # A loss may name the axis.
         on_axis = lambda f: model_map(f, build_mesh([device]), (REPLICATED, REPLICATED), REPLICATED)  # noqa: E731
@@ -79,6 +79,31 @@ def refuse_unless_mean(loss: PerExample, output: PyTree, target: PyTree, batch_s
                 raise ConfigError(
                     f"the loss of {size} samples is the mean of their losses alone, but its gradient is not: "
                     f"a sample's depends on the others (stop_gradient, or a gradient of its own). {_WAYS}"
+                )
+
+
+def refuse_unless_blind(loss: Any, output: PyTree, target: PyTree) -> None:
+    """Returns for a loss over the global batch that takes no notice of what padding holds.
+
+    output, target: as of `refuse_unless_mean`. Raises: ConfigError with both values.
+    """
+    if not isinstance(loss, GlobalLoss) or not loss.takes_padding:
+        return
+    size = 6
+    shapes = _resized(output, size), _resized(target, size), jax.ShapeDtypeStruct((size,), jnp.float32)
+    if not _traced(loss.of_batch, *shapes):
+        return  # the step says why
+    with _on_host():
+        alone = jax.jit(loss.of_batch)
+        for outputs, targets in _probes(output, target, size):
+            longer = jax.tree.map(lambda a: np.concatenate([a, a[:2]]), (outputs, targets))
+            weight = np.array([1] * size + [0] * 2, np.float32)
+            short, long = float(alone(outputs, targets, weight[:size])), float(alone(*longer, weight))
+            if np.isfinite(short) and not np.isclose(short, long, rtol=1e-3, atol=1e-6):
+                raise ConfigError(
+                    f"the global loss of {size} samples is {short:.4g}, and {long:.4g} with two rows of "
+                    "padding: weight 0 must not be seen. HINT: weigh every sum over the batch, as "
+                    "(weight * v).sum() / weight.sum(), and mask padded columns with -inf."
                 )
 
 
@@ -158,9 +183,9 @@ def _said(by_sample: bool, count: int, whole: float, alone: float) -> str:
     )
 
 
-def _traced(run: Callable, output: PyTree, target: PyTree) -> bool:
+def _traced(run: Callable, *shapes: PyTree) -> bool:
     try:
-        jax.eval_shape(run, output, target)
+        jax.eval_shape(run, *shapes)
     except Exception:  # whatever a user's function raises
         return False
     return True

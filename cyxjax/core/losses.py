@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from cyxjax.core.global_loss import sees_whole_batch
 from cyxjax.core.rows import by_sample
 from cyxjax.errors import ConfigError, DataError
 
@@ -93,10 +94,8 @@ class CrossEntropyLoss(Loss):
         if self.weight is not None:
             values = tuple(float(w) for w in np.asarray(self.weight).ravel())
             if not values or min(values) < 0 or not np.isfinite(values).all():
-                raise ConfigError(
-                    f"CrossEntropyLoss(weight={self.weight}): expected a number >= 0 for each class. "
-                    "HINT: weight=[1.0, 5.0] makes the second class count five times."
-                )
+                found = f"CrossEntropyLoss(weight={self.weight}): expected a number >= 0 for each class"
+                raise ConfigError(f"{found}. HINT: with weight=[1.0, 5.0] the second one counts five times.")
             object.__setattr__(self, "weight", values)  # hashable: a loss is a key of compiled programs
 
     def per_example(self, output: jax.Array, target: jax.Array) -> Any:
@@ -131,10 +130,10 @@ class CrossEntropyLoss(Loss):
     def _weighed(self, logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Losses and weights of labels, both of their shape."""
         counts = jnp.ones(target.shape, bool) if self.ignore_index is None else target != self.ignore_index
-        label = jnp.where(counts, target, 0)  # any that exists
+        label = _no_class_is_nan(jnp.where(counts, target, 0))  # one that is ignored: any that exists
         classes, log_p = self._class_weight(logits), jax.nn.log_softmax(logits)
         pick = lambda a: jnp.take_along_axis(a, label[..., None], axis=-1)[..., 0]  # noqa: E731
-        weights = jnp.where(counts, pick(classes), 0.0)
+        weights = jnp.where(counts, jnp.nan_to_num(pick(classes), nan=1.0), 0.0)  # no class counts as NaN
         # torch's: smoothing spreads over classes by their weights, and the mean still divides by the labels'.
         smooth = self.label_smoothing / logits.shape[-1] * -(classes * log_p).sum(-1)
         summed = (1 - self.label_smoothing) * -weights * pick(log_p) + smooth
@@ -264,6 +263,8 @@ def as_per_example(loss: Any) -> PerExample:
     """What the step calls, from a loss of ours, any callable, or None (the model returns its own loss)."""
     if loss is None:
         return UserLoss(model_loss)
+    if sees_whole_batch(loss):
+        return loss
     if hasattr(loss, "per_example"):
         return loss.per_example
     if callable(loss):

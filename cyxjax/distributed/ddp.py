@@ -20,6 +20,7 @@ import optax
 
 from cyxjax.core import facade
 from cyxjax.core import local_view as view
+from cyxjax.core.global_loss import sees_whole_batch
 from cyxjax.core.mesh import REPLICATED, local_replicas, local_value
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.step import TrainState
@@ -111,6 +112,11 @@ class DistributedDataParallel:
 
         criterion: a loss of cyxjax, a function (output, target), or None if the model returns {"loss": ...}.
         """
+        if sees_whole_batch(criterion) and self.get_world_size() > 1:
+            raise ConfigError(
+                f"{type(criterion).__name__} compares samples of all processes, and a ddp has its own "
+                "rows alone. HINT: train with cx.distributed.DistributedTrainer(model, loss, optimizer)."
+            )
         value, output_grad = facade.loss_and_output_grad(criterion, output, target)
         return BoundLoss(value, output_grad, self)
 

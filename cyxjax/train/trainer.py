@@ -30,6 +30,7 @@ from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
 from cyxjax.train.run import run_from
 from cyxjax.train.session import Session
+from cyxjax.train.start import whole_batch
 from cyxjax.train.start.build import Recipe
 from cyxjax.train.start.dispatch import dispatch_for
 from cyxjax.train.start.prepare import Prepared
@@ -132,8 +133,10 @@ class DistributedTrainer:
         dataset = fit_data.for_evaluation(X if y is None else (X, y))
         self._session.ensure(fit_data.first_inputs(dataset))
         built = self._session.built
-        placer = dispatch_for(self._session.prepared.settings.step, self._mesh).placer()
-        batches = eval_batches(placer, dataset, batch_size or built.batch_size, max_batches)
+        step, size = self._session.prepared.settings.step, batch_size or built.batch_size
+        shape = step.batch._replace(batch_size=size)
+        whole_batch.check_full_batches(self._session.recipe.loss, dataset, shape, "data")
+        batches = eval_batches(dispatch_for(step, self._mesh).placer(), dataset, size, max_batches)
         return loop.evaluate(built.program, self.state, batches)
 
     def predict(self, X: PyTree, *, batch_size: int | None = None) -> PyTree:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.loss_probe import needs_probe, refuse_unless_mean
+from cyxjax.core.loss_probe import needs_probe, refuse_unless_blind, refuse_unless_mean
 from cyxjax.data.files import Subset
 from cyxjax.data.labels import check_labels, watched
 from cyxjax.data.loader import DataLoader
@@ -230,6 +230,7 @@ def check(
     inputs, targets = (_per_replica(part, replicas) for part in samples)
     output = run(inputs)
     refuse_unless_mean(loss, output, samples[1], batch_size)
+    refuse_unless_blind(loss, output, samples[1])
     if not data.indexed:
         return
     jax.eval_shape(loss, output, targets)  # shapes that do not fit are said here

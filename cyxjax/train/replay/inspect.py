@@ -9,6 +9,7 @@ import numpy as np
 
 from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, place_in_step, step_key
+from cyxjax.core.global_loss import of_one_device
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import local_rows
 from cyxjax.core.model.adapter import adapt
@@ -92,7 +93,7 @@ def _inspect_part(
     if found:
         return
     output, pullback, _ = phases.forward(fns, before.params, before.model_state, inputs, weight, draws)
-    losses, seed = phases.loss_and_seed(loss, output, targets, weight, jnp.float32(1))
+    losses, seed = phases.loss_and_seed(of_one_device(loss), output, targets, weight, jnp.float32(1))
     bad = ids[~np.isfinite(np.asarray(losses.values))[: len(ids)]]
     if len(bad):
         yield f"The layers are finite, the loss is not ({name}): samples {_some(bad.tolist())}."

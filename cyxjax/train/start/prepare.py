@@ -20,6 +20,7 @@ from cyxjax.train.monitor import watchable_in
 from cyxjax.train.settings import Settings, resolve
 from cyxjax.train.start.build import Built, Recipe, build, check_precision
 from cyxjax.train.start.optimizers import Optimizer
+from cyxjax.train.start.whole_batch import check_same_params, check_whole_batch
 
 PyTree = Any
 
@@ -54,6 +55,7 @@ def for_fit(
     fit_data.check_numbered(config, found)
     num_samples = len(found.train) if found.indexed else None
     settings = resolve(config, num_replicas(mesh), num_samples, schedule=schedule, remat=remat)
+    check_whole_batch(recipe.loss, settings, found)
     feed = build_feed(found, settings.step, settings.reading, mesh, tape)
     one = for_inputs(recipe, mesh, settings, fit_data.first_inputs(found.train), last)
     return one._replace(feed=feed, data=found)
@@ -83,6 +85,7 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
         callbacks.check_watched(recipe.callbacks, watchable)
     if not isinstance(recipe.optimizer, Optimizer):  # ours fit all, and are tested to
         check_update(built.sync, mesh, state, prepared.settings.step.comm)
+    check_same_params(recipe.loss, built.sync, prepared.settings.step.comm)
     check_precision(built, state, prepared.inputs, prepared.settings.step.precision, replicas)
     seen = jax.eval_shape(built.program.consensus, state)
     run = lambda inputs: jax.eval_shape(built.predict_step, seen, inputs)  # noqa: E731

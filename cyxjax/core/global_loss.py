@@ -1,0 +1,158 @@
+"""Losses over the whole global batch: what compares samples sees those of all replicas.
+
+Outputs, targets and weights are gathered over replicas, in the order the samples have in the step, so that
+the loss is the same function of the same rows at any number of replicas. Gradients stay LOCAL: each replica
+differentiates with respect to its own outputs, and the sum over replicas is the gradient of the whole.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cyxjax.core.mesh import AXIS
+from cyxjax.core.replica import psum
+from cyxjax.core.rows import Weighed
+from cyxjax.errors import DataError
+
+PyTree = Any
+
+
+class Rows(NamedTuple):
+    """Samples with what the model made of them."""
+
+    output: PyTree  # leaves (n, ...)
+    target: PyTree
+    weight: jax.Array  # float32 (n,): 1 for a sample, 0 for padding
+    place: jax.Array  # int32 (n,): number in the global batch
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalLoss:
+    """A loss of the user's over the global batch.
+
+    fn: (output, target, weight) -> its mean over the rows that weigh 1, a scalar; or a value for each row. It
+    may leave out `weight`, in data whose last batch is never short.
+    by_row: fn is (own: Rows, whole: Rows) -> values (B,) of `own`, rows of one replica, compared with the
+    `whole` batch: (B, N) numbers in memory, where N x N are too many. Gradients reach all of `whole`.
+    """
+
+    fn: Callable
+    by_row: bool = False
+
+    @property
+    def takes_padding(self) -> bool:
+        """Whether `fn` is told which rows are padding."""
+        return self.by_row or len(inspect.signature(self.fn).parameters) > 2
+
+    def __call__(self, output: PyTree, target: PyTree) -> jax.Array:
+        """float32 (B,): the loss of these rows as a batch of their own, at each of them."""
+        weight = jnp.ones(_count((output, target)), jnp.float32)
+        return jnp.broadcast_to(self.of_batch(output, target, weight), weight.shape)
+
+    def of_batch(self, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
+        """float32 (): the loss of these rows as a batch of their own."""
+        if self.by_row:
+            rows = Rows(output, target, weight, jnp.arange(len(weight), dtype=jnp.int32))
+            return self._mean(self.fn(rows, rows), weight)
+        given = (output, target, weight) if self.takes_padding else (output, target)
+        return self._mean(self.fn(*given), weight)
+
+    def of_rows(self, output: PyTree, target: PyTree, weight: jax.Array) -> Weighed:
+        """One replica's rows, inside `model_map`: their share of the loss, whose gradient is of all of it."""
+        replicas, replica = lax.axis_size(AXIS), lax.axis_index(AXIS)
+        whole = jax.tree.map(_gathered, (output, target, weight))
+        if self.by_row:
+            count = jnp.arange(len(weight), dtype=jnp.int32)
+            own = Rows(output, target, weight, count * replicas + replica)
+            places = jnp.arange(len(weight) * replicas, dtype=jnp.int32)
+            values = self.fn(own, Rows(whole[0], whole[1], whole[2], places))
+            if values.shape != weight.shape:
+                raise DataError(self._odd(values.shape, weight.shape))
+            return Weighed(values.astype(jnp.float32), None)
+        mine = jax.tree.map(lambda a, own: _with_own(a, own, replica), whole[0], output)
+        value = self.of_batch(mine, *whole[1:])
+        # A step sums weight * value over all rows and divides by their number. Here each row holds the whole
+        # loss, and a replica's gradient is of its own outputs alone: it counts for all rows, not for its own.
+        share = psum(weight.sum()) / jnp.maximum(weight.sum(), 1.0)
+        value = lax.stop_gradient(value) + share * (value - lax.stop_gradient(value))
+        return Weighed(jnp.broadcast_to(value, weight.shape), None)
+
+    def _mean(self, values: jax.Array, weight: jax.Array) -> jax.Array:
+        values = values.astype(jnp.float32)
+        if values.ndim == 0:
+            return values
+        if values.shape != weight.shape:
+            raise DataError(self._odd(values.shape, weight.shape))
+        return jnp.where(weight > 0, values, 0.0) @ weight / jnp.maximum(weight.sum(), 1.0)
+
+    def _odd(self, shape: tuple, expected: tuple) -> str:
+        form = f"{expected}" if self.by_row else f"() or {expected}"
+        return f"the global loss has shape {shape}, expected {form}. HINT: return one value a row."
+
+
+def _gathered(a: jax.Array) -> jax.Array:
+    """(B, ...) of each replica as (N, ...), in the order of places: row, then replica."""
+    stacked = lax.all_gather(a, AXIS, axis=1)
+    return stacked.reshape(-1, *a.shape[1:])
+
+
+def _with_own(whole: jax.Array, own: jax.Array, replica: jax.Array) -> jax.Array:
+    """`whole` (N, ...), a constant but for the rows `own` (B, ...) of this replica."""
+    others = lax.stop_gradient(whole).reshape(len(own), -1, *own.shape[1:])
+    return lax.dynamic_update_index_in_dim(others, own, replica, 1).reshape(whole.shape)
+
+
+def _count(tree: PyTree) -> int:
+    return next((a.shape[0] for a in jax.tree.leaves(tree) if a.ndim), 0)
+
+
+def sees_whole_batch(loss: Any) -> bool:
+    """Whether `loss` is one over the global batch."""
+    return hasattr(loss, "of_rows")
+
+
+def of_one_device(loss: Any) -> Callable:
+    """`loss` as a function of the rows at hand, for programs of one device."""
+    return (lambda output, target: loss(output, target)) if sees_whole_batch(loss) else loss
+
+
+class ContrastiveLoss(GlobalLoss):
+    """InfoNCE over the global batch: a sample's two embeddings attract each other, those of others do not.
+
+    The model's output: a pair of arrays (B, D), as a tuple or a dict of two; they are normalised here. The
+    mean of both directions, as in CLIP. Memory: (B, N) similarities on a replica.
+    Source: van den Oord et al. 2018, arXiv:1807.03748; Radford et al. 2021, arXiv:2103.00020.
+    """
+
+    def __init__(self, temperature: float = 0.1):
+        super().__init__(lambda own, whole: _info_nce(own, whole, temperature), by_row=True)
+
+
+def _info_nce(own: Rows, whole: Rows, temperature: float) -> jax.Array:
+    (a, b), (all_a, all_b) = _pair(own.output), _pair(whole.output)
+    # Padding is nobody's negative; a padding row keeps its own column, and weighs nothing.
+    allowed = (whole.weight > 0)[None] | (whole.place[None] == own.place[:, None])
+
+    def one_way(x: jax.Array, others: jax.Array) -> jax.Array:
+        similar = jnp.where(allowed, x @ others.T / temperature, -jnp.inf)
+        return -jnp.take_along_axis(jax.nn.log_softmax(similar), own.place[:, None], axis=1)[:, 0]
+
+    return (one_way(a, all_b) + one_way(b, all_a)) / 2
+
+
+def _pair(output: PyTree) -> tuple[jax.Array, jax.Array]:
+    """Both embeddings, of length 1."""
+    leaves = jax.tree.leaves(output)
+    if len(leaves) != 2 or any(leaf.ndim != 2 for leaf in leaves) or leaves[0].shape != leaves[1].shape:
+        raise DataError(
+            f"a contrastive loss compares two arrays (B, D), not {[leaf.shape for leaf in leaves]}. "
+            "HINT: return a pair, e.g. (image_embedding, text_embedding)."
+        )
+    x, y = (leaf.astype(jnp.float32) for leaf in leaves)
+    unit = lambda v: v * lax.rsqrt(jnp.square(v).sum(-1, keepdims=True) + 1e-12)  # noqa: E731
+    return unit(x), unit(y)

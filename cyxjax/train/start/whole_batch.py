@@ -1,0 +1,61 @@
+"""What a run must be for a loss over the global batch (`core/global_loss.py`), asked before it writes."""
+
+from typing import Any
+
+from cyxjax.core.global_loss import sees_whole_batch
+from cyxjax.core.mesh import REPLICATED
+from cyxjax.core.strategy import Sync
+from cyxjax.errors import ConfigError
+from cyxjax.train.feeding.fit_data import FitData, is_loader
+from cyxjax.train.settings import BatchShape, Settings
+
+
+def check_whole_batch(loss: Any, settings: Settings, data: FitData | None) -> None:
+    """Returns for a loss that sees no more than a sample, and where a step sees the whole batch at once.
+
+    Raises: ConfigError saying what cuts the batch, or which data end in a short one.
+    """
+    if not sees_whole_batch(loss):
+        return
+    plan = settings.step
+    if plan.reproducibility == "exact":
+        raise ConfigError(
+            "reproducibility='exact' computes each part of a batch alone, and the loss compares samples of "
+            "all of them. HINT: leave reproducibility at 'none'."
+        )
+    if plan.batch.accumulation > 1:
+        raise ConfigError(
+            f"gradient_accumulation_steps={plan.batch.accumulation} cuts the global batch, and the loss "
+            "compares samples of all of it. HINT: gradient_accumulation_steps=1; remat='full' saves memory."
+        )
+    epoch = settings.reading.epoch
+    if data is not None and not (epoch and epoch.drop_last):
+        check_full_batches(loss, data.train, plan.batch, "training data")
+    if data is not None and data.val is not None:
+        check_full_batches(loss, data.val, plan.batch, "validation data")
+
+
+def check_full_batches(loss: Any, data: Any, batch: BatchShape, what: str) -> None:
+    """Raises: ConfigError where `data` end in a short batch and the loss cannot be told of its padding."""
+    if not sees_whole_batch(loss) or loss.takes_padding:
+        return
+    size = batch.batch_size * batch.num_shares
+    if is_loader(data):
+        short = "come from a loader, whose last batch may be short"
+    elif len(data) % size:
+        short = f"end in a short batch: {len(data)} samples in batches of {size}"
+    else:
+        return
+    raise ConfigError(
+        f"the {what} {short}, and the loss takes no weight that tells padding from samples. "
+        "HINT: take it as third argument, fn(output, target, weight): 1 for a sample, 0 for padding."
+    )
+
+
+def check_same_params(loss: Any, sync: Sync, comm: str) -> None:
+    """Raises: ConfigError where replicas hold other parameters, whose outputs cannot be compared."""
+    if sees_whole_batch(loss) and sync.params_spec != REPLICATED and not sync.keeps_parts:
+        raise ConfigError(
+            f"comm={comm!r} lets replicas have parameters of their own, and the loss compares their outputs. "
+            "HINT: comm='mean', or another that keeps them equal."
+        )

@@ -1,0 +1,213 @@
+"""Losses that compare samples: over the global batch, equal at every number of replicas, gradient and all."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+import cyxjax as cx
+from cyxjax.core.model.adapter import adapt
+from cyxjax.errors import ConfigError, DataError
+from tests.support.trainers import FEATURES, X, Y, config, trainer, use_devices
+from tests.support.trainers import own_group as own_group
+from tests.unit.core.test_loss_probe import unit
+
+ce = optax.softmax_cross_entropy_with_integer_labels
+SAMPLES = 19  # batches of 8, 8 and 3: the last one leaves a replica of four without a sample
+
+
+class Embed(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(4, name="out")(x)
+
+
+class TwoViews(linen.Module):
+    """A pair of embeddings, as CLIP's: of the first and of the second half of the features."""
+
+    @linen.compact
+    def __call__(self, x):
+        half = FEATURES // 2
+        return {"image": linen.Dense(4)(x[:, :half]), "text": linen.Dense(4)(x[:, half:])}
+
+
+def info_nce(output, target, weight):
+    """Written for a batch, as in its paper, but that padding is masked."""
+    del target
+    z = unit(output)
+    similar = jnp.where(weight[None] > 0, z @ z.T / 0.5 - 2 * jnp.eye(len(z)), -jnp.inf)
+    return -jnp.where(weight > 0, jnp.diag(jax.nn.log_softmax(similar)), 0).sum() / weight.sum()
+
+
+def batch_hard(output, target, weight):
+    """A value a row: the furthest of its class minus the nearest of the others."""
+    far = jnp.square(output[:, None] - output[None]).sum(-1)
+    same, real = target[:, None] == target[None], weight[None] > 0
+    furthest = jnp.where(same & real, far, 0).max(1)
+    nearest = jnp.where(~same & real, far, 1e3).min(1)
+    return jnp.maximum(furthest - nearest + 1, 0)
+
+
+def supervised(own, whole):
+    """The lean form: rows of one replica against all."""
+    similar = unit(own.output) @ unit(whole.output).T
+    other = (whole.weight > 0)[None] & (own.place[:, None] != whole.place[None])
+    log_p = jax.nn.log_softmax(jnp.where(other, similar, -1e9))
+    same = ((own.target[:, None] == whole.target[None]) & other).astype(jnp.float32)
+    return -(log_p * same).sum(1) / jnp.maximum(same.sum(1), 1)
+
+
+def neighbours(output, target, weight):
+    """Depends on the order of samples in the batch: that of the step, wherever they lie."""
+    del target
+    gap = jnp.square(output[1:] - output[:-1]).sum(-1)
+    both = weight[1:] * weight[:-1]
+    return gap @ both / both.sum()
+
+
+LOSSES = {
+    "info nce": (Embed, cx.GlobalLoss(info_nce)),
+    "batch hard": (Embed, cx.GlobalLoss(batch_hard)),
+    "supervised, lean": (Embed, cx.GlobalLoss(supervised, by_row=True)),
+    "neighbours": (Embed, cx.GlobalLoss(neighbours)),
+    "clip": (TwoViews, cx.ContrastiveLoss(0.5)),
+}
+
+
+def by_hand(model, loss, x, y, size=8):
+    """Plain jax on each whole batch without any padding: (parameters, mean loss by sample)."""
+    params = adapt(model).init(jax.random.key(42), x[:1])[0]
+
+    def of_batch(p, x, y):
+        return loss.of_batch(model.apply({"params": p}, x), y, jnp.ones(len(x)))
+
+    run, total = jax.jit(jax.value_and_grad(of_batch)), 0.0
+    for i in range(0, len(x), size):
+        value, grads = run(params, x[i : i + size], y[i : i + size])
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+        total += float(value) * len(x[i : i + size])
+    return params, total / len(x)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("name", LOSSES)
+def test_replicas_equal_one_device_on_the_whole_batch(name, replicas):
+    use_devices(replicas)
+    make, loss = LOSSES[name]
+    x, y = X[:SAMPLES], Y[:SAMPLES]
+    expected, mean_loss = by_hand(make(), loss, x, y)
+    train = trainer(make(), loss)
+    history = train.fit(x, y, config(epochs=1, batch_size=None, global_batch_size=8, shuffle=False))
+    # Rounding of sums in another order, through three steps.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), train.params, expected)
+    assert history.train_losses[0] == pytest.approx(mean_loss, rel=1e-4)
+    # The gradient is not zero by accident.
+    start = adapt(make()).init(jax.random.key(42), x[:1])[0]
+    assert (
+        max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (start, expected)), strict=True)) > 1e-3
+    )
+
+
+@pytest.mark.parametrize("comm", ["zero1", "fsdp"])
+def test_with_parameters_in_parts(comm):
+    use_devices(2)
+    expected, _ = by_hand(TwoViews(), cx.ContrastiveLoss(0.5), X[:16], Y[:16])
+    train = trainer(TwoViews(), cx.ContrastiveLoss(0.5))
+    train.fit(X[:16], Y[:16], config(epochs=1, batch_size=4, shuffle=False, comm=comm))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), train.params, expected)
+
+
+def test_evaluation_is_the_same_at_every_number_of_replicas():
+    seen = {}
+    for replicas in (1, 2):
+        use_devices(replicas)
+        train = trainer(Embed(), cx.GlobalLoss(info_nce))
+        train.fit(X[:8], Y[:8], config(epochs=1, batch_size=None, global_batch_size=8, shuffle=False))
+        seen[replicas] = train.evaluate(X[:SAMPLES], Y[:SAMPLES])[0]
+    assert seen[1] == pytest.approx(seen[2], rel=1e-5)
+
+
+def without_weight(output, target):
+    del target
+    z = unit(output)
+    return ce(z @ z.T, jnp.arange(len(z))).mean()
+
+
+def test_without_a_weight_full_batches_train_and_a_short_one_is_refused(tmp_path):
+    use_devices(2)
+    loss = cx.GlobalLoss(without_weight)
+    whole = {"epochs": 1, "batch_size": 4, "shuffle": False}
+    expected, _ = by_hand(Embed(), loss, X[:16], Y[:16])
+    train = trainer(Embed(), loss)
+    train.fit(X[:16], Y[:16], config(**whole))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), train.params, expected)
+    trainer(Embed(), loss).fit(X[:SAMPLES], Y[:SAMPLES], config(**whole, drop_last=True))
+    kept = {"checkpoint_dir": str(tmp_path / "c"), "checkpoint_every_n_epochs": 1}
+    with pytest.raises(
+        ConfigError, match="training data end in a short batch: 19 samples in batches of 8.*HINT"
+    ):
+        trainer(Embed(), loss).fit(X[:SAMPLES], Y[:SAMPLES], config(**whole | kept))
+    with pytest.raises(ConfigError, match="validation data end in a short batch"):
+        trainer(Embed(), loss).fit(X[:16], Y[:16], X[:9], Y[:9], config(**whole | kept))
+    with pytest.raises(ConfigError, match="the data end in a short batch: 9 samples"):
+        train.evaluate(X[:9], Y[:9])
+    batches = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 16, 8)]
+    with pytest.raises(ConfigError, match="come from a loader, whose last batch may be short"):
+        trainer(Embed(), loss).fit(Loader(batches), config(**whole | kept))
+    assert not list(tmp_path.iterdir())
+
+
+class Loader:
+    def __init__(self, batches):
+        self._batches = batches
+
+    def __iter__(self):
+        return iter(self._batches)
+
+
+def sees_padding(output, target, weight):
+    del weight
+    return without_weight(output, target)
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "said"),
+    [
+        (cx.ContrastiveLoss(), {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps=2 cuts the"),
+        (
+            cx.ContrastiveLoss(),
+            {"reproducibility": "exact", "exact_threads": 8, "batch_size": None, "global_batch_size": 8},
+            "'exact' computes each part of a batch alone",
+        ),
+        (cx.ContrastiveLoss(), {"comm": "local_sgd"}, "lets replicas have parameters of their own"),
+    ],
+)
+def test_what_cuts_the_batch_is_refused_before_anything_is_written(loss, options, said, tmp_path):
+    use_devices(2)
+    kept = {"checkpoint_dir": str(tmp_path / "c"), "checkpoint_every_n_epochs": 1}
+    with pytest.raises(ConfigError, match=f"{said}.*HINT"):
+        trainer(TwoViews(), loss).fit(X[:16], Y[:16], config(**kept | options))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loss_that_sees_padding_or_has_another_shape_is_refused():
+    use_devices(2)
+    with pytest.raises(ConfigError, match="with two rows of padding: weight 0 must not be seen.*HINT"):
+        trainer(Embed(), cx.GlobalLoss(sees_padding)).fit(X, Y, config())
+    with pytest.raises(DataError, match="global loss has shape .*HINT: return one value a row"):
+        trainer(Embed(), cx.GlobalLoss(lambda o, t, w: o)).fit(X, Y, config())
+    with pytest.raises(DataError, match="contrastive loss compares two arrays"):
+        trainer(Embed(), cx.ContrastiveLoss()).fit(X, Y, config())
+
+
+def test_on_the_facade_of_one_process_it_is_the_loss_of_its_batch():
+    use_devices(2)
+    ddp = cx.distributed.DistributedDataParallel(Embed())
+    output = ddp(X[:8])
+    loss = ddp.loss(cx.GlobalLoss(info_nce), output, jnp.asarray(Y[:8]))
+    assert loss.item() == pytest.approx(float(info_nce(output, Y[:8], jnp.ones(8))), rel=1e-5)
+    loss.backward()
+    ddp.update_parameters(cx.SGDOptimizer(0.1))
+    assert np.isfinite(jax.tree.leaves(ddp.parameters())[0]).all()
