@@ -5,7 +5,7 @@ import json
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,9 @@ from cyxjax.observe.report.facts import Audit, read_facts
 from cyxjax.observe.report.page import write
 from cyxjax.run_folder import RunFolder
 from cyxjax.train.audit import entries_of, examine
-from cyxjax.train.trainer import DistributedTrainer
+
+if TYPE_CHECKING:  # a trainer's run reports: at run time it would import itself
+    from cyxjax.train.trainer import DistributedTrainer
 
 Values = Mapping[str, Any]
 _AUDITED_SAMPLES = 5_000_000  # more would be waited for at the end of a run: about a second
@@ -68,7 +70,7 @@ def ask_ranks(group: ProcessGroup) -> list[dict[str, Any]]:
 
 
 def tell_predictions(
-    splits: Splits, most: int, trainer: DistributedTrainer, events: Events, say: Callable[[str], None]
+    splits: Splits, most: int, trainer: "DistributedTrainer", events: Events, say: Callable[[str], None]
 ) -> None:
     """How the first `most` test samples fall on classes, where there are few classes; called on all ranks."""
     info, count = splits.info, min(len(splits.test), most)
