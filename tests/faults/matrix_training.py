@@ -181,6 +181,15 @@ _LOADS = [
     ),
 ]
 
+_EXACT = [
+    Row(
+        "R34, R35",
+        "`reproducibility: exact`: killed in two processes, in three, finished by one; hosts come and go",
+        "every bit of parameters, optimizer, history and evaluation is the unbroken run's",
+        ("faults/test_exact.py",),
+    ),
+]
+
 _STRANGERS = [
     Row(
         "R41",
@@ -196,4 +205,4 @@ _STRANGERS = [
     ),
 ]
 
-TRAINING = [*_NUMBERS, *_STORAGE, *_LOADS, *_STRANGERS]
+TRAINING = [*_NUMBERS, *_STORAGE, *_LOADS, *_EXACT, *_STRANGERS]

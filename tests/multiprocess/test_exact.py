@@ -1,5 +1,6 @@
 """`reproducibility: exact` through the command line and our launcher: the bits of one process."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from tests.multiprocess.test_train import CONFIG, environment
 
 pytestmark = pytest.mark.multiprocess
 LIMIT_S = 240
+ROOT = Path(__file__).parents[2]
 
 
 def command(run_dir: Path, *options: str, devices: int = 1, mode: str = "exact") -> list[str]:
@@ -90,3 +92,20 @@ def test_a_plain_run_of_two_processes_gives_other_bits(alone, tmp_path):
     assert not equal
     assert "leaves differ, the first is" in lines[0]
     assert read_bits(alone, 2).leaves.keys() == read_bits(tmp_path / "run", 2).leaves.keys()
+
+
+def test_the_canary_sees_other_threads():
+    # the control: one program, one processor, other threads (a GPT; smaller sums come out alike)
+    tell = (
+        "import json, sys, cyxjax as cx; from tests.support.exact import config, problem; "
+        "from cyxjax.train.trainer import DistributedTrainer; "
+        "cx.distributed.init(threads=int(sys.argv[1])); one = problem('gpt'); "
+        "trainer = DistributedTrainer(one.model, cx.CrossEntropyLoss(), cx.AdamOptimizer(0.01)); "
+        "options = config(global_batch_size=64, virtual_replicas=2, exact_threads=int(sys.argv[1])); "
+        "trainer.prepare(one.data, config=options); print(json.dumps(trainer._session._exact))"
+    )
+    told = [finish(["-c", tell, threads], PYTHONPATH=str(ROOT)) for threads in ("2", "8")]
+    assert [done.returncode for done in told] == [0, 0], told
+    two, eight = (json.loads(done.stdout.splitlines()[-1]) for done in told)
+    assert two["canary"] != eight["canary"]
+    assert (two["machine"][-9:], eight["machine"][-9:]) == ("2 threads", "8 threads")

@@ -1,0 +1,136 @@
+"""What would break `reproducibility: exact`, put in on purpose: one device and more then give other bits.
+
+So the comparison sees each fault, and each rule of `core/parts.py` and `sync/exact.py` is needed.
+"""
+
+from collections.abc import Callable
+from functools import reduce
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from cyxjax.core import parts, phases
+from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, build_mesh
+from cyxjax.core.replica import model_map
+from cyxjax.sync import exact
+from tests.device.test_exact import as_users_run_it  # noqa: F401 (a fixture for every test here)
+from tests.support.exact import GLOBAL_BATCH, SAMPLES, Problem, config, digest, prepared, problem, train
+
+
+def keyed_by_slot(monkeypatch) -> None:
+    """Dropout follows the part's place on its device, not in the step."""
+    real = parts._for_each_part
+
+    def renumbered(program, here, batch):
+        by_slot = [
+            [one._replace(number=np.int32(slot)) for slot, one in enumerate(mine)] for mine in batch.parts
+        ]
+        return real(program, here, batch._replace(parts=by_slot))
+
+    monkeypatch.setattr(parts, "_for_each_part", renumbered)
+
+
+def summed_by_psum(monkeypatch) -> None:
+    """The devices' own sums are added as XLA likes."""
+    summed = lambda self, mine: lax.psum(mine.sum(0), AXIS)  # noqa: E731
+    monkeypatch.setattr(exact.TreeSum, "_summed", summed)
+
+
+def a_sum_for_each_device(monkeypatch) -> None:
+    """Each device adds up all its parts, however many: no subtrees of one tree."""
+
+    def from_left(node, known, num_parts, add):
+        inside = [n for n in sorted(known) if node.first <= n.first < node.first + node.width]
+        return reduce(add, [known[n] for n in inside])
+
+    monkeypatch.setattr(exact, "cover", lambda mine, *_: [exact.Node(mine.start, len(mine))])
+    monkeypatch.setattr(exact, "climb", from_left)
+
+
+def all_rows_of_a_device_in_one_program(monkeypatch) -> None:
+    """A device computes its parts at once: sums inside a program of another shape."""
+    real = parts._for_each_part
+
+    def together(program, here, batch):
+        join = lambda *leaves: np.concatenate(leaves)  # noqa: E731
+        whole = [
+            [parts.Part(mine[0].number, *jax.tree.map(join, *[tuple(one[1:]) for one in mine]))]
+            for mine in batch.parts
+        ]
+        made = real(program, here, batch._replace(parts=whole))
+        return [
+            mine + [jax.tree.map(jnp.zeros_like, mine[0])] * (len(many) - 1)
+            for mine, many in zip(made, batch.parts, strict=True)
+        ]
+
+    monkeypatch.setattr(parts, "_for_each_part", together)
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        (keyed_by_slot, "mlp"),
+        (summed_by_psum, "mlp"),
+        (a_sum_for_each_device, "mlp"),
+        (all_rows_of_a_device_in_one_program, "mlp"),
+    ],
+)
+def test_a_fault_gives_other_bits(fault: Callable, name, monkeypatch):
+    fault(monkeypatch)
+    one = problem(name)
+    assert train(one, 3).params != train(one, 1).params
+
+
+def test_batch_norm_merged_by_a_plain_mean_gives_other_bits(monkeypatch):
+    # The last step is short, so parts differ in their samples: they must count by them.
+    assert SAMPLES % GLOBAL_BATCH % 8
+    right = train(problem("cnn"), 1)
+    every, divided = GLOBAL_BATCH // 8, phases.divided_state
+    monkeypatch.setattr(
+        phases, "weighted_state", lambda state, _: jax.tree.map(lambda leaf: leaf * every, state)
+    )
+    monkeypatch.setattr(phases, "divided_state", lambda summed, _, like: divided(summed, GLOBAL_BATCH, like))
+    assert train(problem("cnn"), 1).model_state != right.model_state
+
+
+def first_parts(one: Problem) -> tuple:
+    """(the program of a part, a state, two parts of four rows each)."""
+    built, start = prepared(one, build_mesh(jax.devices()[:1]), config(), None, ())
+    of = lambda n: (one.data.inputs[4 * n : 4 * n + 4], one.data.targets[4 * n : 4 * n + 4])  # noqa: E731
+    rows = [parts.Part(np.int32(n), *of(n), np.ones(4, np.float32)) for n in range(2)]
+    return built.program.train_step.part, jax.tree.map(np.asarray, start.state), rows
+
+
+def stacked(rows: list[parts.Part]) -> parts.Part:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+
+
+def over_two_devices(part, state, rows, total):
+    """Both parts at once, a device each, as plain data parallel does."""
+
+    def mine(state, one, total):
+        made = part.__wrapped__(state, jax.tree.map(lambda a: a[0], one), total)
+        return jax.tree.map(lambda a: a[None], made)
+
+    specs = (REPLICATED, PER_REPLICA, REPLICATED)
+    return jax.jit(model_map(mine, build_mesh(jax.devices()[:2]), specs, PER_REPLICA))(
+        state, stacked(rows), total
+    )
+
+
+def in_a_loop(part, state, rows, total):
+    """One part after another inside one program."""
+    body = lambda _, one: (None, part.__wrapped__(state, one, total))  # noqa: E731
+    return jax.jit(lambda rows: lax.scan(body, None, rows)[1])(stacked(rows))
+
+
+@pytest.mark.parametrize(("way", "name"), [(over_two_devices, "gpt"), (in_a_loop, "cnn")])
+def test_another_program_gives_other_bits_of_the_same_part(way, name):
+    # the same rows, number and state, and the same function: only what XLA makes of it differs
+    part, state, rows = first_parts(problem(name))
+    total = np.float32(GLOBAL_BATCH)
+    other = jax.tree.map(lambda a: np.asarray(a)[0], way(part, state, rows, total))
+    assert digest(other) != digest(part(state, rows[0], total))

@@ -1,0 +1,91 @@
+"""`reproducibility: exact` through kills, at another world size each time: the bits of a run without any."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cyxjax.cli.hash import compare, steps_of
+from tests.multiprocess.test_train import environment
+from tests.support.elastic_hosts import Hosts, says
+from tests.support.launching import until
+from tests.support.training import EPOCHS, STEPS_PER_EPOCH, Jobs, newest_step, write_experiment
+
+pytestmark = pytest.mark.multiprocess
+EXACT = {"reproducibility": "exact", "keep_last": 99}
+HOST_EPOCHS, SAVE_EVERY = 100, 30
+
+
+@pytest.fixture
+def jobs():
+    jobs = Jobs()
+    yield jobs
+    jobs.close()
+
+
+def same_bits(config: Path, other: Path) -> None:
+    one, two = (path.parent / "run" for path in (config, other))
+    lines, equal = compare(one, two)
+    assert equal, lines
+    assert steps_of(one)[-1] == steps_of(two)[-1]
+
+
+def test_killed_in_two_processes_and_in_three_and_finished_by_one(jobs, tmp_path):
+    whole, config = (write_experiment(tmp_path / name, **EXACT) for name in ("whole", "broken"))
+    assert jobs.run(whole).codes == [0]
+    assert -9 in jobs.run(config, world=2, fault="KILL:1:step:6").codes
+    assert 0 < newest_step(config) <= 6
+    assert -9 in jobs.run(config, world=3, fault="KILL:2:step:13").codes
+    assert 6 < newest_step(config) < EPOCHS * STEPS_PER_EPOCH
+    ended = jobs.run(config)
+    assert ended.codes == [0], ended.text
+    assert "WARNING" not in ended.text  # the fingerprints agree
+    same_bits(config, whole)
+
+
+@pytest.mark.slow
+def test_killed_in_a_save_and_in_an_evaluation_and_resumed_in_other_numbers(jobs, tmp_path):
+    whole, config = (write_experiment(tmp_path / name, **EXACT) for name in ("whole", "broken"))
+    assert jobs.run(whole, world=3).codes == [0] * 3
+    for world, fault in ((1, "KILL:0:write:4"), (3, "KILL:1:eval:6"), (2, "KILL:0:write:12")):
+        assert -9 in jobs.run(config, world=world, fault=fault).codes
+    assert jobs.run(config, world=2).codes == [0, 0]
+    same_bits(config, whole)
+
+
+@pytest.mark.slow
+def test_hosts_that_come_and_go_leave_the_bits_of_an_unbroken_run(tmp_path):
+    options = EXACT | {
+        "cpu_devices": 1,
+        "epochs": HOST_EPOCHS,
+        "checkpoint_every_n_steps": SAVE_EVERY,
+        "checkpoint_every_n_epochs": HOST_EPOCHS,
+        "log_every_n_batches": 1000,
+        "model": {"name": "mlp", "options": {"hidden": [256, 256], "dropout": 0.2}},
+    }
+    whole, config = (write_experiment(tmp_path / name, **options) for name in ("whole", "broken"))
+    alone = [sys.executable, "-m", "cyxjax.train", "--config", str(whole)]
+    assert subprocess.run(alone, env=environment(), capture_output=True, timeout=240).returncode == 0
+    hosts = Hosts(tmp_path / "hosts", "1:2", "-m", "cyxjax.train", "--config", str(config))
+    try:
+        sizes_of_a_run_of_hosts(hosts, config)
+    finally:
+        hosts.close()
+    same_bits(config, whole)
+
+
+def sizes_of_a_run_of_hosts(hosts: Hosts, config: Path) -> None:
+    """Two hosts, then one, then two again, to the end."""
+    first, second = hosts.add(), hosts.add()
+    assert until(lambda: newest_step(config) >= 2 * SAVE_EVERY, 120)
+    second.process.kill()
+    assert until(lambda: says(first, 1, "Resuming from step"), 120)
+    alone_at = newest_step(config)
+    assert until(lambda: newest_step(config) > alone_at, 120)
+    third = hosts.add()
+    for run in (first, third):
+        run.wait()
+        assert run.code == 0, run.err
+    for start, size in enumerate((2, 1, 2)):
+        assert f"start {start}: {size} host(s), {size} rank(s)" in first.err
