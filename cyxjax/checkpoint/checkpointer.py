@@ -165,12 +165,16 @@ class Checkpointer:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if self._unsaved is not None:
+            self._warn(
+                f"Step {self._unsaved.step} is the last: its save is tried again for {patience_s:g} s."
+            )
         until, pause_s = time.monotonic() + patience_s, _RETRY_S
         while self._unsaved is not None and time.monotonic() < until:
             alive()
             time.sleep(min(pause_s, max(until - time.monotonic(), 0)))
             pause_s *= 2
-            self._write(self._unsaved)
+            self._write(self._unsaved, warn=lambda line: None)  # it would be the same line again and again
         if self._unsaved is not None:
             self.unsaved = f"{type(self._failures[-1]).__name__}: {str(self._failures[-1])[:300]}"
         self.forgive()
@@ -192,13 +196,13 @@ class Checkpointer:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _write(self, snapshot: Snapshot) -> None:
+    def _write(self, snapshot: Snapshot, warn: Callable[[str], None] | None = None) -> None:
         try:
             self._store.write(snapshot)
         except Exception as error:  # a disk and safetensors raise anything: said, and training goes on
             self._failures.append(error)
             self._unsaved = snapshot
-            self._warn(describe_failure(snapshot, error, self.directory, len(self._failures)))
+            (warn or self._warn)(describe_failure(snapshot, error, self.directory, len(self._failures)))
         else:
             self.saved_step = snapshot.step
             self._unsaved = None

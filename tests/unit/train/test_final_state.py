@@ -65,11 +65,14 @@ def test_no_room_for_the_final_state_is_an_error_and_the_parameters_stay(tmp_pat
     assert list_steps(tmp_path / "elsewhere") == [6]
 
 
-def test_room_that_comes_back_in_time_is_used(tmp_path, monkeypatch):
+def test_room_that_comes_back_in_time_is_used(tmp_path, monkeypatch, caplog):
     tried = fail(monkeypatch, (3, 4, 5))
     fit(tmp_path)[1]()
     assert tried == [2, 4, 6, 6, 6, 6]
     assert list_steps(tmp_path) == [2, 4, 6]
+    first, then = (record.message for record in caplog.records)  # and not a line for each time
+    assert "step 6 was not saved" in first
+    assert then == "Step 6 is the last: its save is tried again for 0.5 s."
 
 
 def test_the_last_save_is_tried_whatever_became_of_those_before(tmp_path, monkeypatch):
