@@ -174,7 +174,7 @@ class Checkpointer:
             alive()
             time.sleep(min(pause_s, max(until - time.monotonic(), 0)))
             pause_s *= 2
-            self._write(self._unsaved, warn=lambda line: None)  # it would be the same line again and again
+            self._write(self._unsaved, warn=lambda line: None)  # not the same line again and again
         if self._unsaved is not None:
             self.unsaved = f"{type(self._failures[-1]).__name__}: {str(self._failures[-1])[:300]}"
         self.forgive()

@@ -1,5 +1,5 @@
-"""Killed, suspended and resized at random, again and again: every sample comes once an epoch, and where the
-layout is the same the parameters are those of the unbroken run, bit for bit."""
+"""Killed, suspended, stalled and resized at random, again and again: every sample comes once an epoch, and
+where the layout is the same the parameters are those of the unbroken run, bit for bit."""
 
 import random
 import signal
@@ -37,10 +37,10 @@ def has_ended(pid):
 
 
 def strike(jobs, draw, config, words=(), world=1):
-    """One start that a kill or a suspension meets; what its ranks ended with."""
-    what, phase = draw.choice(["KILL", "STOP"]), draw.choice(["data", "step", "checkpoint", "eval"])
+    """One start that a kill, a suspension or a stall meets; what its ranks ended with."""
+    what, phase = draw.choice(["KILL", "STOP", "STALL"]), draw.choice(["data", "step", "checkpoint", "eval"])
     step = max(newest_step(config), 0) + draw.randint(0, 5)
-    fault = f"{what}:{draw.randrange(world)}:{phase}:{step}"
+    fault = f"{what}:{draw.randrange(world)}:{phase}:{step}" + (":3" if what == "STALL" else "")
     pids = jobs.start(config, *words, world=world, fault=fault)
     if what == "STOP":
         assert until(lambda: any(map(is_stopped, pids)) or all(map(has_ended, pids)), 90), fault

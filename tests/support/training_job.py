@@ -6,8 +6,8 @@ by their exit codes. A fault is "what:rank:phase:step[:times]": at that moment o
 "TERM", "INT") is sent to itself, "times" times (default 1). The moment is what the rank tells the supervisor
 (`beat`), or "write": the background write of the checkpoint of that step, a few milliseconds after it began.
 "FLIP:rank:bit:step" changes a bit of that rank's parameters instead, "FILL:rank:write:step:FOLDER" fills the
-disk of FOLDER just before that write, and "SINK:rank:seconds:0" makes each write of a metrics tracker take
-that long.
+disk of FOLDER just before that write, "STALL:rank:phase:step:seconds" holds the rank up for so long, and
+"SINK:rank:seconds:0" makes each write of a metrics tracker take that long.
 """
 
 import json
@@ -37,6 +37,8 @@ def plan_fault(text: str, rank: int) -> None:
 
         saving.PATIENCE_S = saving.HURRIED_S = 2.0
         strike_in_a_write(int(step), lambda: fill(Path(*rest)))
+    elif what == "STALL":
+        strike_at_a_beat(phase, int(step), lambda: time.sleep(float(*rest)))
     else:
         plan_signals(signal.Signals[f"SIG{what}"], phase, int(step), int(*rest or ["1"]))
 
