@@ -138,7 +138,7 @@ class DistributedTrainingConfig(Strict):
     verbose: bool = True
     """Rank 0 prints progress."""
     log_every_n_batches: int = Field(default=10, ge=1)
-    """Optimizer steps between progress lines and metric records."""
+    """Optimizer steps between metric records; a log shows the newest every ten seconds."""
 
     if not TYPE_CHECKING:  # an editor and a type checker see the fields as keywords
 

@@ -1,27 +1,19 @@
 """What people read while a run goes on: rank 0 only, live on a terminal, plain lines elsewhere.
 
-All consoles have the same five methods, so the loop never asks which one it has.
+All consoles have the same methods, so the loop never asks which one it has.
 """
 
-import math
 import sys
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable
 from typing import Any, Protocol, TextIO, cast
 
-from cyxjax.observe.records import Record, plain
+from cyxjax.observe.lines import batch_plan_line, done_line, epoch_line, step_line
+from cyxjax.observe.live import LiveLine, Pace
+from cyxjax.observe.records import Record
 
-_CLEAR_TO_END = "\x1b[K"
-_SHOWN = {  # key of a record -> (how it is called on a line, how its number is written)
-    "loss": ("Loss", ".4f"),
-    "train_loss": ("Loss", ".4f"),
-    "accuracy": ("Accuracy", ".4f"),
-    "train_accuracy": ("Accuracy", ".4f"),
-    "val_loss": ("Val loss", ".4f"),
-    "val_accuracy": ("Val accuracy", ".4f"),
-    "learning_rate": ("LR", ".3g"),
-    "samples_per_second": ("samples/s", ",.0f"),
-    "seconds": ("seconds", ".1f"),
-}
+_EVERY_S = 10.0  # between two lines of progress in a log
 
 
 class Console(Protocol):
@@ -32,6 +24,12 @@ class Console(Protocol):
 
     def batch_plan(self, *, batch_size: int, num_replicas: int, accumulation: int, **more: object) -> None:
         """How the effective batch comes about, once at the start."""
+
+    def begin(self, total_steps: int | None) -> None:
+        """Training begins; it ends after so many steps of the whole run, None where that is not known."""
+
+    def end(self) -> None:
+        """Training is over, or was ended by an error: nothing is drawn any more but lines."""
 
     def step(self, record: Record) -> None:
         """Progress inside an epoch, every `log_every_n_batches` steps."""
@@ -50,16 +48,23 @@ class NullConsole:
     def batch_plan(
         self, *, batch_size: int, num_replicas: int, accumulation: int, **more: object
     ) -> None: ...
+    def begin(self, total_steps: int | None) -> None: ...
+    def end(self) -> None: ...
     def step(self, record: Record) -> None: ...
     def epoch(self, record: Record) -> None: ...
     def done(self, history: Any, run_dir: str | None = None) -> None: ...
 
 
 class PlainConsole:
-    """One line for each thing, flushed, without colour or control characters: for logs and pipes."""
+    """One line for each thing, flushed, without colour or control characters: for logs and pipes.
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    Steps make a line at most every `every_s` seconds, however many records there are.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, every_s: float = _EVERY_S) -> None:
         self._stream = _PatientStream(stream if stream is not None else sys.stdout)
+        self._every_s, self._pace = every_s, Pace()
+        self._told_s: float | None = None  # when a step last made a line
 
     def note(self, text: str) -> None:
         self._write(text)
@@ -67,8 +72,18 @@ class PlainConsole:
     def batch_plan(self, *, batch_size: int, num_replicas: int, accumulation: int, **more: object) -> None:
         self._write(batch_plan_line(batch_size, num_replicas, accumulation, more))
 
+    def begin(self, total_steps: int | None) -> None:
+        self._pace, self._told_s = Pace(total_steps), None
+
+    def end(self) -> None:
+        return
+
     def step(self, record: Record) -> None:
-        self._write(step_line(record))
+        now = time.monotonic()
+        left_s = self._pace.left_s(int(record.get("step", 0)), now)
+        if self._told_s is None or now - self._told_s >= self._every_s:
+            self._told_s = now
+            self._write(step_line(record, self._pace.total_steps, left_s))
 
     def epoch(self, record: Record) -> None:
         self._write(epoch_line(record))
@@ -82,7 +97,7 @@ class PlainConsole:
 
 
 class RichConsole:
-    """For a terminal: steps overwrite one line, epochs and news stay above it, in colour.
+    """For a terminal: a live line at the foot, epochs and news above it, in colour.
 
     No live display of rich's: its thread hides the cursor, and a run that is killed would leave it hidden.
     """
@@ -90,9 +105,11 @@ class RichConsole:
     def __init__(self, stream: TextIO | None = None) -> None:
         from rich.console import Console as Terminal
 
-        self._stream = _PatientStream(stream if stream is not None else sys.stdout)
+        target = stream if stream is not None else sys.stdout
+        self._stream = _PatientStream(target)
         self._terminal = Terminal(file=cast(TextIO, self._stream), highlight=False, soft_wrap=True)
-        self._on_step_line = False
+        self._lock = threading.RLock()
+        self._live = LiveLine(self._write, self._lock, _fileno(target))
 
     def note(self, text: str) -> None:
         self._print(text)
@@ -100,11 +117,14 @@ class RichConsole:
     def batch_plan(self, *, batch_size: int, num_replicas: int, accumulation: int, **more: object) -> None:
         self._print(batch_plan_line(batch_size, num_replicas, accumulation, more), style="dim")
 
+    def begin(self, total_steps: int | None) -> None:
+        self._live.start(total_steps)
+
+    def end(self) -> None:
+        self._live.stop()
+
     def step(self, record: Record) -> None:
-        line = step_line(record)[: self._terminal.width - 1]  # a wrapped line could not be overwritten
-        self._stream.write(f"\r{line}{_CLEAR_TO_END}")
-        self._stream.flush()
-        self._on_step_line = True
+        self._live.tell(record)
 
     def epoch(self, record: Record) -> None:
         self._print(epoch_line(record), style="bold")
@@ -113,10 +133,21 @@ class RichConsole:
         self._print(done_line(history, run_dir), style="green")
 
     def _print(self, text: str, style: str | None = None) -> None:
-        if self._on_step_line:
-            self._stream.write(f"\r{_CLEAR_TO_END}")
-            self._on_step_line = False
-        self._terminal.print(text, style=style, markup=False)
+        with self._lock:
+            self._live.clear()
+            self._terminal.print(text, style=style, markup=False)
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def _fileno(stream: TextIO) -> int | None:
+    """The file behind a stream; None for one in memory."""
+    try:
+        return stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 class _PatientStream:
@@ -152,52 +183,11 @@ def build_console(is_master: bool, verbose: bool = True, stream: TextIO | None =
     if not (is_master and verbose):
         return NullConsole()
     target = stream if stream is not None else sys.stdout
-    return RichConsole(stream) if target.isatty() else PlainConsole(stream)
+    return RichConsole(stream) if target.isatty() and not _is_dumb(target) else PlainConsole(stream)
 
 
-def batch_plan_line(batch_size: int, num_replicas: int, accumulation: int, more: Mapping[str, object]) -> str:
-    """`Batch plan: 32 samples x 4 replicas x 2 accumulation = 256 per step; world_size 2, ...`."""
-    total = batch_size * num_replicas * accumulation
-    parts = [
-        f"{batch_size} samples x {num_replicas} replicas x {accumulation} accumulation = {total} per step"
-    ]
-    parts += [f"{key} {value}" for key, value in more.items()]
-    return "Batch plan: " + "; ".join(parts)
+def _is_dumb(stream: TextIO) -> bool:
+    """Whether a terminal says of itself that it cannot move its cursor (TERM=dumb)."""
+    from rich.console import Console as Terminal
 
-
-def step_line(record: Record) -> str:
-    """`Epoch 0, Batch 10, Loss: 0.4321, ...`."""
-    return ", ".join([f"Epoch {record.get('epoch', 0)}", f"Batch {_batch(record)}", *_numbers(record)])
-
-
-def epoch_line(record: Record) -> str:
-    """`Epoch 0, Loss: 0.4321, Accuracy: 0.9100, Val loss: ...`."""
-    return ", ".join([f"Epoch {record.get('epoch', 0)}", *_numbers(record)])
-
-
-def done_line(history: Any, run_dir: str | None) -> str:
-    """`Done: 5 epochs in 12.3 s, 4,321 samples/s, best Val accuracy 0.9800. Run folder: runs/digits`."""
-    text = f"Done: {len(history.train_losses)} epochs in {history.total_time_seconds:.1f} s"
-    text += f", {history.samples_per_second:,.0f} samples/s"
-    accuracies = [a for a in history.val_accuracies if math.isfinite(a)]  # NaN: the task has none
-    losses = [loss for loss in history.val_losses if math.isfinite(loss)]
-    if accuracies:
-        text += f", best Val accuracy {max(accuracies):.4f}"
-    elif losses:
-        text += f", best Val loss {min(losses):.4f}"
-    if history.stopped_by:
-        text += f", stopped by {history.stopped_by}"
-    return text + "." + (f" Run folder: {run_dir}" if run_dir else "")
-
-
-def _batch(record: Record) -> object:
-    return record.get("batch", record.get("step", 0))
-
-
-def _numbers(record: Record) -> list[str]:
-    shown = []
-    for key, (label, form) in _SHOWN.items():
-        value = plain(record[key]) if key in record else ""
-        if value != "":
-            shown.append(f"{label}: {value if isinstance(value, str) else format(value, form)}")
-    return shown
+    return Terminal(file=stream).is_dumb_terminal

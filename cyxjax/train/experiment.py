@@ -73,6 +73,8 @@ def train(experiment: Experiment) -> int:
                 reporting.draw(folder, config.resolved(), TrainConfig().resolved(), console.note)
     console.done(history, str(folder.root))
     _say_how_to_go_on(config, history, console)
+    if unsaved is None and not config.fast_dev_run:
+        console.note(_next_commands(config))
     process_group.finalize()
     if unsaved is not None:
         raise unsaved  # the last word: what was said before it is true, and of no use without the parameters
@@ -87,6 +89,12 @@ def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, 
         console.note(f"Stopped after step {history.num_steps}; the newest checkpoint is of step {saved}.")
     else:
         console.note(f"Stopped and saved after step {saved}. Run the same command again to go on from there.")
+
+
+def _next_commands(config: TrainConfig) -> str:
+    """What one may type next."""
+    look = f"open {config.run_folder.report}" if config.report else f"cyxjax report {config.run_dir}"
+    return f"Next: {look}; cyxjax audit {config.run_dir}; the same command with more --epochs trains on."
 
 
 def _train(

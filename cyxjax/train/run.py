@@ -21,10 +21,10 @@ from cyxjax.train.hooks.nonfinite import TerminateOnNaN
 from cyxjax.train.hooks.progress import HistoryHook, RecordHook
 from cyxjax.train.hooks.saving import CheckpointHook, StopHook
 from cyxjax.train.hooks.sentinel import SentinelHook
-from cyxjax.train.loop import Feed, Hook, RunState
+from cyxjax.train.loop import Feed, Hook, Position, RunState
 from cyxjax.train.monitor import Watchable, watchable_in
 from cyxjax.train.session import Session
-from cyxjax.train.settings import Settings, Watch
+from cyxjax.train.settings import Course, Settings, Watch
 from cyxjax.train.signals import StopSignals
 from cyxjax.train.start.build import Built
 from cyxjax.train.start.prepare import Prepared
@@ -83,10 +83,22 @@ def run_from(
             *(session, built, settings, watchable, signals, spikes, checkpointer, sink, console, still_ours),
             events,
         )
-        end = train(run, prepared.feed, start)
+        console.begin(_total_steps(prepared.feed, start.position, settings.course))
+        try:
+            end = train(run, prepared.feed, start)
+        finally:
+            console.end()
         session.unsaved = _unsaved(checkpointer, end.position.step)
     session.history.skipped_steps = int(local_value(built.sync.skipped(end.state.sync)))
     return end
+
+
+def _total_steps(feed: Feed, start: Position, course: Course) -> int | None:
+    """Steps of the whole run when it will have ended, as far as can be told beforehand."""
+    if feed.steps_per_epoch is None:
+        return course.max_steps
+    ahead = (course.epochs - start.epoch) * feed.steps_per_epoch - start.step_in_epoch
+    return min(start.step + ahead, course.max_steps or start.step + ahead)
 
 
 def _unsaved(checkpointer: Checkpoints, step: int) -> NotSavedError | None:

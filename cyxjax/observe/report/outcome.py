@@ -3,6 +3,7 @@
 import math
 from datetime import UTC, datetime
 
+from cyxjax.observe.lines import span
 from cyxjax.observe.report.curves import short
 from cyxjax.observe.report.facts import RunFacts, number
 from cyxjax.observe.report.html import said, text
@@ -17,16 +18,6 @@ def headline(run: RunFacts) -> str:
     how = f"Stopped by {history.stopped_by}" if history.stopped_by else "Finished"
     took = span(history.total_time_seconds)
     return f"{how}: {len(history.train_losses)} epochs, {history.num_steps:,} steps in {took}."
-
-
-def span(seconds: float) -> str:
-    """`3.9 s`, `12 min 5 s`, `3 h 20 min`."""
-    if not math.isfinite(seconds) or seconds < 0:
-        return "an unknown time"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
 
 
 def results(run: RunFacts) -> dict[str, float]:

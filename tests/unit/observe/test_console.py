@@ -53,7 +53,8 @@ def test_plain_lines():
         "Batch plan: 32 samples x 4 replicas x 2 accumulation = 256 per step; world_size 2",
         "Epoch 2, Batch 10, Loss: 0.4321, Accuracy: 0.5000, LR: 0.001",
         "Epoch 2, Loss: 0.2500, Val loss: nan, samples/s: 4,321",
-        "Done: 2 epochs in 2.0 s, 4,321 samples/s, best Val accuracy 0.7500. Run folder: runs/[x]",
+        "Done: 2 epochs in 2.0 s, 4,321 samples/s, best Val accuracy 0.7500, last 0.7500. "
+        "Run folder: runs/[x]",
     ]
 
 
@@ -83,17 +84,38 @@ def test_silence_is_silent(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_steps_overwrite_one_line_of_the_terminal():
-    stream = Terminal()
-    console = RichConsole(stream)
-    for _ in range(2):
-        console.step(STEP)
-    console.note("news")
-    _, first, second, cleared = stream.getvalue().split("\r")
-    assert first == second
-    assert first.startswith("Epoch 2, Batch 10")
-    assert cleared == "\x1b[Knews\n"
-    assert "\x1b[?25l" not in stream.getvalue()  # the cursor stays
+def test_a_log_has_a_line_of_progress_an_interval_however_many_steps_there_are(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("cyxjax.observe.console.time.monotonic", lambda: now[0])
+    stream = io.StringIO()
+    console = PlainConsole(stream, every_s=10.0)
+    console.begin(400)
+    for step in range(10, 110, 10):  # a record each 4 s: told at 0, 12, 24, 36 s
+        console.step(STEP | {"step": step})
+        now[0] += 4.0
+    told = [line.partition("LR: 0.001, ")[2] for line in stream.getvalue().splitlines()]
+    assert told == [
+        "step 10 of 400",
+        "step 40 of 400, 2 min 24 s left",  # 360 steps at 30 in 12 s
+        "step 70 of 400, 2 min 12 s left",
+        "step 100 of 400, 2 min 0 s left",
+    ]
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    assert type(build_console(True, True, Terminal())) is PlainConsole
+
+
+def test_the_last_line_names_the_epoch_of_the_best():
+    history = DistributedTrainingHistory(
+        train_losses=[1.0] * 4,
+        val_accuracies=[0.5, 0.75, 0.25],
+        val_epochs=[0, 2, 3],
+        total_time_seconds=125.0,
+    )
+    assert "4 epochs in 2 min 5 s" in done_line(history, None)
+    assert "best Val accuracy 0.7500 (epoch 2), last 0.2500." in done_line(history, None)
 
 
 @pytest.mark.parametrize("kind", [PlainConsole, RichConsole])

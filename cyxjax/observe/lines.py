@@ -1,0 +1,152 @@
+"""Records as lines people read: the words, and what is left out where there is little room."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cyxjax.observe.records import Record, plain
+
+_SHOWN = {  # key of a record -> (how it is called on a line, how its number is written)
+    "loss": ("Loss", ".4f"),
+    "train_loss": ("Loss", ".4f"),
+    "accuracy": ("Accuracy", ".4f"),
+    "train_accuracy": ("Accuracy", ".4f"),
+    "val_loss": ("Val loss", ".4f"),
+    "val_accuracy": ("Val accuracy", ".4f"),
+    "learning_rate": ("LR", ".3g"),
+    "samples_per_second": ("samples/s", ",.0f"),
+    "seconds": ("seconds", ".1f"),
+}
+_ORDER = (
+    "loss",
+    "accuracy",
+    "samples_per_second",
+    "learning_rate",
+)  # of a live line, what stays longest first
+_DOING = {"compile": "compiling", "eval": "evaluating", "init": "starting", "idle": "starting"}
+_LONG_S = 2.0  # in a phase that every step has: shorter is how training is
+
+
+class Field(NamedTuple):
+    """A part of a line. Of those that do not fit, the highest `rank` goes first, whole."""
+
+    text: str
+    rank: int
+
+
+def fitted(fields: Sequence[Field], width: int) -> str:
+    """The fields in their order, joined by commas, without those for which `width` columns have no room.
+
+    A field that alone is too long is cut, since there is nothing else to show.
+    """
+    kept = list(fields)
+    while len(kept) > 1 and len(_joined(kept)) > width:
+        kept.remove(max(kept, key=lambda field: field.rank))
+    return _joined(kept)[: max(width, 0)]
+
+
+def _joined(fields: Sequence[Field]) -> str:
+    return ", ".join(field.text for field in fields)
+
+
+def live_fields(
+    record: Record,
+    *,
+    doing: str,
+    step: int,
+    total_steps: int | None,
+    left_s: float | None,
+    waiting: float | None,
+) -> list[Field]:
+    """What a live line says. waiting: the share of time spent waiting for data, 0 to 1."""
+    fields = [Field(doing, 1)] if doing else []
+    if record:
+        fields.append(Field(f"Epoch {record.get('epoch', 0)}", 3))
+    if step >= 0:
+        fields.append(Field(f"step {step}" + (f" of {total_steps}" if total_steps else ""), 0))
+    fields += [Field(text, 2 + 2 * n) for n, key in enumerate(_ORDER) for text in _numbers(record, [key])]
+    if waiting is not None and waiting >= 0.005:
+        fields.append(Field(f"data {waiting:.0%}", 7))
+    if left_s is not None:
+        fields.append(Field(f"{span(left_s)} left", 3))
+    return fields
+
+
+def doing(phase: str, step: int, for_s: float) -> str:
+    """What a run is at, where that is not training: `compiling 12 s`, `saving step 400`."""
+    since = f" {for_s:.0f} s" if for_s >= 1 else ""
+    if phase == "checkpoint":
+        return f"saving step {step}{since}" if step >= 0 else f"restoring{since}"
+    if phase in ("data", "step", "collective"):
+        held = "waiting for data" if phase == "data" else "waiting for the devices"
+        return f"{held}{since}" if for_s > _LONG_S else ""
+    return f"{_DOING[phase]}{since}" if phase in _DOING else ""
+
+
+def span(seconds: float) -> str:
+    """`3.9 s`, `12 min 5 s`, `3 h 20 min`."""
+    if not math.isfinite(seconds) or seconds < 0:
+        return "an unknown time"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def batch_plan_line(batch_size: int, num_replicas: int, accumulation: int, more: Mapping[str, object]) -> str:
+    """`Batch plan: 32 samples x 4 replicas x 2 accumulation = 256 per step; world_size 2, ...`."""
+    total = batch_size * num_replicas * accumulation
+    parts = [
+        f"{batch_size} samples x {num_replicas} replicas x {accumulation} accumulation = {total} per step"
+    ]
+    parts += [f"{key} {value}" for key, value in more.items()]
+    return "Batch plan: " + "; ".join(parts)
+
+
+def step_line(record: Record, total_steps: int | None = None, left_s: float | None = None) -> str:
+    """`Epoch 0, Batch 10, Loss: 0.4321, ..., step 10 of 400, 12.0 s left`."""
+    parts = [f"Epoch {record.get('epoch', 0)}", f"Batch {_batch(record)}", *_numbers(record)]
+    parts += [f"step {record.get('step', 0)} of {total_steps}"] if total_steps else []
+    return ", ".join([*parts, *([f"{span(left_s)} left"] if left_s is not None else [])])
+
+
+def epoch_line(record: Record) -> str:
+    """`Epoch 0, Loss: 0.4321, Accuracy: 0.9100, Val loss: ...`."""
+    return ", ".join([f"Epoch {record.get('epoch', 0)}", *_numbers(record)])
+
+
+def done_line(history: Any, run_dir: str | None) -> str:
+    """`Done: 5 epochs in 12.3 s, 4,321 samples/s, best Val accuracy 0.9800 (epoch 3), last 0.9700. ...`."""
+    text = f"Done: {len(history.train_losses)} epochs in {span(history.total_time_seconds)}"
+    text += f", {history.samples_per_second:,.0f} samples/s"
+    for name, values, pick in (
+        ("accuracy", history.val_accuracies, max),  # NaN: the task has none
+        ("loss", history.val_losses, min),
+    ):
+        finite = [value for value in values if math.isfinite(value)]
+        if finite:
+            best = pick(finite)
+            text += f", best Val {name} {best:.4f}{_epoch_of(history, values.index(best))}"
+            text += f", last {values[-1]:.4f}" if len(values) > 1 else ""
+            break
+    if history.stopped_by:
+        text += f", stopped by {history.stopped_by}"
+    return text + "." + (f" Run folder: {run_dir}" if run_dir else "")
+
+
+def _epoch_of(history: Any, place: int) -> str:
+    return f" (epoch {history.val_epochs[place]})" if place < len(history.val_epochs) else ""
+
+
+def _batch(record: Record) -> object:
+    return record.get("batch", record.get("step", 0))
+
+
+def _numbers(record: Record, keys: Sequence[str] = tuple(_SHOWN)) -> list[str]:
+    shown = []
+    for key in keys:
+        label, form = _SHOWN[key]
+        value = plain(record[key]) if key in record else ""
+        if value != "":
+            shown.append(f"{label}: {value if isinstance(value, str) else format(value, form)}")
+    return shown
