@@ -22,7 +22,14 @@ class CyxjaxError(Exception):
 
 
 class ConfigError(CyxjaxError, ValueError):
-    """A bad configuration value, environment variable or argument. Ends a command with exit code 2."""
+    """A bad configuration value, environment variable or argument. Ends a command with exit code 2.
+
+    key: the key of the configuration that it is about, as far as who raises it knows; "" for none.
+    """
+
+    def __init__(self, *text: object, key: str = "") -> None:
+        super().__init__(*text)
+        self.key = key
 
 
 class DataError(CyxjaxError, ValueError):

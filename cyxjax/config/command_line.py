@@ -1,15 +1,16 @@
 """Command-line words to plain values: `--optimizer.lr 0.1 --no-shuffle --model.options.hidden [64,32]`."""
 
-from collections.abc import Iterable, Sequence
+import difflib
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
 
-from cyxjax.config.errors import field_at, known_keys, section_of
+from cyxjax.config.errors import field_at, known_keys, section_of, where_it_belongs
 from cyxjax.config.sections import accepts_bool
-from cyxjax.errors import ConfigError, nearest
+from cyxjax.errors import ConfigError
 
 _SPECIAL = ("config", "help", "print_config")
 
@@ -24,9 +25,10 @@ class Overrides:
     values: dict[str, Any] = field(default_factory=dict)  # nested, as a YAML file would hold them
     keys: set[str] = field(default_factory=set)  # the dotted keys given
 
-    def names(self, key: str) -> bool:
-        """Whether the dotted `key`, something above it or something below it was given."""
-        return any(key == k or key.startswith(f"{k}.") or k.startswith(f"{key}.") for k in self.keys)
+
+def names(given: Collection[str], key: str) -> bool:
+    """Whether the dotted `key`, something above it or something below it is among the keys `given`."""
+    return any(key == k or key.startswith(f"{k}.") or k.startswith(f"{key}.") for k in given)
 
 
 def parse_overrides(argv: Sequence[str], model: type[BaseModel]) -> Overrides:
@@ -89,10 +91,10 @@ def _resolve(name: str, model: type[BaseModel]) -> tuple[str, bool]:
     if kind is None and last.startswith("no_") and _is_flag(field_at(model, positive.split("."))):
         return positive, True
     if kind is None:
-        known = known_keys(model, path)
-        listed = known if path else [*known, *_SPECIAL]
-        wrong = next((part for i, part in enumerate(path) if field_at(model, path[: i + 1]) is None), last)
-        near = nearest(wrong, listed or known_keys(model, ()))
+        depth = next((i for i in range(len(path)) if field_at(model, path[: i + 1]) is None), len(path))
+        wrong = [*path, last][depth]
+        special = difflib.get_close_matches(wrong, _SPECIAL, 1, 0.8) if not path else []
+        near = f"Did you mean {special[0]!r}?" if special else where_it_belongs(wrong, model, path[:depth])
         raise ConfigError(
             f"command line: unknown option --{_dashed(name)}. {_dashed(near)} HINT: --help lists them all."
         )

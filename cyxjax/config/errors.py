@@ -1,11 +1,13 @@
 """One line for each thing wrong in a configuration: source, key, what was found, the nearest right name."""
 
-from collections.abc import Callable, Iterable
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from cyxjax.errors import nearest
+from cyxjax.errors import ConfigError, nearest
 
 Source = str | Callable[[str], str]  # where values came from: a text, or a function of the dotted key
 
@@ -41,6 +43,78 @@ def known_keys(model: type[BaseModel], loc: Iterable[str | int]) -> list[str]:
     return sorted(section.model_fields) if section is not None else []
 
 
+# What other trainers call it. A name that stands in a section of ours, such as `lr`, needs no row.
+_ELSEWHERE = {
+    **dict.fromkeys(("learning_rate", "base_lr", "max_lr"), "optimizer.lr"),
+    **dict.fromkeys(("max_epochs", "num_epochs", "num_train_epochs"), "epochs"),
+    **dict.fromkeys(("per_device_train_batch_size", "train_batch_size", "batch"), "batch_size"),
+    **dict.fromkeys(("clip_grad_norm", "grad_clip", "gradient_clip_val"), "max_grad_norm"),
+    **dict.fromkeys(
+        ("accumulate_grad_batches", "grad_accumulation", "accumulation"), "gradient_accumulation_steps"
+    ),
+    **dict.fromkeys(("output_dir", "save_dir", "default_root_dir", "log_dir"), "run_dir"),
+    **dict.fromkeys(("fp16", "bf16", "mixed_precision", "amp"), "precision"),
+    **dict.fromkeys(("strategy", "ddp", "distributed"), "comm"),
+    **dict.fromkeys(("scheduler", "lr_scheduler"), "schedule.name"),
+    **dict.fromkeys(("dataset", "dataset_name"), "data.name"),
+    **dict.fromkeys(("criterion", "loss_fn"), "loss"),
+    "hidden": "model.options.hidden",
+    "gradient_checkpointing": "remat",
+    "data_dir": "data.root",
+    "patience": "early_stopping_patience",
+    "deterministic": "reproducibility",
+    "workers": "num_workers",
+}
+_ONE_FILE = (
+    "A file describes its run whole and takes nothing from another: write the keys out, or give what differs "
+    "on the command line."
+)
+_NOT_HERE = dict.fromkeys(("extends", "defaults", "include", "inherit", "_base_"), _ONE_FILE)
+_FEW = 12  # keys of a section that can be listed in a line
+
+
+def where_it_belongs(key: str, model: type[BaseModel], loc: Iterable[str | int] = ()) -> str:
+    """For the unknown `key` below `loc`: the section it stands in, our name for it, or the nearest name."""
+    known, everywhere = known_keys(model, loc), list(_paths(model))
+    homes = [path for path in everywhere if path.rpartition(".")[2] == key]
+    ours = _ELSEWHERE.get(key, "")
+    if key in _NOT_HERE:
+        return _NOT_HERE[key]
+    if homes:
+        return f"It stands at {' or '.join(homes)}."
+    if ours and field_at(model, ours.split(".")) is not None:
+        return f"Here it is {ours}."
+    if len(known) <= _FEW or difflib.get_close_matches(key, known, 1):
+        return nearest(key, known)
+    last = {path.rpartition(".")[2]: path for path in everywhere}
+    close = difflib.get_close_matches(key, last, 1)
+    return f"Did you mean {last[close[0]]!r}?" if close else "No key is like it."
+
+
+def _paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """The dotted names of all keys in all sections."""
+    for name, field in model.model_fields.items():
+        yield above + name
+        section = section_of(field.annotation)
+        if section is not None:
+            yield from _paths(section, f"{above}{name}.")
+
+
+@contextmanager
+def blamed(config: BaseModel, section: str = "") -> Iterator[None]:
+    """A ConfigError about a value of `config`, or of its `section`, says where that value stands."""
+    try:
+        yield
+    except ConfigError as err:
+        key = ".".join(filter(None, (section, err.key)))
+        if not key:
+            raise
+        source: Source = vars(config)["_source"]
+        where = source if isinstance(source, str) else source(key)
+        text = str(err) if str(err).startswith(key) else f"{key}: {err}"
+        raise ConfigError(f"{where}: {text}") from err
+
+
 def explain(
     err: ValidationError,
     model: type[BaseModel],
@@ -70,7 +144,7 @@ def _field_of(loc: tuple[str | int, ...], model: type[BaseModel]) -> tuple[str |
 def _sentence(error: dict[str, Any], loc: tuple[str | int, ...], model: type[BaseModel]) -> str:
     key = ".".join(map(str, loc))
     if error["type"] in ("extra_forbidden", "no_such_attribute"):
-        return f"unknown key {key!r}. {nearest(str(loc[-1]), known_keys(model, loc[:-1]))}"
+        return f"unknown key {key!r}. {where_it_belongs(str(loc[-1]), model, loc[:-1])}"
     if error["type"] in ("model_type", "model_attributes_type"):
         return f"{key} = {_short(error.get('input'))}: a section, expected `{key}: {{name: ...}}`."
     message = error["msg"].removeprefix("Value error, ").removesuffix(".")

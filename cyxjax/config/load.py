@@ -6,13 +6,14 @@ File and command line are merged as plain values and checked once, so both give 
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from cyxjax.command import show
-from cyxjax.config.command_line import parse_overrides
+from cyxjax.config.command_line import names, parse_overrides
 from cyxjax.config.help import Command, help_page
 from cyxjax.config.run import TrainConfig
 from cyxjax.errors import ConfigError, nearest
@@ -41,16 +42,17 @@ def load_config(argv: Sequence[str], command: Command = TRAIN) -> TrainConfig:
     """
     given = parse_overrides(argv, TrainConfig)
     values = read_yaml(given.config_file) if given.config_file else {}
+    if given.config_file and not values:
+        raise ConfigError(
+            f"{given.config_file}: sets nothing: it is empty, or all comments. "
+            "HINT: see configs/digits.yaml; without --config the defaults are trained."
+        )
     values.setdefault(
         "run_dir", f"runs/{Path(given.config_file).stem}" if given.config_file else "runs/train"
     )
     values = merge(values, given.values)
 
-    def source(key: str) -> str:
-        if not key and given.config_file and given.values:  # several keys at once
-            return f"{given.config_file} with the command line"
-        return "command line" if given.names(key) or not given.config_file else given.config_file
-
+    source = _Origin(given.config_file, frozenset(given.keys))
     refuse_secrets(values, source)
     config = TrainConfig.from_values(values, source)
     if config.fast_dev_run:
@@ -62,6 +64,19 @@ def load_config(argv: Sequence[str], command: Command = TRAIN) -> TrainConfig:
         show(config.to_yaml())
         raise SystemExit(0)
     return config
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Says where a dotted key came from. "" for several keys at once."""
+
+    file: str  # "" without one
+    said: frozenset[str]  # the keys that the command line gave
+
+    def __call__(self, key: str) -> str:
+        if not key and self.file and self.said:
+            return f"{self.file} with the command line"
+        return "command line" if names(self.said, key) or not self.file else self.file
 
 
 def open_run(root: Path) -> RunFolder:
@@ -98,7 +113,7 @@ def read_yaml(path: str) -> dict[str, Any]:
         raise ConfigError(_too_deep(path)) from None
     if values is not None and not isinstance(values, dict):
         raise ConfigError(
-            f"{path}: holds a {type(values).__name__}, expected `key: value` lines. "
+            f"{path}: holds a {type(values).__name__}, expected lines such as `epochs: 10`. "
             "HINT: see configs/digits.yaml."
         )
     return values or {}

@@ -20,6 +20,7 @@ from cyxjax.config.sections import (
     Seconds,
     Strict,
     WandbConfig,
+    on_this_machine,
 )
 from cyxjax.errors import ConfigError
 from cyxjax.run_folder import RunFolder
@@ -157,6 +158,10 @@ class DistributedTrainingConfig(Strict):
             Strict.__init__(self, **values)
         except ValidationError as err:
             raise ConfigError(explain(err, type(self), source)) from None
+        # Beside the fields, as a cached property is: two configurations are equal wherever they came from.
+        object.__setattr__(self, "_source", source)
+
+    _local = field_validator("checkpoint_dir")(on_this_machine)
 
     @field_validator("precision")
     @classmethod
@@ -265,6 +270,8 @@ class TrainConfig(DistributedTrainingConfig):
     """Test samples whose predicted classes the report shows; 0: none, and no program for it is compiled."""
     fast_dev_run: bool = False
     """Two steps and two evaluation batches, to see that everything fits; keeps no checkpoint."""
+
+    _local_run = field_validator("run_dir")(on_this_machine)
 
     @field_validator("checkpoint_dir")
     @classmethod

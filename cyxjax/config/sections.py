@@ -13,6 +13,8 @@ from cyxjax.errors import ConfigError
 
 # YAML 1.1 reads 1e-3 (no dot) as text; typed fields are coerced by pydantic, open ones by this.
 _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+_VARIABLE = re.compile(r"\$\{|^\$\w+(/|$)")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SPAN = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
@@ -54,6 +56,31 @@ def accepts_bool(annotation: Any) -> bool:
     return annotation in (bool, Any)
 
 
+def _refuse_shell(value: Any) -> None:
+    """Raises: ValueError for what only a shell fills in, at any depth: it would be taken by the letter."""
+    if isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            _refuse_shell(part)
+    elif isinstance(value, str) and _VARIABLE.search(value):
+        raise ValueError(
+            "variables are not filled in here; write the value, or give it on the command line, where "
+            "the shell does"
+        )
+    elif isinstance(value, str) and (value == "~" or value.startswith("~/")):
+        raise ValueError(
+            "`~` is filled in by a shell, not here; write the whole path, or give it on the command line"
+        )
+
+
+def on_this_machine(path: str | None) -> str | None:
+    """`path`. Raises: ValueError for an address elsewhere, which would be taken for a folder here."""
+    if path is not None and (found := _SCHEME.match(path)):
+        raise ValueError(
+            f"{found[0]} is neither read nor written here; expected a path of this machine (mount or copy it)"
+        )
+    return path
+
+
 class Strict(BaseModel):
     """A section: unknown keys, infinities and true/false for a number are errors, also on assignment."""
 
@@ -72,6 +99,8 @@ class Strict(BaseModel):
         field = cls.model_fields[info.field_name]
         if isinstance(value, bool) and not accepts_bool(field.annotation):
             raise ValueError("true/false where another kind of value belongs")
+        if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            _refuse_shell(value)  # a section looks at its own
         return value
 
     if not TYPE_CHECKING:  # a type checker then knows which fields there are
@@ -107,6 +136,8 @@ class DataConfig(Strict):
     """Folder or file the data is read from; none for data that comes with a library."""
     options: Options = {}
     """What that format takes, for example `sequence_length: 64`."""
+
+    _local = field_validator("root")(on_this_machine)
 
 
 class OptimizerConfig(Strict):

@@ -41,7 +41,7 @@ def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> S
     Raises: ConfigError for an unknown name or option, naming the nearest; DataError for an unreadable file.
     """
     if name not in _LOADERS:
-        raise ConfigError(f"unknown data set {name!r}. HINT: {nearest(name, _LOADERS)}")
+        raise ConfigError(f"unknown data set {name!r}. HINT: {nearest(name, _LOADERS)}", key="name")
     loader = _LOADERS[name]
     _check_options(name, loader, options)
     return loader(*_root(name, loader, root), **options)
@@ -51,11 +51,17 @@ def _root(name: str, loader: Loader, root: str | Path | None) -> tuple[Path, ...
     """What to pass as `root`: nothing where it is not given and not needed."""
     wanted = inspect.signature(loader).parameters.get("root")
     if wanted is None and root is not None:
-        raise ConfigError(f"data set {name!r} is not read from files, but root={root}. HINT: leave root out.")
+        raise ConfigError(
+            f"data set {name!r} is not read from files, but root={root}. HINT: leave root out.", key="root"
+        )
     if wanted is not None and wanted.default is wanted.empty and root is None:
-        raise ConfigError(f"data set {name!r} is read from files. HINT: set root to its file or folder.")
+        raise ConfigError(
+            f"data set {name!r} is read from files. HINT: set root to its file or folder.", key="root"
+        )
     if root is not None and not Path(root).exists():
-        raise ConfigError(f"root={root} of data set {name!r} does not exist. HINT: check the path.")
+        raise ConfigError(
+            f"root={root} of data set {name!r} does not exist. HINT: check the path.", key="root"
+        )
     return () if root is None else (Path(root),)
 
 
@@ -63,7 +69,10 @@ def _check_options(name: str, loader: Loader, options: dict[str, Any]) -> None:
     known = _options(loader)
     for option in options:
         if option not in known:
-            raise ConfigError(f"data set {name!r} has no option {option!r}. HINT: {nearest(option, known)}")
+            raise ConfigError(
+                f"data set {name!r} has no option {option!r}. HINT: {nearest(option, known)}",
+                key=f"options.{option}",
+            )
 
 
 def _options(loader: Loader) -> set[str]:

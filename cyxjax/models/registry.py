@@ -68,12 +68,14 @@ class Builder:
             if option not in known:
                 raise ConfigError(
                     f"Model {self.name!r} has no option {option!r} (value {value!r}, from {source}). "
-                    f"HINT: {nearest(option, known)}"
+                    f"HINT: {nearest(option, known)}",
+                    key=f"options.{option}",
                 )
         for option, parameter in known.items():
             if parameter.default is parameter.empty and option not in settings:
                 raise ConfigError(
-                    f"Model {self.name!r} needs the option {option!r}, not given in {source}. HINT: add it."
+                    f"Model {self.name!r} needs the option {option!r}, not given in {source}. HINT: add it.",
+                    key=f"options.{option}",
                 )
 
     def _checked(self, option: str, value: Any, source: str) -> Any:
@@ -89,7 +91,8 @@ class Builder:
         except ValueError as error:  # pydantic's ValidationError is one
             raise ConfigError(
                 f"Option {option!r} of model {self.name!r} is {value!r} (from {source}): {_reason(error)}. "
-                f"HINT: set {option} to {_example(self.options()[option])}."
+                f"HINT: set {option} to {_example(self.options()[option])}.",
+                key=f"options.{option}",
             ) from error
 
 
@@ -117,7 +120,7 @@ def get_model(name: str) -> Builder:
     if name not in _builders and name in _SHIPPED:
         import_module(_SHIPPED[name])
     if name not in _builders:
-        raise ConfigError(f"No model named {name!r}. HINT: {nearest(name, model_names())}")
+        raise ConfigError(f"No model named {name!r}. HINT: {nearest(name, model_names())}", key="name")
     return _builders[name]
 
 

@@ -49,7 +49,7 @@ def build_sync(
     Raises: ConfigError for an unknown name, an option it does not take or one of another kind.
     """
     if name not in STRATEGIES:
-        raise ConfigError(f"comm={name!r} is not a strategy. HINT: {nearest(name, STRATEGIES)}")
+        raise ConfigError(f"comm={name!r} is not a strategy. HINT: {nearest(name, STRATEGIES)}", key="comm")
     given = dict(options or {})
     _check_kinds(name, given)
     if max_grad_norm is not None and name in _CLIPS_ITSELF:
@@ -63,7 +63,8 @@ def build_sync(
     except TypeError as err:
         raise ConfigError(
             f"comm_options={dict(options or {})} do not suit comm={name!r}: {err}. "
-            f"HINT: see `help(cyxjax.sync.{name})`."
+            f"HINT: see `help(cyxjax.sync.{name})`.",
+            key="comm_options",
         ) from err
 
 
@@ -76,7 +77,8 @@ def _check_kinds(name: str, options: Mapping[str, Any]) -> None:
         if option in options and not fits:
             raise ConfigError(
                 f"comm_options: {option}={value!r} does not suit comm={name!r}, expected {kind.__name__}. "
-                f"HINT: leave it out for {parameter.default!r}."
+                f"HINT: leave it out for {parameter.default!r}.",
+                key=f"comm_options.{option}",
             )
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.checkpoint.run_lock import RunLock
+from cyxjax.config.errors import blamed
 from cyxjax.config.run import TrainConfig
 from cyxjax.core.losses import (
     BCEWithLogitsLoss,
@@ -21,6 +22,7 @@ from cyxjax.data.catalog import Splits, load_dataset
 from cyxjax.distributed import process_group
 from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, ConfigError, NotSavedError, nearest
 from cyxjax.launch import programs
+from cyxjax.models.config import Config
 from cyxjax.models.registry import get_model
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -133,10 +135,16 @@ def prepare(config: TrainConfig) -> Experiment:
 
     Raises: ConfigError, DataError.
     """
+    with blamed(config):
+        return _prepared(config)
+
+
+def _prepared(config: TrainConfig) -> Experiment:
     config.run_folder.refuse_unusable()
     process_group.init(cpu_devices=config.cpu_devices, threads=config.pool_threads)
     programs.keep(config.compile_cache, tell=process_group.is_master())
-    splits = load_dataset(config.data.name, config.data.root, **config.data.options)
+    with blamed(config, "data"):
+        splits = load_dataset(config.data.name, config.data.root, **config.data.options)
     optimizer = build_optimizer(config.optimizer)
     trainer = DistributedTrainer(_model(config, splits), _loss(config, splits), optimizer)
     prepared = trainer.prepare(splits.train, splits.val, config=config, schedule=config.schedule)
@@ -144,10 +152,11 @@ def prepare(config: TrainConfig) -> Experiment:
 
 
 def _model(config: TrainConfig, splits: Splits) -> Any:
-    builder = get_model(config.model.name)
-    known = builder.options()
-    implied = {option: getattr(splits.info, fact) for option, fact in _WIDTH.items() if option in known}
-    return builder(implied | config.model.options)
+    with blamed(config, "model"):
+        builder = get_model(config.model.name)
+        known = builder.options()
+        implied = {option: getattr(splits.info, fact) for option, fact in _WIDTH.items() if option in known}
+        return builder(Config(implied | config.model.options, source="model.options"))
 
 
 def _loss(config: TrainConfig, splits: Splits) -> Loss | None:
@@ -155,5 +164,5 @@ def _loss(config: TrainConfig, splits: Splits) -> Loss | None:
     if name == "auto":
         name = "model" if config.model.name in _OWN_LOSS else _BY_TASK[splits.info.task]
     if name not in LOSSES:
-        raise ConfigError(f"loss={name!r} is not known. HINT: {nearest(name, [*LOSSES, 'auto'])}")
+        raise ConfigError(f"loss={name!r} is not known. HINT: {nearest(name, [*LOSSES, 'auto'])}", key="loss")
     return LOSSES[name]

@@ -59,12 +59,15 @@ class Watchable(NamedTuple):
             )
         known = [f"{split}_{metric}" for split in ("train", "val") for metric in self.metrics.names]
         if name not in known:
-            raise ConfigError(f"monitor={name!r} is no metric of this run. HINT: {nearest(name, known)}")
+            raise ConfigError(
+                f"monitor={name!r} is no metric of this run. HINT: {nearest(name, known)}", key="monitor"
+            )
         split, _, metric = name.partition("_")
         if wanted and split == "val" and not self.validates:
             raise ConfigError(
                 f"monitor={name!r} is never measured: no validation data, or evaluate_every_n_epochs=0. "
-                f"HINT: give validation data (validation_split=0.1), or monitor='train_{metric}'."
+                f"HINT: give validation data (validation_split=0.1), or monitor='train_{metric}'.",
+                key="monitor",
             )
         better = mode or self.metrics.better.get(metric)
         if better is None:

@@ -76,6 +76,22 @@ def test_the_nearer_batch_size_wins(experiment):
         ("data: {options: {api_key: s3cr3t}}\n", r"x\.yaml: data\.options\.api_key looks like a secret"),
         ("wandb_token: abc\n", r"wandb_token looks like a secret"),
         ("sinks: [cvs]\n", r"sinks\.0 = 'cvs'.*Did you mean 'csv'"),
+        ("", r"x\.yaml: sets nothing: it is empty, or all comments\..*without --config the defaults"),
+        ("# lr: 3\n", r"x\.yaml: sets nothing"),
+        ("lr: 3\n", r"x\.yaml: unknown key 'lr'\. It stands at optimizer\.lr\. HINT"),
+        ("learning_rate: 3\n", r"x\.yaml: unknown key 'learning_rate'\. Here it is optimizer\.lr\. HINT"),
+        ("name: mlp\n", r"'name'\. It stands at model\.name or data\.name or optimizer\.name or sch"),
+        ("optimizer: {epochs: 3}\n", r"unknown key 'optimizer\.epochs'\. It stands at epochs\. HINT"),
+        ("weight_decy: 3\n", r"unknown key 'weight_decy'\. Did you mean 'optimizer\.weight_decay'\?"),
+        ("foo: 3\n", r"x\.yaml: unknown key 'foo'\. No key is like it\. HINT"),
+        ("extends: base.yaml\n", r"unknown key 'extends'\. A file describes its run whole"),
+        ("run_dir: ~/runs\n", r"x\.yaml: run_dir = '~/runs': `~` is filled in by a shell"),
+        ("data: {root: '${HOME}/x'}\n", r"data\.root = '\$\{HOME\}/x': variables are not filled in here"),
+        ("data: {root: $HOME/x}\n", r"data\.root = '\$HOME/x': variables are not filled in here"),
+        ("data: {options: {path: [~/x]}}\n", r"data\.options = .*`~` is filled in by a shell"),
+        ("data: {root: 's3://b/x'}\n", r"data\.root = 's3://b/x': s3:// is neither read nor written here"),
+        ("run_dir: gs://b/x\n", r"run_dir = 'gs://b/x': gs:// is neither"),
+        ("checkpoint_dir: hdfs://b/x\n", r"checkpoint_dir = 'hdfs://b/x': hdfs:// is neither"),
     ],
 )
 def test_a_bad_file_is_one_clear_line(experiment, tmp_path, text, message):
@@ -107,6 +123,13 @@ def test_a_bad_file_is_one_clear_line(experiment, tmp_path, text, message):
         (["--batch-size", "3", "--global-batch-size", "4"], r"both given"),
         (["--model.options.hidden", "[3"], r"is not YAML"),
         (["--lr-scaling", "linear"], r"needs base_batch_size"),
+        (["--lr", "3"], r"unknown option --lr\. It stands at optimizer\.lr\. HINT"),
+        (
+            ["--model.hidden", "3"],
+            r"unknown option --model\.hidden\. Here it is model\.options\.hidden\. HINT",
+        ),
+        (["--confg", "3"], r"unknown option --confg\. Did you mean 'config'\?"),
+        (["--foo", "3"], r"unknown option --foo\. No key is like it\. HINT: --help lists them all"),
     ],
 )
 def test_a_bad_command_line_is_one_clear_line(words, message):
