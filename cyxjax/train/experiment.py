@@ -126,7 +126,7 @@ def _train(
         if config.report:
             events = reporting.event_log(config.run_folder, trainer.is_master(), console.note)
             events.log("test", step=history.num_steps, metrics=test)
-            reporting.tell_predictions(splits, config.report_samples, trainer, events, console.note)
+            reporting.tell_predictions(splits, config.report_samples, trainer.predict, events, console.note)
     return history, unsaved
 
 

@@ -5,7 +5,7 @@ import json
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from cyxjax.observe.report.facts import Audit, read_facts
 from cyxjax.observe.report.page import write
 from cyxjax.run_folder import RunFolder
 from cyxjax.train.audit import entries_of, examine
-
-if TYPE_CHECKING:  # a trainer's run reports: at run time it would import itself
-    from cyxjax.train.trainer import DistributedTrainer
 
 Values = Mapping[str, Any]
 _AUDITED_SAMPLES = 5_000_000  # more would be waited for at the end of a run: about a second
@@ -70,7 +67,7 @@ def ask_ranks(group: ProcessGroup) -> list[dict[str, Any]]:
 
 
 def tell_predictions(
-    splits: Splits, most: int, trainer: "DistributedTrainer", events: Events, say: Callable[[str], None]
+    splits: Splits, most: int, predict: Callable[[Any], Any], events: Events, say: Callable[[str], None]
 ) -> None:
     """How the first `most` test samples fall on classes, where there are few classes; called on all ranks."""
     info, count = splits.info, min(len(splits.test), most)
@@ -78,7 +75,7 @@ def tell_predictions(
         return
     inputs, labels = splits.test.take(np.arange(count))
     try:
-        scores = trainer.predict(inputs)
+        scores = predict(inputs)
     except Exception as err:  # a model that trains but cannot predict: alike on all ranks
         say(f"WARNING: the report shows no predictions: {describe(err)}")
         return
