@@ -18,8 +18,9 @@ from cyxjax.checkpoint.failures import describe_failure
 from cyxjax.checkpoint.folders import list_corrupt, list_steps, step_folder
 from cyxjax.checkpoint.manifest import frozen_json
 from cyxjax.checkpoint.store import Best, Restored, Snapshot, StepStore
-from cyxjax.checkpoint.tree import Adapt, PyTree, ToHost
-from cyxjax.errors import CheckpointError
+from cyxjax.checkpoint.together import ALONE, Crew, is_spread
+from cyxjax.checkpoint.tree import Adapt, Put, PyTree, as_read
+from cyxjax.errors import CheckpointError, GroupError
 
 _RETRY_S = 1.0  # before a failed last save is tried again; doubled each time
 _LOG = logging.getLogger(__name__)
@@ -31,10 +32,11 @@ class Checkpointer:
     Args:
         keep_last, keep_best: how many of the newest and of the best (by metric) steps outlive a save.
         best: whether a low ("min") or a high ("max") metric is good.
-        is_writer: one process of a job writes. The others take part in collective `to_host` calls and
-            restore; they change nothing on disk.
-        async_save: write in a background thread. False: `save` returns when the step is on disk.
-        to_host: leaf -> numpy array, for leaves spread over several processes; called on every process.
+        is_writer: one process of a job writes, the first. The others restore, and write their shares of
+            leaves spread over several processes; else they change nothing on disk.
+        async_save: write in a background thread. False: `save` returns when the step is on disk. So it does
+            where processes write together: a leaf at a time leaves the devices, and no copy is kept.
+        crew: the processes of the job.
         warn: takes one line of text; the default logs it.
         max_failures: so many failed saves in a row are an error; fewer are warnings and training goes on.
     Raises: CheckpointError if the folder cannot be written or holds a symlink.
@@ -49,7 +51,7 @@ class Checkpointer:
         best: Best = "min",
         is_writer: bool = True,
         async_save: bool = True,
-        to_host: ToHost = tree.refuse_spread,
+        crew: Crew = ALONE,
         warn: Callable[[str], None] = _LOG.warning,
         max_failures: int = 3,
     ) -> None:
@@ -62,7 +64,7 @@ class Checkpointer:
         self.saved_step: int | None = None  # the last step this object put on disk
         self._store = StepStore(self.directory, is_writer=is_writer)
         self._keep: tuple[int, int, Best] = (keep_last, keep_best, best)
-        self._async, self._to_host, self._warn, self._max_failures = async_save, to_host, warn, max_failures
+        self._async, self._crew, self._warn, self._max_failures = async_save, crew, warn, max_failures
         self._thread: threading.Thread | None = None
         self._failures: list[Exception] = []  # in a row
         self.unsaved = ""  # why the last state is on no disk, once `finish` has given up
@@ -79,10 +81,15 @@ class Checkpointer:
         step_folder(self.directory, step)
         frozen_meta = frozen_json(meta or {}, f"meta of step {step}")
         self.wait()
-        arrays = tree.host_copy(state, self._to_host, keep=self._store.is_writer)
+        leaves = tree.named_leaves(state)
+        tree.refuse_unsavable(leaves)
+        if is_spread(leaves):
+            self._write(Snapshot(step, leaves, frozen_meta, metric))
+            self._raise_after_failures()
+            return
         if not self._store.is_writer:
             return
-        snapshot = Snapshot(step, arrays, frozen_meta, metric)
+        snapshot = Snapshot(step, tree.host_copy(leaves), frozen_meta, metric)
         # A daemon: an interpreter that ends without close() leaves a partial folder, never a hang.
         self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint", daemon=True)
         self._thread.start()
@@ -90,24 +97,32 @@ class Checkpointer:
             self.wait()
 
     def restore(
-        self, target: PyTree, step: int | None = None, *, adapt: Adapt | None = None, part: bool = False
+        self,
+        target: PyTree,
+        step: int | None = None,
+        *,
+        adapt: Adapt | None = None,
+        part: bool = False,
+        put: Put = as_read,
     ) -> Restored | None:
         """The newest good step, or exactly `step`, in `target`'s tree; None if none was ever saved.
 
         Args:
-            target: arrays or ShapeDtypeStructs; numpy arrays come back in their places.
+            target: arrays or ShapeDtypeStructs; numpy arrays come back in their places. Of a Share, its
+                elements, flat.
             adapt: settles leaves stored with another shape or dtype (see state_tree.cast); None refuses them.
             part: `target` may be a part of what is stored, such as the parameters alone.
+            put: makes of each leaf, as soon as it is read, what stands in its place.
         Raises: CheckpointError if `step` is missing or damaged, if every step is damaged (all are listed,
             nothing is renamed), or if the state is another one (its leaves are named).
         """
         self.wait()
         if step is not None:
-            return self._load_exactly(step, target, adapt, part)
+            return self._load_exactly(step, target, adapt, part, put)
         damaged: dict[int, DamagedStep] = {}
         for candidate in reversed(list_steps(self.directory)):
             try:
-                restored = self._store.load(candidate, target, adapt, part)
+                restored = self._store.load(candidate, target, adapt, part, put)
             except DamagedStep as error:
                 damaged[candidate] = error
                 continue
@@ -165,12 +180,12 @@ class Checkpointer:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._unsaved is not None:
+        if self._unsaved is not None and self._store.is_writer:
             self._warn(
                 f"Step {self._unsaved.step} is the last: its save is tried again for {patience_s:g} s."
             )
         until, pause_s = time.monotonic() + patience_s, _RETRY_S
-        while self._unsaved is not None and time.monotonic() < until:
+        while self._unsaved is not None and self._all_wait(until):
             alive()
             time.sleep(min(pause_s, max(until - time.monotonic(), 0)))
             pause_s *= 2
@@ -178,6 +193,12 @@ class Checkpointer:
         if self._unsaved is not None:
             self.unsaved = f"{type(self._failures[-1]).__name__}: {str(self._failures[-1])[:300]}"
         self.forgive()
+
+    def _all_wait(self, until: float) -> bool:
+        """Whether it is not yet `until`; by the first process's clock where all must try together."""
+        mine = time.monotonic() < until
+        together = self._unsaved is not None and is_spread(self._unsaved.arrays)
+        return bool(self._crew.exchange("trying a save again", mine)[0]) if together else mine
 
     def forgive(self) -> None:
         """Forgets the failures so far: the next save is tried whatever became of those before it."""
@@ -198,16 +219,24 @@ class Checkpointer:
 
     def _write(self, snapshot: Snapshot, warn: Callable[[str], None] | None = None) -> None:
         try:
-            self._store.write(snapshot)
-        except Exception as error:  # a disk and safetensors raise anything: said, and training goes on
+            if is_spread(snapshot.arrays):
+                self._store.write_together(snapshot, self._crew)
+            else:
+                self._store.write(snapshot)
+        except GroupError:  # a process that is no more, or elsewhere
+            raise
+        except Exception as error:  # a disk raises anything: said, and training goes on
             self._failures.append(error)
             self._unsaved = snapshot
-            (warn or self._warn)(describe_failure(snapshot, error, self.directory, len(self._failures)))
+            if self._store.is_writer:
+                text = describe_failure(snapshot, error, self.directory, len(self._failures))
+                (warn or self._warn)(text)
         else:
             self.saved_step = snapshot.step
             self._unsaved = None
             self._failures.clear()
-            self._prune_or_warn()
+            if self._store.is_writer:
+                self._prune_or_warn()
 
     def _prune_or_warn(self) -> None:
         try:
@@ -215,9 +244,9 @@ class Checkpointer:
         except (OSError, CheckpointError) as error:
             self._warn(f"Old checkpoints in {self.directory} stay: {error}. HINT: check its permissions.")
 
-    def _load_exactly(self, step: int, target: PyTree, adapt: Adapt | None, part: bool) -> Restored:
+    def _load_exactly(self, step: int, target: PyTree, adapt: Adapt | None, part: bool, put: Put) -> Restored:
         try:
-            return self._store.load(step, target, adapt, part)
+            return self._store.load(step, target, adapt, part, put)
         except DamagedStep as error:
             raise CheckpointError(
                 f"Step {step} in {self.directory} cannot be restored: {error}. "

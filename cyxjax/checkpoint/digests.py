@@ -26,11 +26,13 @@ def find_problems(folder: Path, step: int) -> list[str]:
 
 def describe_files(folder: Path) -> tuple[FileEntry, ...]:
     """An entry for every file below `folder`; each is made private (0600), fsynced and read back."""
-    entries = []
-    for path in list_files(folder):
-        os.chmod(folder / path, 0o600)
-        entries.append(FileEntry(path, (folder / path).stat().st_size, _sha256(folder / path, sync=True)))
-    return tuple(entries)
+    return tuple(describe_file(folder, path) for path in list_files(folder))
+
+
+def describe_file(folder: Path, path: str) -> FileEntry:
+    """The entry of the file `path` below `folder`, made private, fsynced and read back."""
+    os.chmod(folder / path, 0o600)
+    return FileEntry(path, (folder / path).stat().st_size, _sha256(folder / path, sync=True))
 
 
 def list_files(folder: Path) -> list[str]:

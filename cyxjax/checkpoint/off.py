@@ -6,7 +6,7 @@ from typing import Any
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.store import Restored
-from cyxjax.checkpoint.tree import Adapt, PyTree
+from cyxjax.checkpoint.tree import Adapt, Put, PyTree, as_read
 
 
 class NullCheckpointer:
@@ -22,10 +22,16 @@ class NullCheckpointer:
         """Do nothing."""
 
     def restore(
-        self, target: PyTree, step: int | None = None, *, adapt: Adapt | None = None, part: bool = False
+        self,
+        target: PyTree,
+        step: int | None = None,
+        *,
+        adapt: Adapt | None = None,
+        part: bool = False,
+        put: Put = as_read,
     ) -> Restored | None:
         """None: there is never a step."""
-        del target, step, adapt, part
+        del target, step, adapt, part, put
         return None
 
     def steps(self) -> list[int]:

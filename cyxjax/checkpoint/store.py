@@ -4,7 +4,8 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +15,18 @@ from cyxjax.checkpoint import folders, tree
 from cyxjax.checkpoint.arrays import DamagedStep, StoredArrays, read_arrays, write_arrays
 from cyxjax.checkpoint.digests import describe_files, find_problems
 from cyxjax.checkpoint.folders import ARRAYS, list_steps, step_folder
-from cyxjax.checkpoint.manifest import MANIFEST, Leaf, Manifest, installed_versions, read_manifest
+from cyxjax.checkpoint.manifest import (
+    BY_SHARE,
+    FORMAT_VERSION,
+    MANIFEST,
+    FileEntry,
+    Leaf,
+    Manifest,
+    installed_versions,
+    read_manifest,
+)
+from cyxjax.checkpoint.pieces import Share
+from cyxjax.checkpoint.together import Crew, write_together
 from cyxjax.checkpoint.tree import Adapt, Put, PyTree, as_read
 from cyxjax.errors import CheckpointError
 from cyxjax.files import PRIVATE, write_whole
@@ -49,13 +61,13 @@ class Snapshot(NamedTuple):
     """What one step is made of, on the host."""
 
     step: int
-    arrays: dict[str, np.ndarray]
+    arrays: dict[str, Any]  # host arrays; leaves as they are on the devices, where several processes write
     meta: dict[str, Any]
     metric: float | None
 
     @property
     def num_bytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays.values())
+        return sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in self.arrays.values())
 
 
 class Restored(NamedTuple):
@@ -64,6 +76,19 @@ class Restored(NamedTuple):
     step: int
     state: PyTree
     meta: dict[str, Any]
+
+
+def _commit(
+    folder: Path,
+    snapshot: Snapshot,
+    leaves: tuple[Leaf, ...],
+    files: tuple[FileEntry, ...],
+    version: tuple[int, int],
+) -> None:
+    """Writes the manifest: the files are those of a step from then on."""
+    step, _, meta, metric = snapshot
+    manifest = Manifest(step, leaves, files, meta, metric, installed_versions(), time.time(), version)
+    write_whole(folder / MANIFEST, manifest.encode(), mode=PRIVATE)
 
 
 class StepStore:
@@ -84,18 +109,34 @@ class StepStore:
 
     def write(self, snapshot: Snapshot) -> None:
         """Put `snapshot` on disk; the step exists when this returns, and nothing of it if this raises."""
-        step, arrays, meta, metric = snapshot
+        arrays = snapshot.arrays
+        leaves = tuple(Leaf.of(name, array) for name, array in arrays.items())
+        with self._writing(snapshot.step) as folder:
+            write_arrays(folder / ARRAYS, arrays)
+            _commit(folder, snapshot, leaves, describe_files(folder), FORMAT_VERSION)
+        self._verified.add(snapshot.step)
+
+    def write_together(self, snapshot: Snapshot, crew: Crew) -> None:
+        """`write`, by all processes of `crew`, each its shares; raises on all of them."""
+        write_together(
+            self.directory,
+            snapshot.arrays,
+            crew,
+            lambda: self._writing(snapshot.step),
+            lambda folder, leaves, files: _commit(folder, snapshot, leaves, files, BY_SHARE),
+        )
+        if self.is_writer:
+            self._verified.add(snapshot.step)
+
+    @contextmanager
+    def _writing(self, step: int) -> Iterator[Path]:
+        """A private folder that becomes `step`; made here, where no other job is."""
         folders.refuse_swapped(self.directory, self._known)
         if not self.directory.exists():  # deleted: its name is free, and no other job is in the run folder
             folders.prepare(self.directory)
             self._known = folders.identity(self.directory)
-        leaves = tuple(Leaf.of(name, array) for name, array in arrays.items())
         with folders.writing(self.directory, step, self._owner) as folder:
-            write_arrays(folder / ARRAYS, arrays)
-            files = describe_files(folder)
-            manifest = Manifest(step, leaves, files, meta, metric, installed_versions(), time.time())
-            write_whole(folder / MANIFEST, manifest.encode(), mode=PRIVATE)
-        self._verified.add(step)
+            yield folder
 
     def verify(self, step: int) -> list[str]:
         """What is wrong with `step`, [] if nothing: every file is read and its digest compared."""
@@ -122,7 +163,7 @@ class StepStore:
         if adapt is None:
             tree.refuse(unlike)
         stored = self.open(step, manifest)
-        return Restored(step, tree.fill(target, stored, adapt, unlike, put), manifest.meta)
+        return Restored(step, _fill(target, stored, adapt, unlike, put), manifest.meta)
 
     def manifest(self, step: int) -> Manifest:
         """The manifest of `step`, whose files have all been compared with it. Raises: DamagedStep."""
@@ -170,3 +211,47 @@ class StepStore:
         """The new path of `step`, which no reader takes for a step any more."""
         self._verified.discard(step)
         return folders.set_aside(self.directory, step, why)
+
+
+def _fill(
+    target: PyTree, stored: StoredArrays, adapt: Adapt | None, unlike: Mapping[str, str], put: Put
+) -> PyTree:
+    """`target`'s tree with leaves from `stored`, one in memory at a time; those in `unlike` through `adapt`.
+
+    Raises: CheckpointError that lists every leaf `adapt` does not settle, before another is read.
+    """
+    import jax
+
+    wanted = tree.named_leaves(target)
+    refused = {name: why for name, why in unlike.items() if name not in wanted}  # no adapting these
+    adapted: dict[str, np.ndarray] = {}
+    for name in (name for name in wanted if name in unlike):
+        array = _adapted(name, stored, wanted[name], adapt)
+        if array is None:
+            refused[name] = unlike[name]
+        else:
+            adapted[name] = array
+    tree.refuse(refused)
+    filled = []
+    for name, want in wanted.items():
+        array = adapted.pop(name) if name in adapted else _own(name, stored, want)
+        filled.append(put(want, array))
+    return jax.tree.unflatten(jax.tree.structure(target), filled)
+
+
+def _own(name: str, stored: StoredArrays, want: Any) -> np.ndarray:
+    """What this process wants of a leaf: all, or flat the elements of its share."""
+    return stored.part(name, want.start, want.stop) if isinstance(want, Share) else stored.whole(name)
+
+
+def _adapted(name: str, stored: StoredArrays, want: Any, adapt: Adapt | None) -> np.ndarray | None:
+    if adapt is None or name not in stored:
+        return None
+    array = adapt(name, stored.whole(name), want)
+    shape = (want.stop - want.start,) if isinstance(want, Share) else tuple(want.shape)
+    if array is not None and (array.shape, array.dtype) != (shape, np.dtype(want.dtype)):
+        raise CheckpointError(
+            f"{name}: adapt gave {array.dtype}{list(array.shape)} for {want.dtype}{list(shape)}. "
+            "HINT: adapt returns the wanted shape and dtype, or None."
+        )
+    return array

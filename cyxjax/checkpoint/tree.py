@@ -1,7 +1,7 @@
 """A training state as named host arrays, and named host arrays as a training state."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -10,21 +10,12 @@ from cyxjax.checkpoint.pieces import Share
 from cyxjax.errors import CheckpointError
 
 PyTree = Any
-ToHost = Callable[[Any], np.ndarray]
 # (name, stored array, wanted leaf) -> an array of the wanted shape (of a share: its elements, flat) and
 # dtype, or None: refuse the difference.
 Adapt = Callable[[str, np.ndarray, Any], np.ndarray | None]
 # (wanted leaf, what was read of it) -> the leaf of the restored tree.
 Put = Callable[[Any, np.ndarray], Any]
 _MAX_LISTED = 10
-
-
-class Stored(Protocol):
-    """Arrays by name, read when asked for."""
-
-    def __contains__(self, name: object) -> bool: ...
-    def whole(self, name: str) -> np.ndarray: ...
-    def part(self, name: str, start: int, stop: int) -> np.ndarray: ...
 
 
 def as_read(want: Any, array: np.ndarray) -> np.ndarray:
@@ -48,31 +39,20 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
     return named
 
 
-def host_copy(state: PyTree, to_host: ToHost, *, keep: bool) -> dict[str, np.ndarray]:
-    """Numpy copies of all leaves by name, which no later step can change; {} on a process that keeps none.
+def host_copy(leaves: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Numpy copies of all leaves by name, which no later step can change."""
+    _start_transfers(leaves.values())
+    return {name: _copy(leaf) for name, leaf in leaves.items()}
 
-    Replicated leaves are read from this process's first shard. Leaves spread over several processes go
-    through `to_host`, which is called in tree order on every process, `keep` or not: it may be collective.
-    """
-    leaves = named_leaves(state)
+
+def refuse_unsavable(leaves: Mapping[str, Any]) -> None:
+    """Raises: CheckpointError naming a leaf that is no array of numbers, or that nobody cut into shares."""
     for name, leaf in leaves.items():
         _refuse_not_an_array(name, leaf)
-    if keep:
-        _start_transfers(leaves.values())
-    copies = {name: _copy(leaf, to_host, keep) for name, leaf in leaves.items()}
-    return {name: array for name, array in copies.items() if array is not None}
 
 
 def _unlike(stored: Leaf, want: Any) -> str:
     return f"is stored as {stored.dtype}{list(stored.shape)}, wanted as {want.dtype}{list(want.shape)}"
-
-
-def refuse_spread(leaf: Any) -> np.ndarray:
-    """The default `to_host`: it has no way to reach other processes' shards and says so."""
-    raise CheckpointError(
-        f"A state leaf of shape {leaf.shape} is spread over several processes ({leaf.sharding}). "
-        "HINT: give Checkpointer a to_host that gathers it on every process."
-    )
 
 
 def differences(leaves: Mapping[str, Leaf], target: PyTree, *, part: bool) -> dict[str, str]:
@@ -87,37 +67,6 @@ def differences(leaves: Mapping[str, Leaf], target: PyTree, *, part: bool) -> di
         if have != (tuple(want.shape), np.dtype(want.dtype).name):
             found[name] = _unlike(stored, want)
     return found
-
-
-def fill(
-    target: PyTree, stored: Stored, adapt: Adapt | None, unlike: Mapping[str, str], put: Put = as_read
-) -> PyTree:
-    """`target`'s tree with leaves from `stored`, one in memory at a time; those in `unlike` through `adapt`.
-
-    Raises: CheckpointError that lists every leaf `adapt` does not settle, before another is read.
-    """
-    import jax
-
-    wanted = named_leaves(target)
-    refused = {name: why for name, why in unlike.items() if name not in wanted}  # no adapting these
-    adapted: dict[str, np.ndarray] = {}
-    for name in (name for name in wanted if name in unlike):
-        array = _adapted(name, stored, wanted[name], adapt)
-        if array is None:
-            refused[name] = unlike[name]
-        else:
-            adapted[name] = array
-    refuse(refused)
-    filled = []
-    for name, want in wanted.items():
-        array = adapted.pop(name) if name in adapted else _own(name, stored, want)
-        filled.append(put(want, array))
-    return jax.tree.unflatten(jax.tree.structure(target), filled)
-
-
-def _own(name: str, stored: Stored, want: Any) -> np.ndarray:
-    """What this process wants of a leaf: all, or flat the elements of its share."""
-    return stored.part(name, want.start, want.stop) if isinstance(want, Share) else stored.whole(name)
 
 
 def refuse(unlike: Mapping[str, str]) -> None:
@@ -139,23 +88,10 @@ def cast(name: str, stored: np.ndarray, want: Any) -> np.ndarray | None:
     return stored.astype(want.dtype) if stored.shape == tuple(want.shape) else None
 
 
-def _adapted(name: str, stored: Stored, want: Any, adapt: Adapt | None) -> np.ndarray | None:
-    if adapt is None or name not in stored:
-        return None
-    array = adapt(name, stored.whole(name), want)
-    shape = (want.stop - want.start,) if isinstance(want, Share) else tuple(want.shape)
-    if array is not None and (array.shape, array.dtype) != (shape, np.dtype(want.dtype)):
-        raise CheckpointError(
-            f"{name}: adapt gave {array.dtype}{list(array.shape)} for {want.dtype}{list(shape)}. "
-            "HINT: adapt returns the wanted shape and dtype, or None."
-        )
-    return array
-
-
 def _refuse_not_an_array(name: str, leaf: Any) -> None:
     import jax
 
-    if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic | Share):
         raise CheckpointError(
             f"State leaf {name!r} is a {type(leaf).__name__}, not an array. "
             "HINT: wrap it in jnp.asarray or put it in meta."
@@ -165,6 +101,16 @@ def _refuse_not_an_array(name: str, leaf: Any) -> None:
             f"State leaf {name!r} is a typed PRNG key. HINT: save jax.random.key_data(key)."
         )
     refuse_dtype(name, leaf.dtype)
+    refuse_spread(name, leaf)
+
+
+def refuse_spread(name: str, leaf: Any) -> None:
+    """Raises: CheckpointError for a jax.Array of which other processes hold parts."""
+    if not getattr(leaf, "is_fully_addressable", True) and not leaf.is_fully_replicated:
+        raise CheckpointError(
+            f"State leaf {name!r} of shape {leaf.shape} is spread over several processes ({leaf.sharding}). "
+            "HINT: give the Share that this process holds (cyxjax.core.portable)."
+        )
 
 
 def _start_transfers(leaves: Any) -> None:
@@ -174,20 +120,16 @@ def _start_transfers(leaves: Any) -> None:
             leaf.copy_to_host_async()
 
 
-def _copy(leaf: Any, to_host: ToHost, keep: bool) -> np.ndarray | None:
+def host_value(leaf: Any) -> np.ndarray:
+    """A whole leaf on the host; on CPU a view, which the next step may change."""
     if not hasattr(leaf, "is_fully_replicated"):
-        return np.array(leaf) if keep else None
-    if leaf.is_fully_replicated:
-        return _detached(leaf.addressable_shards[0].data) if keep else None
-    if leaf.is_fully_addressable:
-        return _detached(leaf) if keep else None
-    # Collective: every process takes part, whoever keeps the result.
-    whole = to_host(leaf)
-    return np.array(whole) if keep else None
+        return np.asarray(leaf)
+    return np.asarray(leaf.addressable_shards[0].data if leaf.is_fully_replicated else leaf)
 
 
-def _detached(leaf: Any) -> np.ndarray:
-    """A host array that no later step can change."""
+def _copy(leaf: Any) -> np.ndarray:
+    if isinstance(leaf, Share):
+        return leaf.values().reshape(leaf.shape)
     # From a CPU device numpy gets a view of the very buffer that donation reuses; from others, a copy.
-    on_cpu = any(device.platform == "cpu" for device in leaf.devices())
-    return np.array(leaf) if on_cpu else np.asarray(leaf)
+    is_copied = hasattr(leaf, "devices") and all(device.platform != "cpu" for device in leaf.devices())
+    return host_value(leaf) if is_copied else np.array(host_value(leaf))

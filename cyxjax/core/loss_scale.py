@@ -114,8 +114,10 @@ def _one_if(flag: jax.Array) -> jax.Array:
 
 
 def _stored_inside(sync: Sync) -> dict[str, Any]:
-    """Conversions of a wrapped strategy's state for a checkpoint: ours is replicated and stays."""
-    return {
-        "to_portable": lambda s, p: s._replace(inner=sync.to_portable(s.inner, p)),
-        "from_portable": lambda s, p, replicas: s._replace(inner=sync.from_portable(s.inner, p, replicas)),
-    }
+    """How a wrapped strategy's state is in a checkpoint: ours is replicated and stays."""
+
+    def stored_as(state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
+        inner, params = sync.stored_as(state.inner, params)
+        return state._replace(inner=inner), params
+
+    return {"stored_as": stored_as}

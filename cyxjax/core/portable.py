@@ -1,20 +1,29 @@
 """A training state as a checkpoint holds it, for any number of replicas; runs on the host.
 
-A strategy that cuts its state by replicas says how `mean` would hold it (`Sync.to_portable`). Where every
+A strategy that cuts its state by replicas says how `mean` would hold it (`Sync.stored_as`). Where every
 replica has values of its own, all rows are stored: the same number of replicas takes the same next step,
-another number starts from the mean of the rows.
+another number starts from the mean of the rows. Nothing is gathered: a process knows its share of each leaf.
 """
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from cyxjax.core.mesh import PER_REPLICA, num_replicas
+from cyxjax.core.mesh import (
+    PER_REPLICA,
+    local_replicas,
+    local_rows,
+    num_replicas,
+    put_replicated,
+    put_rows,
+)
 from cyxjax.core.replica import by_spec
-from cyxjax.core.step import TrainState, place_state, state_spec
+from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import named_leaves
 
@@ -22,44 +31,70 @@ PyTree = Any
 FitRows = Callable[[str, np.ndarray, Any], np.ndarray | None]
 
 
-def to_portable(state: TrainState, sync: Sync, gather: Callable[[Any], np.ndarray]) -> TrainState:
-    """What to store of `state`. gather: called on every process, with each leaf spread over several."""
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What this process holds of a leaf in rows: elements `start` to `stop` of the stored leaf in C order."""
 
-    def on_host(leaf: Any, spec: Any) -> Any:
-        spread = spec == PER_REPLICA and not getattr(leaf, "is_fully_addressable", True)
-        return gather(leaf) if spread else leaf
+    shape: tuple[int, ...]  # of the stored leaf
+    dtype: np.dtype
+    start: int
+    stop: int
+    is_whole: bool  # whether this process holds every row
+    rows_shape: tuple[int, ...]  # (L, n, ...): of this process's rows, padding included
+    leaf: Any  # the leaf on the mesh, (R, n, ...)
 
-    state = by_spec(on_host, state, state_spec(sync))
-    params = sync.params_to_portable(state.params)
-    return state._replace(sync=sync.to_portable(state.sync, params), params=params)
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def values(self) -> np.ndarray:
+        """The elements, flat, as a fresh host array."""
+        on_mesh = hasattr(self.leaf, "addressable_shards")
+        rows = local_rows(self.leaf) if on_mesh else np.array(self.leaf)
+        return rows.reshape(-1)[: self.stop - self.start]
 
 
-def stored_shapes(state: TrainState, sync: Sync) -> tuple[TrainState, FitRows]:
-    """(arrays shaped as `to_portable` would store `state`, what settles rows of another number of replicas).
+def to_portable(state: TrainState, sync: Sync, mesh: Mesh) -> TrainState:
+    """What to store of `state`: leaves in rows as this process's `Share`s, others as they are."""
+    kept = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
+    inner, params = sync.stored_as(kept.sync, kept.params)
+    mine, count = local_replicas(mesh), num_replicas(mesh)
+
+    def share(leaf: Any, want: Any) -> Share:
+        each, size = math.prod(leaf.shape[1:]), math.prod(want.shape)
+        start, stop = (min(row * each, size) for row in (mine.start, mine.stop))
+        rows_shape = (len(mine), *leaf.shape[1:])
+        dtype = np.dtype(leaf.dtype)
+        return Share(tuple(want.shape), dtype, start, stop, len(mine) == count, rows_shape, leaf)
+
+    rows = by_spec(lambda leaf, spec: spec == PER_REPLICA, state, state_spec(sync))
+    stored = kept._replace(sync=inner, params=params)
+    return jax.tree.map(lambda cut, leaf, want: share(leaf, want) if cut else leaf, rows, state, stored)
+
+
+def stored_shapes(state: TrainState, sync: Sync, mesh: Mesh) -> tuple[TrainState, FitRows]:
+    """(leaves as `to_portable` would store them, what settles rows of another number of replicas).
 
     The second is for `Checkpointer.restore(adapt=...)`: it refuses every other difference.
     """
-    # Zeros that are never read take no memory.
-    empty = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state)
-    params = sync.params_to_portable(empty.params)
-    stored = empty._replace(sync=sync.to_portable(empty.sync, params), params=params)
-    cut = by_spec(lambda leaf, spec: id(leaf) if spec == PER_REPLICA else None, empty, state_spec(sync))
-    rows = set(jax.tree.leaves(cut))
-    names = {name for name, leaf in named_leaves(stored) if id(leaf) in rows}
+    stored = to_portable(state, sync, mesh)
+    wants = [(name, want) for name, want in named_leaves(stored) if isinstance(want, Share)]
+    names = {name for name, want in wants if want.shape == want.leaf.shape}
 
     def fit_rows(name: str, found: np.ndarray, want: Any) -> np.ndarray | None:
         if name not in names or found.shape[1:] != tuple(want.shape[1:]) or found.dtype != want.dtype:
             return None
         floating = np.issubdtype(found.dtype, np.inexact)
         one = found.mean(0, dtype=found.dtype) if floating else found.max(0)
-        return np.broadcast_to(one, want.shape).copy()
+        return np.broadcast_to(one, want.rows_shape).reshape(-1)
 
     return stored, fit_rows
 
 
-def from_portable(stored: TrainState, sync: Sync, mesh: Mesh) -> TrainState:
-    """A restored state on the mesh, ready for the next step. Equal on all ranks."""
-    count = num_replicas(mesh)
-    inner = sync.from_portable(stored.sync, stored.params, count)
-    params = sync.params_from_portable(stored.params, count)
-    return place_state(stored._replace(sync=inner, params=params), sync, mesh)
+def placed(want: Any, array: np.ndarray, mesh: Mesh) -> Any:
+    """A leaf of the state on the mesh, from what was stored of it. array: of a `Share` its elements, flat."""
+    if not isinstance(want, Share):
+        return put_replicated(mesh, array)
+    num_padding = math.prod(want.rows_shape) - array.size
+    rows = np.pad(array, (0, num_padding)) if num_padding else array
+    return put_rows(mesh, rows.reshape(want.rows_shape))

@@ -32,19 +32,8 @@ def _agreed(params: PyTree) -> PyTree:
     return params
 
 
-def _as_stored(state: PyTree, params: PyTree) -> PyTree:
-    del params
-    return state
-
-
-def _as_placed(state: PyTree, params: PyTree, num_replicas: int) -> PyTree:
-    del params, num_replicas
-    return state
-
-
-def _params_as_placed(params: PyTree, num_replicas: int) -> PyTree:
-    del num_replicas
-    return params
+def _as_kept(state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
+    return state, params
 
 
 class Sync(NamedTuple):
@@ -65,11 +54,9 @@ class Sync(NamedTuple):
     # What it keeps -> whole params, in `model_map`. Differentiated through: LOCAL grads are of what is kept.
     whole: Callable[[PyTree], PyTree] = _agreed
     regather: bool = False  # whether backward calls `whole` again instead of keeping what it gave
-    # On the host, for checkpoints. (state with all rows, whole params) -> state as `mean` has it, and back.
-    to_portable: Callable[[PyTree, PyTree], PyTree] = _as_stored
-    from_portable: Callable[[PyTree, PyTree, int], PyTree] = _as_placed  # (.., .., num_replicas)
-    params_to_portable: Callable[[PyTree], PyTree] = _agreed  # all rows of what is kept -> whole params
-    params_from_portable: Callable[[PyTree, int], PyTree] = _params_as_placed  # (whole params, num_replicas)
+    # Shapes of (state, what is kept of params), all rows -> as `mean` has them: so checkpoints hold them. A
+    # leaf in rows that is of another shape there is cut: its elements in C order, row by row, then padding.
+    stored_as: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = _as_kept
 
     @property
     def keeps_parts(self) -> bool:

@@ -63,10 +63,7 @@ def fsdp(
         hold=zero1.own_part,
         whole=lambda parts: whole(parts, params),
         regather=regather,
-        to_portable=lambda state, stored: zero1.to_portable(optimizer, state, stored),
-        from_portable=lambda state, stored, replicas: zero1.from_portable(optimizer, state, stored, replicas),
-        params_to_portable=lambda rows: jax.tree.map(_joined_rows, rows, params),
-        params_from_portable=lambda stored, replicas: jax.tree.map(lambda a: _rows(a, replicas), stored),
+        stored_as=lambda state, kept: (zero1.stored_as(optimizer, params), params),
     )
 
 
@@ -96,15 +93,3 @@ def _gathered(part: jax.Array) -> jax.Array:
     if count == 1 or not part.size:
         return jnp.broadcast_to(part, (count, *part.shape))
     return lax.all_gather(part, AXIS, tiled=True).reshape(count, -1)
-
-
-def _joined_rows(rows: Any, like: Any) -> np.ndarray:
-    """A whole leaf from all rows of its parts; on the host."""
-    return np.asarray(rows).reshape(-1)[: like.size].reshape(like.shape)
-
-
-def _rows(leaf: Any, num_replicas: int) -> np.ndarray:
-    """All rows of a whole leaf's parts; on the host."""
-    flat, each = np.asarray(leaf).reshape(-1), zero1.part_shape(np.shape(leaf), num_replicas)
-    padded = np.pad(flat, (0, int(np.prod(each)) * num_replicas - flat.size))
-    return padded.reshape(num_replicas, *each)

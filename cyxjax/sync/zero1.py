@@ -50,34 +50,13 @@ def zero1(
         init,
         update,
         state_spec=(REPLICATED, state_spec(optimizer, tree)),
-        to_portable=lambda state, params: to_portable(optimizer, state, params),
-        from_portable=lambda state, params, replicas: from_portable(optimizer, state, params, replicas),
+        stored_as=lambda state, params: (stored_as(optimizer, params), params),
     )
 
 
-def to_portable(optimizer: optax.GradientTransformation, state: PyTree, params: PyTree) -> PyTree:
-    """The state `mean` would have, from all rows of ours; on the host. params: arrays or their shapes."""
-    wanted = (optax.EmptyState(), jax.eval_shape(optimizer.init, params))
-
-    def whole(rows: Any, want: Any) -> np.ndarray:
-        return np.asarray(rows).reshape(-1)[: want.size].reshape(want.shape)
-
-    return jax.tree.map(whole, state, wanted)
-
-
-def from_portable(
-    optimizer: optax.GradientTransformation, state: PyTree, params: PyTree, num_replicas: int
-) -> PyTree:
-    """All rows for `num_replicas`, from the state of `mean`; on the host. Inverse of `to_portable`."""
-    wanted = (optax.EmptyState(), jax.eval_shape(optimizer.init, _parts(params, num_replicas)))
-
-    def cut(array: Any, want: Any) -> np.ndarray:
-        if not want.ndim:
-            return np.asarray(array)
-        flat = np.asarray(array).reshape(-1)
-        return np.pad(flat, (0, want.size * num_replicas - flat.size)).reshape(num_replicas, *want.shape)
-
-    return jax.tree.map(cut, state, wanted)
+def stored_as(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:
+    """Shapes of the state `mean` would have. params: arrays or their shapes."""
+    return optax.EmptyState(), jax.eval_shape(optimizer.init, params)
 
 
 def part_shape(shape: tuple[int, ...], num_replicas: int) -> tuple[int, ...]:

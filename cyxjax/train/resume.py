@@ -23,17 +23,21 @@ from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.checkpoint.off import Checkpoints, NullCheckpointer
 from cyxjax.checkpoint.store import Best
+from cyxjax.checkpoint.together import Crew
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core import portable
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import named_leaves
+from cyxjax.distributed.agreement import agree
+from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.loop import Position, RunState
 from cyxjax.train.settings import SavePolicy
 
 PyTree = Any
+_SAVE_TIMEOUT_S = 3600.0  # of one process waiting for the files of another
 _LOG = logging.getLogger(__name__)
 
 
@@ -113,59 +117,74 @@ def stored_inputs(meta: dict[str, Any]) -> PyTree:
     return tree
 
 
-def restorer_for(saving: SavePolicy, is_writer: bool) -> Checkpointer:
+def restorer_for(saving: SavePolicy, group: ProcessGroup) -> Checkpointer:
     """The checkpoints a run goes on from; one that keeps none changes nothing there."""
-    return open_checkpoints(saving.folder, is_writer and saving.saves)
+    return Checkpointer(saving.folder, is_writer=group.topology.is_master and saving.saves)
 
 
-def checkpointer_for(saving: SavePolicy, is_writer: bool, best: Best = "min") -> Checkpoints:
+def checkpointer_for(saving: SavePolicy, group: ProcessGroup, best: Best = "min") -> Checkpoints:
     """The checkpoints of a run, kept as `saving` says: off, if that is none.
 
     best: which values of its monitor are.
     """
     if not saving.saves:
         return NullCheckpointer()
-    return open_checkpoints(
-        saving.folder,
-        is_writer,
-        keep_last=saving.keep_last,
-        keep_best=saving.keep_best,
-        best=best,
-    )
+    kept = {"keep_last": saving.keep_last, "keep_best": saving.keep_best, "best": best}
+    return open_checkpoints(saving.folder, group, **kept)
 
 
-def open_checkpoints(folder: str | Path, is_writer: bool, **options: Any) -> Checkpointer:
-    """The checkpoints in `folder`; every rank opens them, one writes."""
-    return Checkpointer(folder, is_writer=is_writer, to_host=_gather_rows, **options)
+def open_checkpoints(folder: str | Path, group: ProcessGroup, **options: Any) -> Checkpointer:
+    """The checkpoints in `folder`; every rank opens them, one writes but for the others' shares."""
+    exchange = lambda what, note: agree(group, what, note=note, timeout_s=_SAVE_TIMEOUT_S)  # noqa: E731
+    crew = Crew(group.topology.rank, exchange)
+    return Checkpointer(folder, is_writer=group.topology.is_master, crew=crew, **options)
 
 
-def save_at(path: str | Path, is_writer: bool, moment: RunState, sync: Sync, meta: dict[str, Any]) -> None:
+def save_at(
+    path: str | Path, group: ProcessGroup, moment: RunState, sync: Sync, meta: dict[str, Any]
+) -> None:
     """Puts `moment` on disk as the only step of the folder `path`. Raises: CheckpointError if it cannot."""
-    with open_checkpoints(path, is_writer, keep_last=1, async_save=False, max_failures=1) as checkpointer:
+    with open_checkpoints(path, group, keep_last=1, async_save=False, max_failures=1) as checkpointer:
         # An older run's later steps are not the newest now.
         if gone := checkpointer.rewind(moment.position.step, "earlier"):
             _LOG.warning("%s held later steps (%s); they are kept as step_*.earlier-*.", path, gone)
-        checkpointer.save(moment.position.step, to_stored(moment.state, sync), meta)
-
-
-def to_stored(state: TrainState, sync: Sync) -> TrainState:
-    """`state` in the form that fits any world size."""
-    return portable.to_portable(state, sync, _gather_rows)
+        stored = portable.to_portable(moment.state, sync, group.mesh)
+        checkpointer.save(moment.position.step, stored, meta)
 
 
 def load(
-    checkpointer: Checkpoints, like: TrainState, sync: Sync, mesh: Mesh, step: int | None = None
+    checkpointer: Checkpoints,
+    like: TrainState,
+    sync: Sync,
+    mesh: Mesh,
+    step: int | None = None,
+    *,
+    in_place: bool = False,
 ) -> tuple[RunState, DistributedTrainingHistory, dict[str, Any]] | None:
     """(moment, history, meta) of the newest good step, or of `step`, shaped like `like`; None without one.
 
+    A leaf is read, put on the devices and forgotten before the next. in_place: each leaf of `like` is given
+    up for the one that takes its place, so that no two states are held.
     Raises: CheckpointError for damage, and for the state of another model.
     """
-    target, fit_rows = portable.stored_shapes(like, sync)
-    restored = checkpointer.restore(target, step, adapt=fit_rows)
+
+    def put(want: Any, array: np.ndarray) -> Any:
+        if in_place:
+            _give_up(want)
+        return portable.placed(want, array, mesh)
+
+    target, fit_rows = portable.stored_shapes(like, sync, mesh)
+    restored = checkpointer.restore(target, step, adapt=fit_rows, put=put)
     if restored is None:
         return None
-    state = portable.from_portable(restored.state, sync, mesh)
-    return *from_meta(restored.meta, state), restored.meta
+    return *from_meta(restored.meta, restored.state), restored.meta
+
+
+def _give_up(want: Any) -> None:
+    """Frees the devices' memory of a leaf, or of the leaf that a share is of."""
+    leaf = getattr(want, "leaf", want)
+    if isinstance(leaf, jax.Array):
+        leaf.delete()
 
 
 def meet(name: str) -> None:
@@ -177,8 +196,3 @@ def meet(name: str) -> None:
 def on_any_rank(mine: bool) -> bool:
     """Whether `mine` is true on one rank at least; every process calls it."""
     return mine if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.int32(mine)).any())
-
-
-def _gather_rows(leaf: jax.Array) -> np.ndarray:
-    """All rows of a leaf spread over several processes; every process calls it."""
-    return multihost_utils.process_allgather(leaf, tiled=True)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from cyxjax.checkpoint.off import Checkpoints
+from cyxjax.core import portable
 from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.errors import NotSavedError
 from cyxjax.observe.console import Console
@@ -73,7 +74,7 @@ def run_from(
         backend=session.group.backend,
     )
     watchable = watchable_in(session.recipe.metrics, prepared.feed, settings.course)
-    keeping = resume.checkpointer_for(settings.saving, session.is_master, watchable.of(settings.watch).mode)
+    keeping = resume.checkpointer_for(settings.saving, session.group, watchable.of(settings.watch).mode)
     with StopSignals() as signals, keeping as checkpointer:
         _make_room(checkpointer, start.position.step, session.resumed, console)
         spikes = loss_spike.hooks_for(settings.guard)
@@ -234,7 +235,7 @@ def _saving(run: Run) -> CheckpointHook:
         every_minutes=saving.every_minutes if run.session.is_master else 0.0,
         metric=lambda: monitor.latest(run.session.history),
         requested=run.signals.take_save if saving.saves else lambda: _refuse_save(run),
-        portable=lambda state: resume.to_stored(state, run.built.sync),
+        portable=lambda state: portable.to_portable(state, run.built.sync, run.session.mesh),
     )
 
 

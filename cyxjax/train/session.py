@@ -161,7 +161,7 @@ class Session:
         folder = saving.folder
         wanted = saving.resume != "never" and folder.is_dir()
         beat(-1, "checkpoint")
-        if wanted and self.restore(resume.restorer_for(saving, self.is_master)):
+        if wanted and self.restore(resume.restorer_for(saving, self.group), in_place=True):
             self.resumed = True
             place = self.run_state.position
             console.note(
@@ -185,9 +185,10 @@ class Session:
         self._loaded = self._loaded or found
         return found
 
-    def restore(self, checkpointer: Checkpointer, step: int | None = None) -> bool:
+    def restore(self, checkpointer: Checkpointer, step: int | None = None, *, in_place: bool = False) -> bool:
         """Takes the newest good step of a folder as the present state; whether there was one."""
-        found = resume.load(checkpointer, self.run_state.state, self.built.sync, self.mesh, step)
+        here, sync = self.run_state.state, self.built.sync
+        found = resume.load(checkpointer, here, sync, self.mesh, step, in_place=in_place)
         if found is None:
             return False
         self._run_state, history, meta = found
@@ -202,7 +203,7 @@ class Session:
 
     def save_at(self, path: str, run_state: RunState) -> None:
         """`run_state` as the only step of the folder `path`. Raises: CheckpointError if it cannot."""
-        resume.save_at(path, self.is_master, run_state, self.built.sync, self.describe(run_state))
+        resume.save_at(path, self.group, run_state, self.built.sync, self.describe(run_state))
 
     def describe(self, run_state: RunState) -> dict[str, Any]:
         """What a checkpoint of `run_state` says beside its arrays."""

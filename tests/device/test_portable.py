@@ -6,31 +6,36 @@ import optax
 import pytest
 
 from cyxjax.core.loss_scale import with_loss_scale
-from cyxjax.core.portable import from_portable, stored_shapes, to_portable
+from cyxjax.core.portable import Share, placed, stored_shapes, to_portable
 from cyxjax.core.trees import leaf_names
 from cyxjax.sync.registry import build_sync
 from tests.device.test_sync_contract import LR, USUAL, adaptive
 from tests.support.strategies import Alone, random_grads, whole_grads
 
 
-def never(leaf):
-    raise AssertionError("one process holds all rows")
-
-
 def moved(alone, sync, replicas):
     """`alone`'s state on another mesh under `sync`, by way of what a checkpoint would hold."""
     other = Alone(sync, replicas)
-    stored = jax.tree.map(np.array, to_portable(alone.state, alone.sync, never))
-    target, fit_rows = stored_shapes(other.state, sync)
+    stored = jax.tree.map(whole, to_portable(alone.state, alone.sync, alone.mesh))
+    target, fit_rows = stored_shapes(other.state, sync, other.mesh)
     names = leaf_names(target)
     assert names == leaf_names(stored)
     leaves = [
-        found if found.shape == want.shape else fit_rows(name, found, want)
+        placed(want, own(name, found, want, fit_rows), other.mesh)
         for name, (_, found), (_, want) in zip(names, flat(stored), flat(target), strict=True)
     ]
-    restored = jax.tree.unflatten(jax.tree.structure(target), leaves)
-    other.state = from_portable(restored, sync, other.mesh)
+    other.state = jax.tree.unflatten(jax.tree.structure(target), leaves)
     return other
+
+
+def whole(leaf):
+    return leaf.values().reshape(leaf.shape) if isinstance(leaf, Share) else np.array(leaf)
+
+
+def own(name, found, want, fit_rows):
+    """What this process takes of a stored leaf: one process takes all."""
+    found = found if found.shape == want.shape else fit_rows(name, found, want)
+    return found.reshape(-1) if isinstance(want, Share) else found
 
 
 def flat(tree):
@@ -81,10 +86,10 @@ def test_local_replicas_start_again_from_their_mean():
 
 
 def test_only_rows_of_replicas_are_fitted():
-    _, fit_rows = stored_shapes(
-        Alone(build_sync("bf16", optax.sgd(LR)), 4).state, build_sync("bf16", adaptive())
-    )
-    want = np.zeros((4, 29), np.float32)
-    assert fit_rows("sync/0/unsent", np.ones((2, 29), np.float32), want).shape == (4, 29)
+    alone = Alone(build_sync("bf16", optax.sgd(LR)), 4)
+    target, fit_rows = stored_shapes(alone.state, alone.sync, alone.mesh)
+    want = target.sync[0].unsent
+    assert want.shape == (4, 29)
+    assert fit_rows("sync/0/unsent", np.ones((2, 29), np.float32), want).shape == (4 * 29,)
     assert fit_rows("sync/0/unsent", np.ones((2, 30), np.float32), want) is None  # another model
     assert fit_rows("params/dense/kernel", np.ones((2, 4), np.float32), np.zeros((6, 4))) is None

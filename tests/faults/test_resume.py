@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from cyxjax.cli import audit
+from cyxjax.cli import checkpoint as cli_checkpoint
 from tests.support.training import (
     EPOCHS,
     STEPS_PER_EPOCH,
     Jobs,
+    checkpoints,
     curves,
     leaves,
     newest_step,
@@ -134,6 +136,45 @@ def test_the_same_replicas_in_other_processes_give_the_same_numbers(jobs, unbrok
     ended = jobs.run(config, world=2)
     assert ended.codes == [0, 0], ended.text
     same_to_rounding(config, unbroken)
+
+
+# No dropout: its draws are a replica's own. 12 samples a step are dealt out to 2, 3 and 4 replicas.
+CUT = {"global_batch_size": 12, "model": {"name": "mlp", "options": {"hidden": [16]}}, "cpu_devices": 1}
+
+
+def test_killed_between_the_shares_of_a_save_nothing_is_lost(jobs, tmp_path):
+    whole, config = (write_experiment(tmp_path / name, comm="fsdp", **CUT) for name in ("whole", "broken"))
+    assert jobs.run(whole, world=2).codes == [0, 0]
+    assert (
+        sorted(path.name for path in checkpoints(whole).rglob("process_*"))[-1] == "process_00001.safetensors"
+    )
+    for fault, last in [("1:share:4", -1), ("0:shared:8", 4), ("1:shared:12", 8), ("0:publish:16", 12)]:
+        ended = jobs.run(config, world=2, fault=f"KILL:{fault}")
+        killed = int(fault[0])
+        assert ended.codes[killed] == KILLED, f"{fault}: {ended.text}"
+        assert ended.codes[1 - killed] != 0, f"{fault}: {ended.text}"
+        assert newest_step(config) == last
+        if last > 0:
+            assert cli_checkpoint.main(["verify", str(config.parent / "run")]) == 0
+    ended = jobs.run(config, world=2)
+    assert ended.codes == [0, 0], ended.text
+    same_run(config, whole)
+
+
+@pytest.mark.slow
+def test_parameters_in_shares_go_on_in_other_numbers_of_processes_and_strategies(jobs, tmp_path):
+    changes = CUT | {"schedule": {"name": "constant"}}  # a cosine would end with max_steps
+    whole, config = (write_experiment(tmp_path / name, **changes) for name in ("whole", "broken"))
+    assert jobs.run(whole).codes == [0]
+    rows = [(4, "fsdp", 4), (2, "fsdp", 8), (3, "fsdp", 12), (2, "zero1", 16), (1, "mean", 20)]
+    for world, comm, until in rows:
+        ended = jobs.run(config, "--comm", comm, "--max-steps", until, world=world)
+        assert ended.codes == [0] * world, ended.text
+        assert newest_step(config) == until
+    ended = jobs.run(config, "--comm", "fsdp", world=2)
+    assert ended.codes == [0, 0], ended.text
+    assert audit.main([str(config.parent / "run")]) == 0
+    same_to_rounding(config, whole)
 
 
 @pytest.mark.slow

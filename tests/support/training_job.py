@@ -4,7 +4,9 @@ Forked, because importing jax anew for each of some thirty processes would take 
 An order {"argv", "ranks", "port", "log", "fault"} starts the ranks and is answered by their pids; {"wait"}
 by their exit codes. A fault is "what:rank:phase:step[:times]": at that moment of that rank a signal ("KILL",
 "TERM", "INT") is sent to itself, "times" times (default 1). The moment is what the rank tells the supervisor
-(`beat`), or "write": the background write of the checkpoint of that step, a few milliseconds after it began.
+(`beat`), or "write": the background write of the checkpoint of that step, a few milliseconds after it began;
+where ranks write together, "share" and "shared": before and after that rank's own file, and "publish": when
+all files are there, before the manifest.
 "FLIP:rank:bit:step" changes a bit of that rank's parameters instead, "FILL:rank:write:step:FOLDER" fills the
 disk of FOLDER just before that write, "STALL:rank:phase:step:seconds" holds the rank up for so long, and
 "SINK:rank:seconds:0" makes each write of a metrics tracker take that long.
@@ -51,6 +53,8 @@ def plan_signals(number: signal.Signals, phase: str, step: int, times: int) -> N
 
     if phase == "write":
         strike_in_a_write(step, lambda: soon(strike))
+    elif phase in SHARING:
+        strike_around(*SHARING[phase], step, strike)
     else:
         strike_at_a_beat(phase, step, strike)
 
@@ -122,6 +126,27 @@ def slow_tracker(seconds: float) -> None:
             time.sleep(seconds)
 
     tracker_sinks.WandbSink = Slow
+
+
+SHARING = {"share": ("write_share", False), "shared": ("write_share", True), "publish": ("_joined", False)}
+
+
+def strike_around(name: str, after: bool, step: int, strike: Any) -> None:
+    """Before or after a function of the saves by all ranks, which takes the step's folder first."""
+    from cyxjax.checkpoint import together
+
+    real, left = getattr(together, name), [strike]
+
+    def calling(folder: Path, *args: Any) -> Any:
+        due = int(folder.name.split(".")[0].removeprefix("step_")) >= step
+        if due and not after and left:
+            left.pop()()
+        found = real(folder, *args)
+        if due and left:
+            left.pop()()
+        return found
+
+    setattr(together, name, calling)
 
 
 def strike_in_a_write(step: int, strike: Any) -> None:

@@ -51,21 +51,9 @@ def test_leaves_may_have_any_name(tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
-def test_spread_leaves_need_a_to_host_and_get_one_call_on_every_process(monkeypatch):
-    monkeypatch.setattr(state_tree, "_refuse_not_an_array", lambda name, leaf: None)
-    tree = {"a": spread_leaf(), "b": np.ones(2), "c": spread_leaf((2,))}
-    calls = []
-
-    def gather(leaf):
-        calls.append(leaf.shape)
-        return np.zeros(leaf.shape)
-
-    kept = state_tree.host_copy(tree, gather, keep=True)
-    assert [(name, array.shape) for name, array in kept.items()] == [("a", (4,)), ("b", (2,)), ("c", (2,))]
-    assert state_tree.host_copy(tree, gather, keep=False) == {}
-    assert calls == [(4,), (2,)] * 2
-    with pytest.raises(CheckpointError, match=r"shape \(4,\) is spread over several processes.*to_host"):
-        state_tree.host_copy(tree, state_tree.refuse_spread, keep=True)
+def test_a_leaf_of_several_processes_that_nobody_cut_is_refused():
+    with pytest.raises(CheckpointError, match=r"'a' of shape \(4,\) is spread over several.*HINT.*Share"):
+        state_tree.refuse_spread("a", spread_leaf())
 
 
 def test_an_adapt_that_gives_another_shape_is_an_error(tmp_path):

@@ -40,12 +40,12 @@ def restores(monkeypatch):
     """Chains of files, from the session down, of all calls made by restores."""
     found, real = [], Session.restore
 
-    def watched(session, *args):
+    def watched(session, *args, **options):
         above = len(chain(sys._getframe().f_back)) - 1  # the session itself is there already
         before = sys.getprofile()
         sys.setprofile(lambda frame, event, arg: event == "call" and found.append(chain(frame)[above:]))
         try:
-            return real(session, *args)
+            return real(session, *args, **options)
         finally:
             sys.setprofile(before)
 

@@ -1,0 +1,141 @@
+"""A step that several processes write: each its shares of the leaves; it exists for all of them or for none.
+
+open: the first process makes the private folder -> each writes its own file, a leaf at a time, and a note of
+what is in it -> publish: the first joins the notes to the manifest and renames. After each of the three all
+hear of all failures, so that all go on or all give up.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from cyxjax.checkpoint.arrays import Entry, write_file
+from cyxjax.checkpoint.digests import describe_file
+from cyxjax.checkpoint.folders import ARRAYS
+from cyxjax.checkpoint.manifest import FileEntry, Leaf
+from cyxjax.checkpoint.pieces import Piece, Share, file_of
+from cyxjax.checkpoint.tree import host_value
+from cyxjax.errors import CheckpointError
+from cyxjax.files import PRIVATE, read_plain, write_whole
+
+Exchange: TypeAlias = Callable[[str, Any], list[Any]]
+"""(what is done, this process's JSON value) -> those of all processes, in order; all call it."""
+_NOTES = "notes"  # of the processes, beside the arrays until the manifest has them
+
+
+class Crew(NamedTuple):
+    """The processes that save together, as one of them sees it; the first is the writer."""
+
+    rank: int
+    exchange: Exchange
+
+    def all_do(self, what: str, do: Callable[[], Any]) -> list[Any]:
+        """What `do` gave on each process. Raises: CheckpointError on all of them where it raised on one."""
+        cause: Exception | None = None
+        note: dict[str, Any]
+        try:
+            note = {"done": do()}
+        except Exception as error:  # a disk raises anything; the others wait for a word
+            cause, note = error, {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+        notes = self.exchange(what, note)
+        failed = [f"process {rank}: {note['failed']}" for rank, note in enumerate(notes) if "failed" in note]
+        if failed:
+            raise CheckpointError(f"{what} failed, {'; '.join(failed[:3])}") from cause
+        return [note["done"] for note in notes]
+
+
+ALONE = Crew(0, lambda what, note: [note])
+
+
+def is_spread(leaves: Mapping[str, Any]) -> bool:
+    """Whether a process holds but a share of some leaf; equal on all processes."""
+    return any(isinstance(leaf, Share) and not leaf.is_whole for leaf in leaves.values())
+
+
+def write_together(
+    directory: Path,
+    leaves: Mapping[str, Any],
+    crew: Crew,
+    writing: Callable[[], AbstractContextManager[Path]],
+    commit: Callable[[Path, tuple[Leaf, ...], tuple[FileEntry, ...]], None],
+) -> None:
+    """Writes one step below `directory`, on all processes at once, each holding one leaf at a time.
+
+    writing: makes the private folder, whose name all are told, and publishes it when it is closed. commit:
+    writes the manifest into it. Both are called by the first process alone.
+    Raises: CheckpointError on every process where one failed; nothing of the step is left then.
+    """
+    with ExitStack() as opened:
+
+        def open_folder() -> str:
+            if crew.rank:
+                return ""
+            folder = opened.enter_context(writing())
+            for name in (ARRAYS, _NOTES):
+                (folder / name).mkdir(mode=0o700)
+            return folder.name
+
+        def publish() -> None:
+            if not crew.rank:
+                found = _joined(folder, leaves, len(names))
+                shutil.rmtree(folder / _NOTES)
+                commit(folder, *found)
+                opened.close()
+
+        names = crew.all_do("opening a step", open_folder)
+        folder = directory / names[0]
+        crew.all_do("writing a share", lambda: write_share(folder, leaves, crew.rank))
+        crew.all_do("publishing a step", publish)
+
+
+def write_share(folder: Path, leaves: Mapping[str, Any], rank: int) -> None:
+    """The file of one process, and the note of what is in it. Whole leaves are the first process's."""
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder}, which the first process made, is not there. HINT: name a folder all hosts share."
+        )
+    shares = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Share)}
+    own = {name: leaf for name, leaf in shares.items() if leaf.start < leaf.stop}
+    entries = {name: _entry((leaf.stop - leaf.start,), leaf) for name, leaf in own.items()}
+    if not rank:
+        whole = (name for name, leaf in leaves.items() if name not in shares or not np.prod(leaf.shape))
+        entries |= {name: _entry(tuple(leaves[name].shape), leaves[name]) for name in whole}
+    crc = write_file(folder / ARRAYS / file_of(rank), entries, {"format": "np"})
+    file = describe_file(folder, f"{ARRAYS}/{file_of(rank)}")
+    pieces = {name: (leaf.start, leaf.stop) for name, leaf in own.items()}
+    note = {"file": vars(file), "crc32": crc, "pieces": pieces}
+    write_whole(_note_of(folder, rank), json.dumps(note), mode=PRIVATE)
+
+
+def _entry(shape: tuple[int, ...], leaf: Any) -> Entry:
+    def values() -> list[np.ndarray]:
+        return [leaf.values() if isinstance(leaf, Share) else host_value(leaf)]
+
+    return Entry(shape, np.dtype(leaf.dtype), values)
+
+
+def _joined(
+    folder: Path, leaves: Mapping[str, Any], num_processes: int
+) -> tuple[tuple[Leaf, ...], tuple[FileEntry, ...]]:
+    """What the notes of all processes say is in the step."""
+    notes = [json.loads(read_plain(_note_of(folder, rank))) for rank in range(num_processes)]
+
+    def leaf_of(name: str, leaf: Any) -> Leaf:
+        dtype = np.dtype(leaf.dtype)
+        held = [(rank, note) for rank, note in enumerate(notes) if name in note["pieces"]]
+        pieces = tuple(Piece(rank, *(*note["pieces"][name], note["crc32"][name])) for rank, note in held)
+        if isinstance(leaf, Share) and np.prod(leaf.shape):
+            return Leaf.in_pieces(name, leaf.shape, dtype, pieces)
+        return Leaf(name, tuple(leaf.shape), dtype.name, notes[0]["crc32"][name])
+
+    files = tuple(FileEntry(**note["file"]) for note in notes)
+    return tuple(leaf_of(name, leaf) for name, leaf in leaves.items()), files
+
+
+def _note_of(folder: Path, rank: int) -> Path:
+    return folder / _NOTES / f"{rank:05d}.json"

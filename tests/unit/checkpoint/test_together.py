@@ -1,0 +1,187 @@
+"""Several processes, here threads, write one step: all of it or nothing, whoever fails."""
+
+import errno
+import os
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from cyxjax.checkpoint import together
+from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.digests import find_problems
+from cyxjax.checkpoint.folders import step_folder
+from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.checkpoint.together import Crew
+from cyxjax.errors import CheckpointError
+
+KERNEL, BIAS = np.arange(21, dtype=np.float32).reshape(7, 3), np.arange(2, dtype=np.int8)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Elements `start` to `stop` of an array."""
+
+    array: np.ndarray
+    start: int
+    stop: int
+    is_whole: bool = False
+
+    @property
+    def shape(self):
+        return self.array.shape
+
+    @property
+    def dtype(self):
+        return self.array.dtype
+
+    def values(self):
+        return self.array.reshape(-1)[self.start : self.stop].copy()
+
+
+def state_of(rank, world, add=0):
+    """As fsdp cuts it: rows of ceil(size / world); the last processes may hold nothing of a small leaf."""
+
+    def part(array):
+        each = -(-array.size // world)
+        return Part(array + array.dtype.type(add), *(min(r * each, array.size) for r in (rank, rank + 1)))
+
+    empty = Part(np.zeros((0, 4), np.float32), 0, 0)
+    return {"kernel": part(KERNEL), "bias": part(BIAS), "empty": empty, "step": np.int32(7 + add)}
+
+
+class Threads:
+    """An exchange between threads: whoever comes last lets all go."""
+
+    def __init__(self, world):
+        self._notes, self._barrier = [None] * world, threading.Barrier(world, timeout=20)
+
+    def crew(self, rank):
+        def exchange(what, note):
+            self._notes[rank] = (what, note)
+            self._barrier.wait()
+            found = list(self._notes)
+            self._barrier.wait()
+            assert len({what for what, _ in found}) == 1
+            return [note for _, note in found]
+
+        return Crew(rank, exchange)
+
+
+def save(folder, world, step=3, add=0, **options):
+    """What each of `world` processes raised or warned of, while they saved."""
+    threads, ended = Threads(world), [None] * world
+
+    def run(rank):
+        said = []
+        try:
+            options_of = {"is_writer": rank == 0, "crew": threads.crew(rank), "warn": said.append} | options
+            with Checkpointer(folder, **options_of) as checkpointer:
+                checkpointer.save(step, state_of(rank, world, add), {"add": add})
+                checkpointer.finish(0.0)
+            ended[rank] = checkpointer.unsaved or said
+        except BaseException as error:
+            ended[rank] = error
+
+    running = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join(30)
+    return ended
+
+
+@pytest.mark.parametrize(("saved", "restored"), [(4, 2), (4, 3), (2, 4), (3, 1), (1, 2)])
+def test_any_number_of_processes_goes_on_from_any_other(tmp_path, saved, restored):
+    assert save(tmp_path, saved) == [[]] * saved
+    for rank in range(restored):
+        want = state_of(rank, restored)
+        found = Checkpointer(tmp_path, is_writer=False).restore(want)
+        assert found.meta == {"add": 0}
+        for name, leaf in want.items():
+            values = leaf.values() if isinstance(leaf, Part) else leaf
+            assert found.state[name].tobytes() == values.tobytes(), name
+    whole = Checkpointer(tmp_path, is_writer=False).restore({"kernel": KERNEL, "bias": BIAS}, part=True).state
+    assert whole["kernel"].tobytes() == KERNEL.tobytes()
+    assert whole["bias"].tobytes() == BIAS.tobytes()
+
+
+def test_each_process_writes_its_own_elements_and_no_more(tmp_path):
+    save(tmp_path, 4)
+    folder = step_folder(tmp_path, 3)
+    manifest = read_manifest(folder)
+    assert sorted(os.listdir(folder)) == ["MANIFEST.json", "arrays"]
+    assert manifest.format_version == (3, 0)
+    kernel = next(leaf for leaf in manifest.leaves if leaf.name == "kernel")
+    assert [(piece.process, piece.start, piece.stop) for piece in kernel.pieces] == [
+        (0, 0, 6), (1, 6, 12), (2, 12, 18), (3, 18, 21)
+    ]  # fmt: skip
+    bias = next(leaf for leaf in manifest.leaves if leaf.name == "bias")
+    assert [piece.process for piece in bias.pieces] == [0, 1]  # two numbers, four processes
+    assert len(manifest.files) == 4
+    assert find_problems(folder, 3) == []
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("point", ["write_file", "describe_file", "write_whole"])
+def test_where_one_process_cannot_write_all_give_up_and_the_last_step_stays(
+    tmp_path, monkeypatch, point, rank
+):
+    save(tmp_path, 3)
+    real = getattr(together, point)
+
+    def failing(*args, **options):
+        path = f"{args[0]}{args[1] if point == 'describe_file' else ''}"
+        if f"{rank:05d}" in path.replace("step_00000009", ""):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*args, **options)
+
+    monkeypatch.setattr(together, point, failing)
+    ended = save(tmp_path, 3, step=9, max_failures=5)
+    assert all(f"process {rank}: OSError" in str(one) for one in ended)
+    assert "writing a share failed" in str(ended[1])
+    assert os.listdir(tmp_path) == ["step_00000003"]
+    monkeypatch.undo()
+    assert save(tmp_path, 3, step=9, add=1) == [[]] * 3
+    assert Checkpointer(tmp_path, is_writer=False).restore({"step": np.int32(0)}, part=True).step == 9
+
+
+def test_only_the_first_process_speaks_and_all_stop_after_so_many_failures(tmp_path, monkeypatch):
+    monkeypatch.setattr(together, "write_file", lambda *args: (_ for _ in ()).throw(OSError(5, "broken")))
+    ended = save(tmp_path, 2, max_failures=1)
+    assert [type(error) for error in ended] == [CheckpointError] * 2
+    assert all("The last 1 checkpoints could not be saved" in str(error) for error in ended)
+
+
+def test_a_process_that_does_not_see_the_folder_says_so(tmp_path):
+    """Hosts whose checkpoint_dir is a disk of their own."""
+    threads, ended = Threads(2), [None] * 2
+
+    def run(rank):
+        folder = tmp_path / f"host{rank}"
+        folder.mkdir()
+        try:
+            with Checkpointer(folder, is_writer=not rank, crew=threads.crew(rank), max_failures=1) as mine:
+                mine.save(1, state_of(rank, 2))
+        except CheckpointError as error:
+            ended[rank] = str(error)
+
+    running = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    [thread.start() for thread in running]
+    [thread.join(30) for thread in running]
+    assert all("process 1: CheckpointError" in text and "all hosts share" in text for text in ended)
+    assert os.listdir(tmp_path / "host0") == []
+
+
+def test_an_altered_share_is_damage_whoever_reads(tmp_path):
+    save(tmp_path, 2, step=1)
+    save(tmp_path, 2, step=2)
+    path = step_folder(tmp_path, 2) / "arrays" / "process_00001.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 4
+    path.write_bytes(data)
+    said = []
+    found = Checkpointer(tmp_path, is_writer=False, warn=said.append).restore(state_of(0, 2))
+    assert found.step == 1
+    assert "process_00001.safetensors has another sha256" in said[0]
