@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 _FILES = {  # module -> the public names it holds
-    "core.global_loss": "ContrastiveLoss GlobalLoss",
+    "core.objective.global_loss": "ContrastiveLoss GlobalLoss",
     "core.losses": "BCEWithLogitsLoss CrossEntropyLoss HuberLoss L1Loss MSELoss NLLLoss",
     "core.metrics": "Metrics",
+    "core.objective.task": "Task",
     "data": "DataLoader load_dataset",
     "models": "AvgPool2DModule BatchNormModule Config Conv2DModule DropoutModule ELUModule EmbeddingModule "
     "FlattenModule GELUModule GlobalAvgPoolModule GroupNormModule LayerNormModule LeakyReLUModule "
@@ -40,8 +41,6 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax import observe as observe
     from cyxjax import sync as sync
     from cyxjax import train as train
-    from cyxjax.core.global_loss import ContrastiveLoss as ContrastiveLoss
-    from cyxjax.core.global_loss import GlobalLoss as GlobalLoss
     from cyxjax.core.losses import BCEWithLogitsLoss as BCEWithLogitsLoss
     from cyxjax.core.losses import CrossEntropyLoss as CrossEntropyLoss
     from cyxjax.core.losses import HuberLoss as HuberLoss
@@ -49,6 +48,9 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.core.losses import MSELoss as MSELoss
     from cyxjax.core.losses import NLLLoss as NLLLoss
     from cyxjax.core.metrics import Metrics as Metrics
+    from cyxjax.core.objective.global_loss import ContrastiveLoss as ContrastiveLoss
+    from cyxjax.core.objective.global_loss import GlobalLoss as GlobalLoss
+    from cyxjax.core.objective.task import Task as Task
     from cyxjax.data import DataLoader as DataLoader
     from cyxjax.data import load_dataset as load_dataset
     from cyxjax.models import AvgPool2DModule as AvgPool2DModule

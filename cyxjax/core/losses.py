@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from cyxjax.core.global_loss import sees_whole_batch
 from cyxjax.core.rows import by_sample
 from cyxjax.errors import ConfigError, DataError
 
@@ -99,7 +98,7 @@ class CrossEntropyLoss(Loss):
             object.__setattr__(self, "weight", values)  # hashable: a loss is a key of compiled programs
 
     def per_example(self, output: jax.Array, target: jax.Array) -> Any:
-        """As of every loss; with `weight` or `ignore_index` and labels (values, weights), (B, ...) each."""
+        """With `weight` or `ignore_index` and labels: (values, weights), (B, ...) each."""
         logits = output.astype(jnp.float32)
         if jnp.issubdtype(target.dtype, jnp.integer):
             _check_shape(self, output, target, target.shape == output.shape[:-1])
@@ -201,7 +200,7 @@ def model_loss(output: PyTree, target: PyTree) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class UserLoss:
-    """A callable of the user's as `PerExample`; `core.loss_probe` says whether it is one.
+    """A callable of the user's as `PerExample`; `core.objective.loss_probe` says whether it is one.
 
     One number for a batch is taken to be a mean: the callable is applied to each example by `vmap`, the only
     way to give padding no weight.
@@ -263,8 +262,8 @@ def as_per_example(loss: Any) -> PerExample:
     """What the step calls, from a loss of ours, any callable, or None (the model returns its own loss)."""
     if loss is None:
         return UserLoss(model_loss)
-    if sees_whole_batch(loss):
-        return loss
+    if hasattr(loss, "to_per_example"):
+        return loss.to_per_example()
     if hasattr(loss, "per_example"):
         return loss.per_example
     if callable(loss):

@@ -38,11 +38,16 @@ def accuracy(
     return hit.reshape(hit.shape[0], -1).mean(1)
 
 
+def _whole(output: PyTree, target: PyTree) -> tuple[PyTree, PyTree]:
+    return output, target
+
+
 class Metrics:
     """The metrics of a task, in a fixed order: `loss` first, then `accuracy`, then the user's own.
 
     better: "min" or "max" by name, for those of the user's that a run may watch: `{"top2": "max"}`.
-    ignore_index: a label that counts nothing in accuracy, as in the loss.
+    ignore_index: a label that counts nothing in accuracy, as in the loss. labels: (output, target) -> what of
+    them are logits and labels.
     Raises: ConfigError for a metric named loss, or a direction that is none.
     """
 
@@ -52,6 +57,7 @@ class Metrics:
         *,
         better: Mapping[str, str] | None = None,
         ignore_index: int | None = None,
+        labels: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] | None = None,
     ):
         own, said = dict(extra or {}), dict(better or {})
         if "loss" in own or not {*said} <= {*own} or not {*said.values()} <= {"min", "max"}:
@@ -59,8 +65,9 @@ class Metrics:
                 f"metrics {sorted(own)} with better={said}: 'loss' is the loss function's own, and better "
                 "says 'min' or 'max' of those given. HINT: Metrics({'top2': f}, better={'top2': 'max'})."
             )
-        self._own, self.ignore_index = own, ignore_index
-        self._extra = {"accuracy": partial(accuracy, ignore_index=ignore_index), **own}
+        self._own, self.ignore_index, self.labels = own, ignore_index, labels or _whole
+        hit = partial(accuracy, ignore_index=ignore_index)
+        self._extra = {"accuracy": hit if labels is None else lambda o, t: hit(*labels(o, t)), **own}
         self.names = ("loss", *self._extra)
         self.better: dict[str, str] = {"loss": "min", "accuracy": "max", **said}
 
@@ -69,7 +76,13 @@ class Metrics:
         if ignore_index is None:
             return self
         own = {name: self.better[name] for name in self._own if name in self.better}
-        return Metrics(self._own, better=own, ignore_index=ignore_index)
+        return Metrics(self._own, better=own, ignore_index=ignore_index, labels=self.labels)
+
+    def joined(self, other: "Metrics") -> "Metrics":
+        """These, and what `other` measures besides loss and accuracy."""
+        better = {name: way for m in (self, other) for name, way in m.better.items() if name in m._own}
+        own = {**self._own, **other._own}
+        return Metrics(own, better=better, ignore_index=self.ignore_index, labels=self.labels)
 
     def sums(
         self, losses: Weighed | jax.Array | None, output: PyTree, target: PyTree, weight: jax.Array
@@ -82,3 +95,10 @@ class Metrics:
     def means(self, sums: np.ndarray) -> dict[str, float]:
         """name -> sum / count; NaN where nothing was counted."""
         return {n: float(s / c) if c else float("nan") for n, (s, c) in zip(self.names, sums, strict=True)}
+
+
+def metrics_of(loss: Any, given: Metrics | None) -> Metrics:
+    """What a run measures: what a task says, if `loss` is one, and what was `given`."""
+    if hasattr(loss, "to_metrics"):
+        return loss.to_metrics() if given is None else loss.to_metrics().joined(given)
+    return (given or Metrics()).ignoring(getattr(loss, "ignore_index", None))

@@ -56,14 +56,15 @@ def _column(record: Mapping[str, Any], name: str) -> Any:
 
 
 def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, leaf) of every leaf of nested tuples and dicts."""
+    """(name, leaf) of every leaf of nested tuples, named tuples and dicts; None is no leaf."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from leaves(value, f"{name}[{key!r}]")
     elif isinstance(tree, tuple):
+        names = [f".{field}" for field in getattr(tree, "_fields", ())]
         for i, value in enumerate(tree):
-            yield from leaves(value, f"{name}[{i}]")
-    else:
+            yield from leaves(value, name + (names[i] if names else f"[{i}]"))
+    elif tree is not None:
         yield name, tree
 
 
@@ -72,5 +73,6 @@ def map_leaves(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
     if isinstance(tree, Mapping):
         return {key: map_leaves(fn, tree[key], *(other[key] for other in others)) for key in tree}
     if isinstance(tree, tuple):
-        return tuple(map_leaves(fn, value, *(other[i] for other in others)) for i, value in enumerate(tree))
-    return fn(tree, *others)
+        values = [map_leaves(fn, value, *(other[i] for other in others)) for i, value in enumerate(tree)]
+        return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
+    return None if tree is None else fn(tree, *others)

@@ -20,9 +20,9 @@ import optax
 
 from cyxjax.core import facade
 from cyxjax.core import local_view as view
-from cyxjax.core.global_loss import sees_whole_batch
 from cyxjax.core.mesh import REPLICATED, local_replicas, local_value
 from cyxjax.core.model.adapter import adapt
+from cyxjax.core.objective.global_loss import sees_whole_batch
 from cyxjax.core.step import TrainState
 from cyxjax.distributed import collectives, comm_hooks
 from cyxjax.distributed import ddp_values as values

@@ -12,7 +12,7 @@ import optax
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import PerExample, as_per_example
-from cyxjax.core.metrics import Metrics
+from cyxjax.core.metrics import Metrics, metrics_of
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.step import TrainState, place_state
 from cyxjax.data.ledger import StreamFacts
@@ -42,7 +42,7 @@ class DistributedTrainer:
     """Trains a Flax model on every device of every process, as if on one device with the whole batch.
 
     model: linen or nnx module, (init, apply) pair, or SequentialModel. loss_fn: a loss of cyxjax, a function
-    (output, target) -> value an example (or a mean), or None if the model returns {"loss": ...}.
+    (output, target) -> value an example (or a mean), a `cx.Task`, or None if the model returns {"loss": ...}.
     optimizer: any optax transformation. Without a group, one is made from the environment.
     """
 
@@ -62,7 +62,7 @@ class DistributedTrainer:
             adapt(model),
             as_per_example(loss_fn),
             optimizer,
-            (metrics or Metrics()).ignoring(getattr(loss_fn, "ignore_index", None)),
+            metrics_of(loss_fn, metrics),
             tuple(called.check(callbacks)),
         )
         self._group = process_group.ensure()

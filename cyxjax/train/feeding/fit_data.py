@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.loss_probe import needs_probe, refuse_unless_blind, refuse_unless_mean
+from cyxjax.core.metrics import Metrics
+from cyxjax.core.objective.loss_probe import needs_probe, refuse_unless_blind, refuse_unless_mean
 from cyxjax.data.files import Subset
 from cyxjax.data.labels import check_labels, watched
 from cyxjax.data.loader import DataLoader
@@ -127,7 +128,7 @@ def parse(
         given.pop()
     if len(given) == 4:
         return FitData(as_dataset(tuple(given[:2])), as_dataset(tuple(given[2:])), True), config
-    if len(given) == 2 and _is_arrays(given[0]) and _is_arrays(given[1]):
+    if len(given) == 2 and _is_pair(*given):
         return _split(as_dataset(tuple(given)), config), config
     if len(given) in (1, 2):
         train, val = given[0], given[1] if len(given) == 2 else None
@@ -215,12 +216,12 @@ def check(
     loss: Callable[[PyTree, PyTree], Any],
     replicas: int,
     batch_size: int,
-    ignore_index: int | None = None,
+    metrics: Metrics,
 ) -> None:
     """The loss, and shapes, labels and finiteness of indexed data, before anything is compiled or written.
 
-    run: shapes of inputs -> shapes of the model's outputs, for one sample a replica. ignore_index: a label
-        that may name no class.
+    run: shapes of inputs -> shapes of the model's outputs, for one sample a replica. metrics: say which
+        of them are logits, and which label may name no class.
     Raises: DataError that names the data, the sample and what does not fit; ConfigError for a loss that is
         no mean over samples.
     """
@@ -237,7 +238,7 @@ def check(
     for what, part in (("training data", data.train), ("validation data", data.val)):
         if part is not None:
             check_finite(part, what)
-            check_labels(part, output, targets, what, ignore_index)
+            check_labels(part, *metrics.labels(output, targets), what, metrics.ignore_index)
 
 
 def _per_replica(sample: PyTree, replicas: int) -> PyTree:
@@ -276,8 +277,19 @@ def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:
     return FitData(watched(train), watched(val), True)
 
 
+def _is_pair(first: Any, second: Any) -> bool:
+    """Whether they are inputs and targets; not training and validation data, which may be pairs themselves.
+
+    Two plain tuples, (X, y) and (X_val, y_val), are data sets; a named tuple (jraph's) is one input.
+    """
+    plain = [type(one) is tuple for one in (first, second)]
+    return _is_arrays(first) and _is_arrays(second) and not all(plain)
+
+
 def _is_arrays(data: Any) -> bool:
-    """An array, or a dict or list of arrays; not a dataset or loader."""
+    """An array, or a dict or tuple of arrays; not a dataset or loader."""
     if isinstance(data, dict):
         return all(_is_arrays(v) for v in data.values())
+    if isinstance(data, tuple):
+        return bool(data) and all(v is None or _is_arrays(v) for v in data)
     return hasattr(data, "shape") and hasattr(data, "dtype")

@@ -9,11 +9,11 @@ import numpy as np
 
 from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, place_in_step, step_key
-from cyxjax.core.global_loss import of_one_device
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import local_rows
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.objective.global_loss import of_one_device
 from cyxjax.core.parts import PartsBatch
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.step import Batch, TrainState

@@ -90,9 +90,7 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
     seen = jax.eval_shape(built.program.consensus, state)
     run = lambda inputs: jax.eval_shape(built.predict_step, seen, inputs)  # noqa: E731
     if prepared.data is not None:
-        fit_data.check(
-            prepared.data, run, recipe.loss, replicas, built.batch_size, recipe.metrics.ignore_index
-        )
+        fit_data.check(prepared.data, run, recipe.loss, replicas, built.batch_size, recipe.metrics)
 
 
 def first_run(prepared: Prepared, mesh: Mesh, num_metrics: int) -> RunState:

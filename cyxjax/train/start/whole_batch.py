@@ -1,9 +1,9 @@
-"""What a run must be for a loss over the global batch (`core/global_loss.py`), asked before it writes."""
+"""What a run must be for a loss over the global batch (`core/objective/global_loss.py`), asked first."""
 
 from typing import Any
 
-from cyxjax.core.global_loss import sees_whole_batch
 from cyxjax.core.mesh import REPLICATED
+from cyxjax.core.objective.global_loss import sees_whole_batch
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
 from cyxjax.train.feeding.fit_data import FitData, is_loader

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 import cyxjax as cx
-from cyxjax.core.loss_probe import refuse_unless_mean
 from cyxjax.core.losses import as_per_example, of_batch
+from cyxjax.core.objective.loss_probe import refuse_unless_mean
 from cyxjax.errors import ConfigError, DataError
 
 B, C, T, D = 24, 5, 6, 4

@@ -10,6 +10,7 @@ import cyxjax as cx
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError, DataError, GroupError
+from cyxjax.train.feeding import fit_data
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import (
     CLASSES,
@@ -36,6 +37,21 @@ FORMS = {
     "loaders": (cx.data.DataLoader((X, Y), 8, shuffle=True, seed=42), cx.data.DataLoader(VAL, 5)),
     "loader and arrays": (cx.data.DataLoader((X, Y), 8, shuffle=True, seed=42), VAL),
 }
+
+
+def test_tuples_are_inputs_or_targets_and_two_pairs_are_data_sets():
+    pair, odd = (X, X[:, :2]), X[:50]
+    found, _ = fit_data.parse((pair, Y), config())
+    assert (len(found.train.inputs), found.val) == (2, None)
+    assert found.train.targets is Y
+    found, _ = fit_data.parse((X, (Y, X)), config())
+    assert (found.train.inputs is X, len(found.train.targets), found.val) == (True, 2, None)
+    found, _ = fit_data.parse(((X, Y), VAL), config())
+    assert (found.train.inputs is X, found.val.inputs is VAL[0]) == (True, True)
+    found, _ = fit_data.parse((pair, Y, pair, Y), config())
+    assert len(found.val.inputs) == 2
+    with pytest.raises(DataError, match="unequal length"):
+        fit_data.parse(((X, odd), Y), config())
 
 
 def test_all_forms_of_fit_train_alike():

@@ -44,6 +44,10 @@ class GlobalLoss:
     fn: Callable
     by_row: bool = False
 
+    def to_per_example(self) -> "GlobalLoss":
+        """Itself: a step asks `of_rows`."""
+        return self
+
     @property
     def takes_padding(self) -> bool:
         """Whether `fn` is told which rows are padding."""

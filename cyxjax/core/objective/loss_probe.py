@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cyxjax.core.global_loss import GlobalLoss
 from cyxjax.core.losses import PerExample, UserLoss, check_form, each_alone, model_loss
 from cyxjax.core.mesh import REPLICATED, build_mesh
+from cyxjax.core.objective.global_loss import GlobalLoss
 from cyxjax.core.replica import model_map
 from cyxjax.core.rows import by_sample
 from cyxjax.errors import ConfigError
@@ -33,6 +33,8 @@ _WAYS = (
 
 def needs_probe(loss: PerExample) -> bool:
     """Whether `loss` is a function of the user's."""
+    if any(needs_probe(term) for _, term, _ in getattr(loss, "terms", ())):
+        return True
     return isinstance(loss, GlobalLoss) or (isinstance(loss, UserLoss) and loss.fn is not model_loss)
 
 
@@ -45,6 +47,8 @@ def refuse_unless_mean(loss: PerExample, output: PyTree, target: PyTree, batch_s
     Raises: ConfigError for a loss that couples samples, in its value or its gradient; DataError for one that
         gives neither a value a sample nor one for all.
     """
+    for _, term, _ in getattr(loss, "terms", ()):
+        refuse_unless_mean(term, output, target, batch_size)
     if not needs_probe(loss) or not isinstance(loss, UserLoss):
         return
     with _on_host() as device:

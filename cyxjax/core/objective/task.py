@@ -1,0 +1,244 @@
+"""What a step makes of a model's output, as one value: losses, metrics, and which outputs it sees."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from cyxjax.core.losses import (
+    CrossEntropyLoss,
+    MSELoss,
+    PerExample,
+    UserLoss,
+    as_per_example,
+)
+from cyxjax.core.metrics import Metric, Metrics
+from cyxjax.core.objective.global_loss import ContrastiveLoss, GlobalLoss, sees_whole_batch
+from cyxjax.errors import ConfigError, DataError
+
+PyTree = Any
+Pick: TypeAlias = "str | int | Callable[[PyTree], PyTree] | None"
+"""Which part of a tree: a key, an index or a field's name, a function; None: all of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What a trainer takes in place of a loss: `DistributedTrainer(model, task, optimizer)`.
+
+    loss: a loss as for the trainer, or {name: loss} and {name: (loss, factor)}: their weighted sum, each
+    measured under its name. output, target: the part of the model's output, and of the target, that losses
+    and metrics see. metrics, better: as of `cx.Metrics`.
+    Raises: ConfigError for terms that are none.
+    """
+
+    loss: Any
+    output: Pick = None
+    target: Pick = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    better: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.loss, Mapping) and not self.loss:
+            raise ConfigError(
+                "a Task without a loss. HINT: Task({'recon': a, 'kl': (b, 0.1)}), or Task(loss)."
+            )
+
+    @property
+    def ignore_index(self) -> int | None:
+        """The label that counts nothing."""
+        found = [getattr(loss, "ignore_index", None) for _, loss, _ in self._terms]
+        return next((index for index in found if index is not None), None)
+
+    @property
+    def _terms(self) -> list[tuple[str, Any, float]]:
+        if not isinstance(self.loss, Mapping):
+            return [("loss", self.loss, 1.0)]
+        pairs = ((name, one if isinstance(one, tuple) else (one, 1.0)) for name, one in self.loss.items())
+        return [(name, loss, float(factor)) for name, (loss, factor) in pairs]
+
+    def to_per_example(self) -> PerExample:
+        """The loss that a step makes smaller, of the model's whole output."""
+        terms = [(name, self._seen(as_per_example(loss)), factor) for name, loss, factor in self._terms]
+        if len(terms) == 1 and terms[0][2] == 1.0:
+            return terms[0][1]
+        odd = next((name for name, loss, _ in terms if sees_whole_batch(loss)), None)
+        if odd is not None:
+            raise ConfigError(
+                f"the term {odd!r} is a loss over the global batch, which stands alone. HINT: add the others "
+                "inside its function, fn(output, target, weight)."
+            )
+        return SumOfTerms(tuple(terms))
+
+    def to_metrics(self) -> Metrics:
+        """What is measured: the loss, accuracy, each term, and the task's own."""
+        terms = {} if len(self._terms) == 1 else {n: as_per_example(loss) for n, loss, _ in self._terms}
+        own = {name: self._seen(metric) for name, metric in {**terms, **self.metrics}.items()}
+        better = {**dict.fromkeys(terms, "min"), **self.better}
+        return Metrics(own, better=better, ignore_index=self.ignore_index, labels=self._labels)
+
+    def _labels(self, output: PyTree, target: PyTree) -> tuple[PyTree, PyTree]:
+        return picked(output, self.output), picked(target, self.target)
+
+    def _seen(self, measure: Any) -> Any:
+        return seen_through(measure, self.output, self.target)
+
+    def with_metrics(self, metrics: Mapping[str, Metric], better: Mapping[str, str] | None = None) -> "Task":
+        """The same task, which measures these as well."""
+        return replace(self, metrics={**self.metrics, **metrics}, better={**self.better, **(better or {})})
+
+    # ---- tasks by name -----------------------------------------------------------------------------------
+
+    @staticmethod
+    def classification(
+        *,
+        weight: Any = None,
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        output: Pick = None,
+        target: Pick = None,
+    ) -> "Task":
+        """Labels among classes: cross entropy of logits (B, ..., C), accuracy."""
+        return Task(CrossEntropyLoss(weight, ignore_index, label_smoothing), output, target)
+
+    @staticmethod
+    def regression(*, output: Pick = None, target: Pick = None) -> "Task":
+        """Numbers: the mean square, and the mean absolute error as `mae`."""
+        return Task(MSELoss(), output, target, {"mae": _absolute}, {"mae": "min"})
+
+    @staticmethod
+    def language(*, ignore_index: int | None = None, output: Pick = None, target: Pick = None) -> "Task":
+        """The next token: cross entropy of logits (B, T, C) over the tokens that count, and their accuracy.
+
+        ignore_index: of padding; the mean is over all other tokens of the global batch.
+        """
+        return Task.classification(ignore_index=ignore_index, output=output, target=target)
+
+    @staticmethod
+    def vae(
+        beta: float = 1.0,
+        *,
+        output: Pick = None,
+        target: Pick = None,
+        reconstruction: str = "bce",
+    ) -> "Task":
+        """Reconstruction plus `beta` times divergence, in nats a sample; of outputs (logits, mean, logvar).
+
+        reconstruction: "bce" of logits against values in [0, 1], or "mse" (half the squared
+        error). The target is the input: fit(X, X). Both terms are measured.
+        Source: Kingma and Welling 2013, arXiv:1312.6114.
+        """
+        if reconstruction not in ("bce", "mse"):
+            raise ConfigError(f"reconstruction={reconstruction!r} is not known. HINT: 'bce' or 'mse'.")
+        terms = {
+            "reconstruction": partial(_reconstruction, reconstruction),
+            "divergence": (_divergence, beta),
+        }
+        return Task(terms, output, target)
+
+    @staticmethod
+    def contrastive(temperature: float = 0.1, *, output: Pick = None) -> "Task":
+        """Two embeddings of a sample, compared over the global batch: `cx.ContrastiveLoss`."""
+        return Task(ContrastiveLoss(temperature), output)
+
+    @staticmethod
+    def distillation(temperature: float = 2.0, alpha: float = 0.5, *, output: Pick = None) -> "Task":
+        """A student of labels and of a teacher's logits; target: the pair (labels, teacher_logits).
+
+        The teacher's logits come from its own `predict`, once: fit(X, (y, teacher.predict(X))). The loss is
+        alpha * T^2 * KL(teacher / T || student / T) + (1 - alpha) * cross entropy; both are measured.
+        Source: Hinton et al. 2015, arXiv:1503.02531.
+        """
+        hard = seen_through(CrossEntropyLoss().per_example, None, 0)
+        soft = partial(_soft, temperature)
+        return Task(
+            {"hard": (hard, 1 - alpha), "soft": (soft, alpha)}, output, None, {"accuracy": _of_labels}
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SumOfTerms:
+    """Losses of a value a sample each, added up with their factors; `terms`: (name, loss, factor)."""
+
+    terms: tuple[tuple[str, PerExample, float], ...]
+
+    def __call__(self, output: PyTree, target: PyTree) -> jax.Array:
+        total: Any = 0.0
+        for name, loss, factor in self.terms:
+            values = loss(output, target)
+            if isinstance(values, tuple):
+                raise DataError(
+                    f"the term {name!r} weighs its samples, so it has another mean than the other terms. "
+                    "HINT: write one function that returns (values, weights) of the sum."
+                )
+            total = total + factor * values
+        return total
+
+
+def seen_through(measure: Any, output: Pick, target: Pick) -> Any:
+    """A loss or a metric of whole trees, from one of their parts."""
+    if output is None and target is None:
+        return measure
+    if isinstance(measure, UserLoss):
+        return UserLoss(seen_through(measure.fn, output, target))
+    if isinstance(measure, GlobalLoss):
+        return GlobalLoss(_seen_globally(measure, output, target), measure.by_row)
+    return lambda o, t: measure(picked(o, output), picked(t, target))
+
+
+def _seen_globally(loss: GlobalLoss, output: Pick, target: Pick) -> Callable:
+    look = partial(picked, pick=output), partial(picked, pick=target)
+    if loss.by_row:
+        of = lambda rows: rows._replace(output=look[0](rows.output), target=look[1](rows.target))  # noqa: E731
+        return lambda own, whole: loss.fn(of(own), of(whole))
+    if loss.takes_padding:
+        return lambda o, t, w: loss.fn(look[0](o), look[1](t), w)
+    return lambda o, t: loss.fn(look[0](o), look[1](t))
+
+
+def picked(tree: PyTree, pick: Pick) -> PyTree:
+    """The part of `tree`. Raises: DataError naming what there is."""
+    if pick is None:
+        return tree
+    if callable(pick):
+        return pick(tree)
+    try:
+        return getattr(tree, pick) if isinstance(pick, str) and hasattr(tree, "_fields") else tree[pick]
+    except (KeyError, IndexError, TypeError, AttributeError):
+        names = sorted(map(str, tree)) if isinstance(tree, Mapping) else f"a {type(tree).__name__}"
+        raise DataError(
+            f"the task looks at {pick!r} of an output or target that is {names}. HINT: name one there is."
+        ) from None
+
+
+def _absolute(output: jax.Array, target: jax.Array) -> jax.Array:
+    gap = jnp.abs(output.astype(jnp.float32) - target.astype(jnp.float32))
+    return gap.reshape(len(gap), -1).mean(1)
+
+
+def _reconstruction(kind: str, output: PyTree, target: jax.Array) -> jax.Array:
+    made = output[0].astype(jnp.float32).reshape(len(target), -1)
+    wanted = target.astype(jnp.float32).reshape(len(target), -1)
+    if kind == "mse":
+        return 0.5 * jnp.square(made - wanted).sum(1)
+    return -(wanted * jax.nn.log_sigmoid(made) + (1 - wanted) * jax.nn.log_sigmoid(-made)).sum(1)
+
+
+def _divergence(output: PyTree, target: PyTree) -> jax.Array:
+    """KL(N(mean, e^logvar) || N(0, 1)) of each sample."""
+    del target
+    mean, logvar = (a.astype(jnp.float32).reshape(len(a), -1) for a in output[1:3])
+    return -0.5 * (1 + logvar - jnp.square(mean) - jnp.exp(logvar)).sum(1)
+
+
+def _of_labels(output: jax.Array, target: PyTree) -> jax.Array:
+    hit = jnp.argmax(output, -1).astype(target[0].dtype) == target[0]
+    return hit.astype(jnp.float32).reshape(len(hit), -1).mean(1)
+
+
+def _soft(temperature: float, output: jax.Array, target: PyTree) -> jax.Array:
+    student, teacher = (jax.nn.log_softmax(a.astype(jnp.float32) / temperature) for a in (output, target[1]))
+    gap = temperature**2 * (jnp.exp(teacher) * (teacher - student)).sum(-1)
+    return gap.reshape(len(gap), -1).mean(1)

@@ -1,0 +1,172 @@
+"""A task says what a step does with a model's output; on two devices each trains as the same by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+import cyxjax as cx
+from cyxjax.core.model.adapter import adapt
+from cyxjax.errors import ConfigError, DataError
+from tests.support.trainers import CLASSES, FEATURES, X, Y, config, trainer, use_devices
+from tests.support.trainers import own_group as own_group
+
+ce = optax.softmax_cross_entropy_with_integer_labels
+SAMPLES = 19
+TEXT = np.random.default_rng(2).integers(1, 5, (SAMPLES, 6)).astype(np.int32)
+TEXT[::3, 4:] = 0  # padding
+PIXELS = (X > 0).astype(np.float32)[:SAMPLES]
+TEACHER = np.random.default_rng(3).normal(size=(SAMPLES, CLASSES)).astype(np.float32)
+
+
+class Heads(linen.Module):
+    """Two outputs by name."""
+
+    @linen.compact
+    def __call__(self, x):
+        h = linen.relu(linen.Dense(8)(x))
+        return {"logits": linen.Dense(CLASSES)(h), "sum": linen.Dense(1)(h)[:, 0]}
+
+
+class Vae(linen.Module):
+    """(logits, mean, logvar), as Flax's example returns them; without noise, so that numbers compare."""
+
+    @linen.compact
+    def __call__(self, x):
+        h = linen.relu(linen.Dense(8)(x))
+        mean, logvar = linen.Dense(2)(h), linen.Dense(2)(h)
+        return linen.Dense(FEATURES)(mean), mean, logvar
+
+
+class Text(linen.Module):
+    @linen.compact
+    def __call__(self, tokens):
+        return linen.Dense(5)(linen.Embed(5, 8)(tokens))
+
+
+class Logits(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(CLASSES)(x)
+
+
+def vae_by_hand(o, t):
+    logits, mean, logvar = o
+    bce = (jnp.logaddexp(0, logits) - t * logits).sum(-1)
+    return (bce - 0.5 * 0.3 * (1 + logvar - mean**2 - jnp.exp(logvar)).sum(-1)).mean()
+
+
+def text_by_hand(o, t):
+    counts = (t != 0).astype(jnp.float32)
+    return (ce(o, t) * counts).sum() / counts.sum()
+
+
+def distilled_by_hand(o, t):
+    labels, teacher = t
+    p, q = jax.nn.log_softmax(teacher / 3), jax.nn.log_softmax(o / 3)
+    return 0.4 * 9 * (jnp.exp(p) * (p - q)).sum(-1).mean() + 0.6 * ce(o, labels).mean()
+
+
+def two_terms_by_hand(o, t):
+    return ce(o["logits"], t["label"]).mean() + 0.25 * jnp.square(o["sum"] - t["sum"]).mean()
+
+
+TWO = cx.Task(
+    {
+        "label": lambda o, t: ce(o["logits"], t["label"]).mean(),  # a mean, as people write it
+        "sum": (lambda o, t: jnp.square(o["sum"] - t["sum"]), 0.25),
+    },
+    metrics={"near": lambda o, t: (jnp.abs(o["sum"] - t["sum"]) < 1).astype(jnp.float32)},
+    better={"near": "max"},
+)
+BOTH = {"label": Y[:SAMPLES], "sum": X[:SAMPLES].sum(1)}
+TASKS = {
+    "one of two outputs": (
+        Heads,
+        X[:SAMPLES],
+        Y[:SAMPLES],
+        cx.Task.classification(output="logits"),
+        lambda o, t: ce(o["logits"], t).mean(),
+    ),
+    "regression of one": (
+        Heads,
+        X[:SAMPLES],
+        BOTH["sum"],
+        cx.Task.regression(output=lambda o: o["sum"]),
+        lambda o, t: jnp.square(o["sum"] - t).mean(),
+    ),
+    "vae": (Vae, PIXELS, PIXELS, cx.Task.vae(0.3), vae_by_hand),
+    "language": (Text, TEXT, TEXT, cx.Task.language(ignore_index=0), text_by_hand),
+    "distillation": (
+        Logits,
+        X[:SAMPLES],
+        (Y[:SAMPLES], TEACHER),
+        cx.Task.distillation(3.0, 0.4),
+        distilled_by_hand,
+    ),
+    "two terms": (Heads, X[:SAMPLES], BOTH, TWO, two_terms_by_hand),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_trains_as_the_same_by_hand_on_one_device(name):
+    use_devices(2)
+    make, x, y, task, loss = TASKS[name]
+    model = make()
+    params = adapt(model).init(jax.random.key(42), x[:1])[0]
+    grad = jax.jit(jax.grad(lambda p, x, y: loss(model.apply({"params": p}, x), y)))
+    for i in range(0, SAMPLES, 8):
+        part = jax.tree.map(lambda a, i=i: a[i : i + 8], (x, y))
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grad(params, *part))
+    train = trainer(model, task)
+    history = train.fit(x, y, config(epochs=1, batch_size=4, shuffle=False))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), train.params, params)
+    assert np.isfinite(history.train_losses[0])
+
+
+def test_terms_and_metrics_are_measured_by_name():
+    use_devices(2)
+    make, x, y, task, _ = TASKS["two terms"]
+    train = trainer(make(), task)
+    history = train.fit(x, y, x, y, config(epochs=1, batch_size=4, monitor="val_near"))
+    told = train.evaluate_metrics(x, y)
+    assert told["loss"] == pytest.approx(told["label"] + 0.25 * told["sum"], rel=1e-5)
+    assert {f"{split}_{name}" for split in ("train", "val") for name in ("label", "sum", "near")} <= set(
+        history.metrics
+    )
+    out = train.predict(x)
+    assert told["near"] == pytest.approx((np.abs(out["sum"] - y["sum"]) < 1).mean())
+    labels = trainer(make(), cx.Task.classification(output="logits"))
+    labels.fit(x, Y[:SAMPLES], config(epochs=1))
+    hit = labels.predict(x)["logits"].argmax(-1) == Y[:SAMPLES]
+    assert labels.evaluate(x, Y[:SAMPLES])[1] == pytest.approx(hit.mean())
+    more = trainer(Logits(), cx.Task.classification().with_metrics({"one": lambda o, t: jnp.ones(len(o))}))
+    more.fit(x, Y[:SAMPLES], config(epochs=1))
+    assert more.evaluate_metrics(x, Y[:SAMPLES])["one"] == 1
+
+
+def test_what_does_not_fit_is_one_line():
+    use_devices(2)
+    labels = Y[:SAMPLES].copy()
+    labels[4] = 9
+    with pytest.raises(DataError, match="sample 4 has label 9, but the model has 3 outputs"):
+        trainer(Heads(), cx.Task.classification(output="logits")).fit(X[:SAMPLES], labels, config())
+    with pytest.raises(
+        DataError, match=r"looks at 'logit' of an output or target that is \['logits', 'sum'\].*HINT"
+    ):
+        trainer(Heads(), cx.Task.classification(output="logit")).fit(X[:SAMPLES], Y[:SAMPLES], config())
+    with pytest.raises(ConfigError, match="a Task without a loss.*HINT"):
+        cx.Task({})
+    with pytest.raises(ConfigError, match="reconstruction='l1' is not known"):
+        cx.Task.vae(reconstruction="l1")
+    whole = cx.Task({"a": cx.ContrastiveLoss(), "b": cx.MSELoss()})
+    with pytest.raises(ConfigError, match="the term 'a' is a loss over the global batch.*HINT"):
+        trainer(Logits(), whole)
+    weighed = cx.Task({"a": cx.CrossEntropyLoss(ignore_index=0), "b": lambda o, t: o.sum(-1)})
+    with pytest.raises(DataError, match="the term 'a' weighs its samples.*HINT"):
+        trainer(Logits(), weighed).fit(X, Y, config())
+    coupled = cx.Task({"a": cx.CrossEntropyLoss(), "b": lambda o, t: o.std(0).mean()})
+    with pytest.raises(ConfigError, match=r"\(values, weights\).*cx.GlobalLoss"):
+        trainer(Logits(), coupled).fit(X, Y, config())
