@@ -1,5 +1,6 @@
 """The one mesh: every device of every process on the axis `data`, and values placed on it."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,11 +59,16 @@ def refuse_wrapping(tree: PyTree) -> None:
     for leaf in jax.tree.leaves(tree):
         if not isinstance(leaf, np.ndarray) or leaf.dtype not in _WRAPPING or not leaf.size:
             continue
-        kept = np.iinfo(jax.dtypes.canonicalize_dtype(leaf.dtype))
+        kept = _limits(jax.dtypes.canonicalize_dtype(leaf.dtype))
         if leaf.max() > kept.max or leaf.min() < kept.min:
             row = int(np.argmax(((leaf > kept.max) | (leaf < kept.min)).reshape(len(leaf), -1).any(1)))
             wrong = leaf[row][(leaf[row] > kept.max) | (leaf[row] < kept.min)]
             raise WrappingError(int(wrong.reshape(-1)[0]), row, str(kept.dtype))
+
+
+@functools.cache
+def _limits(dtype: np.dtype) -> np.iinfo:
+    return np.iinfo(dtype)  # asked for in each step, and slow to make
 
 
 class WrappingError(DataError):

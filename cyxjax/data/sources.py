@@ -6,6 +6,7 @@ Nothing here imports torch, datasets or jax: objects are recognised by what they
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -48,10 +49,15 @@ class ArrayDataset:
 
     def take(self, indices: np.ndarray) -> tuple[Any, Any]:
         """Rows `indices`, copied; inputs that are also the targets are read once."""
-        inputs = map_leaves(lambda leaf: leaf[indices], self.inputs)
+        inputs = map_leaves(lambda leaf: _rows(leaf, indices), self.inputs)
         if self.targets is self.inputs:
             return inputs, inputs
-        return inputs, map_leaves(lambda leaf: leaf[indices], self.targets)
+        return inputs, map_leaves(lambda leaf: _rows(leaf, indices), self.targets)
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of one sample, targets included."""
+        return sum(leaf.nbytes // len(leaf) for _, leaf in self._leaves())
 
     def _leaves(self) -> Iterator[tuple[str, Any]]:
         yield from leaves(self.inputs, "inputs")
@@ -156,6 +162,12 @@ def _as_array(leaf: Any) -> Any:
     if array.dtype.kind in "OUSMm":
         raise DataError(f"values of dtype {array.dtype}; expected numbers. HINT: encode them as integers.")
     return array
+
+
+def _rows(leaf: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """`leaf[indices]`; by `take`, twice as fast, where that does not copy the whole array first."""
+    in_rows = leaf.flags.c_contiguous and leaf.flags.aligned and leaf.dtype.isnative
+    return np.asarray(leaf).take(indices, axis=0) if in_rows else leaf[indices]
 
 
 def _length(name: str, leaf: Any) -> int:

@@ -167,7 +167,7 @@ def _epoch(
         nonlocal sums, stop, save
         while len(waiting) > room:
             when, handle = waiting.popleft()
-            told = np.asarray(handle.addressable_data(0), np.float64)
+            told = np.asarray(handle, np.float64)
             info = StepInfo(when, told[:-1], (told[-1, 0], told[-1, 1]))
             sums = sums + info.sums
             stop |= _any(hook.on_step(info) for hook in watching) | (info.signals[0] > 0)
@@ -232,7 +232,7 @@ def evaluate(program: Program, state: TrainState, batches: Iterable[Batch]) -> d
     for batch in batches:
         waiting.append(program.eval_step(state, batch))
         if len(waiting) > 1:
-            sums += np.asarray(waiting.popleft().addressable_data(0), np.float64)
+            sums += np.asarray(waiting.popleft(), np.float64)
     for handle in waiting:
-        sums += np.asarray(handle.addressable_data(0), np.float64)
+        sums += np.asarray(handle, np.float64)
     return program.metrics.means(sums)

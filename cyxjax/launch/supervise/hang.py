@@ -1,7 +1,7 @@
 """Who is stuck, and who only waits: judged from the ranks' beats alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from cyxjax.launch.heartbeat import WAITING, Limits, Pulse
 from cyxjax.launch.rendezvous.roster import ranks_text
@@ -65,7 +65,7 @@ class Pauses:
     def excuse(self, pulse: Pulse) -> Pulse:
         """`pulse` as late as it would be without the pauses since."""
         paused_s = sum(max(0.0, end - max(begin, pulse.at_s)) for begin, end in self._spans)
-        return replace(pulse, at_s=pulse.at_s + paused_s) if pulse.at_s else pulse
+        return pulse._replace(at_s=pulse.at_s + paused_s) if pulse.at_s else pulse
 
 
 @dataclass(frozen=True)

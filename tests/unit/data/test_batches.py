@@ -144,6 +144,34 @@ def test_batches_do_not_depend_on_how_many_are_ordered_at_once(monkeypatch):
     assert np.array_equal(np.stack(whole), np.stack(single))
 
 
+def test_batches_do_not_depend_on_how_many_are_gathered_at_once(monkeypatch):
+    plan, order = BatchPlan(500, 3, 2), Order(500, 1)
+    pairs = {"a": np.arange(1000).reshape(500, 2), "b": np.arange(500.0)}
+    data = ArrayDataset(pairs, pairs)
+    several = list(iterate(data, order, plan, range(1, 2), start_step=1))
+    monkeypatch.setattr(batches, "_BYTES_AT_ONCE", 1)
+    single = list(iterate(data, order, plan, range(1, 2), start_step=1))
+    assert len(several) == plan.num_steps - 1 == 83
+    for one, other in zip(several, single, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one._asdict(), other._asdict())
+        assert one.targets is one.inputs  # read once, sent once
+
+
+def test_few_rows_are_gathered_together_and_large_ones_alone():
+    calls = []
+
+    class Counting(ArrayDataset):
+        def take(self, indices):
+            calls.append(len(indices))
+            return super().take(indices)
+
+    list(iterate(Counting(np.zeros((96, 2)), np.zeros(96)), Order(96), BatchPlan(96, 32), range(1)))
+    assert calls == [96]  # 24 bytes a row
+    calls.clear()
+    list(iterate(Counting(np.zeros((96, 1024)), np.zeros(96)), Order(96), BatchPlan(96, 32), range(1)))
+    assert calls == [32, 32, 32]  # 32 rows fill 256 KiB
+
+
 def test_drop_last_takes_whole_global_batches():
     plan = BatchPlan(29, 2, 3, drop_last=True)
     assert (plan.num_steps, plan.num_used, plan.total(3)) == (4, 24, 6)

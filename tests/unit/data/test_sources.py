@@ -1,6 +1,7 @@
 """Sources: whatever people keep samples in, read by index; errors that name the sample."""
 
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -268,3 +269,30 @@ def test_batches_of_a_loader_become_numpy():
         assert np.array_equal(targets, Y)
     ((inputs, targets),) = as_batches([X])
     assert targets is inputs
+
+
+@pytest.mark.parametrize("kind", ["rows", "columns", "every other", "big-endian", "unaligned", "memmap"])
+def test_rows_are_what_indexing_gives_and_no_array_is_copied_whole(kind, tmp_path):
+    whole = np.arange(4_000_000, dtype=np.float32).reshape(1_000_000, 4)
+    if kind == "columns":
+        whole = np.asfortranarray(whole)
+    elif kind == "every other":
+        whole = whole[::2]
+    elif kind == "big-endian":
+        whole = whole.astype(">f4")
+    elif kind == "unaligned":
+        whole = np.frombuffer(b"x" + whole.tobytes(), np.uint8)[1:].view(np.float32).reshape(-1, 4)
+    elif kind == "memmap":
+        whole.tofile(tmp_path / "whole")
+        whole = np.memmap(tmp_path / "whole", np.float32, "r", shape=whole.shape)
+    picked = np.array([3, 400_000, 3, 0])
+    data = ArrayDataset(whole, np.zeros(len(whole)))
+    data.take(picked)
+    tracemalloc.start()
+    inputs, _ = data.take(picked)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 100_000
+    assert type(inputs) is np.ndarray
+    values = 8 if kind == "every other" else 4
+    assert inputs.tolist() == [[values * i + c for c in range(4)] for i in picked]
