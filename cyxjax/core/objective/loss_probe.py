@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cyxjax.core.losses import PerExample, UserLoss, check_form, each_alone, model_loss
+from cyxjax.core.losses import PerExample, UserLoss, check_form, each_alone
 from cyxjax.core.mesh import REPLICATED, build_mesh
 from cyxjax.core.objective.global_loss import GlobalLoss
+from cyxjax.core.objective.own_loss import is_the_models_own
 from cyxjax.core.replica import model_map
 from cyxjax.core.rows import by_sample
 from cyxjax.errors import ConfigError
@@ -35,7 +36,7 @@ def needs_probe(loss: PerExample) -> bool:
     """Whether `loss` is a function of the user's."""
     if any(needs_probe(term) for _, term, _ in getattr(loss, "terms", ())):
         return True
-    return isinstance(loss, GlobalLoss) or (isinstance(loss, UserLoss) and loss.fn is not model_loss)
+    return isinstance(loss, GlobalLoss) or (isinstance(loss, UserLoss) and not is_the_models_own(loss))
 
 
 def refuse_unless_mean(loss: PerExample, output: PyTree, target: PyTree, batch_size: int = 1) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.objective.loss_probe import needs_probe, refuse_unless_blind, refuse_unless_mean
+from cyxjax.core.objective.own_loss import refuse_a_tree
 from cyxjax.data.files import Subset
 from cyxjax.data.labels import check_labels, watched
 from cyxjax.data.loader import DataLoader
@@ -234,6 +235,7 @@ def check(
     refuse_unless_blind(loss, output, samples[1])
     if not data.indexed:
         return
+    refuse_a_tree(loss, output)
     jax.eval_shape(loss, output, targets)  # shapes that do not fit are said here
     for what, part in (("training data", data.train), ("validation data", data.val)):
         if part is not None:

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_replicas, local_value, num_replicas, put_replicated
+from cyxjax.core.objective.own_loss import is_the_models_own, refuse_coupled_loss
 from cyxjax.core.optimizer_probe import check_update, explained
 from cyxjax.core.step import TrainState
 from cyxjax.train.feeding import fit_data
@@ -74,7 +75,8 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
     """What is watched is measured; the optimizer fits the parameters and the strategy; the model takes the
     data in the precision asked for, on this backend; the loss is a mean over samples; the data are finite.
 
-    state: as training starts with it; only shapes are looked at, nothing is compiled.
+    state: as training starts with it; only shapes are looked at. What is compiled is small, but for a model
+        that computes its own loss.
     Raises: ConfigError naming the monitor, the optimizer, the loss or the precision, DataError naming the
         sample.
     """
@@ -86,6 +88,8 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
     if not isinstance(recipe.optimizer, Optimizer):  # ours fit all, and are tested to
         check_update(built.sync, mesh, state, prepared.settings.step.comm)
     check_same_params(recipe.loss, built.sync, prepared.settings.step.comm)
+    if prepared.data is not None and is_the_models_own(recipe.loss):
+        refuse_coupled_loss(built.fns, fit_data.telling_samples(prepared.data.train)[0])
     check_precision(built, state, prepared.inputs, prepared.settings.step.precision, replicas)
     seen = jax.eval_shape(built.program.consensus, state)
     run = lambda inputs: jax.eval_shape(built.predict_step, seen, inputs)  # noqa: E731
