@@ -13,6 +13,7 @@ from cyxjax.files import open_closed_streams, redact
 ROWS: dict[str, tuple[str, str]] = {
     "train": ("cyxjax.train.__main__:main", "train the experiment of a YAML file"),
     "launch": ("cyxjax.launch.__main__:main", "start the processes of a script or module on this host"),
+    "top": ("cyxjax.launch.supervise.top:main", "watch a running job on this host: steps, phases, memory"),
     "checkpoint": (
         "cyxjax.cli.checkpoint:main",
         "list, verify, export and prune the checkpoints of a run",

@@ -1,5 +1,6 @@
 """Asking a running job where its ranks stand, from another terminal."""
 
+import json
 import os
 import subprocess
 import sys
@@ -52,6 +53,18 @@ def test_all_stacks_are_shown_and_the_job_goes_on(job: Run, word):
     assert "--- rank 1 (pid " in said.stdout
     assert said.stdout.count("Current thread") == 2
     assert "in train" in said.stdout
+    assert job.process.poll() is None
+
+
+def test_top_shows_the_ranks_of_a_running_job(job: Run):
+    assert job.reached("under way", 0)
+    assert job.reached("under way", 1)
+    command = [sys.executable, "-m", "cyxjax.cli", "top", job.run_id, "--json"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    ranks = json.loads(said.stdout)["ranks"]
+    assert [rank["rank"] for rank in ranks] == [0, 1]
+    assert all(rank["step"] >= 0 and rank["phase"] and rank["memory_bytes"] > 1e6 for rank in ranks), ranks
+    assert {rank["pid"] for rank in ranks} <= set(job.survivors())
     assert job.process.poll() is None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from cyxjax.errors import EXIT_OK, ConfigError, GroupError
 from cyxjax.files import redact
 from cyxjax.launch.failure import hooks
+from cyxjax.launch.heartbeat import VARIABLE as BEATS
 from cyxjax.launch.rendezvous.roster import ranks_text
 from cyxjax.launch.supervise import stacks
 
@@ -25,6 +26,7 @@ class RunningRank:
     rank: int
     run_id: str
     stack_file: str
+    beat_file: str = ""
 
     def dumped(self) -> str:
         """All that the rank has dumped so far."""
@@ -88,7 +90,7 @@ def _read(folder: Path) -> RunningRank | None:
     if hooks.STACKS not in env or not env.get("RANK", "").isdigit():
         return None
     place = (int(folder.name), parent, int(env["RANK"]))
-    return RunningRank(*place, env.get("CYXJAX_RUN_ID", ""), env[hooks.STACKS])
+    return RunningRank(*place, env.get("CYXJAX_RUN_ID", ""), env[hooks.STACKS], env.get(BEATS, ""))
 
 
 def _ranks_of(launcher: int, ranks: Sequence[RunningRank]) -> str:

@@ -1,0 +1,166 @@
+"""`cyxjax top [JOB]`: how far the ranks of a running job on this host are, and who waits for whom.
+
+Read from their heartbeat files and the kernel: the job is not asked, and does not notice.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cyxjax.command import Parser
+from cyxjax.errors import EXIT_OK, ConfigError, GroupError
+from cyxjax.launch import heartbeat
+from cyxjax.launch.heartbeat import WAITING, Pulse
+from cyxjax.launch.rendezvous.roster import ranks_text
+from cyxjax.launch.supervise.dump import RunningRank, find, running
+from cyxjax.launch.supervise.hang import stragglers
+
+_PROC = Path("/proc")
+_HOME_AND_CLEAR = "\x1b[H\x1b[J"
+_HEAD = ("rank", "step", "phase", "for", "in steps", "memory", "pid")
+_HELD_UP_S = 1.0  # steps are shorter than that, or nobody would ask
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rank at one moment."""
+
+    rank: int
+    pid: int
+    pulse: Pulse
+    memory_bytes: int | None  # resident; None where the kernel does not say
+
+    def as_json(self, now_s: float) -> dict[str, object]:
+        p = self.pulse
+        told = {"step": p.step, "phase": p.phase, "for_s": round(_for_s(p, now_s), 1)} if p.at_s else {}
+        shares = {"busy_s": p.busy_s, "waiting_s": p.waiting_s} if p.at_s else {}
+        return {"rank": self.rank, "pid": self.pid, **told, **shares, "memory_bytes": self.memory_bytes}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Shows the ranks until they have ended or Ctrl-C; once, where nobody watches the output.
+
+    Raises: ConfigError for wrong words; GroupError when no such job runs here.
+    """
+    given = _parser().parse_args(argv)
+    if not 0.1 <= given.every <= 3600:
+        raise ConfigError(f"--every {given.every:g}: expected 0.1 to 3600 seconds. HINT: leave it out for 1.")
+    ranks = _chosen(given.job, running(_PROC))
+    once = given.once or given.json or not sys.stdout.isatty()
+    before: dict[int, Pulse] = {}
+    with suppress(KeyboardInterrupt):
+        while True:
+            rows, now_s = look(ranks), time.monotonic()
+            if given.json:
+                print(json.dumps({"job": ranks[0].run_id, "ranks": [row.as_json(now_s) for row in rows]}))
+            else:
+                lines = shown(ranks[0].run_id, rows, before, now_s)
+                print(("" if once else _HOME_AND_CLEAR) + "\n".join(lines), flush=True)
+            if once:
+                break
+            before = {row.rank: row.pulse for row in rows}
+            time.sleep(given.every)
+            if not any((_PROC / str(rank.pid)).exists() for rank in ranks):
+                print("The job has ended.")
+                break
+    return EXIT_OK
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="cyxjax top",
+        description="Shows the ranks of a job that runs on this host: steps, phases, memory, who waits.",
+        epilog="example: cyxjax top my-run    (the --run-id of the job; none is needed where one job runs)",
+    )
+    parser.add_argument("job", nargs="?", help="run id, or the pid of its launcher or of a rank")
+    parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="between two looks (1)")
+    parser.add_argument("--once", action="store_true", help="look once; so too where output is no terminal")
+    parser.add_argument("--json", action="store_true", help="look once, and print it as JSON")
+    return parser
+
+
+def _chosen(job: str | None, ranks: Sequence[RunningRank]) -> list[RunningRank]:
+    """The ranks of `job`, or of the only one there is."""
+    if job is not None:
+        return find(job, ranks)
+    if len({rank.launcher for rank in ranks}) != 1:
+        return find("(not named)", ranks) if ranks else _none()
+    return find(str(ranks[0].launcher), ranks)
+
+
+def _none() -> list[RunningRank]:
+    raise GroupError("no job of yours runs on this host. HINT: start one with `cyxjax launch`.")
+
+
+def look(ranks: Sequence[RunningRank], processes: Path = _PROC) -> list[Row]:
+    """The ranks as they are now, in order."""
+    return [Row(r.rank, r.pid, _pulse(r.beat_file), _resident_bytes(processes / str(r.pid))) for r in ranks]
+
+
+def _pulse(path: str) -> Pulse:
+    try:
+        return heartbeat.read(path) if path else Pulse()
+    except (OSError, ValueError):  # it ended meanwhile, or the file is none of ours
+        return Pulse()
+
+
+def _resident_bytes(folder: Path) -> int | None:
+    try:
+        return int(folder.joinpath("statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def shown(job: str, rows: Sequence[Row], before: Mapping[int, Pulse], now_s: float) -> list[str]:
+    """Lines for people. before: the pulses of the last look, for the speed; {} at the first."""
+    name = "".join(c if c.isprintable() else "?" for c in job) or "(unnamed)"
+    head = f"job {name}: {len(rows)} ranks here{_speed(rows, before)}"
+    cells = [
+        ("rank", "step", "phase", "for", "in steps", "memory", "pid"),
+        *(_cells(row, now_s) for row in rows),
+    ]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+    said = [waits(rows, now_s), stragglers(before, {row.rank: row.pulse for row in rows}) or ""]
+    return [head, *lines, *filter(None, said)]
+
+
+def _cells(row: Row, now_s: float) -> tuple[str, ...]:
+    p, memory = row.pulse, row.memory_bytes
+    size = "-" if memory is None else f"{memory / 1e6:,.0f} MB"
+    if not p.at_s:
+        return (str(row.rank), "-", "no beat yet", "-", "-", size, str(row.pid))
+    share = p.waiting_s / max(p.busy_s + p.waiting_s, 1e-9)
+    step = str(p.step) if p.step >= 0 else "-"
+    return (str(row.rank), step, p.phase, f"{_for_s(p, now_s):.1f} s", f"{share:.0%}", size, str(row.pid))
+
+
+def _for_s(pulse: Pulse, now_s: float) -> float:
+    return max(0.0, now_s - pulse.at_s)
+
+
+def _speed(rows: Sequence[Row], before: Mapping[int, Pulse]) -> str:
+    """Of the foremost rank, between two of its beats."""
+    told = [(row.pulse, before[row.rank]) for row in rows if row.rank in before and row.pulse.at_s]
+    speeds = [
+        (p.step - b.step) / (p.at_s - b.at_s) for p, b in told if p.at_s > b.at_s and p.step > b.step >= 0
+    ]
+    return f", {max(speeds):,.1f} steps/s" if speeds else ""
+
+
+def waits(rows: Sequence[Row], now_s: float) -> str:
+    """Who waits for whom, in a sentence; "" while nobody has waited for long."""
+    told = [row for row in rows if row.pulse.at_s and row.pulse.phase != "done"]
+    held = [r for r in told if r.pulse.phase in WAITING and _for_s(r.pulse, now_s) > _HELD_UP_S]
+    others = [r for r in told if r.pulse.phase not in WAITING]
+    if not held or not others:
+        return ""
+    cause = min(others, key=lambda r: (r.pulse.step, r.pulse.at_s))
+    at = f"{cause.pulse.phase} for {_for_s(cause.pulse, now_s):.0f} s, step {cause.pulse.step}"
+    verb = "waits" if len(held) == 1 else "wait"
+    return f"{ranks_text([r.rank for r in held])} {verb} for rank {cause.rank}: {at}"

@@ -1,0 +1,92 @@
+"""`cyxjax top`: what it says of ranks from their beats and the kernel's files."""
+
+import json
+
+import pytest
+
+from cyxjax.errors import ConfigError, GroupError
+from cyxjax.launch.heartbeat import FileBeat, Pulse
+from cyxjax.launch.supervise import top
+from cyxjax.launch.supervise.dump import running
+from cyxjax.launch.supervise.top import Row, look, shown, waits
+
+
+def row(rank, step, phase, at_s, memory=512_000_000, busy_s=1.0, waiting_s=3.0):
+    return Row(rank, 100 + rank, Pulse(step, phase, at_s, busy_s, waiting_s), memory)
+
+
+@pytest.fixture
+def processes(tmp_path, monkeypatch):
+    """A /proc with two ranks of job `mine` and one of `other`; beats of the two."""
+
+    def rank(pid, launcher, number, job):
+        folder, beat = tmp_path / "proc" / str(pid), tmp_path / f"{pid}.beat"
+        folder.mkdir(parents=True)
+        names = {"RANK": number, "CYXJAX_RUN_ID": job, "CYXJAX_BEAT_FILE": beat, top_stacks(): "x"}
+        folder.joinpath("environ").write_text("\0".join(f"{k}={v}" for k, v in names.items()))
+        folder.joinpath("stat").write_text(f"{pid} (python) S {launcher} 0")
+        folder.joinpath("statm").write_text("1000 25 5 1 0 9 0")
+        return FileBeat(str(beat))
+
+    beats = [rank(101, 90, 1, "mine"), rank(100, 90, 0, "mine")]
+    rank(200, 190, 0, "other")
+    monkeypatch.setattr(top, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(top.os, "sysconf", lambda name: 4096)
+    beats[0].tell(7, "data")
+    beats[1].tell(7, "step")
+    return tmp_path / "proc"
+
+
+def top_stacks():
+    from cyxjax.launch.failure import hooks
+
+    return hooks.STACKS
+
+
+def test_ranks_are_found_by_their_job_and_read_without_asking_them(processes):
+    rows = look([rank for rank in running(processes) if rank.run_id == "mine"], processes)
+    assert {(r.rank, r.pulse.step, r.pulse.phase) for r in rows} == {(0, 7, "step"), (1, 7, "data")}
+    assert {r.memory_bytes for r in rows} == {25 * 4096}
+
+
+def test_json_is_for_scripts(processes, capsys):
+    assert top.main(["mine", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["job"] == "mine"
+    assert [(r["rank"], r["step"], r["phase"]) for r in told["ranks"]] == [(0, 7, "step"), (1, 7, "data")]
+
+
+def test_two_jobs_must_be_told_apart(processes, capsys):
+    with pytest.raises(GroupError, match=r"mine \(launcher 90, ranks 0.*other \(launcher 190"):
+        top.main([])
+    assert top.main(["100"]) == 0  # a rank stands for its job; nobody watches: once
+    assert "job mine: 2 ranks here" in capsys.readouterr().out
+
+
+def test_no_job_is_said_to_be_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(top, "_PROC", tmp_path)
+    with pytest.raises(GroupError, match=r"no job of yours.*HINT"):
+        top.main([])
+    with pytest.raises(ConfigError, match=r"--every 0: expected.*HINT"):
+        top.main(["--every", "0"])
+
+
+def test_a_table_with_one_line_a_rank():
+    rows = [row(0, 120, "step", 98.0), Row(1, 101, Pulse(), None)]
+    before = {0: Pulse(110, "step", 93.0)}
+    assert shown("a\x1bb", rows, before, 100.0) == [
+        "job a?b: 2 ranks here, 2.0 steps/s",  # ten steps in 5 s
+        "rank  step        phase    for  in steps  memory  pid",
+        "   0   120         step  2.0 s       75%  512 MB  100",
+        "   1     -  no beat yet      -         -       -  101",
+    ]
+
+
+def test_who_waits_for_whom():
+    busy = row(1, 119, "data", 88.0)
+    assert waits([row(0, 120, "step", 90.0), busy, row(2, 120, "step", 90.0)], 100.0) == (
+        "ranks 0, 2 wait for rank 1: data for 12 s, step 119"
+    )
+    assert waits([row(0, 120, "step", 99.9), busy], 100.0) == ""  # not for long
+    assert waits([row(0, 120, "step", 90.0), row(1, 120, "step", 90.0)], 100.0) == ""  # all in one step
+    assert waits([row(0, 120, "done", 90.0), busy], 100.0) == ""
