@@ -7,6 +7,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.first_parts import build_draw, holds_values
 from cyxjax.core.mesh import local_replicas, local_value, num_replicas, put_replicated
 from cyxjax.core.objective.own_loss import is_the_models_own, refuse_coupled_loss
 from cyxjax.core.optimizer_probe import check_update, explained
@@ -99,10 +100,14 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
 
 def first_run(prepared: Prepared, mesh: Mesh, num_metrics: int) -> RunState:
     """Step 0, with parameters drawn from the seed."""
-    built, seed = prepared.built, prepared.settings.seed
-    params, model_state = jax.tree.map(np.asarray, built.fns.init(jax.random.key(seed), prepared.inputs))
+    built, seed, inputs = prepared.built, prepared.settings.seed, prepared.inputs
     with explained(f"with comm={prepared.settings.step.comm!r}"):
-        state = built.init(params, model_state, seed)
+        if built.sync.keeps_parts and not holds_values(built.fns, inputs):
+            state = build_draw(built.fns, built.sync, mesh)(seed, inputs)
+        else:
+            drawn = built.fns.init(jax.random.key(seed), inputs)
+            params, model_state = jax.tree.map(np.asarray, drawn)
+            state = built.init(params, model_state, seed)
     return RunState(Position(), state, np.zeros((num_metrics, 2)))
 
 
