@@ -19,7 +19,7 @@ from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, step_key
 from cyxjax.core.losses import of_batch
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
-from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.model.model_fns import ModelFns, Sown
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
 from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.strategy import Reducer, Sync
@@ -58,6 +58,7 @@ def build_forward(fns: ModelFns, mesh: Mesh, num_replicas: int, is_first: bool) 
         key = step_key(draw.key, draw.step)
         key = micro_batch_key(key, draw.slot, replica, rows=rows, num_replicas=num_replicas)
         output, pullback, model_state = phases.forward(fns, params, carried.model_state, inputs, weight, key)
+        _refuse_sown(output)
         _check_rows(output, rows)
         seen = weight.sum() if carried.count is None else carried.count + weight.sum()
         return output, from_replica((pullback, Carried(model_state, seen)), PER_REPLICA)
@@ -181,6 +182,14 @@ def _cotangent(grad: jax.Array, factor: jax.Array) -> Any:
     if not jnp.issubdtype(grad.dtype, jnp.inexact):
         return np.zeros(grad.shape, jax.dtypes.float0)  # what jax.vjp wants for integers
     return grad * factor.astype(grad.dtype)
+
+
+def _refuse_sown(output: PyTree) -> None:
+    if isinstance(output, Sown):
+        raise DataError(
+            "the model sows losses of its own, which a loop written by hand would leave out. HINT: return "
+            "them with the output and add them to the loss, or train with DistributedTrainer."
+        )
 
 
 def _check_rows(output: PyTree, rows: int) -> None:

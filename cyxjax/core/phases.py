@@ -13,9 +13,10 @@ from jax import lax
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import AXIS
 from cyxjax.core.model.batch_stats import batch_scope
-from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.model.model_fns import ModelFns, Sown
 from cyxjax.core.replica import psum
 from cyxjax.core.rows import Weighed, weighed
+from cyxjax.errors import DataError
 
 PyTree = Any
 
@@ -50,14 +51,27 @@ def loss_and_seed(
     """
 
     def objective(y: PyTree) -> tuple[jax.Array, Weighed]:
-        losses = weighed(loss, y, target, weight)
-        assert losses is not None
+        scored, own = y if isinstance(y, Sown) else (y, None)
+        losses = _added(weighed(loss, scored, target, weight), own)
         weights = weight if losses.weights is None else losses.weights
         # `where` keeps what a padding row produced (it may be Inf or NaN) out of the sum.
         return jnp.where(weights > 0, losses.values, 0.0) @ (weights * scale), losses
 
     _, pullback, losses = jax.vjp(objective, output, has_aux=True)
     return losses, pullback(jnp.ones((), jnp.float32))[0]
+
+
+def _added(losses: Weighed | None, own: jax.Array | None) -> Weighed:
+    """Losses, and what the model itself adds to each."""
+    assert losses is not None
+    if own is None:
+        return losses
+    if losses.weights is not None:
+        raise DataError(
+            "the model sows losses, one a sample, and the trainer's loss weighs its samples: two means. "
+            "HINT: return both from the model, and write one loss that gives (values, weights) of their sum."
+        )
+    return Weighed(losses.values + own, None)
 
 
 def backward(pullback: Callable, output_grad: PyTree) -> PyTree:

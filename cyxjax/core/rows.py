@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from cyxjax.core.model.model_fns import Sown
+
 PyTree = Any
 
 
@@ -32,6 +34,7 @@ def weighed(measure: Any, output: PyTree, target: PyTree, weight: jax.Array) -> 
     measure: gives values (B,), or (values, weights) of shape (B, ...) each; or has `of_rows(output, target,
     weight) -> Weighed`, for one that looks at more than a sample at a time.
     """
+    output = output.output if isinstance(output, Sown) else output
     of_rows = getattr(measure, "of_rows", None)
     given = measure(output, target) if of_rows is None else of_rows(output, target, weight)
     if given is None or isinstance(given, Weighed):

@@ -1,16 +1,21 @@
 """flax.linen modules as `ModelFns`; only a model of theirs loads this file, and with it half of Flax."""
 
+import dataclasses
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen
 from flax.errors import InvalidRngError
 
 from cyxjax.core.model.batch_stats import as_axes, normalise, weighted_moments
-from cyxjax.core.model.model_fns import ModelFns, call_mode
+from cyxjax.core.model.calls import call_arguments
+from cyxjax.core.model.model_fns import MODES, ModelFns, Sown, call_mode
+from cyxjax.errors import DataError
 
 PyTree = Any
 # For the code that draws first values. An MLP's (CPU, jax 0.10.2) took 0.35 s to compile instead of 0.9 s,
@@ -20,32 +25,96 @@ _MISSING = re.compile(r'needs PRNG for "([^"]+)"')
 
 
 def from_linen(module: linen.Module) -> ModelFns:
+    """A module as functions; one that is bound to variables starts with those.
+
+    What it sows into a collection named for losses (`self.sow("losses", "name", value_B)`) is added to the
+    loss of each sample in training; what it sows elsewhere is left alone, and no state of the model.
+    """
+    bound = module.scope is not None
+    module, held = module.unbind() if bound else (module, {})
+    sown: set[str] = set()
+
     def values(key: jax.Array, inputs: PyTree) -> PyTree:
         keys = dict(zip(("params", "dropout"), jax.random.split(key), strict=True))
-        mode: Any = call_mode(module.__call__, False)
-        return module.init(keys, inputs, **mode)
+        called, (args, named) = _called(module, inputs, key, False)
+        with _noting_sown(sown):
+            return called.init(keys, *args, **named)
 
     def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
         # Within a trace (`jax.eval_shape`) nothing is compiled, and jax refuses options there.
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((key, inputs)))
         draw = values if traced else jax.jit(values, compiler_options=_RUN_ONCE)
-        variables = dict(draw(key, inputs))
+        drawn = draw(key, inputs)
+        variables = {name: kept for name, kept in {**drawn, **held}.items() if name not in sown}
         return variables.pop("params", {}), variables
 
     def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
         variables = {"params": params, **model_state}
-        mode: Any = call_mode(module.__call__, train)
+        called, (args, named) = _called(module, inputs, key, train)
         if not train:
-            return module.apply(variables, inputs, **mode), model_state
+            run = lambda rngs: called.apply(variables, *args, rngs=rngs, **named)  # noqa: E731
+            return _with_streams(run, key), model_state
+        losses = [name for name in sorted(sown) if "loss" in name]
 
-        def run(rngs: dict[str, jax.Array]) -> Any:
+        def run_training(rngs: dict[str, jax.Array]) -> Any:
             with linen.intercept_methods(_batch_norm):
-                return module.apply(variables, inputs, mutable=list(model_state), rngs=rngs, **mode)
+                return called.apply(variables, *args, mutable=[*model_state, *losses], rngs=rngs, **named)
 
-        output, new_state = _with_streams(run, key)
-        return output, dict(new_state)
+        output, new_state = _with_streams(run_training, key)
+        own = [(name, leaf) for name in losses for leaf in jax.tree.leaves(new_state.get(name, ()))]
+        output = Sown(output, _sum_of_sown(own, inputs)) if own else output
+        return output, {name: new_state[name] for name in model_state}
 
     return ModelFns(init, apply)
+
+
+def _called(module: linen.Module, inputs: PyTree, key: jax.Array, train: bool) -> tuple[Any, tuple]:
+    """(the module in its mode, how it is called). The mode is an argument of the call, or else a field."""
+    arguments = call_arguments(module.__call__, inputs, key, train)
+    if call_mode(module.__call__, train):
+        return module, arguments
+    return _in_mode(module, train), arguments
+
+
+def _in_mode(module: linen.Module, train: bool) -> linen.Module:
+    """`module` with the mode in its field, or in a field of its configuration; itself where it has none."""
+    changed: dict[str, Any] = {}
+    for one in dataclasses.fields(module):
+        value = getattr(module, one.name, None)
+        if one.name in MODES and (value is None or isinstance(value, bool)):
+            changed[one.name] = MODES[one.name] is train
+        elif dataclasses.is_dataclass(value) and not isinstance(value, linen.Module | type):
+            inner = {f.name: MODES[f.name] is train for f in dataclasses.fields(value) if f.name in MODES}
+            changed |= {one.name: dataclasses.replace(value, **inner)} if inner else {}
+    return module.clone(**changed) if changed else module
+
+
+@contextmanager
+def _noting_sown(found: set[str]) -> Iterator[None]:
+    """Notes the collections that modules sow into: Flax keeps them apart from no others."""
+    sow = linen.Module.sow
+
+    def noted(self: linen.Module, col: str, *args: Any, **named: Any) -> bool:
+        found.add(col)
+        return sow(self, col, *args, **named)
+
+    linen.Module.sow = noted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        linen.Module.sow = sow  # type: ignore[method-assign]
+
+
+def _sum_of_sown(losses: list[tuple[str, jax.Array]], inputs: PyTree) -> jax.Array:
+    """float32 (B,): all losses a model sowed, a value a sample each. Raises: DataError for another shape."""
+    rows = jax.tree.leaves(inputs)[0].shape[0]
+    for name, leaf in losses:
+        if leaf.ndim == 0 or leaf.shape[0] != rows:
+            raise DataError(
+                f"the model sows a loss of shape {leaf.shape} into {name!r}, expected ({rows},): one value a "
+                "sample, so that padding weighs nothing. HINT: sow the value of each sample, not their mean."
+            )
+    return sum((leaf.astype(jnp.float32).reshape(rows, -1).mean(1) for _, leaf in losses), jnp.zeros(rows))
 
 
 def _with_streams(run: Callable[[dict[str, jax.Array]], Any], key: jax.Array) -> Any:

@@ -21,7 +21,14 @@ class ModelFns(NamedTuple):
     """(params, model_state, inputs, key, train) -> (output, model_state)"""
 
 
-_TRAIN_ARGS = {
+class Sown(NamedTuple):
+    """A model's output in training, and losses of its own that are added to the trainer's."""
+
+    output: PyTree
+    losses: jax.Array  # float32 (B,)
+
+
+MODES = {
     **dict.fromkeys(("train", "training", "is_train", "is_training", "train_mode"), True),
     **dict.fromkeys(("deterministic", "is_deterministic", "use_running_average"), False),
     **dict.fromkeys(("eval", "is_eval", "eval_mode", "inference", "is_inference"), False),
@@ -37,12 +44,12 @@ def call_mode(call: Callable, train: bool) -> dict[str, bool]:
         and batch statistics would never know of training.
     """
     known = inspect.signature(call).parameters
-    mode = {name: is_train is train for name, is_train in _TRAIN_ARGS.items() if name in known}
+    mode = {name: is_train is train for name, is_train in MODES.items() if name in known}
     switches = [name for name, one in known.items() if isinstance(one.default, bool) and name not in mode]
     odd = next((name for name in switches if _LIKE_A_MODE.search(name)), None)
     if odd is not None and not mode:
         raise ConfigError(
             f"the model's __call__ takes {odd}={known[odd].default}, which looks like the switch for "
-            f"training and is not known as one. HINT: rename it to `train`; known: {', '.join(_TRAIN_ARGS)}."
+            f"training and is not known as one. HINT: rename it to `train`; known: {', '.join(MODES)}."
         )
     return mode

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cyxjax.core.model.batch_stats import as_axes, normalise, weighted_moments
-from cyxjax.core.model.model_fns import ModelFns, call_mode
+from cyxjax.core.model.calls import call_arguments
+from cyxjax.core.model.model_fns import ModelFns
 
 PyTree = Any
 _PARTS: Any = (nnx.Param, nnx.RngKey, nnx.RngCount, ...)
@@ -32,10 +33,22 @@ def from_nnx(module: nnx.Module) -> ModelFns:
     def apply(p: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
         states = [_filled(params, p), _rekeyed(keys, key), counts, _filled(rest, model_state)]
         whole = nnx.merge(graphs[train], *states, copy=True)
-        output = whole(inputs, **call_mode(type(whole).__call__, train))
-        return output, nnx.to_pure_dict(nnx.state(whole, _is_rest)) if train else model_state
+        args, named = call_arguments(whole.__call__, inputs, key, train, _as_rngs)
+        output = whole(*args, **named)
+        return output, _like(model_state, nnx.to_pure_dict(nnx.state(whole, _is_rest)))
+
+    def _like(before: PyTree, after: PyTree) -> PyTree:
+        """What was state before; a call may sow more."""
+        if not isinstance(before, dict):
+            return after
+        return {name: _like(before[name], after[name]) for name in before}
 
     return ModelFns(init, apply)
+
+
+def _as_rngs(name: str, key: jax.Array) -> Any:
+    """An argument `rngs` is nnx's; any other a key."""
+    return nnx.Rngs(key) if name == "rngs" else key
 
 
 def _is_rest(path: Any, value: Any) -> bool:

@@ -1,0 +1,137 @@
+"""Flax's own examples, import and loop replaced: two devices equal one on the whole batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import cyxjax as cx
+from cyxjax.core.model.adapter import adapt
+from tests.support import flax_examples as ex
+from tests.support.trainers import config, trainer, use_devices
+from tests.support.trainers import own_group as own_group
+
+SAMPLES = 19  # batches of 8, 8 and 3
+rng = np.random.default_rng(5)
+LABELS = rng.integers(0, ex.CLASSES, SAMPLES).astype(np.int32)
+IMAGES = rng.normal(size=(SAMPLES, 8, 8, 1)).astype(np.float32)
+TOKENS = rng.integers(1, ex.VOCAB, (SAMPLES, ex.LENGTH)).astype(np.int32)
+LENGTHS = rng.integers(1, ex.LENGTH + 1, SAMPLES).astype(np.int32)
+GRAPHS = ex.graphs(rng, SAMPLES)
+ce = optax.softmax_cross_entropy_with_integer_labels
+
+
+def of_sequences(output, target):
+    """seq2seq's: tokens up to the end of each answer count."""
+    logits, _ = output
+    steps = jnp.arange(logits.shape[1])[None] < target["length"][:, None]
+    return ce(logits, target["tokens"][:, 1:]), steps.astype(jnp.float32)
+
+
+EXAMPLES = {
+    "mnist": (ex.Mnist, IMAGES, LABELS, cx.CrossEntropyLoss()),
+    "seq2seq": (
+        ex.Seq2seq,
+        (ex.one_hot(TOKENS), ex.one_hot(TOKENS[:, ::-1])),
+        {"tokens": TOKENS[:, ::-1], "length": np.minimum(LENGTHS, ex.LENGTH - 1)},
+        of_sequences,
+    ),
+    "sst2": (ex.Sst2, (TOKENS, LENGTHS), LABELS, cx.CrossEntropyLoss()),
+    "sst2 by name": (ex.Sst2, {"lengths": LENGTHS, "inputs": TOKENS}, LABELS, cx.CrossEntropyLoss()),
+    "lm1b": (
+        lambda: ex.Lm1b(ex.TransformerConfig()),
+        TOKENS,
+        np.where(TOKENS == 1, 0, TOKENS),
+        cx.Task.language(ignore_index=0),
+    ),
+    "lm1b, packed": (
+        lambda: ex.Lm1b(ex.TransformerConfig()),
+        (TOKENS, np.tile(np.arange(ex.LENGTH, dtype=np.int32), (SAMPLES, 1)), (TOKENS > 3).astype(np.int32)),
+        TOKENS,
+        cx.Task.language(),
+    ),
+    "ogbg": (ex.Ogbg, GRAPHS, LABELS, cx.CrossEntropyLoss()),
+}
+
+
+@pytest.fixture(autouse=True)
+def as_users_have_it():
+    # Flax's own average pooling divides floats by integers.
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+SLOW = ("sst2 by name", "lm1b, packed", "seq2seq")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in EXAMPLES])
+def test_two_devices_equal_one_with_the_whole_batch(name):
+    make, x, y, loss = EXAMPLES[name]
+    seen = {}
+    for replicas in (1, 2):
+        use_devices(replicas)
+        train = trainer(make(), loss)
+        history = train.fit(x, y, config(epochs=1, batch_size=None, global_batch_size=8, shuffle=False))
+        assert np.isfinite(history.train_losses[0])
+        seen[replicas] = train.params, train.evaluate(x, y)[0]
+    rtol = 1e-4  # rounding of sums in another order, through three steps
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-5), *(seen[n][0] for n in (1, 2))
+    )
+    assert seen[1][1] == pytest.approx(seen[2][1], rel=rtol)
+    start = adapt(make()).init(jax.random.key(42), jax.tree.map(lambda a: a[:1], x))[0]
+    assert (
+        max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (start, train.params)), strict=True))
+        > 0
+    )
+
+
+def test_mnist_of_nnx_whose_dropout_asks_for_a_key_with_the_call():
+    seen = {}
+    for rate in (0.0, 0.9):
+        use_devices(2)
+        model = ex.MnistNnx(rate=rate, rngs=nnx.Rngs(0))
+        train = trainer(model, cx.CrossEntropyLoss())
+        history = train.fit(IMAGES, LABELS, config(epochs=1, shuffle=False))
+        seen[rate] = history.train_losses[0]
+        model.eval()
+        np.testing.assert_allclose(train.predict(IMAGES), model(jnp.asarray(IMAGES)), rtol=1e-5, atol=1e-5)
+    assert seen[0.0] != seen[0.9]
+
+
+def test_vae_gets_a_key_of_its_own_in_training_and_evaluation():
+    use_devices(2)
+    pixels = (IMAGES.reshape(SAMPLES, -1) > 0).astype(np.float32)
+    train = trainer(ex.Vae(), cx.Task.vae(), lr=0.01)
+    history = train.fit(pixels, pixels, config(epochs=5))
+    assert history.train_losses[-1] < history.train_losses[0]
+    assert history.metrics["train_divergence"][-1] > 0
+    np.testing.assert_array_equal(train.predict(pixels)[0], train.predict(pixels)[0])
+    fns = adapt(ex.Vae())
+    params, _ = fns.init(jax.random.key(0), pixels[:1])
+    first, again, other = (fns.apply(params, {}, pixels, jax.random.key(k), True)[0][0] for k in (1, 1, 2))
+    assert (first == again).all()
+    assert not (first == other).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs"),
+    [
+        (lambda: ex.Sst2(rate=0.5), (TOKENS, LENGTHS)),
+        (lambda: ex.Lm1b(ex.TransformerConfig(rate=0.5)), TOKENS),
+        (lambda: ex.Ogbg(rate=0.5), GRAPHS),
+    ],
+)
+def test_dropout_is_on_in_training_alone_wherever_the_mode_stands(make, inputs):
+    fns = adapt(make())
+    params, state = fns.init(jax.random.key(0), jax.tree.map(lambda a: a[:1], inputs))
+
+    def outputs(train):
+        return [np.asarray(fns.apply(params, state, inputs, jax.random.key(k), train)[0]) for k in (1, 2)]
+
+    a, b = outputs(True)
+    assert not (a == b).all()
+    a, b = outputs(False)
+    assert (a == b).all()

@@ -1,0 +1,124 @@
+"""Which of a model's arguments are inputs, a mode, a key: as its signature says, or one line."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+from cyxjax.core.model.adapter import adapt
+from cyxjax.core.model.calls import call_arguments
+from cyxjax.core.model.model_fns import Sown
+from cyxjax.errors import ConfigError, DataError
+from tests.support.flax_examples import GraphsTuple
+
+KEY = jax.random.key(0)
+A, B, C = 1.0, 2.0, 3.0
+GRAPH = GraphsTuple(A, B, None, None, None, None, None)
+
+
+def given(call, inputs):
+    """What each argument gets: numbers as they are, a key as "key", the mode left out."""
+    args, named = call_arguments(call, inputs, KEY, True)
+    named = {name: "key" if isinstance(a, jax.Array) else a for name, a in named.items()}
+    return args, {name: a for name, a in named.items() if name not in ("train", "deterministic")}
+
+
+@pytest.mark.parametrize(
+    ("call", "inputs", "expected"),
+    [
+        (lambda x: 0, A, ((A,), {})),
+        (lambda pair: 0, (A, B), (((A, B),), {})),
+        (lambda pair, train: 0, (A, B), (((A, B),), {})),
+        (lambda pair, temperature=1.0: 0, (A, B), (((A, B),), {})),
+        (lambda x, mask=None: 0, (A, B), ((A, B), {})),
+        (lambda x, mask=None: 0, A, ((A,), {})),
+        (lambda a, b, deterministic: 0, (A, B), ((A, B), {})),
+        (lambda a, b, c=None, *, train=False: 0, (A, B), ((A, B), {})),
+        (lambda *xs: 0, (A, B, C), ((A, B, C), {})),
+        (lambda query, key, value: 0, (A, B, C), ((A, B, C), {})),
+        (lambda x, key: 0, A, ((A,), {"key": "key"})),
+        (lambda x, z_rng: 0, A, ((A,), {"z_rng": "key"})),
+        (lambda a, z_rng, b: 0, (A, B), ((), {"a": A, "b": B, "z_rng": "key"})),
+        (lambda image, mask: 0, {"mask": B, "image": A}, ((), {"mask": B, "image": A})),
+        (lambda batch: 0, {"mask": B, "image": A}, (({"mask": B, "image": A},), {})),
+        (lambda ids, **more: 0, {"ids": A, "mask": B}, ((), {"ids": A, "mask": B})),
+        (lambda graphs, deterministic: 0, GRAPH, ((GRAPH,), {})),
+        (lambda a, b=None: 0, GRAPH, ((GRAPH,), {})),
+    ],
+)
+def test_inputs_go_where_the_signature_says(call, inputs, expected):
+    assert given(call, inputs) == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "inputs", "said"),
+    [
+        (lambda a, b: 0, A, r"takes the inputs \(a, b\), the data have one\..*HINT"),
+        (lambda a, b, c: 0, (A, B), r"takes the inputs \(a, b, c\), the data have 2 in a tuple.*HINT"),
+        (lambda image, mask: 0, {"image": A, "masks": B}, "the data have 'image', 'masks'.*HINT"),
+        (lambda image, mask=None: 0, {"image": A, "masks": B}, "the data have 'image', 'masks'.*HINT"),
+    ],
+)
+def test_other_inputs_are_one_line(call, inputs, said):
+    with pytest.raises(ConfigError, match=said):
+        given(call, inputs)
+
+
+class Experts(linen.Module):
+    """Sows a loss a sample, a running count, and something to look at."""
+
+    shape: str = "rows"
+
+    @linen.compact
+    def __call__(self, x):
+        seen = self.variable("counters", "seen", lambda: jnp.int32(0))
+        if not self.is_initializing() and self.is_mutable_collection("counters"):
+            seen.value = seen.value + 1
+        y = linen.Dense(3)(x)
+        loss = 0.5 * jnp.square(y).sum(-1)
+        self.sow("losses", "balance", loss if self.shape == "rows" else loss.mean())
+        self.sow("intermediates", "y", y)
+        self.sow("seen", "y", y)
+        return y
+
+
+def test_what_is_sown_is_a_loss_or_nothing_and_counters_are_state():
+    fns, x = adapt(Experts()), jnp.ones((4, 2))
+    params, state = fns.init(KEY, x)
+    assert set(state) == {"counters"}
+    output, after = fns.apply(params, state, x, KEY, True)
+    assert isinstance(output, Sown)
+    np.testing.assert_allclose(output.losses, 0.5 * jnp.square(output.output).sum(-1), rtol=1e-6)
+    assert (set(after), int(after["counters"]["seen"])) == ({"counters"}, 1)
+    plain, same = fns.apply(params, state, x, KEY, False)
+    assert plain.shape == (4, 3)
+    assert int(same["counters"]["seen"]) == 0
+    scalar = adapt(Experts("mean"))
+    scalar.init(KEY, x)
+    with pytest.raises(DataError, match=r"sows a loss of shape \(\) into 'losses', expected \(4,\).*HINT"):
+        scalar.apply(params, state, x, KEY, True)
+
+
+def test_a_bound_module_keeps_its_values():
+    variables = linen.Dense(3).init(jax.random.key(9), jnp.ones((1, 2)))
+    params, _ = adapt(linen.Dense(3).bind(variables)).init(KEY, jnp.ones((1, 2)))
+    jax.tree.map(np.testing.assert_array_equal, params, variables["params"])
+
+
+class SowingNnx(nnx.Module):
+    def __init__(self, rngs):
+        self.out = nnx.Linear(2, 3, rngs=rngs)
+
+    def __call__(self, a, b):
+        self.sow(nnx.Intermediate, "both", a + b)
+        return self.out(a + b)
+
+
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
+def test_an_nnx_module_takes_two_inputs_and_may_sow():
+    fns, x = adapt(SowingNnx(nnx.Rngs(0))), jnp.ones((4, 2))
+    params, state = fns.init(KEY, (x, x))
+    output, after = fns.apply(params, state, (x, x), KEY, True)
+    assert output.shape == (4, 3)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
