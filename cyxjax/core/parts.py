@@ -11,7 +11,8 @@ devices; an MLP hides it).
     write    one device, as if it were alone                    (`next_state`, on a mesh of one device)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -81,23 +82,62 @@ class PartsStep:
     """
 
     def __init__(
-        self, fns: ModelFns, loss: PerExample, sync: Sync, layout: Layout, add: Add, metrics: Metrics
+        self,
+        fns: ModelFns,
+        loss: PerExample,
+        sync: Sync,
+        layout: Layout,
+        add: Add,
+        metrics: Metrics,
+        threads: int | None,
     ) -> None:
         self.layout, self._add, self._view = layout, add, DeviceViews(layout)
-        self.part = build_part(fns, loss, sync, layout.num_parts, metrics)
-        self._write = [build_write(sync, device) for device in layout.devices]
+        self.part = build_part(fns, loss, sync, layout.num_parts, metrics, threads)
+        self.writes = [build_write(sync, device, threads) for device in layout.devices]
+        self._compiled = False
 
     def __call__(self, state: TrainState, batch: PartsBatch) -> tuple[TrainState, jax.Array]:
         here = self._view.split(state)
+        if not self._compiled:
+            _compile(self.part.lower(*args) for args in _first_parts(here, batch))
         summed = self._add(_for_each_part(self.part, here, batch), batch.signal)
-        out = [
-            write(mine, one, batch.total, signal)
-            for write, mine, (one, signal) in zip(self._write, here, summed, strict=True)
-        ]
+        args = [(mine, one, batch.total, signal) for mine, (one, signal) in zip(here, summed, strict=True)]
+        if not self._compiled:
+            _compile(write.lower(*one) for write, one in zip(self.writes, args, strict=True))
+            self._compiled = True
+        out = [write(*one) for write, one in zip(self.writes, args, strict=True)]
         return self._view.join([state for state, _ in out]), out[0][1]
 
 
-def build_part(fns: ModelFns, loss: PerExample, sync: Sync, num_parts: int, metrics: Metrics) -> Any:
+def _compile(programs: Iterable[jax.stages.Lowered]) -> None:
+    """Compiles the same text for each device at the same time, one core each; jit finds what it needs ready.
+
+    One executable loaded on the others would be quicker still, but their collectives waited for each other
+    for ever on 8 devices (jaxlib 0.10.2, `deserialize_executable`).
+    """
+    lowered = list(programs)
+    with ThreadPoolExecutor(len(lowered)) as pool:
+        list(pool.map(lambda one: one.compile(), lowered))
+
+
+def _first_parts(here: Sequence[Any], batch: PartsBatch) -> Iterator[tuple]:
+    """What a program of a part is called with first, by device."""
+    return ((mine, parts[0], batch.total) for mine, parts in zip(here, batch.parts, strict=True))
+
+
+def named(function: Callable, threads: int | None) -> Callable:
+    """`function` under a name that says the threads of the pool it is compiled for.
+
+    Compilers cut sums by them, and a cache of programs on disk knows a program by its text alone.
+    """
+    renamed = partial(function)
+    renamed.__name__ = f"{function.__name__}_of_{threads}_threads"  # type: ignore[attr-defined]
+    return renamed
+
+
+def build_part(
+    fns: ModelFns, loss: PerExample, sync: Sync, num_parts: int, metrics: Metrics, threads: int | None
+) -> Any:
     """The program (state, Part, total) -> ((gradients, sums), share of the model state), of one device."""
 
     def part(state: TrainState, one: Part, total: Any) -> PyTree:
@@ -109,10 +149,10 @@ def build_part(fns: ModelFns, loss: PerExample, sync: Sync, num_parts: int, metr
         )
         return summed, phases.weighted_state(model_state, one.weight.sum())
 
-    return jax.jit(part)
+    return jax.jit(named(part, threads))
 
 
-def build_write(sync: Sync, device: jax.Device) -> Any:
+def build_write(sync: Sync, device: jax.Device, threads: int | None) -> Any:
     """The program (state, sum of all that `part` made, total, signal) -> (next state, sums), on `device`."""
 
     def write(state: TrainState, summed: PyTree, total: Any, signal: Any) -> tuple[TrainState, jax.Array]:
@@ -123,26 +163,32 @@ def build_write(sync: Sync, device: jax.Device) -> Any:
         return next_state(sync, state, grads, model_state, jnp.concatenate([sums, signal[None]]))
 
     alone = Mesh(np.array([device]), (AXIS,))
-    mapped = sync_map(write, alone, (REPLICATED,) * 4, REPLICATED)
+    mapped = named(sync_map(write, alone, (REPLICATED,) * 4, REPLICATED), threads)
     return jax.jit(mapped, donate_argnums=0, out_shardings=SingleDeviceSharding(device))
 
 
 def build_parts_eval(
-    fns: ModelFns, loss: PerExample, layout: Layout, add: Add, metrics: Metrics
+    fns: ModelFns, loss: PerExample, layout: Layout, add: Add, metrics: Metrics, threads: int | None
 ) -> Callable[[TrainState, PartsBatch], jax.Array]:
     """A function (state, batch) -> metric sums float32 (number of metrics, 2), in evaluation mode."""
     view = DeviceViews(layout)
 
-    @jax.jit
-    def part(state: EvalState, one: Part, total: Any) -> jax.Array:
+    def evaluate(state: EvalState, one: Part, total: Any) -> jax.Array:
         del total
         output = infer(fns, state, one.inputs)
         losses = weighed(loss, output, one.targets, one.weight)
         return metrics.sums(losses, output, one.targets, one.weight)
 
+    program = jax.jit(named(evaluate, threads))
+    compiled = False
+
     def step(state: TrainState, batch: PartsBatch) -> jax.Array:
+        nonlocal compiled
         here = [to_evaluate(mine) for mine in view.split(state)]
-        return add(_for_each_part(part, here, batch), batch.signal)[0][0]
+        if not compiled:
+            _compile(program.lower(*args) for args in _first_parts(here, batch))
+            compiled = True
+        return add(_for_each_part(program, here, batch), batch.signal)[0][0]
 
     return step
 

@@ -89,7 +89,7 @@ class TreeSum:
     def _folded(self, parts: range, made: Sequence[PyTree]) -> PyTree:
         """Alone: the sum. Else rows (1, nodes, numbers) for each dtype, as many on each device."""
         known = {
-            Node(number, 1): jax.tree.map(_widened, tree) for number, tree in zip(parts, made, strict=True)
+            Node(number, 1): jax.tree.map(widened, tree) for number, tree in zip(parts, made, strict=True)
         }
         up = lambda node: climb(node, known, self._layout.num_parts, _add)  # noqa: E731
         if self._alone:
@@ -101,7 +101,7 @@ class TreeSum:
         return jax.tree.map(lambda *rows: jnp.stack(rows)[None], *done)
 
     def _build_exchange(self, like: PyTree) -> Callable:
-        shapes = jax.eval_shape(lambda tree: jax.tree.map(_widened, tree), like)
+        shapes = jax.eval_shape(lambda tree: jax.tree.map(widened, tree), like)
 
         def exchanged(rows: PyTree, signal: jax.Array) -> tuple[PyTree, jax.Array]:
             packed = jax.tree.map(lambda mine: self._summed(mine[0]), rows)
@@ -133,7 +133,7 @@ def _join(a: jax.Array, b: jax.Array) -> jax.Array:
     return a + b if jnp.issubdtype(a.dtype, jnp.inexact) else jnp.maximum(a, b)
 
 
-def _widened(leaf: jax.Array) -> jax.Array:
+def widened(leaf: jax.Array) -> jax.Array:
     """Halves of floats as floats: a compiler may leave out the rounding between two additions of halves."""
     narrow = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
     return leaf.astype(jnp.float32) if narrow else leaf

@@ -50,6 +50,7 @@ class StepPlan(NamedTuple):
     on_nonfinite: Literal["abort", "skip", "rollback"]
     comm: str
     comm_options: dict[str, Any]
+    threads: int | None  # CPU threads of each process, where the numbers must not hang on them; None: any
 
     @property
     def uses_float16(self) -> bool:
@@ -169,6 +170,7 @@ def resolve(
         config.on_nonfinite,
         config.comm,
         copy.deepcopy(config.comm_options),  # the caller's may change before the next fit
+        config.pool_threads,
     )
     return Settings(
         step,

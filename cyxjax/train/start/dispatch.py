@@ -67,6 +67,7 @@ class InParts:
                 f"{num_replicas(mesh)} devices for virtual_replicas={num_parts}: each needs a part. "
                 f"HINT: use at most {num_parts} devices; another virtual_replicas gives other bits."
             )
+        self._threads = plan.threads
         self.layout = Layout(mesh, num_parts)
 
     def placer(self) -> Placer:
@@ -77,8 +78,8 @@ class InParts:
     ) -> tuple[Callable, Callable]:
         layout = self.layout
         return (
-            PartsStep(fns, loss, sync, layout, TreeSum(layout), metrics),
-            build_parts_eval(fns, loss, layout, TreeSum(layout), metrics),
+            PartsStep(fns, loss, sync, layout, TreeSum(layout), metrics, self._threads),
+            build_parts_eval(fns, loss, layout, TreeSum(layout), metrics, self._threads),
         )
 
 

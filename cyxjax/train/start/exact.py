@@ -19,6 +19,7 @@ import numpy as np
 from cyxjax.core.parts import Part, PartsStep, by_device
 from cyxjax.data.sources import Dataset
 from cyxjax.errors import CheckpointError
+from cyxjax.sync.exact import widened
 from cyxjax.train.start.prepare import Prepared, first_run
 
 _DIGITS = 16
@@ -31,13 +32,17 @@ def fingerprint(prepared: Prepared, threads: int) -> dict[str, str]:
         return {}
     device, rows = step.layout.devices[0], prepared.built.batch_size
     state = first_run(prepared, step.layout.mesh, 1).state
-    args = (by_device(state, [device])[0], first_part(data.train, rows), np.float32(rows))
-    made = step.part(*args)
+    part = (by_device(state, [device])[0], first_part(data.train, rows), np.float32(rows))
+    made = step.part(*part)
+    # As if all the parts came to what the first one does; the state is given away.
+    update = (part[0], jax.tree.map(widened, made), part[2], np.zeros(2, np.float32))
+    lowered = {"program": step.part.lower(*part), "update": step.writes[0].lower(*update)}
+    moved = step.writes[0](*update)
     return {
         "parts": f"{step.layout.num_parts} of {rows} samples",
-        "program": _digest(without_places(step.part.lower(*args).compile().as_text()).encode()),
+        **{name: _digest(without_places(one.compile().as_text()).encode()) for name, one in lowered.items()},
         "machine": machine(device, threads),
-        "canary": _digest(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(made))),
+        "canary": _digest(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((made, moved)))),
     }
 
 

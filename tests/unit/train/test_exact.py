@@ -9,7 +9,7 @@ from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import CrossEntropyLoss
-from cyxjax.core.parts import Part, PartsBatch
+from cyxjax.core.parts import Part, PartsBatch, named
 from cyxjax.core.step import TrainState
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.train.replay import inspect
@@ -34,7 +34,8 @@ def test_a_checkpoint_says_what_the_bits_hang_on_and_a_resume_compares_it(tmp_pa
     kept = read_manifest(step_folder(tmp_path, 2)).meta["exact"]
     assert kept["parts"] == "8 of 2 samples"
     assert kept["machine"].endswith("8 threads")
-    assert len(kept["canary"]) == len(kept["program"]) == 16
+    assert [len(kept[name]) for name in ("canary", "program", "update")] == [16] * 3
+    assert kept["program"] != kept["update"]
     fitted(tmp_path, epochs=2, resume="must")  # the same here and now: it goes on
     real = exact.fingerprint
     monkeypatch.setattr(exact, "fingerprint", lambda *a: real(*a) | {"canary": "other"})
@@ -58,9 +59,9 @@ def test_a_checkpoint_of_the_other_mode_is_told_in_one_line(tmp_path, capfd, the
     assert "WARNING" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["canary", "program", "machine", "parts"])
+@pytest.mark.parametrize("name", ["canary", "program", "update", "machine", "parts"])
 def test_a_run_that_would_go_on_with_other_bits_is_refused(name):
-    now = {"parts": "8 of 2 samples", "program": "a", "machine": "m, 8 threads", "canary": "c"}
+    now = {"parts": "8 of 2 samples", "program": "a", "update": "u", "machine": "m, 8 threads", "canary": "c"}
     told = []
     exact.judge(now, now, "refuse", told.append)
     with pytest.raises(CheckpointError, match=f"{name} was altered, is .*HINT: .*exact=warn"):
@@ -98,3 +99,10 @@ def test_replay_looks_at_the_parts_with_the_keys_they_had():
     assert found[1][5].tolist() == [101, 105]
     want = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), 3), 1)
     assert (jax.random.key_data(found[1][4]) == jax.random.key_data(want)).all()
+
+
+def test_a_program_kept_on_disk_is_of_its_number_of_threads():
+    # a cache knows a program by its text: that of another pool, compiled for it, is another program
+    texts = [jax.jit(named(lambda x: x + 1, threads)).lower(1.0).as_text() for threads in (2, 8)]
+    assert ["of_2_threads" in texts[0], "of_8_threads" in texts[1]] == [True, True]
+    assert texts[0] != texts[1]
