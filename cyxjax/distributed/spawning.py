@@ -146,7 +146,7 @@ class Spawned:
 def _host(world_size: int) -> Host:
     """The meeting place of the ranks, held by the parent: its port is taken before any rank starts."""
     token = secrets.token_hex(16)
-    host = Host(HostShare(world_size, 0, world_size, DEFAULT_ADDR, 0, "", token=token), log, serves=False)
+    host = Host(HostShare(world_size, 0, world_size, DEFAULT_ADDR, 0, "", token=token), log)
     host.open(0)
     return host
 

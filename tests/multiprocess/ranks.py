@@ -103,6 +103,15 @@ def fail_on(rank, world_size, which):
     c.barrier()
 
 
+def leave_late(rank, world_size):
+    from cyxjax.launch import jax_private
+
+    dist.init_process_group()
+    if rank == 1:
+        real = jax_private.shut_down_client
+        jax_private.shut_down_client = lambda: (time.sleep(1), real())  # rank 0 has ended long before
+
+
 def end_without_a_word(rank, world_size):
     import os
 

@@ -16,6 +16,10 @@ def test_values_arrive(job, world_size):
     assert spawn(job, nprocs=world_size) is None
 
 
+def test_a_rank_that_leaves_last_is_not_ended_by_the_end_of_rank_0():
+    assert spawn(ranks.leave_late, nprocs=2) is None
+
+
 @pytest.mark.parametrize("job", [ranks.mismatches, ranks.absences], ids=lambda job: job.__name__)
 def test_what_differs_is_named_on_every_rank(job):
     spawn(job, nprocs=2)

@@ -26,7 +26,7 @@ class Host:
     """One listener for the life of the job; a meeting place, and where it `serves` a service, for each start.
 
     With the service in a supervisor no rank is special: rank 0 may die like any other. Where no supervisor is
-    (a job started by hand, `spawn`), rank 0 serves at the address it is told, which is kept free for it.
+    (a job started by hand), rank 0 serves at the address it is told, which is kept free for it.
     Raises: GroupError when the port is held by another process; ConfigError when the address is not ours.
     """
 
