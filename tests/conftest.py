@@ -13,6 +13,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Before jax is imported: eight devices in one process need a pool of eight threads, or their
 # collectives starve one another (XLA sizes the pool by NPROC).
 os.environ.setdefault("NPROC", "8")
+# Tests compile far more than they compute: LLVM's costly passes are left out, in child processes too.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 # Most tests compile what another has compiled: programs are kept, for the tests' child processes too. Not in
 # jax's own way: a process that reads while another writes would meet half a file.
@@ -28,8 +30,6 @@ from tests.support import leaks
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
-# Tests compile far more than they compute: LLVM's costly passes are left out (a third less time in all).
-jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 programs.keep()

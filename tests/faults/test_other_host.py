@@ -2,14 +2,13 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import cyxjax
 from cyxjax.launch.rendezvous import ports
+from tests.support import forked
 
 pytestmark = pytest.mark.multiprocess
 LIMIT_S = 150
@@ -25,23 +24,12 @@ def two_ranks(folder: Path, commands: list[list[str]], **of_rank_1: str) -> list
     place = {"WORLD_SIZE": "2", "MASTER_PORT": port, "JAX_PLATFORMS": "cpu"}
     place["DISTRIBUTED_TIMEOUT_MS"] = "60000"
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", *command],
-            env=base | place | {"RANK": str(rank)} | (of_rank_1 if rank else {}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=folder,
-        )
+        (["-W", "ignore", *command], base | place | {"RANK": str(rank)} | (of_rank_1 if rank else {}))
         for rank, command in enumerate(commands)
     ]
-    try:
-        said = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
-        return [(rank.returncode, text) for rank, text in zip(ranks, said, strict=True)]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    fresh = "PYTHONPATH" in of_rank_1  # it is to load other code than ours
+    ended = (forked.run_fresh if fresh else forked.run_all)(ranks, LIMIT_S, folder)
+    return [(rank.returncode, rank.stdout + rank.stderr) for rank in ended]
 
 
 def altered_package(folder: Path) -> str:

@@ -7,7 +7,7 @@ import pytest
 from cyxjax.distributed.spawning import SpawnError, spawn
 from tests.multiprocess import ranks
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("forked_spawn")]
 
 
 @pytest.mark.parametrize("job", [ranks.reductions, ranks.movements], ids=lambda job: job.__name__)

@@ -6,7 +6,7 @@ import pytest
 from cyxjax.distributed.spawning import spawn
 from tests.multiprocess import ddp_ranks
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("forked_spawn")]
 
 
 def test_processes_and_devices_give_the_same_numbers(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from cyxjax.distributed.spawning import spawn
 from tests.multiprocess import exchange_ranks
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("forked_spawn")]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

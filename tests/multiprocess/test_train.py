@@ -3,11 +3,11 @@
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support import forked
 
 pytestmark = pytest.mark.multiprocess
 CONFIG = Path(__file__).parents[2] / "configs" / "digits.yaml"
@@ -26,13 +26,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def run(arguments: list[str], **variables: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    done = forked.run(arguments, environment(**variables), LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -70,23 +64,11 @@ def test_two_terminals_with_rank_and_world_size_do_the_same(one_process, tmp_pat
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    place = {"WORLD_SIZE": "2", "MASTER_PORT": port}
-    arguments = [sys.executable, *command(tmp_path / "hand")]
-    other = subprocess.Popen(
-        arguments,
-        env=environment(RANK="1", **place),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        run(command(tmp_path / "hand"), RANK="0", **place)
-        printed, _ = other.communicate(timeout=LIMIT_S)
-    finally:
-        other.kill()
-        other.wait()
-    assert other.returncode == 0, printed
-    assert "Epoch" not in printed
+    places = [environment(RANK=str(rank), WORLD_SIZE="2", MASTER_PORT=port) for rank in range(2)]
+    first, other = forked.run_all([(command(tmp_path / "hand"), place) for place in places], LIMIT_S)
+    assert (first.returncode, other.returncode) == (0, 0), first.stderr + other.stderr
+    assert "Epoch" in first.stdout
+    assert "Epoch" not in other.stdout + other.stderr
     assert losses(tmp_path / "hand") == pytest.approx(losses(one_process), rel=1e-5)
 
 

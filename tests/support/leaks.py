@@ -24,6 +24,7 @@ HARMLESS = {
     },
     "children": {
         "multiprocessing.resource_tracker": "Python's own; ends with this process",
+        "multiprocessing.forkserver": "Python's own, for forked.py; ends with this process",
         "wandb-core": "wandb's service; ends with this process",
     },
     "files": {

@@ -4,9 +4,10 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.support import forked
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120
@@ -27,29 +28,21 @@ class Ranks(NamedTuple):
 
 def launch(program: Path, folder: Path, *flags: str, nproc: int = 2, **variables: str) -> Ranks:
     """Runs `program FOLDER` under our launcher."""
-    command = ["-m", "cyxjax.launch", *(flags or ("--nproc-per-node", str(nproc))), str(program), str(folder)]
-    return Ranks(*_finish([_start(command, **variables)], folder, nproc))
+    command = ["-m", "cyxjax.launch", *(flags or ("--nproc-per-node", str(nproc))), program, folder]
+    return _read([run(*command, **variables)], folder, nproc)
 
 
 def by_hand(program: Path, folder: Path, nproc: int = 2, **variables: str) -> Ranks:
     """Runs `RANK=r WORLD_SIZE=n python program FOLDER` for every rank, as in as many terminals."""
     port = str(free_port())
     places = [{"RANK": str(r), "WORLD_SIZE": str(nproc), "MASTER_PORT": port} for r in range(nproc)]
-    started = [_start([str(program), str(folder)], **place, **variables) for place in places]
-    return Ranks(*_finish(started, folder, nproc))
+    ranks = [([program, folder], environment(**place, **variables)) for place in places]
+    return _read(forked.run_all(ranks, LIMIT_S), folder, nproc)
 
 
-def run(*command: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess:
+def run(*command: object, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs `python COMMAND` to its end."""
-    return subprocess.run(
-        [sys.executable, *command],
-        env=environment(**variables),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    return forked.run(command, environment(**variables), LIMIT_S, cwd)
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -71,24 +64,7 @@ def free_port() -> int:
         return held.getsockname()[1]
 
 
-def _start(command: list[str], **variables: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, *command],
-        env=environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def _finish(started: list[subprocess.Popen], folder: Path, nproc: int) -> tuple[list[dict], str]:
-    printed = ""
-    try:
-        for process in started:
-            printed += process.communicate(timeout=LIMIT_S)[0]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    assert all(process.returncode == 0 for process in started), printed
-    return [json.loads((folder / f"report_{rank}.json").read_text()) for rank in range(nproc)], printed
+def _read(ended: list[subprocess.CompletedProcess[str]], folder: Path, nproc: int) -> Ranks:
+    printed = "".join(done.stdout + done.stderr for done in ended)
+    assert all(done.returncode == 0 for done in ended), printed
+    return Ranks([json.loads((folder / f"report_{rank}.json").read_text()) for rank in range(nproc)], printed)

@@ -1,0 +1,184 @@
+"""Processes that begin with jax and our code loaded: forked, where a fresh one would import them for seconds.
+
+Python's own fork server makes them, one for each pytest process; it starts no jax backend. A fork is given
+what a fresh process reads at its start: environment, arguments, folder, streams; it ends as one does, too.
+"""
+
+import atexit
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import types
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import context, forkserver
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+LOADED = ["cyxjax.train.experiment", "cyxjax.distributed", "cyxjax.launch.__main__", "flax.linen", "optax"]
+AT_START = ("JAX_", "XLA_", "NPROC")  # a fork's own count, not those of the test that came first
+
+
+class _Process(context.ForkServerProcess):
+    """A process with the environment in which it was made, not the server's."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._variables = dict(os.environ)
+
+    def run(self) -> None:
+        enter(self._variables)
+        super().run()
+
+
+class _Context(context.ForkServerContext):
+    Process = _Process
+
+
+def server() -> context.BaseContext:
+    """What makes forks, running."""
+    forks = _Context()
+    forks.set_forkserver_preload(LOADED)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(AT_START)}
+    with mock.patch.dict(os.environ, kept, clear=True):
+        forkserver.ensure_running()
+    return forks
+
+
+class Program:
+    """`python WORDS`, as subprocess.Popen with its output kept."""
+
+    def __init__(self, words: Sequence[object], env: Mapping[str, str], cwd: Path | None = None) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._said = [Path(self._folder.name) / name for name in ("out", "err")]
+        arguments = ([str(word) for word in words], dict(env), str(cwd or Path.cwd()), self._said)
+        self._process = _Process(target=_run, args=arguments)
+        server()
+        self._process.start()
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """What it printed, when it has ended. Raises: subprocess.TimeoutExpired."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("a forked program", timeout)
+        out, err = (path.read_text() for path in self._said)
+        return out, err
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def end(self) -> None:
+        """Kills what still runs of it, and forgets what it printed."""
+        if self._process.exitcode is None:
+            os.killpg(self._process.pid or 0, signal.SIGKILL)
+        self._process.join()
+        self._folder.cleanup()
+
+
+def run(
+    words: Sequence[object], env: Mapping[str, str], timeout: float, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`python WORDS` to its end."""
+    return run_all([(words, env)], timeout, cwd)[0]
+
+
+def run_all(
+    programs: Sequence[tuple[Sequence[object], Mapping[str, str]]], timeout: float, cwd: Path | None = None
+) -> list[subprocess.CompletedProcess[str]]:
+    """`python WORDS` with its environment, for all at once, to the end of the last."""
+    started = [Program(words, env, cwd) for words, env in programs]
+    try:
+        said = [program.communicate(timeout) for program in started]
+        return [
+            subprocess.CompletedProcess(list(words), program.returncode or 0, *text)
+            for (words, _), program, text in zip(programs, started, said, strict=True)
+        ]
+    finally:
+        for program in started:
+            program.end()
+
+
+def run_fresh(
+    programs: Sequence[tuple[Sequence[str], Mapping[str, str]]], timeout: float, cwd: Path
+) -> list[subprocess.CompletedProcess[str]]:
+    """As `run_all`, but by interpreters of their own: for programs that are to load other code than ours."""
+    out: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": cwd}
+    started = [subprocess.Popen([sys.executable, *words], env=env, **out) for words, env in programs]
+    try:
+        said = [process.communicate(timeout=timeout) for process in started]
+        return [
+            subprocess.CompletedProcess(process.args, process.returncode, *text)
+            for process, text in zip(started, said, strict=True)
+        ]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def enter(variables: Mapping[str, str]) -> None:
+    """Makes `variables` the environment, for jax too, which has read its own when it was loaded."""
+    import jax
+
+    os.environ.clear()
+    os.environ.update(variables)
+    for name in variables:
+        if name.startswith("JAX_"):
+            text, now = variables[name], jax.config.values[name.lower()]
+            value = text.lower() in ("1", "true") if isinstance(now, bool) else text
+            jax.config.update(name.lower(), int(text) if type(now) is int else value)
+
+
+def _run(words: list[str], env: dict[str, str], cwd: str, said: list[Path]) -> None:
+    os.setsid()
+    for path, stream in zip(said, (1, 2), strict=True):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), stream)
+    enter(env)
+    os.chdir(cwd)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = _code_of(lambda: _execute(words, cwd))
+    threading._shutdown()  # as a fresh process ends: its threads, what it registered, its streams
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _execute(words: list[str], cwd: str) -> None:
+    while words[0] == "-W":
+        warnings.simplefilter(words[1])
+        words = words[2:]
+    first, *rest = words
+    if first == "-m":
+        sys.path.insert(0, cwd)
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), sys.modules["__main__"].__dict__)
+    else:
+        sys.argv = words
+        sys.path.insert(0, str(Path(first).parent))
+        runpy.run_path(first, run_name="__main__")
+
+
+def _code_of(call: Callable[[], None]) -> int:
+    """The exit code that Python gives a program that ends as `call` does."""
+    try:
+        call()
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
