@@ -3,17 +3,46 @@
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from cyxjax.errors import ConfigError
+from cyxjax.errors import ConfigError, nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are ConfigErrors of one line."""
+    """argparse whose errors are ConfigErrors of one line. example: a line of help that works as it stands."""
+
+    def __init__(self, *args: Any, example: str = "", **options: Any) -> None:
+        if example:
+            options["epilog"] = f"example: {example}"
+        super().__init__(*args, **options)
+        self._words: list[str] = []
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())
+        if unknown := self._unknown_option():  # said before what is missing: it may be that, misspelt
+            near = nearest(unknown, self._options())
+            raise ConfigError(f"unknown option {unknown} (from the command line). {near} HINT: {usage}.")
         raise ConfigError(f"{message} (from the command line). HINT: {usage}; see --help.")
+
+    def _unknown_option(self) -> str:
+        """The first word of the last parse that looks like an option and is none; "" without one."""
+        ours = self._words[: self._words.index("--")] if "--" in self._words else self._words
+        names = (word.partition("=")[0] for word in ours if word.startswith("--"))
+        known = self._options()
+        is_known = lambda name: any(option.startswith(name) for option in known)  # noqa: E731
+        return next((name for name in names if not is_known(name)), "")
+
+    def _options(self) -> list[str]:
+        """What this parser takes, and what its commands take."""
+        below = [
+            p for action in self._actions if isinstance(action.choices, dict) for p in action.choices.values()
+        ]
+        return [*self._option_string_actions, *(option for parser in below for option in parser._options())]
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if file is sys.stdout:

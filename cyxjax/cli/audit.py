@@ -1,7 +1,9 @@
 """`cyxjax audit RUN`: whether every sample came once an epoch, in its place; and if not, where not."""
 
+import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from cyxjax.command import Parser
@@ -18,13 +20,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
     run = open_run(Path(os.path.abspath(given.run)))
     verdict = examine(run, entries_of(run), given.max_findings)
+    if given.json:
+        findings = [asdict(finding) for finding in verdict.findings]
+        print(json.dumps({"good": not findings, **verdict._asdict(), "findings": findings}))
+        return EXIT_USER_ERROR if findings else EXIT_OK
     for line in (*verdict.findings, *verdict.notes, verdict.summary):
         print(line)
     return EXIT_USER_ERROR if verdict.findings else EXIT_OK
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="cyxjax audit", description=__doc__)
+    parser = Parser(prog="cyxjax audit", description=__doc__, example="cyxjax audit runs/digits")
+    parser.add_argument("--json", action="store_true", help="print it as one JSON object")
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, in which ledger.jsonl lies")
     parser.add_argument("--max-findings", type=int, default=10, metavar="N", help="stop after so many")
     return parser

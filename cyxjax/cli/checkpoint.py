@@ -1,6 +1,7 @@
 """`cyxjax checkpoint ls|verify|export|prune DIR`: what is on disk, without starting a run."""
 
 import argparse
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
 from cyxjax.files import replacing
 
+_EXAMPLES = {"export": " digits.safetensors", "prune": " --keep-last 2"}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one of the commands; the exit code: 0, or 1 if `verify` found damage.
@@ -35,11 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="cyxjax checkpoint", description=__doc__)
+    parser = Parser(
+        prog="cyxjax checkpoint", description=__doc__, example="cyxjax checkpoint ls runs/digits/checkpoints"
+    )
     commands = parser.add_subparsers(required=True, metavar="ls|verify|export|prune")
-    _command(commands, "ls", _ls, "list the steps (their manifests only; verify reads the files)")
+    ls = _command(commands, "ls", _ls, "list the steps (their manifests only; verify reads the files)")
+    ls.add_argument("--json", action="store_true", help="print a JSON object a step, one a line")
     verify = _command(commands, "verify", _verify, "read every file and compare its digest; 1 if one differs")
     verify.add_argument("--step", type=int, help="this step only")
+    verify.add_argument("--json", action="store_true", help="print a JSON object a step, one a line")
     export = _command(commands, "export", _export, "write parameters for other programs")
     export.add_argument(
         "file", type=Path, help="the file to write, replaced if there; for orbax a new folder"
@@ -64,7 +71,8 @@ def _parser() -> Parser:
 
 
 def _command(commands: Any, name: str, run: Callable, text: str) -> Parser:
-    parser: Parser = commands.add_parser(name, help=text, description=text)
+    example = f"cyxjax checkpoint {name} runs/digits{_EXAMPLES.get(name, '')}"
+    parser: Parser = commands.add_parser(name, help=text, description=text, example=example)
     parser.add_argument("directory", type=Path, metavar="DIR", help="a run folder or its checkpoints folder")
     parser.set_defaults(run=run)
     return parser
@@ -95,7 +103,10 @@ def _run_of(directory: Path) -> Path:
 
 
 def _ls(directory: Path, given: argparse.Namespace) -> int:
-    del given
+    if given.json:
+        for step in list_steps(directory):
+            print(json.dumps({"step": step} | _as_json(directory, step)))
+        return EXIT_OK
     print(f"{'step':>10}  {'saved (UTC)':<19}  {'MB':>10}  metric")
     for step in list_steps(directory):
         print(_line(directory, step))
@@ -106,6 +117,14 @@ def _ls(directory: Path, given: argparse.Namespace) -> int:
     for name in list_earlier(directory):
         print(f"{name}: kept, of a run before one that began anew here")
     return EXIT_OK
+
+
+def _as_json(directory: Path, step: int) -> dict[str, Any]:
+    try:
+        found = read_manifest(step_folder(directory, step))
+    except CheckpointError as error:
+        return {"error": str(error)}
+    return {"saved_unix_s": found.created_unix_s, "num_bytes": found.num_bytes, "metric": found.metric}
 
 
 def _line(directory: Path, step: int) -> str:
@@ -126,8 +145,11 @@ def _verify(directory: Path, given: argparse.Namespace) -> int:
     for step in steps:
         problems = find_problems(step_folder(directory, step), step)
         damaged += bool(problems)
+        if given.json:
+            print(json.dumps({"step": step, "good": not problems, "problems": problems}))
+            continue
         print(f"step {step}: {'damaged: ' + '; '.join(problems) if problems else 'good'}")
-    for name in list_corrupt(directory):
+    for name in [] if given.json else list_corrupt(directory):
         print(f"{name}: set aside, it did not verify")
     return EXIT_USER_ERROR if damaged or not steps else EXIT_OK
 

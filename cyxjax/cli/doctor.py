@@ -7,16 +7,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import metadata
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, ConfigError
+from cyxjax.command import Parser
+from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR
 from cyxjax.launch import environment
 from cyxjax.launch.topology import DEFAULT_PORT
+from cyxjax.launch.versions import PACKAGES, version_of
 
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pydantic", "safetensors")
 _EXTRAS = {"scikit-learn": "digits", "matplotlib": "plot", "wandb": "wandb", "tensorboardX": "tensorboard"}
 _DEVICE_TIMEOUT_S = 60  # jax on a broken driver can hang; a child process cannot hang us
 _LOW_DISK_BYTES = 1 << 30
@@ -41,18 +41,22 @@ class Check:
 
 def main(argv: Sequence[str]) -> int:
     """Prints the checks as they are made; exit code 1 if one failed."""
-    if argv and argv[0] not in ("-h", "--help"):
-        raise ConfigError(
-            f"cyxjax doctor takes no arguments, got {argv[0]!r}. HINT: run it in the run's folder."
-        )
-    if argv:
-        print("usage: cyxjax doctor\n\nChecks versions, devices, threads, ports and disk of this machine.")
-        return EXIT_OK
+    given = _parser().parse_args(argv)
     failed = False
     for check in all_checks(environment.here(), Path.cwd()):
-        print(check.line(), flush=True)
+        print(json.dumps(asdict(check)) if given.json else check.line(), flush=True)
         failed = failed or check.level == "FAIL"
     return EXIT_USER_ERROR if failed else EXIT_OK
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="cyxjax doctor",
+        description="Checks versions, devices, threads, ports and disk of this machine.",
+        example="cd /where/runs/go && cyxjax doctor",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object a check, one a line")
+    return parser
 
 
 def all_checks(env: Mapping[str, str], folder: Path) -> Iterable[Check]:
@@ -72,12 +76,12 @@ def versions() -> list[Check]:
     """Python, the packages training needs, and the optional ones."""
     python = f"python {'.'.join(map(str, sys.version_info[:3]))} on {sys.platform}"
     checks = [Check("ok" if sys.version_info >= (3, 11) else "FAIL", "version", python)]
-    for name in _PACKAGES:
-        found = _version(name)
+    for name in PACKAGES:
+        found = version_of(name)
         hint = f"{name} is missing. HINT: pip install cyxjax"
         checks.append(Check("ok", "version", f"{name} {found}") if found else Check("FAIL", "version", hint))
     for name, extra in _EXTRAS.items():
-        found = _version(name)
+        found = version_of(name)
         text = (
             f"{name} {found}"
             if found
@@ -85,13 +89,6 @@ def versions() -> list[Check]:
         )
         checks.append(Check("ok", "version", text))
     return checks
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def devices(program: str = _ASK_JAX, timeout_s: float = _DEVICE_TIMEOUT_S) -> Check:

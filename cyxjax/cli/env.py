@@ -1,25 +1,80 @@
 """`cyxjax env`: which place in a group this process would take, and who says so."""
 
+import json
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from cyxjax.errors import ConfigError
+from cyxjax.cli.doctor import devices
+from cyxjax.command import Parser
+from cyxjax.files import is_secret_name, redact
 from cyxjax.launch import accelerators, environment
 from cyxjax.launch.clusters import claims
 from cyxjax.launch.topology import Topology
+from cyxjax.launch.versions import machine, software
+
+_TELLING = (
+    "CYXJAX_",
+    "JAX_",
+    "XLA_",
+    "NCCL_",
+    "CUDA_VISIBLE",
+    "DISTRIBUTED_",
+    "SLURM_",
+    "OMPI_",
+    "NPROC",
+    "OMP_",
+)
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the place found in the environment; exit code 0. Raises: ConfigError for a bad environment."""
-    if argv and argv[0] not in ("-h", "--help"):
-        raise ConfigError(
-            f"cyxjax env takes no arguments, got {argv[0]!r}. HINT: set the variables before it."
-        )
-    if argv:
-        print("usage: cyxjax env\n\nShows rank, world size, address and backend, and who says so.")
-        return 0
-    print("\n".join(describe_place(environment.here())))
+    given = _parser().parse_args(argv)
+    env = environment.here()
+    if given.json:
+        print(json.dumps(for_bug_report(env, Path.cwd()), indent=1))
+    else:
+        print("\n".join(describe_place(env)))
     return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="cyxjax env",
+        description="Shows which rank, world size, address and backend were found, and who says so.",
+        example="cyxjax env --json > env.json    (for a bug report)",
+    )
+    parser.add_argument("--json", action="store_true", help="all that belongs into a bug report, as JSON")
+    return parser
+
+
+def for_bug_report(env: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """The place and who says so, software, machine, devices, what is set, and the state of the code here."""
+    first = claims(env)[0]
+    set_here = {name: env[name] for name in sorted(env) if name.startswith(_TELLING) or name in first.names}
+    return {
+        "place": describe_place(env),
+        "software": software(),
+        "machine": machine(),
+        "devices": devices().found,
+        "variables": {n: "[redacted]" if is_secret_name(n) else redact(v) for n, v in set_here.items()},
+        "code": _git(folder),
+    }
+
+
+def _git(folder: Path) -> str:
+    """`commit 1a2b3c..., 2 files changed`, of the repository `folder` is in."""
+    words = (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain"])
+    try:
+        commit, changed = (
+            subprocess.run(w, cwd=folder, capture_output=True, text=True, check=True, timeout=10).stdout
+            for w in words
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "no git repository here"
+    return f"commit {commit.strip()}, {len(changed.splitlines())} files changed"
 
 
 def describe_place(env: Mapping[str, str]) -> list[str]:

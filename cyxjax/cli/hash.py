@@ -41,15 +41,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(runs) > 2:
         _parser().error(f"expected one run or two, got {len(runs)}")
     if len(runs) == 1:
-        print("\n".join(_told(runs[0], given.all)))
+        print(
+            json.dumps(_as_json(runs[0], given.all)) if given.json else "\n".join(_told(runs[0], given.all))
+        )
         return EXIT_OK
     lines, equal = compare(*runs)
-    print("\n".join(lines))
+    print(json.dumps({"equal": equal, "said": lines}) if given.json else "\n".join(lines))
     return EXIT_OK if equal else EXIT_USER_ERROR
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="cyxjax hash", description=__doc__)
+    parser = Parser(
+        prog="cyxjax hash", description=__doc__, example="cyxjax hash runs/on-2-hosts runs/on-8-hosts"
+    )
+    parser.add_argument("--json", action="store_true", help="print it as one JSON object")
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder")
     parser.add_argument(
         "--all", action="store_true", help="of one run: every checkpoint, not only the newest"
@@ -76,6 +81,12 @@ def read_bits(run: Path, step: int) -> StepBits:
     curves = {name: meta.get("history", {}).get(name) for name in _CURVES}
     history = {"curves": curves, "sums": meta.get("sums"), "position": meta.get("position")}
     return StepBits(leaves, _sha256(json.dumps(history, sort_keys=True).encode()), meta.get("exact", {}))
+
+
+def _as_json(run: Path, every: bool) -> dict[str, Any]:
+    steps = steps_of(run)
+    found = {step: read_bits(run, step) for step in (steps if every else steps[-1:])}
+    return {"steps": [{"step": n, "digest": b.digest, **b._asdict()} for n, b in found.items()]}
 
 
 def _told(run: Path, every: bool) -> list[str]:

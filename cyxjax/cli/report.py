@@ -34,7 +34,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="cyxjax report",
         description="Draws a run, or several compared, as one HTML file that opens offline.",
-        epilog="example: cyxjax report runs/digits runs/digits-lr-0.01 --output compared.html",
+        example="cyxjax report runs/digits runs/digits-lr-0.01 --output compared.html",
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder")
     parser.add_argument(

@@ -261,7 +261,13 @@ def _run(argv: list[str]) -> int:
 
 
 def _build_parser() -> Parser:
-    parser = Parser(prog="cyxjax manifest", usage=USAGE, allow_abbrev=False, description=__doc__)
+    parser = Parser(
+        prog="cyxjax manifest",
+        usage=USAGE,
+        allow_abbrev=False,
+        description=__doc__,
+        example="cyxjax manifest slurm --output digits.sbatch -- scripts/train_minimal.py",
+    )
     parser.add_argument("engine", choices=["slurm", "k8s"])
     parser.add_argument("--output", default="", help="file to write; standard output if left out")
     parser.add_argument("--check", action="store_true", help="Slurm: ask sbatch whether it would take it")

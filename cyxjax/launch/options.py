@@ -64,7 +64,13 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
 
 
 def _build_parser() -> Parser:
-    parser = Parser(prog="cyxjax launch", usage=USAGE, allow_abbrev=False, description=__doc__)
+    parser = Parser(
+        prog="cyxjax launch",
+        usage=USAGE,
+        allow_abbrev=False,
+        description=__doc__,
+        example="cyxjax launch --nproc-per-node 2 -m cyxjax.train --config configs/digits.yaml",
+    )
     add = parser.add_argument
     add("--nproc-per-node", default="1", help="processes on this host: a number, auto, gpu or cpu")
     add("--gpus", default=None, help="the same as --nproc-per-node")

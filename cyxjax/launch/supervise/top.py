@@ -75,7 +75,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="cyxjax top",
         description="Shows the ranks of a job that runs on this host: steps, phases, memory, who waits.",
-        epilog="example: cyxjax top my-run    (the --run-id of the job; none is needed where one job runs)",
+        example="cyxjax top my-run    (its run id; none is needed where one job runs)",
     )
     parser.add_argument("job", nargs="?", help="run id, or the pid of its launcher or of a rank")
     parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="between two looks (1)")

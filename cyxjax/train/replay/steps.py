@@ -41,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises: DataError for a folder that is no black box.
     """
-    parser = Parser(prog="cyxjax replay", description=__doc__)
+    parser = Parser(
+        prog="cyxjax replay", description=__doc__, example="cyxjax replay runs/digits/black_box_step40"
+    )
     parser.add_argument("box", type=Path, metavar="BOX", help="a folder black_box_step... of a run")
     folder = parser.parse_args(argv).box
     box = read_box(folder)

@@ -1,8 +1,11 @@
 """The `cyxjax` command: the right room, exit codes, and one line for what is wrong."""
 
+import contextlib
 import importlib
 import json
 import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -48,6 +51,82 @@ def test_each_command_that_takes_an_experiment_has_a_page_of_its_own(command, ca
     assert shown.startswith(f"usage: cyxjax {command} [--config FILE]")
     assert f"\n  cyxjax {command} --config configs/digits.yaml" in shown
     assert "cyxjax.train" not in shown
+
+
+@pytest.mark.parametrize("command", sorted(main.ROWS))
+def test_each_command_has_a_page_of_its_own_with_an_example(command, capsys):
+    with contextlib.suppress(SystemExit):
+        assert main.main([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    own = f"python -m cyxjax.{command}" if command in ("train", "launch") else f"cyxjax {command}"
+    assert shown.startswith(f"usage: {own}")
+    examples = re.findall(
+        rf"(?:^  |example: .*?)(?:cyxjax {command}|{re.escape(own)})\b", shown, re.MULTILINE
+    )
+    assert examples, shown
+    assert "--json" in shown or command not in ("audit", "hash", "top", "env", "doctor")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["audit", "--bogus"], "unknown option --bogus"),  # not: that a run is missing
+        (["hash", "run", "--jsn"], "unknown option --jsn (from the command line). Did you mean '--json'?"),
+        (["checkpoint", "ls", "--bogus", "x"], "unknown option --bogus"),
+        (["checkpoint", "verify", "x", "--stp=3"], "Did you mean '--step'?"),
+        (["checkpoint", "ls", "a", "--json", "b"], "unrecognized arguments: b"),  # --json is no mistake
+        (["doctor", "here"], "unrecognized arguments: here"),
+        (["report"], "required: RUN"),
+    ],
+)
+def test_a_wrong_option_is_named_first(words, named, capsys):
+    assert main.main(words) == 2
+    said = capsys.readouterr().err
+    assert named in said
+    assert said.count("\n") == 1
+
+
+def test_env_as_json_is_what_a_bug_report_needs(capsys, monkeypatch):
+    monkeypatch.setenv("CYXJAX_TOKEN", "open-sesame")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/x")
+    assert main.main(["env", "--json"]) == 0
+    text = capsys.readouterr().out
+    told = json.loads(text)
+    assert told["software"]["jax"][0].isdigit()
+    assert "1 x cpu" in told["devices"] or "x" in told["devices"]
+    assert told["variables"]["XLA_FLAGS"] == "--xla_dump_to=/x"
+    assert "open-sesame" not in text
+    assert told["code"]
+
+
+BASH = """
+eval "$1"
+COMP_WORDS=("${@:2}"); COMP_CWORD=$(($# - 2)); COMPREPLY=()
+_cyxjax
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_bash_completes_commands_options_and_files(capsys, tmp_path, monkeypatch):
+    assert main.main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    (tmp_path / "runs-of-mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def completed(*words):
+        done = subprocess.run(
+            ["bash", "-c", BASH, "bash", script, *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.split()
+
+    assert completed("cyxjax", "aud") == ["audit"]
+    assert completed("cyxjax", "audit", "--m") == ["--max-findings"]
+    assert "--optimizer.lr" in completed("cyxjax", "train", "--optimizer")
+    assert completed("cyxjax", "audit", "runs-") == ["runs-of-mine"]
+    for shell in ("zsh", "fish"):
+        assert main.main(["completion", shell]) == 0
+        assert "audit" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

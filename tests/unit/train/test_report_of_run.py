@@ -1,10 +1,13 @@
 """An experiment leaves a report, events tell its course, off is off, and nothing of it can break a run."""
 
+import json
+
 import numpy as np
 import optax
 import pytest
 from flax import linen
 
+from cyxjax.cli import main
 from cyxjax.config.run import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.distributed import process_group
@@ -101,3 +104,22 @@ def test_a_rollback_is_told_in_the_log_of_the_same_start(tmp_path):
     told = [(event["event"], event["step"]) for event in read_events(tmp_path / "events.jsonl")]
     assert told == [("start", 0), ("save", 3), ("rollback", 3), *told[3:-1], ("end", told[-1][1])]
     assert {name for name, _ in told[3:-1]} == {"save"}
+
+
+def test_what_commands_say_of_a_run_is_there_as_json_too(tmp_path, capsys):
+    run = str(tmp_path / "run")
+    assert train(tmp_path / "run", checkpoint_every_n_epochs=1) == 0
+    capsys.readouterr()
+
+    def told(*words):
+        assert main.main([*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    audited = told("audit", run)
+    assert audited["good"] is True
+    assert audited["findings"] == []
+    assert "every sample came once" in audited["summary"]
+    assert told("checkpoint", "ls", run)["step"] == 1  # 8 replicas take all samples at once
+    assert told("checkpoint", "verify", run) == {"step": 1, "good": True, "problems": []}
+    assert told("hash", run)["steps"][0]["step"] == 1
+    assert told("hash", run, run)["equal"] is True
