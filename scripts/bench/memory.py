@@ -49,6 +49,11 @@ class Choice(NamedTuple):
     blocks: bool = False  # the model's own `remat`: block by block
     precision: str = "float32"
     comm: str = "mean"
+    regather: bool = True  # of fsdp; without: ZeRO-2
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {} if self.regather else {"regather": False}
 
 
 class Case(NamedTuple):
@@ -68,6 +73,10 @@ CHOICES = {
     "bfloat16": Choice(precision="bfloat16"),
     "zero1": Choice(comm="zero1"),
     "fsdp": Choice(comm="fsdp"),
+    "fsdp, regather: false": Choice(comm="fsdp", regather=False),
+    "fsdp, remat full": Choice(comm="fsdp", remat="full"),
+    "fsdp, remat in the model, by block": Choice(comm="fsdp", blocks=True),
+    "fsdp, bfloat16": Choice(comm="fsdp", precision="bfloat16"),
     "zero1, accumulation 4, bfloat16": Choice(accumulation=4, precision="bfloat16", comm="zero1"),
 }
 
@@ -114,7 +123,7 @@ def measure(case: Case, choice: Choice, replicas: int) -> tuple[int, ...]:
     mesh = build_mesh(jax.devices()[:replicas])
     fns = with_policy(with_remat(adapt(case.model), choice.remat), parse_policy(choice.precision))
     params, model_state = fns.init(jax.random.key(0), case.inputs[:1])
-    sync = build_sync(choice.comm, optax.adam(1e-3), params=lambda: params)
+    sync = build_sync(choice.comm, optax.adam(1e-3), choice.options, params=lambda: params)
     state = init_state(sync, mesh, params, model_state, 0)
     step: Any = build_train_step(
         fns, as_per_example(CrossEntropyLoss()), sync, mesh, accumulation=choice.accumulation

@@ -1,0 +1,111 @@
+"""fsdp beside mean, ZeRO-2 and zero1, and torch's DDP and FSDP2, in processes on this machine over gloo.
+
+    python scripts/bench/fsdp.py [--ranks 2] [--rounds 5] [--seconds 5] [--torch-python PATH] [--layers 12]
+
+A GPT is trained in turns: each round starts every row anew, so that a slow moment meets all alike. Prints a
+Markdown table of medians: tokens/s of all ranks, CPU seconds of rank 0 in a step, its peak memory (the
+interpreter and its libraries included), and tokens/s as a share of the same round's `mean`.
+"""
+
+import argparse
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+HERE = Path(__file__).parent
+OURS = {
+    "mean": ["mean", {}],
+    "zero1": ["zero1", {}],
+    "fsdp": ["fsdp", {}],
+    "fsdp, regather: false": ["fsdp", {"regather": False}],
+}
+TORCH = {"torch DDP": ["mean", {}], "torch FSDP2": ["fsdp", {}]}
+SIZES = {"layers": 12, "width": 256, "heads": 4, "length": 64, "vocab": 256, "batch": 4}
+_LIMIT_S = 300  # for one row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5.0, help="measured for each row and round")
+    parser.add_argument("--torch-python", help="an interpreter that has torch; none: no torch rows")
+    for name, value in SIZES.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    args = parser.parse_args()
+    rows = {row: (sys.executable, "fsdp_ours.py", *what) for row, what in OURS.items()}
+    if args.torch_python:
+        rows |= {row: (args.torch_python, "fsdp_torch.py", *what) for row, what in TORCH.items()}
+    found: dict[str, list[dict[str, float]]] = {row: [] for row in rows}
+    for number in range(args.rounds):
+        for row, (python, script, comm, options) in rows.items():
+            task = {name: getattr(args, name) for name in (*SIZES, "seconds")}
+            task |= {"comm": comm, "options": options}
+            result = measure([python, str(HERE / script), json.dumps(task)], args.ranks)
+            found[row].append(result)
+            print(f"round {number + 1}, {row}: {result}", file=sys.stderr, flush=True)
+    print(table(found))
+    return 0
+
+
+def measure(command: list[str], ranks: int) -> dict[str, float]:
+    """What rank 0 printed; {} if it did not come to its end. No process is left."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    group = [start(rank, ranks, port, command) for rank in range(ranks)]
+    try:
+        out = group[0].communicate(timeout=_LIMIT_S)[0]
+        for process in group[1:]:
+            process.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        out = ""
+    finally:
+        for process in group:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    lines = [line for line in out.splitlines() if line.startswith('{"')]
+    return json.loads(lines[-1]) if lines else {}
+
+
+def start(rank: int, ranks: int, port: int, command: list[str]) -> subprocess.Popen:
+    place = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "NPROC": "1",
+        "OMP_NUM_THREADS": "1",
+        "JAX_PLATFORMS": "cpu",
+    }
+    output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+    return subprocess.Popen(
+        command, env={**os.environ, **place}, stdout=output, text=True, start_new_session=True
+    )
+
+
+def table(found: dict[str, list[dict[str, float]]]) -> str:
+    """Markdown; a round in which a row or `mean` came to no end is left out of that row."""
+    lines = ["| | tokens/s | of mean | CPU s a step | peak MB | parameters |", "| --- |" + " ---: |" * 5]
+    for row, results in found.items():
+        pairs = [(one, mean) for one, mean in zip(results, found["mean"], strict=True) if one and mean]
+        if not pairs:
+            lines.append(f"| {row} | no result |  |  |  |  |")
+            continue
+        of = lambda name: statistics.median(one[name] for one, _ in pairs)  # noqa: B023, E731
+        share = statistics.median(one["tokens_per_s"] / mean["tokens_per_s"] for one, mean in pairs)
+        cells = f"{of('tokens_per_s'):,.0f} | {share:.2f} | {of('cpu_s'):.3f} | {of('peak_mb'):,.0f}"
+        lines.append(f"| {row} | {cells} | {of('params') / 1e6:.2f} M |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
