@@ -55,5 +55,7 @@ class NotSavedError(CheckpointError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """`Did you mean 'x'?` for the closest of `known` names, else the list of what is known."""
     names = sorted(known)
+    if not names:
+        return "There is none."
     close = difflib.get_close_matches(name, names, 1)
     return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(names)}."

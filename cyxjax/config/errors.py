@@ -150,9 +150,9 @@ def _sentence(error: dict[str, Any], loc: tuple[str | int, ...], model: type[Bas
     message = error["msg"].removeprefix("Value error, ").removesuffix(".")
     if not loc:
         return f"{message}."
-    value = error.get("input")
+    value, end = error.get("input"), "" if message.endswith("?") else "."
     near = _near_choice(error, value)
-    return f"{key} = {_short(value)}: {message[:1].lower()}{message[1:]}.{near}"
+    return f"{key} = {_short(value)}: {message[:1].lower()}{message[1:]}{end}{near}"
 
 
 def _near_choice(error: dict[str, Any], value: Any) -> str:

@@ -14,10 +14,12 @@ from cyxjax.config.exact import not_exact
 from cyxjax.config.sections import (
     DataConfig,
     ModelConfig,
+    Named,
     OptimizerConfig,
     Options,
     ScheduleConfig,
     Seconds,
+    SinkName,
     Strict,
     WandbConfig,
     on_this_machine,
@@ -103,7 +105,7 @@ class DistributedTrainingConfig(Strict):
     """Evaluate on so many batches only; none: on all data."""
 
     comm: str = "mean"
-    """How gradients become parameters: a strategy of cyxjax.sync."""
+    """How gradients become parameters: a strategy of cyxjax.sync, or module:function."""
     comm_options: Options = {}
     """What that strategy takes, for example `bucket_size_mb: 25`."""
     reproducibility: Literal["none", "exact"] = "none"
@@ -258,11 +260,15 @@ class TrainConfig(DistributedTrainingConfig):
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     loss: str = "auto"
-    """cross_entropy, mse, l1, huber, bce_with_logits, nll, model (its own), or auto: what suits both."""
+    """cross_entropy, mse, l1, huber, bce_with_logits, nll, model (its own), auto, or module:function."""
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
-    sinks: tuple[Literal["jsonl", "csv", "tensorboard", "wandb"], ...] = ("jsonl",)
-    """Where metrics go besides the screen."""
+    metrics: tuple[Named, ...] = ()
+    """Further metrics: functions (output, target) -> one value a sample, each `module:function`."""
+    callbacks: tuple[Named, ...] = ()
+    """EMA, EarlyStopping, ReduceLROnPlateau, BestCheckpoint, module:attribute; or {name: x, options: ...}."""
+    sinks: tuple[SinkName, ...] = ("jsonl",)
+    """Where metrics go besides the screen: jsonl, csv, tensorboard, wandb, or module:attribute."""
     wandb: WandbConfig = WandbConfig()
     report: bool = True
     """Keep events.jsonl, and draw report.html at the end."""

@@ -7,9 +7,18 @@ import re
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
 
 from cyxjax.errors import ConfigError
+from cyxjax.plugins import is_known, known_or
 
 # YAML 1.1 reads 1e-3 (no dot) as text; typed fields are coerced by pydantic, open ones by this.
 _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
@@ -47,6 +56,28 @@ def seconds(value: Any) -> Any:
 
 Options = Annotated[dict[str, Any], BeforeValidator(_numbers)]
 Seconds = Annotated[float, BeforeValidator(seconds)]
+
+
+def _named(value: Any) -> Any:
+    """A name, or {name, options}, as {name, options}. Raises: ValueError for anything else."""
+    one = {"name": value} if isinstance(value, str) else value
+    if not isinstance(one, dict) or not isinstance(one.get("name"), str) or one.keys() - {"name", "options"}:
+        raise ValueError("expected a name, or `{name: ..., options: {...}}`")
+    options = one.get("options") or {}
+    if not isinstance(options, dict):
+        raise ValueError("expected options as `{key: value}`")
+    return {"name": one["name"], "options": _numbers(options)}
+
+
+def _sink(name: str) -> str:
+    if not is_known("sink", name, dict.fromkeys(_SINKS)):
+        raise ValueError(f"no sink of this name. {known_or('sink', name, dict.fromkeys(_SINKS))}")
+    return name
+
+
+_SINKS = ("jsonl", "csv", "tensorboard", "wandb")
+Named = Annotated[dict[str, Any], BeforeValidator(_named)]
+SinkName = Annotated[str, AfterValidator(_sink)]
 
 
 def accepts_bool(annotation: Any) -> bool:
@@ -131,7 +162,7 @@ class DataConfig(Strict):
     """Which data."""
 
     name: str = "digits"
-    """A name of the catalogue (digits, mnist, cifar10, npz, csv, text, ...)."""
+    """A name of the catalogue (digits, mnist, cifar10, npz, csv, text, ...) or `package.module:function`."""
     root: str | None = None
     """Folder or file the data is read from; none for data that comes with a library."""
     options: Options = {}

@@ -5,9 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cyxjax.data import bundled, files, images, text
-from cyxjax.data.splits import Splits, split_rows
-from cyxjax.errors import ConfigError, nearest
+from cyxjax.data.sources import as_dataset
+from cyxjax.data.splits import DatasetInfo, Splits, Task, split_rows
+from cyxjax.errors import ConfigError, DataError, nearest
+from cyxjax.plugins import named
 
 Loader = Callable[..., Splits]
 
@@ -40,11 +44,40 @@ def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> S
 
     Raises: ConfigError for an unknown name or option, naming the nearest; DataError for an unreadable file.
     """
-    if name not in _LOADERS:
-        raise ConfigError(f"unknown data set {name!r}. HINT: {nearest(name, _LOADERS)}", key="name")
-    loader = _LOADERS[name]
+    loader = named("data set", name, _LOADERS, unknown=f"unknown data set {name!r}.")
+    if not callable(loader):
+        raise ConfigError(
+            f"data set {name!r} is a {type(loader).__name__}. HINT: name a function.", key="name"
+        )
     _check_options(name, loader, options)
-    return loader(*_root(name, loader, root), **options)
+    return as_splits(name, loader(*_root(name, loader, root), **options))
+
+
+def as_splits(name: str, found: Any) -> Splits:
+    """What a loader gave: Splits, or (train, validation, test), each a data set or (inputs, targets) arrays.
+
+    Of three the task is read off the training targets: whole numbers are classes, others are to be met.
+    Raises: DataError for anything else.
+    """
+    if isinstance(found, Splits):
+        return found
+    if not isinstance(found, tuple | list) or len(found) != 3:
+        raise DataError(
+            f"data set {name!r} gave a {type(found).__name__}; expected cx.data.Splits, or three of (inputs, "
+            "targets): train, validation, test. HINT: return (train, val, test)."
+        )
+    train, val, test = map(as_dataset, found)
+    inputs, targets = train.take(np.zeros(1, np.int64))
+    every = getattr(train, "targets", None)
+    if not isinstance(every, np.ndarray) or not isinstance(inputs, np.ndarray):
+        raise DataError(
+            f"data set {name!r} does not say what a model needs to know of it. HINT: return cx.data.Splits("
+            "train, val, test, cx.data.DatasetInfo(name, task, num_classes, input_shape))."
+        )
+    whole = every.dtype.kind in "biu"
+    width = int(every.max()) + 1 if whole else int(np.prod(targets.shape[1:], dtype=int))
+    task: Task = "classification" if whole else "regression"
+    return Splits(train, val, test, DatasetInfo(name, task, width, inputs.shape[1:]))
 
 
 def _root(name: str, loader: Loader, root: str | Path | None) -> tuple[Path, ...]:

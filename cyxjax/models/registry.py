@@ -13,6 +13,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.models.config import Config
+from cyxjax.plugins import named
 
 __all__ = ["Builder", "Config", "build_model", "get_model", "model_names", "register"]
 
@@ -59,13 +60,20 @@ class Builder:
 
     def options(self) -> dict[str, inspect.Parameter]:
         """What may be set: name -> its type (`.annotation`) and default (`.default`)."""
-        parameters = inspect.signature(self.factory, eval_str=True).parameters
-        return {key: value for key, value in parameters.items() if key not in _FLAX_FIELDS}
+        parameters = _parameters(self.factory)
+        return {
+            key: value
+            for key, value in parameters.items()
+            if key not in _FLAX_FIELDS and value.kind not in (value.VAR_POSITIONAL, value.VAR_KEYWORD)
+        }
+
+    def _takes_any(self) -> bool:
+        return any(value.kind is value.VAR_KEYWORD for value in _parameters(self.factory).values())
 
     def _check_names(self, settings: Mapping[str, Any], source: str) -> None:
         known = self.options()
         for option, value in settings.items():
-            if option not in known:
+            if option not in known and not self._takes_any():
                 raise ConfigError(
                     f"Model {self.name!r} has no option {option!r} (value {value!r}, from {source}). "
                     f"HINT: {nearest(option, known)}",
@@ -79,7 +87,9 @@ class Builder:
                 )
 
     def _checked(self, option: str, value: Any, source: str) -> Any:
-        expected = self.options()[option].annotation
+        if option not in (known := self.options()):
+            return value
+        expected = known[option].annotation
         adapter = _adapter(expected)
         if adapter is None:
             return value
@@ -119,9 +129,32 @@ def get_model(name: str) -> Builder:
     """The builder of the network `name`; raises ConfigError with the nearest name if there is none."""
     if name not in _builders and name in _SHIPPED:
         import_module(_SHIPPED[name])
-    if name not in _builders:
-        raise ConfigError(f"No model named {name!r}. HINT: {nearest(name, model_names())}", key="name")
-    return _builders[name]
+    found = named("model", name, dict.fromkeys(model_names()) | _builders)
+    return found if isinstance(found, Builder) else Builder(name, _as_factory(name, found))
+
+
+def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """What `factory` takes, by name."""
+    # The metaclass of nnx modules takes anything, and hands it on to __init__.
+    call = factory.__init__ if hasattr(factory, "iter_modules") else factory
+    try:
+        parameters = inspect.signature(call, eval_str=True).parameters
+    except NameError:  # annotations that only a type checker can read
+        parameters = inspect.signature(call).parameters
+    return {name: value for name, value in parameters.items() if call is factory or name != "self"}
+
+
+def _as_factory(name: str, found: Any) -> Callable[..., Any]:
+    """A class or function as it is; of a module that is made already, what gives it."""
+    made = not isinstance(found, type) and not inspect.isroutine(found)
+    if made and (hasattr(found, "apply") or hasattr(found, "iter_modules") or isinstance(found, tuple)):
+        return lambda: found
+    if not callable(found):
+        raise ConfigError(
+            f"model {name!r} is a {type(found).__name__}. HINT: name a class, a function or a module.",
+            key="name",
+        )
+    return found
 
 
 def build_model(architecture: Mapping[str, Any]) -> Any:
@@ -166,7 +199,7 @@ def _settings_of(name: str, config: Mapping[str, Any] | None) -> tuple[dict[str,
 
 def _adapter(expected: Any) -> TypeAdapter | None:
     """What checks and converts values of a type; None for types no file can hold (none given, modules)."""
-    if expected is inspect.Parameter.empty or is_dataclass(expected):
+    if expected is inspect.Parameter.empty or isinstance(expected, str) or is_dataclass(expected):
         return None
     try:
         return TypeAdapter(expected, config={"arbitrary_types_allowed": True})

@@ -6,11 +6,12 @@ is then left out.
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cyxjax.errors import ConfigError, nearest
 from cyxjax.observe.records import Record, Sink, Warn, describe
+from cyxjax.plugins import named
 from cyxjax.run_folder import RunFolder
 
 
@@ -63,6 +64,15 @@ def warn_on_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+OURS = ("jsonl", "csv", "tensorboard", "wandb")
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Each of `names` is a sink; one's own is imported. Raises: ConfigError for one that is not."""
+    for name in names:
+        named("sink", name, dict.fromkeys(OURS), unknown=f"sinks: unknown {name!r}.", key="sinks")
+
+
 def build_sinks(
     names: Sequence[str],
     run_dir: str | Path,
@@ -72,7 +82,8 @@ def build_sinks(
     resume_step: int | None = None,
     warn: Warn = warn_on_stderr,
 ) -> Sink:
-    """One sink for all of `names` (jsonl, csv, tensorboard, wandb); `NullSink()` on other ranks.
+    """One sink for all of `names`: ours, or `module:attribute`, which is called with the run folder's path;
+    `NullSink()` on other ranks.
 
     `config` is the resolved configuration: its `wandb` section is used, all of it is shown there.
     With `resume_step` records up to that step are kept and the run goes on; without, files start anew.
@@ -90,11 +101,10 @@ def build_sinks(
         "tensorboard": lambda: tracker_sinks.TensorBoardSink(folder.tensorboard, resume_step),
         "wandb": lambda: tracker_sinks.WandbSink(folder.root, values, resume_step),
     }
-    unknown = [name for name in names if name not in local and name not in remote]
-    if unknown:
-        raise ConfigError(
-            f"sinks: unknown {unknown[0]!r}. {nearest(unknown[0], [*local, *remote])} HINT: correct `sinks`."
-        )
+    check_names(names)
+    for name in names:
+        if name not in OURS:
+            local[name] = partial(named("sink", name, {}, key="sinks"), folder.root)
     if not is_master or not names:
         return NullSink()
     return MultiSink(

@@ -8,7 +8,8 @@ from typing import Any
 import optax
 
 from cyxjax.core.strategy import Sync
-from cyxjax.errors import ConfigError, nearest
+from cyxjax.errors import ConfigError
+from cyxjax.plugins import named
 from cyxjax.sync.bucketed import bucketed
 from cyxjax.sync.compressed import bf16, fp16, int8
 from cyxjax.sync.diloco import diloco
@@ -48,10 +49,9 @@ def build_sync(
     params: gives the shapes of the parameters, for strategies that must know them beforehand.
     Raises: ConfigError for an unknown name, an option it does not take or one of another kind.
     """
-    if name not in STRATEGIES:
-        raise ConfigError(f"comm={name!r} is not a strategy. HINT: {nearest(name, STRATEGIES)}", key="comm")
+    make = named("strategy", name, STRATEGIES, unknown=f"comm={name!r} is not a strategy.", key="comm")
     given = dict(options or {})
-    _check_kinds(name, given)
+    _check_kinds(name, make, given)
     if max_grad_norm is not None and name in _CLIPS_ITSELF:
         given["max_grad_norm"] = max_grad_norm
     elif max_grad_norm is not None:
@@ -59,18 +59,24 @@ def build_sync(
     if params is not None and name in _CUTS_LEAVES:
         given["params"] = params()
     try:
-        return STRATEGIES[name](optimizer, **given)
+        sync = make(optimizer, **given)
     except TypeError as err:
         raise ConfigError(
             f"comm_options={dict(options or {})} do not suit comm={name!r}: {err}. "
             f"HINT: see `help(cyxjax.sync.{name})`.",
             key="comm_options",
         ) from err
+    if not isinstance(sync, Sync):
+        raise ConfigError(
+            f"comm={name!r} gave a {type(sync).__name__}, expected a Sync. HINT: see cyxjax/sync/mean.py.",
+            key="comm",
+        )
+    return sync
 
 
-def _check_kinds(name: str, options: Mapping[str, Any]) -> None:
+def _check_kinds(name: str, make: Callable[..., Sync], options: Mapping[str, Any]) -> None:
     """Raises: ConfigError for an option whose kind is not its default's: half a rank, or "no" for false."""
-    for option, parameter in signature(STRATEGIES[name]).parameters.items():
+    for option, parameter in signature(make).parameters.items():
         value, kind = options.get(option, parameter.default), type(parameter.default)
         # True is an Integral, and would be rank 1.
         fits = isinstance(value, bool) == (kind is bool) and isinstance(value, _KINDS.get(kind, object))

@@ -3,49 +3,25 @@
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.config.errors import blamed
 from cyxjax.config.run import TrainConfig
-from cyxjax.core.losses import (
-    BCEWithLogitsLoss,
-    CrossEntropyLoss,
-    HuberLoss,
-    L1Loss,
-    Loss,
-    MSELoss,
-    NLLLoss,
-)
-from cyxjax.data.catalog import Splits, load_dataset
+from cyxjax.data.splits import Splits
 from cyxjax.distributed import process_group
-from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, ConfigError, NotSavedError, nearest
+from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, NotSavedError
 from cyxjax.launch import programs
-from cyxjax.models.config import Config
-from cyxjax.models.registry import get_model
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, or_told, write_atomic
-from cyxjax.observe.sinks import build_sinks
+from cyxjax.observe.sinks import build_sinks, check_names
 from cyxjax.train import reporting
+from cyxjax.train.start.named import callbacks_of, data_of, loss_of, metrics_of, model_of
 from cyxjax.train.start.optimizers import build_optimizer
 from cyxjax.train.start.prepare import Prepared
 from cyxjax.train.trainer import DistributedTrainer
-
-LOSSES: dict[str, Loss | None] = {
-    "cross_entropy": CrossEntropyLoss(),
-    "mse": MSELoss(),
-    "l1": L1Loss(),
-    "huber": HuberLoss(),
-    "bce_with_logits": BCEWithLogitsLoss(),
-    "nll": NLLLoss(),
-    "model": None,
-}
-_BY_TASK = {"classification": "cross_entropy", "language": "cross_entropy", "regression": "mse"}
-_OWN_LOSS = ("vae",)
-_WIDTH = {"num_classes": "num_classes", "vocab_size": "num_classes"}
-"""model option -> what the data set says it should be, unless the configuration does"""
 
 
 class Experiment(NamedTuple):
@@ -143,26 +119,14 @@ def _prepared(config: TrainConfig) -> Experiment:
     config.run_folder.refuse_unusable()
     process_group.init(cpu_devices=config.cpu_devices, threads=config.pool_threads)
     programs.keep(config.compile_cache, tell=process_group.is_master())
-    with blamed(config, "data"):
-        splits = load_dataset(config.data.name, config.data.root, **config.data.options)
-    optimizer = build_optimizer(config.optimizer)
-    trainer = DistributedTrainer(_model(config, splits), _loss(config, splits), optimizer)
+    check_names(config.sinks)
+    splits = data_of(config)
+    trainer = DistributedTrainer(
+        model_of(config, splits),
+        loss_of(config, splits),
+        build_optimizer(config.optimizer),
+        metrics=metrics_of(config),
+        callbacks=callbacks_of(config),
+    )
     prepared = trainer.prepare(splits.train, splits.val, config=config, schedule=config.schedule)
     return Experiment(config, splits, trainer, prepared)
-
-
-def _model(config: TrainConfig, splits: Splits) -> Any:
-    with blamed(config, "model"):
-        builder = get_model(config.model.name)
-        known = builder.options()
-        implied = {option: getattr(splits.info, fact) for option, fact in _WIDTH.items() if option in known}
-        return builder(Config(implied | config.model.options, source="model.options"))
-
-
-def _loss(config: TrainConfig, splits: Splits) -> Loss | None:
-    name = config.loss
-    if name == "auto":
-        name = "model" if config.model.name in _OWN_LOSS else _BY_TASK[splits.info.task]
-    if name not in LOSSES:
-        raise ConfigError(f"loss={name!r} is not known. HINT: {nearest(name, [*LOSSES, 'auto'])}", key="loss")
-    return LOSSES[name]

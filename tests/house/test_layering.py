@@ -12,20 +12,32 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "cyxjax"
 FILES = sorted(PACKAGE.rglob("*.py"))
-GROUND = {"errors", "command", "files", "run_folder", "launch", "config", "checkpoint", "data", "core"}
+GROUND = {
+    "errors",
+    "plugins",
+    "command",
+    "files",
+    "run_folder",
+    "launch",
+    "config",
+    "checkpoint",
+    "data",
+    "core",
+}
 BASE = GROUND | {"sync", "models"}
 MAY_IMPORT = {  # room -> rooms it may import, besides itself
     "errors": set(),
+    "plugins": {"errors"},
     "command": {"errors"},
     "files": {"errors"},
     "run_folder": {"errors", "files"},
     "launch": {"errors", "command", "files", "run_folder"},
-    "config": {"errors", "command", "files", "run_folder"},
+    "config": {"errors", "plugins", "command", "files", "run_folder"},
     "checkpoint": {"errors", "files", "run_folder"},
     "core": {"errors"},
-    "sync": {"errors", "core"},
-    "data": {"errors", "files", "core"},
-    "models": {"errors", "files", "core"},
+    "sync": {"errors", "plugins", "core"},
+    "data": {"errors", "plugins", "files", "core"},
+    "models": {"errors", "plugins", "files", "core"},
     "distributed": BASE - {"config"},  # rooms take their part of a configuration, never the whole
     "amp": BASE | {"distributed"},  # two names of the rooms below, as torch has them
     "observe": BASE - {"config"},

@@ -1,0 +1,115 @@
+"""A thing by its name: one of ours, one that an installed package offers, or `module:attribute` of one's own.
+
+A package offers a thing as an entry point of the group of its kind, for example in its pyproject.toml
+    [project.entry-points."cyxjax.models"]
+    tiny = "tiny_package.nets:Tiny"
+"""
+
+import re
+import sys
+import traceback
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from cyxjax.errors import ConfigError, nearest
+
+GROUPS = {
+    "model": "cyxjax.models",
+    "data set": "cyxjax.datasets",
+    "loss": "cyxjax.losses",
+    "optimizer": "cyxjax.optimizers",
+    "schedule": "cyxjax.schedules",
+    "metric": "cyxjax.metrics",
+    "callback": "cyxjax.callbacks",
+    "sink": "cyxjax.sinks",
+    "strategy": "cyxjax.strategies",
+}
+_FORM = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def named(kind: str, name: str, ours: Mapping[str, Any], *, unknown: str = "", key: str = "name") -> Any:
+    """What `name` stands for among things of `kind`; ours come first. Imports what is not ours.
+
+    unknown: what to say of a name that nobody knows. key: of the configuration, as in ConfigError.
+    Raises: ConfigError for a name that nobody knows, and for a module or attribute that cannot be had.
+    """
+    if name in ours:
+        return ours[name]
+    path = name if ":" in name else offered(kind).get(name)
+    if path is None:
+        raise ConfigError(
+            f"{unknown or f'No {kind} named {name!r}.'} HINT: {known_or(kind, name, ours)}", key=key
+        )
+    return _attribute(kind, path, key)
+
+
+def is_known(kind: str, name: str, ours: Mapping[str, Any]) -> bool:
+    """Whether `named` would look for `name` rather than refuse it; imports nothing."""
+    return name in ours or ":" in name or name in offered(kind)
+
+
+def known_or(kind: str, name: str, ours: Mapping[str, Any]) -> str:
+    """The name nearest to `name`, or all there are, and the form of one's own."""
+    near = nearest(name, [*ours, *offered(kind)])
+    return near if near.startswith("Did you mean") else f"{near} Your own is named module:attribute."
+
+
+def offered(kind: str) -> dict[str, str]:
+    """name -> `module:attribute` of what installed packages offer. Raises: ConfigError for a name of two."""
+    found: dict[str, str] = {}
+    for point in entry_points(group=GROUPS[kind]):
+        if found.setdefault(point.name, point.value) != point.value:
+            raise ConfigError(
+                f"two installed packages offer a {kind} named {point.name!r}: {found[point.name]} and "
+                f"{point.value}. HINT: name the one you mean by its module:attribute."
+            )
+    return found
+
+
+def _attribute(kind: str, path: str, key: str) -> Any:
+    if not _FORM.fullmatch(path):
+        raise ConfigError(
+            f"{kind} {path!r}: expected module:attribute, names with dots. HINT: such as my_code.parts:make.",
+            key=key,
+        )
+    module_name, _, attribute = path.partition(":")
+    found: Any = _module(kind, module_name, key)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = [name for name in dir(found) if not name.startswith("_")] or ["nothing"]
+            raise ConfigError(
+                f"{kind} {path!r}: {module_name} has no {part!r}. HINT: {nearest(part, public)}", key=key
+            )
+        found = getattr(found, part)
+    return found
+
+
+def _module(kind: str, name: str, key: str) -> Any:
+    """The module `name`, also of the working directory, as under `python -m`."""
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as err:
+        if err.name and (name == err.name or name.startswith(f"{err.name}.")):
+            raise ConfigError(
+                f"{kind}: there is no module {err.name!r} in {here} or among the installed packages. "
+                "HINT: run from the folder that holds it, or install it.",
+                key=key,
+            ) from None
+        raise _broken(kind, name, err, key) from err
+    except (Exception, SystemExit) as err:  # a stranger's module raises anything
+        raise _broken(kind, name, err, key) from err
+
+
+def _broken(kind: str, name: str, err: BaseException, key: str) -> ConfigError:
+    last = traceback.extract_tb(err.__traceback__)[-1]
+    return ConfigError(
+        f"{kind}: module {name} ends in {type(err).__name__}: {' '.join(str(err).split())[:200]} "
+        f"({Path(last.filename).name}:{last.lineno}). HINT: see python -c 'import {name}'.",
+        key=key,
+    )

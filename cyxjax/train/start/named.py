@@ -1,0 +1,137 @@
+"""What an experiment names, made: data, model, loss, metrics, callbacks. Each error knows its key."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from cyxjax.config.errors import blamed
+from cyxjax.config.run import TrainConfig
+from cyxjax.core.losses import (
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    HuberLoss,
+    L1Loss,
+    Loss,
+    MSELoss,
+    NLLLoss,
+)
+from cyxjax.core.metrics import Metrics
+from cyxjax.data.catalog import Splits, load_dataset
+from cyxjax.errors import ConfigError
+from cyxjax.models.config import Config
+from cyxjax.models.registry import get_model
+from cyxjax.plugins import named
+from cyxjax.train.hooks.callbacks import EMA, BestCheckpoint, EarlyStopping, ReduceLROnPlateau
+from cyxjax.train.loop import Hook
+
+LOSSES: dict[str, Loss | None] = {
+    "cross_entropy": CrossEntropyLoss(),
+    "mse": MSELoss(),
+    "l1": L1Loss(),
+    "huber": HuberLoss(),
+    "bce_with_logits": BCEWithLogitsLoss(),
+    "nll": NLLLoss(),
+    "model": None,
+}
+CALLBACKS = {kind.__name__: kind for kind in (EMA, BestCheckpoint, EarlyStopping, ReduceLROnPlateau)}
+_BY_TASK = {"classification": "cross_entropy", "language": "cross_entropy", "regression": "mse"}
+_OWN_LOSS = ("vae",)
+_WIDTH = {"num_classes": "num_classes", "vocab_size": "num_classes"}
+"""model option -> what the data set says it should be, unless the configuration does"""
+
+
+def data_of(config: TrainConfig) -> Splits:
+    """Train, validation and test samples. Raises: ConfigError, DataError."""
+    with blamed(config, "data"):
+        return load_dataset(config.data.name, config.data.root, **config.data.options)
+
+
+def model_of(config: TrainConfig, splits: Splits) -> Any:
+    """The untrained model, as wide as the data need. Raises: ConfigError."""
+    with blamed(config, "model"):
+        builder = get_model(config.model.name)
+        known = builder.options()
+        implied = {option: getattr(splits.info, fact) for option, fact in _WIDTH.items() if option in known}
+        if "rngs" in known:  # a flax.nnx module draws its parameters as it is made
+            from flax import nnx
+
+            implied["rngs"] = nnx.Rngs(config.seed)
+        return builder(Config(implied | config.model.options, source="model.options"))
+
+
+def loss_of(config: TrainConfig, splits: Splits) -> Any:
+    """The loss; None for that of the model. Raises: ConfigError."""
+    name = config.loss
+    if name == "auto":
+        name = "model" if config.model.name in _OWN_LOSS else _BY_TASK[splits.info.task]
+    known = LOSSES | {"auto": None}
+    found = named("loss", name, known, unknown=f"loss={name!r} is not known.", key="loss")
+    return found() if isinstance(found, type) else found
+
+
+def metrics_of(config: TrainConfig) -> Metrics:
+    """Those of every task and those named: functions (output, target) -> one value a sample.
+
+    An attribute `better` of a function, "min" or "max", says which values are. Raises: ConfigError.
+    """
+    made: dict[str, Callable] = {}
+    better: dict[str, str] = {}
+    for number, one in enumerate(config.metrics):
+        made_of, options = one["name"], one["options"]
+        function = _callable("metric", made_of, {}, f"metrics.{number}")
+        short = made_of.rpartition(":")[2].rpartition(".")[2]
+        if short in made:
+            raise ConfigError(f"two metrics are named {short!r}. HINT: rename one.", key=f"metrics.{number}")
+        made[short] = partial(function, **_options("metric", made_of, function, options, f"metrics.{number}"))
+        if hasattr(function, "better"):
+            better[short] = function.better
+    return Metrics(made, better=better)
+
+
+def callbacks_of(config: TrainConfig) -> list[Hook]:
+    """The hooks named, in their order. Raises: ConfigError."""
+    return [
+        _made("callback", one["name"], CALLBACKS, one["options"], f"callbacks.{number}")
+        for number, one in enumerate(config.callbacks)
+    ]
+
+
+def _made(kind: str, name: str, ours: Mapping[str, Any], options: Mapping[str, Any], key: str) -> Any:
+    """What `name` gives, called with `options`; a hook that is made already stands for itself."""
+    found = named(kind, name, ours, key=key)
+    if not callable(found) or (isinstance(found, Hook) and not options):
+        return found
+    try:
+        return found(**options)
+    except ConfigError as err:
+        raise ConfigError(str(err), key=key) from err
+    except (TypeError, ValueError) as err:
+        raise ConfigError(
+            f"{kind} {name!r} cannot be made with options {dict(options)}: {type(err).__name__}: {err} "
+            "HINT: options are the keywords of its call.",
+            key=key,
+        ) from err
+
+
+def _callable(kind: str, name: str, ours: Mapping[str, Any], key: str) -> Callable:
+    found = named(kind, name, ours, key=key)
+    if not callable(found):
+        raise ConfigError(f"{kind} {name!r} is a {type(found).__name__}. HINT: name a function.", key=key)
+    return found
+
+
+def _options(
+    kind: str, name: str, function: Callable, options: Mapping[str, Any], key: str
+) -> dict[str, Any]:
+    """`options`, which `function` takes beside output and target."""
+
+    try:
+        inspect.signature(function).bind(None, None, **options)
+    except TypeError as err:
+        raise ConfigError(
+            f"{kind} {name!r} cannot be called as (output, target) with options {dict(options)}: {err}. "
+            "HINT: options are its further keywords.",
+            key=key,
+        ) from err
+    return dict(options)

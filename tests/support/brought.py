@@ -1,0 +1,80 @@
+"""What somebody brings to an experiment under `tests.support.brought:NAME`."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen, nnx
+
+from cyxjax.core.strategy import Sync
+from cyxjax.sync.mean import mean
+from cyxjax.train.loop import EpochInfo, Hook
+
+
+class Net(linen.Module):
+    width: int = 4
+    num_classes: int = 2
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return linen.Dense(self.num_classes)(linen.relu(linen.Dense(self.width)(x)))
+
+
+made = Net(width=3)
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, width: int, num_classes: int, *, rngs: nnx.Rngs):
+        self.first = nnx.Linear(4, width, rngs=rngs)
+        self.last = nnx.Linear(width, num_classes, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.last(nnx.relu(self.first(x)))
+
+
+def data(rows: int = 32) -> tuple:
+    """(train, val, test), two classes."""
+    x = np.random.default_rng(0).normal(size=(rows, 4)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int32)
+    return (x, y), (x[:8], y[:8]), (x[8:16], y[8:16])
+
+
+def brier(output: jax.Array, target: jax.Array) -> jax.Array:
+    return jnp.square(jax.nn.softmax(output) - jax.nn.one_hot(target, output.shape[-1])).sum(-1)
+
+
+def sure(output: jax.Array, target: jax.Array, above: float = 0.5) -> jax.Array:
+    return (jax.nn.softmax(output).max(-1) > above).astype(jnp.float32)
+
+
+sure.better = "max"  # type: ignore[attr-defined]
+
+
+class Count(Hook):
+    epochs = 0
+
+    def __init__(self, by: int = 1):
+        self.by = by
+
+    def on_epoch(self, info: EpochInfo) -> None:
+        Count.epochs += self.by
+
+
+class Lines:
+    def __init__(self, folder: Path):
+        self.path = folder / "lines.txt"
+
+    def log(self, record: Any) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{sorted(record)}\n")
+
+    def close(self) -> None: ...
+
+
+def my_mean(optimizer: Any) -> Sync:
+    return mean(optimizer)
+
+
+number = 3

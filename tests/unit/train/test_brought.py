@@ -1,0 +1,146 @@
+"""An experiment names things of ours, of installed packages, and `module:attribute` of one's own."""
+
+import importlib.metadata
+
+import jax
+import pytest
+
+from cyxjax.config.load import load_config
+from cyxjax.errors import ConfigError, DataError
+from cyxjax.plugins import GROUPS, named, offered
+from cyxjax.train.experiment import prepare, run
+from tests.support import brought
+
+HERE = "tests.support.brought"
+FILE = f"""
+model: {{name: "{HERE}:Net", options: {{width: 3}}}}
+data: {{name: "{HERE}:data", options: {{rows: 48}}}}
+loss: "{HERE}:brier"
+metrics: [{{name: "{HERE}:sure", options: {{above: 0.6}}}}]
+callbacks:
+  - "{HERE}:Count"
+  - {{name: "{HERE}:Count", options: {{by: 10}}}}
+  - {{name: EMA, options: {{decay: 0.5}}}}
+sinks: [jsonl, "{HERE}:Lines"]
+comm: "{HERE}:my_mean"
+monitor: val_sure
+epochs: 2
+batch_size: 8
+verbose: false
+report: false
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.yaml").write_text(FILE)
+    # strangers' code and optax's Adam promote as jax does by default
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield lambda *words: load_config(["--config", "x.yaml", *words])
+
+
+def test_everything_may_be_ones_own(experiment, tmp_path):
+    brought.Count.epochs = 0
+    assert run(experiment()) == 0
+    assert brought.Count.epochs == 2 * (1 + 10)
+    lines = (tmp_path / "runs" / "x" / "lines.txt").read_text()
+    assert "val_sure" in lines
+
+
+@pytest.mark.parametrize("name", ["made", "NnxNet"])
+def test_a_module_that_is_made_and_one_of_nnx(experiment, tmp_path, name):
+    options = "{}" if name == "made" else "{width: 5}"
+    (tmp_path / "x.yaml").write_text(FILE.replace("options: {width: 3}", f"options: {options}"))
+    trainer = prepare(experiment("--model.name", f"{HERE}:{name}")).trainer
+    widths = (
+        {leaf.shape[-1] for leaf in trainer.params.values() for leaf in leaf.values()}
+        if name == "made"
+        else set()
+    )
+    assert name != "made" or widths == {3, 2}
+    assert trainer.predict(brought.data()[0][0]).shape == (32, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--model.name", f"{HERE}:Nett"],
+            r"model\.name: model '.*:Nett': .* has no 'Nett'\. HINT: Did you mean 'Net'",
+        ),
+        (["--model.name", "nowhere.at:Net"], r"model\.name: model: there is no module 'nowhere' in /"),
+        (["--model.name", f"{HERE}:number"], r"model\.name: model .* is a int\. HINT: name a class"),
+        (["--model.name", "a:b:c"], r"model\.name: model 'a:b:c': expected module:attribute"),
+        (["--model.options.widht", "3"], r"model\.options\.widht: Model .* has no option 'widht'"),
+        (["--data.name", f"{HERE}:number"], r"data\.name: data set .* is a int"),
+        (
+            ["--data.options.row", "3"],
+            r"data\.options\.row: data set .* has no option 'row'\. HINT: Did you mean 'rows'",
+        ),
+        (
+            ["--loss", "mine"],
+            r"loss='mine' is not known\. HINT: Known: auto,.* Your own is named module:attribute",
+        ),
+        (["--sinks", f"{HERE}:Liness"], r"sinks: sink .* has no 'Liness'\. HINT: Did you mean 'Lines'"),
+        (["--comm", f"{HERE}:brier"], r"comm_options=\{\} do not suit comm='.*:brier'"),
+        (
+            ["--callbacks", "EarlyStop"],
+            r"callbacks\.0: No callback named 'EarlyStop'\. HINT: Did you mean 'EarlyStopping'",
+        ),
+        (
+            ["--callbacks", f"[{{name: '{HERE}:Count', options: {{to: 3}}}}]"],
+            r"callbacks\.0: callback .* cannot be made",
+        ),
+        (["--metrics", f"{HERE}:number"], r"metrics\.0: metric .* is a int\. HINT: name a function"),
+        (["--metrics", f"{HERE}:sure", f"{HERE}:sure"], r"metrics\.1: two metrics are named 'sure'"),
+        (
+            ["--metrics", f"[{{name: '{HERE}:sure', options: {{below: 3}}}}]"],
+            r"metrics\.0: metric .* cannot be called",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_one_line_that_names_the_key(experiment, words, message):
+    with pytest.raises(ConfigError, match=f"^(command line|x.yaml): {message}") as caught:
+        prepare(experiment(*words))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_that_fails_is_told_with_its_line(experiment, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken_brought.py").write_text("x = 1\nraise KeyError('no such file')\n")
+    with pytest.raises(
+        ConfigError, match=r"module broken_brought ends in KeyError: .* \(broken_brought\.py:2\)"
+    ):
+        prepare(experiment("--model.name", "broken_brought:Net"))
+
+
+def test_data_of_another_form_is_told_what_to_return(experiment, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "two_brought.py").write_text("def data(rows=1):\n    return 1, 2\n")
+    with pytest.raises(DataError, match=r"gave a tuple; expected .* HINT: return \(train, val, test\)"):
+        prepare(experiment("--data.name", "two_brought:data"))
+
+
+class Point:
+    def __init__(self, name, value):
+        self.name, self.value = name, value
+
+
+def test_packages_offer_things_by_name(monkeypatch):
+    points = {GROUPS["model"]: [Point("tiny", f"{HERE}:Net"), Point("mlp", f"{HERE}:number")]}
+    monkeypatch.setattr("cyxjax.plugins.entry_points", lambda group: points.get(group, []))
+    assert named("model", "tiny", {}) is brought.Net
+    assert named("model", "mlp", {"mlp": "ours"}) == "ours"  # a package cannot take a name of ours
+    with pytest.raises(ConfigError, match="No model named 'tinny'. HINT: Did you mean 'tiny'"):
+        named("model", "tinny", {})
+    points[GROUPS["model"]].append(Point("tiny", "other:Net"))
+    with pytest.raises(ConfigError, match="two installed packages offer a model named 'tiny'"):
+        offered("model")
+
+
+def test_the_groups_are_asked_of_the_installation():
+    assert {kind: offered(kind) for kind in GROUPS} == {
+        kind: {p.name: p.value for p in importlib.metadata.entry_points(group=group)}
+        for kind, group in GROUPS.items()
+    }
