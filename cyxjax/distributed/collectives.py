@@ -1,7 +1,9 @@
 """Collectives on per-process values: any tree of arrays, numbers and booleans.
 
-Arrays are values: `x = all_reduce(x)` returns, where torch changes its argument in place; the out-arguments
-torch takes (`all_gather(out_list, x)`) do not exist. In a group of one each call returns what one rank gives.
+Arrays are values: `x = all_reduce(x)` returns. As a statement, torch's habit, `all_reduce(x)` fills a numpy
+array that may be written to, and refuses any other value (`in_place.py`); torch's lists are filled too,
+`all_gather(out_list, x)`, `scatter(x, list_or_None, src)`. In a group of one each call gives what one rank
+gives.
 
 All raise GroupError before `init_process_group`, or naming the ranks that do not come (in time: NCCL_TIMEOUT
 seconds, the group's timeout, or ten minutes); DesyncError, on every rank, naming ranks whose call, shapes or
@@ -9,6 +11,7 @@ dtypes differ; DataError, on every rank, for arguments that one of them cannot s
 """
 
 import json
+import sys
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
@@ -21,6 +24,7 @@ from cyxjax.core import collectives
 from cyxjax.core.mesh import build_mesh
 from cyxjax.distributed import process_group, tree_form
 from cyxjax.distributed.agreement import agree, describe
+from cyxjax.distributed.in_place import fill, fill_list, target_in_place, target_of
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.distributed.wide_dtypes import as_arrays, is_wide, pack, unpack
 from cyxjax.errors import ConfigError, DataError
@@ -40,31 +44,42 @@ class ReduceOp(StrEnum):
 
 def all_reduce(x: PyTree, op: ReduceOp = ReduceOp.SUM) -> PyTree:
     """`op` of every rank's `x`, on every rank; shapes and dtypes as `x` (see ReduceOp)."""
-    return _reduced(_op(op), x, f"all_reduce({_op(op).name})")
+    target = _target(x, "x = all_reduce(x)")
+    return fill(target, _reduced(_op(op), x, f"all_reduce({_op(op).name})"))
 
 
 def reduce_tensor(x: PyTree) -> PyTree:
     """The mean of `x` over ranks."""
-    return all_reduce(x, ReduceOp.AVG)
+    target = _target(x, "x = reduce_tensor(x)")
+    return fill(target, _reduced(ReduceOp.AVG, x, "all_reduce(AVG)"))
 
 
 def reduce(x: PyTree, dst: int = 0, op: ReduceOp = ReduceOp.SUM) -> PyTree | None:
     """`op` of every rank's `x` on rank `dst`, None on the others. Costs what `all_reduce` does."""
+    target = _target(x, f"x = reduce(x, {dst})")
     reduced = _reduced(_op(op), x, f"reduce({_op(op).name}, dst={_rank(dst, 'dst')})")
-    return reduced if process_group.get_rank() == dst else None
+    return fill(target, reduced) if process_group.get_rank() == dst else None
 
 
 def broadcast(x: PyTree, src: int = 0) -> PyTree:
     """Rank `src`'s `x`, bit for bit, on every rank; `x` elsewhere gives shapes and dtypes only."""
+    target = _target(x, f"x = broadcast(x, {src})")
     x, problem = _checked(x)
     group = process_group.current()
     agree(group, f"broadcast(src={_rank(src, 'src')})", x, problem=problem)
-    return _moved(group, x, lambda mesh: collectives.build_broadcast(mesh, src))
+    return fill(target, _moved(group, x, lambda mesh: collectives.build_broadcast(mesh, src)))
 
 
-def all_gather(x: PyTree) -> list[PyTree]:
-    """Every rank's `x`, by rank, on every rank. All must have the same shapes."""
-    return _gathered(x, "all_gather")
+def all_gather(x: PyTree, *value: PyTree) -> list[PyTree]:
+    """Every rank's `x`, by rank, on every rank. All must have the same shapes.
+
+    torch's form, all_gather(out_list, x), fills the list too.
+    """
+    if not value:
+        return _gathered(x, "all_gather")
+    rows = _gathered(value[0], "all_gather")
+    fill_list(x, rows, "all_gather(out_list, x)")
+    return rows
 
 
 def gather(x: PyTree, dst: int = 0) -> list[PyTree] | None:
@@ -73,11 +88,21 @@ def gather(x: PyTree, dst: int = 0) -> list[PyTree] | None:
     return rows if process_group.get_rank() == dst else None
 
 
-def scatter(xs: list[PyTree] | None = None, src: int = 0) -> PyTree:
+def scatter(xs: Any = None, src: Any = 0, *rest: int, scatter_list: list[PyTree] | None = None) -> PyTree:
     """The item of rank `src`'s list that belongs to this rank; the others pass None.
 
     Trees are made of dicts, lists and tuples here: ranks without the list learn its form from `src`.
+    torch's form, scatter(x, list_or_None, src), fills the numpy array x.
     """
+    if isinstance(xs, np.ndarray) or scatter_list is not None or rest or not isinstance(src, int):
+        listed = scatter_list if isinstance(src, int) else src
+        src = rest[0] if rest else src if isinstance(src, int) else 0
+        into = target_in_place(xs, "x = scatter(list, src)")
+        return fill(into, _scattered(listed, src))
+    return _scattered(xs, src)
+
+
+def _scattered(xs: list[PyTree] | None, src: int) -> PyTree:
     group = process_group.current()
     giving = group.topology.rank == _rank(src, "src")
     items, problem = _items(xs, group) if giving else ([], "")
@@ -133,6 +158,12 @@ def all_gather_object(value: Any) -> list[Any]:
 def check_same(tree: PyTree, what: str) -> None:
     """Returns if all ranks pass the same leaves, shapes and dtypes; raises DesyncError naming the leaf."""
     agree(process_group.current(), what, tree)
+
+
+def _target(x: PyTree, call: str) -> PyTree | None:
+    """What the caller of our caller wants filled; see `in_place`."""
+    process_group.current()  # without a group that is what is said
+    return target_of(x, call, sys._getframe(2))
 
 
 # ---- how values move ----------------------------------------------------------------------------------

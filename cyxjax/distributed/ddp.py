@@ -12,6 +12,7 @@ compiled trainer's, bit for bit; the trainer is faster, since its step is one pr
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -96,12 +97,15 @@ class DistributedDataParallel:
         here, since = self._state.here, self._since
         placed = view.place_rows(self._local, inputs)
         if not self.training:
+            if since.is_zeroed:
+                self._since = Gathered()
             return view.cut_rows(self._programs.infer()(here.params, here.model_state, placed), rows)
         carried = since.carried or facade.Carried(here.model_state, None)
         draw = facade.Draw(here.key, here.step, np.int32(since.num_forwards), self._first_replica)
         run = self._programs.forward(since.carried is None)
         weight = view.row_weight(rows, self._local)
         output, since.pullback, since.carried = run(here.params, carried, draw, placed, weight)
+        since.is_zeroed = False
         since.output, since.num_forwards = view.cut_rows(output, rows), since.num_forwards + 1
         return since.output
 
@@ -165,11 +169,16 @@ class DistributedDataParallel:
             self._state.update(since.grads, since.carried)
         else:
             self._state.apply(since.mean_grads, since.carried)
-        self.zero_grad()
+        self._since = Gathered()
 
     def zero_grad(self) -> None:
-        """Forgets all gradients and forward passes since the last update."""
-        self._since = Gathered()
+        """Forgets gradients since the last update, and forward passes but one that waits for its backward.
+
+        That one may follow at once (torch's order: forward, loss, zero_grad, backward).
+        """
+        since, self._since = self._since, Gathered()
+        if since.pullback is not None:
+            self._since = replace(since, grads=None, mean_grads=None, is_zeroed=True)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -224,7 +233,7 @@ class DistributedDataParallel:
     def load_state_dict(self, saved: dict[str, PyTree]) -> None:
         """Goes on from what `state_dict` gave, equal on all ranks, which call it together."""
         key = collectives.broadcast(self._key()) if self.get_world_size() > 1 else self._key()
-        self.zero_grad()
+        self._since = Gathered()
         self._state.place(
             TrainState(saved["step"], saved["params"], saved["model_state"], saved["optimizer"], key)
         )

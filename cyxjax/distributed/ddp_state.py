@@ -32,6 +32,8 @@ class Gathered:
     mean_grads: PyTree = None
     """After the reduction; replicated."""
     num_forwards: int = 0
+    is_zeroed: bool = False
+    """Whether gradients were zeroed since the last forward pass, which is pulled back next or gone."""
 
 
 class HeldState:

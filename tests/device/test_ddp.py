@@ -174,6 +174,31 @@ def test_evaluation_is_deterministic_and_moves_nothing():
     assert largest_gap(before, ddp.state_dict()) == 0
 
 
+def test_zero_grad_may_stand_between_the_loss_and_its_backward():
+    dataset, after = data(16), []
+    for order in ("torch", "ours"):
+        ddp, optimizer = wrap(Net(batch_norm=True), 2), optax.sgd(0.5)
+        for rows in (slice(0, 8), slice(8, 16)):
+            if order == "ours":
+                ddp.zero_grad()
+            loss = ddp.loss(CRITERION, ddp(dataset.inputs[rows]), dataset.targets[rows])
+            if order == "torch":
+                ddp.zero_grad()
+            loss.backward()
+            ddp.update_parameters(optimizer)
+        after.append(ddp.state_dict())
+    assert largest_gap(*after) == 0
+    # What was gathered before is forgotten: only the second pass counts.
+    ddp, first = wrap(Net(), 2), data(8)
+    ddp.loss(CRITERION, ddp(first.inputs), first.targets).backward()
+    second = ddp.loss(CRITERION, ddp(first.inputs), first.targets)
+    ddp.zero_grad()
+    second.backward()
+    alone = wrap(Net(), 2)
+    alone.loss(CRITERION, alone(first.inputs), first.targets).backward()
+    assert largest_gap(ddp.sync_gradients(), alone.sync_gradients()) == 0
+
+
 def test_trained_values_are_handed_back():
     sequential, of_nnx = SequentialModel([LinearModule(FEATURES, 3)]), NnxNet(nnx.Rngs(0))
     dataset = data(8)

@@ -20,7 +20,7 @@ class Row(NamedTuple):
 
 
 A, B, C, D, E = "CyxWiz", "TensorBrain", "cricket-GNN", "FRAMEWORM", "Genesis"
-_VALUES = "arrays are values: `x = all_reduce(x)`"
+_VALUES = "`x = all_reduce(x)`; as a statement it fills a numpy array"
 _DIST = "cx.distributed"
 _DDP = f"{_DIST}.DistributedDataParallel"
 _TRAINER = f"{_DIST}.DistributedTrainer"
@@ -78,9 +78,14 @@ ROWS = [
     Row(B, "dist.barrier()", f"{_DIST}.barrier"),
     Row(B, "dist.all_reduce(x, op)", f"{_DIST}.all_reduce", _VALUES),
     Row(B, "dist.ReduceOp", f"{_DIST}.ReduceOp"),
-    Row(B, "dist.all_gather(list, x)", f"{_DIST}.all_gather", "`xs = all_gather(x)`"),
-    Row(B, "dist.broadcast(x, src)", f"{_DIST}.broadcast", "`x = broadcast(x, src)`"),
-    Row(B, "dist.scatter(x, list, src)", f"{_DIST}.scatter", "`x = scatter(list, src)`"),
+    Row(B, "dist.all_gather(list, x)", f"{_DIST}.all_gather", "the same, or `xs = all_gather(x)`"),
+    Row(
+        B,
+        "dist.broadcast(x, src)",
+        f"{_DIST}.broadcast",
+        "`x = broadcast(x, src)`; as a statement it fills a numpy array",
+    ),
+    Row(B, "dist.scatter(x, list, src)", f"{_DIST}.scatter", "the same, or `x = scatter(list, src)`"),
     Row(
         B,
         "torchrun --nproc_per_node=4 train.py",

@@ -24,9 +24,9 @@ def train(rank, world_size):
         for batch_idx, (inputs, labels) in enumerate(loader):
             if batch_idx == 0:
                 first_batches.append(inputs[:, 0].tolist())
-            ddp.zero_grad()
             outputs = ddp(inputs)
             loss = ddp.loss(criterion, outputs, labels)
+            ddp.zero_grad()
             loss.backward()
             ddp.update_parameters(optimizer)
         losses.append(float(dist.all_reduce(loss.item(), op=dist.ReduceOp.AVG)))
@@ -52,13 +52,24 @@ def accumulate(rank, world_size):
 
 
 def collectives(rank, world_size):
-    """all_reduce, all_gather, broadcast and scatter; values are returned."""
+    """all_reduce, all_gather, broadcast and scatter; returned as values, or filled as in torch."""
     ones = np.array([1.0, 2.0, 3.0] if rank == 0 else [0.0, 0.0, 0.0], np.float32)
     dist.barrier()
     summed = dist.all_reduce(ones, op=dist.ReduceOp.SUM)
     gathered = dist.all_gather(ones)
     told = dist.broadcast(ones, src=0)
     scattered = dist.scatter([np.array([1.0 + r]) for r in range(world_size)] if rank == 0 else None, src=0)
+    in_place = ones.copy()
+    dist.all_reduce(in_place, op=dist.ReduceOp.SUM)
+    assert in_place.tolist() == summed.tolist()
+    dist.broadcast(in_place := ones.copy(), src=0)
+    assert in_place.tolist() == told.tolist()
+    tensor_list = [np.zeros_like(ones) for _ in range(world_size)]
+    dist.all_gather(tensor_list, ones)
+    assert np.array_equal(tensor_list, gathered)
+    mine = np.zeros(1)
+    dist.scatter(mine, [np.array([1.0 + r]) for r in range(world_size)] if rank == 0 else None, 0)
+    assert mine.tolist() == scattered.tolist()
     return {
         "summed": summed.tolist(),
         "gathered": [row.tolist() for row in gathered],
