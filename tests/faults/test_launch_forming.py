@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from cyxjax.errors import EXIT_CONFIG
 from cyxjax.launch.rendezvous import ports
-from tests.support.launching import RANK, processes_with
+from tests.support.launching import RANK, Ear, processes_with, until
 
 pytestmark = pytest.mark.multiprocess
 
@@ -43,6 +44,7 @@ def group():
                 stderr=subprocess.PIPE,
                 text=True,
             )
+            process.ear = Ear(process.stdout)
             stack.callback(_end, process)
             return process
 
@@ -62,7 +64,13 @@ def _end(process):
 
 def outcome(process, limit_s=60):
     out, err = process.communicate(timeout=limit_s)
-    return process.returncode, out, err
+    return process.returncode, process.ear.text + out, err
+
+
+def connected(process, port):
+    """True while `process` holds a connection to `port`."""
+    held = psutil.Process(process.pid).net_connections("tcp")
+    return any(one.status == psutil.CONN_ESTABLISHED and one.raddr.port == port for one in held)
 
 
 def test_by_hand_without_a_launcher_and_with_jax(group):
@@ -90,7 +98,7 @@ def test_r17_without_rank_0_the_connection_is_refused(group):
 
 def test_r18_a_late_rank_is_waited_for(group):
     early = group(1, KIND="jax", DISTRIBUTED_TIMEOUT_MS=60_000)
-    time.sleep(2)
+    time.sleep(2)  # how late rank 0 is: most of this goes by after rank 1 has found nobody
     for process in [group(0, KIND="jax", DISTRIBUTED_TIMEOUT_MS=60_000), early]:
         assert outcome(process)[0] == 0
 
@@ -106,7 +114,7 @@ def test_r19_another_world_size_is_refused_on_both_sides(group):
 def test_r20_a_second_rank_1_is_refused_and_the_job_untouched(group, token):
     env = {"CYXJAX_TOKEN": "right", "DISTRIBUTED_TIMEOUT_MS": 60_000}
     job = [group(rank, KIND="jax", STEPS=80, **env) for rank in range(2)]
-    time.sleep(4)  # under way: both have their devices
+    assert all(process.ear.hears("under way") for process in job)
     code, _, err = outcome(group(1, CYXJAX_TOKEN=token))
     assert code == 1
     assert ("RANK=1 is taken" if token == "right" else "wrong or missing job token") in err
@@ -161,7 +169,7 @@ def test_r22_a_sharing_listener_on_ipv6_is_no_way_around(group):
 def test_r22_two_jobs_on_one_port_do_not_meet(group):
     env = {"DISTRIBUTED_TIMEOUT_MS": 60_000, "STEPS": 60}
     first = [group(rank, KIND="jax", CYXJAX_RUN_ID="first", **env) for rank in range(2)]
-    time.sleep(3)
+    assert all(process.ear.hears("under way") for process in first)
     second = [group(rank, KIND="jax", CYXJAX_RUN_ID="second", **env) for rank in range(2)]
     said = [outcome(process)[2] for process in second]
     assert "is in use by" in said[0]
@@ -189,7 +197,7 @@ def test_r23_an_address_of_another_host_on_rank_0(group):
 def test_r24_a_rank_that_dies_while_the_group_forms_may_come_again(group):
     first = group(0, KIND="jax", DISTRIBUTED_TIMEOUT_MS=60_000, WORLD_SIZE=3)
     doomed = group(1, WORLD_SIZE=3, DISTRIBUTED_TIMEOUT_MS=60_000)
-    time.sleep(2)
+    assert until(lambda: connected(doomed, group.port), 30)
     doomed.send_signal(signal.SIGKILL)
     rest = [group(rank, KIND="jax", DISTRIBUTED_TIMEOUT_MS=60_000, WORLD_SIZE=3) for rank in (1, 2)]
     for process in [first, *rest]:
@@ -208,7 +216,7 @@ def test_r25_ranks_of_different_configuration_are_refused_with_both_values(tmp_p
 def test_r42_strangers_at_the_door_of_a_running_job(group):
     env = {"CYXJAX_TOKEN": "right", "DISTRIBUTED_TIMEOUT_MS": 60_000, "STEPS": 80}
     job = [group(rank, KIND="jax", **env) for rank in range(2)]
-    time.sleep(4)
+    assert all(process.ear.hears("under way") for process in job)
     for i in range(1000):
         with (
             contextlib.suppress(OSError),

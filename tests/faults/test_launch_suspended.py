@@ -7,7 +7,7 @@ import time
 import pytest
 
 from cyxjax.errors import EXIT_PREEMPTED
-from tests.support.launching import start
+from tests.support.launching import start, until
 
 pytestmark = pytest.mark.multiprocess
 
@@ -44,7 +44,7 @@ def test_ctrl_z_suspends_the_ranks_too_and_they_go_on(tmp_path):
     run = start(tmp_path, 2, KIND="light", STEPS=200)
     assert run.reached("under way", 0)
     run.process.send_signal(signal.SIGTSTP)
-    time.sleep(2)
+    until(lambda: {state_of(pid) for pid in processes_of(run, "the job")} == {"T"}, 30)
     states = [state_of(pid) for pid in processes_of(run, "the job")]
     run.process.send_signal(signal.SIGCONT)
     run.wait()

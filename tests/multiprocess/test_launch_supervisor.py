@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -103,7 +102,7 @@ def test_usr1_is_passed_on_and_usr2_shows_where_all_are(tmp_path):
     job = start(tmp_path, 2, KIND="light", STEPS=4000)
     assert all(job.reached("under way", rank) for rank in range(2))
     job.process.send_signal(signal.SIGUSR2)
-    time.sleep(2)
+    assert job.told("--- rank 1 ---")
     job.process.send_signal(signal.SIGTERM)  # light ranks have no handler: they end at once
     job.wait(30)
     assert job.err.count("in train") >= 2

@@ -3,12 +3,14 @@
 import json
 import os
 import secrets
+import select
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 RANK = Path(__file__).with_name("rank.py")
 # Words before a command: it begins with a signal ignored, as under nohup.
@@ -20,6 +22,22 @@ IGNORING = (
 LIMIT_S = 100  # for a run whose bound is seconds: the machine may be shared
 
 
+class Ear:
+    """Hears what a process writes to a pipe while it still runs; `text` is all that was read so far."""
+
+    def __init__(self, pipe: IO[str]) -> None:
+        self._pipe, self.text = pipe, ""
+
+    def hears(self, text: str, seconds: float = 60) -> bool:
+        """True once `text` was written; what has been read, `communicate` will not give again."""
+        return until(lambda: text in self._listen(), seconds)
+
+    def _listen(self) -> str:
+        while select.select([self._pipe], [], [], 0)[0] and (data := os.read(self._pipe.fileno(), 65_536)):
+            self.text += data.decode(errors="replace")
+        return self.text
+
+
 @dataclass
 class Run:
     """A launcher that was started. `first` is its first_error.json, {} without one."""
@@ -29,7 +47,9 @@ class Run:
     log_dir: Path
     out: str = ""
     err: str = ""
-    lines: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._ear = Ear(self.process.stderr)
 
     @property
     def code(self) -> int:
@@ -47,7 +67,8 @@ class Run:
     def wait(self, limit_s: float = LIMIT_S) -> "Run":
         """Waits for the end; past the limit everything is killed and the test fails."""
         try:
-            self.out, self.err = self.process.communicate(timeout=limit_s)
+            self.out, err = self.process.communicate(timeout=limit_s)
+            self.err = self._ear.text + err
         except subprocess.TimeoutExpired:
             for pid in [*self.survivors(), self.process.pid]:
                 os.kill(pid, signal.SIGKILL)
@@ -61,6 +82,10 @@ class Run:
 
     def no_survivors_within(self, seconds: float) -> bool:
         return until(lambda: not self.survivors(), seconds)
+
+    def told(self, text: str, seconds: float = 60) -> bool:
+        """True once `text` is on the launcher's standard error."""
+        return self._ear.hears(text, seconds)
 
     def reached(self, text: str, rank: int, seconds: float = 60) -> bool:
         """True once `text` is in the log of `rank`."""
