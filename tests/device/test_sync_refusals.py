@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from cyxjax.core.precision import parse_policy
+from cyxjax.core.strategy import Sync
 from cyxjax.data.batches import batch_size_from_global
 from cyxjax.distributed import comm_hooks
 from cyxjax.distributed.ddp_config import DDPConfig
@@ -41,8 +42,11 @@ def test_options_of_another_kind_are_refused(name, options, said):
 
 
 def test_numbers_of_numpy_and_whole_sizes_are_taken():
-    build_sync("local_sgd", optax.sgd(LR), {"every": np.int64(4)})
-    build_sync("bucketed", optax.sgd(LR), {"bucket_size_mb": 25})
+    syncs = [
+        build_sync("local_sgd", optax.sgd(LR), {"every": np.int64(4)}),
+        build_sync("bucketed", optax.sgd(LR), {"bucket_size_mb": 25}),
+    ]
+    assert all(isinstance(sync, Sync) for sync in syncs)
 
 
 @pytest.mark.parametrize(

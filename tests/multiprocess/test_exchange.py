@@ -10,4 +10,4 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("forked_spawn")]
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_one_exchange_a_step_and_the_wrapper_has_its_bits(world_size):
-    spawn(exchange_ranks.joined_apart_and_facade, nprocs=world_size)
+    assert spawn(exchange_ranks.joined_apart_and_facade, nprocs=world_size) is None

@@ -58,10 +58,11 @@ def test_a_slow_reader_gets_every_line(pipe):
 def test_a_reader_that_has_gone_holds_up_nobody():
     reader, writer = os.pipe()
     os.close(reader)
-    screen = Screen(writer)
+    screen, began = Screen(writer), time.monotonic()
     for _ in range(2 * WAITING_BYTES // len(LINE)):
         screen.put(LINE, patience_s=60)
     screen.flush(60)
+    assert time.monotonic() - began < 60  # nobody has waited as long as it would have had patience
     os.close(writer)
 
 

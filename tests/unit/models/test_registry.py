@@ -114,9 +114,8 @@ def test_naming_a_model_starts_no_jax():
     program = (
         "import sys, cyxjax; cyxjax.Config({}); from cyxjax.models.registry import model_names; model_names()"
     )
-    subprocess.run(
-        [sys.executable, "-c", f"{program}; sys.exit('jax' in sys.modules)"], check=True, timeout=60
-    )
+    command = [sys.executable, "-c", f"{program}; sys.exit('jax' in sys.modules)"]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 8), (2, 8, 8, 3), (2, 1, 5, 1)])

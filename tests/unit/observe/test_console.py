@@ -120,11 +120,15 @@ def test_the_last_line_names_the_epoch_of_the_best():
 
 @pytest.mark.parametrize("kind", [PlainConsole, RichConsole])
 def test_a_reader_that_went_away_does_not_end_the_run(kind):
+    tried = []
+
     class Gone(io.StringIO):
         def write(self, text):
+            tried.append(text)
             raise OSError(5, "Input/output error")  # what a lost terminal gives
 
     tell(kind(Gone()))
+    assert tried
     closed = io.StringIO()
     console = kind(closed)
     closed.close()
