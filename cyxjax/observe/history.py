@@ -1,6 +1,7 @@
 """What a training run gives back: one number per epoch for each curve, and what it took."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -78,9 +79,36 @@ class DistributedTrainingHistory:
             )
         return cls.from_dict(values)
 
-    def plot(self, path: str | Path) -> Path:
+    def rows(self) -> list[dict[str, float]]:
+        """The curves as a table: a dict for each epoch, without what was not measured in it."""
+        by_train, by_val = self.epochs, self.val_epochs
+        columns = {
+            "train_loss": (by_train, self.train_losses),
+            "train_accuracy": (by_train, self.train_accuracies),
+            "learning_rate": (by_train, self.learning_rates),
+            "val_loss": (by_val, self.val_losses),
+            "val_accuracy": (by_val, self.val_accuracies),
+        }
+        for name, values in self.metrics.items():
+            columns[name] = (by_train if name.startswith("train_") else by_val, values)
+        table: dict[int, dict[str, float]] = {}
+        for name, (epochs, values) in columns.items():
+            for epoch, value in zip(_places(epochs, values), values, strict=True):
+                table.setdefault(epoch, {"epoch": epoch})[name] = value
+        return [table[epoch] for epoch in sorted(table)]
+
+    def to_pandas(self) -> Any:
+        """`rows` as a pandas.DataFrame with a row an epoch. Raises: ImportError without pandas."""
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("to_pandas needs pandas. HINT: pip install pandas, or take rows().") from None
+        return pandas.DataFrame(self.rows())
+
+    def plot(self, path: str | Path, others: Mapping[str, Self] | None = None) -> Path:
         """Draws loss and accuracy over epochs into `path` (.svg, .png or .pdf); gives the path back.
 
+        others: histories to compare with, by the name that stands beside their curves.
         Raises: DataError when there is no epoch to draw, ImportError when matplotlib is not installed.
         """
         if not self.train_losses:
@@ -91,22 +119,27 @@ class DistributedTrainingHistory:
             raise ImportError("Plots need matplotlib. HINT: pip install 'cyxjax[plot]'") from None
         figure = Figure(figsize=(9, 3.5), layout="constrained")
         losses, accuracies = figure.subplots(1, 2)
-        self._curves(losses, "loss", self.train_losses, self.val_losses)
-        self._curves(accuracies, "accuracy", self.train_accuracies, self.val_accuracies)
+        for name, one in {"": self, **(others or {})}.items():
+            one._curves(losses, "loss", one.train_losses, one.val_losses, name)
+            one._curves(accuracies, "accuracy", one.train_accuracies, one.val_accuracies, name)
         figure.suptitle(f"{self.num_replicas} replicas, {self.samples_per_second:,.0f} samples/s")
         figure.savefig(path)
         return Path(path)
 
-    def _curves(self, axes: Any, name: str, train: list[float], val: list[float]) -> None:
+    def _curves(self, axes: Any, name: str, train: list[float], val: list[float], whose: str) -> None:
         for label, values, epochs in (("train", train, self.epochs), ("validation", val, self.val_epochs)):
             if values:
-                places = epochs if len(epochs) == len(values) else range(len(values))
-                axes.plot(list(places), values, marker=".", label=label)
+                axes.plot(_places(epochs, values), values, marker=".", label=f"{whose} {label}".strip())
         axes.set_xlabel("epoch")
         axes.set_ylabel(name)
         axes.grid(visible=True, alpha=0.3)
         if axes.has_data():
             axes.legend()
+
+
+def _places(epochs: list[int], values: list[float]) -> list[int]:
+    """The epoch of each value; in a history of before they were kept, their order."""
+    return epochs if len(epochs) == len(values) else list(range(len(values)))
 
 
 def _plain(value: Any) -> Any:

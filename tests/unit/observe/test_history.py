@@ -1,6 +1,7 @@
 """The history: plain JSON and back, whole files only, and a picture."""
 
 import math
+import sys
 
 import pytest
 
@@ -87,6 +88,61 @@ def test_plot_draws_each_curve(tmp_path, name, start):
     assert path.read_bytes().startswith(start)
     if name.endswith("svg"):
         assert path.read_text().count("<!-- validation -->") == 2
+
+
+def test_several_histories_are_drawn_in_one_plot_each_under_its_name(tmp_path):
+    pytest.importorskip("matplotlib", reason="pip install 'cyxjax[plot]'")
+    text = example().plot(tmp_path / "h.svg", others={"lr 0.1": example(), "lr 0.2": example()}).read_text()
+    for label in ("train", "lr 0.1 train", "lr 0.2 train", "lr 0.1 validation"):
+        assert text.count(f"<!-- {label} -->") == 2, label  # loss and accuracy
+
+
+TABLE = DistributedTrainingHistory(
+    train_losses=[3.0, 2.0, 1.0],
+    learning_rates=[0.1, 0.1, 0.2],
+    epochs=[0, 1, 2],
+    val_losses=[2.5, 1.5],
+    val_epochs=[0, 2],
+    metrics={"train_top2": [0.1, 0.2, 0.3], "val_top2": [0.5, 0.6]},
+)
+
+
+def test_rows_are_epochs_without_what_was_not_measured():
+    assert TABLE.rows() == [
+        {
+            "epoch": 0,
+            "train_loss": 3.0,
+            "learning_rate": 0.1,
+            "val_loss": 2.5,
+            "train_top2": 0.1,
+            "val_top2": 0.5,
+        },
+        {"epoch": 1, "train_loss": 2.0, "learning_rate": 0.1, "train_top2": 0.2},
+        {
+            "epoch": 2,
+            "train_loss": 1.0,
+            "learning_rate": 0.2,
+            "val_loss": 1.5,
+            "train_top2": 0.3,
+            "val_top2": 0.6,
+        },
+    ]
+    older = DistributedTrainingHistory(train_losses=[2.0, 1.0])  # of before epochs were kept
+    assert older.rows() == [{"epoch": 0, "train_loss": 2.0}, {"epoch": 1, "train_loss": 1.0}]
+    assert DistributedTrainingHistory().rows() == []
+
+
+def test_a_data_frame_has_a_row_an_epoch():
+    pytest.importorskip("pandas", reason="pip install pandas")
+    frame = TABLE.to_pandas()
+    assert frame["train_loss"].tolist() == [3.0, 2.0, 1.0]
+    assert frame["val_loss"].isna().tolist() == [False, True, False]
+
+
+def test_without_pandas_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"HINT: pip install pandas, or take rows\(\)"):
+        TABLE.to_pandas()
 
 
 def test_plot_without_epochs_is_refused(tmp_path):
