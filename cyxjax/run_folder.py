@@ -37,6 +37,11 @@ class RunFolder:
         return self.root / "ledger.jsonl"
 
     @property
+    def bits(self) -> Path:
+        """Digests of an exact run's state every so many steps."""
+        return self.root / "bits.jsonl"
+
+    @property
     def history(self) -> Path:
         return self.root / "history.json"
 
@@ -74,7 +79,7 @@ class RunFolder:
     def refuse_unusable(self) -> None:
         """Raises ConfigError for folders that can never be made, long before there is anything to write."""
         root = self.root
-        own = (self.config, self.lock, self.ledger, self.history, self.goodput, self.metrics)
+        own = (self.config, self.lock, self.ledger, self.bits, self.history, self.goodput, self.metrics)
         taken = {path.name for path in (*own, self.metrics_table, self.tensorboard)}
         _refuse_never_a_folder("run_dir", root)
         _refuse_never_a_folder("checkpoint_dir", self.checkpoints)

@@ -13,6 +13,7 @@ from cyxjax.command import Parser
 from cyxjax.config.load import open_run
 from cyxjax.data.ledger_file import read_entries
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
+from cyxjax.observe.state_digests import read_digests
 
 # Of a history, what follows from the numbers alone: no times, no counts of processes.
 _CURVES = ("train_losses", "train_accuracies", "val_losses", "val_accuracies", "learning_rates", "metrics")
@@ -110,6 +111,9 @@ def _of_part(bits: StepBits, part: str) -> str:
 def compare(one: Path, other: Path) -> tuple[list[str], bool]:
     """(what to say, whether all that both runs keep is equal), checkpoint by checkpoint of the same step."""
     common = sorted(set(steps_of(one)) & set(steps_of(other)))
+    between = first_other_state(one, other)
+    if not common and between is not None:
+        return [between.text], between.equal
     if not common:
         raise CheckpointError(
             f"no step has a checkpoint in both: {steps_of(one)} and {steps_of(other)}. "
@@ -120,9 +124,34 @@ def compare(one: Path, other: Path) -> tuple[list[str], bool]:
         bits = read_bits(one, step), read_bits(other, step)
         odd = _differences(*bits)
         if odd:
-            return [f"step {step}: {line}" for line in odd] + _cause(one, other, before, step, bits), False
+            told = [between.text] if between is not None and not between.equal else []
+            cause = _cause(one, other, before, step, bits)
+            return [f"step {step}: {line}" for line in odd] + told + cause, False
         before = step
     return [f"equal: every bit of {len(common)} checkpoints, the last of step {before}"], True
+
+
+class States(NamedTuple):
+    """What the digests of the states of two runs say, step by step."""
+
+    equal: bool
+    text: str
+
+
+def first_other_state(one: Path, other: Path) -> States | None:
+    """The first step whose digests differ; None if the runs have no step in common in their `bits.jsonl`."""
+    left, right = (read_digests(open_run(run).bits) for run in (one, other))
+    common = sorted(left.keys() & right.keys())
+    odd = next((step for step in common if left[step] != right[step]), None)
+    if odd is None:
+        return (
+            States(True, f"equal: digests of {len(common)} steps, the last {common[-1]}") if common else None
+        )
+    names = sorted(left[odd].keys() | right[odd].keys())
+    leaf = next(name for name in names if left[odd].get(name) != right[odd].get(name))
+    before = max((step for step in common if step < odd), default=0)
+    since = f"; at step {before} they were equal" if before else ""
+    return States(False, f"digests kept on the way: step {odd} is the first that differs, in {leaf}{since}")
 
 
 def _differences(one: StepBits, other: StepBits) -> list[str]:

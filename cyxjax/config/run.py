@@ -103,7 +103,6 @@ class DistributedTrainingConfig(Strict):
     """Epochs between evaluations on the validation data; 0: never."""
     max_eval_batches: int | None = Field(default=None, ge=1)
     """Evaluate on so many batches only; none: on all data."""
-
     comm: str = "mean"
     """How gradients become parameters: a strategy of cyxjax.sync, or module:function."""
     comm_options: Options = {}
@@ -116,6 +115,8 @@ class DistributedTrainingConfig(Strict):
     """CPU threads of each process of an exact run, a part of its numbers; none: as virtual_replicas."""
     exact: Literal["refuse", "warn"] = "refuse"
     """What to do where an exact run would go on with other bits: on another machine, version or code."""
+    exact_digest_every_n_steps: int = Field(default=100, ge=0)
+    """Optimizer steps between digests of an exact run's state in its folder, for `cyxjax hash`; 0: none."""
     steps_in_flight: int = Field(default=8, ge=1)
     """Steps queued on the device before the host waits for the older half."""
     compile_cache: bool | str = Field(default="auto", min_length=1)

@@ -10,11 +10,13 @@ from cyxjax.errors import NotSavedError
 from cyxjax.observe.console import Console
 from cyxjax.observe.events import Events
 from cyxjax.observe.records import Sink
+from cyxjax.observe.state_digests import DigestFile
 from cyxjax.run_folder import RunFolder
 from cyxjax.train import loop, out_of_memory, reporting, resume, rollback
 from cyxjax.train.hooks import callbacks, loss_spike
 from cyxjax.train.hooks.black_box import BlackBoxHook
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
+from cyxjax.train.hooks.digests import DigestHook
 from cyxjax.train.hooks.events import EventsHook
 from cyxjax.train.hooks.goodput import GoodputHook
 from cyxjax.train.hooks.guard import FolderGuard
@@ -176,6 +178,7 @@ def build_hooks(run: Run) -> list[Hook]:
         *run.session.recipe.callbacks,  # the user's see what ours have seen
         *_early_stopping(settings.watch),
         *_sentinel(run, saves),  # before saving: what is saved has been compared
+        *_digests(run),
         *_guard(run, saves),  # before all that write into the run folder at a save
         run.session.ledger.begin(  # is part of a save
             saves.wants_state, run.folder.ledger if run.folder else None, run.console.note
@@ -216,6 +219,15 @@ def _sentinel(run: Run, saves: Hook) -> list[Hook]:
             warn=run.console.note,
         )
     ]
+
+
+def _digests(run: Run) -> list[Hook]:
+    """On all ranks of an exact experiment."""
+    exactness = run.settings.exactness
+    if exactness.mode == "none" or not exactness.digest_every or run.settings.run_folder is None:
+        return []
+    file = DigestFile(run.folder.bits, run.console.note) if run.folder else None
+    return [DigestHook(run.built.sentinel, file, exactness.digest_every)]
 
 
 def _guard(run: Run, saves: Hook) -> list[Hook]:

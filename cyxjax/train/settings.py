@@ -124,6 +124,7 @@ class Exactness(NamedTuple):
     mode: Literal["none", "exact"]
     threads: int | None  # CPU threads each process must have; None: what suits it
     on_other_bits: Literal["refuse", "warn"]
+    digest_every: int  # steps; 0: never
 
 
 class Settings(NamedTuple):
@@ -179,7 +180,9 @@ def resolve(
         Watch(config.monitor, config.monitor_mode, config.early_stopping_patience),
         _save_policy(config),
         _guard_policy(config, step.uses_float16),
-        Exactness(config.reproducibility, config.pool_threads, config.exact),
+        Exactness(
+            config.reproducibility, config.pool_threads, config.exact, config.exact_digest_every_n_steps
+        ),
         config.seed,
         config.verbose,
         config.run_folder,

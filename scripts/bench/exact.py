@@ -1,7 +1,8 @@
 """What `reproducibility: exact` costs: samples per second beside `mean`, in turns in one process.
 
     python scripts/bench/exact.py [--models mlp cnn] [--parts 2 4 8] [--batch 64 512] [--rounds 5]
-    python -m cyxjax.launch --nproc-per-node 2 scripts/bench/exact.py      # the same, two processes
+    python scripts/bench/exact.py --layouts 1x1 1x2 2x1      # processes x devices, each through the launcher
+    python scripts/bench/exact.py --quick --layouts 1x1 2x1  # minutes: the MLP and the GPT, V of 2 and 8
 
 A row: model, global batch, parts; medians of both and of their ratio a round (1.3x: exact takes 1.3 times as
 long). Both compute with the same number of threads, --threads. Measure on a quiet machine.
@@ -9,6 +10,8 @@ long). Both compute with the same number of threads, --threads. Measure on a qui
 
 import argparse
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +61,30 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--cpu-devices", type=int)
+    parser.add_argument("--layouts", nargs="+", metavar="PxD", help="run these in turn")
+    parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
+    if given.quick:
+        given.models, given.parts, given.rounds = ["mlp", "gpt"], [2, 8], 3
+    if given.layouts:
+        for layout in given.layouts:
+            launch(layout, given)
+        return
+    measure(given)
+
+
+def launch(layout: str, given: argparse.Namespace) -> None:
+    """This script through the launcher, in `layout`: processes x devices of each."""
+    processes, devices = map(int, layout.split("x"))
+    words = ["-m", "cyxjax.launch", "--nproc-per-node", str(processes), __file__]
+    for name in ("models", "batch", "parts", "rounds", "threads"):
+        value = getattr(given, name)
+        words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    print(f"{layout} (processes x devices of each)", flush=True)
+    subprocess.run([sys.executable, *words, "--cpu-devices", str(processes * devices)], check=True)
+
+
+def measure(given: argparse.Namespace) -> None:
     group = cx.distributed.init(cpu_devices=given.cpu_devices, threads=given.threads)
     for name in given.models:
         for batch in given.batch:

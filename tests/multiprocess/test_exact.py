@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cyxjax.cli.hash import compare, read_bits, steps_of
+from cyxjax.cli.hash import compare, first_other_state, read_bits, steps_of
 from tests.multiprocess.test_train import CONFIG, environment
 from tests.support import forked
 
@@ -21,7 +21,7 @@ def command(run_dir: Path, *options: str, devices: int = 1, mode: str = "exact")
         *("-m", "cyxjax.train", "--config", str(CONFIG), "--run-dir", str(run_dir), "--epochs", "2"),
         *("--reproducibility", mode, "--global-batch-size", "256", "--cpu-devices", str(devices)),
         *("--checkpoint-every-n-steps", "2", "--keep-last", "99", "--max-grad-norm", "1.0"),
-        *("--model.options.dropout", "0.2"),
+        *("--model.options.dropout", "0.2", "--exact-digest-every-n-steps", "1"),
         *options,
     ]
 
@@ -48,6 +48,8 @@ def same(one: Path, other: Path) -> None:
     lines, equal = compare(one, other)
     assert equal, lines
     assert steps_of(one)[-1] == steps_of(other)[-1]
+    last = steps_of(one)[-1]
+    assert first_other_state(one, other).text == f"equal: digests of {last} steps, the last {last}"
 
 
 @pytest.mark.parametrize(

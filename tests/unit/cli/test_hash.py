@@ -6,6 +6,7 @@ import pytest
 from cyxjax.checkpoint.store import Snapshot, StepStore
 from cyxjax.cli import hash as command
 from cyxjax.errors import CheckpointError
+from cyxjax.observe.state_digests import DigestFile, read_digests
 
 
 def run(folder, steps, *, bias=0.0, exact=None, losses=(1.0,)):
@@ -56,3 +57,36 @@ def test_one_run_shows_its_digests(tmp_path, capsys):
 def test_runs_without_a_common_step_cannot_be_compared(tmp_path):
     with pytest.raises(CheckpointError, match=r"\[2\] and \[3\]"):
         command.main([str(run(tmp_path / "a", [2])), str(run(tmp_path / "b", [3]))])
+
+
+def kept(folder, bias, *, begin=0, steps=(1, 2, 3), tail=""):
+    """A run with checkpoints, and digests of the steps between; its bias is `bias` from step 2 on."""
+    path = run(folder, [4], bias=float(bias)) / "bits.jsonl"
+    file = DigestFile(path, pytest.fail)
+    file.begin(begin)
+    for step in steps:
+        file.add(step, {"params/bias": str(bias if step >= 2 else 0), "params/kernel": "7"})
+    path.write_text(path.read_text() + tail)
+    return folder
+
+
+def test_digests_kept_on_the_way_name_the_first_step_that_differs(tmp_path, capsys):
+    assert command.main([str(kept(tmp_path / "a", 1)), str(kept(tmp_path / "b", 2))]) == 1
+    said = capsys.readouterr().out
+    assert "step 4: 1 of 2 leaves differ" in said
+    assert "step 2 is the first that differs, in params/bias; at step 1 they were equal" in said
+
+
+def test_runs_without_a_common_checkpoint_are_compared_by_their_digests(tmp_path, capsys):
+    one, other = kept(tmp_path / "a", 1), kept(tmp_path / "b", 1, steps=(1, 2))
+    (other / "checkpoints" / "step_00000004").rename(other / "checkpoints" / "step_00000005")
+    assert command.main([str(one), str(other)]) == 0
+    assert "equal: digests of 2 steps, the last 2" in capsys.readouterr().out
+
+
+def test_digests_of_a_course_that_was_given_up_do_not_count(tmp_path):
+    # the run came to step 3, then went on from step 1 and came to step 2 alone; a line was torn
+    again = '{"begin": 1}\n{"step": 2, "leaves": {"params/bias": "9"}}\n{"step": 3, "lea'
+    found = read_digests(kept(tmp_path / "a", 1, tail=again) / "bits.jsonl")
+    assert {step: leaves["params/bias"] for step, leaves in found.items()} == {1: "0", 2: "9"}
+    assert read_digests(tmp_path / "none") == {}

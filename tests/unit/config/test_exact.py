@@ -4,6 +4,7 @@ import pytest
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.errors import ConfigError
+from cyxjax.sync.registry import STRATEGIES
 
 
 def exact(**options):
@@ -18,8 +19,11 @@ def exact(**options):
         ({"global_batch_size": None}, "needs global_batch_size"),
         ({"global_batch_size": 60}, "does not divide"),
         ({"gradient_accumulation_steps": 2}, "raise virtual_replicas"),
-        ({"comm": "power_sgd"}, "comm = 'mean' alone"),
-        ({"comm": "zero1"}, "comm = 'mean' alone"),
+        *(
+            ({"comm": name}, f"knows comm = 'mean' alone: '{name}' keeps a state or a sum that depends")
+            for name in STRATEGIES
+            if name != "mean"
+        ),
         ({"sync_batchnorm": True}, "fewer virtual_replicas"),
         ({"virtual_replicas": 0}, "virtual_replicas"),
     ],

@@ -1,0 +1,29 @@
+"""Writes down digests of an exact run's state every so many steps: two runs are compared between saves."""
+
+import numpy as np
+
+from cyxjax.core.mesh import local_value
+from cyxjax.core.sentinel import Sentinel, replicated_names
+from cyxjax.observe.state_digests import DigestFile
+from cyxjax.train.loop import Hook, Position, RunState
+
+
+class DigestHook(Hook):
+    """On every rank, for the sums over the bits are a collective of all; `file` is rank 0's alone."""
+
+    def __init__(self, sentinel: Sentinel, file: DigestFile | None, every: int):
+        self._sentinel, self._file, self._every = sentinel, file, every
+
+    def on_start(self, moment: RunState) -> None:
+        if self._file is not None:
+            self._file.begin(moment.position.step)
+
+    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
+        return position.step % self._every == 0
+
+    def on_state(self, moment: RunState) -> None:
+        sums = np.asarray(local_value(self._sentinel.fingerprints(moment.state)))[0]  # of the first replica
+        if self._file is not None:
+            names = replicated_names(moment.state, self._sentinel.spec)
+            digests = {name: f"{a:08x}{b:08x}" for name, (a, b) in zip(names, sums.tolist(), strict=True)}
+            self._file.add(moment.position.step, digests)
