@@ -41,6 +41,9 @@ def as_users_run_it() -> Iterator[None]:
             for name in ("mlp", "cnn", "gpt")
             for count in (2, 3, 5, 8)
         ),
+        pytest.param(
+            "resnet18", (2, 3), marks=(pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))
+        ),
     ],
 )
 def test_any_number_of_devices_gives_the_same_bits(name, devices):

@@ -64,6 +64,9 @@ def problem(name: str) -> Problem:
     if name == "cnn":
         images = rng.normal(size=(SAMPLES, 14, 14, 1)).astype(np.float32)
         return Problem(CNN(), ArrayDataset(images, labels))
+    if name == "resnet18":
+        images = rng.normal(size=(SAMPLES, 32, 32, 3)).astype(np.float32)
+        return Problem(cx.get_model("resnet18")(small_images=True, width=8), ArrayDataset(images, labels))
     assert name == "gpt"
     shape = {"num_layers": 2, "num_heads": 2, "width": 32, "dropout": 0.1}
     tokens = rng.integers(0, 64, (SAMPLES, 16)).astype(np.int32)
