@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from peers_work import CONTEXT, DENSE, FEATURES, HEADS, HIDDEN, LAYERS, VOCABULARY, WIDTH
+import peers_work as sizes
 
 import cyxjax as cx
 
@@ -10,8 +10,14 @@ import cyxjax as cx
 def model(work: str) -> Any:
     if work == "gpt":
         return cx.get_model("gpt")(
-            vocab_size=VOCABULARY, context_length=CONTEXT, num_layers=LAYERS, num_heads=HEADS, width=WIDTH
+            vocab_size=sizes.VOCABULARY,
+            context_length=sizes.CONTEXT,
+            num_layers=sizes.LAYERS,
+            num_heads=sizes.HEADS,
+            width=sizes.WIDTH,
         )
-    if work == "cnn":
-        return cx.get_model("cnn")(features=FEATURES, hidden=DENSE)
-    return cx.get_model("mlp")(hidden=HIDDEN[work])
+    if work == "resnet18":
+        return cx.get_model("resnet18")(num_classes=sizes.CLASSES, width=sizes.STAGES[0], small_images=True)
+    if work in sizes.DENSE:
+        return cx.get_model("cnn")(features=sizes.FEATURES, hidden=sizes.DENSE[work])
+    return cx.get_model("mlp")(hidden=sizes.HIDDEN[work])

@@ -22,23 +22,23 @@ import cyxjax as cx
 
 
 def build_step(net, tx, replicas: int, mesh: Mesh):
-    def loss_fn(params, x, y):
-        logits = net.apply({"params": params}, x)
+    def loss_fn(params, stats, x, y):
+        logits, stats = net.apply({"params": params, **stats}, x, train=True, mutable=list(stats))
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-        return loss, (jnp.argmax(logits, -1) == y).mean()
+        return loss, (stats, (jnp.argmax(logits, -1) == y).mean())
 
-    def step(params, opt, x, y):
-        (loss, accuracy), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, x, y)
+    def step(params, stats, opt, x, y):
+        (loss, (stats, accuracy)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, stats, x, y)
         if replicas > 1:
-            flat, unravel = ravel_pytree((grads, loss, accuracy))
-            grads, loss, accuracy = unravel(lax.psum(flat, "data") / replicas)
+            flat, unravel = ravel_pytree((grads, stats, loss, accuracy))
+            grads, stats, loss, accuracy = unravel(lax.psum(flat, "data") / replicas)
         updates, opt = tx.update(grads, opt, params)
-        return optax.apply_updates(params, updates), opt, loss, accuracy
+        return optax.apply_updates(params, updates), stats, opt, loss, accuracy
 
     if replicas > 1:
-        specs = dict(in_specs=(P(), P(), P("data"), P("data")), out_specs=P())
+        specs = dict(in_specs=(P(), P(), P(), P("data"), P("data")), out_specs=P())
         step = jax.shard_map(step, mesh=mesh, check_vma=False, **specs)
-    return jax.jit(step, donate_argnums=(0, 1))
+    return jax.jit(step, donate_argnums=(0, 1, 2))
 
 
 def main() -> None:
@@ -48,23 +48,26 @@ def main() -> None:
     mesh, batch = Mesh(np.array(jax.devices()), ("data",)), WORKS[args.work].batch
     x, y = data(args.work)
     net, tx = model(args.work), optax.adam(1e-3)
-    params = net.init(jax.random.key(0), x[:1])["params"]
+    stats = net.init(jax.random.key(0), x[:1])
+    params = stats.pop("params")
     whole, cut = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
     if args.replicas > 1:
         place = partial(jax.make_array_from_process_local_data, cut)
-        params = jax.tree.map(lambda a: jax.make_array_from_process_local_data(whole, np.asarray(a)), params)
+        everywhere = lambda a: jax.make_array_from_process_local_data(whole, np.asarray(a))  # noqa: E731
+        params, stats = jax.tree.map(everywhere, (params, stats))
     else:
         place = lambda a: a  # noqa: E731
-    state, step = [params, tx.init(params)], build_step(net, tx, args.replicas, mesh)
+    state, step = (params, stats, tx.init(params)), build_step(net, tx, args.replicas, mesh)
 
     def run(steps: int) -> float:
+        nonlocal state
         start, per_epoch, waiting = time.perf_counter(), len(x) // (batch * args.replicas), []
         for i in range(steps):
             if i % per_epoch == 0:
                 order = np.random.default_rng(i).permutation(len(x))
             at = (i % per_epoch * args.replicas + jax.process_index()) * batch
             rows = order[at : at + batch]
-            state[0], state[1], loss, accuracy = step(state[0], state[1], place(x[rows]), place(y[rows]))
+            *state, loss, accuracy = step(*state, place(x[rows]), place(y[rows]))
             waiting.append((loss, accuracy))
             if i % 10 == 9:  # what a loop shows its user: the mean since the last line
                 np.mean([float(a) for a, _ in waiting]), np.mean([float(b) for _, b in waiting])

@@ -11,22 +11,8 @@ import time
 os.environ["KERAS_BACKEND"] = "jax"
 
 import jax
-from peers_work import (
-    CLASSES,
-    CONTEXT,
-    DENSE,
-    FEATURES,
-    HEADS,
-    HIDDEN,
-    LAYERS,
-    VOCABULARY,
-    WIDTH,
-    WORKS,
-    data,
-    say,
-    steps_of,
-    task,
-)  # fmt: skip
+import peers_work as sizes
+from peers_work import WORKS, data, say, steps_of, task
 
 
 def model(work: str):
@@ -35,30 +21,52 @@ def model(work: str):
 
     class Places(ks.Layer):
         def build(self, shape):
-            self.table = self.add_weight(shape=(CONTEXT, WIDTH), initializer="uniform")
+            self.table = self.add_weight(shape=(sizes.CONTEXT, sizes.WIDTH), initializer="uniform")
 
         def call(self, x):
             return x + self.table
 
     if work == "gpt":
-        tokens = keras.Input((CONTEXT,), dtype="int32")
-        x = Places()(ks.Embedding(VOCABULARY, WIDTH)(tokens))
-        for _ in range(LAYERS):
+        tokens = keras.Input((sizes.CONTEXT,), dtype="int32")
+        x = Places()(ks.Embedding(sizes.VOCABULARY, sizes.WIDTH)(tokens))
+        for _ in range(sizes.LAYERS):
             seen = ks.LayerNormalization(epsilon=1e-5)(x)
-            x = x + ks.MultiHeadAttention(HEADS, WIDTH // HEADS)(seen, seen, use_causal_mask=True)
-            up = ks.Dense(4 * WIDTH, activation="gelu")(ks.LayerNormalization(epsilon=1e-5)(x))
-            x = x + ks.Dense(WIDTH)(up)
+            x = x + ks.MultiHeadAttention(sizes.HEADS, sizes.WIDTH // sizes.HEADS)(
+                seen, seen, use_causal_mask=True
+            )
+            up = ks.Dense(4 * sizes.WIDTH, activation="gelu")(ks.LayerNormalization(epsilon=1e-5)(x))
+            x = x + ks.Dense(sizes.WIDTH)(up)
         return keras.Model(
-            tokens, ks.Dense(VOCABULARY, use_bias=False)(ks.LayerNormalization(epsilon=1e-5)(x))
+            tokens, ks.Dense(sizes.VOCABULARY, use_bias=False)(ks.LayerNormalization(epsilon=1e-5)(x))
         )
-    if work == "cnn":
-        parts = [keras.Input((28, 28, 1))]
-        for features in FEATURES:
+    if work == "resnet18":
+        return resnet(keras)
+    if work in sizes.DENSE:
+        parts = [keras.Input(sizes.IMAGES[work])]
+        for features in sizes.FEATURES:
             parts += [ks.Conv2D(features, 3, padding="same", activation="relu"), ks.MaxPooling2D(2)]
-        parts += [ks.Flatten(), ks.Dense(DENSE, activation="relu")]
+        parts += [ks.Flatten(), ks.Dense(sizes.DENSE[work], activation="relu")]
     else:
-        parts = [keras.Input((784,)), *(ks.Dense(size, activation="relu") for size in HIDDEN[work])]
-    return keras.Sequential([*parts, ks.Dense(CLASSES)])
+        parts = [keras.Input((784,)), *(ks.Dense(size, activation="relu") for size in sizes.HIDDEN[work])]
+    return keras.Sequential([*parts, ks.Dense(sizes.CLASSES)])
+
+
+def resnet(keras):
+    ks = keras.layers
+
+    def norm(x):
+        return ks.BatchNormalization(momentum=0.9, epsilon=1e-5)(x)
+
+    def conv(x, features, size, stride=1):
+        return norm(ks.Conv2D(features, size, stride, padding="same", use_bias=False)(x))
+
+    images = keras.Input(sizes.IMAGES["resnet18"])
+    x = ks.ReLU()(conv(images, sizes.STAGES[0], 3))
+    for stage, features in enumerate(sizes.STAGES):
+        for stride in (2 if stage else 1, 1):
+            y = conv(ks.ReLU()(conv(x, features, 3, stride)), features, 3)
+            x = ks.ReLU()(y + (x if x.shape == y.shape else conv(x, features, 1, stride)))
+    return keras.Model(images, ks.Dense(sizes.CLASSES)(ks.GlobalAveragePooling2D()(x)))
 
 
 def main() -> None:

@@ -17,10 +17,15 @@ WORKS = {
     "mlp": Work(64, 4000, 12_800),  # 784-256-10
     "wide_mlp": Work(64, 300, 12_800),  # 784-2048-2048-10
     "cnn": Work(64, 200, 12_800),  # 28x28, convolutions of 32 and 64, dense 256, max pooling
+    "digits": Work(32, 1000, 1_437),  # 8x8, the same network: the work of configs/digits.yaml
+    "resnet18": Work(32, 20, 1_280),  # 32x32x3, batch normalisation, a 3x3 stem
     "gpt": Work(8, 60, 512),  # 4 layers of 256, 4 heads, context 128, 96 symbols
 }
 HIDDEN = {"mlp": (256,), "wide_mlp": (2048, 2048)}
-FEATURES, DENSE, CLASSES = (32, 64), 256, 10
+IMAGES = {"cnn": (28, 28, 1), "digits": (8, 8, 1), "resnet18": (32, 32, 3)}
+FEATURES, CLASSES = (32, 64), 10
+DENSE = {"cnn": 256, "digits": 128}
+STAGES = (64, 128, 256, 512)  # of ResNet-18, two blocks each; each but the first begins by halving the image
 LAYERS, WIDTH, HEADS, CONTEXT, VOCABULARY = 4, 256, 4, 128, 96
 QUICK_STEPS = 4
 
@@ -44,7 +49,7 @@ def data(work: str) -> tuple[np.ndarray, np.ndarray]:
     if work == "gpt":
         text = rng.integers(0, VOCABULARY, (rows, CONTEXT + 1)).astype(np.int32)
         return text[:, :-1], text[:, 1:]
-    shape = (rows, 28, 28, 1) if work == "cnn" else (rows, 784)
+    shape = (rows, *IMAGES.get(work, (784,)))
     return rng.normal(size=shape).astype(np.float32), rng.integers(0, CLASSES, rows).astype(np.int32)
 
 
