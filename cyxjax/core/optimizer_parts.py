@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from cyxjax.core.step import TrainState
+from cyxjax.core.trees import bits_as_keys, keys_as_bits
 from cyxjax.errors import ConfigError
 
 PyTree = Any
@@ -99,3 +100,16 @@ def _map_parts(f: Callable[[Any], Any], tree: PyTree, kind: type) -> PyTree:
 
 def _shapes(tree: PyTree) -> list[tuple[int, ...]]:
     return [leaf.shape for leaf in jax.tree.leaves(tree)]
+
+
+def with_saved_keys(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`optimizer` whose state holds typed random keys as numbers: checkpoints take those alone."""
+
+    def init(params: PyTree) -> PyTree:
+        return keys_as_bits(optimizer.init(params))
+
+    def update(grads: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple:
+        updates, state = optimizer.update(grads, bits_as_keys(state), params, **extra)
+        return updates, keys_as_bits(state)
+
+    return type(optimizer)._make((init, update))

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
@@ -19,6 +20,7 @@ from cyxjax.core.mesh import PER_REPLICA
 from cyxjax.core.replica import by_spec, from_replica, sync_map, to_replica
 from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.strategy import Sync
+from cyxjax.core.trees import named_leaves
 from cyxjax.errors import ConfigError, CyxjaxError
 
 PyTree = Any
@@ -177,3 +179,13 @@ def _same_states(optimizer: Any, whole: PyTree, parts: PyTree, cut: Callable) ->
         return False
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return all(part.shape in ((), cut(leaf.shape)) and leaf.dtype == part.dtype for leaf, part in pairs)
+
+
+def refuse_without_gradient(params: PyTree) -> None:
+    """Raises: ConfigError naming a parameter that is no real or complex number."""
+    for name, leaf in named_leaves(params):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise ConfigError(
+                f"parameter {name!r} is {leaf.dtype}: it has no gradient. HINT: keep it "
+                'beside the parameters, self.variable("constants", ...) in linen, nnx.Variable in nnx.'
+            )

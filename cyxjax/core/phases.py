@@ -75,8 +75,12 @@ def _added(losses: Weighed | None, own: jax.Array | None) -> Weighed:
 
 
 def backward(pullback: Callable, output_grad: PyTree) -> PyTree:
-    """LOCAL gradients with respect to params: nothing is averaged yet."""
-    return pullback(output_grad)[0]
+    """LOCAL gradients with respect to params: nothing is averaged yet.
+
+    Of complex parameters the conjugate of what jax gives, which is uphill (as torch's); optimizers go down.
+    """
+    uphill = lambda g: jnp.conj(g) if jnp.issubdtype(g.dtype, jnp.complexfloating) else g  # noqa: E731
+    return jax.tree.map(uphill, pullback(output_grad)[0])
 
 
 def sum_of_weights(losses: Weighed) -> jax.Array | None:

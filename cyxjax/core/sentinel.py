@@ -106,6 +106,12 @@ def _sums(leaf: jax.Array) -> jax.Array:
 
 def _from(leaf: jax.Array, source: jax.Array) -> jax.Array:
     """`leaf` as replica `source` holds it, to the bit (a sum of floats would lose -0.0 and NaN's payload)."""
+    if _is_key(leaf):
+        return jax.random.wrap_key_data(
+            _from(jax.random.key_data(leaf), source), impl=jax.random.key_impl(leaf)
+        )
+    if jnp.iscomplexobj(leaf):
+        return lax.complex(_from(leaf.real, source), _from(leaf.imag, source))
     bits = _bits(leaf)
     mine = jnp.where(lax.axis_index(AXIS) == source, bits.astype(jnp.uint32), jnp.uint32(0))
     chosen = lax.psum(mine, AXIS).astype(bits.dtype)
@@ -115,8 +121,17 @@ def _from(leaf: jax.Array, source: jax.Array) -> jax.Array:
 
 
 def _bits(leaf: jax.Array) -> jax.Array:
-    """`leaf`'s bits as unsigned integers; of 64-bit elements two each, along a last dimension."""
+    """`leaf`'s bits as unsigned integers; of 64-bit elements two each, along a last dimension. Of complex
+    numbers and keys those of their parts."""
+    if _is_key(leaf):
+        return _bits(jax.random.key_data(leaf))
+    if jnp.iscomplexobj(leaf):
+        return _bits(jnp.stack([leaf.real, leaf.imag]))
     if leaf.dtype == jnp.bool_:
         return leaf.astype(jnp.uint8)
     width = {1: jnp.uint8, 2: jnp.uint16}.get(leaf.dtype.itemsize, jnp.uint32)
     return lax.bitcast_convert_type(leaf, width)
+
+
+def _is_key(leaf: jax.Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,5 +1,7 @@
 """Names of a tree's leaves: paths such as `params/Dense_0/kernel`. Checkpoints hold leaves by them."""
 
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,3 +22,32 @@ def named_leaves(tree: PyTree, separator: str = "/") -> list[tuple[str, Any]]:
 def leaf_names(tree: PyTree) -> list[str]:
     """Names of the leaves, in the tree's order."""
     return [name for name, _ in named_leaves(tree)]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["bits"], meta_fields=["impl"])
+@dataclass(frozen=True)
+class KeyBits:
+    """A typed random key as numbers, which can be saved, cut and compared."""
+
+    bits: jax.Array  # uint32
+    impl: str = field(metadata={"static": True})
+
+
+def keys_as_bits(tree: PyTree) -> PyTree:
+    """`tree` with `KeyBits` in place of typed keys."""
+
+    def one(leaf: Any) -> Any:
+        is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return KeyBits(jax.random.key_data(leaf), str(jax.random.key_impl(leaf))) if is_key else leaf
+
+    return jax.tree.map(one, tree)
+
+
+def bits_as_keys(tree: PyTree) -> PyTree:
+    """Inverse of `keys_as_bits`."""
+
+    def one(node: Any) -> Any:
+        is_key = isinstance(node, KeyBits)
+        return jax.random.wrap_key_data(node.bits, impl=node.impl) if is_key else node
+
+    return jax.tree.map(one, tree, is_leaf=lambda node: isinstance(node, KeyBits))

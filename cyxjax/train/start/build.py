@@ -13,6 +13,7 @@ from cyxjax.core.losses import PerExample
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.model.remat import with_remat
+from cyxjax.core.optimizer_parts import with_saved_keys
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.sentinel import Sentinel, build_sentinel
 from cyxjax.core.step import (
@@ -75,6 +76,7 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Buil
     fns = with_remat(with_policy(recipe.fns, policy), plan.remat)
     factor = build_schedule(plan.rate)
     optimizer = callbacks.around(recipe.callbacks, with_schedule(recipe.optimizer, factor))
+    optimizer = with_saved_keys(optimizer)
     shapes = lambda: jax.eval_shape(fns.init, jax.random.key(0), inputs)[0]  # noqa: E731
     sync = build_sync(plan.comm, optimizer, plan.comm_options, plan.max_grad_norm, shapes)
     sync = _FOR_NONFINITE[policy.needs_loss_scale or plan.on_nonfinite](sync)

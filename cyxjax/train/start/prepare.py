@@ -10,7 +10,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.first_parts import build_draw, holds_values
 from cyxjax.core.mesh import local_replicas, local_value, num_replicas, put_replicated
 from cyxjax.core.objective.own_loss import is_the_models_own, refuse_coupled_loss
-from cyxjax.core.optimizer_probe import check_update, explained
+from cyxjax.core.optimizer_probe import check_update, explained, refuse_without_gradient
 from cyxjax.core.step import TrainState
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.feed import build_feed
@@ -86,6 +86,7 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
         watchable = watchable_in(recipe.metrics, prepared.feed, prepared.settings.course)
         watchable.of(prepared.settings.watch)
         callbacks.check_watched(recipe.callbacks, watchable)
+    refuse_without_gradient(state.params)
     if not isinstance(recipe.optimizer, Optimizer):  # ours fit all, and are tested to
         check_update(built.sync, mesh, state, prepared.settings.step.comm)
     check_same_params(recipe.loss, built.sync, prepared.settings.step.comm)

@@ -1,0 +1,88 @@
+"""Parameters and optimizer state that are not floats: right on two replicas and when resumed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+import cyxjax as cx
+from cyxjax.core.mesh import REPLICATED, build_mesh, put_replicated
+from cyxjax.core.model.adapter import adapt
+from cyxjax.core.sentinel import build_heal
+from cyxjax.errors import ConfigError
+from cyxjax.train.trainer import DistributedTrainer
+from tests.support.trainers import FEATURES, Line, X, config, use_devices
+from tests.support.trainers import own_group as own_group
+
+SAMPLES = 19
+TARGET = np.abs(X[:SAMPLES].sum(1))
+NOISY = optax.chain(optax.add_noise(0.1, 0.5, key=jax.random.key(3)), optax.sgd(0.05))
+
+
+class Complex(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        def draw(key):
+            real, imag = jax.random.normal(key, (2, FEATURES))
+            return jax.lax.complex(real, imag)
+
+        return jnp.abs(x.astype(jnp.complex64) @ self.param("w", draw))
+
+
+class Permuted(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        order = self.param("order", lambda key: jax.random.permutation(key, FEATURES).astype(jnp.int32))
+        return linen.Dense(1)(x[:, order])[:, 0]
+
+
+@pytest.mark.parametrize("comm", ["mean", "fsdp"])
+def test_complex_parameters_go_downhill_as_on_one_device(comm):
+    use_devices(2)
+    x, w = X[:SAMPLES], adapt(Complex()).init(jax.random.key(42), X[:1])[0]["w"]
+    parts = jnp.real(w), jnp.imag(w)  # |x (a + ib)| in real numbers: what descent means is not in question
+
+    def loss(parts, x, y):
+        a, b = x @ parts[0], x @ parts[1]
+        return jnp.square(jnp.sqrt(a * a + b * b) - y).mean()
+
+    for i in range(0, SAMPLES, 8):
+        grads = jax.grad(loss)(parts, x[i : i + 8], TARGET[i : i + 8])
+        parts = jax.tree.map(lambda p, g: p - 0.05 * g, parts, grads)
+    train = DistributedTrainer(Complex(), cx.MSELoss(), optax.sgd(0.05))
+    train.fit(x, TARGET, config(epochs=1, batch_size=4, shuffle=False, comm=comm, sentinel_every_n_steps=1))
+    expected = np.asarray(parts[0]) + 1j * np.asarray(parts[1])
+    np.testing.assert_allclose(train.params["w"], expected, rtol=1e-4, atol=1e-5)  # rounding, three steps
+
+
+def test_an_optimizer_s_random_key_is_saved_and_goes_on(tmp_path):
+    use_devices(2)
+
+    def after(folder, *epochs):
+        for last in epochs:
+            train = DistributedTrainer(Line(), cx.MSELoss(), NOISY)
+            kept = {"checkpoint_dir": str(tmp_path / folder), "checkpoint_every_n_epochs": 1}
+            train.fit(X[:SAMPLES], TARGET, config(epochs=last, **kept))
+        return train.params
+
+    with jax.numpy_dtype_promotion("standard"):  # optax's own noise is drawn so
+        whole, cut = after("whole", 2), after("cut", 1, 2)
+    jax.tree.map(np.testing.assert_array_equal, whole, cut)
+
+
+def test_a_sentinel_sees_and_heals_complex_numbers_and_keys():
+    mesh = build_mesh(jax.devices()[:2])
+    tree = {"c": jax.lax.complex(jnp.arange(3.0), jnp.ones(3)), "k": jax.random.key(5)}
+    placed = jax.tree.map(lambda a: jax.device_put(a, jax.NamedSharding(mesh, REPLICATED)), tree)
+    sources = put_replicated(mesh, np.array([1, 0], np.int32))
+    healed = build_heal(mesh, REPLICATED)(placed, sources)
+    assert (healed["c"] == tree["c"]).all()
+    assert (jax.random.key_data(healed["k"]) == jax.random.key_data(tree["k"])).all()
+
+
+def test_a_whole_number_among_the_parameters_is_one_line():
+    use_devices(2)
+    with pytest.raises(ConfigError, match="parameter 'order' is int32: it has no gradient.*HINT"):
+        DistributedTrainer(Permuted(), cx.MSELoss(), optax.sgd(0.1)).fit(X[:SAMPLES], TARGET, config())
