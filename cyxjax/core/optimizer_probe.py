@@ -47,6 +47,12 @@ def refuse_unless_elementwise(
     odd = next((name for name in _operations(whole.jaxpr) if name not in _ELEMENTWISE), None)
     if odd is not None:
         raise _needs_whole_leaves(comm, f"looks at whole leaves or at the gradient's norm ({odd})")
+    first = jax.make_jaxpr(optimizer.init)(params)
+    odd = next((name for name in _operations(first.jaxpr) if name not in _ELEMENTWISE), None)
+    if odd is not None:
+        raise _needs_whole_leaves(comm, f"makes its first state from whole leaves ({odd})")
+    if any(_differs_by_place(value) for value in (*_constants(whole), *_constants(first))):
+        raise _needs_whole_leaves(comm, "holds an array of its own, with a number for each place of a leaf")
     # A scalar's part is an array of one number, for which more is traced: broadcasts, and their constants.
     vectors = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape or (1,), p.dtype), params)
     wanted = _signature(_traced(optimizer, vectors).jaxpr)
@@ -119,6 +125,24 @@ def _alike(one: PyTree, other: PyTree) -> bool:
         return False
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return all((a.shape, a.dtype) == (b.shape, b.dtype) for a, b in pairs)
+
+
+def _constants(traced: ClosedJaxpr) -> Iterator[Any]:
+    """Values that were written into the program instead of given to it, those of inner functions too."""
+    yield from traced.consts
+    for eqn in traced.jaxpr.eqns:
+        yield from (v.val for v in eqn.invars if isinstance(v, Literal))
+        for value in eqn.params.values():
+            for one in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(one, ClosedJaxpr | Jaxpr):
+                    yield from _constants(one if isinstance(one, ClosedJaxpr) else ClosedJaxpr(one, ()))
+
+
+def _differs_by_place(value: Any) -> bool:
+    if np.size(value) < 2 or jax.dtypes.issubdtype(getattr(value, "dtype", bool), jax.dtypes.prng_key):
+        return False  # what a key is used for is seen as an operation
+    array = np.asarray(value)
+    return bool((array != array.flat[0]).any())
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[Any]:

@@ -31,7 +31,30 @@ def adam():
     return optax.adam(RATE)
 
 
+def by_place():
+    """Steps that differ by the place in a leaf, written into the rule as an array."""
+
+    def update(grads, state, params=None):
+        places = lambda g: np.arange(g.size, dtype=np.float32).reshape(g.shape)  # noqa: E731
+        return jax.tree.map(lambda g: -RATE * g * places(g), grads), state
+
+    return optax.GradientTransformation(lambda params: (), update)
+
+
+def drawn():
+    """A first state drawn for a whole leaf: drawn for its parts, it is another one."""
+
+    def init(params):
+        return jax.tree.map(lambda p: jax.random.normal(jax.random.key(0), p.shape), params)
+
+    return optax.GradientTransformation(
+        init, lambda grads, state, params=None: (jax.tree.map(jnp.multiply, grads, state), state)
+    )
+
+
 WRAPPED = {
+    "by place": by_place,
+    "drawn": drawn,
     "apply_if_finite": lambda: optax.apply_if_finite(adam(), 3),
     "chain": lambda: optax.chain(optax.clip(1.0), adam()),
     "chain with a clip by norm": lambda: optax.chain(optax.clip_by_global_norm(1.0), adam()),
@@ -87,6 +110,9 @@ WHOLE = {
     "adafactor",
     "masked by shape",
     "decay by shape",
+    "by place",
+    "drawn",
+    "noisy_sgd",
 }
 NEVER = {"lbfgs", "polyak_sgd", "momo", "lookahead", "labels of another tree", "scale_by_zoom_linesearch"}
 
@@ -209,6 +235,23 @@ def test_every_rule_steps_as_on_one_device(comm, name):
         assert name not in CUT
         return
     check_steps(comm, name)
+
+
+def test_a_rule_with_a_typed_key_trains_is_compared_and_goes_on_to_the_bit(tmp_path):
+    x, y = np.eye(8, 3, dtype=np.float32), np.arange(8, dtype=np.int32) % 2
+
+    def trained(epochs, folder):
+        model = cx.SequentialModel([cx.LinearModule(3, 2)])
+        rule = optax.noisy_sgd(RATE, key=3)  # optax keeps a typed key, whatever it is given
+        trainer = cx.distributed.DistributedTrainer(model, cx.CrossEntropyLoss(), rule)
+        config = cx.distributed.DistributedTrainingConfig(
+            epochs=epochs, batch_size=1, verbose=False, checkpoint_dir=str(tmp_path / folder)
+        )
+        trainer.fit(x, y, config)
+        return [leaf.tobytes() for leaf in jax.tree.leaves(trainer.params)]
+
+    first = trained(1, "cut")  # the sentinel compares replicas at its save
+    assert trained(2, "cut") == trained(2, "whole") != first
 
 
 def test_fit_refuses_before_a_step_and_names_the_way_out(tmp_path):

@@ -35,7 +35,7 @@ def replicated(mesh, value):
     return jax.device_put(value, NamedSharding(mesh, P()))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "uint8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "uint8", "complex64"])
 def test_every_bit_of_every_dtype_shows_and_heals(dtype):
     mesh = build_mesh(jax.devices()[:4])
     value = jnp.arange(6).astype(dtype).reshape(2, 3)
