@@ -108,7 +108,7 @@ class Session:
         self._exact = exact.fingerprint(prepared, self.group.threads)
         self._begin(prepared)
         check_run(prepared, self.run_state.state, self.recipe, self.mesh)
-        self._content = same_run.compared(self.group, prepared, self.run_state.state)
+        self._content = same_run.compared(self.group, prepared, self.run_state.state, self._exact)
         check_repeats(prepared.settings.exactness, self._content)
         return prepared
 

@@ -43,10 +43,13 @@ _A_RANKS_OWN = (
 _OF_ONE_PROCESS = re.compile(r"^\s*sdy\.mesh @maximal.*$|mhlo\.backend_config = \{index.*?\}", re.MULTILINE)
 
 
-def compared(group: ProcessGroup, prepared: Prepared, state: TrainState) -> dict[str, Any]:
+def compared(
+    group: ProcessGroup, prepared: Prepared, state: TrainState, exact: Mapping[str, str]
+) -> dict[str, Any]:
     """What the data of a fit hold, once all ranks of the group have shown that they are about to do the same.
 
     state: as training starts with it. A model that does not take the first batch in training says so here.
+    exact: what the bits of an exact run hang on here; {} of a plain one.
     Raises: DesyncError on every rank, with the values of each.
     """
     assert prepared.data is not None
@@ -55,7 +58,7 @@ def compared(group: ProcessGroup, prepared: Prepared, state: TrainState) -> dict
     lowered = lower_step(program, state, prepared.data, prepared.settings, group.mesh)
     if group.topology.world_size > 1:
         step = digest_of(lowered) if prepared.data.indexed else ""
-        refuse_differences(group, config_facts(prepared.settings.told), content, step)
+        refuse_differences(group, config_facts(prepared.settings.told), content, step, exact)
     return content
 
 
@@ -117,14 +120,21 @@ class _OneSample:
 
 
 def refuse_differences(
-    group: ProcessGroup, config: Mapping[str, str], data: Mapping[str, Any], step: str
+    group: ProcessGroup,
+    config: Mapping[str, str],
+    data: Mapping[str, Any],
+    step: str,
+    exact: Mapping[str, str],
 ) -> None:
     """Returns once all ranks have said the same. Raises: DesyncError on all, with the values of each rank."""
-    ranks = agree(group, "the start of training", note={"config": config, "data": data, "step": step})
+    note = {"config": config, "data": data, "step": step, "exact": exact}
+    ranks = agree(group, "the start of training", note=note)
     for name in dict.fromkeys(name for rank in ranks for name in rank["config"]):
         _compare(f"{name} of the configuration", [rank["config"].get(name, "(none)") for rank in ranks])
     for name in dict.fromkeys(name for rank in ranks for name in rank["data"]):
         _compare_data(name, [rank["data"].get(name) for rank in ranks])
+    for name in exact:  # one configuration: all ranks have it or none
+        _compare(f"{name} that the bits of this exact run hang on", [rank["exact"][name] for rank in ranks])
     _compare("the program of a step (the model's or the loss's code)", [rank["step"] for rank in ranks])
 
 

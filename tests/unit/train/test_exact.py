@@ -11,9 +11,9 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.parts import Part, PartsBatch, named
 from cyxjax.core.step import TrainState
-from cyxjax.errors import CheckpointError, ConfigError
+from cyxjax.errors import CheckpointError, ConfigError, DesyncError
 from cyxjax.train.replay import inspect
-from cyxjax.train.start import exact
+from cyxjax.train.start import exact, same_run
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.exact import MLP
 from tests.support.trainers import use_devices
@@ -106,3 +106,13 @@ def test_a_program_kept_on_disk_is_of_its_number_of_threads():
     texts = [jax.jit(named(lambda x: x + 1, threads)).lower(1.0).as_text() for threads in (2, 8)]
     assert ["of_2_threads" in texts[0], "of_8_threads" in texts[1]] == [True, True]
     assert texts[0] != texts[1]
+
+
+def test_ranks_whose_machines_give_other_bits_are_refused_at_the_start(monkeypatch):
+    here = {"machine": "m, 8 threads", "canary": "c"}
+    other = {"config": {}, "data": {}, "step": "", "exact": here | {"canary": "d"}}
+    monkeypatch.setattr(same_run, "agree", lambda group, what, note: [note, note])
+    same_run.refuse_differences(None, {}, {}, "", here)
+    monkeypatch.setattr(same_run, "agree", lambda group, what, note: [note, other])
+    with pytest.raises(DesyncError, match=r"canary that the bits of this exact run hang on.*\bc\b.*\bd\b"):
+        same_run.refuse_differences(None, {}, {}, "", here)
