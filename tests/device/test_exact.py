@@ -34,7 +34,7 @@ def as_users_run_it() -> Iterator[None]:
     [
         ("mlp", (3,)),
         ("cnn", (2,)),
-        ("gpt", (2,)),
+        pytest.param("gpt", (2,), marks=pytest.mark.slow),
         *(
             # A limit of their own: each device compiles for itself, minutes on a busy machine.
             pytest.param(name, (count,), marks=(pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900)))

@@ -14,7 +14,9 @@ slow = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))  # compile
 @pytest.mark.parametrize(
     ("precision", "name", "devices"),
     [
-        ("float16", "mlp", 2),
+        pytest.param(
+            "float16", "mlp", 2, marks=pytest.mark.slow
+        ),  # the falling loss scale below is float16's, too
         ("bfloat16", "mlp", 3),
         *(
             pytest.param(precision, name, devices, marks=slow)

@@ -52,12 +52,12 @@ def facade_steps(optimizer: Any) -> Any:
     return ddp.state_dict()["params"]
 
 
-def joined_apart_and_facade(rank, world_size):
+def joined_apart_and_facade(rank, world_size, optimizers):
     dist.init()
     joins = replica.sends_one_by_one
     assert joins(current().mesh)
-    for make in OPTIMIZERS.values():
-        optimizer = make()
+    for name in optimizers:
+        optimizer = OPTIMIZERS[name]()
         together, text = compiled_steps("mean", optimizer)
         jax.tree.map(np.testing.assert_array_equal, together, facade_steps(optimizer))
         # One array: all-reduced by two; by three each part to its replica, and the sums to all.
