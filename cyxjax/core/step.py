@@ -174,7 +174,7 @@ def build_train_step(
     model = model_map(local, mesh, (spec, BATCH_SPEC), PER_REPLICA)
     reduce = sync_map(write, mesh, (spec, PER_REPLICA), (spec, REPLICATED))
     step = lambda state, batch: reduce(state, model(state, batch))  # noqa: E731
-    options = memory_options(mesh) if sync.regather else {}
+    options = memory_options(mesh) if sync.regather or fns.recomputes else {}
     return jax.jit(step, donate_argnums=0 if donate else (), compiler_options=options)
 
 

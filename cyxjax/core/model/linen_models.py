@@ -65,7 +65,8 @@ def from_linen(module: linen.Module) -> ModelFns:
         output = Sown(output, _sum_of_sown(own, inputs)) if own else output
         return output, {name: new_state[name] for name in model_state}
 
-    return ModelFns(init, apply)
+    # By the name of the field alone: flax keeps no word of what `nn.remat` wraps.
+    return ModelFns(init, apply, recomputes=getattr(module, "remat", False) is True)
 
 
 def _called(module: linen.Module, inputs: PyTree, key: jax.Array, train: bool) -> tuple[Any, tuple]:

@@ -19,6 +19,8 @@ class ModelFns(NamedTuple):
     """(key, inputs (B, ...)) -> (params, model_state)"""
     apply: Callable[[PyTree, PyTree, PyTree, jax.Array, bool], tuple[PyTree, PyTree]]
     """(params, model_state, inputs, key, train) -> (output, model_state)"""
+    recomputes: bool = False
+    """Whether backward computes activations again, which the compiler may have to be told to leave so"""
 
 
 class Sown(NamedTuple):

@@ -38,7 +38,7 @@ def with_remat(fns: ModelFns, policy: str = "full") -> ModelFns:
         run = jax.checkpoint(lambda p, s, x, k: fns.apply(p, s, x, k, train), policy=_POLICIES[policy])
         return run(params, model_state, inputs, key)
 
-    return ModelFns(fns.init, apply)
+    return ModelFns(fns.init, apply, recomputes=True)
 
 
 GATHERED = "gathered"  # what `Sync.whole` names its results (jax.ad_checkpoint.checkpoint_name)
@@ -66,7 +66,7 @@ def with_whole(fns: ModelFns, sync: Sync) -> ModelFns:
         run = jax.checkpoint(run, policy=keeps) if sync.regather and train else run
         return run(params, model_state, inputs, key)
 
-    return ModelFns(fns.init, apply)
+    return fns._replace(apply=apply)
 
 
 def memory_options(mesh: Mesh) -> dict[str, Any]:
