@@ -8,15 +8,20 @@ from cyxjax.config.load import load_config
 from cyxjax.errors import EXIT_OK, ConfigError
 from cyxjax.observe.compiled_plan import collectives, memory_bytes, plan_lines, state_bytes
 
+_GB = "--device-gb"
+_ON_CPU = "plan in one process, with `--cpu-devices 4` where there are fewer devices"
 _COMMAND = Command(
     "cyxjax plan",
-    "Compiles one step of an experiment and shows what it sends and holds. Trains nothing, writes nothing.",
+    "Compiles one step of an experiment and shows what it sends and holds. Trains nothing, writes nothing. "
+    "With --device-gb N it also shows what a replica would hold at 1 to 4,096 replicas under mean, zero1 and "
+    "fsdp, and names the cheapest that fits N GB.",
     "cyxjax plan --config configs/digits.yaml --comm zero1",
 )
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints what a step sends and holds, with the words of `cyxjax.train`; writes nothing."""
+    device_gb, argv = _device_gb(argv)
     config = load_config(argv, _COMMAND)
     if config.reproducibility == "exact":
         raise ConfigError(
@@ -36,5 +41,34 @@ def main(argv: Sequence[str]) -> int:
         found = collectives(compiled.as_text())
         print(f"comm: {config.comm}, precision: {config.precision}, remat: {config.remat}")
         print("\n".join(plan_lines(found, state_bytes(trainer.state), memory_bytes(compiled))))
+        if device_gb is not None:
+            print("\n".join(_by_replicas(trainer, prepared, batch, device_gb)))
     process_group.finalize()
     return EXIT_OK
+
+
+def _device_gb(argv: Sequence[str]) -> tuple[float | None, list[str]]:
+    """(the value of --device-gb, the words without it). Raises: ConfigError for no positive number."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith(f"{_GB}=") else [word])]
+    if _GB not in words:
+        return None, words
+    at = words.index(_GB)
+    text = words[at + 1] if at + 1 < len(words) else ""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise ConfigError(f"{_GB} {text!r}: expected the memory of a device in GB. HINT: {_GB} 16")
+    return found, words[:at] + words[at + 2 :]
+
+
+def _by_replicas(trainer: Any, prepared: Any, batch: Any, device_gb: float) -> list[str]:
+    import jax
+
+    from cyxjax.train.memory_plan import held_by, table
+
+    devices = jax.devices()
+    if len(devices) < 4 or len(devices) != jax.local_device_count():
+        return [f"memory at other numbers of replicas is read from two programs. HINT: {_ON_CPU}"]
+    return table(list(held_by(trainer.recipe, prepared, devices, batch)), device_gb * 1e9)

@@ -74,7 +74,11 @@ def build_init(sync: Sync, mesh: Mesh) -> Callable[[PyTree, PyTree, int], TrainS
         return from_replica(state, spec)
 
     run = jax.jit(sync_map(init, mesh, (REPLICATED, REPLICATED, REPLICATED), spec))
-    key_of = lambda seed: np.asarray(jax.random.key_data(jax.random.key(seed)))  # noqa: E731
+
+    def key_of(seed: int) -> np.ndarray:
+        with jax.ensure_compile_time_eval():  # also where only shapes are asked for
+            return np.asarray(jax.random.key_data(jax.random.key(seed)))
+
     return lambda params, model_state, seed: run(params, model_state, key_of(seed))
 
 

@@ -214,6 +214,11 @@ class DistributedTrainer:
         return self._session.ledger.tape.facts
 
     @property
+    def recipe(self) -> Recipe:
+        """What is trained: the model's functions, loss, optimizer and metrics."""
+        return self._session.recipe
+
+    @property
     def loss(self) -> PerExample:
         """The loss as training uses it: one value an example."""
         return self._session.recipe.loss

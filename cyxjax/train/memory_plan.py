@@ -1,0 +1,109 @@
+"""What a replica holds by strategy, at any number of replicas, and the cheapest that fits a device."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from cyxjax.core.mesh import PER_REPLICA, REPLICATED
+from cyxjax.core.replica import by_spec
+from cyxjax.core.step import BATCH_SPEC, Batch, TrainState, state_spec
+from cyxjax.core.strategy import Sync
+from cyxjax.observe.compiled_plan import memory_bytes, size
+from cyxjax.train.start.build import Recipe, build
+from cyxjax.train.start.prepare import Prepared
+
+PyTree = Any
+STRATEGIES = ("mean", "zero1", "fsdp")  # by what they send: the first that fits is the cheapest
+COUNTS = (1, 4, 16, 64, 256, 1024, 4096)
+
+
+class Held(NamedTuple):
+    """Bytes on one replica under a strategy, as a function of the number of replicas.
+
+    The state is counted leaf by leaf. Temporaries are those of two compiled programs; elsewhere they
+    are taken to be a constant and a share of a whole: constant + whole / replicas.
+    """
+
+    comm: str
+    leaves: tuple[tuple[int, int, bool], ...]  # (numbers, bytes of each, whether they are cut by replicas)
+    compiled: tuple[tuple[int, int], tuple[int, int]]  # (replicas, bytes of temporaries), few and more
+
+    def state_bytes(self, replicas: int) -> int:
+        return sum((-(-n // replicas) if cut else n) * each for n, each, cut in self.leaves)
+
+    def temporary_bytes(self, replicas: int) -> int:
+        (few, more_there), (many, there) = self.compiled
+        whole = max((more_there - there) / (1 / few - 1 / many), 0.0)
+        return max(round(there + whole * (1 / max(replicas, few) - 1 / many)), 0)
+
+    def whole_bytes(self, replicas: int) -> int:
+        return self.state_bytes(replicas) + self.temporary_bytes(replicas)
+
+
+def held_by(recipe: Recipe, prepared: Prepared, devices: Any, batch: Batch) -> Iterator[Held]:
+    """For each strategy what a replica holds; compiled on half of `devices` (at least four) and on all.
+
+    batch: of all devices. Nothing is put on them.
+    """
+    for comm in STRATEGIES:
+        plan = prepared.settings.step._replace(comm=comm, comm_options={})
+        found: list[tuple[int, int]] = []
+        leaves: tuple[tuple[int, int, bool], ...] = ()
+        for count in (len(devices) // 2, len(devices)):
+            mesh = Mesh(np.array(devices[:count]), ("data",))
+            shares = plan.batch._replace(num_shares=count)
+            built = build(recipe, plan._replace(batch=shares), mesh, inputs=prepared.inputs)
+            values = jax.eval_shape(built.fns.init, jax.random.key(0), prepared.inputs)
+            state = jax.eval_shape(lambda p, s, made=built: made.init(p, s, 0), *values)
+            step: Any = built.program.train_step
+            args = (_shapes(mesh, state, state_spec(built.sync)), _batch_of(mesh, batch, len(devices)))
+            found.append((count, memory_bytes(step.lower(*args).compile())["temporaries"]))
+            leaves = tuple(_leaves(state, built.sync))
+        yield Held(comm, leaves, (found[0], found[1]))
+
+
+def table(held: list[Held], device_bytes: float | None) -> list[str]:
+    """Lines: bytes by number of replicas and strategy; the cheapest that fits, where a size is given."""
+    lines = [
+        f"held on one replica (state, counted + temporaries, compiled on {held[0].compiled[0][0]} and "
+        f"{held[0].compiled[1][0]} devices and drawn out):",
+        f"  {'replicas':>8}  " + "  ".join(f"{one.comm:>22}" for one in held),
+    ]
+    for count in COUNTS:
+        cells = [f"{size(one.state_bytes(count))} + {size(one.temporary_bytes(count))}" for one in held]
+        fits = next((one.comm for one in held if one.whole_bytes(count) <= (device_bytes or 0)), "none fits")
+        said = f"  -> {fits}" if device_bytes else ""
+        lines.append(f"  {count:>8}  " + "  ".join(f"{cell:>22}" for cell in cells) + said)
+    return lines
+
+
+def _leaves(state: TrainState, sync: Sync) -> Iterator[tuple[int, int, bool]]:
+    inner, params = sync.stored_as(state.sync, state.params)
+    stored = state._replace(sync=inner, params=params)
+    rows = by_spec(lambda leaf, spec: spec == PER_REPLICA, state, state_spec(sync))
+    trees = (jax.tree.leaves(tree) for tree in (state, stored, rows))
+    for leaf, whole, is_rows in zip(*trees, strict=True):
+        own = math.prod(leaf.shape[1:] if is_rows else leaf.shape)  # a replica's own row, or what all hold
+        is_cut = is_rows and leaf.shape != whole.shape
+        yield math.prod(whole.shape) if is_cut else own, leaf.dtype.itemsize, is_cut
+
+
+def _shapes(mesh: Mesh, tree: PyTree, spec: PyTree) -> PyTree:
+    def shape(leaf: Any, s: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, s))
+
+    return by_spec(shape, tree, spec)
+
+
+def _batch_of(mesh: Mesh, batch: Batch, replicas: int) -> Batch:
+    """Shapes of `batch`, made for `replicas`, on fewer."""
+
+    def cut(leaf: Any, s: Any) -> jax.ShapeDtypeStruct:
+        shape = leaf.shape if s == REPLICATED else (leaf.shape[0] * mesh.size // replicas, *leaf.shape[1:])
+        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+    return _shapes(mesh, by_spec(cut, batch, BATCH_SPEC), BATCH_SPEC)

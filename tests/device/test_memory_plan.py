@@ -1,0 +1,45 @@
+"""What a plan says of other numbers of replicas: counted where it can be, drawn out where it cannot."""
+
+import jax
+import numpy as np
+import pytest
+
+import cyxjax as cx
+from cyxjax.observe.compiled_plan import state_bytes
+from cyxjax.train.loop import Position
+from cyxjax.train.memory_plan import STRATEGIES, Held, held_by, table
+from cyxjax.train.trainer import DistributedTrainer
+from tests.support.trainers import X, Y, config, mlp, own_group, use_devices
+
+assert own_group  # a fixture: a group of its own for each test
+
+
+def test_state_is_counted_and_temporaries_are_a_constant_and_a_share():
+    # 10 numbers of 4 bytes cut, 3 of 2 whole; 100 + 60 / replicas bytes of temporaries
+    held = Held("fsdp", ((10, 4, True), (3, 2, False)), ((2, 130), (4, 115)))
+    assert [held.state_bytes(n) for n in (1, 4, 4096)] == [46, 3 * 4 + 6, 4 + 6]
+    assert [held.temporary_bytes(n) for n in (2, 4, 6, 4096)] == [130, 115, 110, 100]
+
+
+def test_the_first_that_fits_is_named_and_none_where_none_does():
+    rows = [
+        Held("mean", ((1000, 1, False),), ((2, 0), (4, 0))),
+        Held("fsdp", ((1000, 1, True),), ((2, 0), (4, 0))),
+    ]
+    said = {line.split()[0]: line.partition("-> ")[2] for line in table(rows, 300.0)[2:]}
+    assert (said["1"], said["4"], said["4096"]) == ("none fits", "fsdp", "fsdp")
+    assert "-> mean" in table(rows, 1000.0)[2]
+    assert all("->" not in line for line in table(rows, None)[1:])
+
+
+@pytest.mark.parametrize("comm", STRATEGIES)
+def test_what_is_counted_is_what_the_devices_hold(comm):
+    use_devices(4)
+    trainer = DistributedTrainer(mlp(), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1, momentum=0.9))
+    prepared = trainer.prepare(X, Y, config=config(comm=comm))
+    batch = next(iter(prepared.feed.train(Position(), lambda: (False, False)))).batch
+    with jax.numpy_dtype_promotion("standard"):  # as users run it
+        found = {one.comm: one for one in held_by(trainer.recipe, prepared, jax.devices()[:4], batch)}
+    assert found[comm].state_bytes(4) == sum(state_bytes(trainer.state).values())
+    assert found[comm].compiled[1][0] == 4
+    assert all(np.isfinite(one.whole_bytes(4096)) for one in found.values())
