@@ -13,6 +13,7 @@ _FILES = {  # module -> the public names it holds
     "core.objective.global_loss": "ContrastiveLoss GlobalLoss",
     "core.losses": "BCEWithLogitsLoss CrossEntropyLoss HuberLoss L1Loss MSELoss NLLLoss",
     "core.metrics": "Metrics",
+    "core.objective.measures": "per_class top_k",
     "core.objective.task": "Task",
     "data": "DataLoader load_dataset",
     "models": "AvgPool2DModule BatchNormModule Config Conv2DModule DropoutModule ELUModule EmbeddingModule "
@@ -50,6 +51,8 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.core.metrics import Metrics as Metrics
     from cyxjax.core.objective.global_loss import ContrastiveLoss as ContrastiveLoss
     from cyxjax.core.objective.global_loss import GlobalLoss as GlobalLoss
+    from cyxjax.core.objective.measures import per_class as per_class
+    from cyxjax.core.objective.measures import top_k as top_k
     from cyxjax.core.objective.task import Task as Task
     from cyxjax.data import DataLoader as DataLoader
     from cyxjax.data import load_dataset as load_dataset
