@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     ValidationError,
     field_validator,
+    model_serializer,
 )
 
 from cyxjax.errors import ConfigError
@@ -69,14 +70,28 @@ def _named(value: Any) -> Any:
     return {"name": one["name"], "options": _numbers(options)}
 
 
+def _optimizer(name: str) -> str:
+    known = dict.fromkeys(OPTIMIZERS + OPTAX)
+    if not is_known("optimizer", name, known):
+        raise ValueError(f"no optimizer of this name. {known_or('optimizer', name, known)}")
+    return name
+
+
 def _sink(name: str) -> str:
     if not is_known("sink", name, dict.fromkeys(_SINKS)):
         raise ValueError(f"no sink of this name. {known_or('sink', name, dict.fromkeys(_SINKS))}")
     return name
 
 
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lamb", "lion", "adagrad", "rmsprop")
+OPTAX = (  # further ones by optax's names; a test holds that they are all that need nothing but gradients
+    *("adabelief", "adadelta", "adafactor", "adamax", "adamaxw", "adan", "amsgrad", "fromage", "lars"),
+    *("nadam", "nadamw", "noisy_sgd", "novograd", "optimistic_adam_v2"),
+    *("optimistic_gradient_descent", "radam", "rprop", "sign_sgd", "signum", "sm3", "yogi"),
+)
 _SINKS = ("jsonl", "csv", "tensorboard", "wandb")
 Named = Annotated[dict[str, Any], BeforeValidator(_named)]
+OptimizerName = Annotated[str, AfterValidator(_optimizer)]
 SinkName = Annotated[str, AfterValidator(_sink)]
 
 
@@ -174,8 +189,10 @@ class DataConfig(Strict):
 class OptimizerConfig(Strict):
     """How gradients move parameters."""
 
-    name: Literal["sgd", "momentum", "adam", "adamw", "lamb", "lion", "adagrad", "rmsprop"] = "adam"
-    """The rule."""
+    name: OptimizerName = "adam"
+    """sgd, momentum, adam, adamw, lamb, lion, adagrad, rmsprop, another of optax, or module:attribute."""
+    options: Options = {}
+    """What the rule takes by optax's (or your) own names, for example `b2: 0.95`."""
     lr: float = Field(default=0.001, gt=0)
     """Peak learning rate, before `lr_scaling`."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
@@ -188,6 +205,13 @@ class OptimizerConfig(Strict):
     """Added to the denominator of the adaptive rules."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled decay for adamw, lamb and lion; an L2 term of the gradient for the others."""
+
+    @model_serializer(mode="wrap")
+    def _given(self, dump: Any) -> dict[str, Any]:
+        """As plain values; of a rule that is not ours, whose defaults are its own, only what was given."""
+        values = dump(self)
+        keys = values if self.name in OPTIMIZERS else self.model_fields_set
+        return {key: value for key, value in values.items() if key in keys}
 
     @field_validator("betas")
     @classmethod

@@ -18,8 +18,7 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, or_told, write_atomic
 from cyxjax.observe.sinks import build_sinks, check_names
 from cyxjax.train import reporting
-from cyxjax.train.start.named import callbacks_of, data_of, loss_of, metrics_of, model_of
-from cyxjax.train.start.optimizers import build_optimizer
+from cyxjax.train.start.named import callbacks_of, data_of, loss_of, metrics_of, model_of, optimizer_of
 from cyxjax.train.start.prepare import Prepared
 from cyxjax.train.trainer import DistributedTrainer
 
@@ -124,7 +123,7 @@ def _prepared(config: TrainConfig) -> Experiment:
     trainer = DistributedTrainer(
         model_of(config, splits),
         loss_of(config, splits),
-        build_optimizer(config.optimizer),
+        optimizer_of(config),
         metrics=metrics_of(config),
         callbacks=callbacks_of(config),
     )

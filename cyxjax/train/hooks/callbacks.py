@@ -21,6 +21,7 @@ from cyxjax.core.step import TrainState
 from cyxjax.errors import ConfigError
 from cyxjax.observe.history import curve
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN
+from cyxjax.train.hooks.progress import Rate
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState
 from cyxjax.train.monitor import Monitor, Watchable
 
@@ -259,10 +260,15 @@ def evaluated(hooks: Iterable[Hook], state: TrainState) -> TrainState:
     return state
 
 
-def learning_rate(hooks: Iterable[Hook], rate: Callable[[int], float]) -> Callable[[int], float]:
-    """`rate` (of optimizer steps done) times the callbacks' factors."""
+def learning_rate(hooks: Iterable[Hook], rate: Rate) -> Rate:
+    """`rate` (of optimizer steps done) times the callbacks' factors; None where it is not known."""
     found = _callbacks(hooks)
-    return lambda step: rate(step) * math.prod(one.learning_rate_factor() for one in found)
+
+    def told(step: int) -> float | None:
+        base = rate(step)
+        return None if base is None else base * math.prod(one.learning_rate_factor() for one in found)
+
+    return told
 
 
 def begin(hooks: Iterable[Hook], run: RunParts) -> None:

@@ -12,8 +12,13 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
 
-Rate = Callable[[int], float]
-"""optimizer steps done -> learning rate of the last of them"""
+Rate = Callable[[int], float | None]
+"""optimizer steps done -> learning rate of the last of them; None where it is not known"""
+
+
+def _told(rate: float | None) -> dict[str, float]:
+    """The entry of a record; none for a rate that is not known."""
+    return {} if rate is None else {"learning_rate": rate}
 
 
 class HistoryHook(Hook):
@@ -37,7 +42,7 @@ class HistoryHook(Hook):
         h.epochs.append(info.position.epoch - 1)
         h.train_losses.append(info.train["loss"])
         h.train_accuracies.append(info.train["accuracy"])
-        h.learning_rates.append(self._rate(info.position.step))
+        h.learning_rates.extend(_told(self._rate(info.position.step)).values())
         if info.val:
             h.val_epochs.append(info.position.epoch - 1)
             h.val_losses.append(info.val["loss"])
@@ -82,7 +87,7 @@ class RecordHook(Hook):
             "epoch": info.position.epoch,
             "batch": info.position.step_in_epoch,
             **self._known(self._metrics.means(self._sums)),
-            "learning_rate": self._rate(info.position.step),
+            **_told(self._rate(info.position.step)),
             "samples_per_second": self._sums[0, 1] / max(time.monotonic() - self._since, 1e-9),
         }
         self._reset()
@@ -95,7 +100,7 @@ class RecordHook(Hook):
             "epoch": info.position.epoch - 1,
             **{f"train_{name}": value for name, value in self._known(info.train).items()},
             **{f"val_{name}": value for name, value in self._known(info.val).items()},
-            "learning_rate": self._rate(info.position.step),
+            **_told(self._rate(info.position.step)),
             "seconds": time.monotonic() - self._epoch_started,
         }
         self._reset()

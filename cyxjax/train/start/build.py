@@ -26,6 +26,7 @@ from cyxjax.core.step import (
 from cyxjax.core.strategy import Sync
 from cyxjax.sync.registry import build_sync
 from cyxjax.train.hooks import callbacks
+from cyxjax.train.hooks.progress import Rate
 from cyxjax.train.loop import Hook, Program
 from cyxjax.train.settings import StepPlan
 from cyxjax.train.start.dispatch import dispatch_for
@@ -59,7 +60,7 @@ class Built(NamedTuple):
     sync: Sync
     program: Program
     predict_step: Any  # jitted: (state, inputs) -> outputs
-    learning_rate: Callable[[int], float]
+    learning_rate: Rate  # None where the optimizer does not say it
     batch_size: int
     sentinel: Sentinel
     init: Callable[[PyTree, PyTree, int], TrainState]  # (params, model_state, seed) -> the first state
@@ -84,13 +85,14 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Buil
     agreed = build_consensus(sync, mesh)
     parts = sync if sync.keeps_parts else None  # evaluation makes them whole itself, a leaf at a time
     seen = lambda state: callbacks.evaluated(recipe.callbacks, state if parts else agreed(state))  # noqa: E731
-    base = float(getattr(recipe.optimizer, "lr", float("nan")))
+    base = getattr(recipe.optimizer, "lr", None)
+    rate = lambda step: None if base is None else base * float(factor(max(step - 1, 0)))  # noqa: E731
     return Built(
         fns,
         sync,
         Program(train_step, eval_step, recipe.metrics, seen),
         build_predict_step(fns, mesh, parts=parts),
-        callbacks.learning_rate(recipe.callbacks, lambda step: base * float(factor(max(step - 1, 0)))),
+        callbacks.learning_rate(recipe.callbacks, rate),
         plan.batch.batch_size,
         build_sentinel(mesh, state_spec(sync)),
         build_init(sync, mesh),

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import optax
+
 from cyxjax.config.errors import blamed
 from cyxjax.config.run import TrainConfig
 from cyxjax.core.losses import (
@@ -24,6 +26,7 @@ from cyxjax.models.registry import get_model
 from cyxjax.plugins import named
 from cyxjax.train.hooks.callbacks import EMA, BestCheckpoint, EarlyStopping, ReduceLROnPlateau
 from cyxjax.train.loop import Hook
+from cyxjax.train.start.optimizers import build_optimizer
 
 LOSSES: dict[str, Loss | None] = {
     "cross_entropy": CrossEntropyLoss(),
@@ -68,6 +71,12 @@ def loss_of(config: TrainConfig, splits: Splits) -> Any:
     known = LOSSES | {"auto": None}
     found = named("loss", name, known, unknown=f"loss={name!r} is not known.", key="loss")
     return found() if isinstance(found, type) else found
+
+
+def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
+    """The rule by which gradients move parameters. Raises: ConfigError."""
+    with blamed(config, "optimizer"):
+        return build_optimizer(config.optimizer)
 
 
 def metrics_of(config: TrainConfig) -> Metrics:

@@ -1,11 +1,14 @@
 """Optimizers by the guides' names, each an optax transformation that remembers its learning rate."""
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import optax
 
-from cyxjax.errors import ConfigError
+from cyxjax.config.sections import OPTAX, OptimizerConfig
+from cyxjax.errors import ConfigError, nearest
+from cyxjax.plugins import named
 from cyxjax.train.settings import RatePlan
 
 
@@ -74,20 +77,95 @@ def AdaGradOptimizer(lr: float = 0.01, eps: float = 1e-10) -> Optimizer:
     return _named(optax.adagrad(lr, initial_accumulator_value=0.0, eps=eps), lr)
 
 
-def build_optimizer(section: Any) -> Optimizer:
-    """The optimizer an experiment's `optimizer` section describes."""
-    lr, decay, (b1, b2) = section.lr, section.weight_decay, section.betas
-    made: dict[str, Callable[[], optax.GradientTransformation]] = {
-        "sgd": lambda: SGDOptimizer(lr, weight_decay=decay),
-        "momentum": lambda: SGDOptimizer(lr, section.momentum, section.nesterov, decay),
-        "adam": lambda: AdamOptimizer(lr, section.betas, section.eps, decay),
-        "adamw": lambda: AdamWOptimizer(lr, section.betas, section.eps, decay),
-        "lamb": lambda: optax.lamb(lr, b1, b2, eps=section.eps, weight_decay=decay),
-        "lion": lambda: optax.lion(lr, b1, b2, weight_decay=decay),
-        "adagrad": lambda: _with_l2(decay, optax.adagrad(lr, eps=section.eps)),
-        "rmsprop": lambda: _with_l2(decay, RMSPropOptimizer(lr, eps=section.eps, momentum=section.momentum)),
-    }
-    return _named(made[section.name](), lr)
+def build_optimizer(section: OptimizerConfig) -> optax.GradientTransformation:
+    """The optimizer an experiment's `optimizer` section describes; with `lr` where that is known.
+
+    Raises: ConfigError whose key is below `optimizer`, for an argument that the rule does not take.
+    """
+    if section.name in _OURS:
+        rule, given = _OURS[section.name](section)
+        given |= _accepted(section, rule, section.options)
+        decay = 0.0 if section.name in _DECOUPLED else section.weight_decay
+        return _named(_with_l2(decay, rule(section.lr, **given)), section.lr)
+    found = named("optimizer", section.name, {name: getattr(optax, name) for name in OPTAX})
+    if isinstance(found, optax.GradientTransformation) and section.model_fields_set <= {"name"}:
+        return found
+    if not callable(found):
+        raise ConfigError(
+            f"optimizer {section.name!r} is made already and takes no arguments, "
+            f"{sorted(section.model_fields_set - {'name'})} are given. HINT: name a function of them.",
+            key="name",
+        )
+    return _called(section, found)
+
+
+_DECOUPLED = ("adamw", "lamb", "lion")
+# name -> (optax's rule, its arguments from the keys of the section)
+_OURS: dict[str, Callable[[OptimizerConfig], tuple[Callable, dict[str, Any]]]] = {
+    "sgd": lambda s: (optax.sgd, {}),
+    "momentum": lambda s: (optax.sgd, {"momentum": s.momentum or None, "nesterov": s.nesterov}),
+    "adam": lambda s: (optax.adam, _moments(s)),
+    "adamw": lambda s: (optax.adamw, _moments(s) | {"weight_decay": s.weight_decay}),
+    "lamb": lambda s: (optax.lamb, _moments(s) | {"weight_decay": s.weight_decay}),
+    "lion": lambda s: (optax.lion, {"b1": s.betas[0], "b2": s.betas[1], "weight_decay": s.weight_decay}),
+    "adagrad": lambda s: (optax.adagrad, {"eps": s.eps}),
+    "rmsprop": lambda s: (
+        optax.rmsprop,
+        {"decay": 0.99, "eps": s.eps, "momentum": s.momentum or None, "eps_in_sqrt": False},
+    ),
+}
+
+
+def _moments(section: OptimizerConfig) -> dict[str, Any]:
+    return {"b1": section.betas[0], "b2": section.betas[1], "eps": section.eps}
+
+
+def _called(section: OptimizerConfig, rule: Callable) -> optax.GradientTransformation:
+    """`rule` with what was given, and no more: its other arguments have its own defaults."""
+    takes = signature(rule).parameters
+    rate = next((name for name in _RATES if name in takes), None)
+    given: dict[str, Any] = {}
+    for key in sorted(section.model_fields_set - {"name", "options", *(("lr",) if rate else ())}):
+        value = getattr(section, key)
+        own = dict(zip(("b1", "b2"), value, strict=True)) if key == "betas" else {key: value}
+        if not own.keys() <= takes.keys():
+            raise ConfigError(
+                f"optimizer {section.name!r} takes no {key}. HINT: what it takes is given in options: "
+                f"{', '.join(name for name in takes if name not in _RATES) or 'nothing'}.",
+                key=key,
+            )
+        given |= own
+    given |= _accepted(section, rule, section.options) | ({rate: section.lr} if rate else {})
+    try:
+        made = rule(**given)
+    except (TypeError, ValueError) as err:
+        raise ConfigError(
+            f"optimizer {section.name!r} with {given}: {type(err).__name__}: {err} HINT: see its own help.",
+            key="options",
+        ) from err
+    if not hasattr(made, "init") or not hasattr(made, "update"):
+        raise ConfigError(
+            f"optimizer {section.name!r} gave a {type(made).__name__}. HINT: return an optax transformation.",
+            key="name",
+        )
+    return made if rate is None or hasattr(made, "lr") else _named(made, section.lr)
+
+
+_RATES = ("learning_rate", "lr")
+
+
+def _accepted(section: OptimizerConfig, rule: Callable, options: dict[str, Any]) -> dict[str, Any]:
+    """`options`, each of which `rule` takes. Raises: ConfigError."""
+    takes = signature(rule).parameters
+    is_open = any(one.kind is one.VAR_KEYWORD for one in takes.values())
+    for option in options:
+        if option in _RATES or (option not in takes and not is_open):
+            said = "is optimizer.lr" if option in _RATES else "is no option of it"
+            near = "write lr" if option in _RATES else nearest(option, set(takes) - set(_RATES))
+            raise ConfigError(
+                f"optimizer {section.name!r}: {option!r} {said}. HINT: {near}", key=f"options.{option}"
+            )
+    return options
 
 
 Schedule = Callable[[Any], Any]
