@@ -21,7 +21,7 @@ _COMMAND = Command(
 
 def main(argv: Sequence[str]) -> int:
     """Prints what a step sends and holds, with the words of `cyxjax.train`; writes nothing."""
-    device_gb, argv = _device_gb(argv)
+    device_gb, argv = without_device_gb(argv)
     config = load_config(argv, _COMMAND)
     if config.reproducibility == "exact":
         raise ConfigError(
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _device_gb(argv: Sequence[str]) -> tuple[float | None, list[str]]:
+def without_device_gb(argv: Sequence[str]) -> tuple[float | None, list[str]]:
     """(the value of --device-gb, the words without it). Raises: ConfigError for no positive number."""
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith(f"{_GB}=") else [word])]
     if _GB not in words:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cyxjax.cli import checkpoint, main
+from cyxjax.cli import checkpoint, main, plan
 from cyxjax.config.load import load_config
 from cyxjax.launch import job_files, options
 
@@ -66,6 +66,8 @@ def check_command(words: list[str]) -> None:
 
 def check_ours(command: str, words: list[str]) -> None:
     assert command in main.ROWS
+    if command == "plan":
+        words = plan.without_device_gb(words)[1]
     if command in ("train", "config", "plan"):
         load_config([word for word in words if word != "--help"])
     elif command == "launch" and words[0] != "--slurm":
