@@ -78,6 +78,11 @@ class Metrics:
         own = {name: self.better[name] for name in self._own if name in self.better}
         return Metrics(self._own, better=own, ignore_index=ignore_index, labels=self.labels)
 
+    @property
+    def own(self) -> dict[str, Metric]:
+        """The user's, by name."""
+        return dict(self._own)
+
     def joined(self, other: "Metrics") -> "Metrics":
         """These, and what `other` measures besides loss and accuracy."""
         better = {name: way for m in (self, other) for name, way in m.better.items() if name in m._own}

@@ -117,9 +117,6 @@ def _from(leaf: jax.Array, source: jax.Array) -> jax.Array:
     chosen = lax.psum(mine, AXIS).astype(bits.dtype)
     if leaf.dtype == jnp.bool_:
         return chosen.astype(jnp.bool_)
-    if jnp.iscomplexobj(leaf):
-        parts = lax.bitcast_convert_type(chosen, leaf.real.dtype)
-        return lax.complex(parts[..., 0], parts[..., 1])
     return lax.bitcast_convert_type(chosen, leaf.dtype)
 
 
@@ -132,8 +129,6 @@ def _bits(leaf: jax.Array) -> jax.Array:
         return _bits(jnp.stack([leaf.real, leaf.imag]))
     if leaf.dtype == jnp.bool_:
         return leaf.astype(jnp.uint8)
-    if jnp.iscomplexobj(leaf):
-        leaf = jnp.stack([leaf.real, leaf.imag], -1)
     width = {1: jnp.uint8, 2: jnp.uint16}.get(leaf.dtype.itemsize, jnp.uint32)
     return lax.bitcast_convert_type(leaf, width)
 

@@ -54,7 +54,7 @@ class ItemDataset:
 
     def _item(self, index: int) -> Any:
         try:
-            return self._source[index]
+            return _kept(self._source[index])
         except DataError as error:
             raise DataError(f"item {index} of {type(self._source).__name__}: {error}") from error
         except Exception as error:
@@ -62,6 +62,11 @@ class ItemDataset:
                 f"item {index} of {type(self._source).__name__} raised {type(error).__name__}: {error}. "
                 f"HINT: read dataset[{index}] on its own to see it."
             ) from error
+
+
+def _kept(item: Any) -> Any:
+    """`item` with arrays of its own: a dataset may read the next sample into the same buffer."""
+    return map_leaves(lambda leaf: leaf.copy() if type(leaf) is np.ndarray else leaf, item)
 
 
 def stack(items: list[Any], indices: Sequence[int]) -> Any:
@@ -85,4 +90,6 @@ def _odd_one(items: list[Any], indices: Sequence[int]) -> str:
 def _describe(item: Any) -> str:
     if isinstance(item, dict | tuple):
         return str(map_leaves(lambda leaf: np.shape(leaf), item))
+    if isinstance(item, list):
+        return f"list of {len(item)}"
     return f"{type(item).__name__} of shape {np.shape(item)}"

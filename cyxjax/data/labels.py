@@ -2,12 +2,13 @@
 read item by item each as it is read. One that names none would train to wrong numbers without an error.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from cyxjax.data.files import Subset
-from cyxjax.data.sources import ArrayDataset, Dataset
+from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError
 
 
@@ -31,10 +32,39 @@ class WatchedDataset:
         return inputs, targets
 
 
+class WatchedLoader:
+    """A loader whose batches' targets are looked at as they come, once `check_labels` has set `num_classes`.
+
+    Its other attributes (`set_epoch`, `sampler`, `batch_size`) are the loader's own.
+    """
+
+    def __init__(self, loader: Any):
+        self.loader = loader
+        self.num_classes: int | None = None
+        self.what = ""
+        self.ignore_index: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("loader", "take"):  # tf.data has a `take` which is no Dataset's
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        """(inputs, targets) of each batch. Raises: DataError for a label that names no output."""
+        for number, (inputs, targets) in enumerate(as_batches(self.loader)):
+            if self.num_classes is not None:
+                said = f"{self.what}: batch {number}"
+                _refuse(np.asarray(targets), self.num_classes, said, self.ignore_index)
+            yield inputs, targets
+
+
 def watched(data: Any) -> Any:
-    """`data`, watched where it is a dataset that is read item by item; arrays and loaders as they are."""
-    by_item = isinstance(data, Dataset) and not isinstance(data, WatchedDataset) and _targets(data) is None
-    return WatchedDataset(data) if by_item else data
+    """`data`, watched where it is a loader or a dataset that is read item by item; arrays as they are."""
+    if isinstance(data, WatchedDataset | WatchedLoader):
+        return data
+    if isinstance(data, Iterable) and not hasattr(data, "__getitem__"):
+        return WatchedLoader(data)
+    return WatchedDataset(data) if isinstance(data, Dataset) and _targets(data) is None else data
 
 
 def check_labels(
@@ -50,7 +80,7 @@ def check_labels(
         return
     if np.dtype(target.dtype).kind not in "iu" or len(target.shape) != len(output.shape) - 1:
         return
-    if isinstance(dataset, WatchedDataset):
+    if isinstance(dataset, WatchedDataset | WatchedLoader):
         dataset.num_classes, dataset.what, dataset.ignore_index = output.shape[-1], what, ignore_index
         return
     labels = _targets(dataset)

@@ -136,9 +136,23 @@ def as_batches(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
 
     Tensors are converted by the numpy protocol, without a copy where their memory allows it. A list is read
     as a tuple, because torch's default collation makes lists.
+    Raises: DataError for a batch whose arrays do not hold one row a sample each.
     """
     for batch in batches:
-        yield _arrays(split(tuple(batch) if isinstance(batch, list) else batch))
+        pair = _arrays(split(tuple(batch) if isinstance(batch, list) else batch))
+        _refuse_unequal(pair)
+        yield pair
+
+
+def _refuse_unequal(pair: tuple[Any, Any]) -> None:
+    found = [*leaves(pair[0], "inputs"), *leaves(pair[1], "targets")]
+    rows = {name: np.shape(leaf)[0] if np.ndim(leaf) else None for name, leaf in found}
+    if len(set(rows.values())) > 1 or None in rows.values():
+        said = ", ".join(f"{name} has {'one number' if n is None else n}" for name, n in rows.items())
+        raise DataError(
+            f"a batch of the loader has arrays of unequal length: {said}. "
+            "HINT: give every sample one row in each array."
+        )
 
 
 def _arrays(pair: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -159,6 +173,10 @@ def _as_array(leaf: Any) -> Any:
         array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
     except (ValueError, TypeError) as error:
         raise DataError(f"no array can be made of it: {error}. HINT: pad samples to one shape.") from error
+    if isinstance(array, np.ma.MaskedArray):
+        raise DataError(
+            "a masked array, whose mask would be lost. HINT: fill it (x.filled(0)); a mask goes into weights."
+        )
     if array.dtype.kind in "OUSMm":
         raise DataError(f"values of dtype {array.dtype}; expected numbers. HINT: encode them as integers.")
     return array

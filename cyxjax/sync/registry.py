@@ -7,7 +7,6 @@ from typing import Any
 
 import optax
 
-from cyxjax.core.raw_keys import with_raw_keys
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
 from cyxjax.plugins import named
@@ -51,7 +50,6 @@ def build_sync(
     Raises: ConfigError for an unknown name, an option it does not take or one of another kind.
     """
     make = named("strategy", name, STRATEGIES, unknown=f"comm={name!r} is not a strategy.", key="comm")
-    optimizer = with_raw_keys(optimizer)
     given = dict(options or {})
     _check_kinds(name, make, given)
     if max_grad_norm is not None and name in _CLIPS_ITSELF:

@@ -52,31 +52,32 @@ def refuse_unless_mean(loss: PerExample, output: PyTree, target: PyTree, batch_s
         refuse_unless_mean(term, output, target, batch_size)
     if not needs_probe(loss) or not isinstance(loss, UserLoss):
         return
-    with _on_host() as device:
+    with on_host() as device:
         # A loss may name the axis.
         on_axis = lambda f: model_map(f, build_mesh([device]), (REPLICATED, REPLICATED), REPLICATED)  # noqa: E731
         whole, alone = on_axis(loss.fn), on_axis(partial(each_alone, loss.fn))
-        for size in dict.fromkeys((_num_samples(output), batch_size)):
-            shapes = _resized(output, size), _resized(target, size)
-            if _traced(whole, *shapes):
+        for size in dict.fromkeys((num_samples(output), batch_size)):
+            shapes = resized(output, size), resized(target, size)
+            if traced(whole, *shapes):
                 break
         else:
             return
         form = jax.eval_shape(whole, *shapes)
         check_form(form, size)
         if isinstance(form, tuple):
-            for one in _of_pair(loss.fn):
+            _refuse_negative(on_axis(of_pair(loss.fn)[1]), probes(output, target, size))
+            for one in of_pair(loss.fn):
                 refuse_unless_mean(UserLoss(one), output, target, size)
             return
-        if not _traced(alone, *shapes):
+        if not traced(alone, *shapes):
             raise ConfigError(f"the loss takes {size} samples but not one alone. {_WAYS}")
         both = jax.jit(lambda o, t: (whole(o, t), alone(o, t)))
         slopes = [on_axis(_slopes(run)) for run in (loss.fn, partial(each_alone, loss.fn))]
-        has_slopes = all(_traced(run, *shapes) for run in slopes)
+        has_slopes = all(traced(run, *shapes) for run in slopes)
         both_slopes = jax.jit(lambda o, t: tuple(run(o, t) for run in slopes))
         text = str(jax.make_jaxpr(whole)(*shapes))
         relative = _COARSE if any(kind in text for kind in ("bf16[", "f16[", "f8_")) else _FINE
-        for probe in _probes(output, target, size):
+        for probe in probes(output, target, size):
             found = _differing(both, *probe, relative)
             if found is not None:
                 raise ConfigError(_said(bool(jax.eval_shape(whole, *shapes).ndim), size, *found))
@@ -95,12 +96,12 @@ def refuse_unless_blind(loss: Any, output: PyTree, target: PyTree) -> None:
     if not isinstance(loss, GlobalLoss) or not loss.takes_padding:
         return
     size = 6
-    shapes = _resized(output, size), _resized(target, size), jax.ShapeDtypeStruct((size,), jnp.float32)
-    if not _traced(loss.of_batch, *shapes):
+    shapes = resized(output, size), resized(target, size), jax.ShapeDtypeStruct((size,), jnp.float32)
+    if not traced(loss.of_batch, *shapes):
         return  # the step says why
-    with _on_host():
+    with on_host():
         alone = jax.jit(loss.of_batch)
-        for outputs, targets in _probes(output, target, size):
+        for outputs, targets in probes(output, target, size):
             longer = jax.tree.map(lambda a: np.concatenate([a, a[:2]]), (outputs, targets))
             weight = np.array([1] * size + [0] * 2, np.float32)
             short, long = float(alone(outputs, targets, weight[:size])), float(alone(*longer, weight))
@@ -112,7 +113,17 @@ def refuse_unless_blind(loss: Any, output: PyTree, target: PyTree) -> None:
                 )
 
 
-def _of_pair(fn: Callable) -> tuple[Callable, Callable]:
+def _refuse_negative(weights: Callable, probes: Iterator[tuple[PyTree, PyTree]]) -> None:
+    run = jax.jit(weights)
+    least = min(float(np.min(np.asarray(run(*probe)), initial=0.0)) for probe in probes)
+    if least < 0:
+        raise ConfigError(
+            f"the loss weighs a sample {least:.4g}; a mean takes weights of 0 and more. HINT: put the sign "
+            "into the values."
+        )
+
+
+def of_pair(fn: Callable) -> tuple[Callable, Callable]:
     """(values that are weighed, weights) of a loss that gives both: each a value a sample."""
 
     def values(output: PyTree, target: PyTree) -> jax.Array:
@@ -188,7 +199,7 @@ def _said(by_sample: bool, count: int, whole: float, alone: float) -> str:
     )
 
 
-def _traced(run: Callable, *shapes: PyTree) -> bool:
+def traced(run: Callable, *shapes: PyTree) -> bool:
     try:
         jax.eval_shape(run, *shapes)
     except Exception:  # whatever a user's function raises
@@ -197,7 +208,7 @@ def _traced(run: Callable, *shapes: PyTree) -> bool:
 
 
 @contextmanager
-def _on_host() -> Iterator[jax.Device]:
+def on_host() -> Iterator[jax.Device]:
     """Small work, which an accelerator would only compile longer; where there is no CPU it does it."""
     try:
         device = jax.local_devices(backend="cpu")[0]
@@ -207,20 +218,20 @@ def _on_host() -> Iterator[jax.Device]:
         yield device
 
 
-def _num_samples(output: PyTree) -> int:
+def num_samples(output: PyTree) -> int:
     """8, or 2 where one sample's output is large (logits of a long text)."""
     largest = max((int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(output)), default=1)
     return 8 if largest < _LARGE else 2
 
 
-def _resized(tree: PyTree, size: int) -> PyTree:
+def resized(tree: PyTree, size: int) -> PyTree:
     def row(a: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size, *a.shape[1:]), jax.dtypes.canonicalize_dtype(a.dtype))
 
     return jax.tree.map(row, tree)
 
 
-def _probes(output: PyTree, target: PyTree, size: int) -> Iterator[tuple[PyTree, PyTree]]:
+def probes(output: PyTree, target: PyTree, size: int) -> Iterator[tuple[PyTree, PyTree]]:
     """Batches of `size`: outputs of several kinds, as a loss may want logits, probabilities or their logs."""
     rng = np.random.default_rng(0)
     order = rng.permutation(max((len(leaf) for leaf in jax.tree.leaves(target)), default=1))

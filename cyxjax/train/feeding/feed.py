@@ -126,8 +126,15 @@ def loader_feed(
         if hasattr(shuffled, "set_epoch"):
             shuffled.set_epoch(position.epoch)
         with prefetch(_stream(len(placer.shares), train, accumulation), depth) as batches:
+            empty = True
             for host in _passed_over(_agreed(batches), position, warn):
+                empty = False
                 yield Fed(placer.put(host, ask()), host.stop)
+        if empty and not position.step_in_epoch:
+            raise DataError(
+                f"the loader gave no batch in epoch {position.epoch}; it gave some before. HINT: let its "
+                "__iter__ begin anew each time."
+            )
 
     val_batches = partial(eval_batches, placer, val, eval_batch_size, max_eval_batches)
     return Feed(train_batches, None, None if val is None else val_batches)
@@ -136,6 +143,8 @@ def loader_feed(
 def _stream(local: int, loader: Iterable[Any], accumulation: int) -> Iterator[HostBatch]:
     """`accumulation` loader batches as one step's rows for `local` shares; the first one fixes how many."""
     batches, size = as_batches(loader), 0
+    if accumulation > 1:  # a loader may fill the same arrays again for its next batch
+        batches = (jax.tree.map(np.array, batch) for batch in batches)
     while group := list(islice(batches, accumulation)):
         size = size or -(-_rows(group[0]) // local)
         yield _deal(group, local, accumulation, size)

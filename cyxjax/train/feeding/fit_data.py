@@ -9,6 +9,7 @@ import numpy as np
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.objective.loss_probe import needs_probe, refuse_unless_blind, refuse_unless_mean
+from cyxjax.core.objective.metric_probe import refuse_unless_of_samples
 from cyxjax.core.objective.own_loss import refuse_a_tree
 from cyxjax.data.files import Subset
 from cyxjax.data.labels import check_labels, watched
@@ -36,7 +37,9 @@ def is_loader(data: Any) -> bool:
 
 def refuse_iterator(data: Any) -> None:
     """Raises: DataError for a generator: it could be read once, and an epoch reads its loader anew."""
-    if isinstance(data, Iterator):
+    # torch's persistent workers make one iterator serve again, which starts anew each time.
+    kept = not hasattr(data, "persistent_workers") and iter(data) is iter(data)
+    if isinstance(data, Iterator) or kept:
         raise DataError(
             f"{type(data).__name__} can be read only once; expected a loader that starts anew in each epoch. "
             "HINT: pass cx.data.DataLoader(dataset, batch_size), or an object whose __iter__ makes batches."
@@ -168,7 +171,7 @@ def _from_loader(
     read = read_exactly(train, local_replicas)
     val = None if val is None else for_evaluation(val, config.num_workers)
     if read is None:
-        return FitData(train, val, False), config
+        return FitData(watched(train), watched(val), False), config
     config = config.model_copy(update={"drop_last": read.drop_last})
     known = FitData(watched(read.dataset), watched(val), True)
     held_out = _split(read.dataset, config) if val is None else known
@@ -226,15 +229,14 @@ def check(
     Raises: DataError that names the data, the sample and what does not fit; ConfigError for a loss that is
         no mean over samples.
     """
-    if not data.indexed and not needs_probe(loss):
-        return
-    samples = telling_samples(data.train) if needs_probe(loss) else data.train.take(np.zeros(1, np.int64))
+    probed = needs_probe(loss) or bool(metrics.own)
+    few = probed or not data.indexed  # the first batch of a loader
+    samples = telling_samples(data.train) if few else data.train.take(np.zeros(1, np.int64))
     inputs, targets = (_per_replica(part, replicas) for part in samples)
     output = run(inputs)
     refuse_unless_mean(loss, output, samples[1], batch_size)
     refuse_unless_blind(loss, output, samples[1])
-    if not data.indexed:
-        return
+    refuse_unless_of_samples(metrics.own, output, samples[1])
     refuse_a_tree(loss, output)
     jax.eval_shape(loss, output, targets)  # shapes that do not fit are said here
     for what, part in (("training data", data.train), ("validation data", data.val)):

@@ -79,7 +79,7 @@ def test_a_loader_that_is_asked_for_batches_is_refused_by_value_and_row():
         def __iter__(self):
             return iter(batches)
 
-    with pytest.raises(DataError, match=f"row 2: {WRAPS} does not fit int32"):
+    with pytest.raises(DataError, match=f"batch 1: sample 2 has label {WRAPS}"):
         trainer().fit(Loader(), None, config(epochs=1))
 
 

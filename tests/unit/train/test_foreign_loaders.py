@@ -1,0 +1,171 @@
+"""Loaders and metrics as other libraries' users write them: right, or refused by name."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import cyxjax as cx
+from cyxjax.errors import ConfigError, DataError
+
+X = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
+Y = np.arange(24) % 3
+
+
+class Loader:
+    """A torch-like loader: it begins anew each time it is iterated."""
+
+    def __init__(self, x=X, y=Y, rows=8):
+        self.parts = [(x[i : i + rows], y[i : i + rows]) for i in range(0, len(x), rows)]
+
+    def __iter__(self):
+        return iter(self.parts)
+
+
+class Once(Loader):
+    """An inner iterator that is made once: later epochs, and what was looked at before, are lost."""
+
+    def __iter__(self):
+        self.left = getattr(self, "left", None) or iter(self.parts)
+        return self.left
+
+
+class Persistent(Once):
+    """As torch's with persistent_workers: one iterator object, which begins anew each time."""
+
+    persistent_workers = True
+
+    def __iter__(self):
+        self.kept = getattr(self, "kept", None) or Restarting(self.parts)
+        self.kept.place = 0
+        return self.kept
+
+
+class Restarting:
+    def __init__(self, parts):
+        self.parts, self.place = parts, 0
+
+    def __next__(self):
+        if self.place == len(self.parts):
+            raise StopIteration
+        self.place += 1
+        return self.parts[self.place - 1]
+
+    def __iter__(self):
+        return self
+
+
+class Filling(Loader):
+    """One pair of arrays, filled again for each batch."""
+
+    def __iter__(self):
+        x, y = np.empty_like(self.parts[0][0]), np.empty_like(self.parts[0][1])
+        for part_x, part_y in self.parts:
+            x[:], y[:] = part_x, part_y
+            yield x, y
+
+
+def fit(*data, loss=None, metrics=None, **config):
+    model = cx.SequentialModel([cx.LinearModule(4, 3)])
+    trainer = cx.distributed.DistributedTrainer(
+        model, loss or cx.CrossEntropyLoss(), optax.sgd(0.1), metrics=metrics
+    )
+    options = {"epochs": 1, "batch_size": 8, "verbose": False, "checkpoint_every_n_epochs": 0, "seed": 1}
+    trainer.fit(*data, cx.distributed.DistributedTrainingConfig(**options | config))
+    return trainer
+
+
+def bits(trainer):
+    return [leaf.tobytes() for leaf in jax.tree.leaves(trainer.params)]
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+@pytest.mark.parametrize("place", ["training", "validation"])
+def test_a_label_of_a_loader_that_names_no_class_is_refused_by_its_batch(label, place):
+    odd = Y.copy()
+    odd[17] = label  # optax takes both without a word
+    data = (Loader(y=odd),) if place == "training" else (Loader(), Loader(y=odd))
+    one_hot = lambda o, t: optax.softmax_cross_entropy(o, jax.nn.one_hot(t, 3))  # noqa: E731
+    with pytest.raises(DataError, match=f"{place} data: batch 2: sample 1 has label {label}"):
+        fit(*data, loss=one_hot)
+
+
+def test_a_batch_of_fewer_inputs_than_targets_is_refused():
+    loader = Loader()
+    loader.parts[-1] = (X[:6], Y[:8])  # it trained on the first 6 labels
+    with pytest.raises(DataError, match="inputs has 6, targets has 8"):
+        fit(loader)
+
+
+def test_a_loader_that_can_be_read_once_is_refused_and_persistent_workers_are_not():
+    with pytest.raises(DataError, match="Once can be read only once"):
+        fit(Once())  # it trained on what the look at the first batch had left, and gave NaN for epoch 1
+    assert bits(fit(Persistent(), epochs=2)) == bits(fit(Loader(), epochs=2))
+
+
+def test_an_epoch_without_a_batch_is_an_error():
+    class Dry(Loader):
+        def __iter__(self):
+            self.asked = getattr(self, "asked", 0) + 1
+            return iter(self.parts if self.asked < 6 else [])
+
+    with pytest.raises(DataError, match="no batch in epoch"):
+        fit(Dry(), epochs=9)
+
+
+def test_arrays_that_are_filled_again_are_read_in_time():
+    assert bits(fit(Filling(), gradient_accumulation_steps=3)) == bits(
+        fit(Loader(), gradient_accumulation_steps=3)
+    )
+
+    class Items:
+        kept = np.empty(4, np.float32)
+
+        def __len__(self):
+            return len(X)
+
+        def __getitem__(self, i):
+            self.kept[:] = X[i]
+            return self.kept, Y[i]
+
+    assert bits(fit(Items())) == bits(fit(X, Y))
+
+
+def test_masked_arrays_and_lists_of_unlike_parts_are_refused_in_one_line():
+    masked = np.ma.masked_array(X, mask=X > 1)
+    for data in ((masked, Y), (Loader(x=masked),), (list(map(list, zip(X, Y, strict=True))),)):
+        with pytest.raises(DataError, match="HINT"):
+            fit(*data)
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        (lambda o, t: (o.argmax(-1) == t).mean(), r"gives \(\) for 8 samples"),  # padding was in it
+        (lambda o, t: o[:, 0] / o[:, 0].max(), "in a batch of 8"),
+        (lambda o, t: o, r"gives \(8, 3\)"),
+        (lambda o, t: (o[:, 0].sum(), jnp.float32(8)), r"gives \(\) and \(\)"),
+    ],
+)
+def test_a_metric_that_is_no_mean_over_samples_is_refused(metric, said):
+    with pytest.raises(ConfigError, match=f"metric 'mine' .*{said}.*HINT"):
+        fit(X, Y, metrics=cx.Metrics({"mine": metric}))
+
+
+def test_metrics_of_samples_and_pairs_are_taken():
+    mine = {
+        "hit": lambda o, t: (o.argmax(-1) == t).astype(jnp.float32),
+        "ones": lambda o, t: (o[:, 0], (t == 1).astype(jnp.float32)),
+    }
+    trainer = fit(X[:21], Y[:21], X[:21], Y[:21], metrics=cx.Metrics(mine))
+    outputs = trainer.predict(X[:21])
+    found = trainer.history.metrics
+    assert found["val_hit"] == pytest.approx([(outputs.argmax(-1) == Y[:21]).mean()], rel=1e-6)
+    assert found["val_ones"] == pytest.approx([outputs[Y[:21] == 1, 0].mean()], rel=1e-5)
+
+
+def test_negative_weights_are_refused():
+    per_sample = optax.softmax_cross_entropy_with_integer_labels
+    with pytest.raises(ConfigError, match="weighs a sample -"):
+        fit(X, Y, loss=lambda o, t: (per_sample(o, t), jnp.where(t == 1, -1.0, 1.0)))
