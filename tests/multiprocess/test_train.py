@@ -80,3 +80,16 @@ def test_rerunning_a_finished_run_trains_nothing_and_raising_epochs_goes_on(one_
     assert "Resuming from step 40 (epoch 2, sample 0)" in printed
     assert losses(one_process)[: len(before)] == before
     assert len(losses(one_process)) > len(before)
+
+
+@pytest.mark.slow
+def test_losses_that_weigh_or_compare_samples_are_those_of_one_process(tmp_path):
+    job, found = ["-m", "tests.multiprocess.global_losses_job"], {}
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        run(["-m", "cyxjax.launch", "--nproc-per-node", str(ranks), *job, str(folder)])
+        found[ranks] = json.loads((folder / "found.json").read_text())
+    assert (found[1].pop("world_size"), found[2].pop("world_size")) == (1, 2)
+    for name, values in found[1].items():
+        assert found[2][name] == pytest.approx(values, rel=1e-4)  # sums in another order, six steps
