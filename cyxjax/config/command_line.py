@@ -134,7 +134,7 @@ def _one(key: str, words: list[str]) -> str:
 def _yaml(key: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(
             f"command line: --{_dashed(key)} {text!r} is not YAML. HINT: quote it, for example '[64, 32]'."
         ) from None

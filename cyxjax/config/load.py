@@ -107,7 +107,7 @@ def read_yaml(path: str) -> dict[str, Any]:
             )
         _refuse_repeats(yaml.compose(text, Loader=yaml.SafeLoader), path)
         values = yaml.safe_load(text)
-    except yaml.YAMLError as err:
+    except (yaml.YAMLError, ValueError) as err:  # ValueError: a date or a number that YAML cannot make
         raise ConfigError(_yaml_problem(path, err)) from None
     except RecursionError:
         raise ConfigError(_too_deep(path)) from None
@@ -148,7 +148,7 @@ def _too_deep(path: str) -> str:
     return f"{path}: nested too deep, an experiment needs three levels. HINT: see configs/digits.yaml."
 
 
-def _yaml_problem(path: str, err: yaml.YAMLError) -> str:
+def _yaml_problem(path: str, err: Exception) -> str:
     mark = getattr(err, "problem_mark", None)
     where = f"{path}:{mark.line + 1}" if mark is not None else path
     problem = getattr(err, "problem", None) or err

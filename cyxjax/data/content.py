@@ -24,9 +24,9 @@ _TOLERANCE = 1e-5
 _EPOCH = 2**31 - 1  # an order that no training epoch has
 
 
-def content_of(dataset: Dataset) -> dict[str, Any]:
-    """JSON for `find_difference`: number of samples, and what some of them, and whole arrays, come to."""
-    content = {"samples": len(dataset), "records": _records(dataset)}
+def content_of(dataset: Dataset, most: int = MAX_RECORDS) -> dict[str, Any]:
+    """JSON for `find_difference`: number of samples, and what `most` of them, and whole arrays, come to."""
+    content = {"samples": len(dataset), "records": _records(dataset, most)}
     if isinstance(dataset, ArrayDataset):
         arrays = [leaf for _, leaf in leaves((dataset.inputs, dataset.targets))]
         if all(type(leaf) is np.ndarray and leaf.nbytes <= MAX_BYTES for leaf in arrays):
@@ -51,11 +51,11 @@ def drawn_anew(content: Mapping[str, Any]) -> list[str]:
     return [name for name, record in content["records"].items() if ["random"] in (record or [])]
 
 
-def _records(dataset: Dataset) -> dict[str, list[Summary] | None]:
+def _records(dataset: Dataset, most: int) -> dict[str, list[Summary] | None]:
     """Summaries of the leaves of some samples by id; None for a sample that cannot be read."""
     num_samples, start = len(dataset), time.monotonic()
-    shuffled = Order(num_samples, seed=0, epoch=_EPOCH)[: min(num_samples, MAX_RECORDS)]
-    ids = list(dict.fromkeys([0, num_samples - 1, *shuffled.tolist()]))[:MAX_RECORDS]
+    shuffled = Order(num_samples, seed=0, epoch=_EPOCH)[: min(num_samples, most)]
+    ids = list(dict.fromkeys([0, num_samples - 1, *shuffled.tolist()]))[:most]
     found: dict[str, list[Summary] | None] = {}
     for i in ids:
         if time.monotonic() - start > MAX_S:

@@ -16,6 +16,7 @@ from cyxjax.core.metrics import Metrics, metrics_of
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.step import TrainState, place_state
 from cyxjax.data.ledger import StreamFacts
+from cyxjax.data.sources import ArrayDataset
 from cyxjax.distributed import process_group
 from cyxjax.distributed.ddp_values import hand_back, needs_inputs
 from cyxjax.errors import CheckpointError, ConfigError
@@ -30,7 +31,7 @@ from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
 from cyxjax.train.run import run_from
 from cyxjax.train.session import Session
-from cyxjax.train.start import whole_batch
+from cyxjax.train.start import same_run, whole_batch
 from cyxjax.train.start.build import Recipe
 from cyxjax.train.start.dispatch import dispatch_for
 from cyxjax.train.start.prepare import Prepared
@@ -129,8 +130,12 @@ class DistributedTrainer:
     def evaluate_metrics(
         self, X: Any, y: Any = None, *, batch_size: int | None = None, max_batches: int | None = None
     ) -> dict[str, float]:
-        """All metrics by name, over `max_batches` or all; data as in `evaluate`, or a loader."""
+        """All metrics by name, over `max_batches` or all; data as in `evaluate`, or a loader.
+
+        Every rank passes the same samples, or a loader of its share. Raises: DesyncError where they differ.
+        """
         dataset = fit_data.for_evaluation(X if y is None else (X, y))
+        same_run.refuse_other_samples(self._group, "evaluate", dataset)
         self._session.ensure(fit_data.first_inputs(dataset))
         built = self._session.built
         step, size = self._session.prepared.settings.step, batch_size or built.batch_size
@@ -140,7 +145,12 @@ class DistributedTrainer:
         return loop.evaluate(built.program, self.state, batches)
 
     def predict(self, X: PyTree, *, batch_size: int | None = None) -> PyTree:
-        """The model's outputs for X in evaluation mode, on every rank: numpy, first dimension as X's."""
+        """The model's outputs for X in evaluation mode, on every rank: numpy, first dimension as X's.
+
+        Raises: DesyncError unless every rank passes the same X.
+        """
+        rows = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(X))
+        same_run.refuse_other_samples(self._group, "predict", ArrayDataset(rows, rows))
         self._session.ensure(jax.tree.map(lambda a: np.asarray(a)[:1], X))
         built = self._session.built
         return predict_all(

@@ -33,6 +33,7 @@ from cyxjax.train.settings import Settings
 from cyxjax.train.start.prepare import Prepared
 
 META = "same_run"
+_FEW = 3  # records that are compared where a call has no time to read more
 # What may differ between ranks: where each reads and writes, what it shows, how it reads ahead.
 _A_RANKS_OWN = (
     *("run_dir", "checkpoint_dir", "save_on_master_only", "keep_last", "keep_best", "cpu_devices"),
@@ -60,6 +61,17 @@ def compared(
         step = digest_of(lowered) if prepared.data.indexed else ""
         refuse_differences(group, config_facts(prepared.settings.told), content, step, exact)
     return content
+
+
+def refuse_other_samples(group: ProcessGroup, call: str, data: Any) -> None:
+    """Returns once all ranks have come to `call` with the same samples; each takes its share of them.
+
+    Raises: DesyncError on all, with what differs.
+    """
+    if group.topology.world_size == 1:
+        return
+    content = content_of(data, _FEW) if isinstance(data, Dataset) else None
+    _compare_data(f"data of {call}", agree(group, call, note=content))
 
 
 def data_facts(data: FitData) -> dict[str, Any]:

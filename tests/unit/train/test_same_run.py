@@ -1,12 +1,14 @@
 """What a resumed run says of data and code that changed since its checkpoint."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.errors import DesyncError
 from cyxjax.train.start import same_run
 from tests.support.trainers import X, Y, config, trainer
 
@@ -70,3 +72,21 @@ def test_shapes_of_a_batch_are_known_without_reading_one():
     one = same_run._OneSample(data)
     inputs, targets = one.take(np.arange(16))
     assert (inputs.shape, targets.shape, data.reads, len(one)) == ((16, 6), (16,), 1, 60)
+
+
+@pytest.mark.parametrize("call", ["evaluate", "predict"])
+def test_ranks_that_evaluate_or_predict_other_samples_are_refused(call, monkeypatch):
+    """Each rank takes its share of what it was given: of unlike arrays the parts belong to no one set."""
+    one = trainer()
+    one.fit(X, Y, config())
+    run = (lambda x: one.evaluate(x, Y[: len(x)])) if call == "evaluate" else one.predict
+    notes = []
+    group = SimpleNamespace(topology=SimpleNamespace(world_size=2))
+    monkeypatch.setattr(one, "_group", group)
+    monkeypatch.setattr(same_run, "agree", lambda group, call, note: notes.append(note) or notes[:1] + [note])
+    run(X)
+    run(X.copy())
+    with pytest.raises(DesyncError, match=f"ranks differ in the data of {call}: the number of samples"):
+        run(X[::2])
+    with pytest.raises(DesyncError, match=f"ranks differ in the data of {call}: .* on rank 0; .* on rank 1"):
+        run(X + 1)
