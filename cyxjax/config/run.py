@@ -119,7 +119,7 @@ class DistributedTrainingConfig(Strict):
     """Optimizer steps between digests of an exact run's state in its folder, for `cyxjax hash`; 0: none."""
     steps_in_flight: int = Field(default=8, ge=1)
     """Steps queued on the device before the host waits for the older half."""
-    compile_cache: bool | str = Field(default="auto", min_length=1)
+    compile_cache: bool | str = "auto"
     """Where compiled programs are kept for the next start: a folder, off, or auto (the user's ~/.cache)."""
 
     checkpoint_dir: str = "./checkpoints"
@@ -182,7 +182,7 @@ class DistributedTrainingConfig(Strict):
     @field_validator("compile_cache")
     @classmethod
     def _named_cache(cls, value: bool | str) -> str:
-        return {True: "auto", False: "off"}[value] if isinstance(value, bool) else value  # YAML's on and off
+        return {True: "auto", False: "off", "": "off"}.get(value, str(value))  # YAML has on and off as bool
 
     @field_validator("save_on_master_only")
     @classmethod

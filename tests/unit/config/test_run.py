@@ -131,3 +131,9 @@ def test_a_field_of_several_types_is_one_line():
         DistributedTrainingConfig(remat="dots")
     assert "\n" not in str(refused.value)
     assert "literal[" not in str(refused.value)
+
+
+def test_off_in_yaml_is_a_word_for_the_compile_cache():
+    values = yaml.safe_load("[off, on, /kept, auto, '']")  # YAML reads the first two as false and true
+    found = [DistributedTrainingConfig(compile_cache=value).compile_cache for value in values]
+    assert found == ["off", "auto", "/kept", "auto", "off"]

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -17,6 +18,7 @@ from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError
+from cyxjax.launch import programs
 from cyxjax.train import experiment
 from cyxjax.train.loop import Hook
 from cyxjax.train.trainer import DistributedTrainer
@@ -43,6 +45,21 @@ def train(**values):
         assert experiment.run(TrainConfig(batch_size=32, optimizer={"name": "sgd", "lr": 0.1}, **values)) == 0
     finally:
         process_group.finalize()
+
+
+def test_a_fit_keeps_compiled_programs_where_its_configuration_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("CYXJAX_COMPILE_CACHE", str(tmp_path / "environment"))
+    monkeypatch.chdir(tmp_path)
+    try:
+        fit(compile_cache="off")
+        assert list(tmp_path.iterdir()) == []
+        jax.clear_caches()
+        fit(compile_cache=str(tmp_path / "asked"))
+        assert [path.name for path in tmp_path.iterdir()] == ["asked"]
+        assert list((tmp_path / "asked").rglob("*.program"))
+    finally:
+        monkeypatch.undo()
+        programs.keep()
 
 
 def everything(folder):
