@@ -1,0 +1,65 @@
+"""A state larger than what a process may hold trains in four of them with fsdp, and cannot with mean."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from cyxjax.checkpoint.digests import find_problems
+from cyxjax.checkpoint.folders import step_folder
+from cyxjax.checkpoint.manifest import read_manifest
+
+JOB = Path(__file__).with_name("limited_rank.py")
+RANKS, WIDTH, LAYERS = 4, 1536, 32
+STATE_BYTES = 3 * 4 * WIDTH * WIDTH * LAYERS  # parameters and Adam's two moments: 906 MB
+LIMIT_BYTES = 900_000_000
+pytestmark = [pytest.mark.multiprocess, pytest.mark.wide, pytest.mark.timeout(600)]
+
+
+def run(comm, folder):
+    """(exit codes, what the ranks wrote)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    words = [comm, LIMIT_BYTES, WIDTH, LAYERS, folder]
+    place = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NPROC": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(JOB), *map(str, words)],
+            env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank), "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )
+        for rank in range(RANKS)
+    ]  # fmt: skip
+    try:
+        texts = [rank.communicate(timeout=500)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
+            rank.wait()
+    return [rank.returncode for rank in ranks], "".join(texts)
+
+
+def test_what_no_process_may_hold_is_trained_and_saved_by_four(tmp_path):
+    assert STATE_BYTES > LIMIT_BYTES
+    codes, text = run("fsdp", tmp_path / "parts")
+    assert codes == [0] * RANKS, text
+    assert text.count("trained") == RANKS
+    folder = step_folder(tmp_path / "parts", 1)
+    assert find_problems(folder, 1) == []
+    manifest = read_manifest(folder)
+    assert manifest.num_bytes > LIMIT_BYTES
+    assert len(manifest.files) == RANKS
+
+
+def test_the_same_whole_on_each_is_out_of_memory(tmp_path):
+    codes, text = run("mean", tmp_path / "whole")
+    assert 0 not in codes
+    assert "memory" in text.lower()
+    assert "trained" not in text
