@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
+from cyxjax.errors import ConfigError
 from cyxjax.run_folder import RunFolder
 
 
@@ -210,6 +211,11 @@ def _rate_plan(
     if section is None or section.name == "constant":
         return RatePlan("constant", peak, config.warmup_steps)
     total = config.max_steps or steps_per_epoch * config.epochs
+    if not total and not section.decay_steps:
+        raise ConfigError(
+            f"schedule.name={section.name}: how many steps it decays over is not known of a loader. "
+            "HINT: set schedule.decay_steps or max_steps."
+        )
     decay_steps = section.decay_steps or total - config.warmup_steps
     return RatePlan(section.name, peak, config.warmup_steps, decay_steps, section.final_fraction)
 

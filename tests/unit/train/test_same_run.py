@@ -90,3 +90,30 @@ def test_ranks_that_evaluate_or_predict_other_samples_are_refused(call, monkeypa
         run(X[::2])
     with pytest.raises(DesyncError, match=f"ranks differ in the data of {call}: .* on rank 0; .* on rank 1"):
         run(X + 1)
+
+
+def batches(x, y=None):
+    return [(x[i : i + 8], (Y if y is None else y)[i : i + 8]) for i in range(0, len(x), 8)]
+
+
+def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch):
+    """What torch's DDP trains on in silence where the DistributedSampler was forgotten."""
+    told = []
+    monkeypatch.setattr(same_run, "agree", lambda group, call, note: told.append(note) or told)
+    monkeypatch.setattr(same_run, "refuse_differences", lambda *facts: None)
+    ranks = SimpleNamespace(topology=SimpleNamespace(world_size=2), mesh=None)
+    monkeypatch.setattr(same_run, "lower_step", lambda *step: None)
+    prepared = trainer().prepare(batches(X), config=config())
+    start = lambda loader: same_run.compared(  # noqa: E731
+        ranks, prepared._replace(data=same_run.FitData(loader, None, False)), None, {}
+    )
+    start(batches(X))
+    start(batches(X[8:], Y[8:]))
+    with pytest.raises(DesyncError, match=r"loaders of ranks 0 and 2 begin with the same samples.*HINT"):
+        start(iter(batches(X.copy())))
+
+
+def test_rows_that_are_all_alike_tell_of_no_rank():
+    alike = same_run._OneStep(batches(np.ones((16, 3), np.float32), np.zeros(16, np.int32)), 1)
+    assert alike.digest() == ""
+    same_run.refuse_shared_samples([alike.digest()] * 2)

@@ -27,6 +27,16 @@ def test_a_decay_ends_where_the_run_does():
     assert resolve(one, 2, 100, schedule=COSINE).step.rate.decay_steps == 6
 
 
+def test_a_decay_over_a_loader_needs_a_number_of_steps():
+    """Of a loader no number is known: the rate was at its end after one step."""
+    one = DistributedTrainingConfig()
+    with pytest.raises(ConfigError, match=r"schedule.name=cosine: .* of a loader.*decay_steps or max_steps"):
+        resolve(one, 2, schedule=COSINE)
+    assert resolve(one, 2, schedule=COSINE.model_copy(update={"decay_steps": 9})).step.rate.decay_steps == 9
+    one.max_steps = 12
+    assert resolve(one, 2, schedule=COSINE).step.rate.decay_steps == 12
+
+
 def test_a_rate_that_does_not_decay_hangs_on_no_number_of_steps():
     # or the same functions would be compiled again for a longer fit
     short, long = (DistributedTrainingConfig(epochs=n) for n in (1, 9))
