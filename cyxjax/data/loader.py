@@ -88,6 +88,13 @@ class DataLoader:
                 yield self.dataset.take(np.array(batch, np.int64))
 
 
+def tell_epoch(loader: Any, epoch: int) -> None:
+    """Tells any loader, or else its sampler, which epoch its next pass is of, where it can be told."""
+    told: Any = loader if hasattr(loader, "set_epoch") else getattr(loader, "sampler", None)
+    if hasattr(told, "set_epoch"):
+        told.set_epoch(epoch)
+
+
 def _check_counts(**counts: tuple[int, int]) -> None:
     for name, (value, least) in counts.items():
         if value < least:

@@ -15,6 +15,7 @@ from cyxjax.core.mesh import local_replicas, local_rows, num_replicas, put_rows,
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.data.batches import BatchPlan, HostBatch, iterate
 from cyxjax.data.ledger import StreamFacts
+from cyxjax.data.loader import tell_epoch
 from cyxjax.data.order import Order
 from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
@@ -122,9 +123,7 @@ def loader_feed(
     placer, warn = RowPlacer(mesh), _warner()
 
     def train_batches(position: Position, ask: Ask) -> Iterator[Fed]:
-        shuffled: Any = train if hasattr(train, "set_epoch") else getattr(train, "sampler", None)
-        if hasattr(shuffled, "set_epoch"):
-            shuffled.set_epoch(position.epoch)
+        tell_epoch(train, position.epoch)
         with prefetch(_stream(len(placer.shares), train, accumulation), depth) as batches:
             empty = True
             for host in _passed_over(_agreed(batches), position, warn):

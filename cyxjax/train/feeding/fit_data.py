@@ -13,7 +13,7 @@ from cyxjax.core.objective.metric_probe import refuse_unless_of_samples
 from cyxjax.core.objective.own_loss import refuse_a_tree
 from cyxjax.data.files import Subset
 from cyxjax.data.labels import check_labels, watched
-from cyxjax.data.loader import DataLoader
+from cyxjax.data.loader import DataLoader, tell_epoch
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches, as_dataset
 from cyxjax.distributed import process_group
@@ -38,8 +38,8 @@ def is_loader(data: Any) -> bool:
 def refuse_iterator(data: Any) -> None:
     """Raises: DataError for a generator: it could be read once, and an epoch reads its loader anew."""
     # torch's persistent workers make one iterator serve again, which starts anew each time.
-    kept = not hasattr(data, "persistent_workers") and iter(data) is iter(data)
-    if isinstance(data, Iterator) or kept:
+    anew = isinstance(data, DataLoader) or hasattr(data, "persistent_workers")
+    if isinstance(data, Iterator) or (not anew and iter(data) is iter(data)):
         raise DataError(
             f"{type(data).__name__} can be read only once; expected a loader that starts anew in each epoch. "
             "HINT: pass cx.data.DataLoader(dataset, batch_size), or an object whose __iter__ makes batches."
@@ -138,6 +138,7 @@ def parse(
         train, val = given[0], given[1] if len(given) == 2 else None
         if is_loader(train):
             refuse_iterator(train)
+            tell_epoch(train, 0)  # what is read before training is no pass of the caller's
             config = with_batch_size(config, train, local_replicas, num_replicas)
             return _from_loader(train, val, config, local_replicas)
         found = as_dataset(train, num_workers=config.num_workers)
