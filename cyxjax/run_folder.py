@@ -93,8 +93,8 @@ class RunFolder:
 
 
 def _refuse_never_a_folder(key: str, path: Path) -> None:
-    if "\0" in str(path):
-        raise ConfigError(f"{key}={str(path)!r}: holds a zero byte. HINT: name a folder.")
+    if not str(path).isprintable():  # a line break, a zero byte: no terminal and no log shows it as it is
+        raise ConfigError(f"{key}={str(path)!r}: holds what cannot be printed. HINT: name a folder.")
     there = Path(os.path.abspath(path))
     while True:  # the nearest that is there
         try:

@@ -152,7 +152,7 @@ def _yaml_problem(path: str, err: Exception) -> str:
     mark = getattr(err, "problem_mark", None)
     where = f"{path}:{mark.line + 1}" if mark is not None else path
     problem = getattr(err, "problem", None) or err
-    return f"{where}: not YAML: {problem}. HINT: indent with spaces, one `key: value` a line."
+    return f"{where}: not YAML: {problem}. HINT: indent with spaces, one `name: value` a line."
 
 
 def _refuse_repeats(node: yaml.Node | None, path: str) -> None:
@@ -160,6 +160,8 @@ def _refuse_repeats(node: yaml.Node | None, path: str) -> None:
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             _refuse_repeats(item, path)
+    if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int"):
+        _refuse_other_bases(node, path)
     if not isinstance(node, yaml.MappingNode):
         return
     seen: set[str] = set()
@@ -172,6 +174,15 @@ def _refuse_repeats(node: yaml.Node | None, path: str) -> None:
             )
         seen.add(key.value)
         _refuse_repeats(value, path)
+
+
+def _refuse_other_bases(node: yaml.ScalarNode, path: str) -> None:
+    """Raises ConfigError for a whole number that YAML 1.1 does not read as the digits say: 010 is 8."""
+    if re.match(r"[-+]?0[0-9_]", node.value) or ":" in node.value:
+        raise ConfigError(
+            f"{path}:{node.start_mark.line + 1}: YAML reads {node.value} as {yaml.safe_load(node.value)}. "
+            "HINT: write the number without a leading zero or colon, or a text in quotes."
+        )
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

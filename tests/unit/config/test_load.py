@@ -70,6 +70,8 @@ def test_the_nearer_batch_size_wins(experiment):
         ("epochs: 3\nepochs: 4\n", r"x\.yaml:2: 'epochs' stands twice"),
         ("epochs: [3\n", r"x\.yaml:2: not YAML"),
         ("seed: 2024-13-45\n", r"x\.yaml: not YAML: month must be in 1\.\.12"),  # YAML takes it for a date
+        ("model: {name: mlp}\nepochs: 010\n", r"x\.yaml:2: YAML reads 010 as 8"),
+        ("seed: 1:30\n", r"x\.yaml:1: YAML reads 1:30 as 90"),
         (f"seed: {'9' * 5000}\n", r"x\.yaml: not YAML: Exceeds the limit"),
         ("- 3\n", r"x\.yaml: holds a list"),
         ("3: 4\n", r"x\.yaml:1: a key that is no text"),
