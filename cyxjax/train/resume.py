@@ -114,7 +114,16 @@ def stored_inputs(meta: dict[str, Any]) -> PyTree:
         for part in path:
             node = node.setdefault(part, {})
         node[last] = leaf
-    return tree
+    return _with_tuples(tree)
+
+
+def _with_tuples(tree: PyTree) -> PyTree:
+    """`tree` with tuples in place of dicts whose names are 0, 1, ...: names of leaves tell no more."""
+    if not isinstance(tree, dict):
+        return tree
+    parts = {name: _with_tuples(part) for name, part in tree.items()}
+    places = [str(i) for i in range(len(parts))]
+    return tuple(parts[place] for place in places) if set(places) == set(parts) else parts
 
 
 def restorer_for(saving: SavePolicy, group: ProcessGroup) -> Checkpointer:

@@ -5,7 +5,7 @@ import os
 import jax
 import numpy as np
 import pytest
-from flax import nnx
+from flax import linen, nnx
 
 import cyxjax as cx
 from cyxjax.distributed.dataloaders import create_dataloaders_distributed
@@ -37,6 +37,24 @@ def test_a_checkpoint_goes_on_bit_for_bit(tmp_path):
     history = other.fit(X, Y, *VAL, config(epochs=epochs))
     whole = trainer(model=mlp())
     assert history.train_losses == whole.fit(X, Y, *VAL, config(epochs=epochs)).train_losses
+    assert same_bits(other.state, whole.state)
+
+
+class Two(linen.Module):
+    @linen.compact
+    def __call__(self, a, b):
+        return linen.Dense(CLASSES)(linen.Dense(4)(a) + linen.Dense(4)(b))
+
+
+def test_a_model_of_two_inputs_is_loaded_before_it_has_seen_data(tmp_path):
+    inputs = X, X[:, :2]
+    one, other, whole = (trainer(model=Two()) for _ in range(3))
+    one.fit(inputs, Y, config(epochs=1))
+    one.save_checkpoint(str(tmp_path / "model"))
+    other.load_checkpoint(str(tmp_path / "model"))
+    assert np.array_equal(other.predict(inputs), one.predict(inputs))
+    other.fit(inputs, Y, config(epochs=2))
+    whole.fit(inputs, Y, config(epochs=2))
     assert same_bits(other.state, whole.state)
 
 
