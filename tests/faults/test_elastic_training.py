@@ -5,8 +5,7 @@ import pytest
 from cyxjax.cli.audit import main as audit
 from cyxjax.data.audit import surviving
 from cyxjax.data.ledger_file import read_entries
-from tests.support.elastic_hosts import Hosts, says
-from tests.support.launching import until
+from tests.support.elastic_hosts import Hosts, two_then_one_then_two
 from tests.support.training import SAMPLES, STEPS_PER_EPOCH, newest_step, write_experiment
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
@@ -35,18 +34,8 @@ def hosts(tmp_path, config):
 
 
 def test_two_hosts_then_one_then_two_see_every_sample_once_an_epoch(hosts, config, capsys):
-    first, second = hosts.add(), hosts.add()
-    assert until(lambda: newest_step(config) >= 2 * SAVE_EVERY, 60)
-    second.process.kill()
-    assert until(lambda: says(first, 1, "Resuming from step"), 60)
-    alone_at = newest_step(config)
-    assert until(lambda: newest_step(config) > alone_at, 60)
-    third = hosts.add()
-    for run in (first, third):
-        run.wait()
-        assert run.code == 0, run.err
+    first = two_then_one_then_two(hosts, lambda: newest_step(config), 2 * SAVE_EVERY)
     for start, size in enumerate((2, 1, 2)):
-        assert f"start {start}: {size} host(s), {size} rank(s)" in first.err
         assert f"{16 // size} samples x {size} replicas" in first.log(0, start)
     assert "start 3" not in first.err
     assert audit([str(config.parent / "run")]) == 0, capsys.readouterr().out

@@ -8,8 +8,7 @@ import pytest
 
 from cyxjax.cli.hash import compare, steps_of
 from tests.multiprocess.test_train import environment
-from tests.support.elastic_hosts import Hosts, says
-from tests.support.launching import until
+from tests.support.elastic_hosts import Hosts, two_then_one_then_two
 from tests.support.training import EPOCHS, STEPS_PER_EPOCH, Jobs, newest_step, write_experiment
 
 pytestmark = pytest.mark.multiprocess
@@ -69,23 +68,7 @@ def test_hosts_that_come_and_go_leave_the_bits_of_an_unbroken_run(tmp_path):
     assert subprocess.run(alone, env=environment(), capture_output=True, timeout=240).returncode == 0
     hosts = Hosts(tmp_path / "hosts", "1:2", "-m", "cyxjax.train", "--config", str(config))
     try:
-        sizes_of_a_run_of_hosts(hosts, config)
+        two_then_one_then_two(hosts, lambda: newest_step(config), 2 * SAVE_EVERY)
     finally:
         hosts.close()
     same_bits(config, whole)
-
-
-def sizes_of_a_run_of_hosts(hosts: Hosts, config: Path) -> None:
-    """Two hosts, then one, then two again, to the end."""
-    first, second = hosts.add(), hosts.add()
-    assert until(lambda: newest_step(config) >= 2 * SAVE_EVERY, 120)
-    second.process.kill()
-    assert until(lambda: says(first, 1, "Resuming from step"), 120)
-    alone_at = newest_step(config)
-    assert until(lambda: newest_step(config) > alone_at, 120)
-    third = hosts.add()
-    for run in (first, third):
-        run.wait()
-        assert run.code == 0, run.err
-    for start, size in enumerate((2, 1, 2)):
-        assert f"start {start}: {size} host(s), {size} rank(s)" in first.err

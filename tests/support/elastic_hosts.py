@@ -2,6 +2,7 @@
 
 import secrets
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.launching import RANK, Run, processes_with, start, until
@@ -47,6 +48,22 @@ class Hosts:
 def says(run: Run, start: int, text: str) -> bool:
     """True once a rank of `run` has written `text` in start number `start`."""
     return any(text in log.read_text() for log in run.log_dir.glob(f"start_{start}/rank_*.log"))
+
+
+def two_then_one_then_two(hosts: Hosts, newest_step: Callable[[], int], kill_at: int) -> Run:
+    """Two hosts, one killed after step `kill_at`, a third in its place, to the end; the first host."""
+    first, second = hosts.add(), hosts.add()
+    assert until(lambda: newest_step() >= kill_at, 120)
+    second.process.kill()
+    assert until(lambda: says(first, 1, "Resuming from step"), 120)
+    alone_at = newest_step()
+    assert until(lambda: newest_step() > alone_at, 120)
+    for run in (first, hosts.add()):
+        run.wait()
+        assert run.code == 0, run.err
+    for number, size in enumerate((2, 1, 2)):
+        assert f"start {number}: {size} host(s), {size} rank(s)" in first.err
+    return first
 
 
 def under_way(run: Run, number: int) -> bool:

@@ -155,17 +155,7 @@ def _of_history(history: DistributedTrainingHistory) -> dict[str, Curve]:
     """Curves by epoch, placed at the steps where epochs ended, as far as can be told."""
     num_epochs = max(history.epochs, default=-1) + 1
     steps = history.num_steps / num_epochs if num_epochs else 0.0
-    by_train, by_val = history.epochs, history.val_epochs
-    found = {
-        "train_loss": (by_train, history.train_losses),
-        "train_accuracy": (by_train, history.train_accuracies),
-        "learning_rate": (by_train, history.learning_rates),
-        "val_loss": (by_val, history.val_losses),
-        "val_accuracy": (by_val, history.val_accuracies),
-    } | {name: (by_train if name.startswith("train_") else by_val, v) for name, v in history.metrics.items()}
     maker = CurveMaker()
-    for name, (epochs, values) in found.items():
-        places = epochs if len(epochs) == len(values) else range(len(values))
-        for epoch, value in zip(places, values, strict=True):
-            maker.add({"step": (epoch + 1) * steps, name: value})
+    for row in history.rows():
+        maker.add({"step": (row.pop("epoch") + 1) * steps, **row})
     return maker.curves()
