@@ -43,13 +43,13 @@ class Pauses:
 
     def see(self, now_s: float, ranks_stopped: bool) -> bool:
         """Notes how things stand at `now_s`; True when a suspension of ranks begins."""
-        asleep = self._seen_s and now_s - self._seen_s > ASLEEP_S
+        asleep = self._seen_s > 0 and now_s - self._seen_s > ASLEEP_S
         held = ranks_stopped and self._since_s is not None and now_s - self._since_s < SUSPENDED_S
         if asleep or held:
             joins = bool(self._spans) and self._spans[-1][1] == self._seen_s
             begin = self._spans.pop()[0] if joins else self._seen_s
             self._spans.append((begin, now_s))
-        begins = ranks_stopped and self._since_s is None
+        begins = ranks_stopped and self._since_s is None and not asleep  # resumed with us, an instant later
         if not ranks_stopped:
             self._since_s = None
         elif begins:
@@ -57,10 +57,9 @@ class Pauses:
         self._seen_s = now_s
         return begins
 
-    @property
-    def under_way(self) -> bool:
-        """True when the time up to the last look was one."""
-        return bool(self._spans) and self._spans[-1][1] == self._seen_s
+    def touches(self, pulse: Pulse) -> bool:
+        """True while `pulse` may have been told before the last pause ended: its next one counts that pause as work."""
+        return bool(self._spans) and pulse.at_s <= self._spans[-1][1]
 
     def excuse(self, pulse: Pulse) -> Pulse:
         """`pulse` as late as it would be without the pauses since."""

@@ -36,9 +36,10 @@ class Watch:
             return None
         self._stopwatch.see(max(pulses.values(), key=lambda pulse: pulse.step))
         stopped, now_s = self._note_pauses(workers), time.monotonic()
-        if self._pauses.under_way:
+        if any(map(self._pauses.touches, pulses.values())):
             self._before = {}  # a rank that was suspended is no slow one
-        self._name_straggler(pulses)
+        else:
+            self._name_straggler(pulses)
         if self.limits.progress_s == 0:
             return None
         excused = {rank: self._pauses.excuse(pulse) for rank, pulse in pulses.items()}

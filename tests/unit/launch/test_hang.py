@@ -169,3 +169,19 @@ def test_time_between_two_suspensions_counts():
     for tick in range(100):
         pauses.see(tick * 1.0, ranks_stopped=10 <= tick < 30 or 60 <= tick < 80)
     assert pauses.excuse(Pulse(5, "step", 10.0)).at_s == pytest.approx(10.0 + 40.0, abs=4)
+
+
+def test_ranks_that_still_stand_when_their_supervisor_wakes_were_suspended_with_it():
+    pauses = Pauses()
+    pauses.see(100.0, ranks_stopped=False)
+    assert not pauses.see(162.0, ranks_stopped=True)  # `kill -CONT` reaches one process after the other
+    assert pauses.see(162.25, ranks_stopped=True)  # now they are
+
+
+def test_what_a_rank_tells_right_after_a_pause_is_no_time_per_step():
+    pauses = Pauses()
+    assert not pauses.touches(Pulse(30, "data", 99.0))
+    pauses.see(100.0, ranks_stopped=False)
+    pauses.see(162.0, ranks_stopped=False)
+    assert pauses.touches(Pulse(30, "data", 99.0))  # its next beat counts 62 s of work in one step
+    assert not pauses.touches(Pulse(31, "step", 162.1))
