@@ -58,7 +58,7 @@ class Pauses:
         return begins
 
     def touches(self, pulse: Pulse) -> bool:
-        """True while `pulse` may have been told before the last pause ended: its next one counts that pause as work."""
+        """True while `pulse` may be from before the last pause ended: the next one counts it as work."""
         return bool(self._spans) and pulse.at_s <= self._spans[-1][1]
 
     def excuse(self, pulse: Pulse) -> Pulse:
