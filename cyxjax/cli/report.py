@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cyxjax.command import Parser
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.load import open_run, read_yaml
-from cyxjax.config.run import TrainConfig
 from cyxjax.errors import EXIT_OK, ConfigError, DataError
 from cyxjax.observe.report.facts import RunFacts, read_facts
 from cyxjax.observe.report.page import write

@@ -14,8 +14,8 @@ import yaml
 
 from cyxjax.command import show
 from cyxjax.config.command_line import names, parse_overrides
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.help import Command, help_page
-from cyxjax.config.run import TrainConfig
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.files import is_secret_name, read_plain, redact
 from cyxjax.run_folder import RunFolder

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.config.errors import blamed
-from cyxjax.config.run import TrainConfig
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.data.splits import Splits
 from cyxjax.distributed import process_group
 from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, NotSavedError

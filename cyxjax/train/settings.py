@@ -9,7 +9,8 @@ import math
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
+from cyxjax.config.experiment import TrainConfig
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
 from cyxjax.errors import ConfigError
 from cyxjax.run_folder import RunFolder

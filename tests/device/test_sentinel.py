@@ -9,7 +9,7 @@ from flax import linen
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from cyxjax.config.run import TrainConfig
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import build_mesh
 from cyxjax.core.sentinel import build_fingerprints, build_heal, differences, replicated_names

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cyxjax as cx
-from cyxjax.config.run import TrainConfig
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.distributed import process_group
 from cyxjax.launch import environment
 from cyxjax.launch.environment import collective_timeout_s

@@ -6,7 +6,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 import cyxjax
-from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
+from cyxjax.config.experiment import TrainConfig
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.train import settings
 
 PACKAGE = Path(cyxjax.__file__).parent
@@ -43,7 +44,8 @@ def keys() -> set[str]:
 
 def test_every_key_is_read_outside_the_room_that_defines_it():
     # Properties of the models read keys for others: checkpoint_path, run_folder, saves.
-    properties = ast.parse((PACKAGE / "config" / "run.py").read_text(encoding="utf-8"))
+    files = [(PACKAGE / "config" / name).read_text(encoding="utf-8") for name in ("run.py", "experiment.py")]
+    properties = ast.parse("".join(files))
     through = {
         node.attr
         for function in ast.walk(properties)

@@ -8,7 +8,7 @@ from typing import Any
 import optax
 
 from cyxjax.config.errors import blamed
-from cyxjax.config.run import TrainConfig
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import (
     BCEWithLogitsLoss,
     CrossEntropyLoss,

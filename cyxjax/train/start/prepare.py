@@ -12,7 +12,7 @@ from cyxjax.core.mesh import local_replicas, local_value, num_replicas, put_repl
 from cyxjax.core.objective.own_loss import is_the_models_own, refuse_coupled_loss
 from cyxjax.core.optimizer_probe import check_update, explained, refuse_without_gradient
 from cyxjax.core.step import TrainState
-from cyxjax.train.feeding import fit_data
+from cyxjax.train.feeding import check_data, fit_data
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.hooks import callbacks
@@ -91,12 +91,12 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
         check_update(built.sync, mesh, state, prepared.settings.step.comm)
     check_same_params(recipe.loss, built.sync, prepared.settings.step.comm)
     if prepared.data is not None and is_the_models_own(recipe.loss):
-        refuse_coupled_loss(built.fns, fit_data.telling_samples(prepared.data.train)[0])
+        refuse_coupled_loss(built.fns, check_data.telling_samples(prepared.data.train)[0])
     check_precision(built, state, prepared.inputs, prepared.settings.step.precision, replicas)
     seen = jax.eval_shape(built.program.consensus, state)
     run = lambda inputs: jax.eval_shape(built.predict_step, seen, inputs)  # noqa: E731
     if prepared.data is not None:
-        fit_data.check(prepared.data, run, recipe.loss, replicas, built.batch_size, recipe.metrics)
+        check_data.check(prepared.data, run, recipe.loss, replicas, built.batch_size, recipe.metrics)
 
 
 def first_run(prepared: Prepared, mesh: Mesh, num_metrics: int) -> RunState:

@@ -4,8 +4,8 @@ import re
 
 from cyxjax.config.command_line import parse_overrides
 from cyxjax.config.errors import section_of
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.help import Command, help_page
-from cyxjax.config.run import TrainConfig
 from cyxjax.errors import ConfigError
 
 COMMAND = Command("cyxjax x", "Does x.", "cyxjax x --config a.yaml")

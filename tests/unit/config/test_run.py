@@ -6,7 +6,8 @@ import sys
 import pytest
 import yaml
 
-from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
+from cyxjax.config.experiment import TrainConfig
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.config.sections import seconds
 from cyxjax.errors import ConfigError
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from cyxjax.config.run import TrainConfig
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.errors import ConfigError
 from cyxjax.train import experiment
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.load import load_config
-from cyxjax.config.run import TrainConfig
 from cyxjax.errors import ConfigError
 from cyxjax.train.experiment import prepare
 

@@ -11,7 +11,7 @@ from cyxjax.checkpoint import checkpointer as saves
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.checkpoint.run_lock import LOCK, RunLock
 from cyxjax.cli import audit
-from cyxjax.config.run import TrainConfig
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.errors import CheckpointError, DataError, NotSavedError
 from cyxjax.train.hooks import saving

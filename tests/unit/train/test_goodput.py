@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax import linen
 
-from cyxjax.config.run import TrainConfig
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.launch import heartbeat
 from cyxjax.observe.file_sinks import JsonlSink

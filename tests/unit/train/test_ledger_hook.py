@@ -9,7 +9,7 @@ import pytest
 from flax import linen
 
 from cyxjax.cli import audit
-from cyxjax.config.run import TrainConfig
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import build_mesh
 from cyxjax.data.batches import BatchPlan, HostBatch, iterate

@@ -8,7 +8,7 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError
-from cyxjax.train.feeding.fit_data import telling_samples
+from cyxjax.train.feeding.check_data import telling_samples
 from tests.support.trainers import CLASSES, FEATURES, VAL, X, Y, config, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")

@@ -9,7 +9,7 @@ import pytest
 from flax import linen
 
 from cyxjax.cli import audit
-from cyxjax.config.run import TrainConfig
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import MSELoss
 from cyxjax.errors import CheckpointError
 from cyxjax.train.hooks.loss_spike import LossSpikeError, LossSpikeHook

@@ -13,8 +13,9 @@ from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.cli import audit
 from cyxjax.cli import checkpoint as checkpoint_command
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.load import open_run
-from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError

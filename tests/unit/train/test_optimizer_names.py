@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 import cyxjax as cx
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.load import load_config
-from cyxjax.config.run import TrainConfig
 from cyxjax.config.sections import OPTAX, OPTIMIZERS, OptimizerConfig
 from cyxjax.errors import ConfigError
 from cyxjax.train.experiment import prepare

@@ -8,7 +8,7 @@ import pytest
 from flax import linen
 
 from cyxjax.cli import main
-from cyxjax.config.run import TrainConfig
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.distributed import process_group
 from cyxjax.observe.events import read_events

@@ -11,8 +11,9 @@ from flax import linen
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.cli import audit
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.load import load_config
-from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.data.ledger_file import read_entries
 from cyxjax.distributed import process_group

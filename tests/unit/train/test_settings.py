@@ -2,7 +2,8 @@
 
 import pytest
 
-from cyxjax.config.run import DistributedTrainingConfig, TrainConfig
+from cyxjax.config.experiment import TrainConfig
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.config.sections import ScheduleConfig
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.settings import BatchShape, RatePlan, resolve

@@ -1,0 +1,73 @@
+"""What an experiment file says: how to train, and what. Imports no jax, as `run`."""
+
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import Field, field_validator
+
+from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.config.sections import (
+    DataConfig,
+    ModelConfig,
+    Named,
+    OptimizerConfig,
+    ScheduleConfig,
+    SinkName,
+    WandbConfig,
+    on_this_machine,
+)
+from cyxjax.run_folder import RunFolder
+
+
+class TrainConfig(DistributedTrainingConfig):
+    """One experiment: how to train, and what."""
+
+    run_dir: str = "runs/train"
+    """Folder of config.yaml, metrics.jsonl, history.json and checkpoints; the same folder again goes on."""
+    checkpoint_dir: str = "checkpoints"
+    """Folder of the checkpoints, inside run_dir."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """auto: go on from the run folder's newest good checkpoint; must: fail if there is none."""
+    cpu_devices: int | None = Field(default=None, ge=1, le=1024)
+    """Virtual devices on a machine without accelerators, shared out among the processes; none: one each."""
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    loss: str = "auto"
+    """cross_entropy, mse, l1, huber, bce_with_logits, nll, model (its own), auto, or module:function."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    metrics: tuple[Named, ...] = ()
+    """Further metrics: functions (output, target) -> one value a sample, each `module:function`."""
+    callbacks: tuple[Named, ...] = ()
+    """EMA, EarlyStopping, ReduceLROnPlateau, BestCheckpoint, module:attribute; or {name: x, options: ...}."""
+    sinks: tuple[SinkName, ...] = ("jsonl",)
+    """Where metrics go besides the screen: jsonl, csv, tensorboard, wandb, or module:attribute."""
+    wandb: WandbConfig = WandbConfig()
+    report: bool = True
+    """Keep events.jsonl, and draw report.html at the end."""
+    report_samples: int = Field(default=1000, ge=0)
+    """Test samples whose predicted classes the report shows; 0: none, and no program for it is compiled."""
+    fast_dev_run: bool = False
+    """Two steps and two evaluation batches, to see that everything fits; keeps no checkpoint."""
+
+    _local_run = field_validator("run_dir")(on_this_machine)
+
+    @field_validator("checkpoint_dir")
+    @classmethod
+    def _inside(cls, folder: str) -> str:
+        if ".." in Path(folder).parts:
+            raise ValueError("expected a folder inside run_dir, or an absolute path: `..` leaves it unseen")
+        return folder
+
+    @property
+    def checkpoint_path(self) -> Path:
+        return self.run_folder.checkpoints
+
+    @property
+    def run_folder(self) -> RunFolder:
+        return RunFolder(Path(self.run_dir), self.checkpoint_dir)
+
+    def to_yaml(self) -> str:
+        """The resolved configuration; `load_config(["--config", FILE])` of it gives the same value."""
+        return yaml.safe_dump(self.resolved(), sort_keys=False, default_flow_style=None, width=110)

@@ -1,0 +1,84 @@
+"""Whether samples, model, loss and metrics fit together: looked at before anything is compiled or written."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from cyxjax.core.metrics import Metrics
+from cyxjax.core.objective.loss_probe import needs_probe, refuse_unless_blind, refuse_unless_mean
+from cyxjax.core.objective.metric_probe import refuse_unless_of_samples
+from cyxjax.core.objective.own_loss import refuse_a_tree
+from cyxjax.data.labels import check_labels
+from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
+from cyxjax.errors import DataError
+from cyxjax.train.feeding.fit_data import FitData, is_loader
+
+PyTree = Any
+_TELLING = 16
+
+
+def telling_samples(data: Any) -> tuple[PyTree, PyTree]:
+    """A few samples (inputs, targets) as unlike as can be found without reading much: at most 16."""
+    if is_loader(data):
+        first = next(iter(as_batches(data)))
+        return jax.tree.map(lambda a: np.asarray(a)[:_TELLING], (first[0], first[1]))
+    rows = set(np.linspace(0, len(data) - 1, _TELLING // 2, dtype=np.int64).tolist())
+    for leaf in jax.tree.leaves(getattr(data, "targets", None)):
+        if type(leaf) is np.ndarray and leaf.dtype.kind in "biuf" and leaf.size < 2**24:
+            by_row = leaf.reshape(len(leaf), -1)
+            rows |= {int(by_row.min(1).argmin()), int(by_row.max(1).argmax())}  # padding, the rarest class
+            rows |= set(np.unique(by_row[:, 0], return_index=True)[1][:_TELLING].tolist())
+    return data.take(np.array(sorted(rows)))
+
+
+def check(
+    data: FitData,
+    run: Callable[[PyTree], PyTree],
+    loss: Callable[[PyTree, PyTree], Any],
+    replicas: int,
+    batch_size: int,
+    metrics: Metrics,
+) -> None:
+    """The loss, and shapes, labels and finiteness of indexed data, before anything is compiled or written.
+
+    run: shapes of inputs -> shapes of the model's outputs, for one sample a replica. metrics: say which
+        of them are logits, and which label may name no class.
+    Raises: DataError that names the data, the sample and what does not fit; ConfigError for a loss that is
+        no mean over samples.
+    """
+    probed = needs_probe(loss) or bool(metrics.own)
+    few = probed or not data.indexed  # the first batch of a loader
+    samples = telling_samples(data.train) if few else data.train.take(np.zeros(1, np.int64))
+    inputs, targets = (_per_replica(part, replicas) for part in samples)
+    output = run(inputs)
+    refuse_unless_mean(loss, output, samples[1], batch_size)
+    refuse_unless_blind(loss, output, samples[1])
+    refuse_unless_of_samples(metrics.own, output, samples[1])
+    refuse_a_tree(loss, output)
+    jax.eval_shape(loss, output, targets)  # shapes that do not fit are said here
+    for what, part in (("training data", data.train), ("validation data", data.val)):
+        if part is not None:
+            check_finite(part, what)
+            check_labels(part, *metrics.labels(output, targets), what, metrics.ignore_index)
+
+
+def _per_replica(sample: PyTree, replicas: int) -> PyTree:
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct((replicas, *a.shape[1:]), a.dtype), sample)
+
+
+def check_finite(dataset: Dataset, what: str) -> None:
+    """In-memory inputs hold no NaN. Raises: DataError naming the first sample that does."""
+    if not isinstance(dataset, ArrayDataset):
+        return
+    for leaf in jax.tree.leaves((dataset.inputs, dataset.targets)):
+        if type(leaf) is not np.ndarray or leaf.dtype.kind != "f":
+            continue  # memmaps are not read through
+        if not np.isfinite(leaf.sum(dtype=np.float64)):
+            bad = np.flatnonzero(~np.isfinite(leaf.reshape(len(leaf), -1)).all(1))
+            if bad.size:
+                raise DataError(
+                    f"{what}: {bad.size} of {len(leaf)} samples hold NaN or infinity, the first is {bad[0]}. "
+                    "HINT: clean them, e.g. X = numpy.nan_to_num(X), or leave them out."
+                )
