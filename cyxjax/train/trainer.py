@@ -25,7 +25,7 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
 from cyxjax.observe.sinks import NullSink
 from cyxjax.train import loop, resume
-from cyxjax.train.feeding import fit_data
+from cyxjax.train.feeding import check_data, fit_data
 from cyxjax.train.feeding.feed import eval_batches, predict_all
 from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
@@ -136,7 +136,7 @@ class DistributedTrainer:
         """
         dataset = fit_data.for_evaluation(X if y is None else (X, y))
         same_run.refuse_other_samples(self._group, "evaluate", dataset)
-        self._session.ensure(fit_data.first_inputs(dataset))
+        self._session.ensure(check_data.one_input(dataset))
         built = self._session.built
         step, size = self._session.prepared.settings.step, batch_size or built.batch_size
         shape = step.batch._replace(batch_size=size)

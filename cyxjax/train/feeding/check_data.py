@@ -1,6 +1,7 @@
 """Whether samples, model, loss and metrics fit together: looked at before anything is compiled or written."""
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import jax
@@ -16,21 +17,44 @@ from cyxjax.errors import DataError
 from cyxjax.train.feeding.fit_data import FitData, is_loader
 
 PyTree = Any
+
 _TELLING = 16
 
 
-def telling_samples(data: Any) -> tuple[PyTree, PyTree]:
-    """A few samples (inputs, targets) as unlike as can be found without reading much: at most 16."""
-    if is_loader(data):
-        first = next(iter(as_batches(data)))
-        return jax.tree.map(lambda a: np.asarray(a)[:_TELLING], (first[0], first[1]))
-    rows = set(np.linspace(0, len(data) - 1, _TELLING // 2, dtype=np.int64).tolist())
-    for leaf in jax.tree.leaves(getattr(data, "targets", None)):
+def first_step(data: FitData, accumulation: int = 1) -> FitData:
+    """`data` with the batches of a loader's first step, read once for all who want to look at them.
+
+    Raises: DataError for an empty loader.
+    """
+    if data.indexed:
+        return data
+    batches = (jax.tree.map(np.array, batch) for batch in as_batches(data.train))  # it may fill them again
+    first = tuple(islice(batches, accumulation))
+    if not first:
+        raise DataError("the loader is empty. HINT: check the dataset and drop_last.")
+    return data._replace(first=first)
+
+
+def one_input(data: Any) -> PyTree:
+    """One sample's inputs of a FitData, Dataset or loader, shape (1, ...), to learn shapes from."""
+    if not isinstance(data, FitData):
+        data = first_step(FitData(data, None, not is_loader(data)))
+    if data.indexed:
+        return data.train.take(np.zeros(1, np.int64))[0]
+    return jax.tree.map(lambda a: a[:1], data.first[0][0])
+
+
+def telling_samples(data: FitData) -> tuple[PyTree, PyTree]:
+    """A few samples (inputs, targets) as unlike as can be found without reading much: some 16."""
+    if not data.indexed:
+        return jax.tree.map(lambda a: a[:_TELLING], data.first[0])
+    rows = set(np.linspace(0, len(data.train) - 1, _TELLING // 2, dtype=np.int64).tolist())
+    for leaf in jax.tree.leaves(getattr(data.train, "targets", None)):
         if type(leaf) is np.ndarray and leaf.dtype.kind in "biuf" and leaf.size < 2**24:
             by_row = leaf.reshape(len(leaf), -1)
             rows |= {int(by_row.min(1).argmin()), int(by_row.max(1).argmax())}  # padding, the rarest class
             rows |= set(np.unique(by_row[:, 0], return_index=True)[1][:_TELLING].tolist())
-    return data.take(np.array(sorted(rows)))
+    return data.train.take(np.array(sorted(rows)))
 
 
 def check(
@@ -50,7 +74,7 @@ def check(
     """
     probed = needs_probe(loss) or bool(metrics.own)
     few = probed or not data.indexed  # the first batch of a loader
-    samples = telling_samples(data.train) if few else data.train.take(np.zeros(1, np.int64))
+    samples = telling_samples(data) if few else data.train.take(np.zeros(1, np.int64))
     inputs, targets = (_per_replica(part, replicas) for part in samples)
     output = run(inputs)
     refuse_unless_mean(loss, output, samples[1], batch_size)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from cyxjax.config.run import DistributedTrainingConfig
@@ -11,7 +10,7 @@ from cyxjax.data.files import Subset
 from cyxjax.data.labels import watched
 from cyxjax.data.loader import DataLoader, tell_epoch
 from cyxjax.data.order import Order
-from cyxjax.data.sources import Dataset, as_batches, as_dataset
+from cyxjax.data.sources import Dataset, as_dataset
 from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
@@ -107,6 +106,7 @@ class FitData(NamedTuple):
     val: Any
     indexed: bool  # whether `train` is a Dataset
     order: tuple[int, bool] | None = None  # (seed, shuffle) of a loader; None: the configuration's
+    first: tuple[tuple[PyTree, PyTree], ...] = ()  # of a loader that is asked for batches: its first step's
 
 
 def parse(
@@ -182,16 +182,6 @@ def for_evaluation(val: Any, num_workers: int = 0) -> Any:
     refuse_iterator(val)
     whole = whole_dataset(val)
     return val if whole is None else whole
-
-
-def first_inputs(data: Any) -> PyTree:
-    """One sample's inputs of a Dataset or loader, shape (1, ...), to learn the model's shapes from."""
-    if not is_loader(data):
-        return data.take(np.zeros(1, np.int64))[0]
-    first = next(iter(as_batches(data)), None)
-    if first is None:
-        raise DataError("the loader is empty. HINT: check the dataset and drop_last.")
-    return jax.tree.map(lambda a: a[:1], first[0])
 
 
 def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:

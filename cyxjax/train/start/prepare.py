@@ -55,11 +55,12 @@ def for_fit(
     """
     found, config = fit_data.parse(data, config, len(local_replicas(mesh)), num_replicas(mesh))
     fit_data.check_numbered(config, found)
+    found = check_data.first_step(found, config.gradient_accumulation_steps)
     num_samples = len(found.train) if found.indexed else None
     settings = resolve(config, num_replicas(mesh), num_samples, schedule=schedule, remat=remat)
     check_whole_batch(recipe.loss, settings, found)
     feed = build_feed(found, settings.step, settings.reading, mesh, tape)
-    one = for_inputs(recipe, mesh, settings, fit_data.first_inputs(found.train), last)
+    one = for_inputs(recipe, mesh, settings, check_data.one_input(found), last)
     return one._replace(feed=feed, data=found)
 
 
@@ -91,7 +92,7 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
         check_update(built.sync, mesh, state, prepared.settings.step.comm)
     check_same_params(recipe.loss, built.sync, prepared.settings.step.comm)
     if prepared.data is not None and is_the_models_own(recipe.loss):
-        refuse_coupled_loss(built.fns, check_data.telling_samples(prepared.data.train)[0])
+        refuse_coupled_loss(built.fns, check_data.telling_samples(prepared.data)[0])
     check_precision(built, state, prepared.inputs, prepared.settings.step.precision, replicas)
     seen = jax.eval_shape(built.program.consensus, state)
     run = lambda inputs: jax.eval_shape(built.predict_step, seen, inputs)  # noqa: E731

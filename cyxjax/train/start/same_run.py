@@ -8,9 +8,8 @@ step and before anything is written.
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import islice
 from typing import Any
 
 import jax
@@ -20,7 +19,7 @@ from jax.sharding import Mesh
 from cyxjax.core.step import TrainState
 from cyxjax.data.columns import map_leaves
 from cyxjax.data.content import content_of, find_difference
-from cyxjax.data.sources import Dataset, as_batches
+from cyxjax.data.sources import Dataset
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import DesyncError
@@ -57,8 +56,8 @@ def compared(
     assert prepared.data is not None
     content = data_facts(prepared.data)
     program = prepared.built.program.train_step
-    data, accumulation = prepared.data, prepared.settings.step.batch.accumulation
-    first = _OneSample(data.train) if data.indexed else _OneStep(data.train, accumulation)
+    data = prepared.data
+    first = _OneSample(data.train) if data.indexed else _OneStep(data.first)
     lowered = lower_step(program, state, data._replace(train=first, val=None), prepared.settings, group.mesh)
     if group.topology.world_size > 1:
         step = digest_of(lowered) if data.indexed else ""
@@ -114,8 +113,8 @@ def digest_of(lowered: Any) -> str:
 class _OneStep:
     """A loader's batches of the first step alone; its sampler is told of no epoch."""
 
-    def __init__(self, loader: Any, accumulation: int):
-        self._batches = list(islice(as_batches(loader), accumulation))
+    def __init__(self, batches: Sequence[Any]):
+        self._batches = batches
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._batches)

@@ -169,3 +169,23 @@ def test_negative_weights_are_refused():
     per_sample = optax.softmax_cross_entropy_with_integer_labels
     with pytest.raises(ConfigError, match="weighs a sample -"):
         fit(X, Y, loss=lambda o, t: (per_sample(o, t), jnp.where(t == 1, -1.0, 1.0)))
+
+
+def test_a_loader_is_read_once_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    read = []
+
+    class Counting(Loader):
+        def __iter__(self):
+            for number, part in enumerate(self.parts):
+                read.append(number)
+                yield part
+
+    trainer = cx.distributed.DistributedTrainer(
+        cx.get_model("mlp")(num_classes=3),
+        lambda out, y: optax.softmax_cross_entropy_with_integer_labels(out, y),
+        optax.sgd(0.1),
+    )
+    trainer.fit(Counting(), cx.distributed.DistributedTrainingConfig(epochs=1))
+    assert read.count(0) == 2  # shapes and the loss's probe from one batch, then the epoch
+    assert read[-3:] == [0, 1, 2]

@@ -9,6 +9,7 @@ import pytest
 import cyxjax as cx
 from cyxjax.errors import ConfigError
 from cyxjax.train.feeding.check_data import telling_samples
+from cyxjax.train.feeding.fit_data import FitData
 from tests.support.trainers import CLASSES, FEATURES, VAL, X, Y, config, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -51,8 +52,8 @@ def test_one_rare_label_among_many_is_among_those_asked():
     labels = np.zeros(1000, np.int32)
     labels[777] = CLASSES - 1
     rare = cx.data.as_dataset((np.zeros((1000, FEATURES), np.float32), labels))
-    assert CLASSES - 1 in telling_samples(rare)[1]
-    assert len(telling_samples(rare)[1]) <= 64
+    assert CLASSES - 1 in telling_samples(FitData(rare, None, True))[1]
+    assert len(telling_samples(FitData(rare, None, True))[1]) <= 64
 
 
 class Batches:

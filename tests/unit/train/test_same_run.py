@@ -105,15 +105,15 @@ def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch
     monkeypatch.setattr(same_run, "lower_step", lambda *step: None)
     prepared = trainer().prepare(batches(X), config=config())
     start = lambda loader: same_run.compared(  # noqa: E731
-        ranks, prepared._replace(data=same_run.FitData(loader, None, False)), None, {}
+        ranks, prepared._replace(data=same_run.FitData(loader, None, False, first=(loader[0],))), None, {}
     )
     start(batches(X))
     start(batches(X[8:], Y[8:]))
     with pytest.raises(DesyncError, match=r"loaders of ranks 0 and 2 begin with the same samples.*HINT"):
-        start(iter(batches(X.copy())))
+        start(batches(X.copy()))
 
 
 def test_rows_that_are_all_alike_tell_of_no_rank():
-    alike = same_run._OneStep(batches(np.ones((16, 3), np.float32), np.zeros(16, np.int32)), 1)
+    alike = same_run._OneStep(batches(np.ones((16, 3), np.float32), np.zeros(16, np.int32)))
     assert alike.digest() == ""
     same_run.refuse_shared_samples([alike.digest()] * 2)
