@@ -92,4 +92,4 @@ def with_policy(fns: ModelFns, policy: Policy) -> ModelFns:
         same_dtype = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
         return cast_floats(output, policy.output), same_dtype
 
-    return fns._replace(init=init, apply=apply)
+    return fns._replace(init=init, apply=apply, computes=policy.compute)

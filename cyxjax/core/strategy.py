@@ -32,6 +32,11 @@ def _agreed(params: PyTree) -> PyTree:
     return params
 
 
+def _whole_already(params: PyTree, dtype: Any) -> PyTree:
+    del dtype
+    return params
+
+
 def _as_kept(state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
     return state, params
 
@@ -51,8 +56,9 @@ class Sync(NamedTuple):
     skipped: Callable[[PyTree], Any] = _none_skipped  # state -> int32: steps left out as not finite
     consensus: Callable[[PyTree], PyTree] = _agreed  # a replica's params -> replicated params, to evaluate
     hold: Callable[[PyTree], PyTree] = _agreed  # whole params -> what a replica keeps of them, in `sync_map`
-    # What it keeps -> whole params, in `model_map`. Differentiated through: LOCAL grads are of what is kept.
-    whole: Callable[[PyTree], PyTree] = _agreed
+    # (what it keeps, the dtype the model computes in) -> whole params, in `model_map`; floats in the shorter
+    # of that dtype and their own. Differentiated through: LOCAL grads are of what is kept.
+    whole: Callable[[PyTree, Any], PyTree] = _whole_already
     regather: bool = False  # whether backward calls `whole` again instead of keeping what it gave
     # Shapes of (state, what is kept of params), all rows -> as `mean` has them: so checkpoints hold them. A
     # leaf in rows that is of another shape there is cut: its elements in C order, row by row, then padding.
@@ -61,7 +67,7 @@ class Sync(NamedTuple):
     @property
     def keeps_parts(self) -> bool:
         """Whether a replica keeps parts of the parameters, and the model must make them whole."""
-        return self.whole is not _agreed
+        return self.whole is not _whole_already
 
 
 def reduce_then(

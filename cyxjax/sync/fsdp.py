@@ -6,6 +6,7 @@ The gathers stand in the model map, where the transpose of a tiled all-gather is
 gradients. What a part is, and how the optimizer's state is cut and stored, is `zero1`'s.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -39,6 +40,7 @@ def fsdp(
     params, the shapes of the tree to be trained: as `zero1`; without params no leaf can be made whole.
     State: parameters and what the optimizer shapes like them are rows of ceil(size / R) values per replica.
     Raises: ConfigError for a rule that looks at whole leaves or at their norm, and without params.
+    Where the model computes in 16 bits, parameters travel in them and gradients are added up in float32.
     Source: Rajbhandari et al. 2020, arXiv:1910.02054; Zhao et al. 2023, arXiv:2304.11277.
     """
     if params is None:
@@ -61,25 +63,29 @@ def fsdp(
         params_spec=PER_REPLICA,
         consensus=lambda parts: zero1.all_gathered(parts, params),
         hold=zero1.own_part,
-        whole=lambda parts: whole(parts, params),
+        whole=lambda parts, dtype: whole(parts, params, dtype),
         regather=regather,
         stored_as=lambda state, kept: (zero1.stored_as(optimizer, params), params),
     )
 
 
-def whole(parts: PyTree, like: PyTree) -> PyTree:
+def whole(parts: PyTree, like: PyTree, dtype: Any = None) -> PyTree:
     """Whole leaves shaped as `like` from this replica's parts; inside `model_map`, LOCAL to a replica.
 
-    Large leaves are gathered one by one, so that each lives as shortly as it can; small ones together.
+    dtype: what the model computes in. Where it is shorter than a leaf's, the leaf travels in it and comes so:
+    rounded before or after the gather, a number is the same. Large leaves are gathered one by one, so that
+    each lives as shortly as it can; small ones together.
     """
     leaves, structure = jax.tree.flatten(parts)
-    shapes = jax.tree.leaves(like)
+    shapes, sent_as = jax.tree.leaves(like), [_shorter(leaf.dtype, dtype) for leaf in leaves]
     out: list[Any] = [None] * len(leaves)
     groups: dict[Any, list[int]] = {}
     for i, leaf in enumerate(leaves):
-        groups.setdefault(leaf.dtype if leaf.nbytes <= _TOGETHER_BYTES else i, []).append(i)
+        together = leaf.size * sent_as[i].itemsize <= _TOGETHER_BYTES
+        groups.setdefault((leaf.dtype, sent_as[i]) if together else i, []).append(i)
     for mine in groups.values():
-        rows = _gathered(jnp.concatenate([leaves[i].reshape(-1) for i in mine]))
+        part = jnp.concatenate([leaves[i].reshape(-1) for i in mine])
+        rows = _gathered(part, sent_as[mine[0]])
         ends = np.cumsum([leaves[i].size for i in mine])[:-1]
         for i, row in zip(mine, jnp.split(rows, ends, axis=1), strict=True):
             flat = row.reshape(-1)[: shapes[i].size].reshape(shapes[i].shape)
@@ -87,9 +93,39 @@ def whole(parts: PyTree, like: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, out)
 
 
-def _gathered(part: jax.Array) -> jax.Array:
-    """(R, n) from everybody's (n,); its transpose adds up and cuts."""
+def _shorter(kept: Any, computes: Any) -> Any:
+    """The dtype in which a leaf kept as `kept` travels."""
+    cast = computes is not None and jnp.issubdtype(kept, jnp.floating)
+    return min(kept, jnp.dtype(computes), key=lambda dtype: dtype.itemsize) if cast else kept
+
+
+def _gathered(part: jax.Array, dtype: Any) -> jax.Array:
+    """(R, n) of `dtype` from everybody's (n,); its transpose adds up, in float32 at least, and cuts."""
     count = lax.axis_size(AXIS)
     if count == 1 or not part.size:
-        return jnp.broadcast_to(part, (count, *part.shape))
-    return lax.all_gather(part, AXIS, tiled=True).reshape(count, -1)
+        return jnp.broadcast_to(part.astype(dtype), (count, *part.shape))
+    if dtype.itemsize > 2:
+        return lax.all_gather(part, AXIS, tiled=True).reshape(count, -1)
+    return _gathered_short(part, dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _gathered_short(part: jax.Array, dtype: Any) -> jax.Array:
+    # As integers: XLA on CPU widens 16-bit floats before it sends them (jax 0.10.2), integers it leaves.
+    bits = lax.bitcast_convert_type(part.astype(dtype), jnp.uint16)
+    whole = lax.all_gather(bits, AXIS, tiled=True).reshape(lax.axis_size(AXIS), -1)
+    return lax.bitcast_convert_type(whole, dtype)
+
+
+def _short_forward(part: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    return _gathered_short(part, dtype), jnp.zeros((0,), part.dtype)
+
+
+def _short_backward(dtype: Any, like: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
+    del dtype
+    # Gradients of 16 bits are added up as `mean` adds them: the transpose of the gather would round each sum.
+    total = lax.psum_scatter(grad.astype(jnp.float32).reshape(-1), AXIS, tiled=True)
+    return (total.astype(like.dtype),)
+
+
+_gathered_short.defvjp(_short_forward, _short_backward)

@@ -62,7 +62,7 @@ class Alone:
 
         def local(params: PyTree, rows: PyTree) -> PyTree:
             # What a model's backward pass gives: gradients of what is kept, from those of the whole leaves.
-            _, pullback = jax.vjp(sync.whole, to_replica(params, spec.params))
+            _, pullback = jax.vjp(lambda kept: sync.whole(kept, None), to_replica(params, spec.params))
             return from_replica(pullback(to_replica(rows, PER_REPLICA))[0], PER_REPLICA)
 
         def update(state: TrainState, rows: PyTree) -> TrainState:

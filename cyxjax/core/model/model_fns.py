@@ -21,6 +21,8 @@ class ModelFns(NamedTuple):
     """(params, model_state, inputs, key, train) -> (output, model_state)"""
     recomputes: bool = False
     """Whether backward computes activations again, which the compiler may have to be told to leave so"""
+    computes: Any = None
+    """The dtype `apply` casts floating parameters to before it uses them; None: it uses them as they are"""
 
 
 class Sown(NamedTuple):

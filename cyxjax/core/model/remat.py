@@ -38,7 +38,7 @@ def with_remat(fns: ModelFns, policy: str = "full") -> ModelFns:
         run = jax.checkpoint(lambda p, s, x, k: fns.apply(p, s, x, k, train), policy=_POLICIES[policy])
         return run(params, model_state, inputs, key)
 
-    return ModelFns(fns.init, apply, recomputes=True)
+    return fns._replace(apply=apply, recomputes=True)
 
 
 GATHERED = "gathered"  # what `Sync.whole` names its results (jax.ad_checkpoint.checkpoint_name)
@@ -59,14 +59,20 @@ def with_whole(fns: ModelFns, sync: Sync) -> ModelFns:
 
     def keeps(primitive: Any, *_: Any, **params: Any) -> bool:
         named = primitive.name == "name" and params.get("name") == GATHERED
-        return primitive.name not in _MAKES_WHOLE and not named
+        return primitive.name not in _MAKES_WHOLE and not named and not _is_own_gather(params)
 
     def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
-        run = lambda p, s, x, k: fns.apply(sync.whole(p), s, x, k, train)  # noqa: E731
+        run = lambda p, s, x, k: fns.apply(sync.whole(p, fns.computes), s, x, k, train)  # noqa: E731
         run = jax.checkpoint(run, policy=keeps) if sync.regather and train else run
         return run(params, model_state, inputs, key)
 
     return fns._replace(apply=apply)
+
+
+def _is_own_gather(params: dict[str, Any]) -> bool:
+    """Whether these are a custom_vjp's, which a policy sees from outside alone, and it gathers."""
+    inner = params.get("call_jaxpr")
+    return inner is not None and any(eqn.primitive.name == "all_gather" for eqn in inner.jaxpr.eqns)
 
 
 def memory_options(mesh: Mesh) -> dict[str, Any]:
