@@ -38,7 +38,7 @@ class TrainConfig(DistributedTrainingConfig):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     metrics: tuple[Named, ...] = ()
-    """Further metrics: functions (output, target) -> one value a sample, each `module:function`."""
+    """Further metrics: f1, auc, r2, perplexity, confusion_matrix, top_k, ..., or `module:attribute`."""
     callbacks: tuple[Named, ...] = ()
     """EMA, EarlyStopping, ReduceLROnPlateau, BestCheckpoint, module:attribute; or {name: x, options: ...}."""
     sinks: tuple[SinkName, ...] = ("jsonl",)

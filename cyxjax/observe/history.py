@@ -22,7 +22,8 @@ class DistributedTrainingHistory:
     learning_rates: list[float] = field(default_factory=list)  # at the end of each epoch
     epochs: list[int] = field(default_factory=list)  # epoch number of each entry of train_losses
     val_epochs: list[int] = field(default_factory=list)  # epoch number of each entry of val_losses
-    metrics: dict[str, list[float]] = field(default_factory=dict)  # the user's own: train_top2, val_top2, ...
+    metrics: dict[str, list[Any]] = field(default_factory=dict)
+    """The user's own: train_top2, val_top2, ...; of a confusion matrix its rows, as lists."""
     total_time_seconds: float = 0.0
     samples_per_second: float = 0.0  # real samples of training over total_time_seconds
     effective_batch_size: int = 0  # batch_size * num_replicas * gradient_accumulation_steps
@@ -90,7 +91,8 @@ class DistributedTrainingHistory:
             "val_accuracy": (by_val, self.val_accuracies),
         }
         for name, values in self.metrics.items():
-            columns[name] = (by_train if name.startswith("train_") else by_val, values)
+            if not any(isinstance(value, list) for value in values):
+                columns[name] = (by_train if name.startswith("train_") else by_val, values)
         table: dict[int, dict[str, float]] = {}
         for name, (epochs, values) in columns.items():
             for epoch, value in zip(_places(epochs, values), values, strict=True):
@@ -145,7 +147,7 @@ def _places(epochs: list[int], values: list[float]) -> list[int]:
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _plain(entry) for name, entry in value.items()}
-    return [plain(entry) for entry in value] if isinstance(value, list) else plain(value)
+    return [_plain(entry) for entry in value] if isinstance(value, list) else plain(value)
 
 
 def _typed(name: str, value: Any, default: Any, kind: str) -> Any:
@@ -154,7 +156,7 @@ def _typed(name: str, value: Any, default: Any, kind: str) -> Any:
         if isinstance(default, dict):
             if not isinstance(value, dict):
                 raise TypeError("expected lists by name")
-            return {key: _typed(key, entry, [], "float") for key, entry in value.items()}
+            return {key: _curve(entry) for key, entry in value.items()}
         if isinstance(default, list):
             number = int if "int" in kind else float
             if not isinstance(value, list):
@@ -163,6 +165,13 @@ def _typed(name: str, value: Any, default: Any, kind: str) -> Any:
         return type(default)(value)
     except (TypeError, ValueError) as err:
         raise DataError(f"history {name} = {value!r}: {err}. HINT: was the file edited by hand?") from None
+
+
+def _curve(value: Any) -> list[Any]:
+    """A list of numbers, or of lists of them. Raises: TypeError for anything else."""
+    if not isinstance(value, list):
+        raise TypeError("expected a list")
+    return [_curve(entry) if isinstance(entry, list) else float(entry) for entry in value]
 
 
 def curve(history: DistributedTrainingHistory, monitor: str) -> list[float]:

@@ -17,6 +17,8 @@ _SHOWN = {  # key of a record -> (how it is called on a line, how its number is 
     "samples_per_second": ("samples/s", ",.0f"),
     "seconds": ("seconds", ".1f"),
 }
+_PLACES = ("kind", "step", "epoch", "batch")
+_MOST_OWN = 4  # metrics of the user's on a line; the others stand in the records
 _ORDER = (
     "loss",
     "accuracy",
@@ -65,6 +67,7 @@ def live_fields(
     if step >= 0:
         fields.append(Field(f"step {step}" + (f" of {total_steps}" if total_steps else ""), 0))
     fields += [Field(text, 2 + 2 * n) for n, key in enumerate(_ORDER) for text in _numbers(record, [key])]
+    fields += [Field(text, 10 + n) for n, text in enumerate(_own_numbers(record))]
     if waiting is not None and waiting >= 0.005:
         fields.append(Field(f"data {waiting:.0%}", 7))
     if left_s is not None:
@@ -105,14 +108,14 @@ def batch_plan_line(batch_size: int, num_replicas: int, accumulation: int, more:
 
 def step_line(record: Record, total_steps: int | None = None, left_s: float | None = None) -> str:
     """`Epoch 0, Batch 10, Loss: 0.4321, ..., step 10 of 400, 12.0 s left`."""
-    parts = [f"Epoch {record.get('epoch', 0)}", f"Batch {_batch(record)}", *_numbers(record)]
+    parts = [f"Epoch {record.get('epoch', 0)}", f"Batch {_batch(record)}", *_all_numbers(record)]
     parts += [f"step {record.get('step', 0)} of {total_steps}"] if total_steps else []
     return ", ".join([*parts, *([f"{span(left_s)} left"] if left_s is not None else [])])
 
 
 def epoch_line(record: Record) -> str:
     """`Epoch 0, Loss: 0.4321, Accuracy: 0.9100, Val loss: ...`."""
-    return ", ".join([f"Epoch {record.get('epoch', 0)}", *_numbers(record)])
+    return ", ".join([f"Epoch {record.get('epoch', 0)}", *_all_numbers(record)])
 
 
 def done_line(history: Any, run_dir: str | None) -> str:
@@ -140,6 +143,24 @@ def _epoch_of(history: Any, place: int) -> str:
 
 def _batch(record: Record) -> object:
     return record.get("batch", record.get("step", 0))
+
+
+def _all_numbers(record: Record) -> list[str]:
+    """What is known of every run, and between loss and rate the first few of the user's metrics."""
+    keys = tuple(_SHOWN)
+    end = keys.index("learning_rate")
+    return [*_numbers(record, keys[:end]), *_own_numbers(record), *_numbers(record, keys[end:])]
+
+
+def _own_numbers(record: Record) -> list[str]:
+    own = [key for key in record if key not in _SHOWN and key not in _PLACES]
+    called = {key: key.removeprefix("train_").replace("val_", "Val ", 1) for key in own}
+    values = {key: plain(record[key]) for key in own}
+    texts = [
+        f"{called[key]}: {value if isinstance(value, str) else format(value, '.4f')}"
+        for key, value in values.items()
+    ]
+    return texts[:_MOST_OWN]
 
 
 def _numbers(record: Record, keys: Sequence[str] = tuple(_SHOWN)) -> list[str]:

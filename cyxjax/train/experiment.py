@@ -9,6 +9,7 @@ from cyxjax.checkpoint.folders import list_steps
 from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.config.errors import blamed
 from cyxjax.config.experiment import TrainConfig
+from cyxjax.core.metrics import numbers
 from cyxjax.data.splits import Splits
 from cyxjax.distributed import process_group
 from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, NotSavedError
@@ -96,11 +97,11 @@ def _train(
     history = trainer.history
     if history.stopped_by != "signal":
         test = trainer.evaluate_metrics(splits.test, max_batches=config.max_eval_batches)
-        known = [f"{name} {value:.4f}" for name, value in test.items() if not math.isnan(value)]
+        known = [f"{name} {value:.4f}" for name, value in numbers(test).items() if not math.isnan(value)]
         console.note("Test: " + ", ".join(known))
         if config.report:
             events = reporting.event_log(config.run_folder, trainer.is_master(), console.note)
-            events.log("test", step=history.num_steps, metrics=test)
+            events.log("test", step=history.num_steps, metrics=numbers(test))
             reporting.tell_predictions(splits, config.report_samples, trainer.predict, events, console.note)
     return history, unsaved
 
@@ -124,7 +125,7 @@ def _prepared(config: TrainConfig) -> Experiment:
         model_of(config, splits),
         loss_of(config, splits),
         optimizer_of(config),
-        metrics=metrics_of(config),
+        metrics=metrics_of(config, splits),
         callbacks=callbacks_of(config),
     )
     prepared = trainer.prepare(splits.train, splits.val, config=config, schedule=config.schedule)

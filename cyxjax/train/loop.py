@@ -5,7 +5,7 @@ batches -> step -> (state, sums) -> hooks, read up to `in_flight` steps behind t
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from cyxjax.core.step import Batch, TrainState
 from cyxjax.launch.heartbeat import beat
 
 Sums = np.ndarray
-"""float64 (number of metrics, 2): weighted sum and weight of each metric."""
+"""float64 (rows of metrics, 2): of a mean its weighted sum and weight, of a statistic its numbers."""
 
 
 class Position(NamedTuple):
@@ -43,8 +43,8 @@ class EpochInfo(NamedTuple):
     """What hooks are told of one epoch; equal on all ranks."""
 
     position: Position
-    train: dict[str, float]
-    val: dict[str, float]
+    train: dict[str, Any]  # a number each, or an array (a confusion matrix)
+    val: dict[str, Any]
 
 
 class RunState(NamedTuple):
@@ -224,9 +224,9 @@ def _any(answers: Iterable[bool | None]) -> bool:
     return any([bool(a) for a in answers])  # a list: every hook is told, also after one said stop
 
 
-def evaluate(program: Program, state: TrainState, batches: Iterable[Batch]) -> dict[str, float]:
+def evaluate(program: Program, state: TrainState, batches: Iterable[Batch]) -> dict[str, Any]:
     """Means of the metrics over `batches`; equal on all ranks."""
-    sums = np.zeros((len(program.metrics.names), 2))
+    sums = np.zeros((program.metrics.num_rows, 2))
     waiting: deque[jax.Array] = deque()
     state = program.consensus(state)
     for batch in batches:

@@ -129,8 +129,9 @@ class DistributedTrainer:
 
     def evaluate_metrics(
         self, X: Any, y: Any = None, *, batch_size: int | None = None, max_batches: int | None = None
-    ) -> dict[str, float]:
-        """All metrics by name, over `max_batches` or all; data as in `evaluate`, or a loader.
+    ) -> dict[str, Any]:
+        """All metrics by name, numbers (a confusion matrix is an array), over `max_batches` or all; data
+        as in `evaluate`, or a loader.
 
         Every rank passes the same samples, or a loader of its share. Raises: DesyncError where they differ.
         """

@@ -16,6 +16,7 @@ from cyxjax.core.losses import (
     as_per_example,
 )
 from cyxjax.core.metrics import Metric, Metrics
+from cyxjax.core.objective.foreign_metrics import as_statistic
 from cyxjax.core.objective.global_loss import ContrastiveLoss, GlobalLoss, sees_whole_batch
 from cyxjax.errors import ConfigError, DataError
 
@@ -185,6 +186,9 @@ def seen_through(measure: Any, output: Pick, target: Pick) -> Any:
         return UserLoss(seen_through(measure.fn, output, target))
     if isinstance(measure, GlobalLoss):
         return GlobalLoss(_seen_globally(measure, output, target), measure.by_row)
+    if (statistic := as_statistic("of the task", measure)) is not None:
+        inner = statistic.update
+        return statistic._replace(update=lambda s, o, t, w: inner(s, picked(o, output), picked(t, target), w))
     return lambda o, t: measure(picked(o, output), picked(t, target))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cyxjax.core.metrics import Metrics
+from cyxjax.core.metrics import Metrics, numbers
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
@@ -49,7 +49,8 @@ class HistoryHook(Hook):
             h.val_accuracies.append(info.val["accuracy"])
         for split, means in (("train", info.train), ("val", info.val)):
             for name in means.keys() - {"loss", "accuracy"}:
-                h.metrics.setdefault(f"{split}_{name}", []).append(means[name])
+                kept = means[name].tolist() if isinstance(means[name], np.ndarray) else means[name]
+                h.metrics.setdefault(f"{split}_{name}", []).append(kept)
         self._totals(info.position)
 
     def on_state(self, moment: RunState) -> None:
@@ -71,7 +72,7 @@ class RecordHook(Hook):
     def __init__(self, console: Console, sink: Sink, metrics: Metrics, every: int, learning_rate: Rate):
         self._console, self._sink, self._metrics = console, sink, metrics
         self._every, self._rate = every, learning_rate
-        self._sums, self._since = np.zeros((len(metrics.names), 2)), time.monotonic()
+        self._sums, self._since = np.zeros((metrics.num_rows, 2)), time.monotonic()
         self._epoch_started = self._since
 
     def on_start(self, moment: RunState) -> None:
@@ -109,8 +110,8 @@ class RecordHook(Hook):
         self._sink.log(record)
 
     def _reset(self) -> None:
-        self._sums, self._since = np.zeros((len(self._metrics.names), 2)), time.monotonic()
+        self._sums, self._since = np.zeros((self._metrics.num_rows, 2)), time.monotonic()
 
     def _known(self, means: dict[str, float]) -> dict[str, float]:
-        """Without metrics that mean nothing here (accuracy of a regression); a NaN loss is shown."""
-        return {n: v for n, v in means.items() if n == "loss" or not math.isnan(v)}
+        """Numbers, but for metrics that mean nothing here (accuracy of a regression); a NaN loss is shown."""
+        return {n: v for n, v in numbers(means).items() if n == "loss" or not math.isnan(v)}

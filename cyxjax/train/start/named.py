@@ -19,6 +19,9 @@ from cyxjax.core.losses import (
     NLLLoss,
 )
 from cyxjax.core.metrics import Metrics
+from cyxjax.core.objective.foreign_metrics import is_statistic
+from cyxjax.core.objective.measures import top_k
+from cyxjax.core.objective.scores import AUC, F1, R2, BitsPerCharacter, ConfusionMatrix, Perplexity
 from cyxjax.data.catalog import Splits, load_dataset
 from cyxjax.errors import ConfigError
 from cyxjax.models.config import Config
@@ -38,6 +41,15 @@ LOSSES: dict[str, Loss | None] = {
     "model": None,
 }
 CALLBACKS = {kind.__name__: kind for kind in (EMA, BestCheckpoint, EarlyStopping, ReduceLROnPlateau)}
+METRICS: dict[str, Callable] = {
+    "auc": AUC,
+    "bits_per_character": BitsPerCharacter,
+    "confusion_matrix": ConfusionMatrix,
+    "f1": F1,
+    "perplexity": Perplexity,
+    "r2": R2,
+    "top_k": top_k,
+}
 _BY_TASK = {"classification": "cross_entropy", "language": "cross_entropy", "regression": "mse"}
 _OWN_LOSS = ("vae",)
 _WIDTH = {"num_classes": "num_classes", "vocab_size": "num_classes"}
@@ -79,23 +91,37 @@ def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
         return build_optimizer(config.optimizer)
 
 
-def metrics_of(config: TrainConfig) -> Metrics:
-    """Those of every task and those named: functions (output, target) -> one value a sample.
+def metrics_of(config: TrainConfig, splits: Splits) -> Metrics:
+    """Those of every task and those named: ours, functions (output, target) -> one value a sample, statistics
+    and classes of other libraries.
 
-    An attribute `better` of a function, "min" or "max", says which values are. Raises: ConfigError.
+    An attribute `better`, "min" or "max", says which values are. Raises: ConfigError.
     """
     made: dict[str, Callable] = {}
     better: dict[str, str] = {}
     for number, one in enumerate(config.metrics):
         made_of, options = one["name"], one["options"]
-        function = _callable("metric", made_of, {}, f"metrics.{number}")
+        key = f"metrics.{number}"
         short = made_of.rpartition(":")[2].rpartition(".")[2]
         if short in made:
-            raise ConfigError(f"two metrics are named {short!r}. HINT: rename one.", key=f"metrics.{number}")
-        made[short] = partial(function, **_options("metric", made_of, function, options, f"metrics.{number}"))
+            raise ConfigError(f"two metrics are named {short!r}. HINT: rename one.", key=key)
+        if made_of in METRICS:
+            wide = {"num_classes": splits.info.num_classes} if _wants_classes(METRICS[made_of]) else {}
+            made[short] = _made("metric", made_of, METRICS, wide | options, key)
+            continue
+        found = named("metric", made_of, METRICS, key=key)
+        if is_statistic(found):
+            made[short] = partial(found, **options) if options else found
+            continue
+        function = _callable("metric", made_of, METRICS, key)
+        made[short] = partial(function, **_options("metric", made_of, function, options, key))
         if hasattr(function, "better"):
             better[short] = function.better
     return Metrics(made, better=better)
+
+
+def _wants_classes(kind: Callable) -> bool:
+    return "num_classes" in inspect.signature(kind).parameters
 
 
 def callbacks_of(config: TrainConfig) -> list[Hook]:

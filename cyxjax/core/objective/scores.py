@@ -1,0 +1,189 @@
+"""Metrics that need all samples, ready for `cx.Metrics` or a `cx.Task`; each equals that of one device.
+
+Sums of a step are float32: counts are exact up to 2^24 samples or tokens a step, and float64 beyond it.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cyxjax.core.statistics import Statistic, of_sums
+from cyxjax.errors import ConfigError, DataError
+
+_AVERAGES = ("macro", "micro", "weighted", "binary", None)
+_TELLS = 1e-5  # of a sum of squares: what is left of it in float32 when a mean is taken away
+
+
+def ConfusionMatrix(num_classes: int, *, ignore_index: int | None = None) -> Statistic:
+    """float64 (C, C): how many samples of the class of a row were taken for that of a column."""
+    _check_classes("ConfusionMatrix", num_classes)
+
+    def counted(output: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
+        label, guess, weights = _labelled(output, target, weight, num_classes, ignore_index)
+        return jnp.zeros((num_classes, num_classes)).at[label, guess].add(weights, mode="drop")
+
+    return of_sums((num_classes, num_classes), counted, lambda state: state)
+
+
+def F1(num_classes: int = 2, average: str | None = "macro", *, ignore_index: int | None = None) -> Statistic:
+    """2 * right / (taken for it + that are it), over classes.
+
+    average: "macro" is the mean over the classes that occur, "weighted" by how often they do; "micro" counts
+    all classes together; "binary" is that of class 1; None gives each, as <name>_<class>.
+    Source: sklearn.metrics.f1_score.
+    """
+    _check_classes("F1", num_classes)
+    if average not in _AVERAGES or (average == "binary" and num_classes != 2):
+        raise ConfigError(
+            f"F1({num_classes}, average={average!r}): expected one of {_AVERAGES}, and 2 classes for "
+            "'binary'. HINT: F1(10, 'macro')."
+        )
+
+    def counted(output: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
+        label, guess, weights = _labelled(output, target, weight, num_classes, ignore_index)
+        by_class = lambda place, w: jnp.zeros(num_classes).at[place].add(w, mode="drop")  # noqa: E731
+        hits = jnp.where(label == guess, weights, 0.0)
+        return jnp.stack([by_class(label, hits), by_class(guess, weights), by_class(label, weights)])
+
+    def compute(state: np.ndarray) -> Any:
+        right, taken, are = state
+        if average == "micro":
+            return 2 * right.sum() / (taken.sum() + are.sum())
+        each = 2 * right / (taken + are)  # NaN for a class that does not occur
+        if average is None:
+            return dict(enumerate(each))
+        if average == "binary":
+            return each[1]
+        occurs = taken + are > 0
+        weights = are[occurs] if average == "weighted" else occurs[occurs].astype(float)
+        return (each[occurs] * weights).sum() / weights.sum()
+
+    return of_sums((3, num_classes), counted, compute, "max")
+
+
+def AUC(bins: int = 1000, *, positive: int = 1) -> Statistic:
+    """Area under the ROC curve, binned: how often a positive sample scores above a negative one.
+
+    Scores are counted in `bins` bins of their sigmoid; two of one bin count one half, so the exact area
+    differs by at most half the part of the pairs that share one. Output: logits (B,) or (B, 1) against labels
+    0 and 1, or (B, C), of which class `positive` is told from all others.
+    """
+    if bins < 2:
+        raise ConfigError(f"AUC(bins={bins}): expected 2 or more. HINT: AUC() has 1000.")
+
+    def counted(output: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
+        score, label = _score(output, target, positive)
+        place = jnp.clip((jax.nn.sigmoid(score / 4) * bins).astype(jnp.int32), 0, bins - 1)
+        weights = jnp.where(jnp.isfinite(score), weight, jnp.where(weight > 0, jnp.nan, 0.0))
+        return jnp.zeros((2, bins)).at[label, place].add(weights)
+
+    def compute(state: np.ndarray) -> Any:
+        negative, positives = state
+        below = np.cumsum(negative) - negative / 2
+        return (positives * below).sum() / (positives.sum() * negative.sum())
+
+    return of_sums((2, bins), counted, compute, "max")
+
+
+def Perplexity(*, ignore_index: int | None = None) -> Statistic:
+    """e to the mean cross entropy of logits (B, ..., C) over all labels (B, ...) that count."""
+    return of_sums((2,), _entropy(ignore_index), lambda state: np.exp(state[0] / state[1]), "min")
+
+
+def BitsPerCharacter(characters_per_token: float = 1.0, *, ignore_index: int | None = None) -> Statistic:
+    """The mean cross entropy in bits, of labels that stand for so many characters each."""
+    per_token = np.log(2.0) * characters_per_token
+    return of_sums((2,), _entropy(ignore_index), lambda state: state[0] / state[1] / per_token, "min")
+
+
+def R2(num_outputs: int = 1, *, around: float = 0.0) -> Statistic:
+    """1 - squared error / variance of the targets; of several outputs (B, num_outputs) the mean of theirs.
+
+    around: a number near the targets, of which sums of squares are taken. NaN where the targets lie so far
+    from it (300 times their spread) that float32 cannot tell their variance.
+    Source: sklearn.metrics.r2_score.
+    """
+
+    def counted(output: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
+        if output.size != target.size or target.size != weight.size * num_outputs:
+            raise DataError(
+                f"R2({num_outputs}): output {list(output.shape)} and target {list(target.shape)}. "
+                "HINT: both hold num_outputs numbers a sample."
+            )
+        y, p = (a.astype(jnp.float32).reshape(-1, num_outputs) for a in (target, output))
+        w, y = weight[:, None], jnp.where(weight[:, None] > 0, y - around, 0.0)
+        gap = jnp.where(w > 0, p - around - y, 0.0)
+        return jnp.stack([(w * a).sum(0) for a in (jnp.ones_like(y), y, y * y, gap * gap)])
+
+    def compute(state: np.ndarray) -> Any:
+        count, total, squares, error = state
+        spread = squares - total**2 / count
+        return np.mean(1 - error / np.where(spread > _TELLS * squares, spread, np.nan))
+
+    return of_sums((4, num_outputs), counted, compute, "max")
+
+
+def _check_classes(what: str, num_classes: int) -> None:
+    if num_classes < 2:
+        raise ConfigError(f"{what}({num_classes}): expected 2 classes or more. HINT: a sign tells two.")
+
+
+def _labelled(
+    output: jax.Array, target: jax.Array, weight: jax.Array, num_classes: int, ignore_index: int | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(label, guess, weight) of each position, flat; what does not count has weight 0."""
+    logits = output.shape == (*target.shape, num_classes)
+    if logits:
+        guess = jnp.argmax(output, -1)
+    elif num_classes == 2 and output.shape in (target.shape, (*target.shape, 1)):
+        guess = (output.reshape(target.shape) > 0).astype(jnp.int32)
+    else:
+        raise DataError(
+            f"a metric of {num_classes} classes: output {list(output.shape)} and target "
+            f"{list(target.shape)} do not fit. HINT: the last dimension of the output is the classes."
+        )
+    weights = _of_positions(target, weight, ignore_index)
+    label = jnp.where(weights > 0, target.astype(jnp.int32), 0)
+    label = jnp.where(label < 0, num_classes, label)  # no class: counted nowhere (jax counts -1 from the end)
+    return label.ravel(), guess.ravel(), weights.ravel()
+
+
+def _of_positions(target: jax.Array, weight: jax.Array, ignore_index: int | None) -> jax.Array:
+    """`weight` of a sample at each of its positions, 0 at those that are ignored."""
+    weights = jnp.broadcast_to(weight.reshape(-1, *[1] * (target.ndim - 1)), target.shape)
+    return weights if ignore_index is None else jnp.where(target == ignore_index, 0.0, weights)
+
+
+def _score(output: jax.Array, target: jax.Array, positive: int) -> tuple[jax.Array, jax.Array]:
+    """(log odds of the positive class, whether it is that) of each sample, (B,)."""
+    output = output.astype(jnp.float32)
+    if output.ndim == 2 and output.shape[1] > 1:
+        rest = jnp.delete(output, positive, axis=1)
+        return output[:, positive] - jax.nn.logsumexp(rest, axis=1), (target == positive).astype(jnp.int32)
+    if output.size != target.size or output.size != len(output):
+        raise DataError(
+            f"AUC: output {list(output.shape)} and target {list(target.shape)}. HINT: one logit a sample, or "
+            "one a class."
+        )
+    return output.reshape(-1), (target.reshape(-1) > 0).astype(jnp.int32)
+
+
+def _entropy(ignore_index: int | None) -> Any:
+    """(sum of cross entropies, how many) of what counts; a label that is no class makes it NaN."""
+
+    def counted(output: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
+        if output.shape[:-1] != target.shape:
+            raise DataError(
+                f"a metric of labels: output {list(output.shape)} and target {list(target.shape)}. "
+                "HINT: logits (B, ..., C) and labels (B, ...)."
+            )
+        weights, classes = _of_positions(target, weight, ignore_index), output.shape[-1]
+        label = jnp.where(weights > 0, target.astype(jnp.int32), 0)
+        log_p = jax.nn.log_softmax(output.astype(jnp.float32))
+        picked = jnp.take_along_axis(log_p, jnp.clip(label, 0, classes - 1)[..., None], axis=-1)[..., 0]
+        each = jnp.where((label >= 0) & (label < classes), -picked, jnp.nan)
+        return jnp.stack([jnp.where(weights > 0, weights * each, 0.0).sum(), weights.sum()])
+
+    return counted

@@ -1,0 +1,113 @@
+"""Metrics that are no mean: numbers that add up over samples, and what is made of their sum.
+
+F1, AUC, R2 or a confusion matrix is no mean of values of samples, but it is a function of sums over them. A
+step sends these sums with all others, so they are those of the whole batch at any number of replicas.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cyxjax.core.model.model_fns import Sown
+from cyxjax.errors import ConfigError
+
+PyTree = Any
+
+
+class Statistic(NamedTuple):
+    """A metric of sums, for `cx.Metrics({"f1": cx.F1(10)})` or a `cx.Task`.
+
+    Its state is a tree of numbers that add up: that of two batches is the sum of theirs, and `merge` says no
+    other. (A maximum or a median has no such state.)
+    """
+
+    init: Callable[[], PyTree]  # the state of no sample: zeros
+    update: Callable[[PyTree, PyTree, PyTree, jax.Array], PyTree]
+    """(state, output, target, weight (B,)) -> state; weight is 0 for padding, which counts nothing."""
+    merge: Callable[[PyTree, PyTree], PyTree]
+    compute: Callable[[PyTree], Any]  # in numpy: a number, {name: number} or an array
+    better: str | None = None  # "min" or "max"
+
+
+def of_sums(
+    shape: tuple[int, ...],
+    counted: Callable[[PyTree, PyTree, jax.Array], jax.Array],
+    compute: Callable[[np.ndarray], Any],
+    better: str | None = None,
+) -> Statistic:
+    """The statistic of one float32 array, to which a batch adds `counted(output, target, weight)`."""
+    return Statistic(
+        lambda: jnp.zeros(shape, jnp.float32),
+        lambda state, output, target, weight: state + counted(output, target, weight),
+        jnp.add,
+        compute,
+        better,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A statistic as rows of a step's sums, float32 (num_rows, 2): its numbers, two a row."""
+
+    name: str
+    statistic: Statistic
+
+    @cached_property
+    def _form(self) -> PyTree:
+        # When it is first asked for: making metrics must start no device.
+        return jax.eval_shape(self.statistic.init)
+
+    @cached_property
+    def num_rows(self) -> int:
+        return -(-sum(leaf.size for leaf in jax.tree.leaves(self._form)) // 2)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of the numbers it gives; an array has none that could be watched.
+
+        Raises: ConfigError where it cannot be computed of no sample.
+        """
+        try:
+            nothing = self.values(np.zeros((self.num_rows, 2)))
+        except Exception as err:  # whatever a user's function raises
+            raise ConfigError(
+                f"metric {self.name!r} cannot be computed of the state its init gives: {type(err).__name__}: "
+                f"{err}. HINT: an epoch may have nothing that counts: compute then gives NaN."
+            ) from err
+        return tuple(name for name, value in nothing.items() if not isinstance(value, np.ndarray))
+
+    def rows(self, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
+        """What a batch adds. Raises: ConfigError for a state of another form than `init` gives."""
+        output = output.output if isinstance(output, Sown) else output
+        state = self.statistic.update(self.statistic.init(), output, target, weight)
+        if _shapes(state) != _shapes(self._form):
+            raise ConfigError(
+                f"metric {self.name!r}: its update gives {_shapes(state)[1]} and its init "
+                f"{_shapes(self._form)[1]}. HINT: init gives zeros of the shapes that update gives."
+            )
+        flat = jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(state)])
+        return jnp.pad(flat, (0, 2 * self.num_rows - flat.size)).reshape(-1, 2)
+
+    def values(self, rows: np.ndarray) -> dict[str, Any]:
+        """name -> number or array, of summed rows; NaN where nothing was counted."""
+        flat, place = np.asarray(rows).reshape(-1), 0
+        leaves, form = jax.tree.flatten(self._form)
+        state = []
+        for leaf in leaves:
+            state.append(flat[place : place + leaf.size].reshape(leaf.shape))
+            place += leaf.size
+        with np.errstate(all="ignore"):
+            made = self.statistic.compute(jax.tree.unflatten(form, state))
+        if isinstance(made, Mapping):
+            return {f"{self.name}_{key}": float(value) for key, value in made.items()}
+        array = np.asarray(made)
+        return {self.name: array if array.ndim else float(array)}
+
+
+def _shapes(tree: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
+    return jax.tree.structure(tree), [tuple(leaf.shape) for leaf in jax.tree.leaves(tree)]

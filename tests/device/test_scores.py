@@ -1,0 +1,71 @@
+"""Metrics that need all samples: those of one device with the whole data, at any number of replicas."""
+
+import json
+
+import numpy as np
+import pytest
+from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
+
+import cyxjax as cx
+from cyxjax.checkpoint.folders import step_folder
+from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.sinks import build_sinks
+from tests.support.trainers import CLASSES, VAL, X, Y, config, trainer, use_devices
+from tests.support.trainers import own_group as own_group
+
+
+def metrics():
+    return cx.Metrics(
+        {
+            "f1": cx.F1(CLASSES),
+            "auc": cx.AUC(20_000, positive=2),
+            "table": cx.ConfusionMatrix(CLASSES),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("replicas", "options"),
+    [
+        (4, {"gradient_accumulation_steps": 2}),
+        pytest.param(4, {"comm": "fsdp"}, marks=pytest.mark.slow),
+        (2, {"reproducibility": "exact", "virtual_replicas": 4, "exact_threads": 8}),
+    ],
+    ids=["4 by 2", "4 fsdp", "2 exact"],
+)
+def test_replicas_equal_scikit_learn_on_all_samples(replicas, options, tmp_path):
+    use_devices(replicas)
+    train = trainer(metrics=metrics())
+    # 19 samples in steps of 8: the last holds 3, so that replicas and micro-batches have padding alone.
+    cfg = config(
+        **({"epochs": 2, "batch_size": None, "global_batch_size": 8, "monitor": "val_f1"} | options),
+        checkpoint_every_n_epochs=1,
+        checkpoint_dir=str(tmp_path / "checkpoints"),
+        log_every_n_batches=1,
+    )
+    x, y = (part[:19] for part in VAL)
+    history = train.fit(
+        X[:19], Y[:19], x, y, config=cfg, open_sink=lambda step: build_sinks(("jsonl",), tmp_path, True, {})
+    )
+    logits = np.asarray(train.predict(x))
+    probability = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    found = train.evaluate_metrics(x, y)
+    assert found["f1"] == pytest.approx(f1_score(y, logits.argmax(-1), average="macro"), rel=1e-6)
+    assert found["auc"] == pytest.approx(
+        roc_auc_score(y == 2, probability[:, 2]), abs=1e-3
+    )  # pairs of one bin
+    np.testing.assert_array_equal(
+        found["table"], confusion_matrix(y, logits.argmax(-1), labels=range(CLASSES))
+    )
+
+    # The same in history, records and what is watched.
+    assert history.metrics["val_f1"][-1] == found["f1"]
+    assert history.metrics["val_table"][-1] == found["table"].tolist()
+    assert np.sum(history.metrics["train_table"][0]) == 19
+    history.save(tmp_path / "history.json")
+    assert DistributedTrainingHistory.load(tmp_path / "history.json").metrics == history.metrics
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [r["val_f1"] for r in records if "val_f1" in r] == history.metrics["val_f1"]
+    assert not any("table" in key for record in records for key in record)
+    assert read_manifest(step_folder(tmp_path / "checkpoints", 3)).metric == history.metrics["val_f1"][0]

@@ -1,0 +1,226 @@
+"""Metrics that need all samples against scikit-learn's, however the samples are dealt out."""
+
+from functools import partial
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.metrics import confusion_matrix, f1_score, r2_score, roc_auc_score
+
+import cyxjax as cx
+from cyxjax.errors import ConfigError, DataError
+from tests.support.trainers import own_group as own_group
+
+rng = np.random.default_rng(0)
+N, C = 41, 4  # a class of C does not occur
+LOGITS = rng.normal(size=(N, C)).astype(np.float32)
+LABELS = rng.integers(0, 3, N).astype(np.int32)
+SCORES = rng.normal(size=N).astype(np.float32)
+BINARY = (SCORES + rng.normal(size=N) > 0).astype(np.int32)
+TEXT, TOKENS = rng.normal(size=(9, 5, C)).astype(np.float32), rng.integers(0, C, (9, 5)).astype(np.int32)
+REAL = (1e4 + rng.normal(size=(N, 2))).astype(np.float32)
+
+
+def measured(metric, output, target, cuts=(3, 20)):
+    """What comes of sums over parts of the samples, as replicas make them; two rows of padding hold NaN."""
+    metrics = cx.Metrics({"it": metric})
+    total, sums = np.zeros((metrics.num_rows, 2)), jax.jit(metrics.sums)
+    for rows in np.split(np.arange(len(target)), [cut for cut in cuts if cut < len(target)]):
+        o = np.concatenate([output[rows], np.full_like(output[:2], np.nan)])
+        t = np.concatenate([target[rows], target[:2]])
+        weight = jnp.float32([1] * len(rows) + [0, 0])
+        total += np.asarray(sums(jnp.zeros(len(o)), o, t, weight))
+    return metrics.means(total)
+
+
+@pytest.mark.parametrize("cuts", [(), (3, 20)])
+@pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
+def test_f1_is_scikit_learn_s_over_any_split(average, cuts):
+    found = measured(cx.F1(C, average), LOGITS, LABELS, cuts)["it"]
+    assert found == pytest.approx(f1_score(LABELS, LOGITS.argmax(-1), average=average))
+
+
+def test_f1_of_each_class_and_of_a_sign():
+    each = f1_score(LABELS, LOGITS[:, :3].argmax(-1), average=None)
+    found = measured(cx.F1(3, None), LOGITS[:, :3], LABELS)
+    assert [found[f"it_{label}"] for label in range(3)] == pytest.approx(each)
+    for output in (SCORES, SCORES[:, None]):
+        assert measured(cx.F1(2, "binary"), output, BINARY)["it"] == pytest.approx(
+            f1_score(BINARY, SCORES > 0)
+        )
+
+
+def test_a_confusion_matrix_is_counted_and_what_is_ignored_is_not():
+    labels = np.where(np.arange(N) % 5 == 0, -100, LABELS)
+    found = measured(cx.ConfusionMatrix(C, ignore_index=-100), LOGITS, labels)["it"]
+    kept = labels >= 0
+    np.testing.assert_array_equal(
+        found, confusion_matrix(LABELS[kept], LOGITS.argmax(-1)[kept], labels=range(C))
+    )
+    # Under a loss of one's own a label may name no class: it is in no row, and not in the last (-1) either.
+    assert measured(cx.ConfusionMatrix(C), LOGITS, labels)["it"].sum() == kept.sum()
+
+
+def test_auc_is_exact_but_for_pairs_of_one_bin():
+    exact = roc_auc_score(BINARY, SCORES)
+    assert measured(cx.AUC(100_000), SCORES, BINARY)["it"] == pytest.approx(exact, abs=1e-12)
+    assert abs(measured(cx.AUC(), SCORES, BINARY)["it"] - exact) < 2e-3  # 1000 bins, 420 pairs
+    two = np.stack([np.zeros_like(SCORES), SCORES], 1)
+    assert measured(cx.AUC(100_000), two, BINARY)["it"] == pytest.approx(exact, abs=1e-12)
+    probability = np.exp(LOGITS) / np.exp(LOGITS).sum(1, keepdims=True)
+    of_2 = roc_auc_score(LABELS == 2, probability[:, 2])
+    assert measured(cx.AUC(100_000, positive=2), LOGITS, LABELS)["it"] == pytest.approx(of_2, abs=1e-12)
+    assert np.isnan(measured(cx.AUC(), SCORES, np.ones(N, np.int32))["it"])
+
+
+def test_perplexity_and_bits_are_of_the_mean_over_tokens():
+    log_p = np.asarray(jax.nn.log_softmax(TEXT))
+    nll = -np.take_along_axis(log_p, TOKENS[..., None], -1)[..., 0]
+    assert measured(cx.Perplexity(), TEXT, TOKENS)["it"] == pytest.approx(np.exp(nll.mean()), rel=1e-6)
+    counts = TOKENS != 0
+    some = measured(cx.BitsPerCharacter(4.0, ignore_index=0), TEXT, TOKENS)["it"]
+    assert some == pytest.approx(nll[counts].mean() / np.log(2) / 4, rel=1e-6)
+    assert np.isnan(measured(cx.Perplexity(), TEXT, np.full_like(TOKENS, -1))["it"])  # names no class
+
+
+def test_r2_is_scikit_learn_s_and_nan_where_float32_cannot_tell():
+    guess = REAL + rng.normal(size=REAL.shape).astype(np.float32) / 4
+    found = measured(cx.R2(2, around=1e4), guess, REAL)["it"]
+    assert found == pytest.approx(r2_score(REAL, guess), rel=1e-4)
+    assert measured(cx.R2(), guess[:, 0] - 1e4, REAL[:, 0] - 1e4)["it"] == pytest.approx(
+        r2_score(REAL[:, 0], guess[:, 0]), rel=1e-3
+    )
+    assert np.isnan(measured(cx.R2(2), guess, REAL)["it"])  # spread 1 around 10,000
+
+
+def test_what_does_not_fit_is_one_line():
+    with pytest.raises(ConfigError, match=r"F1\(3, average='binary'\).*HINT"):
+        cx.F1(3, "binary")
+    for metric in (cx.F1(3), cx.AUC(), cx.R2(), cx.Perplexity()):
+        with pytest.raises(DataError, match="HINT"):
+            measured(metric, TEXT, LABELS[:9])
+    with pytest.raises(ConfigError, match=r"metric 'it' is int: neither a function.*HINT"):
+        cx.Metrics({"it": 3})
+
+
+# ---- classes as clu and metrax have them -------------------------------------------------------------------
+
+
+@flax.struct.dataclass
+class Hits:
+    """As clu.metrics.Accuracy: a total and a count, and further keywords that are left alone."""
+
+    total: jax.Array
+    count: jax.Array
+
+    @classmethod
+    def empty(cls):
+        return cls(total=jnp.float32(0), count=jnp.int32(0))
+
+    @classmethod
+    def from_model_output(cls, *, logits, labels, **_):
+        right = (logits.argmax(-1) == labels).astype(jnp.float32)
+        return cls(total=right.sum(), count=jnp.int32(right.size))
+
+    def merge(self, other):
+        return type(self)(total=self.total + other.total, count=self.count + other.count)
+
+    def compute(self):
+        return self.total / self.count
+
+
+@flax.struct.dataclass
+class Largest(Hits):
+    """A maximum: states do not add up."""
+
+    @classmethod
+    def from_model_output(cls, predictions, labels):
+        return cls(total=predictions.max(), count=jnp.int32(len(labels)))
+
+    def merge(self, other):
+        return type(self)(total=jnp.maximum(self.total, other.total), count=self.count + other.count)
+
+
+@flax.struct.dataclass
+class Signs(Hits):
+    """As metrax.AUCROC: an `empty` of scalars where a batch has an array, and further keywords."""
+
+    @classmethod
+    def empty(cls):
+        return cls(total=jnp.float32(0), count=jnp.float32(0))
+
+    @classmethod
+    def from_model_output(cls, predictions, labels, above=0.0):
+        assert predictions.ndim == 1
+        assert labels.shape == predictions.shape
+        return cls(total=jnp.stack([(predictions > above).sum()] * 2), count=jnp.float32(len(labels)))
+
+    def compute(self):
+        return self.total[1] / self.count
+
+
+@flax.struct.dataclass
+class Logits(Hits):
+    """As metrax.Perplexity: what it takes is a keyword with a default."""
+
+    @classmethod
+    def from_model_output(cls, predictions, labels, from_logits=False):
+        return Hits.from_model_output(logits=predictions, labels=labels)
+
+
+@flax.struct.dataclass
+class Wanting(Hits):
+    @classmethod
+    def from_model_output(cls, teacher, labels):
+        return cls.empty()
+
+
+class Collection:
+    """As clu's: metrics by annotation, of which `loss` is measured anyway."""
+
+    hits: Hits
+    loss: Hits
+
+
+def test_classes_of_other_libraries_are_measured_sample_by_sample():
+    expected = (LOGITS.argmax(-1) == LABELS).mean()
+    assert measured(Hits, LOGITS, LABELS)["it"] == pytest.approx(expected)
+    assert cx.Metrics(Collection).names == ("loss", "accuracy", "hits")
+    assert measured(partial(Signs, above=0.5), SCORES, SCORES)["it"] == pytest.approx((SCORES > 0.5).mean())
+    with pytest.raises(ConfigError, match=r"metric 'it' \(Wanting\) wants teacher, and is offered.*HINT"):
+        measured(Wanting, LOGITS, LABELS)
+    with pytest.raises(ConfigError, match="takes logits or probabilities, as from_logits says.*HINT"):
+        measured(Logits, LOGITS, LABELS)
+
+
+def fit(metric, output=None):
+    train = cx.distributed.DistributedTrainer(
+        cx.SequentialModel([cx.LinearModule(C, C)]),
+        cx.CrossEntropyLoss(),
+        cx.SGDOptimizer(0.1),
+        metrics=cx.Metrics({"it": metric}),
+    )
+    config = cx.distributed.DistributedTrainingConfig(epochs=1, verbose=False, checkpoint_every_n_epochs=0)
+    train.fit(LOGITS, LABELS, config)
+    return train
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        (Largest, "state of two batches that is not the sum"),
+        (cx.F1(C)._replace(update=lambda s, o, t, w: s + len(t)), "counts rows whose weight is 0"),
+        (cx.F1(C)._replace(merge=jnp.maximum), "state of two batches that is not the sum"),
+        (
+            cx.F1(C)._replace(init=lambda: jnp.zeros(2)),
+            "cannot be computed of the state its init gives.*HINT",
+        ),
+        (cx.Perplexity()._replace(init=lambda: jnp.zeros((2, 1))), "cannot be updated: ValueError.* HINT"),
+        (lambda o, t: (o[:, 0], o[:, 1]), "weighs a sample -"),
+    ],
+)
+def test_what_does_not_add_up_is_refused_before_training(metric, said):
+    with pytest.raises(ConfigError, match=f"metric 'it'.*{said}"):
+        fit(metric)
