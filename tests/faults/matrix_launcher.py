@@ -31,11 +31,11 @@ LAUNCHER = [
     ),
     Row(
         "pause",
-        "the job, its launcher or a rank suspended for 62 s; Ctrl-Z",
+        "the job, its launcher or a rank suspended for 36 s; Ctrl-Z",
         "goes on; the ranks stop with Ctrl-Z and go on too",
         tests_in(
             _PAUSED,
-            "test_what_was_suspended_for_a_minute_goes_on",
+            "test_what_was_suspended_goes_on",
             "test_ctrl_z_suspends_the_ranks_too_and_they_go_on",
         ),
     ),

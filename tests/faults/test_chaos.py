@@ -33,7 +33,10 @@ def is_stopped(pid):
 
 
 def has_ended(pid):
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def strike(jobs, draw, config, words=(), world=1):

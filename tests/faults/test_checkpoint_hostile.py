@@ -247,7 +247,7 @@ def test_unreadable_names_do_not_break_the_message(run):
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_random_bytes_are_no_manifest(data):
     with pytest.raises(CheckpointError, match="not readable"):
         decode(data)
@@ -261,7 +261,7 @@ JSON = st.recursive(
 
 
 @given(st.data())
-@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_sealed_manifest_with_any_field_changed_is_read_or_refused(pristine, data):
     body = body_of(pristine)
     place = data.draw(st.sampled_from([body, body["leaves"][0], body["files"][0], body["versions"]]))

@@ -1,12 +1,8 @@
 """Trains a small experiment in processes that end at chosen moments, and compares what is left."""
 
 import hashlib
-import json
 import os
-import select
-import signal
-import subprocess
-import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +13,11 @@ import yaml
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.checkpoint.store import StepStore
+from tests.support import forked
+from tests.support.programs import free_port
+from tests.support.training_job import run_rank
 
-JOB = Path(__file__).with_name("training_job.py")
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LIMIT_S = 90  # for a run whose bound is seconds: the machine may be shared
 SAMPLES, STEPS_PER_EPOCH, EPOCHS = 90, 6, 3  # 16 samples a step: the last of an epoch has 10
 
@@ -32,52 +31,51 @@ class Ended:
 
 
 class Jobs:
-    """Starts runs in a process that has loaded everything they need."""
+    """Starts runs in forked processes, which have loaded everything they need."""
 
     def __init__(self) -> None:
-        self._server = subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(JOB)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
-            | {"JAX_PLATFORMS": "cpu"},
-            start_new_session=True,
-        )
+        self._forks, self._ranks = forked.server(), list[Any]()
 
     def run(self, config: Path, *argv: object, world: int = 1, fault: str = "") -> Ended:
         """Trains as `config` says, in `world` processes, and waits for the end of all."""
         self.start(config, *argv, world=world, fault=fault)
         return self.wait(config, world)
 
-    def wait(self, config: Path, world: int) -> Ended:
-        """The end of all ranks of the run that was started last."""
-        log = config.with_suffix(".log")
-        codes = self._ask("wait")
-        texts = [Path(f"{log}.{rank}").read_text() for rank in range(world)]
-        return Ended(codes, "".join(texts))
-
     def start(self, config: Path, *argv: object, world: int = 1, fault: str = "") -> list[int]:
         """The pids of a run that was started."""
-        words = ["--config", str(config), *map(str, argv)]
-        log = str(config.with_suffix(".log"))
-        return self._ask({"argv": words, "ranks": world, "log": log, "fault": fault})
+        dirty = ("NPROC", "XLA_FLAGS", *PLACE)
+        env = {k: v for k, v in os.environ.items() if k not in dirty} | {"JAX_PLATFORMS": "cpu"}
+        port, words = free_port(), ["--config", str(config), *map(str, argv)]
+        self._ranks = []
+        for rank, log in enumerate(_logs(config, world)):
+            log.unlink(missing_ok=True)
+            values = (rank, world, rank, "127.0.0.1", port)
+            place = {name: str(value) for name, value in zip(PLACE, values, strict=True)}
+            arguments = (words, env | (place if world > 1 else {}), log, fault, rank)
+            self._ranks.append(self._forks.Process(target=run_rank, args=arguments))
+            self._ranks[-1].start()
+        return [rank.pid for rank in self._ranks]
 
-    def _ask(self, order: Any) -> list[int]:
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write((json.dumps(order) + "\n").encode())
-        self._server.stdin.flush()
-        if not select.select([self._server.stdout], [], [], LIMIT_S)[0]:
-            os.killpg(self._server.pid, signal.SIGKILL)
-            raise AssertionError(f"still running after {LIMIT_S} s")
-        return json.loads(self._server.stdout.readline())
+    def wait(self, config: Path, world: int) -> Ended:
+        """The end of all ranks of the run that was started last."""
+        end = time.monotonic() + LIMIT_S
+        for rank in self._ranks:
+            rank.join(end - time.monotonic())
+        late = [rank.pid for rank in self._ranks if rank.exitcode is None]
+        self.close()
+        text = "".join(log.read_text() for log in _logs(config, world))
+        assert not late, f"still running after {LIMIT_S} s: {text}"
+        return Ended([rank.exitcode for rank in self._ranks], text)
 
     def close(self) -> None:
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.close()
-        self._server.wait(timeout=30)
-        self._server.stdout.close()
+        """Kills what still runs."""
+        for rank in self._ranks:
+            rank.kill()
+            rank.join()
+
+
+def _logs(config: Path, world: int) -> list[Path]:
+    return [config.with_suffix(f".log.{rank}") for rank in range(world)]
 
 
 def write_experiment(folder: Path, **changes: Any) -> Path:

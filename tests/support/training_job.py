@@ -1,8 +1,6 @@
-"""Runs `cyxjax train` in forked processes, for training.py: one JSON order a line, one JSON answer.
+"""One rank of a training that meets a fault, in a forked process, for training.py.
 
-Forked, because importing jax anew for each of some thirty processes would take longer than all they train.
-An order {"argv", "ranks", "port", "log", "fault"} starts the ranks and is answered by their pids; {"wait"}
-by their exit codes. A fault is "what:rank:phase:step[:times]": at that moment of that rank a signal ("KILL",
+A fault is "what:rank:phase:step[:times]": at that moment of that rank a signal ("KILL",
 "TERM", "INT") is sent to itself, "times" times (default 1). The moment is what the rank tells the supervisor
 (`beat`), or "write": the background write of the checkpoint of that step, a few milliseconds after it began;
 where ranks write together, "share" and "shared": before and after that rank's own file, and "publish": when
@@ -12,18 +10,18 @@ disk of FOLDER just before that write, "STALL:rank:phase:step:seconds" holds the
 "SINK:rank:seconds:0" makes each write of a metrics tracker take that long.
 """
 
-import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+from cyxjax.cli import main as cli
+from tests.support import forked
 
 
 def plan_fault(text: str, rank: int) -> None:
@@ -162,22 +160,18 @@ def strike_in_a_write(step: int, strike: Any) -> None:
     StepStore.write = writing
 
 
-def run_rank(order: dict[str, Any], rank: int) -> None:
-    log = os.open(f"{order['log']}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    world = order["ranks"]
-    if world > 1:
-        values = (rank, world, rank, "127.0.0.1", order["port"])
-        os.environ |= {name: str(value) for name, value in zip(PLACE, values, strict=True)}
-    if order.get("fault"):
-        plan_fault(order["fault"], rank)
-    from cyxjax.cli import main as cli
-
+def run_rank(argv: list[str], env: dict[str, str], log: Path, fault: str, rank: int) -> None:
+    """`cyxjax train ARGV` as `rank` in the environment `env`; ends the process, all it wrote is in `log`."""
+    forked.enter(env)
+    warnings.simplefilter("ignore")
+    for stream in (1, 2):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), stream)
+    if fault:
+        plan_fault(fault, rank)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell's `&` has us ignore it
     code = 99
     try:
-        code = cli.main(["train", *order["argv"]])
+        code = cli.main(["train", *argv])
     except BaseException as error:
         code = error.code if isinstance(error, SystemExit) else code
         if not isinstance(error, SystemExit):
@@ -185,39 +179,3 @@ def run_rank(order: dict[str, Any], rank: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def start(order: dict[str, Any]) -> list[int]:
-    pids = []
-    order["port"] = free_port()
-    for rank in range(order["ranks"]):
-        pid = os.fork()
-        if pid == 0:
-            run_rank(order, rank)
-        pids.append(pid)
-    return pids
-
-
-def main() -> None:
-    # Code is loaded once; no backend is started before a fork.
-
-    import cyxjax.train.experiment  # noqa: F401
-
-    pids: list[int] = []
-    for line in sys.stdin:
-        order = json.loads(line)
-        if order == "wait":
-            answer = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        else:
-            answer = pids = start(order)
-        print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,6 +3,7 @@
 import pytest
 
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, ConfigError
+from cyxjax.launch import jax_private
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.heartbeat import Limits, Pulse
 from cyxjax.launch.supervise import hang
@@ -67,6 +68,10 @@ def test_the_limit_follows_the_median_step():
     assert watch.median_s == 4.0
     assert blamed(pulses, now_s=170, limits=auto, step_s=4.0) is None  # limit 20 x 4 = 80 s
     assert blamed(pulses, now_s=181, limits=auto, step_s=4.0) == 1
+
+
+def test_jaxs_heartbeats_end_nobody_whom_the_watchdog_still_waits_for():
+    assert jax_private.HEARTBEAT_S > hang.SUSPENDED_S
 
 
 @pytest.mark.parametrize("text", ["soon", "10,lunch=3", "-4", "compile="])
