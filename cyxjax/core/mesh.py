@@ -1,12 +1,12 @@
 """The one mesh: every device of every process on the axis `data`, and values placed on it."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from cyxjax.errors import DataError
@@ -51,6 +51,31 @@ def put_rows(mesh: Mesh, tree: PyTree) -> PyTree:
     if len(local_replicas(mesh)) == num_replicas(mesh):  # all rows are here: one call, no global view
         return jax.device_put(tree, sharding)
     return jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, a), tree)
+
+
+@functools.lru_cache(maxsize=8)
+def build_put_rows(mesh: Mesh) -> Callable[[PyTree], PyTree]:
+    """`put_rows` on `mesh`, for trees of the same shapes again and again.
+
+    With one device in each of several processes it takes half of the host's time: 12 us an array to the
+    device by jit's own way and 15 to name it a part, where `make_array_from_process_local_data` takes 65.
+    """
+    mine = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    if mesh.size == 1 or len(mine) != 1:
+        return functools.partial(put_rows, mesh)
+    sharding = NamedSharding(mesh, PER_REPLICA)
+    to_device = jax.jit(lambda *leaves: leaves, in_shardings=SingleDeviceSharding(mine[0]))
+
+    def put(tree: PyTree) -> PyTree:
+        refuse_wrapping(tree)
+        leaves, structure = jax.tree.flatten(tree)
+        rows = [
+            jax.make_array_from_single_device_arrays((len(a) * mesh.size, *a.shape[1:]), sharding, [a])
+            for a in to_device(*leaves)
+        ]
+        return jax.tree.unflatten(structure, rows)
+
+    return put
 
 
 def refuse_wrapping(tree: PyTree) -> None:

@@ -12,6 +12,7 @@ set of samples in a micro-batch does not depend on how many replicas share it.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,12 +62,12 @@ class BatchPlan:
                 f"of {self.global_batch_size}. HINT: use drop_last=False or a smaller batch_size."
             )
 
-    @property
+    @cached_property  # as the next one: asked for several times a step
     def global_batch_size(self) -> int:
         """Samples per optimizer step over all replicas and micro-batches, padding included."""
         return self.batch_size * self.num_replicas * self.accumulation
 
-    @property
+    @cached_property
     def num_steps(self) -> int:
         """Optimizer steps from `first` to the end of the epoch; 0 only if `first` is (nearly) its end."""
         short = 0 if self.drop_last else self.global_batch_size - 1

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from cyxjax.errors import DataError, nearest
 
 TARGET_NAMES = ("targets", "target", "labels", "label", "y")
@@ -70,6 +72,8 @@ def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def map_leaves(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """`fn` on every leaf of `tree` and the same place in `others`; KeyError or IndexError if they differ."""
+    if type(tree) is np.ndarray:  # most trees are one array, and this is asked for in each step
+        return fn(tree, *others)
     if isinstance(tree, Mapping):
         return {key: map_leaves(fn, tree[key], *(other[key] for other in others)) for key in tree}
     if isinstance(tree, tuple):

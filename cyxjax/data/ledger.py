@@ -99,7 +99,7 @@ class Ledger:
     def to_json(self) -> dict[str, Any]:
         """For a checkpoint's meta and, one a step, the run's record. Sums are hexadecimal (> 2**53)."""
         last = [self.last.num_samples, f"{self.last.placed:016x}", f"{self.last.unplaced:016x}"]
-        known = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        known = {name: value for name, value in vars(self).items() if value is not None}
         return known | {"last": last}
 
     @classmethod

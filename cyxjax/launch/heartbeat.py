@@ -38,9 +38,9 @@ class Pulse(NamedTuple):  # made twice a step
 
 
 class Writer(Protocol):
-    """What a worker needs: `tell` each change, `pulse` to read it back."""
+    """What a worker needs: `tell` each change, which returns the pulse before; `pulse` reads the last."""
 
-    def tell(self, step: int, phase: str) -> None: ...
+    def tell(self, step: int, phase: str) -> Pulse: ...
     def allow_dumps(self) -> None: ...
     def pulse(self) -> Pulse: ...
 
@@ -51,8 +51,9 @@ class NullBeat:
     def __init__(self) -> None:
         self._pulse = Pulse()
 
-    def tell(self, step: int, phase: str) -> None:
-        self._pulse = Pulse(step, phase, time.monotonic())
+    def tell(self, step: int, phase: str) -> Pulse:
+        last, self._pulse = self._pulse, Pulse(step, phase, time.monotonic())
+        return last
 
     def allow_dumps(self) -> None:
         return
@@ -74,13 +75,14 @@ class FileBeat:
         self._count = 0
         self._last = Pulse()
 
-    def tell(self, step: int, phase: str) -> None:
+    def tell(self, step: int, phase: str) -> Pulse:
         """Says that this rank is now in `phase` of `step`, and charges the time since to the phase before."""
         now, last = time.monotonic(), self._last
         spent = now - last.at_s if last.at_s else 0.0
         waited = last.phase in WAITING
         busy_s, waiting_s = last.busy_s + (not waited) * spent, last.waiting_s + waited * spent
         self._write(Pulse(step, phase, now, busy_s, waiting_s, last.can_dump))
+        return last
 
     def allow_dumps(self) -> None:
         """Says that SIGUSR2 is handled from now on."""
@@ -151,8 +153,7 @@ def start(env: Mapping[str, str]) -> Writer:
 
 def beat(step: int, phase: str) -> None:
     """Tells the supervisor, if there is one, that this rank is in `phase` (one of PHASES) of `step`."""
-    before = _writer.pulse()
-    _writer.tell(step, phase)
+    before = _writer.tell(step, phase)
     if before.at_s:
         _spent[before.phase] = _spent.get(before.phase, 0.0) + _writer.pulse().at_s - before.at_s
 

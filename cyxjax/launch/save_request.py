@@ -29,9 +29,10 @@ def note(number: int = 0, frame: FrameType | None = None) -> None:
 
 def take() -> bool:
     """Whether a checkpoint was asked for since the last call."""
-    asked = _asked.is_set()
+    if not _asked.is_set():  # asked for in each step, where clearing costs a lock
+        return False
     _asked.clear()
-    return asked
+    return True
 
 
 def _ignore() -> None:

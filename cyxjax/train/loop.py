@@ -170,7 +170,9 @@ def _epoch(
             told = np.asarray(handle, np.float64)
             info = StepInfo(when, told[:-1], (told[-1, 0], told[-1, 1]))
             sums = sums + info.sums
-            stop |= _any(hook.on_step(info) for hook in watching) | (info.signals[0] > 0)
+            stop |= info.signals[0] > 0
+            for hook in watching:  # a step is short: no generator, no list
+                stop |= bool(hook.on_step(info))
             save |= info.signals[1] > 0
 
     watching, saving, asking = (_with(hooks, name) for name in ("on_step", "wants_state", "ask"))
@@ -215,9 +217,12 @@ def _show_state(hooks: list[Hook], moment: RunState, save: bool) -> RunState:
 
 
 def _asked(hooks: list[Hook]) -> tuple[float, bool]:
-    asked = [hook.ask() for hook in hooks]
-    # The strongest wish to stop: how strong says why, see StopHook.
-    return max((stop for stop, _ in asked), default=False), any(save for _, save in asked)
+    strongest, save = 0.0, False
+    for hook in hooks:
+        stop, wants = hook.ask()
+        # The strongest wish to stop: how strong says why, see StopHook.
+        strongest, save = max(strongest, stop), save or wants
+    return strongest, save
 
 
 def _any(answers: Iterable[bool | None]) -> bool:

@@ -1,6 +1,6 @@
 """Host batches on the devices: as rows of one mesh, or as the parts of an exact step."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any, Protocol
 
@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from cyxjax.core.mesh import WrappingError, local_replicas, num_replicas, put_replicated, put_rows
+from cyxjax.core.mesh import WrappingError, build_put_rows, local_replicas, num_replicas, put_replicated
 from cyxjax.core.parts import Layout, Part, PartsBatch
 from cyxjax.core.step import Batch
 from cyxjax.data.batches import HostBatch
@@ -30,34 +30,26 @@ class RowPlacer:
     shares: Sequence[int]
 
     def __init__(self, mesh: Mesh):
-        self._mesh = mesh
+        self._mesh, self._put_rows = mesh, build_put_rows(mesh)
         self.num_shares, self.shares = num_replicas(mesh), local_replicas(mesh)
-        self._kept: dict[tuple, jax.Array] = {}
+        self._kept: dict[tuple, tuple[jax.Array, ...]] = {}
 
     def put(self, host: HostBatch, signal: tuple[float, bool] = (0.0, False)) -> Batch:
         rows = len(host.weight)
-        full = host.weight.all()
+        full = rows * self.num_shares == host.total * len(self.shares) or host.weight.all()
         try:
-            parts = put_rows(self._mesh, (host.inputs, host.targets) if full else host[:3])
+            parts = self._put_rows((host.inputs, host.targets) if full else host[:3])
         except WrappingError as error:
             raise (error if host.ids is None else error.at(f"sample {host.ids[error.row]}")) from None
-        weight = (
-            self._once(("weight", rows), lambda: self._rows(np.ones(rows, np.float32))) if full else parts[2]
-        )
-        total = self._once(("total", host.total), lambda: put_replicated(self._mesh, np.float32(host.total)))
-        local = len(self.shares)
-        asked = self._once(
-            ("signal", signal), lambda: self._rows(np.tile(np.array(signal, np.float32), (local, 1)))
-        )
-        return Batch(parts[0], parts[1], weight, total, asked)
+        same = self._kept.get((rows, host.total, signal)) or self._keep(rows, host.total, signal)
+        return Batch(parts[0], parts[1], same[0] if full else parts[2], same[1], same[2])
 
-    def _rows(self, array: np.ndarray) -> jax.Array:
-        return put_rows(self._mesh, array)
-
-    def _once(self, name: tuple, make: Callable[[], jax.Array]) -> jax.Array:
-        if name not in self._kept:
-            self._kept[name] = make()
-        return self._kept[name]
+    def _keep(self, rows: int, total: int, signal: tuple[float, bool]) -> tuple[jax.Array, ...]:
+        """(weights of `rows` samples, `total`, `signal`) on the mesh."""
+        asked = np.tile(np.array(signal, np.float32), (len(self.shares), 1))
+        weight, asked = self._put_rows((np.ones(rows, np.float32), asked))
+        self._kept[rows, total, signal] = weight, put_replicated(self._mesh, np.float32(total)), asked
+        return self._kept[rows, total, signal]
 
 
 class PartPlacer:

@@ -39,7 +39,7 @@ class Tape:
 
     def __init__(self, facts: StreamFacts | None = None) -> None:
         self.facts = facts  # None: a source without ids, of which nothing can be recorded
-        self._fresh: list[tuple[int, HostBatch]] = []
+        self._fresh: list[tuple[int, int, int, Any, Any, Any]] = []
         self._summed: list[Noted] = []
 
     def note(self, epoch: int, host: HostBatch) -> None:
@@ -47,7 +47,7 @@ class Tape:
         if self.facts is None:
             return
         # Inputs and targets are let go: only the numbers of the samples are kept.
-        self._fresh.append((epoch, host._replace(inputs=None, targets=None)))
+        self._fresh.append((epoch, host.stop - host.total, host.stop, host.places, host.ids, host.weight))
         if len(self._fresh) >= _AT_ONCE:
             self._sum()
 
@@ -63,13 +63,10 @@ class Tape:
 
     def _sum(self) -> None:
         if self._fresh:
-            hosts = [host for _, host in self._fresh]
-            places, ids = np.stack([h.places for h in hosts]), np.stack([np.asarray(h.ids) for h in hosts])
-            sums = fingerprints(places, ids, np.stack([h.weight for h in hosts]) > 0)
-            self._summed += [
-                Noted(epoch, host.stop - host.total, host.stop, batch)
-                for (epoch, host), batch in zip(self._fresh, sums, strict=True)
-            ]
+            epochs, firsts, stops, *rows = zip(*self._fresh, strict=True)
+            places, ids, weight = map(np.stack, rows)
+            sums = fingerprints(places, ids, weight > 0)
+            self._summed += map(Noted, epochs, firsts, stops, sums)
             self._fresh = []
 
 
