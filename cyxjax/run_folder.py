@@ -28,6 +28,11 @@ class RunFolder:
         return self.root / "config.yaml"
 
     @property
+    def data(self) -> Path:
+        """What a model must know of the data: the run's can be made again without them."""
+        return self.root / "data.json"
+
+    @property
     def lock(self) -> Path:
         return self.root / LOCK
 
@@ -79,7 +84,16 @@ class RunFolder:
     def refuse_unusable(self) -> None:
         """Raises ConfigError for folders that can never be made, long before there is anything to write."""
         root = self.root
-        own = (self.config, self.lock, self.ledger, self.bits, self.history, self.goodput, self.metrics)
+        own = (
+            self.config,
+            self.data,
+            self.lock,
+            self.ledger,
+            self.bits,
+            self.history,
+            self.goodput,
+            self.metrics,
+        )
         taken = {path.name for path in (*own, self.metrics_table, self.tensorboard)}
         _refuse_never_a_folder("run_dir", root)
         _refuse_never_a_folder("checkpoint_dir", self.checkpoints)

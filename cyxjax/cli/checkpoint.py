@@ -18,12 +18,11 @@ from cyxjax.checkpoint.folders import (
     remove_aside,
     step_folder,
 )
-from cyxjax.checkpoint.manifest import BY_SHARE, Leaf, Manifest, read_manifest
+from cyxjax.checkpoint.manifest import BY_SHARE, read_manifest
 from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.command import Parser
 from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
-from cyxjax.files import replacing
 
 _EXAMPLES = {"export": " digits.safetensors", "prune": " --keep-last 2"}
 
@@ -155,10 +154,12 @@ def _verify(directory: Path, given: argparse.Namespace) -> int:
 
 
 def _export(directory: Path, given: argparse.Namespace) -> int:
+    from cyxjax.checkpoint.arrays import Entry
+    from cyxjax.checkpoint.exporting import good_step, to_orbax, to_safetensors
     from cyxjax.checkpoint.store import StepStore
 
     store = StepStore(directory, is_writer=False)
-    step, manifest = _good_step(store, given.step)
+    step, manifest = good_step(store, given.step)
     parts = tuple(given.part or ("params", "model_state"))
     wanted = {leaf.name: leaf for leaf in manifest.leaves if leaf.name.split("/")[0] in parts}
     if not wanted:
@@ -166,53 +167,14 @@ def _export(directory: Path, given: argparse.Namespace) -> int:
         raise CheckpointError(f"Step {step} has none of {', '.join(parts)}. HINT: its parts are {known}.")
     stored = store.open(step, manifest)
     if given.to == "orbax":
-        _export_to_orbax(given.file, {name: stored.whole(name) for name in wanted})
+        to_orbax(given.file, {name: stored.whole(name) for name in wanted})
     else:
-        _export_to_safetensors(given.file, stored, wanted, step)
+        blocks = {name: partial(stored.blocks, name) for name in wanted}
+        entries = {name: Entry(leaf.shape, leaf.numpy_dtype, blocks[name]) for name, leaf in wanted.items()}
+        to_safetensors(given.file, entries, {"cyxjax_step": str(step)})
     num_bytes = sum(leaf.num_bytes for leaf in wanted.values())
     print(f"step {step}: {len(wanted)} arrays, {num_bytes / 1e6:.2f} MB -> {given.file}")
     return EXIT_OK
-
-
-def _export_to_safetensors(path: Path, stored: Any, leaves: dict[str, Leaf], step: int) -> None:
-    """One file, some megabytes in memory at a time, wherever the pieces of the leaves lie."""
-    from cyxjax.checkpoint.arrays import Entry, write_file
-
-    entries = {
-        name: Entry(leaf.shape, leaf.numpy_dtype, partial(stored.blocks, name))
-        for name, leaf in leaves.items()
-    }
-    try:
-        with replacing(path) as draft:
-            write_file(draft, entries, {"cyxjax_step": str(step)}, mode=0o666)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}. HINT: name a file this user may write.") from error
-
-
-def _export_to_orbax(folder: Path, arrays: dict[str, Any]) -> None:
-    from cyxjax.checkpoint.orbax_arrays import export
-
-    if folder.exists():
-        raise CheckpointError(f"{folder} is there already. HINT: name a new folder.")
-    try:
-        export(folder, {name: array for name, array in arrays.items() if array.size})
-    except Exception as error:  # orbax and TensorStore have no family of errors of their own
-        raise CheckpointError(
-            f"{folder}: {str(error)[:300]}. HINT: name a place this user may write."
-        ) from error
-
-
-def _good_step(store: Any, step: int | None) -> tuple[int, Manifest]:
-    if step is None:
-        step = next(filter(store.is_good, reversed(list_steps(store.directory))), None)
-    if step is None:
-        raise CheckpointError(
-            f"No step in {store.directory} is good. HINT: `cyxjax checkpoint verify` says why."
-        )
-    try:
-        return step, store.manifest(step)
-    except CheckpointError as error:
-        raise CheckpointError(f"Step {step} cannot be exported: {error}. HINT: take another step.") from error
 
 
 def _prune(directory: Path, given: argparse.Namespace) -> int:

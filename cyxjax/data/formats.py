@@ -142,6 +142,16 @@ def read_csv(path: Path, target: str | None = None) -> tuple[npt.NDArray[np.floa
     return np.array(features, np.float32).reshape(len(rows), len(header) - 1), targets, classes
 
 
+def read_table(path: Path) -> npt.NDArray[np.float32]:
+    """All columns, float32 (N, F), of a CSV file with a header. Raises: DataError as `read_csv`."""
+    header, rows = _csv_rows(path)
+    cells = [
+        [_number(path, line, header[i], value) for i, value in enumerate(row)]
+        for line, row in enumerate(rows, 2)
+    ]
+    return np.array(cells, np.float32).reshape(len(rows), len(header))
+
+
 def _csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     try:
         refuse_special(path)

@@ -1,6 +1,7 @@
 """What a loader returns: train, validation and test samples, and what a model must know about them."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,6 +24,17 @@ class DatasetInfo:
     input_shape: tuple[int, ...]  # of one sample, without the batch dimension
     vocabulary: str = ""  # language: character i is token i
     class_names: tuple[str, ...] = ()  # where the data names its classes
+
+    def to_json(self) -> str:
+        """As text, for `from_json`."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "DatasetInfo":
+        """The inverse of `to_json`. Raises: ValueError, TypeError for another text."""
+        values = json.loads(text)
+        values |= {name: tuple(values[name]) for name in ("input_shape", "class_names")}
+        return cls(**values)
 
 
 class Splits(NamedTuple):

@@ -10,7 +10,7 @@ from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.config.errors import blamed
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.metrics import numbers
-from cyxjax.data.splits import Splits
+from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.distributed import process_group
 from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, NotSavedError
 from cyxjax.launch import programs
@@ -85,6 +85,7 @@ def _train(
         # Not before it is known where the run starts: a run that is refused has changed nothing.
         if trainer.is_master():
             write_atomic(config.run_folder.config, config.to_yaml())
+            write_atomic(config.run_folder.data, splits.info.to_json())
         return build_sinks(
             config.sinks, config.run_dir, trainer.is_master(), config.resolved(), resume_step=step
         )
@@ -121,12 +122,17 @@ def _prepared(config: TrainConfig) -> Experiment:
     programs.keep(config.compile_cache, tell=process_group.is_master())
     check_names(config.sinks)
     splits = data_of(config)
-    trainer = DistributedTrainer(
-        model_of(config, splits),
-        loss_of(config, splits),
-        optimizer_of(config),
-        metrics=metrics_of(config, splits),
-        callbacks=callbacks_of(config),
-    )
+    trainer = trainer_of(config, splits.info)
     prepared = trainer.prepare(splits.train, splits.val, config=config, schedule=config.schedule)
     return Experiment(config, splits, trainer, prepared)
+
+
+def trainer_of(config: TrainConfig, info: DatasetInfo) -> DistributedTrainer:
+    """An untrained trainer of what `config` names, for data such as `info` says. Raises: ConfigError."""
+    return DistributedTrainer(
+        model_of(config, info),
+        loss_of(config, info),
+        optimizer_of(config),
+        metrics=metrics_of(config, info),
+        callbacks=callbacks_of(config),
+    )

@@ -5,8 +5,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
 import optax
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
@@ -14,9 +12,9 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import PerExample, as_per_example
 from cyxjax.core.metrics import Metrics, metrics_of
 from cyxjax.core.model.adapter import adapt
+from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.step import TrainState, place_state
 from cyxjax.data.ledger import StreamFacts
-from cyxjax.data.sources import ArrayDataset
 from cyxjax.distributed import process_group
 from cyxjax.distributed.ddp_values import hand_back, needs_inputs
 from cyxjax.errors import CheckpointError, ConfigError
@@ -26,7 +24,8 @@ from cyxjax.observe.records import Sink
 from cyxjax.observe.sinks import NullSink
 from cyxjax.train import loop, resume
 from cyxjax.train.feeding import check_data, fit_data
-from cyxjax.train.feeding.feed import eval_batches, predict_all
+from cyxjax.train.feeding.feed import eval_batches
+from cyxjax.train.feeding.predicting import predict_all, source_of
 from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
 from cyxjax.train.run import run_from
@@ -146,17 +145,17 @@ class DistributedTrainer:
         return loop.evaluate(built.program, self.state, batches)
 
     def predict(self, X: PyTree, *, batch_size: int | None = None) -> PyTree:
-        """The model's outputs for X in evaluation mode, on every rank: numpy, first dimension as X's.
+        """The model's outputs for X in evaluation mode, on every rank: numpy, a row for each of X's.
 
+        X: inputs as arrays, a data set or a loader; targets among them are left alone.
         Raises: DesyncError unless every rank passes the same X.
         """
-        rows = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(X))
-        same_run.refuse_other_samples(self._group, "predict", ArrayDataset(rows, rows))
-        self._session.ensure(jax.tree.map(lambda a: np.asarray(a)[:1], X))
+        source = source_of(X)
+        same_run.refuse_other_samples(self._group, "predict", source.compared)
+        self._session.ensure(source.first)
         built = self._session.built
-        return predict_all(
-            built.predict_step, self._session.agreed(), self._mesh, X, batch_size or built.batch_size
-        )
+        each = batch_size or built.batch_size
+        return predict_all(built.predict_step, self._session.agreed(), self._mesh, source, each)
 
     def save_checkpoint(self, path: str) -> None:
         """Everything that makes the next step, as a checkpoint folder named `path`; rank 0 writes it.
@@ -246,7 +245,22 @@ class DistributedTrainer:
     @property
     def params(self) -> PyTree:
         """The trained parameters as host arrays."""
-        return self._session.values()[0]
+        return self.values[0]
+
+    @property
+    def values(self) -> tuple[PyTree, PyTree]:
+        """(parameters, model state) as evaluation sees them, host arrays."""
+        return self._session.values()
+
+    @property
+    def model_fns(self) -> ModelFns:
+        """The model as functions of `values`. Raises: GroupError before the first fit or load."""
+        return self._session.built.fns
+
+    @property
+    def sample_inputs(self) -> PyTree:
+        """One sample such as the model takes, (1, ...). Raises: GroupError before the first fit or load."""
+        return self._session.prepared.inputs
 
     def _hand_out_values(self) -> None:
         """A model that holds values (SequentialModel, nnx) takes over the trained ones, to be saved by it."""

@@ -68,7 +68,7 @@ def test_a_key_that_nothing_reads_is_found(tmp_path):
 # Where the whole configuration is seen: the calls that take one, and the file that cuts it into parts.
 BORDER = {
     *("__main__", "experiment", "simple_trainer", "trainer", "session", "settings", "resume"),
-    *("feeding/fit_data", "start/prepare", "start/named", "replay/steps"),
+    *("feeding/fit_data", "start/prepare", "start/named", "replay/steps", "stored_run"),
 }
 
 

@@ -11,8 +11,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from cyxjax.core.draws import place_in_step
-from cyxjax.core.mesh import local_replicas, local_rows, num_replicas, put_rows, refuse_wrapping
-from cyxjax.core.step import Batch, TrainState
+from cyxjax.core.mesh import refuse_wrapping
+from cyxjax.core.step import Batch
 from cyxjax.data.batches import BatchPlan, HostBatch, iterate
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.data.loader import tell_epoch
@@ -234,25 +234,3 @@ def _passed_over(
 
 def _rows(part: tuple[Any, Any]) -> int:
     return len(jax.tree.leaves(part)[0])
-
-
-def predict_all(predict_step: Callable, state: TrainState, mesh: Mesh, inputs: PyTree, each: int) -> PyTree:
-    """numpy, first dimension as that of `inputs`; `each`: samples a replica takes at once.
-
-    state: as `build_consensus` gives it. Every rank passes the same inputs.
-    """
-    rows, mine, parts = len(jax.tree.leaves(inputs)[0]), local_replicas(mesh), []
-    if not rows:
-        raise DataError("nothing to predict: 0 samples. HINT: check the filter they came from.")
-    for start in range(0, rows, each * num_replicas(mesh)):
-        # The last batch is filled up from the beginning; what is too much is cut off below.
-        places = np.arange(start + mine.start * each, start + mine.stop * each) % rows
-        batch = put_rows(mesh, jax.tree.map(lambda a, p=places: np.asarray(a)[p], inputs))
-        parts.append(_whole(predict_step(state, batch)))
-    return jax.tree.map(lambda *p: np.concatenate(p)[:rows], *parts)
-
-
-def _whole(rows: PyTree) -> PyTree:
-    if jax.process_count() == 1:
-        return jax.tree.map(local_rows, rows)
-    return multihost_utils.process_allgather(rows, tiled=True)

@@ -23,6 +23,7 @@ from cyxjax.core.objective.foreign_metrics import is_statistic
 from cyxjax.core.objective.measures import top_k
 from cyxjax.core.objective.scores import AUC, F1, R2, BitsPerCharacter, ConfusionMatrix, Perplexity
 from cyxjax.data.catalog import Splits, load_dataset
+from cyxjax.data.splits import DatasetInfo
 from cyxjax.errors import ConfigError
 from cyxjax.models.config import Config
 from cyxjax.models.registry import get_model
@@ -62,12 +63,12 @@ def data_of(config: TrainConfig) -> Splits:
         return load_dataset(config.data.name, config.data.root, **config.data.options)
 
 
-def model_of(config: TrainConfig, splits: Splits) -> Any:
+def model_of(config: TrainConfig, info: DatasetInfo) -> Any:
     """The untrained model, as wide as the data need. Raises: ConfigError."""
     with blamed(config, "model"):
         builder = get_model(config.model.name)
         known = builder.options()
-        implied = {option: getattr(splits.info, fact) for option, fact in _WIDTH.items() if option in known}
+        implied = {option: getattr(info, fact) for option, fact in _WIDTH.items() if option in known}
         if "rngs" in known:  # a flax.nnx module draws its parameters as it is made
             from flax import nnx
 
@@ -75,11 +76,11 @@ def model_of(config: TrainConfig, splits: Splits) -> Any:
         return builder(Config(implied | config.model.options, source="model.options"))
 
 
-def loss_of(config: TrainConfig, splits: Splits) -> Any:
+def loss_of(config: TrainConfig, info: DatasetInfo) -> Any:
     """The loss; None for that of the model. Raises: ConfigError."""
     name = config.loss
     if name == "auto":
-        name = "model" if config.model.name in _OWN_LOSS else _BY_TASK[splits.info.task]
+        name = "model" if config.model.name in _OWN_LOSS else _BY_TASK[info.task]
     known = LOSSES | {"auto": None}
     found = named("loss", name, known, unknown=f"loss={name!r} is not known.", key="loss")
     return found() if isinstance(found, type) else found
@@ -91,7 +92,7 @@ def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
         return build_optimizer(config.optimizer)
 
 
-def metrics_of(config: TrainConfig, splits: Splits) -> Metrics:
+def metrics_of(config: TrainConfig, info: DatasetInfo) -> Metrics:
     """Those of every task and those named: ours, functions (output, target) -> one value a sample, statistics
     and classes of other libraries.
 
@@ -106,7 +107,7 @@ def metrics_of(config: TrainConfig, splits: Splits) -> Metrics:
         if short in made:
             raise ConfigError(f"two metrics are named {short!r}. HINT: rename one.", key=key)
         if made_of in METRICS:
-            wide = {"num_classes": splits.info.num_classes} if _wants_classes(METRICS[made_of]) else {}
+            wide = {"num_classes": info.num_classes} if _wants_classes(METRICS[made_of]) else {}
             made[short] = _made("metric", made_of, METRICS, wide | options, key)
             continue
         found = named("metric", made_of, METRICS, key=key)

@@ -12,7 +12,7 @@ from cyxjax.data.batches import BatchPlan, batch_size_from_global, iterate, read
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.train.feeding.feed import predict_all
+from cyxjax.train.feeding.predicting import predict_all, source_of
 
 PLANS = st.builds(
     BatchPlan,
@@ -216,4 +216,4 @@ def test_a_step_too_large_to_count_is_refused(sizes):
 
 def test_nothing_to_predict_is_said():
     with pytest.raises(DataError, match="nothing to predict: 0 samples"):
-        predict_all(None, None, build_mesh(jax.devices()[:1]), np.zeros((0, 3), np.float32), 4)
+        predict_all(None, None, build_mesh(jax.devices()[:1]), source_of([np.zeros((0, 3), np.float32)]), 4)

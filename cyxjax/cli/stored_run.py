@@ -1,0 +1,152 @@
+"""`cyxjax predict|evaluate|export RUN`: what a run left behind, used."""
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cyxjax.command import Parser
+from cyxjax.errors import EXIT_OK, ConfigError
+
+_TO = ("safetensors", "stablehlo", "onnx")
+_READS, _WRITES = (".npy", ".npz", ".csv"), (".npy", ".npz", ".csv")
+
+
+def evaluate(argv: Sequence[str]) -> int:
+    """`cyxjax evaluate RUN`: prints the metrics of the run's model on its own or other samples."""
+    parser = _parser("evaluate", "Measures a run's model on its own samples, or on others of their format.")
+    parser.add_argument("--part", choices=("train", "val", "test"), default="test", help="which samples")
+    parser.add_argument("--root", help="file or folder to read them from, in place of the run's data.root")
+    parser.add_argument("--max-batches", type=int, help="so many batches only")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = _parsed(parser, argv)
+
+    def use(run: Any) -> None:
+        config = run.config
+        if given.root is not None:
+            config = config.model_copy(update={"data": config.data.model_copy(update={"root": given.root})})
+        from cyxjax.core.metrics import numbers
+        from cyxjax.train.start.named import data_of
+
+        samples = getattr(data_of(config), given.part)
+        found = run.trainer.evaluate_metrics(
+            samples, batch_size=given.batch_size, max_batches=given.max_batches
+        )
+        known = {name: value for name, value in numbers(found).items() if not math.isnan(value)}
+        if given.json:
+            tables = {name: value.tolist() for name, value in found.items() if name not in numbers(found)}
+            about = {"step": run.step, "part": given.part, "samples": len(samples)}
+            said = json.dumps(about | known | tables)
+        else:
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in known.items())
+            said = f"step {run.step}, {given.part}, {len(samples)} samples: {shown}"
+        _say(run, said)
+
+    return _with_run(given, use)
+
+
+def predict(argv: Sequence[str]) -> int:
+    """`cyxjax predict RUN INPUT OUTPUT`: writes the model's outputs, a row for each of INPUT's."""
+    parser = _parser(
+        "predict",
+        "Writes the outputs of a run's model, a row for each row of the input.",
+        " x.npy scores.csv",
+    )
+    parser.add_argument(
+        "input", type=Path, help=".npy; .npz with x, or one array for each input's name; .csv with a header"
+    )
+    parser.add_argument("output", type=Path, help=".npy, .npz (several outputs) or .csv; replaced if there")
+    given = _parsed(parser, argv)
+    for path, known in ((given.input, _READS), (given.output, _WRITES)):
+        if path.suffix not in known:
+            raise ConfigError(f"{path}: expected a name that ends in {', '.join(known)}. HINT: .npy")
+    if not given.input.is_file():
+        raise ConfigError(f"{given.input}: no such file. HINT: np.save(file, x) writes one.")
+    if not given.output.absolute().parent.is_dir():
+        raise ConfigError(f"{given.output}: there is no such folder. HINT: make it first.")
+
+    def use(run: Any) -> None:
+        from cyxjax.train import tables
+
+        inputs = tables.read_inputs(given.input, run.trainer.sample_inputs)
+        outputs = run.predict(inputs, batch_size=given.batch_size)
+        if run.trainer.is_master():
+            said = tables.write_outputs(given.output, outputs, run.info)
+            _say(run, f"step {run.step}: {said} -> {given.output}")
+
+    return _with_run(given, use)
+
+
+def export(argv: Sequence[str]) -> int:
+    """`cyxjax export RUN FILE --to FORMAT`: the trained model as a file for other programs."""
+    parser = _parser("export", "Writes a run's model for other programs.", " digits.safetensors")
+    parser.add_argument("file", type=Path, help="the file to write, replaced if there")
+    parser.add_argument(
+        "--to",
+        choices=_TO,
+        default="safetensors",
+        help="safetensors: parameters, with the configuration in its header; stablehlo: a program that needs "
+        "neither cyxjax nor the model's code",
+    )
+    parser.add_argument("--platforms", help="stablehlo: also for these, such as cuda,tpu")
+    given = _parsed(parser, argv)
+    if given.to == "onnx":
+        raise ConfigError(
+            "--to onnx is not written here: nothing of ours could check it. HINT: --to stablehlo; or give "
+            "`cx.load_run(RUN).forward` to a converter such as jax2onnx, and compare its outputs."
+        )
+    if given.to == "safetensors" and (given.platforms or given.batch_size):
+        raise ConfigError(
+            "--platforms and --batch-size are of a program, safetensors holds none. HINT: --to stablehlo"
+        )
+    if not given.file.absolute().parent.is_dir():
+        raise ConfigError(f"{given.file}: there is no such folder. HINT: make it first.")
+
+    def use(run: Any) -> None:
+        from cyxjax.train import stored_run
+
+        platforms = given.platforms.split(",") if given.platforms else ()
+        if given.to == "stablehlo":
+            said = stored_run.to_stablehlo(run, given.file, given.batch_size, platforms)
+        else:
+            said = stored_run.to_safetensors(run, given.file)
+        _say(run, f"step {run.step}: {said} -> {given.file}")
+
+    return _with_run(given, use)
+
+
+def _parser(name: str, text: str, example: str = "") -> Parser:
+    parser = Parser(prog=f"cyxjax {name}", description=text, example=f"cyxjax {name} runs/digits{example}")
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--step", type=int, help="this checkpoint; default: the newest that verifies")
+    parser.add_argument("--batch-size", type=int, help="samples a device takes at once; default: the run's")
+    return parser
+
+
+def _parsed(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    given = parser.parse_args(argv)
+    for name in ("batch_size", "max_batches", "step"):
+        value = getattr(given, name, None)
+        if value is not None and value < (0 if name == "step" else 1):
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: expected a positive number. HINT: 64")
+    return given
+
+
+def _with_run(given: argparse.Namespace, use: Any) -> int:
+    """`use(run)`, in the group of the environment, left at the end."""
+    from cyxjax.train.stored_run import load_run, stored_config
+
+    stored_config(given.run)  # a wrong folder costs no start of jax
+    from cyxjax.distributed import process_group
+
+    run = load_run(given.run, given.step)
+    use(run)
+    process_group.finalize()
+    return EXIT_OK
+
+
+def _say(run: Any, text: str) -> None:
+    if run.trainer.is_master():
+        print(text)

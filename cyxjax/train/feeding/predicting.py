@@ -1,0 +1,118 @@
+"""What is predicted: the model's outputs for arrays, data sets and loaders, in their order, on every rank."""
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from cyxjax.core.mesh import local_replicas, local_rows, num_replicas, put_rows
+from cyxjax.core.step import TrainState
+from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
+from cyxjax.errors import DataError, DesyncError
+from cyxjax.train.feeding.check_data import one_input
+from cyxjax.train.feeding.fit_data import for_evaluation, is_loader
+
+PyTree = Any
+_ROWS_AT_ONCE = 1024  # read at a time of a data set
+_NOTHING = "nothing to predict: 0 samples. HINT: check the filter they came from."
+
+
+class Source(NamedTuple):
+    """Rows to predict."""
+
+    compared: Any  # a Dataset, which ranks compare; a loader, whose batches they compare
+    first: PyTree  # one sample's inputs, shape (1, ...)
+    blocks: Callable[[int], Iterator[PyTree]]  # inputs, at most so many rows at a time
+
+
+def source_of(X: Any) -> Source:
+    """Rows of arrays (any tree of them), of a data set by number, or of a loader batch by batch.
+
+    A loader of cyxjax that gives all samples is read in the order of its data set, also where it shuffles.
+    """
+    if _is_tree(X):
+        rows = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(X))
+        if not rows or not all(leaf.size for leaf in rows):
+            raise DataError(_NOTHING)
+        first = jax.tree.map(lambda a: np.asarray(a)[:1], X)
+        return Source(ArrayDataset(rows, rows), first, lambda _: iter([X]))
+    data = for_evaluation(X)
+    return Source(data, one_input(data), partial(_blocks, data))
+
+
+def _is_tree(X: Any) -> bool:
+    """An array (which has a length and a `take` too) or a tree of arrays; not a data set or a loader."""
+    if hasattr(X, "dtype") or isinstance(X, Mapping | tuple | list):
+        return True
+    has_items = hasattr(X, "__getitem__") and hasattr(X, "__len__")
+    return not (is_loader(X) or isinstance(X, Dataset) or has_items)
+
+
+def _blocks(data: Any, rows: int) -> Iterator[PyTree]:
+    if is_loader(data):
+        yield from _alike(inputs for inputs, _ in as_batches(data))
+        return
+    for start in range(0, len(data), rows):
+        yield data.take(np.arange(start, min(start + rows, len(data))))[0]
+
+
+def _alike(batches: Iterable[PyTree]) -> Iterator[PyTree]:
+    """`batches`, read alike by all ranks. Raises: DesyncError where two ranks' loaders differ."""
+    if jax.process_count() == 1:
+        yield from batches
+        return
+    iterator = iter(batches)
+    while True:
+        inputs = next(iterator, None)
+        mine = 0 if inputs is None else 1 + _crc32(inputs)
+        ranks = multihost_utils.process_allgather(np.int64(mine))
+        if (ranks != mine).any():
+            raise DesyncError(
+                "predict: the loaders of the ranks give other samples. HINT: give all ranks the same loader, "
+                "without a DistributedSampler: the rows are shared out among the devices."
+            )
+        if inputs is None:
+            return
+        yield inputs
+
+
+def _crc32(tree: PyTree) -> int:
+    crc = 0
+    for leaf in jax.tree.leaves(tree):
+        crc = zlib.crc32(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data, crc)
+    return crc
+
+
+def predict_all(predict_step: Callable, state: TrainState, mesh: Mesh, source: Source, each: int) -> PyTree:
+    """numpy, a row for each of `source`; `each`: samples a replica takes at once.
+
+    state: as `build_consensus` gives it. Every rank passes the same rows.
+    """
+    per_step = each * num_replicas(mesh)
+    blocks = source.blocks(per_step * max(1, _ROWS_AT_ONCE // per_step))
+    parts = [part for inputs in blocks for part in _predicted(predict_step, state, mesh, inputs, each)]
+    if not parts:
+        raise DataError(_NOTHING)
+    return jax.tree.map(lambda *p: np.concatenate(p), *parts)
+
+
+def _predicted(
+    predict_step: Callable, state: TrainState, mesh: Mesh, inputs: PyTree, each: int
+) -> Iterator[PyTree]:
+    rows, mine, per_step = len(jax.tree.leaves(inputs)[0]), local_replicas(mesh), each * num_replicas(mesh)
+    for start in range(0, rows, per_step):
+        # The last batch is filled up from the beginning; what is too much is cut off below.
+        places = np.arange(start + mine.start * each, start + mine.stop * each) % rows
+        batch = put_rows(mesh, jax.tree.map(lambda a, p=places: np.asarray(a)[p], inputs))
+        yield jax.tree.map(lambda a: a[: rows - start], _whole(predict_step(state, batch)))  # noqa: B023
+
+
+def _whole(rows: PyTree) -> PyTree:
+    if jax.process_count() == 1:
+        return jax.tree.map(local_rows, rows)
+    return multihost_utils.process_allgather(rows, tiled=True)

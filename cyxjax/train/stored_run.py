@@ -1,0 +1,143 @@
+"""A run folder as a trained model: what its configuration names, made again, at one of its checkpoints."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from cyxjax.checkpoint import exporting
+from cyxjax.checkpoint.arrays import Entry
+from cyxjax.config.experiment import TrainConfig
+from cyxjax.config.load import read_yaml
+from cyxjax.core.trees import named_leaves
+from cyxjax.data.splits import DatasetInfo, Splits
+from cyxjax.distributed import process_group
+from cyxjax.errors import ConfigError
+from cyxjax.files import read_plain
+from cyxjax.train.experiment import trainer_of
+from cyxjax.train.stablehlo import write_stablehlo
+from cyxjax.train.start.named import data_of
+from cyxjax.train.trainer import DistributedTrainer
+
+PyTree = Any
+PARTS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """What a run left behind, ready to predict, evaluate and train on."""
+
+    config: TrainConfig
+    info: DatasetInfo  # what the model was told of the data
+    trainer: DistributedTrainer
+    """As it stood at the step; `trainer.fit` goes on from there."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that the parameters have seen."""
+        return self.trainer.run_state.position.step
+
+    @property
+    def model(self) -> Any:
+        """The model that the configuration names; linen modules are called with `params`."""
+        return self.trainer.get_model()
+
+    @property
+    def params(self) -> PyTree:
+        """The trained parameters, host arrays."""
+        return self.trainer.params
+
+    @property
+    def forward(self) -> Callable[[PyTree], PyTree]:
+        """The trained model in evaluation mode as a pure function, inputs -> outputs."""
+        params, model_state = self.trainer.values
+        apply, key = self.trainer.model_fns.apply, jax.random.key(0)  # evaluation draws nothing
+        return lambda inputs: apply(params, model_state, inputs, key, False)[0]
+
+    @cached_property
+    def data(self) -> Splits:
+        """The run's own samples, read again. Raises: ConfigError, DataError where they are no more."""
+        return data_of(self.config)
+
+    def predict(self, X: Any, *, batch_size: int | None = None) -> PyTree:
+        """The model's outputs in evaluation mode; X as `DistributedTrainer.predict` takes it."""
+        return self.trainer.predict(X, batch_size=batch_size)
+
+    def evaluate(
+        self, X: Any = None, y: Any = None, *, part: str = "test", batch_size: int | None = None
+    ) -> dict[str, Any]:
+        """All metrics by name, of (X, y), a data set or a loader; of the run's own `part` where X is None."""
+        if X is None:
+            if part not in PARTS:
+                raise ConfigError(f"part={part!r}: expected {', '.join(PARTS)}. HINT: part='test'.")
+            X = getattr(self.data, part)
+        return self.trainer.evaluate_metrics(X, y, batch_size=batch_size)
+
+
+def load_run(path: str | Path, step: int | None = None) -> StoredRun:
+    """The run in the folder `path` at its newest good checkpoint, or at `step`.
+
+    The folder is enough, wherever it lies now: the data are asked for only where they are used. Joins the
+    group of the environment, as every trainer; all ranks call it.
+    Raises: ConfigError for a folder that is no run's; CheckpointError where no checkpoint is good.
+    """
+    config = stored_config(Path(path))
+    process_group.ensure()
+    info = stored_info(config)
+    trainer = trainer_of(config, info)
+    trainer.load_checkpoint(str(config.checkpoint_path), step)
+    return StoredRun(config, info, trainer)
+
+
+def stored_config(root: Path) -> TrainConfig:
+    """The configuration kept in a run folder, as of the folder where it lies now. Raises: ConfigError."""
+    file = root / TrainConfig().run_folder.config.name
+    if not file.is_file():
+        what = "no config.yaml in it" if root.is_dir() else "no such folder"
+        raise ConfigError(
+            f"{root}: {what}. HINT: name the run folder of `cyxjax train`; what fit saved by itself is "
+            "taken by trainer.load_checkpoint(path)."
+        )
+    return TrainConfig.from_values(read_yaml(str(file)) | {"run_dir": str(root)}, str(file))
+
+
+def stored_info(config: TrainConfig) -> DatasetInfo:
+    """What the model was told of the data; of a run folder that does not say it, from the data themselves."""
+    file = config.run_folder.data
+    if not file.is_file():  # of a version before it was kept
+        return data_of(config).info
+    try:
+        return DatasetInfo.from_json(read_plain(file, 1 << 24).decode())
+    except (OSError, ValueError, TypeError, KeyError) as err:
+        raise ConfigError(
+            f"{file}: {type(err).__name__}: {err}. HINT: delete it; the data say it again."
+        ) from err
+
+
+def to_safetensors(run: StoredRun, path: Path) -> str:
+    """Writes parameters and model state, as evaluation sees them, with configuration and data in the header.
+
+    Says in a few words what it wrote; on rank 0. Raises: CheckpointError if it cannot be written.
+    """
+    params, model_state = run.trainer.values
+    trees = {"params": params, "model_state": model_state}
+    arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(trees)}
+    about = {"cyxjax_step": str(run.step), "cyxjax_config": run.config.to_yaml()}
+    about |= {"cyxjax_data": run.info.to_json()}
+    if run.trainer.is_master():
+        exporting.to_safetensors(path, {name: Entry.of(array) for name, array in arrays.items()}, about)
+    return f"{len(arrays)} arrays, {sum(a.nbytes for a in arrays.values()) / 1e6:.2f} MB"
+
+
+def to_stablehlo(run: StoredRun, path: Path, batch_size: int | None, platforms: Sequence[str]) -> str:
+    """Writes the forward pass with its parameters; see `write_stablehlo`. In one process alone."""
+    if run.trainer.get_world_size() > 1:
+        raise ConfigError("one process writes StableHLO. HINT: run `cyxjax export` without the launcher.")
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(run.params))
+    few = jax.tree.map(lambda a: np.zeros((2, *a.shape[1:]), a.dtype), run.trainer.sample_inputs)
+    options: Any = {"num_bytes": num_bytes, "batch_size": batch_size, "platforms": platforms}
+    return write_stablehlo(path, run.forward, few, **options)

@@ -1,0 +1,225 @@
+"""What a run left behind is used without its program: loaded, measured, asked, and written for others."""
+
+import json
+import os
+import shutil
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from safetensors import safe_open
+
+import cyxjax as cx
+from cyxjax.cli import main
+from cyxjax.config.experiment import TrainConfig
+from cyxjax.data.splits import DatasetInfo
+from cyxjax.distributed import process_group
+from cyxjax.errors import CheckpointError, ConfigError, DataError
+from cyxjax.train import experiment, stablehlo
+from tests.support.trainers import use_devices
+
+ROWS = np.random.default_rng(5).normal(size=(5, 4)).astype(np.float32)
+SMALL = {
+    "epochs": 2,
+    "batch_size": 4,
+    "model": {"name": "tests.support.brought:Net", "options": {"width": 3}},
+    "data": {"name": "tests.support.brought:data"},
+    "optimizer": {"name": "sgd", "lr": 0.1},
+    "verbose": False,
+    "report": False,
+    "sinks": [],
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(folder of a run that was trained, what its trainer says of ROWS and of its test samples)."""
+    folder = tmp_path_factory.mktemp("stored") / "run"
+    with mock.patch.dict(os.environ):  # where `init` writes
+        process_group.finalize()
+        ready = experiment.prepare(TrainConfig(run_dir=str(folder), **SMALL))
+        experiment.train(ready)
+        use_devices(2)
+        trainer = ready.trainer
+        told = trainer.predict(ROWS), trainer.evaluate_metrics(ready.splits.test)
+        process_group.finalize()
+    return folder, *told
+
+
+@pytest.fixture
+def moved(run, tmp_path):
+    """The run's folder where nobody wrote it, on other devices, and without its data."""
+    folder = tmp_path / "elsewhere"
+    shutil.copytree(run[0], folder)
+    use_devices(2)
+    return folder
+
+
+def test_a_run_is_loaded_where_it_lies_now(moved, run):
+    found = cx.load_run(moved)
+    assert found.config.run_dir == str(moved)
+    assert found.step == 2
+    assert found.info == DatasetInfo("tests.support.brought:data", "classification", 2, (4,))
+    np.testing.assert_allclose(found.predict(ROWS), run[1], rtol=1e-6)
+    assert found.params["Dense_0"]["kernel"].shape == (3, 2)
+    direct = found.model.apply({"params": found.params}, ROWS)
+    np.testing.assert_allclose(direct, run[1], rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(found.forward)(ROWS), run[1], rtol=1e-5)
+
+
+def test_it_measures_its_own_samples_and_others(moved, run):
+    found = cx.load_run(moved)
+    assert found.evaluate() == pytest.approx(run[2], rel=1e-6)
+    x, y = found.data.test.take(np.arange(8))
+    assert found.evaluate(x, y) == pytest.approx(run[2], rel=1e-6)
+    assert found.evaluate(part="val")["loss"] != run[2]["loss"]
+    with pytest.raises(ConfigError, match="part='tset'"):
+        found.evaluate(part="tset")
+
+
+def test_it_trains_on(moved):
+    found = cx.load_run(moved)
+    x, y = found.data.train.take(np.arange(32))
+    quiet = {"checkpoint_every_n_epochs": 0, "verbose": False}
+    found.trainer.fit(x, y, cx.distributed.DistributedTrainingConfig(epochs=3, batch_size=4, **quiet))
+    assert found.step > 2
+
+
+def test_rows_come_from_datasets_and_loaders_in_their_order(moved, run):
+    found, order = cx.load_run(moved), np.array([3, 0, 4, 1, 2])
+
+    class Items:
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, i):
+            return ROWS[i], np.int32(7)  # a target no model has: predict looks at none
+
+    batches = [(ROWS[order[:3]], np.zeros(3)), (ROWS[order[3:]], np.zeros(2))]
+
+    class Loader:
+        def __iter__(self):
+            return iter(batches)
+
+    shuffled = cx.DataLoader((ROWS, np.zeros(5, np.int32)), batch_size=2, shuffle=True)
+    for X in (Items(), cx.data.ArrayDataset(ROWS, ROWS), shuffled):
+        np.testing.assert_array_equal(found.predict(X, batch_size=1), found.predict(ROWS, batch_size=1))
+    np.testing.assert_allclose(found.predict(Loader()), run[1][order], rtol=1e-6)
+    with pytest.raises(DataError, match="nothing to predict: 0 samples"):
+        found.predict(ROWS[:0])
+
+
+def test_a_run_of_before_it_was_kept_asks_its_data_what_they_are(moved, run):
+    (moved / "data.json").unlink()
+    np.testing.assert_allclose(cx.load_run(moved).predict(ROWS), run[1], rtol=1e-6)
+    (moved / "data.json").write_text("[1]")
+    with pytest.raises(ConfigError, match=r"data.json: TypeError.*HINT: delete it"):
+        cx.load_run(moved)
+
+
+def test_what_is_no_run_is_refused(tmp_path, moved, group):
+    with pytest.raises(ConfigError, match="no such folder"):
+        cx.load_run(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"no config\.yaml in it"):
+        cx.load_run(tmp_path)
+    with pytest.raises(CheckpointError, match="step"):
+        cx.load_run(moved, step=99)
+    shutil.rmtree(moved / "checkpoints")
+    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+        cx.load_run(moved)
+
+
+def command(*words):
+    try:
+        return main.main([str(word) for word in words])
+    finally:
+        process_group.finalize()
+
+
+def test_evaluate_says_the_run_s_numbers(moved, run, capsys):
+    assert command("evaluate", moved, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["step"], told["part"], told["samples"]) == (2, "test", 8)
+    assert told["loss"] == pytest.approx(run[2]["loss"], rel=1e-6)
+    assert command("evaluate", moved, "--part", "val", "--max-batches", "1") == 0
+    assert capsys.readouterr().out.startswith("step 2, val, 8 samples: loss ")
+
+
+def test_predict_reads_and_writes_files(moved, run, tmp_path, capsys):
+    np.save(tmp_path / "x.npy", ROWS.astype(np.float64))
+    np.savez(tmp_path / "x.npz", x=ROWS, other=ROWS)
+    (tmp_path / "x.csv").write_text("a,b,c,d\n" + "\n".join(",".join(map(str, row)) for row in ROWS) + "\n")
+    for name in ("x.npy", "x.npz", "x.csv"):
+        assert command("predict", moved, tmp_path / name, tmp_path / "out.npy") == 0
+        np.testing.assert_allclose(np.load(tmp_path / "out.npy"), run[1], rtol=1e-5)
+    assert f"step 2: float32[5, 2] -> {tmp_path / 'out.npy'}" in capsys.readouterr().out
+    assert command("predict", moved, tmp_path / "x.npy", tmp_path / "out.csv") == 0
+    head, *rows = (tmp_path / "out.csv").read_text().split()
+    assert head == "class,output_0,output_1"
+    assert [int(row.split(",")[0]) for row in rows] == run[1].argmax(1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["predict", "RUN", "x.txt", "o.npy"], "x.txt: expected a name that ends in .npy, .npz, .csv"),
+        (["predict", "RUN", "no.npy", "o.npy"], "no.npy: no such file"),
+        (["predict", "RUN", "odd.npy", "o.npy"], "float32[5, 3]; the run was trained on float32[N, 4]"),
+        (["predict", "RUN", "text.npy", "o.npy"], "the run was trained on float32[N, 4]"),
+        (["predict", "RUN", "x.npy", "away/o.npy"], "there is no such folder"),
+        (["predict", "nowhere", "x.npy", "o.npy"], "nowhere: no such folder"),
+        (["evaluate", "RUN", "--batch-size", "0"], "--batch-size 0: expected a positive number"),
+        (["evaluate", "RUN", "--root", "x"], "is not read from files, but root=x"),
+        (["export", "RUN", "o.onnx", "--to", "onnx"], "HINT: --to stablehlo"),
+        (["export", "RUN", "o.st", "--platforms", "cpu"], "safetensors holds none"),
+        (["export", "RUN", "o", "--to", "stablehlo", "--platforms", "abacus"], "platform 'abacus': expected"),
+    ],
+)
+def test_a_wrong_word_costs_one_line(words, said, moved, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", ROWS)
+    np.save("odd.npy", ROWS[:, :3])
+    np.save("text.npy", np.full((5, 4), "a"))
+    before = sorted(tmp_path.iterdir())
+    assert command(*[str(moved) if word == "RUN" else word for word in words]) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_safetensors_say_what_they_are_of(moved, tmp_path, capsys):
+    assert command("export", moved, tmp_path / "o.safetensors") == 0
+    with safe_open(tmp_path / "o.safetensors", "np") as file:
+        assert file.get_tensor("params/Dense_0/kernel").shape == (3, 2)
+        about = file.metadata()
+    assert yaml.safe_load(about["cyxjax_config"])["model"]["name"] == "tests.support.brought:Net"
+    assert (about["cyxjax_step"], DatasetInfo.from_json(about["cyxjax_data"]).num_classes) == ("2", 2)
+    assert "step 2: 4 arrays, 0.00 MB -> " in capsys.readouterr().out
+
+
+def test_stablehlo_runs_without_us(moved, run, tmp_path, capsys):
+    path = tmp_path / "o.hlo"
+    assert command("export", moved, path, "--to", "stablehlo", "--platforms", "cuda") == 0
+    assert "for cpu, cuda, any number of rows" in capsys.readouterr().out
+    program = jax.export.deserialize(bytearray(path.read_bytes()))
+    np.testing.assert_allclose(program.call(ROWS), run[1], rtol=1e-5)
+    assert command("export", moved, path, "--to", "stablehlo", "--batch-size", "3") == 0
+    program = jax.export.deserialize(bytearray(path.read_bytes()))
+    np.testing.assert_allclose(program.call(ROWS[:3]), run[1][:3], rtol=1e-5)
+
+
+def test_a_program_that_computes_something_else_is_not_kept(tmp_path):
+    calls = []
+
+    def forward(x):  # one answer as it is exported, another when it is asked
+        calls.append(x)
+        return x * len(calls)
+
+    with pytest.raises(DataError, match="what was exported computes something else"):
+        stablehlo.write_stablehlo(tmp_path / "o.hlo", forward, ROWS, num_bytes=0)
+    with pytest.raises(ConfigError, match="at most 1.1"):
+        stablehlo.write_stablehlo(tmp_path / "o.hlo", forward, ROWS, num_bytes=1 << 31)
+    assert list(tmp_path.iterdir()) == []
