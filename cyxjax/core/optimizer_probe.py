@@ -57,12 +57,20 @@ def refuse_unless_elementwise(
     vectors = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape or (1,), p.dtype), params)
     wanted = _signature(_traced(optimizer, vectors).jaxpr)
     by_shape = _without_constants(_signature(whole.jaxpr)) != _without_constants(wanted)
+    # What is of one shape beside any leaf is no row of a leaf: a vector of one number would pass for a part.
+    grown = jax.tree.map(lambda p: jax.ShapeDtypeStruct(_tripled(p.shape), p.dtype), params)
+    if not _same_states(optimizer, params, grown, _tripled):
+        raise _needs_whole_leaves(comm, "keeps a state that is not shaped like the parameters")
     for parts in (2, 2**30):
         of_parts = jax.tree.map(lambda p: jax.ShapeDtypeStruct(cut(p.shape, parts), p.dtype), params)  # noqa: B023
         if by_shape or _signature(_traced(optimizer, of_parts).jaxpr) != wanted:
             raise _needs_whole_leaves(comm, "chooses what it does by the shape of a leaf")
         if not _same_states(optimizer, params, of_parts, lambda shape: cut(shape, parts)):  # noqa: B023
             raise _needs_whole_leaves(comm, "keeps a state that is not shaped like the parameters")
+
+
+def _tripled(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(3 * n for n in shape)
 
 
 def _needs_whole_leaves(comm: str, what: str) -> ConfigError:

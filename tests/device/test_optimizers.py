@@ -52,7 +52,16 @@ def drawn():
     )
 
 
+def rate_in_a_vector():
+    """One number that belongs to no leaf; cut into rows, a resume would give all but the first a zero."""
+    return optax.GradientTransformation(
+        lambda params: jnp.full((1,), RATE),
+        lambda grads, rate, params=None: (jax.tree.map(lambda g: -g * jnp.squeeze(rate), grads), rate),
+    )
+
+
 WRAPPED = {
+    "rate in a vector": rate_in_a_vector,
     "by place": by_place,
     "drawn": drawn,
     "apply_if_finite": lambda: optax.apply_if_finite(adam(), 3),
@@ -113,6 +122,7 @@ WHOLE = {
     "by place",
     "drawn",
     "noisy_sgd",
+    "rate in a vector",
 }
 NEVER = {"lbfgs", "polyak_sgd", "momo", "lookahead", "labels of another tree", "scale_by_zoom_linesearch"}
 

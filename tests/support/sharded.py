@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -43,7 +44,62 @@ class Perceptron(nnx.Module):
         return self.last(nnx.relu(self.first(x.reshape(len(x), -1))))
 
 
+class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return x + nn.tanh(nn.Dense(6)(x)), None
+
+
+class Crossed(nn.Module):
+    """Every kind of leaf that cutting may cross: tied, scanned, empty, scalar, 16 bits, complex, unused."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        embed, ones = nn.Embed(11, 6), nn.initializers.ones
+        layers = nn.scan(Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+        x, _ = layers()(embed(tokens), None)
+        again = nn.remat_scan(nn.Dense, lengths=(2, 1))(6)
+        x = x + again(x) + nn.Dense(6, param_dtype=jnp.bfloat16)(x)
+        turn = self.param("turn", lambda key: jax.lax.complex(*jax.random.normal(key, (2, 6))))
+        x = jnp.abs(x.astype(jnp.complex64) * turn) * self.param("one", ones, (1, 1, 1))
+        fixed = jax.lax.stop_gradient(self.param("fixed", ones, (6, 6)))
+        empty = self.param("empty", ones, (0,)).sum() + self.param("columns", ones, (3, 0)).sum()
+        self.param("unused", ones, (5,))
+        return embed.attend(x @ fixed) * self.param("gain", ones, ()) + empty
+
+
+class Shared(nnx.Module):
+    """A layer in two places, one made by vmap and scanned, batch statistics and random draws."""
+
+    def __init__(self, rngs):
+        stacked = nnx.vmap(lambda key: nnx.Linear(36, 36, rngs=key), in_axes=0, out_axes=0)
+        self.layers = nnx.split_rngs(splits=2)(stacked)(rngs)
+        self.one = nnx.Linear(36, 36, use_bias=False, rngs=rngs)
+        self.other, self.norm = self.one, nnx.BatchNorm(36, rngs=rngs)
+        self.drop, self.last = nnx.Dropout(0.1, rngs=rngs), nnx.Linear(36, 3, rngs=rngs)
+
+    def __call__(self, x):
+        scan = nnx.scan(lambda layer, x: x + jnp.tanh(layer(x)), in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+        x = scan(self.layers, x.reshape(len(x), -1))
+        return self.last(self.drop(self.norm(self.other(nnx.relu(self.one(x))))))
+
+
+def pair():
+    """Functions, and parameters in a list, a tuple and None, one of them no array."""
+
+    def init(key, x):
+        return {"w": np.ones((36, 3), np.float32) / 9, "more": [(0.5, None), jax.random.normal(key, (3,))]}
+
+    def apply(params, x):
+        return x.reshape(len(x), -1) @ params["w"] * params["more"][0][0] + params["more"][1]
+
+    return init, apply
+
+
 MODELS = {
+    "crossed": (Crossed, (TOKENS, np.roll(TOKENS, -1, 1))),
+    "shared": (lambda: Shared(nnx.Rngs(0)), (IMAGES, LABELS)),
+    "pair": (pair, (IMAGES, LABELS)),
     "cnn": (Convolutional, (IMAGES, LABELS)),
     "nnx": (lambda: Perceptron(nnx.Rngs(0)), (IMAGES, LABELS)),
     "gpt": (
@@ -68,7 +124,7 @@ def trained(comm, model, replicas, tmp_path=None, epochs=2, **settings):
     saving = {"checkpoint_dir": str(tmp_path), "resume": "auto", "checkpoint_every_n_epochs": 1}
     saving = saving if tmp_path else {"checkpoint_every_n_epochs": 0}
     config = DistributedTrainingConfig(
-        epochs=epochs, global_batch_size=16, comm=comm, verbose=False, **(saving | settings)
+        epochs=epochs, comm=comm, verbose=False, **({"global_batch_size": 16} | saving | settings)
     )
     with jax.numpy_dtype_promotion("standard"):  # as users run it: a float32 scalar beside float16
         trainer.fit(*data, config)
