@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 CONFIG ?= configs/digits.yaml
-TEST_WORKERS ?= 2
+TEST_WORKERS ?= 3
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-PYTEST = $(RUN) -m pytest -n $(TEST_WORKERS) --dist loadfile
+# A worker more than the 2 cores of CI: many tests wait for processes. Files in the order of tests/conftest.py.
+# Bytecode is kept: pytest would rewrite each file's asserts in every worker of every run.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help train test fast cover format lint setup lock
 

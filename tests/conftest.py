@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -33,6 +34,21 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 programs.keep()
+
+
+# Rooms of long files, which begin together: those that wait for processes beside those that compute.
+LONG_ROOMS = ("faults", "multiprocess", "guides", "device")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts long files first, so that none is left for the end, when other workers have nothing to do."""
+    files = dict.fromkeys(item.path for item in items)
+    rooms = Counter(file.parent for file in files)
+    before: Counter[Path] = Counter()
+    for file in files:
+        files[file] = (file.parent.name not in LONG_ROOMS, before[file.parent] / rooms[file.parent])
+        before[file.parent] += 1
+    items.sort(key=lambda item: files[item.path])
 
 
 @pytest.fixture(params=[1, 2, 4, 8])
