@@ -30,7 +30,7 @@ _FILES = {  # module -> the public names it holds
     "train.stored_run": "load_run",
 }
 _HOME = {name: f"cyxjax.{file}" for file, names in _FILES.items() for name in names.split()}
-_ROOMS = ("amp", "data", "distributed", "errors", "launch", "models", "observe", "sync", "train")
+_ROOMS = ("amp", "data", "distributed", "errors", "launch", "models", "observe", "sync", "testing", "train")
 
 __all__ = sorted([*_HOME, *_ROOMS])
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax import models as models
     from cyxjax import observe as observe
     from cyxjax import sync as sync
+    from cyxjax import testing as testing
     from cyxjax import train as train
     from cyxjax.core.losses import BCEWithLogitsLoss as BCEWithLogitsLoss
     from cyxjax.core.losses import CrossEntropyLoss as CrossEntropyLoss

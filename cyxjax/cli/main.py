@@ -18,6 +18,7 @@ ROWS: dict[str, tuple[str, str]] = {
         "cyxjax.cli.checkpoint:main",
         "list, verify, export and prune the checkpoints of a run",
     ),
+    "init": ("cyxjax.cli.init:main", "write a project of your own that trains at once"),
     "predict": ("cyxjax.cli.stored_run:predict", "write a run's model's outputs for the rows of a file"),
     "evaluate": ("cyxjax.cli.stored_run:evaluate", "measure a run's model on its own or other samples"),
     "export": ("cyxjax.cli.stored_run:export", "write a run's model as safetensors or StableHLO"),

@@ -102,6 +102,22 @@ def init(
     return _current
 
 
+def narrow(count: int) -> ProcessGroup:
+    """The group of a process alone, on its first `count` devices. Raises: GroupError where it has fewer."""
+    global _current
+    group = current()
+    from cyxjax.core.mesh import build_mesh
+
+    found = list(group.mesh.devices.flat)
+    if group.topology.world_size > 1 or len(found) < count:
+        raise GroupError(
+            f"{count} devices were asked for; this group has {len(found)} in {group.topology.world_size} "
+            "processes. HINT: jax keeps the number it started with: ask before the first jax array is made."
+        )
+    _current = replace(group, mesh=build_mesh(found[:count]))
+    return _current
+
+
 def finalize() -> None:
     """Leaves the group; afterwards `init` may be called again in a group of one. Twice is harmless."""
     global _current

@@ -80,7 +80,7 @@ class Spawned:
                 theirs.close()
                 self._ends[rank] = started, ours
         except BaseException:
-            self._stop()
+            self.stop()
             raise
 
     @property
@@ -102,10 +102,10 @@ class Spawned:
                 self._raise_first_error()  # before the wait: one that is gone already wakes nobody
                 wait([process.sentinel for process in running], left)
         except BaseException:
-            self._stop()
+            self.stop()
             raise
         self._raise_first_error()
-        self._stop()
+        self.stop()
         return True
 
     def _variables(self, rank: int, world_size: int, local_rank: int, nprocs: int) -> dict[str, str]:
@@ -126,7 +126,7 @@ class Spawned:
         for rank in sorted(failed, key=lambda r: not told[r]):
             raise SpawnError(rank, f"rank {rank} of the spawned processes {_how(failed[rank], told[rank])}")
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """Ends what still runs, and frees the port."""
         running = [process for process, _ in self._ends.values() if process.exitcode is None]
         for process in running:

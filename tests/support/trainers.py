@@ -1,6 +1,5 @@
 """A small problem and small models that the trainer's tests share."""
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -71,8 +70,6 @@ def trainer(model: Any = None, loss: Any = None, lr: float = 0.1, **options: Any
 
 def use_devices(count: int) -> None:
     """Makes a group of this process alone on its first `count` devices; fixture `group` ends it."""
-    from cyxjax.core.mesh import build_mesh
-
     process_group.finalize()
-    group = process_group.init()
-    process_group._current = replace(group, mesh=build_mesh(jax.devices()[:count]))
+    process_group.init()
+    process_group.narrow(count)

@@ -1,0 +1,49 @@
+"""`cyxjax init`: what it writes trains at once, and its own tests pass."""
+
+import sys
+
+import jax
+import pytest
+
+from cyxjax.cli import init, main
+from cyxjax.distributed import process_group
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch, group):
+    """A new project, as the working folder; what is imported of it is forgotten."""
+    folder = tmp_path / "mine"
+    assert main.main(["init", str(folder)]) == 0
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    yield folder
+    for name in init.FILES:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+def test_it_trains_at_once(project, capsys):
+    process_group.finalize()
+    with jax.numpy_dtype_promotion("standard"):
+        code = main.main(["train", "--config", "config.yaml", "--fast-dev-run", "--sinks", "[]"])
+    process_group.finalize()
+    assert code == 0
+    assert "Test: loss" in capsys.readouterr().out
+
+
+def test_its_own_tests_pass(project):
+    import test_training
+
+    with jax.numpy_dtype_promotion("standard"):
+        test_training.test_four_devices_train_as_one()
+        test_training.test_it_learns()
+    assert not process_group.is_initialized()
+
+
+def test_nothing_is_overwritten(project, capsys):
+    (project / "my_model.py").write_text("mine")
+    assert main.main(["init", str(project)]) == 2
+    said = capsys.readouterr().err
+    assert "holds my_model.py, my_data.py, config.yaml, test_training.py already" in said
+    assert said.count("\n") == 1
+    assert (project / "my_model.py").read_text() == "mine"
+    assert main.main(["init", str(project / "my_model.py" / "below")]) == 2

@@ -1,0 +1,109 @@
+"""`cx.testing`: what it calls equal is, what differs is named, and ranks give back what they returned."""
+
+import signal
+
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+import cyxjax as cx
+from cyxjax.distributed import process_group
+from cyxjax.errors import ConfigError, DesyncError, GroupError
+from tests.support.models import Net, NnxNet, data
+
+LOSS = cx.CrossEntropyLoss()
+FEW = data(20)
+
+
+def test_a_model_that_trains_alike_passes(group):
+    cx.testing.check_replicas(Net(), LOSS, FEW, replicas=4, steps=2)
+    assert not process_group.is_initialized()
+
+
+def test_a_model_that_holds_values_is_not_changed(group):
+    from flax import nnx
+
+    model = NnxNet(nnx.Rngs(0))
+    before = np.array(model.first.kernel[...])
+    cx.testing.check_replicas(model, LOSS, FEW, replicas=2, steps=2, sync_batchnorm=True)
+    assert (np.array(model.first.kernel[...]) == before).all()
+
+
+def test_statistics_of_a_share_are_found_and_their_fix_is_right(group):
+    model = Net(batch_norm=True)
+    with pytest.raises(AssertionError, match=r"2 devices train another model.*sync_batchnorm=True"):
+        cx.testing.check_replicas(model, LOSS, FEW, replicas=2, steps=2)
+    cx.testing.check_replicas(model, LOSS, FEW, replicas=2, steps=2, sync_batchnorm=True)
+
+
+def test_a_block_has_its_devices_and_ends(group):
+    with cx.testing.devices(3):
+        assert cx.distributed.get_num_replicas() == 3
+    assert not process_group.is_initialized()
+    with (
+        pytest.raises(GroupError, match="99 devices were asked for; this group has 8"),
+        cx.testing.devices(99),
+    ):
+        pass
+    assert not process_group.is_initialized()
+
+
+class Shared:
+    """A loader; each rank's own rows, or the same."""
+
+    def __init__(self, own):
+        rank = cx.distributed.get_rank() if own else 0
+        self.rows = FEW.inputs[rank : rank + 5]
+
+    def __iter__(self):
+        yield self.rows[:3]
+        yield self.rows[3:]
+
+
+class Line(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(1)(x)
+
+
+def two_ranks(factor):
+    trainer = cx.distributed.DistributedTrainer(Line(), cx.MSELoss(), optax.sgd(0.1))
+    with pytest.raises(DesyncError) as caught:
+        trainer.predict(Shared(own=True))
+    return {
+        "rank": cx.distributed.get_rank() * factor,
+        "rows": trainer.predict(Shared(own=False)),
+        "whole": trainer.predict(FEW.inputs[:5]),
+        "said": [str(caught.value)],
+        "replicas": cx.distributed.get_num_replicas(),
+    }
+
+
+@pytest.mark.multiprocess
+def test_ranks_return_what_they_found():
+    one, two = cx.testing.run_ranks(2, two_ranks, 10, devices=2)
+    assert (one["rank"], two["rank"], two["replicas"]) == (0, 10, 4)
+    assert one["rows"].shape == (5, 1)
+    np.testing.assert_array_equal(one["rows"], two["rows"])
+    np.testing.assert_allclose(one["rows"], one["whole"], rtol=1e-6)
+    assert "the loaders of the ranks give other samples" in one["said"][0]
+
+
+def forever():
+    signal.pause()
+
+
+@pytest.mark.multiprocess
+def test_a_rank_that_does_not_end_is_ended():
+    with pytest.raises(GroupError, match="forever: ranks still ran after 0 s"):
+        cx.testing.run_ranks(1, forever, timeout_s=0)
+
+
+def test_what_cannot_be_sent_is_refused(tmp_path, monkeypatch):
+    from cyxjax import testing
+
+    monkeypatch.setattr(process_group, "init", lambda cpu_devices: None)
+    with pytest.raises(ConfigError, match="a rank returned a type"):
+        testing._rank(0, 1, lambda: int, (), 1, str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
