@@ -101,7 +101,7 @@ ROWS = [
     Row(C, "create_dataloaders_distributed", f"{_DIST}.create_dataloaders_distributed"),
     Row(C, "Trainer(..., device=None)", "cx.Trainer"),
     Row(C, "save_checkpoint('best_model.pt')", "cx.Trainer.save_checkpoint", "kept by itself: `best_model=`"),
-    Row(C, "wandb.init on rank 0", "cyxjax.config.run.TrainConfig.sinks", "`sinks: [wandb]`"),
+    Row(C, "wandb.init on rank 0", "cyxjax.config.experiment.TrainConfig.sinks", "`sinks: [wandb]`"),
     Row(D, "Config.from_file", "cx.Config.from_file"),
     Row(D, "get_model('vae')(config)", "cx.get_model"),
     Row(D, "Trainer(model, optimizer, device)", "cx.Trainer"),
