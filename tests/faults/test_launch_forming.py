@@ -16,14 +16,15 @@ import pytest
 
 from cyxjax.errors import EXIT_CONFIG
 from cyxjax.launch.rendezvous import ports
-from tests.support.launching import RANK, Ear, processes_with, until
+from tests.support import forked
+from tests.support.launching import RANK, until
 
 pytestmark = pytest.mark.multiprocess
 
 
 @pytest.fixture
 def group():
-    """Starts ranks by hand at one free port; afterwards none may be alive."""
+    """Starts ranks by hand at one free port; afterwards none is alive."""
     with contextlib.ExitStack() as stack:
         with ports.listen("127.0.0.1", 0) as free:
             port = free.getsockname()[1]
@@ -37,15 +38,9 @@ def group():
                 "STEPS": 3,
             }
             place |= {"DISTRIBUTED_TIMEOUT_MS": 8000, "JAX_PLATFORMS": "cpu", **env}
-            process = subprocess.Popen(
-                [sys.executable, str(RANK)],
-                env=_clean() | {name: str(value) for name, value in place.items() if value is not None},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            process.ear = Ear(process.stdout)
-            stack.callback(_end, process)
+            given = {name: str(value) for name, value in place.items() if value is not None}
+            process = forked.Program([RANK], _clean() | given)
+            stack.callback(process.end)
             return process
 
         rank.port = port
@@ -56,15 +51,9 @@ def _clean():
     return {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
 
 
-def _end(process):
-    if process.poll() is None:
-        process.kill()
-    process.communicate()
-
-
 def outcome(process, limit_s=60):
     out, err = process.communicate(timeout=limit_s)
-    return process.returncode, process.ear.text + out, err
+    return process.returncode, out, err
 
 
 def connected(process, port):
@@ -114,7 +103,7 @@ def test_r19_another_world_size_is_refused_on_both_sides(group):
 def test_r20_a_second_rank_1_is_refused_and_the_job_untouched(group, token):
     env = {"CYXJAX_TOKEN": "right", "DISTRIBUTED_TIMEOUT_MS": 60_000}
     job = [group(rank, KIND="jax", STEPS=80, **env) for rank in range(2)]
-    assert all(process.ear.hears("under way") for process in job)
+    assert all(process.hears("under way") for process in job)
     code, _, err = outcome(group(1, CYXJAX_TOKEN=token))
     assert code == 1
     assert ("RANK=1 is taken" if token == "right" else "wrong or missing job token") in err
@@ -169,7 +158,7 @@ def test_r22_a_sharing_listener_on_ipv6_is_no_way_around(group):
 def test_r22_two_jobs_on_one_port_do_not_meet(group):
     env = {"DISTRIBUTED_TIMEOUT_MS": 60_000, "STEPS": 60}
     first = [group(rank, KIND="jax", CYXJAX_RUN_ID="first", **env) for rank in range(2)]
-    assert all(process.ear.hears("under way") for process in first)
+    assert all(process.hears("under way") for process in first)
     second = [group(rank, KIND="jax", CYXJAX_RUN_ID="second", **env) for rank in range(2)]
     said = [outcome(process)[2] for process in second]
     assert "is in use by" in said[0]
@@ -198,7 +187,7 @@ def test_r24_a_rank_that_dies_while_the_group_forms_may_come_again(group):
     first = group(0, KIND="jax", DISTRIBUTED_TIMEOUT_MS=60_000, WORLD_SIZE=3)
     doomed = group(1, WORLD_SIZE=3, DISTRIBUTED_TIMEOUT_MS=60_000)
     assert until(lambda: connected(doomed, group.port), 30)
-    doomed.send_signal(signal.SIGKILL)
+    os.kill(doomed.pid, signal.SIGKILL)
     rest = [group(rank, KIND="jax", DISTRIBUTED_TIMEOUT_MS=60_000, WORLD_SIZE=3) for rank in (1, 2)]
     for process in [first, *rest]:
         code, _, err = outcome(process)
@@ -216,7 +205,7 @@ def test_r25_ranks_of_different_configuration_are_refused_with_both_values(tmp_p
 def test_r42_strangers_at_the_door_of_a_running_job(group):
     env = {"CYXJAX_TOKEN": "right", "DISTRIBUTED_TIMEOUT_MS": 60_000, "STEPS": 80}
     job = [group(rank, KIND="jax", **env) for rank in range(2)]
-    assert all(process.ear.hears("under way") for process in job)
+    assert all(process.hears("under way") for process in job)
     for i in range(1000):
         with (
             contextlib.suppress(OSError),
@@ -229,7 +218,3 @@ def test_r42_strangers_at_the_door_of_a_running_job(group):
         code, out, err = outcome(process)
         assert (code, "finished 80 steps" in out) == (0, True), err
         assert err.count("refused a connection") <= 4  # 400 wrong hellos
-
-
-def test_nothing_of_these_tests_is_alive():
-    assert processes_with(b"KIND=light") == []

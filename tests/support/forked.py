@@ -15,10 +15,13 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing import context, forkserver
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from tests.support.launching import until
 
 LOADED = ["cyxjax.train.experiment", "cyxjax.distributed", "cyxjax.launch.__main__", "flax.linen", "optax"]
 AT_START = ("JAX_", "XLA_", "NPROC")  # a fork's own count, not those of the test that came first
@@ -57,6 +60,8 @@ class Program:
         self._folder = tempfile.TemporaryDirectory()
         self._said = [Path(self._folder.name) / name for name in ("out", "err")]
         arguments = ([str(word) for word in words], dict(env), str(cwd or Path.cwd()), self._said)
+        for path in self._said:
+            path.touch()
         self._process = _Process(target=_run, args=arguments)
         server()
         self._process.start()
@@ -73,10 +78,21 @@ class Program:
     def returncode(self) -> int | None:
         return self._process.exitcode
 
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None  # it was started
+        return self._process.pid
+
+    def hears(self, text: str, seconds: float = 60) -> bool:
+        """True once it has printed `text`."""
+        return until(lambda: text in self._said[0].read_text(), seconds)
+
     def end(self) -> None:
         """Kills what still runs of it, and forgets what it printed."""
         if self._process.exitcode is None:
-            os.killpg(self._process.pid or 0, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended just now, or leads no group of its own yet
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.kill()
         self._process.join()
         self._folder.cleanup()
 
