@@ -20,9 +20,10 @@ from cyxjax.checkpoint.manifest import frozen_json
 from cyxjax.checkpoint.store import Best, Restored, Snapshot, StepStore
 from cyxjax.checkpoint.together import ALONE, Crew, is_spread
 from cyxjax.checkpoint.tree import Adapt, Put, PyTree, as_read
-from cyxjax.errors import CheckpointError, GroupError
+from cyxjax.errors import CheckpointError, CyxjaxError, GroupError
 
 _RETRY_S = 1.0  # before a failed last save is tried again; doubled each time
+_AFTER_ERROR_S = 5.0  # that a program which ends in an error waits for a save in the background
 _LOG = logging.getLogger(__name__)
 
 
@@ -34,9 +35,10 @@ class Checkpointer:
         best: whether a low ("min") or a high ("max") metric is good.
         is_writer: one process of a job writes, the first. The others restore, and write their shares of
             leaves spread over several processes; else they change nothing on disk.
-        async_save: write in a background thread. False: `save` returns when the step is on disk. So it does
-            where processes write together: a leaf at a time leaves the devices, and no copy is kept.
-        crew: the processes of the job.
+        async_save: write in a background thread. False: `save` returns when the step is on disk; where
+            processes write together, a leaf at a time leaves the devices and no copy is kept.
+        crew: the processes of the job. Its exchange is called from the background thread, and must not be
+            one that other calls of a process share.
         warn: takes one line of text; the default logs it.
         max_failures: so many failed saves in a row are an error; fewer are warnings and training goes on.
     Raises: CheckpointError if the folder cannot be written or holds a symlink.
@@ -69,6 +71,7 @@ class Checkpointer:
         self._failures: list[Exception] = []  # in a row
         self.unsaved = ""  # why the last state is on no disk, once `finish` has given up
         self._unsaved: Snapshot | None = None  # the newest state, if it could not be written
+        self._alone: GroupError | None = None  # a process of the crew is no more
 
     def save(
         self, step: int, state: PyTree, meta: dict[str, Any] | None = None, metric: float | None = None
@@ -83,13 +86,15 @@ class Checkpointer:
         self.wait()
         leaves = tree.named_leaves(state)
         tree.refuse_unsavable(leaves)
-        if is_spread(leaves):
+        together = is_spread(leaves)
+        if together and not self._async:
             self._write(Snapshot(step, leaves, frozen_meta, metric))
             self._raise_after_failures()
             return
-        if not self._store.is_writer:
+        if not together and not self._store.is_writer:
             return
-        snapshot = Snapshot(step, tree.host_copy(leaves), frozen_meta, metric)
+        copy = tree.host_copy if self._store.is_writer else tree.copy_of_shares
+        snapshot = Snapshot(step, copy(leaves), frozen_meta, metric)
         # A daemon: an interpreter that ends without close() leaves a partial folder, never a hang.
         self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint", daemon=True)
         self._thread.start()
@@ -164,22 +169,19 @@ class Checkpointer:
 
         Raises: CheckpointError if the last max_failures saves have all failed.
         """
-        if self._thread is not None:
-            self._thread.join(timeout)
-            if self._thread.is_alive():
-                return False
-            self._thread = None
+        if not self._join(timeout):
+            return False
         self._raise_after_failures()
         return True
 
     def finish(self, patience_s: float, alive: Callable[[], None] = lambda: None) -> None:
         """Waits for the pending save, and writes it again and again for `patience_s` if it failed.
 
-        `unsaved` says afterwards whether it is on disk. `alive` is called now and then. Never raises.
+        `unsaved` says afterwards whether it is on disk. `alive` is called now and then. Raises: GroupError
+        where a process that saves with this one is no more, and nothing else.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._join()
+        self._raise_if_alone()
         if self._unsaved is not None and self._store.is_writer:
             self._warn(
                 f"Step {self._unsaved.step} is the last: its save is tried again for {patience_s:g} s."
@@ -190,6 +192,7 @@ class Checkpointer:
             time.sleep(min(pause_s, max(until - time.monotonic(), 0)))
             pause_s *= 2
             self._write(self._unsaved, warn=lambda line: None)  # not the same line again and again
+            self._raise_if_alone()
         if self._unsaved is not None:
             self.unsaved = f"{type(self._failures[-1]).__name__}: {str(self._failures[-1])[:300]}"
         self.forgive()
@@ -200,11 +203,18 @@ class Checkpointer:
         together = self._unsaved is not None and is_spread(self._unsaved.arrays)
         return bool(self._crew.exchange("trying a save again", mine)[0]) if together else mine
 
+    def _join(self, timeout: float | None = None) -> bool:
+        """Whether no save is pending any more, after `timeout` seconds at most."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                return False
+            self._thread = None
+        return True
+
     def forgive(self) -> None:
         """Forgets the failures so far: the next save is tried whatever became of those before it."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._join()
         self._failures.clear()
 
     def close(self) -> None:
@@ -214,8 +224,11 @@ class Checkpointer:
     def __enter__(self) -> "Checkpointer":
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        # Where peers died, a save with them never ends; an error of ours is theirs too, and they write on.
+        theirs_too = isinstance(error, CyxjaxError) and not isinstance(error, GroupError)
+        if error is None or theirs_too or self._join(_AFTER_ERROR_S):
+            self.close()
 
     def _write(self, snapshot: Snapshot, warn: Callable[[str], None] | None = None) -> None:
         try:
@@ -223,8 +236,8 @@ class Checkpointer:
                 self._store.write_together(snapshot, self._crew)
             else:
                 self._store.write(snapshot)
-        except GroupError:  # a process that is no more, or elsewhere
-            raise
+        except GroupError as error:  # a process that is no more, or elsewhere
+            self._alone = error  # raised where the program waits for the save: this may be its thread
         except Exception as error:  # a disk raises anything: said, and training goes on
             self._failures.append(error)
             self._unsaved = snapshot
@@ -272,7 +285,12 @@ class Checkpointer:
                 "HINT: to start from scratch name another folder; nothing was deleted."
             )
 
+    def _raise_if_alone(self) -> None:
+        if self._alone is not None:
+            raise self._alone
+
     def _raise_after_failures(self) -> None:
+        self._raise_if_alone()
         if len(self._failures) >= self._max_failures:
             last = self._failures[-1]
             raise CheckpointError(

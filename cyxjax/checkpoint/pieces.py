@@ -1,6 +1,7 @@
 """Leaves that several processes wrote: each its own elements, in a file of its own."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -33,6 +34,25 @@ class Share(Protocol):
 
     def values(self) -> np.ndarray:
         """The elements, flat, as a fresh host array."""
+
+
+@dataclass(frozen=True, eq=False)
+class HostShare:
+    """A `Share` whose elements were copied to the host."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    start: int
+    stop: int
+    elements: np.ndarray
+    is_whole: bool = False
+
+    @classmethod
+    def of(cls, share: Share) -> "HostShare":
+        return cls(tuple(share.shape), np.dtype(share.dtype), share.start, share.stop, share.values())
+
+    def values(self) -> np.ndarray:
+        return self.elements
 
 
 def file_of(process: int) -> str:

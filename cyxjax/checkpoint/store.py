@@ -61,7 +61,7 @@ class Snapshot(NamedTuple):
     """What one step is made of, on the host."""
 
     step: int
-    arrays: dict[str, Any]  # host arrays; leaves as they are on the devices, where several processes write
+    arrays: dict[str, Any]  # host arrays and shares; leaves on the devices, where no copy is kept
     meta: dict[str, Any]
     metric: float | None
 

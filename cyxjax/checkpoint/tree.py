@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from cyxjax.checkpoint.manifest import Leaf, refuse_dtype
-from cyxjax.checkpoint.pieces import Share
+from cyxjax.checkpoint.pieces import HostShare, Share
 from cyxjax.errors import CheckpointError
 
 PyTree = Any
@@ -39,10 +39,20 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
     return named
 
 
-def host_copy(leaves: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Numpy copies of all leaves by name, which no later step can change."""
+def host_copy(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Numpy copies of all leaves by name, which no later step can change; of a share, a HostShare."""
     _start_transfers(leaves.values())
     return {name: _copy(leaf) for name, leaf in leaves.items()}
+
+
+def copy_of_shares(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """`host_copy` for a process that writes its shares alone: of other leaves only what they look like."""
+    import jax
+
+    described = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
+    return {
+        name: _copy(leaf) if isinstance(leaf, Share) else described(leaf) for name, leaf in leaves.items()
+    }
 
 
 def refuse_unsavable(leaves: Mapping[str, Any]) -> None:
@@ -127,9 +137,9 @@ def host_value(leaf: Any) -> np.ndarray:
     return np.asarray(leaf.addressable_shards[0].data if leaf.is_fully_replicated else leaf)
 
 
-def _copy(leaf: Any) -> np.ndarray:
+def _copy(leaf: Any) -> Any:
     if isinstance(leaf, Share):
-        return leaf.values().reshape(leaf.shape)
+        return leaf.values().reshape(leaf.shape) if leaf.is_whole else HostShare.of(leaf)
     # From a CPU device numpy gets a view of the very buffer that donation reuses; from others, a copy.
     is_copied = hasattr(leaf, "devices") and all(device.platform != "cpu" for device in leaf.devices())
     return host_value(leaf) if is_copied else np.array(host_value(leaf))

@@ -10,12 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from cyxjax.config.errors import Source, explain
 from cyxjax.config.exact import not_exact
-from cyxjax.config.sections import (
-    Options,
-    Seconds,
-    Strict,
-    on_this_machine,
-)
+from cyxjax.config.sections import Options, Seconds, Strict, on_this_machine
 from cyxjax.errors import ConfigError
 from cyxjax.run_folder import RunFolder
 
@@ -122,6 +117,8 @@ class DistributedTrainingConfig(Strict):
     """Optimizer steps between checkpoints; 0: none by steps."""
     checkpoint_every_n_minutes: float = Field(default=0.0, ge=0)
     """Minutes between checkpoints; 0: none by time."""
+    checkpoint_async: bool = True
+    """Write behind the loop, from a copy in host memory; false: the loop waits for the disk."""
     keep_last: int = Field(default=3, ge=1)
     """Newest checkpoints kept."""
     keep_best: int = Field(default=1, ge=0)

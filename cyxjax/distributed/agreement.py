@@ -21,7 +21,7 @@ from cyxjax.launch.environment import collective_timeout_s, here
 from cyxjax.launch.topology import DEFAULT_TIMEOUT_MS
 
 PyTree = Any
-_peers: WeakKeyDictionary[ProcessGroup, Peers] = WeakKeyDictionary()
+_peers: WeakKeyDictionary[ProcessGroup, dict[str, Peers]] = WeakKeyDictionary()
 
 
 def agree(
@@ -32,9 +32,11 @@ def agree(
     note: Any = None,
     problem: str = "",
     timeout_s: float | None = None,
+    channel: str = "talk",
 ) -> list[Any]:
     """Every rank's `note` (JSON), by rank, once all have come to `call` with the same shapes and dtypes.
 
+    channel: calls of one are in one order on all ranks; a thread's are of a channel of its own.
     problem: what is wrong with this rank's arguments; then every rank raises, and none waits for it.
     Raises: GroupError naming ranks that do not come; DesyncError naming ranks and what differs;
         DataError for a problem, with its rank.
@@ -44,7 +46,8 @@ def agree(
         if problem:
             raise DataError(f"{call}: {problem}")
         return [note]
-    peers = _peers.get(group) or _peers.setdefault(group, _talk(group))
+    talks = _peers.setdefault(group, {})
+    peers = talks.get(channel) or talks.setdefault(channel, _talk(group, channel))
     timeout_s = _timeout_s(group) if timeout_s is None else timeout_s
     digest = hashlib.sha256(json.dumps(leaves).encode()).hexdigest()[:16]
     mine = {"call": call, "digest": digest, "note": note, "problem": problem}
@@ -72,8 +75,8 @@ def leaf_type(leaf: Any) -> str:
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
-def _talk(group: ProcessGroup) -> Peers:
-    return Peers(group.topology.rank, group.topology.world_size)
+def _talk(group: ProcessGroup, channel: str) -> Peers:
+    return Peers(group.topology.rank, group.topology.world_size, channel)
 
 
 def _timeout_s(group: ProcessGroup) -> float:

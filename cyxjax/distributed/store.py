@@ -9,19 +9,19 @@ from typing import Any
 
 from cyxjax.errors import GroupError
 
-_PREFIX = "cyxjax/talk"
 _LATE = re.compile(r"timed out task names:\s*((?:\d+[\s,]*)+)")
 
 
 class Peers:
     """This rank's talk with all others: `exchange` is a collective of small texts.
 
+    Talks over different channels know nothing of each other: a thread has one of its own.
     Two slots are used in turn, so nothing needs deleting: whoever writes slot n % 2 again has passed
     barrier n + 1, at which every rank had read exchange n.
     """
 
-    def __init__(self, rank: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
+    def __init__(self, rank: int, world_size: int, channel: str = "talk") -> None:
+        self.rank, self.world_size, self._prefix = rank, world_size, f"cyxjax/{channel}"
         self.count = 0  # exchanges begun
         # Names the barrier: the service counts a barrier's uses, and a rank that comes late to a failed one
         # must meet that failure, not the next use. Every rank sees every failure, so the names agree.
@@ -34,16 +34,16 @@ class Peers:
         Raises: GroupError on every rank, naming those that did not come within `timeout_s`.
         """
         self.count += 1
-        folder = f"{_PREFIX}/{self.count % 2}/"
+        folder = f"{self._prefix}/{self.count % 2}/"
         client = _client()
         self._refuse_if_given_up(what)
         client.key_value_set(f"{folder}{self.rank}", f"{self.count} {text}", allow_overwrite=True)
         start = time.monotonic()
         try:
-            client.wait_at_barrier(f"{_PREFIX}/{self.failures}", max(1, round(timeout_s * 1000)))
+            client.wait_at_barrier(f"{self._prefix}/{self.failures}", max(1, round(timeout_s * 1000)))
         except Exception as error:  # jaxlib's error type is private; the text says what happened
             found = self._missing(str(error), self._read(folder), time.monotonic() - start, what)
-            client.key_value_set(f"{_PREFIX}/given_up/{self.failures}", str(found), allow_overwrite=True)
+            client.key_value_set(f"{self._prefix}/given_up/{self.failures}", str(found), allow_overwrite=True)
             self._next_barrier()
             raise found from error
         self._barrier_used = True
@@ -53,8 +53,8 @@ class Peers:
         """A rank that is late for a barrier's first use would open it anew (jaxlib 0.10.2) and wait alone."""
         if self._barrier_used:
             return
-        verdicts = dict(_client().key_value_dir_get(f"{_PREFIX}/given_up/"))
-        verdict = verdicts.get(f"{_PREFIX}/given_up/{self.failures}")
+        verdicts = dict(_client().key_value_dir_get(f"{self._prefix}/given_up/"))
+        verdict = verdicts.get(f"{self._prefix}/given_up/{self.failures}")
         if verdict is not None:
             self._next_barrier()
             raise GroupError(f"Rank {self.rank} came to {what} after the others had given up: {verdict}")

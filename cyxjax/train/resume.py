@@ -9,6 +9,7 @@ A restore, from the top, each in one function (tests/unit/train/test_hops.py fol
     checkpoint/manifest.py       read_manifest       what it says of itself
 """
 
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from cyxjax.train.settings import SavePolicy
 
 PyTree = Any
 _SAVE_TIMEOUT_S = 3600.0  # of one process waiting for the files of another
+_opened = itertools.count()  # equal on all ranks, for all open together
 _LOG = logging.getLogger(__name__)
 
 
@@ -139,12 +141,17 @@ def checkpointer_for(saving: SavePolicy, group: ProcessGroup, best: Best = "min"
     if not saving.saves:
         return NullCheckpointer()
     kept = {"keep_last": saving.keep_last, "keep_best": saving.keep_best, "best": best}
+    kept["async_save"] = saving.in_background
     return open_checkpoints(saving.folder, group, **kept)
 
 
 def open_checkpoints(folder: str | Path, group: ProcessGroup, **options: Any) -> Checkpointer:
     """The checkpoints in `folder`; every rank opens them, one writes but for the others' shares."""
-    exchange = lambda what, note: agree(group, what, note=note, timeout_s=_SAVE_TIMEOUT_S)  # noqa: E731
+    channel = f"save/{next(_opened)}"  # of these alone: they write while the loop and its hooks talk
+
+    def exchange(what: str, note: Any) -> list[Any]:
+        return agree(group, what, note=note, timeout_s=_SAVE_TIMEOUT_S, channel=channel)
+
     crew = Crew(group.topology.rank, exchange)
     return Checkpointer(folder, is_writer=group.topology.is_master, crew=crew, **options)
 

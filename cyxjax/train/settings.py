@@ -98,6 +98,7 @@ class SavePolicy(NamedTuple):
     every_minutes: float
     keep_last: int
     keep_best: int
+    in_background: bool
     resume: Literal["auto", "never", "must"]
 
     @property
@@ -248,6 +249,7 @@ def _save_policy(config: DistributedTrainingConfig) -> SavePolicy:
         config.checkpoint_every_n_minutes,
         config.keep_last,
         config.keep_best,
+        config.checkpoint_async,
         config.resume,
     )
 

@@ -35,6 +35,7 @@ config = DistributedTrainingConfig(
     verbose=False,
     checkpoint_every_n_epochs=1,
     checkpoint_dir=folder,
+    checkpoint_async=False,  # a copy of the share would not fit
 )
 history = trainer.fit(inputs, np.arange(8, dtype=np.int32) % 3, config)
 assert np.isfinite(history.train_losses).all()

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from cyxjax.checkpoint import checkpointer as checkpointer_module
 from cyxjax.checkpoint import together
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.digests import find_problems
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.checkpoint.together import Crew
-from cyxjax.errors import CheckpointError
+from cyxjax.errors import CheckpointError, GroupError
 
 KERNEL, BIAS = np.arange(21, dtype=np.float32).reshape(7, 3), np.arange(2, dtype=np.int8)
 
@@ -94,7 +95,7 @@ def save(folder, world, step=3, add=0, **options):
 
 @pytest.mark.parametrize(("saved", "restored"), [(4, 2), (4, 3), (2, 4), (3, 1), (1, 2)])
 def test_any_number_of_processes_goes_on_from_any_other(tmp_path, saved, restored):
-    assert save(tmp_path, saved) == [[]] * saved
+    assert save(tmp_path, saved, async_save=saved > 2) == [[]] * saved
     for rank in range(restored):
         want = state_of(rank, restored)
         found = Checkpointer(tmp_path, is_writer=False).restore(want)
@@ -147,9 +148,70 @@ def test_where_one_process_cannot_write_all_give_up_and_the_last_step_stays(
     assert Checkpointer(tmp_path, is_writer=False).restore({"step": np.int32(0)}, part=True).step == 9
 
 
+def test_the_loop_goes_on_while_the_shares_are_written_and_may_change_them(tmp_path, monkeypatch):
+    real, may_write = together.write_file, threading.Event()
+
+    def late(*args, **options):
+        assert may_write.wait(20)
+        return real(*args, **options)
+
+    monkeypatch.setattr(together, "write_file", late)
+    threads, all_returned, ended = Threads(3), threading.Barrier(3, timeout=20), [None] * 3
+
+    def run(rank):
+        state = state_of(rank, 3)
+        with Checkpointer(tmp_path, is_writer=rank == 0, crew=threads.crew(rank)) as checkpointer:
+            checkpointer.save(3, state)
+            state["kernel"].array[:] = 99  # as the next step, which has the memory
+            all_returned.wait()
+            may_write.set()
+        ended[rank] = checkpointer.saved_step
+
+    running = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+    [thread.start() for thread in running]
+    [thread.join(30) for thread in running]
+    assert ended == [3] * 3
+    found = Checkpointer(tmp_path, is_writer=False).restore({"kernel": KERNEL}, part=True).state
+    np.testing.assert_array_equal(found["kernel"], KERNEL)
+
+
+def test_a_crew_that_is_no_more_is_told_where_the_program_waits_for_the_save(tmp_path):
+    def nobody(what, note):
+        raise GroupError(f"Timeout waiting for peers in {what}: rank 1 of 2 did not come")
+
+    checkpointer = Checkpointer(tmp_path, crew=Crew(0, nobody))
+    checkpointer.save(3, state_of(0, 2))
+    with pytest.raises(GroupError, match="rank 1 of 2 did not come"):
+        checkpointer.wait()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_program_that_ends_in_an_error_waits_for_no_peer(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpointer_module, "_AFTER_ERROR_S", 0.01)
+    peers_come = threading.Event()
+
+    def waits(what, note):
+        peers_come.wait(60)
+        raise GroupError("nobody came")
+
+    checkpointer = Checkpointer(tmp_path, crew=Crew(0, waits))
+
+    def train():
+        with checkpointer:
+            checkpointer.save(3, state_of(0, 2))
+            raise RuntimeError("connection reset by peer")
+
+    with pytest.raises(RuntimeError, match="connection reset"):
+        train()
+    assert not checkpointer.wait(0)  # it still waits, in its thread
+    peers_come.set()
+    with pytest.raises(GroupError):
+        checkpointer.wait()
+
+
 def test_only_the_first_process_speaks_and_all_stop_after_so_many_failures(tmp_path, monkeypatch):
     monkeypatch.setattr(together, "write_file", lambda *args: (_ for _ in ()).throw(OSError(5, "broken")))
-    ended = save(tmp_path, 2, max_failures=1)
+    ended = save(tmp_path, 2, max_failures=1, async_save=False)
     assert [type(error) for error in ended] == [CheckpointError] * 2
     assert all("The last 1 checkpoints could not be saved" in str(error) for error in ended)
 
