@@ -115,7 +115,7 @@ def build_update(sync: Sync, mesh: Mesh, grads_spec: Any, options: dict[str, Any
     def local(state: TrainState, grads: PyTree, carried: Carried) -> TrainState:
         state, grads = to_replica(state, spec), to_replica(grads, grads_spec)
         carried = to_replica(carried, PER_REPLICA)
-        params, strategy = sync.update(grads, state.sync, state.params)
+        params, strategy = sync.update(grads, state.sync, state.params)[:2]
         model_state = phases.mean_model_state(carried.model_state, carried.count)
         return from_replica(TrainState(state.step + 1, params, model_state, strategy, state.key), spec)
 

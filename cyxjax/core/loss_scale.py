@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from cyxjax.core.mesh import AXIS, REPLICATED
-from cyxjax.core.strategy import Sync
+from cyxjax.core.strategy import Stepped, Sync
 from cyxjax.errors import ConfigError
 
 PyTree = Any
@@ -31,10 +31,10 @@ class LossScaleState(NamedTuple):
 def skip_nonfinite(sync: Sync) -> Sync:
     """`sync` that leaves params and state alone in a step where any replica's gradient is not finite."""
 
-    def update(grads: PyTree, state: SkipState, params: PyTree) -> tuple[PyTree, SkipState]:
+    def update(grads: PyTree, state: SkipState, params: PyTree) -> Stepped:
         finite = all_finite(grads)
-        params, inner = _if_finite(finite, sync, grads, state.inner, params)
-        return params, SkipState(state.skipped + _one_if(~finite), inner)
+        new = _if_finite(finite, sync, grads, state.inner, params)
+        return new._replace(state=SkipState(state.skipped + _one_if(~finite), new.state))
 
     return sync._replace(
         init=lambda params: SkipState(jnp.int32(0), sync.init(params)),
@@ -70,16 +70,16 @@ def with_loss_scale(
     def init(params: PyTree) -> LossScaleState:
         return LossScaleState(jnp.float32(initial), jnp.int32(0), jnp.int32(0), sync.init(params))
 
-    def update(grads: PyTree, state: LossScaleState, params: PyTree) -> tuple[PyTree, LossScaleState]:
+    def update(grads: PyTree, state: LossScaleState, params: PyTree) -> Stepped:
         grads = jax.tree.map(lambda g: g / state.scale.astype(g.dtype), grads)
         finite = all_finite(grads)
-        params, inner = _if_finite(finite, sync, grads, state.inner, params)
+        new = _if_finite(finite, sync, grads, state.inner, params)
         good = jnp.where(finite, state.good_steps + 1, 0)
         grow = good >= growth_interval
         factor = jnp.where(finite, jnp.where(grow, growth_factor, 1.0), backoff_factor)
         scale = jnp.clip(state.scale * factor, _LEAST, _MOST)
         skipped = state.skipped + _one_if(~finite)
-        return params, LossScaleState(scale, jnp.where(grow, 0, good), skipped, inner)
+        return new._replace(state=LossScaleState(scale, jnp.where(grow, 0, good), skipped, new.state))
 
     return sync._replace(
         init=init,
@@ -101,12 +101,11 @@ def all_finite(grads: PyTree) -> jax.Array:
     return lax.psum(jnp.sum(jnp.stack(bad).astype(jnp.float32)), AXIS) == 0
 
 
-def _if_finite(
-    finite: jax.Array, sync: Sync, grads: PyTree, state: PyTree, params: PyTree
-) -> tuple[PyTree, PyTree]:
+def _if_finite(finite: jax.Array, sync: Sync, grads: PyTree, state: PyTree, params: PyTree) -> Stepped:
     # A choice of results, not of branches: the check travels in the same reduction as the gradients.
-    new = sync.update(grads, state, params)
-    return jax.tree.map(lambda n, old: jnp.where(finite, n, old), new, (params, state))
+    new = Stepped(*sync.update(grads, state, params))
+    params, state = jax.tree.map(lambda n, old: jnp.where(finite, n, old), new[:2], (params, state))
+    return new._replace(params=params, state=state)
 
 
 def _one_if(flag: jax.Array) -> jax.Array:

@@ -23,6 +23,9 @@ Metric = Callable[[PyTree, PyTree], jax.Array | tuple[jax.Array, jax.Array] | No
 no meaning."""
 
 
+GRAD_NORM = "grad_norm"
+
+
 def accuracy(
     output: PyTree, target: PyTree, ignore_index: int | None = None
 ) -> jax.Array | tuple[jax.Array, jax.Array] | None:
@@ -79,7 +82,7 @@ class Metrics:
     better: "min" or "max" by name, for those of the user's that a run may watch: `{"top2": "max"}`.
     ignore_index: a label that counts nothing in accuracy, as in the loss. labels: (output, target) -> what of
     them are logits and labels.
-    Raises: ConfigError for a metric named loss, or a direction that is none.
+    Raises: ConfigError for a metric named loss or grad_norm, or a direction that is none.
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class Metrics:
         labels: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] | None = None,
     ):
         own, said = unpacked(extra), dict(better or {})
-        if "loss" in own or not {*said.values()} <= {"min", "max"}:
+        if {"loss", GRAD_NORM} & {*own} or not {*said.values()} <= {"min", "max"}:
             raise _no_such(own, said)
         self._own, self.ignore_index, self.labels = own, ignore_index, labels or _whole
         hit = partial(accuracy, ignore_index=ignore_index)
@@ -124,6 +127,11 @@ class Metrics:
         """Of `sums`: one for a mean, half the numbers of a statistic."""
         return 1 + sum(measure.num_rows for measure in self._measures)
 
+    @property
+    def num_training_rows(self) -> int:
+        """Of what a training step gives: those of `sums`, and the norm of the mean gradients."""
+        return self.num_rows + 1
+
     def ignoring(self, ignore_index: int | None) -> "Metrics":
         """These, whose accuracy leaves out what the loss leaves out."""
         if ignore_index is None:
@@ -149,11 +157,16 @@ class Metrics:
         return jnp.concatenate([first[None], *(m.rows(output, target, weight) for m in self._measures)])
 
     def means(self, sums: np.ndarray) -> dict[str, Any]:
-        """name -> number, or array of a statistic that gives one; NaN where nothing was counted."""
+        """name -> number, or array of a statistic that gives one; NaN where nothing was counted.
+
+        sums: num_rows, or num_training_rows of them; a norm that was not measured is left out.
+        """
         made, place = {"loss": _mean(sums[0])}, 1
         for measure in self._measures:
             made |= measure.values(sums[place : place + measure.num_rows])
             place += measure.num_rows
+        if sums[place:, 1].any():
+            made[GRAD_NORM] = _mean(sums[place])
         return made
 
 
@@ -164,8 +177,8 @@ def numbers(means: Mapping[str, Any]) -> dict[str, float]:
 
 def _no_such(own: Mapping[str, Any], said: Mapping[str, str]) -> ConfigError:
     return ConfigError(
-        f"metrics {sorted(own)} with better={said}: 'loss' is the loss function's own, and better "
-        "says 'min' or 'max' of those given. HINT: Metrics({'top2': f}, better={'top2': 'max'})."
+        f"metrics {sorted(own)} with better={said}: 'loss' and 'grad_norm' are measured already, and "
+        "better says 'min' or 'max' of those given. HINT: Metrics({'top2': f}, better={'top2': 'max'})."
     )
 
 

@@ -112,7 +112,7 @@ def check_update(sync: Sync, mesh: Mesh, state: TrainState, comm: str) -> None:
 
     def update(state: TrainState, rows: PyTree) -> TrainState:
         state, grads = to_replica(state, spec), to_replica(rows, PER_REPLICA)
-        params, inner = sync.update(grads, state.sync, state.params)
+        params, inner = sync.update(grads, state.sync, state.params)[:2]
         return from_replica(state._replace(params=params, sync=inner), spec)
 
     def row(spec: Any, leaf: Any) -> Any:

@@ -26,7 +26,7 @@ from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.model.remat import memory_options, with_whole
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
 from cyxjax.core.rows import weighed
-from cyxjax.core.strategy import Sync
+from cyxjax.core.strategy import Stepped, Sync, norm_row
 
 PyTree = Any
 
@@ -117,10 +117,13 @@ def next_state(
 ) -> tuple[TrainState, jax.Array]:
     """(the state after a step, its sums); inside `sync_map`, on one replica.
 
-    grads: LOCAL. model_state: the mean over replicas. sums: over all replicas, signals in the last row. A
-    step that `sync` left out changes and measures nothing; its signals count.
+    grads: LOCAL. model_state: the mean over replicas. sums: over all replicas, signals in the last row;
+    before it comes the norm of the mean gradients (`norm_row`). A step that `sync` left out changes and
+    measures nothing; its signals count.
     """
-    params, strategy = sync.update(grads, state.sync, state.params)
+    stepped = Stepped(*sync.update(grads, state.sync, state.params))
+    params, strategy = stepped[:2]
+    sums = jnp.concatenate([sums[:-1], norm_row(stepped, state.step)[None], sums[-1:]])
     kept = sync.skipped(strategy) == sync.skipped(state.sync)
     model_state = jax.tree.map(lambda new, old: jnp.where(kept, new, old), model_state, state.model_state)
     counts = kept | (jnp.arange(sums.shape[0]) == sums.shape[0] - 1)[:, None]
@@ -139,11 +142,12 @@ def build_train_step(
     sync_batchnorm: bool = False,
     donate: bool = True,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]:
-    """A function (state, batch) -> (next state, sums float32 (number of metrics + 1, 2)).
+    """A function (state, batch) -> (next state, sums float32 (number of metrics + 2, 2)).
 
     One optimizer step over `accumulation` micro-batches: gradients of the mean loss over all samples of
     the global batch, wherever they lie, reduced once. `state` is donated: keep no reference to it. The last
-    row of the sums is the signals of all ranks: they agree on a stop without a collective of its own.
+    row of the sums is the signals of all ranks: they agree on a stop without a collective of its own. The
+    row before is the norm of the mean gradients (`norm_row`).
     """
     spec, measured, fns = state_spec(sync), metrics or Metrics(), with_whole(fns, sync)
     stats_axis = AXIS if sync_batchnorm else None

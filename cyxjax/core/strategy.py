@@ -7,10 +7,13 @@ knows nothing else, so a new scheme is one file in `cyxjax/sync/` and one row in
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from cyxjax.core.mesh import REPLICATED
+from cyxjax.core.replica import psum
 
 PyTree = Any
 
@@ -41,6 +44,15 @@ def _as_kept(state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
     return state, params
 
 
+class Stepped(NamedTuple):
+    """What one step left on a replica."""
+
+    params: PyTree
+    state: PyTree
+    mean_grads: PyTree = None  # before clipping, for their norm; None: the strategy has no mean of gradients
+    in_parts: bool = False  # of the mean gradients this replica holds a part only
+
+
 class Sync(NamedTuple):
     """How one step turns LOCAL gradients into new parameters, seen from one replica.
 
@@ -49,7 +61,8 @@ class Sync(NamedTuple):
     """
 
     init: Callable[[PyTree], PyTree]  # params -> state
-    update: Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]  # (LOCAL grads, state, params)
+    # (LOCAL grads, state, params) -> Stepped, or its first two fields
+    update: Callable[[PyTree, PyTree, PyTree], Stepped | tuple[PyTree, PyTree]]
     state_spec: PyTree = REPLICATED  # PartitionSpec prefix: P() replicated, P("data") a row per replica
     params_spec: PyTree = REPLICATED  # P("data") while replicas may differ (local SGD), or keep parts (fsdp)
     loss_scale: Callable[[PyTree], Any] = _unscaled  # state -> factor the loss is multiplied by (float16)
@@ -78,10 +91,38 @@ def reduce_then(
     def init(params: PyTree) -> PyTree:
         return reducer.init(params), optimizer.init(params)
 
-    def update(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
+    def update(grads: PyTree, state: PyTree, params: PyTree) -> Stepped:
         reduced, inner = state
         mean_grads, reduced = reducer.update(grads, reduced, params)
         updates, inner = optimizer.update(mean_grads, inner, params)
-        return optax.apply_updates(params, updates), (reduced, inner)
+        return Stepped(optax.apply_updates(params, updates), (reduced, inner), mean_grads)
 
     return Sync(init, update, state_spec=(reducer_spec, REPLICATED))
+
+
+# In steps 0, 8, 16, ... of a run. In each it would cost a step that is bound by its update a fifth (1.6 M
+# parameters, Adam, 64 samples, one CPU device: 7.6 ms of CPU time without, 9.3 ms with).
+_MEASURED_EVERY = 8
+
+
+def norm_row(stepped: Stepped, step: jax.Array) -> jax.Array:
+    """(norm, 1) in a step that is measured, else zeros; float32 (2,), equal on all replicas. In `sync_map`.
+
+    step: int32 (), before it counts this one. Of parts the squares are summed with the measures of the step.
+    """
+    if not jax.tree.leaves(stepped.mean_grads):
+        return jnp.zeros(2)
+    due = step % _MEASURED_EVERY == 0
+    squares = lax.cond(due, _squares, _nothing, stepped.mean_grads)
+    squares = psum(squares) if stepped.in_parts else squares
+    return jnp.stack([jnp.sqrt(squares), due.astype(jnp.float32)])
+
+
+def _squares(grads: Any) -> jax.Array:
+    return optax.tree.norm(grads, squared=True).astype(jnp.float32)
+
+
+def _nothing(grads: Any) -> jax.Array:
+    # Zero, of a type that differs between replicas where one of the gradients does.
+    ones = [jnp.real(leaf.reshape(-1)[:1]).sum().astype(jnp.float32) for leaf in jax.tree.leaves(grads)]
+    return jnp.where(jnp.zeros((), bool), sum(ones), 0.0)

@@ -20,6 +20,8 @@ class DistributedTrainingHistory:
     val_losses: list[float] = field(default_factory=list)
     val_accuracies: list[float] = field(default_factory=list)
     learning_rates: list[float] = field(default_factory=list)  # at the end of each epoch
+    grad_norms: list[float] = field(default_factory=list)  # of mean gradients before clipping, steps' mean
+    grad_norm_epochs: list[int] = field(default_factory=list)  # epoch number of each entry of grad_norms
     epochs: list[int] = field(default_factory=list)  # epoch number of each entry of train_losses
     val_epochs: list[int] = field(default_factory=list)  # epoch number of each entry of val_losses
     metrics: dict[str, list[Any]] = field(default_factory=dict)
@@ -87,6 +89,7 @@ class DistributedTrainingHistory:
             "train_loss": (by_train, self.train_losses),
             "train_accuracy": (by_train, self.train_accuracies),
             "learning_rate": (by_train, self.learning_rates),
+            "grad_norm": (self.grad_norm_epochs, self.grad_norms),
             "val_loss": (by_val, self.val_losses),
             "val_accuracy": (by_val, self.val_accuracies),
         }

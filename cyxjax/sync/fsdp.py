@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.model.remat import GATHERED
 from cyxjax.core.optimizer_probe import refuse_unless_elementwise
-from cyxjax.core.strategy import Sync
+from cyxjax.core.strategy import Stepped, Sync
 from cyxjax.errors import ConfigError
 from cyxjax.sync import zero1
 
@@ -50,11 +50,13 @@ def fsdp(
     def init(params: PyTree) -> PyTree:
         return optax.EmptyState(), optimizer.init(zero1.own_part(params))
 
-    def update(sums: PyTree, state: PyTree, parts: PyTree) -> tuple[PyTree, PyTree]:
+    def update(sums: PyTree, state: PyTree, parts: PyTree) -> Stepped:
         count = lax.axis_size(AXIS)
-        mean_part = zero1.clipped(jax.tree.map(lambda g: g / count, sums), max_grad_norm)
+        unclipped = jax.tree.map(lambda g: g / count, sums)
+        mean_part = zero1.clipped(unclipped, max_grad_norm)
         updates, inner = optimizer.update(mean_part, state[1], parts)
-        return optax.apply_updates(parts, updates), (optax.EmptyState(), inner)
+        parts = optax.apply_updates(parts, updates)
+        return Stepped(parts, (optax.EmptyState(), inner), unclipped, in_parts=True)
 
     return Sync(
         init,

@@ -14,7 +14,7 @@ from jax import lax
 
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.optimizer_probe import refuse_unless_elementwise
-from cyxjax.core.strategy import Sync
+from cyxjax.core.strategy import Stepped, Sync
 from cyxjax.sync.coded_mean import in_pieces
 
 PyTree = Any
@@ -39,12 +39,14 @@ def zero1(
     def init(params: PyTree) -> PyTree:
         return optax.EmptyState(), optimizer.init(own_part(params))
 
-    def update(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
+    def update(grads: PyTree, state: PyTree, params: PyTree) -> Stepped:
         _, inner = state
-        mean_part = clipped(_reduce_scattered(grads), max_grad_norm)
+        unclipped = _reduce_scattered(grads)
+        mean_part = clipped(unclipped, max_grad_norm)
         part = own_part(params)
         updates, inner = optimizer.update(mean_part, inner, part)
-        return all_gathered(optax.apply_updates(part, updates), params), (optax.EmptyState(), inner)
+        params = all_gathered(optax.apply_updates(part, updates), params)
+        return Stepped(params, (optax.EmptyState(), inner), unclipped, in_parts=True)
 
     return Sync(
         init,

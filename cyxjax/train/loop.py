@@ -15,7 +15,7 @@ from cyxjax.core.step import Batch, TrainState
 from cyxjax.launch.heartbeat import beat
 
 Sums = np.ndarray
-"""float64 (rows of metrics, 2): of a mean its weighted sum and weight, of a statistic its numbers."""
+"""float64 (Metrics.num_training_rows, 2): of a mean its weighted sum and weight, of a statistic numbers."""
 
 
 class Position(NamedTuple):

@@ -50,7 +50,8 @@ def to_meta(
     shapes = {name: [list(leaf.shape[1:]), str(leaf.dtype)] for name, leaf in named_leaves(inputs)}
     return {
         "position": dict(moment.position._asdict()),
-        "sums": moment.sums.tolist(),
+        "sums": moment.sums[:-1].tolist(),
+        "grad_norm": moment.sums[-1].tolist(),
         "history": history.to_dict(),
         "config": config,
         "inputs": shapes,
@@ -62,7 +63,8 @@ def from_meta(meta: dict[str, Any], state: TrainState) -> tuple[RunState, Distri
     try:
         position = place_of(meta)
         history = DistributedTrainingHistory.from_dict(meta["history"])
-        return RunState(position, state, np.array(meta["sums"], np.float64)), history
+        sums = np.array([*meta["sums"], meta.get("grad_norm", [0, 0])], np.float64)  # not in 0.1.0
+        return RunState(position, state, sums), history
     except (KeyError, TypeError, ValueError) as err:
         raise CheckpointError(
             f"the checkpoint was not written by a trainer ({type(err).__name__}: {err}). "

@@ -122,7 +122,7 @@ class Session:
     def _begin(self, prepared: Prepared) -> None:
         """A state for `prepared`: parameters go on, the optimizer starts anew; a loaded state stays."""
         previous, self._prepared = self._prepared or prepared, prepared
-        metrics = self.recipe.metrics.num_rows
+        metrics = self.recipe.metrics.num_training_rows
         if self._run_state is None:
             self._run_state = first_run(prepared, self.mesh, metrics)
         elif not self._loaded:

@@ -135,7 +135,7 @@ def test_zero1_scatters_and_gathers_each_parameter_once():
     padded = 4 * (20 + 4 + 12 + 1) * 4  # leaves of 80, 16, 48 and 3 values, each in 4 equal parts
     assert summary(sent("zero1")) == [
         ("all-gather", padded, False),
-        ("all-reduce", SMALL, False),
+        ("all-reduce", SMALL + 4, False),  # the gradients' norm travels with the measures
         ("reduce-scatter", padded, False),
     ]
 
@@ -151,7 +151,7 @@ def test_local_steps_send_measures_only(name):
 def test_clipping_costs_zero1_one_number():
     sync = build_sync("zero1", optax.sgd(0.1), max_grad_norm=1.0)
     found = collectives(compiled(sync).as_text())
-    assert sum(c.payload_bytes for c in found if c.kind == "all-reduce") == SMALL + 4
+    assert sum(c.payload_bytes for c in found if c.kind == "all-reduce") == SMALL + 4 + 4
 
 
 @pytest.mark.parametrize("name", ["mean", "zero1", "local_sgd"])
@@ -230,6 +230,6 @@ def test_the_command_prints_the_plan_and_writes_nothing(tmp_path):
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
     assert lines[0] == "comm: zero1, precision: float32, remat: none"
-    assert [line.split()[0] for line in lines[2:5]] == ["all-reduce", "reduce-scatter", "all-gather"]
+    assert sorted(line.split()[0] for line in lines[2:5]) == ["all-gather", "all-reduce", "reduce-scatter"]
     assert "held on each device:" in lines
     assert not list(tmp_path.iterdir())

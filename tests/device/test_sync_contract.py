@@ -129,6 +129,18 @@ def test_clipping_sees_the_norm_of_the_mean_gradient(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, wanted)
 
 
+@pytest.mark.parametrize("bound", [None, 1.0])
+@pytest.mark.parametrize("name", EXACT)
+def test_the_norm_of_the_mean_gradient_is_told_as_it_was_before_clipping(name, bound):
+    # As above: in whole numbers, and sent without loss. Local steps have no mean gradient. Not in every step.
+    grads = whole_grads(2, 0)
+    grads = jax.tree.map(lambda a: np.stack([a[0], np.where(a[0] == 127, a[0], -a[0])]), grads)
+    alone = Alone(built(name, optax.sgd(1.0), EXACT[name], max_grad_norm=bound), 2).step(grads, grads)
+    has_mean = name not in ("local_sgd", "diloco")
+    assert alone.norms[0] == (pytest.approx([127 * np.sqrt(8), 1], rel=1e-5) if has_mean else [0, 0])
+    assert alone.norms[1] == [0, 0]
+
+
 def test_a_gradient_below_the_norm_is_not_clipped_by_zero1():
     # Its own arithmetic, where the others have optax's: what is small must not be scaled up to the bound.
     grads = whole_grads(2, 0)

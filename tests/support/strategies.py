@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import optax
 
-from cyxjax.core.mesh import PER_REPLICA, build_mesh, put_rows
+from cyxjax.core.mesh import PER_REPLICA, REPLICATED, build_mesh, put_rows
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
 from cyxjax.core.step import TrainState, build_consensus, init_state, place_state, state_spec
-from cyxjax.core.strategy import Sync
+from cyxjax.core.strategy import Stepped, Sync, norm_row
 from cyxjax.sync.registry import build_sync
 
 PyTree = Any
@@ -65,20 +65,24 @@ class Alone:
             _, pullback = jax.vjp(lambda kept: sync.whole(kept, None), to_replica(params, spec.params))
             return from_replica(pullback(to_replica(rows, PER_REPLICA))[0], PER_REPLICA)
 
-        def update(state: TrainState, rows: PyTree) -> TrainState:
+        def update(state: TrainState, rows: PyTree) -> tuple[TrainState, Any]:
             state, grads = to_replica(state, spec), to_replica(rows, PER_REPLICA)
-            new_params, inner = sync.update(grads, state.sync, state.params)
-            return from_replica(state._replace(step=state.step + 1, params=new_params, sync=inner), spec)
+            stepped = Stepped(*sync.update(grads, state.sync, state.params))
+            row = norm_row(stepped, state.step)
+            state = state._replace(step=state.step + 1, params=stepped.params, sync=stepped.state)
+            return from_replica(state, spec), row
 
         backward = model_map(local, self.mesh, (spec.params, PER_REPLICA), PER_REPLICA)
-        reduced = sync_map(update, self.mesh, (spec, PER_REPLICA), spec)
+        reduced = sync_map(update, self.mesh, (spec, PER_REPLICA), (spec, REPLICATED))
+        self.norms: list[Any] = []  # rows of the mean gradients, by step
         self.update = jax.jit(lambda state, rows: reduced(state, backward(state.params, rows)))
         self.state = init_state(sync, self.mesh, params() if start is None else start, {}, 0)
 
     def step(self, *grads: PyTree) -> "Alone":
         """One update for each tree of per-replica gradients (leaves (R, ...))."""
         for rows in grads:
-            self.state = self.update(self.state, put_rows(self.mesh, rows))
+            self.state, row = self.update(self.state, put_rows(self.mesh, rows))
+            self.norms.append(np.asarray(row).tolist())
         return self
 
     def reload(self) -> "Alone":

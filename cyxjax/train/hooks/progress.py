@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cyxjax.core.metrics import Metrics, numbers
+from cyxjax.core.metrics import GRAD_NORM, Metrics, numbers
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
@@ -47,8 +47,11 @@ class HistoryHook(Hook):
             h.val_epochs.append(info.position.epoch - 1)
             h.val_losses.append(info.val["loss"])
             h.val_accuracies.append(info.val["accuracy"])
+        if GRAD_NORM in info.train:
+            h.grad_norm_epochs.append(info.position.epoch - 1)
+            h.grad_norms.append(info.train[GRAD_NORM])
         for split, means in (("train", info.train), ("val", info.val)):
-            for name in means.keys() - {"loss", "accuracy"}:
+            for name in means.keys() - {"loss", "accuracy", GRAD_NORM}:
                 kept = means[name].tolist() if isinstance(means[name], np.ndarray) else means[name]
                 h.metrics.setdefault(f"{split}_{name}", []).append(kept)
         self._totals(info.position)
@@ -72,7 +75,7 @@ class RecordHook(Hook):
     def __init__(self, console: Console, sink: Sink, metrics: Metrics, every: int, learning_rate: Rate):
         self._console, self._sink, self._metrics = console, sink, metrics
         self._every, self._rate = every, learning_rate
-        self._sums, self._since = np.zeros((metrics.num_rows, 2)), time.monotonic()
+        self._sums, self._since = np.zeros((metrics.num_training_rows, 2)), time.monotonic()
         self._epoch_started = self._since
 
     def on_start(self, moment: RunState) -> None:
@@ -110,7 +113,7 @@ class RecordHook(Hook):
         self._sink.log(record)
 
     def _reset(self) -> None:
-        self._sums, self._since = np.zeros((self._metrics.num_rows, 2)), time.monotonic()
+        self._sums, self._since = np.zeros((self._metrics.num_training_rows, 2)), time.monotonic()
 
     def _known(self, means: dict[str, float]) -> dict[str, float]:
         """Numbers, but for metrics that mean nothing here (accuracy of a regression); a NaN loss is shown."""

@@ -126,6 +126,6 @@ def test_modes_and_directions_are_words():
         Metrics({"margin": margin}, better={"margin": "up"})
     with pytest.raises(ConfigError, match="HINT: Metrics"):
         Metrics({"margin": margin}, better={"top2": "max"})
-    with pytest.raises(ConfigError, match="'loss' is the loss function's own"):
+    with pytest.raises(ConfigError, match="'loss' and 'grad_norm' are measured already"):
         Metrics({"loss": margin})
     assert Watchable(Metrics()).find("val_loss", "max").mode == "max"
