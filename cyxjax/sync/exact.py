@@ -19,7 +19,8 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
-from cyxjax.core.parts import Layout, by_device
+from cyxjax.core.parts.calls import Made
+from cyxjax.core.parts.step import Layout, by_device
 from cyxjax.core.replica import model_map
 
 PyTree = Any
@@ -73,23 +74,22 @@ class TreeSum:
         self._rows = NamedSharding(layout.mesh, PER_REPLICA)
         self._exchange: Callable | None = None
 
-    def __call__(self, made: list[list[PyTree]], signal: np.ndarray) -> list[tuple[PyTree, Any]]:
+    def __call__(self, made: Sequence[Made], signal: np.ndarray) -> list[tuple[PyTree, Any]]:
         """(the sum, the summed signal) on each device of this process. made: as `Layout.parts`."""
-        folded = [
-            self._fold(parts, tuple(mine)) for parts, mine in zip(self._layout.parts, made, strict=True)
-        ]
+        folded = [self._fold(parts, mine) for parts, mine in zip(self._layout.parts, made, strict=True)]
         if self._alone:
             return [(folded[0], signal)]
         if self._exchange is None:
-            self._exchange = self._build_exchange(made[0][0])
+            self._exchange = self._build_exchange(self._layout.parts[0], made[0])
         asked = [jax.device_put(signal[None], device) for device in self._layout.devices]
         out = self._exchange(*jax.tree.map(self._global, *zip(folded, asked, strict=True)))
         return by_device(out, self._layout.devices)
 
-    def _folded(self, parts: range, made: Sequence[PyTree]) -> PyTree:
+    def _folded(self, parts: range, made: Made) -> PyTree:
         """Alone: the sum. Else rows (1, nodes, numbers) for each dtype, as many on each device."""
         known = {
-            Node(number, 1): jax.tree.map(widened, tree) for number, tree in zip(parts, made, strict=True)
+            Node(number, 1): jax.tree.map(widened, tree)
+            for number, tree in zip(parts, made.of(parts), strict=True)
         }
         up = lambda node: climb(node, known, self._layout.num_parts, _add)  # noqa: E731
         if self._alone:
@@ -100,8 +100,8 @@ class TreeSum:
         done += [jax.tree.map(jnp.zeros_like, done[0])] * (max(map(len, self._nodes)) - len(done))
         return jax.tree.map(lambda *rows: jnp.stack(rows)[None], *done)
 
-    def _build_exchange(self, like: PyTree) -> Callable:
-        shapes = jax.eval_shape(lambda tree: jax.tree.map(widened, tree), like)
+    def _build_exchange(self, parts: range, made: Made) -> Callable:
+        shapes = jax.eval_shape(lambda made: jax.tree.map(widened, made.of(parts)[0]), made)
 
         def exchanged(rows: PyTree, signal: jax.Array) -> tuple[PyTree, jax.Array]:
             packed = jax.tree.map(lambda mine: self._summed(mine[0]), rows)

@@ -1,6 +1,6 @@
 """What would break `reproducibility: exact`, put in on purpose: one device and more then give other bits.
 
-So the comparison sees each fault, and each rule of `core/parts.py` and `sync/exact.py` is needed.
+So the comparison sees each fault, and each rule of `core/parts` and `sync/exact.py` is needed.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from cyxjax.core import parts, phases
+from cyxjax.core import phases
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, build_mesh
+from cyxjax.core.parts import calls
 from cyxjax.core.replica import model_map
 from cyxjax.sync import exact
 from tests.device.test_exact import as_users_run_it  # noqa: F401 (a fixture for every test here)
@@ -22,15 +23,15 @@ from tests.support.exact import GLOBAL_BATCH, SAMPLES, Problem, config, digest, 
 
 def keyed_by_slot(monkeypatch) -> None:
     """Dropout follows the part's place on its device, not in the step."""
-    real = parts._for_each_part
+    real = calls.PartProgram.__call__
 
-    def renumbered(program, here, batch):
-        by_slot = [
-            [one._replace(number=np.int32(slot)) for slot, one in enumerate(mine)] for mine in batch.parts
-        ]
-        return real(program, here, batch._replace(parts=by_slot))
+    def renumbered(self, states, parts, total):
+        alone = calls.EachAlone(self.alone)  # a loop goes by these numbers: it would read other rows
+        self.way = lambda *_: alone
+        slots = [mine._replace(number=np.arange(len(mine.number), dtype=np.int32)) for mine in parts]
+        return real(self, states, slots, total)
 
-    monkeypatch.setattr(parts, "_for_each_part", renumbered)
+    monkeypatch.setattr(calls.PartProgram, "__call__", renumbered)
 
 
 def summed_by_psum(monkeypatch) -> None:
@@ -52,21 +53,35 @@ def a_sum_for_each_device(monkeypatch) -> None:
 
 def all_rows_of_a_device_in_one_program(monkeypatch) -> None:
     """A device computes its parts at once: sums inside a program of another shape."""
-    real = parts._for_each_part
 
-    def together(program, here, batch):
-        join = lambda *leaves: np.concatenate(leaves)  # noqa: E731
-        whole = [
-            [parts.Part(mine[0].number, *jax.tree.map(join, *[tuple(one[1:]) for one in mine]))]
-            for mine in batch.parts
-        ]
-        made = real(program, here, batch._replace(parts=whole))
-        return [
-            mine + [jax.tree.map(jnp.zeros_like, mine[0])] * (len(many) - 1)
-            for mine, many in zip(made, batch.parts, strict=True)
-        ]
+    def together(self, states, parts, total):
+        made = []
+        for state, mine in zip(states, parts, strict=True):
+            rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tuple(mine[1:]))
+            whole = self.alone(state, calls.Part(mine.number[0], *rows), total)
+            nothing = jax.tree.map(jnp.zeros_like, whole)
+            made.append(calls.Apart([whole] + [nothing] * (len(mine.number) - 1)))
+        return made
 
-    monkeypatch.setattr(parts, "_for_each_part", together)
+    monkeypatch.setattr(calls.PartProgram, "__call__", together)
+
+
+def a_loop_where_a_device_has_many(monkeypatch) -> None:
+    """A device with all parts loops over them, others call."""
+    real = calls.PartProgram.__call__
+
+    def chosen_by_layout(self, states, parts, total):
+        first = (states[0], calls.row(parts[0], 0), total)
+        like = self.alone.trace(*first).out_info
+        of = lambda mine: (  # noqa: E731
+            calls.InALoop(self._function, None, len(mine.number), like)
+            if len(states) == 1
+            else calls.EachAlone(self.alone)
+        )
+        self._calls = self._calls or of(parts[0])
+        return real(self, states, parts, total)
+
+    monkeypatch.setattr(calls.PartProgram, "__call__", chosen_by_layout)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +91,7 @@ def all_rows_of_a_device_in_one_program(monkeypatch) -> None:
         (summed_by_psum, "mlp"),
         (a_sum_for_each_device, "mlp"),
         (all_rows_of_a_device_in_one_program, "mlp"),
+        (a_loop_where_a_device_has_many, "cnn"),
     ],
 )
 def test_a_fault_gives_other_bits(fault: Callable, name, monkeypatch):
@@ -100,11 +116,11 @@ def first_parts(one: Problem) -> tuple:
     """(the program of a part, a state, two parts of four rows each)."""
     built, start = prepared(one, build_mesh(jax.devices()[:1]), config(), None, ())
     of = lambda n: (one.data.inputs[4 * n : 4 * n + 4], one.data.targets[4 * n : 4 * n + 4])  # noqa: E731
-    rows = [parts.Part(np.int32(n), *of(n), np.ones(4, np.float32)) for n in range(2)]
-    return built.program.train_step.part, jax.tree.map(np.asarray, start.state), rows
+    rows = [calls.Part(np.int32(n), *of(n), np.ones(4, np.float32)) for n in range(2)]
+    return built.program.train_step.part.alone, jax.tree.map(np.asarray, start.state), rows
 
 
-def stacked(rows: list[parts.Part]) -> parts.Part:
+def stacked(rows: list[calls.Part]) -> calls.Part:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 
 

@@ -146,7 +146,7 @@ def prepared(
         np.asarray, built.fns.init(jax.random.key(settings.seed), one.data.inputs[:1])
     )
     state = init_state(built.sync, mesh, params, model_state, settings.seed)
-    return built, RunState(Position(), state, np.zeros((2, 2)))
+    return built, RunState(Position(), state, np.zeros((Metrics().num_training_rows, 2)))
 
 
 def digest(tree: Any) -> str:

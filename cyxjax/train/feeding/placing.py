@@ -1,7 +1,7 @@
 """Host batches on the devices: as rows of one mesh, or as the parts of an exact step."""
 
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 import jax
@@ -9,7 +9,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cyxjax.core.mesh import WrappingError, build_put_rows, local_replicas, num_replicas, put_replicated
-from cyxjax.core.parts import Layout, Part, PartsBatch
+from cyxjax.core.parts.calls import Parts
+from cyxjax.core.parts.step import Layout, PartsBatch
 from cyxjax.core.step import Batch
 from cyxjax.data.batches import HostBatch
 
@@ -63,13 +64,15 @@ class PartPlacer:
         self.shares = [number for parts in layout.parts for number in parts]
 
     def put(self, host: HostBatch, signal: tuple[float, bool] = (0.0, False)) -> PartsBatch:
-        rows = self._cut(host)
-        parts = [[next(rows) for _ in numbers] for numbers in self._layout.parts]
+        size = len(host.weight) // len(self.shares)
+        cut = jax.tree.map(lambda a: np.asarray(a).reshape(-1, size, *a.shape[1:]), tuple(host[:3]))
+        starts = accumulate(map(len, self._layout.parts), initial=0)
+        parts = [
+            self._of(numbers, start, cut) for numbers, start in zip(self._layout.parts, starts, strict=False)
+        ]
         return PartsBatch(parts, np.float32(host.total), np.array(signal, np.float32))
 
-    def _cut(self, host: HostBatch) -> Iterator[Part]:
-        size = len(host.weight) // len(self.shares)
-        for number, start in zip(self.shares, count(step=size)):
-            mine = slice(start, start + size)
-            cut = jax.tree.map(lambda a, mine=mine: np.asarray(a)[mine], tuple(host[:3]))
-            yield Part(np.int32(number), *cut)
+    def _of(self, numbers: range, start: int, cut: tuple) -> Parts:
+        """The parts of a device, from those of all."""
+        mine = slice(start, start + len(numbers))
+        return Parts(np.array(numbers, np.int32), *jax.tree.map(lambda a: a[mine], cut))

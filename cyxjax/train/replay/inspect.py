@@ -14,7 +14,7 @@ from cyxjax.core.mesh import local_rows
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.global_loss import of_one_device
-from cyxjax.core.parts import PartsBatch
+from cyxjax.core.parts.step import PartsBatch
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.core.trees import named_leaves
@@ -72,9 +72,8 @@ def _parts(
 def _rows(batch: Batch | PartsBatch) -> tuple[PyTree, PyTree, np.ndarray, int]:
     """(inputs, targets, weight, number of shares): all rows of a step, share after share, in one process."""
     if isinstance(batch, PartsBatch):
-        every = [part for parts in batch.parts for part in parts]
-        whole = jax.tree.map(lambda *rows: np.concatenate(rows), *(tuple(part[1:]) for part in every))
-        return *whole, len(every)
+        whole = jax.tree.map(lambda *rows: np.concatenate(rows), *batch.parts)
+        return *jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), tuple(whole[1:])), len(whole.number)
     return *jax.tree.map(_host, batch[:3]), len(jax.devices())
 
 

@@ -10,7 +10,7 @@ from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.parts import Layout, PartsStep, build_parts_eval
+from cyxjax.core.parts.step import Layout, PartsStep, build_parts_eval
 from cyxjax.core.step import build_eval_step, build_train_step
 from cyxjax.core.strategy import Sync
 from cyxjax.data.content import drawn_anew

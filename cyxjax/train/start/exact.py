@@ -16,7 +16,8 @@ import jax
 import jaxlib
 import numpy as np
 
-from cyxjax.core.parts import Part, PartsStep, by_device
+from cyxjax.core.parts.calls import Part, Parts
+from cyxjax.core.parts.step import PartsStep, by_device
 from cyxjax.data.sources import Dataset
 from cyxjax.errors import CheckpointError
 from cyxjax.sync.exact import widened
@@ -32,24 +33,27 @@ def fingerprint(prepared: Prepared, threads: int) -> dict[str, str]:
         return {}
     device, rows = step.layout.devices[0], prepared.built.batch_size
     state = first_run(prepared, step.layout.mesh, 1).state
-    part = (by_device(state, [device])[0], first_part(data.train, rows), np.float32(rows))
-    made = step.part(*part)
+    here, total = by_device(state, [device])[0], np.float32(rows)
+    parts = first_part(data.train, rows)
+    way = step.part.way(here, parts, total)
+    made = way([here], [parts], total)[0].of(range(1))[0]
     # As if all the parts came to what the first one does; the state is given away.
-    update = (part[0], jax.tree.map(widened, made), part[2], np.zeros(2, np.float32))
-    lowered = {"program": step.part.lower(*part), "update": step.writes[0].lower(*update)}
+    update = (here, jax.tree.map(widened, made), total, np.zeros(2, np.float32))
+    lowered = {"program": way.lower(here, parts, total), "update": step.writes[0].lower(*update)}
     moved = step.writes[0](*update)
     return {
-        "parts": f"{step.layout.num_parts} of {rows} samples",
+        "parts": f"{step.layout.num_parts} of {rows} samples, {way.name}",
         **{name: _digest(without_places(one.compile().as_text()).encode()) for name, one in lowered.items()},
         "machine": machine(device, threads),
         "canary": _digest(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((made, moved)))),
     }
 
 
-def first_part(data: Dataset, rows: int) -> Part:
-    """The first samples of `data`, again from the start if they are fewer."""
+def first_part(data: Dataset, rows: int) -> Parts:
+    """Part 0 alone, with the first samples of `data`, again from the start if they are fewer."""
     inputs, targets = data.take(np.arange(rows) % len(data))
-    return Part(np.int32(0), inputs, targets, np.ones(rows, np.float32))
+    part = Part(np.int32(0), inputs, targets, np.ones(rows, np.float32))
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], part)
 
 
 def machine(device: jax.Device, threads: int) -> str:

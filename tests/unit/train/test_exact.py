@@ -9,7 +9,8 @@ from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import CrossEntropyLoss
-from cyxjax.core.parts import Part, PartsBatch, named
+from cyxjax.core.parts.calls import Parts, named
+from cyxjax.core.parts.step import PartsBatch
 from cyxjax.core.step import TrainState
 from cyxjax.errors import CheckpointError, ConfigError, DesyncError
 from cyxjax.train.replay import inspect
@@ -32,7 +33,7 @@ def fitted(folder, **options):
 def test_a_checkpoint_says_what_the_bits_hang_on_and_a_resume_compares_it(tmp_path, monkeypatch):
     fitted(tmp_path)
     kept = read_manifest(step_folder(tmp_path, 2)).meta["exact"]
-    assert kept["parts"] == "8 of 2 samples"
+    assert kept["parts"] == "8 of 2 samples, in a loop"
     assert kept["machine"].endswith("8 threads")
     assert [len(kept[name]) for name in ("canary", "program", "update")] == [16] * 3
     assert kept["program"] != kept["update"]
@@ -89,8 +90,10 @@ def test_a_loader_is_refused_by_name(tmp_path):
 
 def test_replay_looks_at_the_parts_with_the_keys_they_had():
     # 8 samples in 4 parts of 2: part 1 holds places 1 and 5, and its key is named by place 1
-    parts = [Part(np.int32(n), X[[n, n + 4]], Y[[n, n + 4]], np.ones(2, np.float32)) for n in range(4)]
-    batch = PartsBatch([parts[:2], parts[2:]], np.float32(8), np.zeros(2, np.float32))
+    rows = np.arange(4)[:, None] + [0, 4]
+    whole = Parts(np.arange(4, dtype=np.int32), X[rows], Y[rows], np.ones((4, 2), np.float32))
+    parts = [jax.tree.map(lambda leaf, c=c: leaf[c], whole) for c in (slice(0, 2), slice(2, 4))]
+    batch = PartsBatch(parts, np.float32(8), np.zeros(2, np.float32))
     key = jax.random.key_data(jax.random.key(7))
     before = TrainState(np.int32(3), {}, {}, (), key)
     found = list(inspect._parts(batch, 1, before, np.arange(100, 108)))

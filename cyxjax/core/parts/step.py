@@ -1,18 +1,17 @@
 """A step in parts: a dispatch beside the fused one, whose bits do not depend on how many devices share it.
 
 The global batch is V parts, fixed by the configuration. Each is computed by a program of one device alone,
-called once for each part a device holds, with the part's number as data: whoever computes a part runs the
-same code on the same numbers. One program must not make several parts, nor run on several devices: for
-another number of them XLA compiles other code, barriers or not (measured with a CNN and a GPT on 1 and 2
-devices; an MLP hides it).
+with the part's number as data (`core/parts/calls.py`): whoever computes a part runs the same code on the same
+numbers. The number of parts that a device has must not show in a program, nor the number of devices: for
+another one XLA compiles other code, barriers or not (measured with a CNN and a GPT on 1 and 2 devices; an MLP
+hides it).
 
     part     one device, one part: forward, loss, backward     (`sum_gradients`)
     add      the sums over all parts, in one fixed order        (given: `sync.exact.TreeSum`)
     write    one device, as if it were alone                    (`next_state`, on a mesh of one device)
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,14 +26,15 @@ from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import AXIS, REPLICATED, local_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.parts.calls import Made, Part, PartProgram, Parts, compile_together, named
 from cyxjax.core.replica import sync_map
 from cyxjax.core.rows import weighed
 from cyxjax.core.step import EvalState, TrainState, infer, next_state, sum_gradients, to_evaluate
 from cyxjax.core.strategy import Sync
 
 PyTree = Any
-Add: TypeAlias = Callable[[list[list[PyTree]], np.ndarray], list[tuple[PyTree, Any]]]
-"""(a tree for each part, by device of this process; signal (2,)) -> (sum of all, summed signal) by device."""
+Add: TypeAlias = Callable[[Sequence[Made], np.ndarray], list[tuple[PyTree, Any]]]
+"""(what parts came to, by device of this process; signal (2,)) -> (sum of all, summed signal) by device."""
 
 
 class Layout(NamedTuple):
@@ -58,19 +58,10 @@ class Layout(NamedTuple):
         return [self.parts_of(replica) for replica in local_replicas(self.mesh)]
 
 
-class Part(NamedTuple):
-    """The rows of one part, in numpy: `jit` puts them on the device it runs on."""
-
-    number: Any  # int32 ()
-    inputs: PyTree  # leaves (B, ...)
-    targets: PyTree
-    weight: Any  # float32 (B,): 1 for a sample, 0 for padding
-
-
 class PartsBatch(NamedTuple):
     """This process's share of one optimizer step's global batch."""
 
-    parts: Sequence[Sequence[Part]]  # by device
+    parts: Sequence[Parts]  # by device
     total: Any  # float32 (): sum of all weights, of all processes
     signal: np.ndarray  # float32 (2,): what this rank asks of all
 
@@ -98,46 +89,18 @@ class PartsStep:
 
     def __call__(self, state: TrainState, batch: PartsBatch) -> tuple[TrainState, jax.Array]:
         here = self._view.split(state)
-        if not self._compiled:
-            _compile(self.part.lower(*args) for args in _first_parts(here, batch))
-        summed = self._add(_for_each_part(self.part, here, batch), batch.signal)
+        summed = self._add(self.part(here, batch.parts, batch.total), batch.signal)
         args = [(mine, one, batch.total, signal) for mine, (one, signal) in zip(here, summed, strict=True)]
         if not self._compiled:
-            _compile(write.lower(*one) for write, one in zip(self.writes, args, strict=True))
+            compile_together(write.lower(*one) for write, one in zip(self.writes, args, strict=True))
             self._compiled = True
         out = [write(*one) for write, one in zip(self.writes, args, strict=True)]
         return self._view.join([state for state, _ in out]), out[0][1]
 
 
-def _compile(programs: Iterable[jax.stages.Lowered]) -> None:
-    """Compiles the same text for each device at the same time, one core each; jit finds what it needs ready.
-
-    One executable loaded on the others would be quicker still, but their collectives waited for each other
-    for ever on 8 devices (jaxlib 0.10.2, `deserialize_executable`).
-    """
-    lowered = list(programs)
-    with ThreadPoolExecutor(len(lowered)) as pool:
-        list(pool.map(lambda one: one.compile(), lowered))
-
-
-def _first_parts(here: Sequence[Any], batch: PartsBatch) -> Iterator[tuple]:
-    """What a program of a part is called with first, by device."""
-    return ((mine, parts[0], batch.total) for mine, parts in zip(here, batch.parts, strict=True))
-
-
-def named(function: Callable, threads: int | None) -> Callable:
-    """`function` under a name that says the threads of the pool it is compiled for.
-
-    Compilers cut sums by them, and a cache of programs on disk knows a program by its text alone.
-    """
-    renamed = partial(function)
-    renamed.__name__ = f"{function.__name__}_of_{threads}_threads"  # type: ignore[attr-defined]
-    return renamed
-
-
 def build_part(
     fns: ModelFns, loss: PerExample, sync: Sync, num_parts: int, metrics: Metrics, threads: int | None
-) -> Any:
+) -> PartProgram:
     """The program (state, Part, total) -> ((gradients, sums), share of the model state), of one device."""
 
     def part(state: TrainState, one: Part, total: Any) -> PyTree:
@@ -149,7 +112,7 @@ def build_part(
         )
         return summed, phases.weighted_state(model_state, one.weight.sum())
 
-    return jax.jit(named(part, threads))
+    return PartProgram(part, threads, num_parts)
 
 
 def build_write(sync: Sync, device: jax.Device, threads: int | None) -> Any:
@@ -179,28 +142,13 @@ def build_parts_eval(
         losses = weighed(loss, output, one.targets, one.weight)
         return metrics.sums(losses, output, one.targets, one.weight)
 
-    program = jax.jit(named(evaluate, threads))
-    compiled = False
+    program = PartProgram(evaluate, threads, layout.num_parts)
 
     def step(state: TrainState, batch: PartsBatch) -> jax.Array:
-        nonlocal compiled
         here = [to_evaluate(mine) for mine in view.split(state)]
-        if not compiled:
-            _compile(program.lower(*args) for args in _first_parts(here, batch))
-            compiled = True
-        return add(_for_each_part(program, here, batch), batch.signal)[0][0]
+        return add(program(here, batch.parts, batch.total), batch.signal)[0][0]
 
     return step
-
-
-def _for_each_part(program: Callable, here: Sequence[Any], batch: PartsBatch) -> list[list[PyTree]]:
-    """What `program` makes of each part, by device."""
-    made: list[list[PyTree]] = [[] for _ in batch.parts]
-    for slot in range(max(map(len, batch.parts))):  # every device gets its first part before any its second
-        for mine, state, parts in zip(made, here, batch.parts, strict=True):
-            if slot < len(parts):
-                mine.append(program(state, parts[slot], batch.total))
-    return made
 
 
 class DeviceViews:

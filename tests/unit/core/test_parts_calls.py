@@ -1,0 +1,105 @@
+"""How a device computes its parts: which way is chosen, and that the choice hides how many it has."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from cyxjax.core.parts.calls import EachAlone, InALoop, PartProgram, Parts, Stacked, row
+
+PARTS, TOTAL = 8, np.float32(32)
+STATE = jnp.float32(2)
+
+
+def of_numbers(numbers) -> Parts:
+    """Parts whose inputs say which they are: 10 n and 10 n + 1."""
+    numbers = np.asarray(numbers, np.int32)
+    inputs = (10 * numbers[:, None] + np.arange(2)).astype(np.float32)
+    return Parts(numbers, inputs, inputs, np.ones((len(numbers), 2), np.float32))
+
+
+def scaled(state, part, total):
+    return {"rows": state * part.inputs / total, "number": part.number}
+
+
+def squared(inputs):
+    return inputs @ inputs.T
+
+
+def convolved(inputs):
+    return lax.conv(inputs[None, None], jnp.ones((1, 1, 3)), (1,), "SAME")
+
+
+def convolved_below(inputs):
+    return jax.jit(lambda x: lax.cond(x.sum() > 0, convolved, lambda y: y[None, None] * 2, x))(inputs)
+
+
+def printed(inputs):
+    jax.debug.print("{}", inputs.sum())
+    return inputs
+
+
+@pytest.mark.parametrize(
+    ("body", "size", "name"),
+    [
+        (squared, 8, "in a loop"),
+        (convolved, 8, "each alone"),  # 10 to 30 times as slow inside a loop
+        (convolved_below, 8, "each alone"),
+        (printed, 8, "each alone"),  # what a call does beside is done once a call
+        (lambda inputs: inputs * 2, 1_000_000, "in a loop"),
+        (lambda inputs: inputs * 2, 2_000_000, "each alone"),  # 8 parts of 16 MB, in and out
+    ],
+)
+def test_the_way_follows_from_the_program_of_a_part_and_their_number(body, size, name):
+    inputs = np.zeros((1, size), np.float32)
+    parts = Parts(np.zeros(1, np.int32), inputs, np.zeros((1, 1)), np.ones((1, 1), np.float32))
+    body = body if body is not squared else lambda inputs: squared(inputs[None])
+    program = PartProgram(lambda state, part, total: body(part.inputs), 8, PARTS)
+    assert program.way(STATE, parts, TOTAL).name == name
+
+
+def test_a_loop_has_one_text_however_many_parts_a_device_has():
+    way = PartProgram(scaled, 8, PARTS).way(STATE, of_numbers(range(2, 5)), TOTAL)
+    assert isinstance(way, InALoop)
+    texts = {way.lower(STATE, of_numbers(mine), TOTAL).as_text() for mine in (range(8), range(2, 5), [7])}
+    assert len(texts) == 1
+    assert "loop_of_scaled_of_8_threads" in texts.pop()
+
+
+@pytest.mark.parametrize("mine", [range(8), range(3), range(3, 5), range(7, 8)])
+def test_both_ways_give_each_part_of_a_device_its_own(mine):
+    parts = of_numbers(mine)
+    program = PartProgram(scaled, 8, PARTS)
+    for _ in range(2):  # the second step writes into the arrays of the first
+        (looped,) = program([STATE], [parts], TOTAL)
+        (called,) = EachAlone(program.alone)([STATE], [parts], TOTAL)
+        for number, one, other in zip(mine, looped.of(mine), called.of(mine), strict=True):
+            # 2 * (10 n, 10 n + 1) / 32
+            assert one["rows"].tolist() == other["rows"].tolist() == [number * 0.625, number * 0.625 + 0.0625]
+            assert one["number"] == other["number"] == number
+
+
+def test_a_loop_that_failed_begins_with_arrays_of_its_own_again(monkeypatch):
+    program, parts = PartProgram(scaled, 8, PARTS), of_numbers(range(8))
+    program([STATE], [parts], TOTAL)
+    way = program.way(STATE, parts, TOTAL)
+    real = way._program
+
+    def given_away(*args):
+        jax.tree.map(lambda leaf: leaf.delete(), args[-1])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(way, "_program", given_away)
+    with pytest.raises(KeyboardInterrupt):
+        program([STATE], [parts], TOTAL)
+    monkeypatch.setattr(way, "_program", real)
+    (made,) = program([STATE], [parts], TOTAL)
+    assert [int(tree["number"]) for tree in made.of(range(8))] == list(range(8))
+
+
+def test_rows_of_a_part_are_views():
+    parts = of_numbers(range(3))
+    assert np.shares_memory(row(parts, 1).inputs, parts.inputs)
+    assert row(parts, 1).number == 1
+    assert Stacked(parts).of(range(1, 2))[0].number == 1
