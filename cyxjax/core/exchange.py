@@ -86,6 +86,11 @@ def _computed(eqn: Any, values: Iterable[Any]) -> list[Any]:
     if eqn.primitive.name == "cond":
         index, *operands = values
         return lax.switch(index, [partial(_run_branch, b) for b in eqn.params["branches"]], *operands)
+    return bind(eqn, values)
+
+
+def bind(eqn: Any, values: Iterable[Any]) -> list[Any]:
+    """What a traced equation gives for `values`."""
     with eqn.ctx.manager:
         out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return out if eqn.primitive.multiple_results else [out]

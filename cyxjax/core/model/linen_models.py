@@ -14,6 +14,7 @@ from flax.errors import InvalidRngError
 
 from cyxjax.core.model.batch_stats import as_axes, normalise, weighted_moments
 from cyxjax.core.model.calls import call_arguments
+from cyxjax.core.model.first_values import draw
 from cyxjax.core.model.model_fns import MODES, ModelFns, Sown, call_mode
 from cyxjax.errors import DataError
 
@@ -43,8 +44,7 @@ def from_linen(module: linen.Module) -> ModelFns:
     def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
         # Within a trace (`jax.eval_shape`) nothing is compiled, and jax refuses options there.
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((key, inputs)))
-        draw = values if traced else jax.jit(values, compiler_options=_RUN_ONCE)
-        drawn = draw(key, inputs)
+        drawn = values(key, inputs) if traced else draw(values, key, inputs, options=_RUN_ONCE)
         variables = {name: kept for name, kept in {**drawn, **held}.items() if name not in sown}
         return variables.pop("params", {}), variables
 

@@ -1,0 +1,178 @@
+"""First values of a model, drawn leaf by leaf: leaves that are drawn alike share one small program.
+
+One program for all leaves takes XLA time for each of them: 25 s for every 300 kernels. A model of 2,000
+leaves has some ten shapes and initializers; in what is drawn alike only constants folded into the key differ.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from cyxjax.core.exchange import bind
+
+PyTree = Any
+_SMALL = 1024  # numbers: what makes them may be computed again for each leaf
+_MOST_TIMES = 4  # as many operations may be compiled as there are; beyond it leaves hang together
+_FOLD = "random_fold_in"
+
+
+class Kind(NamedTuple):
+    """Leaves that are drawn alike."""
+
+    run: Callable[..., list[Any]]
+    members: list[tuple[list[int], list[Any]]]  # places of the outputs, what `run` is given for them
+
+
+def draw(values: Callable[..., PyTree], *args: PyTree, options: dict[str, Any] | None = None) -> PyTree:
+    """`values(*args)`, with the bits of `jax.jit(values, compiler_options=options)(*args)`.
+
+    Each leaf is computed by the operations it needs, in their order; what several leaves need is computed
+    with them in one program, unless it is small (keys). Not within a trace.
+    """
+    flat, structure = jax.tree.flatten(args)
+    made: list[Any] = []
+
+    def leaves(*flat: Any) -> list[Any]:
+        out, tree = jax.tree.flatten(values(*jax.tree.unflatten(structure, flat)))
+        made.append(tree)
+        return out
+
+    kinds = find_kinds(jax.make_jaxpr(leaves)(*flat), flat)
+    if kinds is None:
+        return jax.jit(values, compiler_options=options)(*args)
+    out: dict[int, Any] = {}
+    # Kinds that come equally often share a program, which runs as often: each program has its price.
+    for count in {len(kind.members) for kind in kinds}:
+        some = [kind for kind in kinds if len(kind.members) == count]
+        program = jax.jit(_one_after_another([kind.run for kind in some]), compiler_options=options)
+        for members in zip(*(kind.members for kind in some), strict=True):
+            drawn = program([given for _, given in members])
+            for (places, _), found in zip(members, drawn, strict=True):
+                out |= zip(places, found, strict=True)
+    return jax.tree.unflatten(made[0], [out[place] for place in range(len(out))])
+
+
+def _one_after_another(runs: list[Callable]) -> Callable:
+    return lambda given: [run(*one) for run, one in zip(runs, given, strict=True)]
+
+
+def find_kinds(traced: Any, args: list[Any]) -> list[Kind] | None:
+    """The leaves that a traced function makes of `args`, by what they are drawn with.
+
+    None where they are not drawn apart: it has effects, or most leaves hang on most others.
+    """
+    groups = _groups(traced.jaxpr)
+    num_equations = sum(len(equations) for _, equations in groups)
+    if traced.effects or num_equations > _MOST_TIMES * len(traced.jaxpr.eqns):
+        return None
+    known = dict(zip(traced.jaxpr.invars, args, strict=True))
+    constants = dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
+    kinds: dict[Hashable, Kind] = {}
+    for places, equations in groups:
+        ends = [traced.jaxpr.outvars[i] for i in places]
+        form, given, run = _program(ends, equations, known, constants)
+        kinds.setdefault(form, Kind(run, [])).members.append((places, given))
+    return list(kinds.values())
+
+
+def _groups(jaxpr: Any) -> list[tuple[list[int], list[Any]]]:
+    """(places of outputs, equations they need, in order): outputs that share work are together."""
+    maker = {v: n for n, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
+    owner: dict[int, int] = {}  # large equation -> the first output that needs it
+    parent = list(range(len(jaxpr.outvars)))
+    needs: list[set[int]] = []
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            i = parent[i]
+        return i
+
+    for place, var in enumerate(jaxpr.outvars):
+        found: set[int] = set()
+        waiting = [var]
+        while waiting:
+            one = waiting.pop()
+            n = None if isinstance(one, core.Literal) else maker.get(one)
+            if n is None or n in found:
+                continue
+            found.add(n)
+            waiting += jaxpr.eqns[n].invars
+            if any(prod(v.aval.shape) > _SMALL for v in jaxpr.eqns[n].outvars):
+                parent[root(place)] = root(owner.setdefault(n, place))
+        needs.append(found)
+    together: dict[int, list[int]] = {}
+    for place in range(len(needs)):
+        together.setdefault(root(place), []).append(place)
+    return [
+        (places, [jaxpr.eqns[n] for n in sorted(set().union(*(needs[p] for p in places)))])
+        for places in together.values()
+    ]
+
+
+def _program(
+    outvars: list[Any], equations: list[Any], known: Mapping[Any, Any], constants: Mapping[Any, Any]
+) -> tuple[Hashable, list[Any], Callable]:
+    """(what it computes, what it is given, the function of it): equal forms compute alike.
+
+    Whole numbers folded into keys are given, as arguments are: what is done with them is exact either way.
+    All other constants are part of the form, since the compiler may compute with them beforehand.
+    """
+    given: list[Any] = []
+    names: dict[Any, Hashable] = {}
+    form: list[Hashable] = []
+    steps: list[tuple[Any, tuple]] = []
+
+    def name(v: Any, folded: bool) -> Hashable:
+        if isinstance(v, core.Literal) and not folded:
+            return _Fixed(v.val, (repr(v.val), str(v.aval)))
+        if isinstance(v, core.Literal):
+            given.append(v.val)
+            return "given", len(given) - 1, str(v.aval)
+        if v not in names and v in constants:
+            names[v] = _Fixed(constants[v], (id(constants[v]),))
+        elif v not in names:
+            given.append(known[v])
+            names[v] = "given", len(given) - 1, str(v.aval)
+        return names[v]
+
+    for n, eqn in enumerate(equations):
+        read = tuple(name(v, eqn.primitive.name == _FOLD) for v in eqn.invars)
+        form.append((eqn.primitive, read, tuple(_hashable(p) for p in sorted(eqn.params.items()))))
+        steps.append((eqn, read))
+        names |= {v: ("made", n, i) for i, v in enumerate(eqn.outvars)}
+    ends = tuple(name(v, False) for v in outvars)
+
+    def run(*given: Any) -> list[Any]:
+        found: dict[Hashable, Any] = {}
+        value = lambda a: a.value if isinstance(a, _Fixed) else given[a[1]] if a[0] == "given" else found[a]  # noqa: E731
+        for n, (eqn, read) in enumerate(steps):
+            found |= {("made", n, i): v for i, v in enumerate(bind(eqn, map(value, read)))}
+        return [jnp.asarray(value(a)) for a in ends]
+
+    return (*form, ends), given, run
+
+
+class _Fixed:
+    """A constant of a program; equal to another with the same form."""
+
+    def __init__(self, value: Any, form: Hashable):
+        self.value, self.form = value, form
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Fixed) and self.form == other.form
+
+    def __hash__(self) -> int:
+        return hash(self.form)
+
+
+def _hashable(value: Any) -> Hashable:
+    """`value`, or which object it is: those of one trace all live until its programs are made."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value

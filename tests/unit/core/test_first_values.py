@@ -1,0 +1,96 @@
+"""First values drawn leaf by leaf: the bits of one program for all, and few programs for many leaves."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen
+from flax.linen import initializers
+
+from cyxjax.core.model.first_values import draw, find_kinds
+
+
+class Deep(linen.Module):
+    layers: int
+
+    @linen.compact
+    def __call__(self, x):
+        for _ in range(self.layers):
+            x = linen.relu(linen.LayerNorm()(linen.Dense(8)(x)))
+        return linen.Dense(3)(x)
+
+
+class Cell(linen.Module):
+    @linen.compact
+    def __call__(self, carry, _):
+        return linen.Dense(40)(carry), None
+
+
+class Various(linen.Module):
+    """Initializers of many kinds, values made from data, from a table and from one another."""
+
+    @linen.compact
+    def __call__(self, x):
+        for init in (initializers.orthogonal(), initializers.normal(0.02), initializers.he_uniform()):
+            x = linen.Dense(40, kernel_init=init, bias_init=initializers.normal(1.0))(x)
+        cells = linen.scan(Cell, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+        x, _ = cells()(x, None)
+        x = linen.WeightNorm(linen.Dense(6))(x)
+        table = np.linspace(0, 1, 6, dtype=np.float32)
+        self.param("near_table", lambda key: table * jax.random.normal(key, (6,)) * 0.1 + table)
+        for dtype in (jnp.complex64, jnp.bfloat16, jnp.float16):
+            self.param(jnp.dtype(dtype).name, initializers.normal(0.02, dtype), (5,))
+        both = self.param("whole", lambda key: jax.random.bits(key, (1100,)))  # large, and used twice
+        self.param("order", lambda key: jnp.argsort(both) + jax.random.randint(key, (), 0, 9))
+        self.variable("batch_stats", "seen", lambda: x.mean() + jnp.zeros(3))
+        self.variable("constants", "ready", lambda: 3)
+        return linen.BatchNorm(use_running_average=True)(x)
+
+
+def drawing(module):
+    keys = lambda key: dict(zip(("params", "dropout"), jax.random.split(key), strict=True))  # noqa: E731
+    return lambda key, x: module.init(keys(key), x)
+
+
+@pytest.mark.parametrize("module", [Deep(4), Various(), linen.Dense(2)], ids=["deep", "various", "dense"])
+def test_the_values_are_those_of_one_program(module):
+    values, args = drawing(module), (jax.random.key(7), np.ones((2, 8), np.float32) / 3)
+    one, apart = jax.jit(values)(*args), draw(values, *args)
+    assert jax.tree.structure(one) == jax.tree.structure(apart)
+    for (path, want), have in zip(
+        jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(apart), strict=True
+    ):
+        assert (want.dtype, want.weak_type) == (have.dtype, have.weak_type), path
+        assert np.asarray(want).tobytes() == np.asarray(have).tobytes(), path
+
+
+def test_more_layers_make_no_more_programs():
+    args = jax.random.key(0), np.ones((1, 8), np.float32)
+    kinds = [find_kinds(jax.make_jaxpr(drawing(Deep(n)))(*args), list(args)) for n in (3, 30)]
+    # Kernel, biases and scale of a layer, kernel and bias of the last; zeros of one shape are one kind.
+    assert [len(found) for found in kinds] == [5, 5]
+    assert [sum(len(kind.members) for kind in found) for found in kinds] == [4 * 3 + 2, 4 * 30 + 2]
+
+
+def test_what_hangs_together_is_drawn_together():
+    def values(key):  # each leaf is made from all before it
+        leaves = [jax.random.normal(key, (2,))]
+        for _ in range(40):
+            leaves.append(leaves[-1] * 2 + 1)
+        return leaves
+
+    key = jax.random.key(1)
+    assert find_kinds(jax.make_jaxpr(values)(key), [key]) is None
+    assert [a.tolist() for a in draw(values, key)] == [a.tolist() for a in jax.jit(values)(key)]
+
+
+def test_an_effect_happens_once():
+    seen = []
+
+    def values(key):
+        jax.debug.callback(lambda: seen.append(1))
+        return jax.random.normal(key, (2,)), jnp.zeros(3)
+
+    jax.block_until_ready(draw(values, jax.random.key(0)))
+    jax.effects_barrier()
+    assert seen == [1]
