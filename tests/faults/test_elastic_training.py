@@ -28,7 +28,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def hosts(tmp_path, config):
-    made = Hosts(tmp_path / "hosts", "1:2", "-m", "cyxjax.train", "--config", str(config))
+    made = Hosts(tmp_path / "hosts", "1:2", "-m", "cyxjax.train", "--config", str(config), fork=True)
     yield made
     made.close()
 

@@ -1,13 +1,12 @@
 """`reproducibility: exact` through kills, at another world size each time: the bits of a run without any."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from cyxjax.cli.hash import compare, steps_of
 from tests.multiprocess.test_train import environment
+from tests.support import forked
 from tests.support.elastic_hosts import Hosts, two_then_one_then_two
 from tests.support.training import EPOCHS, STEPS_PER_EPOCH, Jobs, newest_step, write_experiment
 
@@ -64,9 +63,8 @@ def test_hosts_that_come_and_go_leave_the_bits_of_an_unbroken_run(tmp_path):
         "model": {"name": "mlp", "options": {"hidden": [256, 256], "dropout": 0.2}},
     }
     whole, config = (write_experiment(tmp_path / name, **options) for name in ("whole", "broken"))
-    alone = [sys.executable, "-m", "cyxjax.train", "--config", str(whole)]
-    assert subprocess.run(alone, env=environment(), capture_output=True, timeout=240).returncode == 0
-    hosts = Hosts(tmp_path / "hosts", "1:2", "-m", "cyxjax.train", "--config", str(config))
+    assert forked.run(["-m", "cyxjax.train", "--config", whole], environment(), 240).returncode == 0
+    hosts = Hosts(tmp_path / "hosts", "1:2", "-m", "cyxjax.train", "--config", str(config), fork=True)
     try:
         two_then_one_then_two(hosts, lambda: newest_step(config), 2 * SAVE_EVERY)
     finally:

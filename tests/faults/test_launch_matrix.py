@@ -30,7 +30,7 @@ DEATHS = [
 
 @pytest.mark.parametrize(("row", "fault", "kind", "code", "record"), DEATHS, ids=[row[0] for row in DEATHS])
 def test_one_rank_dies_and_the_group_ends_with_its_error(tmp_path, row, fault, kind, code, record):
-    run = launch(tmp_path, 3, KIND=kind, FAULT=f"{fault}:1:3", STEPS=400)
+    run = launch(tmp_path, 3, KIND=kind, FAULT=f"{fault}:1:3", STEPS=400, fork=kind == "jax")
     assert run.code == code, run.err
     assert {"rank": 1, **record}.items() <= run.first.items()
     assert "rank 1 failed first" in run.err
@@ -53,7 +53,7 @@ def test_r15_a_segmentation_fault_leaves_its_last_words(tmp_path):
 
 @pytest.mark.parametrize(("row", "ranks"), [("R1", "1"), ("R2", "0"), ("R3", "0+2")])
 def test_killed_ranks_are_started_again(tmp_path, row, ranks):
-    run = launch(tmp_path, 3, "--max-restarts", "2", KIND="jax", FAULT=f"kill:{ranks}:3")
+    run = launch(tmp_path, 3, "--max-restarts", "2", KIND="jax", FAULT=f"kill:{ranks}:3", fork=True)
     assert run.code == 0, run.err
     assert run.out.count("finished 8 steps, start 1, total 3") == 3
     assert "restart 1 of 2" in run.err
@@ -68,7 +68,7 @@ def test_r5_an_error_on_all_ranks_is_shown_once_and_tried_twice(tmp_path):
 
 @pytest.mark.parametrize("fault", ["exit0", "vanish"])
 def test_r6_a_rank_that_ends_early_is_named(tmp_path, fault):
-    run = launch(tmp_path, 3, KIND="jax", FAULT=f"{fault}:1:3", STEPS=400)
+    run = launch(tmp_path, 3, KIND="jax", FAULT=f"{fault}:1:3", STEPS=400, fork=True)
     assert run.code == EXIT_USER_ERROR, run.err
     assert run.first["rank"] == 1
     assert run.first["type"] == "EarlyEnd"
@@ -90,7 +90,8 @@ def test_a_hang_is_ended_and_says_who_is_where(tmp_path, row, fault, seen):
 
 
 def test_r8_in_a_real_collective_the_others_are_not_blamed(tmp_path):
-    run = launch(tmp_path, 2, "--hang-timeout", "3,compile=60", KIND="jax", FAULT="sleep:0:3")
+    flags = ("--hang-timeout", "3,compile=60")
+    run = launch(tmp_path, 2, *flags, KIND="jax", FAULT="sleep:0:3", fork=True)
     assert run.code == EXIT_HANG, run.err
     assert run.first["rank"] == 0
     assert "rank 1: step 3, step" in run.err
@@ -104,7 +105,7 @@ def test_r7_a_hang_is_restarted_like_a_death(tmp_path):
 
 
 def test_r10_a_slow_rank_is_named_and_left_alone(tmp_path):
-    run = launch(tmp_path, 2, "--hang-timeout", "5", KIND="jax", SLOW_RANK=1, STEPS=25)
+    run = launch(tmp_path, 2, "--hang-timeout", "5", KIND="jax", SLOW_RANK=1, STEPS=25, fork=True)
     assert run.code == 0, run.err
     assert "rank 1 is slow" in run.err
     assert "restart" not in run.err
@@ -119,7 +120,7 @@ def test_r10_a_slow_rank_is_named_and_left_alone(tmp_path):
     ],
 )
 def test_sigterm_to_the_launcher(tmp_path, row, kind, on_term, flags, code, said):
-    run = start(tmp_path, 2, *flags, KIND=kind, ON_TERM=on_term, STEPS=4000)
+    run = start(tmp_path, 2, *flags, KIND=kind, ON_TERM=on_term, STEPS=4000, fork=kind == "jax")
     assert run.reached("under way", 0)
     assert run.reached("under way", 1)
     run.process.send_signal(signal.SIGTERM)

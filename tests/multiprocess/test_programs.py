@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).with_name("programs_ranks.py")
 
 def said(folder: Path, mode: str, cache: object) -> list[dict]:
     """What each of two ranks printed in the end."""
-    run = start(folder, 2, script=SCRIPT, MODE=mode, CYXJAX_COMPILE_CACHE=cache).wait()
+    run = start(folder, 2, script=SCRIPT, fork=True, MODE=mode, CYXJAX_COMPILE_CACHE=cache).wait()
     assert run.code == 0, run.err
     assert run.no_survivors_within(2)
     return [json.loads(run.log(rank).partition("SAID ")[2]) for rank in range(2)]

@@ -5,21 +5,21 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.launching import RANK, Run, processes_with, start, until
+from tests.support.launching import RANK, Run, start, until
 
 
 class Hosts:
     """Launchers that share one job. `add` starts one more; `close` kills whatever still runs.
 
-    program: what every host runs, as words after the launcher's flags.
+    program: what every host runs, as words after the launcher's flags. fork: as `start` has it.
     """
 
-    def __init__(self, folder: Path, sizes: str, *program: str) -> None:
+    def __init__(self, folder: Path, sizes: str, *program: str, fork: bool = False) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.job, self.runs = f"elastic-{secrets.token_hex(6)}", list[Run]()
-        self._folder, self._program = folder, program or (str(RANK),)
+        self._folder, self._program, self._fork = folder, program or (str(RANK),), fork
         self._flags = ["--nnodes", sizes, "--master-addr", "127.0.0.1", "--master-port", str(port)]
         self._flags += ["--run-id", self.job, "--grace", "5"]
 
@@ -31,7 +31,8 @@ class Hosts:
         base = {"KIND": "light", "CYXJAX_TOKEN": "t" * 64, "ON_TERM": "save", "DISTRIBUTED_TIMEOUT_MS": 30000}
         place = ["--node-rank", "0"] if number == 0 else []
         *words, last = self._program
-        run = start(folder, nproc, *self._flags, *place, *flags, *words, script=Path(last), **(base | env))
+        words = [*self._flags, *place, *flags, *words]
+        run = start(folder, nproc, *words, script=Path(last), fork=self._fork, **(base | env))
         run.run_id = self.job
         self.runs.append(run)
         return run
@@ -42,7 +43,7 @@ class Hosts:
             if not run.out and not run.err:  # not waited for
                 run.process.kill()
                 run.process.communicate()
-        assert until(lambda: not processes_with(f"CYXJAX_RUN_ID={self.job}".encode()), 10)
+        assert all(run.no_survivors_within(10) for run in self.runs[:1])  # all share the job's name
 
 
 def says(run: Run, start: int, text: str) -> bool:

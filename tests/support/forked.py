@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.support.launching import until
+from tests.support import forked_ranks
+from tests.support.waiting import until
 
 LOADED = ["cyxjax.train.experiment", "cyxjax.distributed", "cyxjax.launch.__main__", "flax.linen", "optax"]
 AT_START = ("JAX_", "XLA_", "NPROC")  # a fork's own count, not those of the test that came first
@@ -54,45 +55,66 @@ def server() -> context.BaseContext:
 
 
 class Program:
-    """`python WORDS`, as subprocess.Popen with its output kept."""
+    """`python WORDS`, as subprocess.Popen with its output kept. The ranks of our launcher are forks too."""
 
     def __init__(self, words: Sequence[object], env: Mapping[str, str], cwd: Path | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        self._said = [Path(self._folder.name) / name for name in ("out", "err")]
-        arguments = ([str(word) for word in words], dict(env), str(cwd or Path.cwd()), self._said)
-        for path in self._said:
+        self._out, self._err = (Path(self._folder.name) / name for name in ("out", "err"))
+        self._text: tuple[str, str] | None = None
+        for path in (self._out, self._err):
             path.touch()
-        self._process = _Process(target=_run, args=arguments)
+        given = ([str(word) for word in words], dict(env), str(cwd or Path.cwd()), [self._out, self._err])
+        self._process = _Process(target=_run, args=given)
         server()
         self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
 
-    def communicate(self, timeout: float) -> tuple[str, str]:
-        """What it printed, when it has ended. Raises: subprocess.TimeoutExpired."""
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("a forked program", timeout)
-        out, err = (path.read_text() for path in self._said)
-        return out, err
-
-    @property
-    def returncode(self) -> int | None:
+    def poll(self) -> int | None:
         return self._process.exitcode
 
     @property
-    def pid(self) -> int:
-        assert self._process.pid is not None  # it was started
-        return self._process.pid
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, when it has ended. Raises: subprocess.TimeoutExpired."""
+        self._process.join(timeout)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired("a forked program", timeout or 0)
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What it printed, when it has ended. Raises: subprocess.TimeoutExpired."""
+        self.wait(timeout)
+        if self._text is None:
+            self._text = self._out.read_text(), self._err.read_text()
+            self._folder.cleanup()
+        return self._text
 
     def hears(self, text: str, seconds: float = 60) -> bool:
         """True once it has printed `text`."""
-        return until(lambda: text in self._said[0].read_text(), seconds)
+        return until(lambda: text in self._out.read_text(), seconds)
+
+    def complains(self, text: str, seconds: float = 60) -> bool:
+        """True once `text` is on its standard error."""
+        return until(lambda: text in self._err.read_text(), seconds)
+
+    def send_signal(self, number: int) -> None:
+        """Sends it to this process alone; nothing if it has ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
     def end(self) -> None:
         """Kills what still runs of it, and forgets what it printed."""
-        if self._process.exitcode is None:
+        if self.poll() is None:
             with suppress(ProcessLookupError):  # it has ended just now, or leads no group of its own yet
                 os.killpg(self.pid, signal.SIGKILL)
-            self._process.kill()
+            self.kill()
         self._process.join()
         self._folder.cleanup()
 
@@ -155,10 +177,16 @@ def _run(words: list[str], env: dict[str, str], cwd: str, said: list[Path]) -> N
     os.setsid()
     for path, stream in zip(said, (1, 2), strict=True):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), stream)
-    enter(env)
     os.chdir(cwd)
+    if words[:2] == ["-m", "cyxjax.launch"]:
+        forked_ranks.begin(_to_the_end)
+    _to_the_end(words, env)
+
+
+def _to_the_end(words: list[str], env: dict[str, str]) -> None:
+    enter(env)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    code = _code_of(lambda: _execute(words, cwd))
+    code = _code_of(lambda: _execute(words, str(Path.cwd())))
     threading._shutdown()  # as a fresh process ends: its threads, what it registered, its streams
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -174,6 +202,7 @@ def _execute(words: list[str], cwd: str) -> None:
     if first == "-m":
         sys.path.insert(0, cwd)
         sys.argv = rest
+        sys.modules.pop(f"{rest[0]}.__main__", None)  # it is run as if it had not been loaded
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     elif first == "-c":
         sys.argv = ["-c", *rest[1:]]

@@ -7,10 +7,14 @@ import select
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from tests.support import forked
+from tests.support.forked_ranks import name_of
+from tests.support.waiting import until
 
 RANK = Path(__file__).with_name("rank.py")
 # Words before a command: it begins with a signal ignored, as under nohup.
@@ -42,14 +46,15 @@ class Ear:
 class Run:
     """A launcher that was started. `first` is its first_error.json, {} without one."""
 
-    process: subprocess.Popen
+    process: subprocess.Popen[str] | forked.Program
     run_id: str
     log_dir: Path
     out: str = ""
     err: str = ""
 
     def __post_init__(self) -> None:
-        self._ear = Ear(self.process.stderr)
+        process = self.process
+        self._ear = None if isinstance(process, forked.Program) else Ear(process.stderr)
 
     @property
     def code(self) -> int:
@@ -68,7 +73,7 @@ class Run:
         """Waits for the end; past the limit everything is killed and the test fails."""
         try:
             self.out, err = self.process.communicate(timeout=limit_s)
-            self.err = self._ear.text + err
+            self.err = err if self._ear is None else self._ear.text + err
         except subprocess.TimeoutExpired:
             for pid in [*self.survivors(), self.process.pid]:
                 os.kill(pid, signal.SIGKILL)
@@ -77,15 +82,19 @@ class Run:
         return self
 
     def survivors(self) -> list[int]:
-        """Processes of this run that are still alive, found by the name of the run in their environment."""
-        return processes_with(f"CYXJAX_RUN_ID={self.run_id}".encode())
+        """Processes of this run that are still alive, found by the name of the run in their environment.
+
+        Forked ranks have it in their own name.
+        """
+        started = processes_with(f"CYXJAX_RUN_ID={self.run_id}".encode())
+        return [*started, *processes_called(name_of(self.run_id))]
 
     def no_survivors_within(self, seconds: float) -> bool:
         return until(lambda: not self.survivors(), seconds)
 
     def told(self, text: str, seconds: float = 60) -> bool:
         """True once `text` is on the launcher's standard error."""
-        return self._ear.hears(text, seconds)
+        return self.process.complains(text, seconds) if self._ear is None else self._ear.hears(text, seconds)
 
     def reached(self, text: str, rank: int, seconds: float = 60) -> bool:
         """True once `text` is in the log of `rank`."""
@@ -94,24 +103,24 @@ class Run:
 
 def processes_with(entry: bytes) -> list[int]:
     """Pids, zombies excepted, whose environment holds `entry`."""
+    return _alive(lambda folder: entry in folder.joinpath("environ").read_bytes().split(b"\0"))
+
+
+def processes_called(name: str) -> list[int]:
+    """Pids, zombies excepted, of the processes that are called so."""
+    return _alive(lambda folder: folder.joinpath("comm").read_text().rstrip("\n") == name)
+
+
+def _alive(is_one: Callable[[Path], bool]) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             alive = folder.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "Z"
-            if alive and entry in folder.joinpath("environ").read_bytes().split(b"\0"):
+            if alive and is_one(folder):
                 found.append(int(folder.name))
         except OSError:  # ended while we looked, or another user's
             continue
     return found
-
-
-def until(condition, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return bool(condition())
 
 
 def start(
@@ -120,35 +129,32 @@ def start(
     *flags: str,
     script: Path = RANK,
     wrap: tuple[str, ...] = (),
+    fork: bool = False,
     **env: object,
 ) -> Run:
-    """Starts the launcher, by the words `wrap`; `env` is added to the environment, numbers as text."""
+    """Starts the launcher, by the words `wrap`; `env` is added to the environment, numbers as text.
+
+    fork: the launcher and its ranks are forked with jax loaded, where their start is not what is tested.
+    """
     run_id = f"test-{secrets.token_hex(6)}"
-    clean = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
-    command = [
-        sys.executable,
-        "-m",
-        "cyxjax.launch",
-        "--nproc-per-node",
-        str(nproc),
-        "--log-dir",
-        str(log_dir),
-    ]
+    words = ["-m", "cyxjax.launch", "--nproc-per-node", str(nproc), "--log-dir", str(log_dir)]
+    words += ["--run-id", run_id, *flags, str(script)]
+    full = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
+    full |= {"JAX_PLATFORMS": "cpu", "TMPDIR": str(log_dir)}
+    full |= {name: str(value) for name, value in env.items()}
+    if fork:
+        return Run(forked.Program(words, full), run_id, log_dir)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(
-        [*wrap, *command, "--run-id", run_id, *flags, str(script)],
-        env=clean
-        | {"JAX_PLATFORMS": "cpu", "TMPDIR": str(log_dir)}
-        | {name: str(value) for name, value in env.items()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        [*wrap, sys.executable, *words], env=full, text=True, start_new_session=True, **pipes
     )
     return Run(process, run_id, log_dir)
 
 
-def launch(log_dir: Path, nproc: int = 3, *flags: str, limit_s: float = LIMIT_S, **env: object) -> Run:
+def launch(
+    log_dir: Path, nproc: int = 3, *flags: str, limit_s: float = LIMIT_S, fork: bool = False, **env: object
+) -> Run:
     """Runs the launcher to its end and checks that no process of the run is left."""
-    run = start(log_dir, nproc, *flags, **env).wait(limit_s)
+    run = start(log_dir, nproc, *flags, fork=fork, **env).wait(limit_s)
     assert run.no_survivors_within(2), run.err
     return run

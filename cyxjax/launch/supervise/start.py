@@ -50,6 +50,14 @@ class Start:
         self.records.append(record)
         self.end_within(within_s)
 
+    def note_clean_end(self, rank: int) -> None:
+        """Files that `rank` ended with exit code 0: early, unless it was the last or there was an error.
+
+        Ends are noticed in no order: those who failed because this rank had left may be seen before it.
+        """
+        if (self.running or self.records) and all(record.secondary for record in self.records):
+            self.ended_early.append(rank)
+
     def end_within(self, seconds: float) -> None:
         """Kills whoever still runs after `seconds`, or earlier if that was decided before."""
         at = time.monotonic() + seconds

@@ -170,8 +170,7 @@ class WorkerGroup:
         if worker.rank in start.killed:
             return
         if worker.returncode == EXIT_OK:
-            if start.running and not start.records:
-                start.ended_early.append(worker.rank)
+            start.note_clean_end(worker.rank)
             return
         stopped_as_asked = start.is_asked_to_end or worker.returncode == EXIT_PREEMPTED
         record = None if stopped_as_asked else worker.record(start.number)

@@ -12,6 +12,7 @@ from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure import report
 from cyxjax.launch.failure.record import ErrorRecord, PeerLost, is_secondary
 from cyxjax.launch.heartbeat import Pulse
+from cyxjax.launch.supervise.start import Start
 
 
 def raised(error):
@@ -67,6 +68,37 @@ def test_the_earliest_cause_comes_first_not_the_earliest_record():
     assert report.first_of([consequence, late, cause]) is cause
     assert report.first_of([consequence]) is consequence
     assert report.first_of([consequence], ended_early=[3]).type == "EarlyEnd"
+
+
+class Ended:
+    """A rank of a start, as far as its end is concerned."""
+
+    def __init__(self, returncode: int | None) -> None:
+        self.returncode = returncode
+
+    def pulse(self) -> Pulse:
+        return Pulse()
+
+
+def test_who_left_early_is_known_in_whatever_order_the_ends_are_noticed():
+    lost = ErrorRecord(0, "PeerLost", "", secondary=True, at_monotonic_s=1.0)
+    others_run = Start(0, [Ended(None), Ended(0)])
+    others_run.note_clean_end(1)
+    others_run.note(lost, within_s=0.0)
+    others_failed = Start(0, [Ended(75), Ended(0)])
+    others_failed.note(lost, within_s=0.0)
+    others_failed.note_clean_end(1)
+    assert others_run.ended_early == others_failed.ended_early == [1]
+    assert report.first_of(others_failed.records, others_failed.ended_early).type == "EarlyEnd"
+
+
+def test_who_ends_last_or_beside_an_error_has_not_left_early():
+    last = Start(0, [Ended(0), Ended(0)])
+    last.note_clean_end(1)
+    beside = Start(0, [Ended(1), Ended(0), Ended(None)])
+    beside.note(ErrorRecord(0, "KeyError", ""), within_s=0.0)
+    beside.note_clean_end(1)
+    assert last.ended_early == beside.ended_early == []
 
 
 def test_a_cut_off_record_is_no_record(tmp_path):

@@ -1,0 +1,127 @@
+"""Ranks that our launcher starts by fork, where it is a fork itself (forked.py): they import nothing anew.
+
+The launcher, with its threads, must not fork: a helper, forked before it begins, does. A rank's first parent
+ends at once, so that the launcher, as the nearest subreaper, is its parent: it waits for it, and its end ends
+the rank, as if it had started it. The rank is told apart by its name, since its environment in /proc is the
+helper's. Everything else of a rank is real: process, session, streams, signals, exit code.
+"""
+
+import ctypes
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from tests.support.waiting import until
+
+SET_PDEATHSIG, SET_NAME, SET_CHILD_SUBREAPER = 1, 15, 36  # of prctl
+_UNBUFFERED = [sys.executable, "-u"]  # how the launcher's command for a Python program begins
+
+
+def name_of(run_id: str) -> str:
+    """What the ranks of a run are called in /proc/PID/comm, which holds 15 characters."""
+    return f"cy-{run_id[-12:]}"
+
+
+def begin(execute: Callable[[list[str], dict[str, str]], None]) -> None:
+    """From now on `cyxjax.launch`, in this process, forks ranks that `execute(words, environment)`."""
+    from cyxjax.launch.supervise import worker
+
+    ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
+    ours, helpers = socket.socketpair()
+    if os.fork() == 0:
+        ours.close()
+        _help(helpers, execute)
+    helpers.close()
+    real = subprocess.Popen
+
+    def start(command: list[str], **options: Any) -> Any:
+        words = command[command.index(str(os.getpid())) + 1 :]  # behind the tether's own
+        if words[:2] != _UNBUFFERED:
+            return real(command, **options)
+        return _Rank(ours, words[2:], options["env"])
+
+    worker.subprocess = types.SimpleNamespace(Popen=start, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment]
+
+
+class _Rank:
+    """What the launcher uses of subprocess.Popen, for a rank that the helper has forked."""
+
+    def __init__(self, helper: socket.socket, words: list[str], env: dict[str, str]) -> None:
+        pipes = [os.pipe() for _ in range(2)]
+        order = json.dumps([words, env, os.getpid()]).encode()
+        socket.send_fds(helper, [len(order).to_bytes(8, "big")], [write for _, write in pipes])
+        helper.sendall(order)
+        for _, write in pipes:
+            os.close(write)
+        self.stdout, self.stderr = (open(read, "rb") for read, _ in pipes)  # noqa: SIM115
+        self.pid = int.from_bytes(_receive(helper, 8), "big")
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def _receive(sender: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = sender.recv(size - len(data))
+        if not part:
+            raise EOFError("the other end is gone")
+        data += part
+    return data
+
+
+def _help(launcher: socket.socket, execute: Callable[[list[str], dict[str, str]], None]) -> None:
+    """Forks a rank for each order, until the launcher is gone; ends the process."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as the launcher's tether: until the rank listens
+    while True:
+        head, streams, _, _ = socket.recv_fds(launcher, 8, 2)
+        if not head:
+            os._exit(0)
+        order = _receive(launcher, int.from_bytes(head, "big"))
+        read, write = os.pipe()
+        parent = os.fork()
+        if parent == 0:
+            if os.fork():
+                os._exit(0)
+            os.setsid()
+            os.write(write, os.getpid().to_bytes(8, "big"))
+            for number in (read, write, launcher.fileno()):
+                os.close(number)
+            _become(streams, *json.loads(order), execute)
+        os.close(write)
+        pid = os.read(read, 8)
+        os.waitpid(parent, 0)  # only now is the rank the launcher's child
+        launcher.sendall(pid)
+        for number in (read, *streams):
+            os.close(number)
+
+
+def _become(
+    streams: list[int],
+    words: list[str],
+    env: dict[str, str],
+    launcher: int,
+    execute: Callable[[list[str], dict[str, str]], None],
+) -> None:
+    """What the launcher's tether and a fresh interpreter do for a rank; ends the process."""
+    if not until(lambda: os.getppid() == launcher, 10):
+        os._exit(1)
+    libc = ctypes.CDLL(None)
+    libc.prctl(SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(SET_NAME, name_of(env["CYXJAX_RUN_ID"]).encode())
+    if os.getppid() != launcher:
+        os._exit(1)
+    for number, stream in enumerate([os.open(os.devnull, os.O_RDONLY), *streams]):
+        os.dup2(stream, number)
+        os.close(stream)
+    out, err = (io.FileIO(number, "w", closefd=False) for number in (1, 2))
+    sys.stdout = io.TextIOWrapper(out, "utf-8", write_through=True)  # type: ignore[type-var]
+    sys.stderr = io.TextIOWrapper(err, "utf-8", "backslashreplace", write_through=True)  # type: ignore[type-var]
+    execute(words, env)
