@@ -7,12 +7,12 @@ import yaml
 from pydantic import Field, field_validator
 
 from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.config.schedules import ScheduleConfig
 from cyxjax.config.sections import (
     DataConfig,
     ModelConfig,
     Named,
     OptimizerConfig,
-    ScheduleConfig,
     SinkName,
     WandbConfig,
     on_this_machine,

@@ -72,6 +72,10 @@ def _named(value: Any) -> Any:
 
 def _optimizer(name: str) -> str:
     known = dict.fromkeys(OPTIMIZERS + OPTAX)
+    if name in WANT_THE_LOSS:
+        raise ValueError(
+            f"it asks for the value of the loss, which a step does not give it; {WANT_THE_LOSS[name]}"
+        )
     if not is_known("optimizer", name, known):
         raise ValueError(f"no optimizer of this name. {known_or('optimizer', name, known)}")
     return name
@@ -89,6 +93,11 @@ OPTAX = (  # further ones by optax's names; a test holds that they are all that 
     *("nadam", "nadamw", "noisy_sgd", "novograd", "optimistic_adam_v2"),
     *("optimistic_gradient_descent", "radam", "rprop", "sign_sgd", "signum", "sm3", "yogi"),
 )
+WANT_THE_LOSS = {  # optax's rules whose update takes the loss -> what to take
+    "reduce_on_plateau": "take the callback ReduceLROnPlateau",
+    "lbfgs": "take optax.lbfgs(lr, linesearch=None), which works as any rule, or adam",
+    "polyak_sgd": "take adam or another of the adaptive rules",
+}
 _SINKS = ("jsonl", "csv", "tensorboard", "wandb")
 Named = Annotated[dict[str, Any], BeforeValidator(_named)]
 OptimizerName = Annotated[str, AfterValidator(_optimizer)]
@@ -186,6 +195,33 @@ class DataConfig(Strict):
     _local = field_validator("root")(on_this_machine)
 
 
+class GroupConfig(Strict):
+    """What some of the parameters are trained with instead."""
+
+    match: str = Field(min_length=1)
+    """Names of parameters, `*` for any part: `encoder/*`, `*/bias`. The first group that matches counts."""
+    lr: float | None = Field(default=None, gt=0)
+    """Peak learning rate; none: the optimizer's."""
+    weight_decay: float | None = Field(default=None, ge=0)
+    """Weight decay; none: the optimizer's."""
+    frozen: bool = False
+    """Not trained at all: no gradient, no optimizer state."""
+
+
+def _group(value: Any) -> dict[str, Any]:
+    """A group as plain values. Raises: ValueError saying which key is wrong."""
+    if not isinstance(value, dict):
+        raise ValueError("expected `{match: PATTERN, lr: NUMBER}`")
+    try:
+        return GroupConfig(**value).model_dump(exclude_unset=True)
+    except ValidationError as err:
+        found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in err.errors()]
+        raise ValueError("; ".join(found)) from None
+
+
+Group = Annotated[dict[str, Any], BeforeValidator(_group)]
+
+
 class OptimizerConfig(Strict):
     """How gradients move parameters."""
 
@@ -205,6 +241,8 @@ class OptimizerConfig(Strict):
     """Added to the denominator of the adaptive rules."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled decay for adamw, lamb and lion; an L2 term of the gradient for the others."""
+    groups: tuple[Group, ...] = ()
+    """Parameters by name that have their own, for example `[{match: "encoder/*", lr: 0.0001}]`."""
 
     @model_serializer(mode="wrap")
     def _given(self, dump: Any) -> dict[str, Any]:
@@ -219,17 +257,6 @@ class OptimizerConfig(Strict):
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError("each beta must lie in [0, 1)")
         return betas
-
-
-class ScheduleConfig(Strict):
-    """How the learning rate goes after the warm-up (`warmup_steps`), counted in optimizer steps."""
-
-    name: Literal["constant", "cosine", "linear"] = "constant"
-    """Shape of the decay."""
-    decay_steps: int | None = Field(default=None, ge=1)
-    """Steps from the end of the warm-up to the final rate; none: to the end of the run."""
-    final_fraction: float = Field(default=0.0, ge=0, le=1)
-    """Final learning rate as a fraction of the peak (cosine and linear)."""
 
 
 class WandbConfig(Strict):

@@ -96,11 +96,21 @@ def explained(where: str) -> Iterator[None]:
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, NotImplementedError) as err:
         brief = " ".join(str(err).split())
         brief = brief if len(brief) < 200 else brief[:200] + "..."
+        hint = next((said for sign, said in _ALTERNATIVES.items() if sign in brief), _ANY)
         raise ConfigError(
-            f"the optimizer cannot make a step {where}: {type(err).__name__}: {brief} HINT: a step gives it "
-            "gradients, state and parameters, no loss and no second gradient; labels and masks must fit the "
-            "parameters' tree; optax.adamw always fits."
+            f"the optimizer cannot make a step {where}: {type(err).__name__}: {brief} HINT: {hint}"
         ) from err
+
+
+_ANY = (
+    "a step gives it gradients, state and parameters, no loss and no second gradient; labels and masks must "
+    "fit the parameters' tree; optax.adamw always fits."
+)
+_ALTERNATIVES = {  # part of optax's message -> what to take; a step's loss is known only after its exchange
+    "linesearch": "a step has no loss to search along; optax.lbfgs(lr, linesearch=None) works as any rule.",
+    "reduce_on_plateau": "a step gives it no loss; callbacks=[cx.ReduceLROnPlateau()] waits for an epoch's.",
+    "scale_by_polyak": "a step gives it no loss; optax.adam or another adaptive rule needs none.",
+}
 
 
 def check_update(sync: Sync, mesh: Mesh, state: TrainState, comm: str) -> None:

@@ -6,6 +6,7 @@ what it is given, and a key of the configuration has one place where it is read.
 
 import copy
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -37,6 +38,8 @@ class RatePlan(NamedTuple):
     warmup_steps: int = 0
     decay_steps: int = 0  # below 1 as 1; 0 where nothing decays
     final_fraction: float = 0.0
+    options: dict[str, Any] = {}  # of a schedule by its name
+    own: Callable[[Any], Any] | None = None  # a schedule that was given: steps -> factor
 
 
 class StepPlan(NamedTuple):
@@ -158,7 +161,8 @@ def resolve(
 ) -> Settings:
     """The parts of `config` on so many replicas. num_samples: of an epoch; None where a loader decides.
 
-    schedule: a ScheduleConfig, or None for a constant rate. remat: overrides the configuration's, if any.
+    schedule: a ScheduleConfig, a callable (steps -> factor on the rate), or None for a constant one.
+    remat: overrides the configuration's, if any.
     Raises: ConfigError and DataError where the batch does not divide, or leaves no step.
     """
     batch = _batch_shape(config, num_replicas)
@@ -210,8 +214,12 @@ def _rate_plan(
 ) -> RatePlan:
     """From scaling rule, warm-up and decay; what does not decay says no more than its peak."""
     peak = scaling_factor(config.lr_scaling, global_batch_size, config.base_batch_size)
-    if section is None or section.name == "constant":
+    if section is None or getattr(section, "name", "") == "constant":
         return RatePlan("constant", peak, config.warmup_steps)
+    if not hasattr(section, "decay_steps"):
+        return RatePlan("own", peak, config.warmup_steps, own=section)
+    if section.name not in ("cosine", "linear"):
+        return RatePlan(section.name, peak, config.warmup_steps, options=copy.deepcopy(section.options))
     total = config.max_steps or steps_per_epoch * config.epochs
     if not total and not section.decay_steps:
         raise ConfigError(

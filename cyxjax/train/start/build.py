@@ -11,6 +11,7 @@ from cyxjax.core import precision
 from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import PerExample
 from cyxjax.core.metrics import Metrics
+from cyxjax.core.model.frozen import with_frozen
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.model.remat import with_remat
 from cyxjax.core.optimizer_parts import with_saved_keys
@@ -30,7 +31,7 @@ from cyxjax.train.hooks.progress import Rate
 from cyxjax.train.loop import Hook, Program
 from cyxjax.train.settings import StepPlan
 from cyxjax.train.start.dispatch import dispatch_for
-from cyxjax.train.start.optimizers import build_schedule, with_schedule
+from cyxjax.train.start.schedules import build_schedule, told_rate, with_schedule
 
 PyTree = Any
 
@@ -75,6 +76,7 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Buil
     """
     policy = parse_policy(plan.precision)
     fns = with_remat(with_policy(recipe.fns, policy), plan.remat)
+    fns = with_frozen(fns, getattr(recipe.optimizer, "is_frozen", None))
     factor = build_schedule(plan.rate)
     optimizer = callbacks.around(recipe.callbacks, with_schedule(recipe.optimizer, factor))
     optimizer = with_saved_keys(optimizer)
@@ -85,8 +87,7 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Buil
     agreed = build_consensus(sync, mesh)
     parts = sync if sync.keeps_parts else None  # evaluation makes them whole itself, a leaf at a time
     seen = lambda state: callbacks.evaluated(recipe.callbacks, state if parts else agreed(state))  # noqa: E731
-    base = getattr(recipe.optimizer, "lr", None)
-    rate = lambda step: None if base is None else base * float(factor(max(step - 1, 0)))  # noqa: E731
+    rate = told_rate(getattr(recipe.optimizer, "lr", None), factor)
     return Built(
         fns,
         sync,

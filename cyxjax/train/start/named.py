@@ -30,6 +30,7 @@ from cyxjax.models.registry import get_model
 from cyxjax.plugins import named
 from cyxjax.train.hooks.callbacks import EMA, BestCheckpoint, EarlyStopping, ReduceLROnPlateau
 from cyxjax.train.loop import Hook
+from cyxjax.train.start.groups import with_groups
 from cyxjax.train.start.optimizers import build_optimizer
 
 LOSSES: dict[str, Loss | None] = {
@@ -89,7 +90,8 @@ def loss_of(config: TrainConfig, info: DatasetInfo) -> Any:
 def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
     """The rule by which gradients move parameters. Raises: ConfigError."""
     with blamed(config, "optimizer"):
-        return build_optimizer(config.optimizer)
+        made = build_optimizer(config.optimizer)
+    return with_groups(made, config.optimizer.groups) if config.optimizer.groups else made
 
 
 def metrics_of(config: TrainConfig, info: DatasetInfo) -> Metrics:

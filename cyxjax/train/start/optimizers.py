@@ -1,29 +1,76 @@
 """Optimizers by the guides' names, each an optax transformation that remembers its learning rate."""
 
+import math
 from collections.abc import Callable
+from functools import wraps
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import optax
 
 from cyxjax.config.sections import OPTAX, OptimizerConfig
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.plugins import named
-from cyxjax.train.settings import RatePlan
+
+Rate = float | Callable[[Any], Any]
+"""A learning rate, or a schedule: optimizer steps done -> learning rate (optax's, or your own)."""
 
 
 class Optimizer(optax.GradientTransformation):
     """An optax transformation with `lr`, its peak learning rate. Any optax transformation does as well."""
 
-    lr: float
+    lr: Any  # a number, a schedule, or None where it is not known
+    remade: Callable[..., Any] | None = None  # (lr=, weight_decay=) -> the same with other numbers
+    is_frozen: Callable[[str], bool] | None = None  # name of a parameter -> whether it is not trained
 
 
-def _named(transformation: optax.GradientTransformation, lr: float) -> Optimizer:
-    if not lr > 0:
-        raise ConfigError(f"lr={lr!r}: a learning rate is a positive number. HINT: 0.001 suits Adam.")
+def _named(transformation: optax.GradientTransformation, lr: Any) -> Optimizer:
     optimizer = Optimizer(transformation.init, transformation.update)
     optimizer.lr = lr
     return optimizer
+
+
+_Make = TypeVar("_Make", bound=Callable[..., Optimizer])
+
+
+def _remembering(make: _Make) -> _Make:
+    """`make`, whose optimizers can be made again with other numbers; its `lr` is checked."""
+    takes = signature(make)
+
+    @wraps(make)
+    def made(*args: Any, **given: Any) -> Optimizer:
+        bound = takes.bind(*args, **given)
+        bound.apply_defaults()
+        told = bound.arguments | {"lr": _checked_rate(bound.arguments["lr"])}
+        optimizer = make(**told)
+
+        def remade(**changes: Any) -> Optimizer:
+            unknown = next((name for name in changes if name not in takes.parameters), None)
+            if unknown is not None:
+                raise ConfigError(
+                    f"{make.__name__} takes no {unknown}. HINT: it takes {', '.join(takes.parameters)}."
+                )
+            return made(**(told | changes))
+
+        optimizer.remade = remade
+        return optimizer
+
+    return cast("_Make", made)
+
+
+def _checked_rate(lr: Any) -> Any:
+    """A number above 0, or a schedule. Raises: ConfigError."""
+    if callable(lr):
+        return lr
+    try:
+        rate = float(lr)  # also of a text, as YAML reads 1e-3
+    except (TypeError, ValueError):
+        rate = 0.0
+    if isinstance(lr, bool) or not 0 < rate < math.inf:
+        raise ConfigError(
+            f"lr={lr!r}: a learning rate is a positive number, or a schedule. HINT: 0.001 suits Adam."
+        )
+    return rate
 
 
 def _with_l2(weight_decay: float, transformation: optax.GradientTransformation) -> Any:
@@ -33,20 +80,23 @@ def _with_l2(weight_decay: float, transformation: optax.GradientTransformation) 
     return optax.chain(optax.add_decayed_weights(weight_decay), transformation)
 
 
+@_remembering
 def SGDOptimizer(
-    lr: float = 0.01, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+    lr: Rate = 0.01, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
 ) -> Optimizer:
     """v = momentum * v + g; p -= lr * v. Source: torch.optim.SGD (dampening 0)."""
     return _named(_with_l2(weight_decay, optax.sgd(lr, momentum or None, nesterov)), lr)
 
 
-def MomentumOptimizer(lr: float = 0.01, momentum: float = 0.9, nesterov: bool = False) -> Optimizer:
+@_remembering
+def MomentumOptimizer(lr: Rate = 0.01, momentum: float = 0.9, nesterov: bool = False) -> Optimizer:
     """SGD with momentum."""
     return SGDOptimizer(lr, momentum, nesterov)
 
 
+@_remembering
 def AdamOptimizer(
-    lr: float = 0.001,
+    lr: Rate = 0.001,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
@@ -55,8 +105,9 @@ def AdamOptimizer(
     return _named(_with_l2(weight_decay, optax.adam(lr, *betas, eps=eps)), lr)
 
 
+@_remembering
 def AdamWOptimizer(
-    lr: float = 0.001,
+    lr: Rate = 0.001,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.01,
@@ -65,35 +116,51 @@ def AdamWOptimizer(
     return _named(optax.adamw(lr, *betas, eps=eps, weight_decay=weight_decay), lr)
 
 
+@_remembering
 def RMSPropOptimizer(
-    lr: float = 0.01, decay: float = 0.99, eps: float = 1e-8, momentum: float = 0.0
+    lr: Rate = 0.01, decay: float = 0.99, eps: float = 1e-8, momentum: float = 0.0
 ) -> Optimizer:
     """Defaults as torch.optim.RMSprop; eps is added outside the root, as there."""
     return _named(optax.rmsprop(lr, decay, eps, momentum=momentum or None, eps_in_sqrt=False), lr)
 
 
-def AdaGradOptimizer(lr: float = 0.01, eps: float = 1e-10) -> Optimizer:
+@_remembering
+def AdaGradOptimizer(lr: Rate = 0.01, eps: float = 1e-10) -> Optimizer:
     """Source: Duchi, Hazan and Singer 2011; accumulators start at 0, as in torch.optim.Adagrad."""
     return _named(optax.adagrad(lr, initial_accumulator_value=0.0, eps=eps), lr)
 
 
 def build_optimizer(section: OptimizerConfig) -> optax.GradientTransformation:
-    """The optimizer an experiment's `optimizer` section describes; with `lr` where that is known.
+    """The optimizer an experiment's `optimizer` section describes, but for its groups; with `lr` where known.
 
     Raises: ConfigError whose key is below `optimizer`, for an argument that the rule does not take.
     """
+    made = _built(section)
+    known = hasattr(made, "lr")
+
+    def remade(**changes: Any) -> Any:
+        return _built(section.model_copy(update=changes))
+
+    if not known:
+        return made
+    made = _named(made, getattr(made, "lr", None))
+    made.remade = remade
+    return made
+
+
+def _built(section: OptimizerConfig) -> optax.GradientTransformation:
     if section.name in _OURS:
         rule, given = _OURS[section.name](section)
         given |= _accepted(section, rule, section.options)
         decay = 0.0 if section.name in _DECOUPLED else section.weight_decay
         return _named(_with_l2(decay, rule(section.lr, **given)), section.lr)
     found = named("optimizer", section.name, {name: getattr(optax, name) for name in OPTAX})
-    if isinstance(found, optax.GradientTransformation) and section.model_fields_set <= {"name"}:
+    if isinstance(found, optax.GradientTransformation) and section.model_fields_set <= {"name", "groups"}:
         return found
     if not callable(found):
         raise ConfigError(
             f"optimizer {section.name!r} is made already and takes no arguments, "
-            f"{sorted(section.model_fields_set - {'name'})} are given. HINT: name a function of them.",
+            f"{sorted(section.model_fields_set - {'name', 'groups'})} are given. HINT: name a function.",
             key="name",
         )
     return _called(section, found)
@@ -125,7 +192,7 @@ def _called(section: OptimizerConfig, rule: Callable) -> optax.GradientTransform
     takes = signature(rule).parameters
     rate = next((name for name in _RATES if name in takes), None)
     given: dict[str, Any] = {}
-    for key in sorted(section.model_fields_set - {"name", "options", *(("lr",) if rate else ())}):
+    for key in sorted(section.model_fields_set - {"name", "options", "groups", *(("lr",) if rate else ())}):
         value = getattr(section, key)
         own = dict(zip(("b1", "b2"), value, strict=True)) if key == "betas" else {key: value}
         if not own.keys() <= takes.keys():
@@ -166,33 +233,3 @@ def _accepted(section: OptimizerConfig, rule: Callable, options: dict[str, Any])
                 f"optimizer {section.name!r}: {option!r} {said}. HINT: {near}", key=f"options.{option}"
             )
     return options
-
-
-Schedule = Callable[[Any], Any]
-"""optimizer steps done -> factor on the learning rate"""
-
-
-def build_schedule(plan: RatePlan) -> Schedule:
-    """Factor on the learning rate: linear warm-up to the peak, then constant, cosine or linear decay.
-
-    Counted in optimizer steps only, so it does not change with the number of processes. The first step of
-    a warm-up of n steps has peak / n, as in Goyal et al. 2017; step n has the peak.
-    """
-    peak, decay_steps = plan.peak, max(plan.decay_steps, 1)
-    after: dict[str, Callable[[], Schedule]] = {
-        "constant": lambda: optax.constant_schedule(peak),
-        "cosine": lambda: optax.cosine_decay_schedule(peak, decay_steps, plan.final_fraction),
-        "linear": lambda: optax.linear_schedule(peak, peak * plan.final_fraction, decay_steps),
-    }
-    if not plan.warmup_steps:
-        return after[plan.name]()
-    warmup = optax.linear_schedule(peak / plan.warmup_steps, peak, max(plan.warmup_steps - 1, 1))
-    return optax.join_schedules([warmup, after[plan.name]()], [plan.warmup_steps])
-
-
-def with_schedule(optimizer: optax.GradientTransformation, factor: Schedule) -> optax.GradientTransformation:
-    """`optimizer` with its updates times `factor(step)`.
-
-    A rule's update is proportional to its learning rate, so one factor serves every optax transformation.
-    """
-    return optax.chain(optimizer, optax.scale_by_schedule(factor))
