@@ -19,7 +19,7 @@ from cyxjax.train import resume
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.loop import RunState
 from cyxjax.train.settings import SavePolicy, Settings, resolve
-from cyxjax.train.start import exact, same_run
+from cyxjax.train.start import changed, exact, same_run
 from cyxjax.train.start.build import Built, Recipe
 from cyxjax.train.start.dispatch import check_repeats, check_threads
 from cyxjax.train.start.prepare import Prepared, check_run, first_run, for_fit, for_inputs, next_run
@@ -147,7 +147,9 @@ class Session:
             self._resume(settings.saving, console)
         if self.is_master:
             other_mode = exact.changed_mode(self._origin, settings.exactness.mode) if self.resumed else []
-            for line in other_mode + same_run.changes(self._origin, self._content):
+            told = changed.told(settings.told, self.recipe.optimizer)
+            other = changed.changed_keys(self._origin.get("config", {}), told)
+            for line in other_mode + other + same_run.changes(self._origin, self._content):
                 warn_on_stderr(line)  # not to the console: it may be switched off
         exact.judge(self._stored_exact, self._exact, settings.exactness.on_other_bits, warn_on_stderr)
         self._stored_exact = {}
@@ -191,10 +193,13 @@ class Session:
         found = resume.load(checkpointer, here, sync, self.mesh, step, in_place=in_place)
         if found is None:
             return False
-        self._run_state, history, meta = found
+        moment, history, meta = found
+        metrics = self.recipe.metrics
+        sums = changed.sums_of(meta, moment.sums, metrics.names, metrics.num_training_rows)
+        self._run_state = moment._replace(sums=sums)
         self._stored_exact = meta.get("exact", {})
         self._origin = meta
-        self.ledger.restore(meta, self._run_state.position)
+        self.ledger.restore(meta, moment.position)
         history.world_size, history.num_replicas = self.group.topology.world_size, num_replicas(self.mesh)
         history.effective_batch_size = self.prepared.settings.step.batch.global_batch_size
         history.stopped_by = ""
@@ -207,6 +212,7 @@ class Session:
 
     def describe(self, run_state: RunState) -> dict[str, Any]:
         """What a checkpoint of `run_state` says beside its arrays."""
-        told, inputs = self.prepared.settings.told, self.prepared.inputs
-        said = resume.to_meta(run_state, self.history, told, inputs) | same_run.to_meta(self._content)
+        told = changed.told(self.prepared.settings.told, self.recipe.optimizer)
+        said = resume.to_meta(run_state, self.history, told, self.prepared.inputs)
+        said |= same_run.to_meta(self._content) | {"metrics": list(self.recipe.metrics.names)}
         return said | self.ledger.meta(run_state) | ({"exact": self._exact} if self._exact else {})

@@ -1,0 +1,75 @@
+"""What a resumed run is told otherwise than the one it goes on from: one line for each key, was and is."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+# What decides where a run is kept, how far it goes and what is seen of it, but no number of it.
+_OF_NO_NUMBER = (
+    *("run_dir", "resume", "fast_dev_run", "verbose", "log_every_n_batches", "sinks", "wandb", "report"),
+    *(
+        "checkpoint_dir",
+        "checkpoint_every_n_epochs",
+        "checkpoint_every_n_steps",
+        "checkpoint_every_n_minutes",
+    ),
+    *("keep_last", "keep_best", "save_on_master_only", "compile_cache", "num_workers", "prefetch"),
+    *("cpu_devices", "steps_in_flight", "report_samples", "max_time", "evaluate_every_n_epochs"),
+    *("max_eval_batches", "monitor", "monitor_mode", "early_stopping_patience", "sentinel_every_n_steps"),
+    *("on_desync", "max_rollbacks", "exact", "exact_digest_every_n_steps"),
+    "reproducibility",  # told by `exact.changed_mode`
+)
+_HOW_FAR = ("epochs", "max_steps")
+_LONGEST = 80
+
+
+def told(config: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
+    """The configuration, with the rate of an optimizer that a program gave."""
+    lr = getattr(optimizer, "lr", None)
+    known = "optimizer" in config or isinstance(lr, bool) or not isinstance(lr, int | float)
+    return dict(config) if known else {**config, "optimizer": {"lr": lr}}
+
+
+def changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """A line for each key of which `now` has another value than `then`.
+
+    A key that `then` lacks is of a later version and not compared, unless it is an option, which one gives.
+    """
+    before, after = _flat(then), _flat(now)
+    decays = after.get("schedule.name") in ("cosine", "linear") and after.get("schedule.decay_steps") is None
+    skipped = _OF_NO_NUMBER if decays else (*_OF_NO_NUMBER, *_HOW_FAR)
+    lines = []
+    for key in dict.fromkeys([*after, *before]):
+        compared = key in before or "options." in key
+        if not compared or key.partition(".")[0] in skipped or before.get(key) == after.get(key):
+            continue
+        was, now_is = (_said(values, key) for values in (before, after))
+        lines.append(
+            f"WARNING: the configuration changed since the checkpoint: {key} was {was}, is {now_is}."
+        )
+    return lines
+
+
+def _said(values: Mapping[str, Any], key: str) -> str:
+    text = repr(values[key]) if key in values else "not given"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _flat(tree: Any, key: str = "") -> dict[str, Any]:
+    """Values by dotted key, without those that say nothing."""
+    if not isinstance(tree, Mapping):
+        return (
+            {} if tree is None or tree in ((), []) else {key: list(tree) if isinstance(tree, tuple) else tree}
+        )
+    return {
+        name: value
+        for part, inner in tree.items()
+        for name, value in _flat(inner, f"{key}.{part}" if key else str(part)).items()
+    }
+
+
+def sums_of(meta: Mapping[str, Any], stored: np.ndarray, names: tuple[str, ...], num_rows: int) -> np.ndarray:
+    """The sums of the epoch under way; zeros where they are of other metrics than are measured now."""
+    same = tuple(meta.get("metrics", names)) == names and stored.shape == (num_rows, 2)
+    return stored if same else np.zeros((num_rows, 2))

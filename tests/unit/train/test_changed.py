@@ -1,0 +1,96 @@
+"""Another rate, seed, model or data on a run folder: one line each at the resume, before training goes on."""
+
+import pytest
+
+import cyxjax as cx
+from cyxjax.config.load import load_config
+from cyxjax.train.experiment import run
+from cyxjax.train.start.changed import changed_keys, told
+from tests.support.trainers import VAL, X, Y, config, trainer
+from tests.support.trainers import own_group as own_group
+
+SAID = "WARNING: the configuration changed since the checkpoint: "
+FILE = """
+model: {name: mlp, options: {hidden: [8]}}
+data: {name: digits}
+optimizer: {name: momentum, lr: 0.01}
+schedule: {name: constant}
+epochs: 1
+max_steps: 2
+global_batch_size: 64
+verbose: false
+report: false
+max_eval_batches: 1
+"""
+
+
+def test_a_run_folder_is_told_what_is_other_and_where_it_matters(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.yaml").write_text(FILE)
+    words = ["--config", "x.yaml"]
+    run(load_config(words))
+    capsys.readouterr()
+    run(load_config([*words, "--max-steps", "3", "--sinks", "csv"]))
+    assert SAID not in capsys.readouterr().err  # how far and what is seen is no other training
+    other = ["--optimizer.lr", "0.02", "--seed", "7", "--optimizer.options.nesterov", "true"]
+    run(load_config([*words, "--max-steps", "4", *other]))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(SAID)]
+    assert [line.removeprefix(SAID) for line in lines] == [
+        "seed was 42, is 7.",
+        "optimizer.options.nesterov was not given, is True.",
+        "optimizer.lr was 0.01, is 0.02.",
+    ]
+
+
+def test_of_a_program_the_rate_is_known(tmp_path, capsys):
+    for lr in (0.1, 0.05):
+        trainer(lr=lr).fit(
+            X, Y, config(checkpoint_dir=str(tmp_path), checkpoint_every_n_epochs=1, resume="auto")
+        )
+    # The second one found all its epochs done, and says so all the same.
+    assert f"{SAID}optimizer.lr was 0.1, is 0.05." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ({"a": 1, "old": None}, {"a": 1, "new": 3, "old": ()}, []),
+        (
+            {"model": {"name": "mlp", "options": {}}},
+            {"model": {"name": "cnn", "options": {}}},
+            ["model.name"],
+        ),
+        ({"epochs": 2}, {"epochs": 3}, []),
+        # A decay to the end of the run is another one where the end is.
+        ({"epochs": 2}, {"epochs": 3, "schedule": {"name": "cosine", "decay_steps": None}}, ["epochs"]),
+        ({"epochs": 2}, {"epochs": 3, "schedule": {"name": "cosine", "decay_steps": 9}}, []),
+        ({"comm_options": {"rank": 2}}, {"comm_options": {"rank": 4}}, ["comm_options.rank"]),
+        (None, {"a": 1}, []),
+    ],
+)
+def test_what_is_compared(then, now, said):
+    found = [line.removeprefix(SAID).split(" was ")[0] for line in changed_keys(then, now)]
+    assert found == said
+
+
+def test_a_rate_that_is_no_number_is_not_told():
+    assert told({}, cx.SGDOptimizer(lambda step: 0.1)) == {}
+    assert told({"optimizer": {"lr": 1}}, cx.SGDOptimizer(0.1)) == {"optimizer": {"lr": 1}}
+
+
+def test_sums_of_other_metrics_are_not_gone_on_with(tmp_path):
+    def measure(name, **metrics):
+        train = cx.distributed.DistributedTrainer(
+            cx.SequentialModel([cx.LinearModule(6, 3)]),
+            cx.CrossEntropyLoss(),
+            cx.SGDOptimizer(0.1),
+            metrics=cx.Metrics(metrics),
+        )
+        cfg = config(checkpoint_dir=str(tmp_path), checkpoint_every_n_steps=1, resume="auto", shuffle=False)
+        cfg.epochs, cfg.max_steps = 1, 1 if name == "first" else None
+        cfg.batch_size = 1
+        return train.fit(X, Y, *VAL, cfg)
+
+    measure("first", ones=lambda o, t: o[:, 0] * 0 + 1)
+    history = measure("second", twos=lambda o, t: o[:, 0] * 0 + 2)
+    assert history.metrics["train_twos"] == [2.0]  # 1.87 with the sums of the other
