@@ -7,13 +7,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
+from cyxjax.cli.checks import Check
 from cyxjax.command import Parser
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR
 from cyxjax.launch import environment
+from cyxjax.launch.clusters import discover
 from cyxjax.launch.topology import DEFAULT_PORT
 from cyxjax.launch.versions import PACKAGES, version_of
 
@@ -26,34 +27,41 @@ _ASK_JAX = (
 )
 
 
-@dataclass(frozen=True)
-class Check:
-    """One thing looked at: `level` says whether it is in the way of training."""
-
-    level: Literal["ok", "warn", "FAIL"]
-    topic: str
-    found: str  # a `warn` or `FAIL` ends with a HINT
-
-    def line(self) -> str:
-        """`ok    disk      12.3 GB free in /runs`."""
-        return f"{self.level:5} {self.topic:9} {self.found}"
-
-
 def main(argv: Sequence[str]) -> int:
     """Prints the checks as they are made; exit code 1 if one failed."""
-    given = _parser().parse_args(argv)
+    given, words = _parser().parse_known_args(argv)
+    place = discover(environment.here())
+    if place.world_size == 1:
+        _parser().parse_args(argv)
+        checks = all_checks(environment.here(), Path.cwd())
+    else:
+        checks = of_group(words, environment.here(), Path.cwd())
     failed = False
-    for check in all_checks(environment.here(), Path.cwd()):
-        print(json.dumps(asdict(check)) if given.json else check.line(), flush=True)
+    for check in checks:
         failed = failed or check.level == "FAIL"
+        # Rank 0 speaks for the group; of one that does not form each rank tells what it saw.
+        if place.is_master or (check.topic, check.level) == ("group", "FAIL"):
+            print(json.dumps(asdict(check)) if given.json else check.line(), flush=True)
     return EXIT_USER_ERROR if failed else EXIT_OK
+
+
+def of_group(words: Sequence[str], env: Mapping[str, str], folder: Path) -> Iterable[Check]:
+    """Checks of the group this process is one rank of, and of its machine what a group does not show."""
+    from cyxjax.cli.group_doctor import group_checks
+
+    yield from group_checks(words, folder)
+    yield from (threads(env), open_files())
 
 
 def _parser() -> Parser:
     parser = Parser(
         prog="cyxjax doctor",
-        description="Checks versions, devices, threads, ports and disk of this machine.",
-        example="cd /where/runs/go && cyxjax doctor",
+        description="Checks versions, devices, threads, ports and disk of this machine. Under a launcher it "
+        "examines the group: hosts, names, ports, clocks, versions, devices, memory, disk, the run folder, "
+        "all-reduces, two steps of training; with --config FILE (and keys, as of train) also configuration "
+        "and data.",
+        example="cd /where/runs/go && cyxjax doctor    "
+        "(of a group: cyxjax launch --nproc-per-node 2 -m cyxjax.cli doctor)",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object a check, one a line")
     return parser

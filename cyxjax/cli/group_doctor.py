@@ -1,0 +1,221 @@
+"""`cyxjax doctor` under a launcher: the group is formed as a run would form it, and its parts are looked at.
+
+Every rank finds facts of its own and of its neighbours; rank 0 judges them (`group_checks`). Ranks talk
+through the coordination service, so that what is broken between two of them can still be told.
+"""
+
+import os
+import socket
+import socketserver
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cyxjax.cli.checks import Check
+from cyxjax.cli.group_checks import judge
+from cyxjax.cli.group_trials import others_files, own_file, two_steps, wires
+from cyxjax.errors import CyxjaxError
+from cyxjax.files import redact
+from cyxjax.launch.rendezvous.ports import resolve
+from cyxjax.launch.topology import Topology
+from cyxjax.launch.versions import software
+
+_DIAL_S = 3.0
+_PINGS = 5
+
+
+def group_checks(config_words: Sequence[str], folder: Path) -> Iterator[Check]:
+    """Rows about the group this process belongs to, on every rank; all ranks must go through them.
+
+    config_words: of `cyxjax.train`, to compare; [] for none. folder: where runs go, without a configuration.
+    """
+    from cyxjax.distributed import process_group
+    from cyxjax.distributed.agreement import agree
+
+    try:
+        group = process_group.init()
+    except CyxjaxError as err:
+        yield Check("FAIL", "group", redact(str(err)))
+        return
+    run = read_run(config_words)
+    place = Path(run.pop("run_dir", folder))
+    with Clock() as clock:
+        mine = own_facts(group.topology, clock.port, place) | run | {"devices": _num_devices()}
+        ranks = agree(group, "doctor: what each rank is", note=mine)
+        seen = look_around(group.topology.rank, ranks)
+        with own_file(place, group.topology.rank) as (error, name):
+            names = agree(group, "doctor: names of files", note=name)
+            files = {"error": error, **others_files(place, names, group.topology.rank)}
+            found = agree(group, "doctor: what each rank sees", note={**seen, "files": files})
+    yield from judge([{**a, **b} for a, b in zip(ranks, found, strict=True)])
+    yield from wires(group)
+    yield two_steps(group)
+    process_group.finalize()
+
+
+def own_facts(topology: Topology, port: int, folder: Path) -> dict[str, Any]:
+    """What this rank says of itself; JSON."""
+    return {
+        "host": socket.gethostname(),
+        "address": _own_address(topology),
+        "port": port,
+        "software": software(),
+        "memory_bytes": _free_memory(),
+        "disk_bytes": _free_disk(folder),
+        "folder": str(folder),
+    }
+
+
+def read_run(words: Sequence[str]) -> dict[str, Any]:
+    """Configuration and data of an experiment, as `same_run` compares them; why they cannot be read."""
+    nothing: dict[str, Any] = {"config": {}, "data": {}, "problem": ""}
+    if not words:
+        return nothing
+    from cyxjax.config.load import load_config
+    from cyxjax.data.content import content_of
+    from cyxjax.data.sources import Dataset
+    from cyxjax.train.start.named import data_of
+    from cyxjax.train.start.same_run import config_facts
+
+    try:
+        config = load_config(words)
+        splits = data_of(config)
+        parts = {"training data": splits.train, "validation data": splits.val}
+        data = {
+            name: content_of(part) for name, part in parts.items() if isinstance(part, Dataset) and len(part)
+        }
+        return {
+            "config": config_facts(config.resolved()),
+            "data": data,
+            "problem": "",
+            "run_dir": config.run_dir,
+        }
+    except CyxjaxError as err:
+        return nothing | {"problem": redact(str(err))}
+
+
+def _num_devices() -> int:
+    import jax
+
+    return jax.local_device_count()
+
+
+def _own_address(topology: Topology) -> str:
+    """This host's address on the way to the meeting place."""
+    try:
+        family, where = resolve(topology.master_addr, topology.master_port)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as trial:
+            trial.connect(where)  # sends nothing
+            return str(trial.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _free_memory() -> int | None:
+    with suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+    return None
+
+
+def _free_disk(folder: Path) -> int | None:
+    there = next((p for p in (folder.absolute(), *folder.absolute().parents) if p.is_dir()), None)
+    if there is None:
+        return None
+    found = os.statvfs(there)
+    return found.f_bavail * found.f_frsize
+
+
+class Clock:
+    """Answers each byte on a port of its own with the time here, while it is open. now: for tests."""
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        class Answer(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                self.request.settimeout(60)
+                with suppress(OSError):
+                    while self.request.recv(1):
+                        self.request.sendall(struct.pack("!d", now()))
+
+        self._server = socketserver.ThreadingTCPServer(("", 0), Answer)
+        self._server.daemon_threads = True
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    def __enter__(self) -> "Clock":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def neighbours(rank: int, world_size: int) -> list[int]:
+    """Ranks that `rank` dials: all of a small group, else those 1, 2, 4, ... further on. 0 has the clock."""
+    steps = range(1, world_size) if world_size <= 16 else (1 << n for n in range(world_size.bit_length()))
+    found = {(rank + step) % world_size for step in steps} | {0}
+    return sorted(found - {rank})
+
+
+def look_around(rank: int, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of the neighbours: whether they can be reached and what their names are; how far the clock is ahead."""
+    seen, clock = {}, (0.0, 0.0)
+    for other in neighbours(rank, len(ranks)):
+        it = ranks[other]
+        error, ahead = ping(it["address"], it["port"])
+        seen[str(other)] = {"error": error, "addresses": _addresses(it["host"]), "name": _name(it["address"])}
+        if other == 0 and ahead is not None:
+            clock = ahead
+    return {"seen": seen, "clock": clock}
+
+
+def ping(
+    address: str, port: int, now: Callable[[], float] = time.time
+) -> tuple[str, tuple[float, float] | None]:
+    """(what went wrong or "", how many seconds our clock is ahead of the other's, and at most so far off).
+
+    Source: Cristian 1989, doi:10.1007/BF01784024: half of the quickest round trip bounds the error.
+    """
+    best: tuple[float, float] | None = None
+    try:
+        with socket.create_connection((address, port), timeout=_DIAL_S) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for _ in range(_PINGS):
+                began, sent = time.monotonic(), now()
+                connection.sendall(b".")
+                (there,) = struct.unpack("!d", _exactly(connection, 8))
+                half_s = (time.monotonic() - began) / 2
+                if best is None or half_s < best[1]:
+                    best = (sent + half_s - there, half_s)
+    except OSError as err:
+        return err.strerror or str(err) or type(err).__name__, None
+    return "", best
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = connection.recv(count - len(data))
+        if not more:
+            raise ConnectionError("it closed the connection")
+        data += more
+    return data
+
+
+def _addresses(host: str) -> list[str]:
+    try:
+        return [where[0] for _, where in resolve(host, 0)]
+    except OSError:
+        return []
+
+
+def _name(address: str) -> str:
+    try:
+        return socket.gethostbyaddr(address)[0]
+    except OSError:
+        return ""

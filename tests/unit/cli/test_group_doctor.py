@@ -1,0 +1,168 @@
+"""`cyxjax doctor` in a group: one row with one remedy for each thing that is wrong, planted one at a time."""
+
+import socket
+import time
+
+import pytest
+
+from cyxjax.cli.group_checks import judge
+from cyxjax.cli.group_doctor import Clock, neighbours, ping, read_run
+from cyxjax.cli.group_trials import others_files, own_file
+
+SEEN = {"error": "", "addresses": ["10.0.0.1"], "name": "a"}
+CONTENT = {"samples": 10, "records": {"3": [["int", "7"]]}}
+
+
+def rank(number, **other):
+    """What rank `number` of two, on two hosts, says and sees where nothing is wrong."""
+    mine, its = ("a", "b") if number == 0 else ("b", "a")
+    ends = {"a": "10.0.0.1", "b": "10.0.0.2"}
+    seen = {str(1 - number): SEEN | {"addresses": [ends[its]], "name": its}}
+    return {
+        "host": mine,
+        "address": ends[mine],
+        "port": 4000,
+        "software": {"python": "3.11", "optax": "0.2.6"},
+        "memory_bytes": 8e9,
+        "disk_bytes": 9e9,
+        "folder": "/runs",
+        "devices": 4,
+        "seen": seen,
+        "clock": (0.0, 0.001),
+        "files": {"error": "", "unseen": [], "unlocked": []},
+        "config": {"epochs": "3"},
+        "data": {"training data": CONTENT},
+        "problem": "",
+    } | other
+
+
+def found(**other):
+    """The rows that are not ok, where rank 1 differs in `other`."""
+    return [check for check in judge([rank(0), rank(1, **other)]) if check.level != "ok"]
+
+
+def test_nothing_is_wrong():
+    assert found() == []
+    rows = {check.topic: check.found for check in judge([rank(0), rank(1)])}
+    assert rows["group"] == "2 ranks on 2 hosts met with the same code: a: rank 0; b: rank 1"
+    assert rows["data"] == "training data: 10 samples, equal on all ranks"
+    topics = "group names ports clocks versions config data devices memory disk folder"
+    assert [*rows] == topics.split()
+
+
+@pytest.mark.parametrize(
+    ("topic", "level", "fault", "words"),
+    [
+        (
+            "names",
+            "warn",
+            {"seen": {"0": SEEN | {"addresses": ["127.0.1.1"]}}},
+            "a leads to 127.0.1.1, not to 10.0",
+        ),
+        ("names", "warn", {"seen": {"0": SEEN | {"addresses": []}}}, "a leads to nowhere"),
+        ("names", "warn", {"seen": {"0": SEEN | {"name": ""}}}, "10.0.0.1 has no name"),
+        (
+            "ports",
+            "FAIL",
+            {"seen": {"0": SEEN | {"error": "timed out"}}},
+            "rank 1 (b) cannot reach rank 0 at 10.0.0.1:4000",
+        ),
+        ("clocks", "warn", {"clock": (-3.0, 0.001)}, "rank 1 (b) is 3.0 s behind rank 0's"),
+        ("clocks", "warn", {"clock": (63.5, 0.001)}, "63.5 s ahead of"),
+        (
+            "versions",
+            "FAIL",
+            {"software": {"python": "3.11", "optax": "0.3"}},
+            "optax: 0.2.6 on rank 0; 0.3 on rank 1",
+        ),
+        (
+            "versions",
+            "FAIL",
+            {"software": {"python": "3.11"}},
+            "optax: 0.2.6 on rank 0; not installed on rank 1",
+        ),
+        ("config", "FAIL", {"config": {"epochs": "4"}}, "epochs: 3 on rank 0; 4 on rank 1"),
+        (
+            "config",
+            "FAIL",
+            {"problem": "x.yaml: no such file. HINT: name one."},
+            "on rank 1: x.yaml: no such file",
+        ),
+        ("data", "FAIL", {"data": {"training data": CONTENT | {"samples": 9}}}, "10 on rank 0, 9 on rank 1"),
+        ("devices", "warn", {"devices": 2}, "the number of devices: 4 on rank 0; 2 on rank 1"),
+        ("memory", "warn", {"memory_bytes": 5e8}, "0.5 GB of memory free, on rank 1 (b)"),
+        ("disk", "warn", {"disk_bytes": 1e8}, "0.1 GB of disk in /runs free, on rank 1 (b)"),
+        (
+            "folder",
+            "FAIL",
+            {"files": {"error": "Read-only file system", "unseen": [], "unlocked": []}},
+            "Read-only",
+        ),
+        (
+            "folder",
+            "warn",
+            {"files": {"error": "", "unseen": [0], "unlocked": []}},
+            "rank 1 does not see what rank 0",
+        ),
+        (
+            "folder",
+            "warn",
+            {"files": {"error": "", "unseen": [], "unlocked": [0]}},
+            "a lock of rank 0 does not hold",
+        ),
+    ],
+)
+def test_a_fault_is_one_row_with_one_remedy(topic, level, fault, words):
+    (row,) = found(**fault)
+    assert (row.topic, row.level) == (topic, level)
+    assert words in row.found
+    assert row.found.count("HINT:") == 1
+
+
+def test_a_slow_answer_is_no_wrong_clock():
+    # 1.5 s ahead, known to 0.9 s: it may be right.
+    assert found(clock=(1.5, 0.9)) == []
+
+
+def test_a_clock_that_is_wrong_is_seen_through_a_socket():
+    with Clock(lambda: time.time() - 90) as clock:
+        error, ahead = ping("127.0.0.1", clock.port)
+        assert (error, ahead[0] == pytest.approx(90, abs=30)) == ("", True)
+        assert 0 <= ahead[1] < 30
+    assert ping("127.0.0.1", clock.port) == ("Connection refused", None)
+
+
+def test_one_that_answers_with_something_else_is_told():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        server.accept()[0].close()
+        client.close()
+    assert ping("127.0.0.1", port)[0]
+
+
+def test_every_host_of_a_large_group_is_dialled_by_a_few():
+    assert neighbours(0, 2) == [1]
+    assert neighbours(3, 8) == [0, 1, 2, 4, 5, 6, 7]
+    dialled = [neighbours(rank, 1000) for rank in range(1000)]
+    assert max(map(len, dialled)) <= 11
+    assert {other for one in dialled for other in one} == set(range(1000))
+
+
+def test_files_of_two_ranks_are_seen_and_locked_and_gone_afterwards(tmp_path):
+    folder = tmp_path / "runs" / "new"
+    with own_file(folder, 0) as (first, a), own_file(folder, 1) as (second, b):
+        assert (first, second) == ("", "")
+        assert others_files(folder, [a, b], 0) == {"unseen": [], "unlocked": []}
+        (folder / "loose").touch()  # as where locks hold nobody off
+        assert others_files(folder, [a, b, "loose", "elsewhere"], 0) == {"unseen": [3], "unlocked": [2]}
+        (folder / "loose").unlink()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_experiment_is_read_or_the_reason_told(tmp_path):
+    run = read_run(["--data.name", "digits", "--run-dir", str(tmp_path)])
+    assert run["config"]["epochs"]
+    assert run["data"]["training data"]["samples"] > 1000
+    assert "Did you mean" in read_run(["--data.name", "digitz"])["problem"]
+    assert read_run([]) == {"config": {}, "data": {}, "problem": ""}
