@@ -35,6 +35,23 @@ def read_version_1(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray
     return {leaf.name: np.asarray(found[key]) for key, leaf in keys.items()}
 
 
+def read_tree(folder: Path) -> Any:
+    """All arrays that plain orbax keeps in `folder`, host arrays in its own tree. Raises: CheckpointError."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    handler, folder = _handler(), folder.absolute()
+    try:
+        as_numpy = lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray)  # noqa: E731
+        wanted = jax.tree.map(as_numpy, handler.metadata(folder).tree)
+        return handler.restore(folder, args=ocp.args.PyTreeRestore(restore_args=wanted))
+    except Exception as error:  # orbax and TensorStore have no family of errors of their own
+        raise CheckpointError(
+            f"{folder} cannot be read by orbax: {type(error).__name__}: {str(error)[:200]}. "
+            "HINT: name the folder of the item itself."
+        ) from error
+
+
 def export(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes `arrays` into the new `folder` as a tree nested by the parts of their names, for plain orbax.
 

@@ -62,6 +62,8 @@ _ELSEWHERE = {
     "gradient_checkpointing": "remat",
     "data_dir": "data.root",
     "patience": "early_stopping_patience",
+    **dict.fromkeys(("pretrained", "checkpoint", "load_from", "weights"), "init_from.path"),
+    **dict.fromkeys(("freeze", "frozen", "unfreeze"), "trainable"),
     "deterministic": "reproducibility",
     "workers": "num_workers",
 }

@@ -10,7 +10,13 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from cyxjax.config.errors import Source, explain
 from cyxjax.config.exact import not_exact
-from cyxjax.config.sections import Options, Seconds, Strict, on_this_machine
+from cyxjax.config.sections import (
+    Options,
+    Seconds,
+    Strict,
+    on_this_machine,
+)
+from cyxjax.config.weights import InitFrom, InitFromConfig, LoraConfig, Patterns
 from cyxjax.errors import ConfigError
 from cyxjax.run_folder import RunFolder
 
@@ -69,6 +75,11 @@ class DistributedTrainingConfig(Strict):
     """What to do when replicas differ: an error, a warning, or what most of them hold for all."""
     sync_batchnorm: bool = False
     """Batch statistics over all replicas instead of each replica's own."""
+
+    init_from: InitFrom = InitFromConfig()
+    trainable: Patterns = ()
+    """Names of the parameters that are trained, `*` for any text: "head/*"; the others stay; none: all."""
+    lora: LoraConfig = LoraConfig()
 
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """Scale the learning rate by the effective batch over base_batch_size."""

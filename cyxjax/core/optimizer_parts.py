@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from cyxjax.core.step import TrainState
-from cyxjax.core.trees import bits_as_keys, keys_as_bits
+from cyxjax.core.trees import bits_as_keys, keys_as_bits, named_leaves
 from cyxjax.errors import ConfigError
 
 PyTree = Any
@@ -85,21 +85,21 @@ def averaged_params(state: TrainState) -> PyTree:
     """
     found: list[ParameterAverage] = []
     _map_parts(lambda part: found.append(part), state.sync, ParameterAverage)
-    averages = [part.average for part in found if isinstance(part, ParameterAverage)]
-    if len(averages) != 1 or _shapes(averages[0]) != _shapes(state.params):
+    averages = [dict(named_leaves(p.average)) for p in found if isinstance(p, ParameterAverage)]
+    # What is not trained has no average: it is its own.
+    params = named_leaves(state.params)
+    if len(averages) != 1 or any(averages[0].get(name, leaf).shape != leaf.shape for name, leaf in params):
         raise ConfigError(
             "EMA needs the whole average on every replica, and this strategy keeps parts of the optimizer's "
             "state on each. HINT: use comm='mean' (or bf16, int8, power_sgd) with EMA."
         )
-    return averages[0]
+    return jax.tree.unflatten(
+        jax.tree.structure(state.params), [averages[0].get(name, leaf) for name, leaf in params]
+    )
 
 
 def _map_parts(f: Callable[[Any], Any], tree: PyTree, kind: type) -> PyTree:
     return jax.tree.map(f, tree, is_leaf=lambda part: isinstance(part, kind))
-
-
-def _shapes(tree: PyTree) -> list[tuple[int, ...]]:
-    return [leaf.shape for leaf in jax.tree.leaves(tree)]
 
 
 def with_saved_keys(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

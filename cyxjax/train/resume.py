@@ -102,7 +102,7 @@ def latest_meta(checkpointer: Checkpointer) -> dict[str, Any]:
 
 def stored_config(meta: dict[str, Any]) -> DistributedTrainingConfig:
     """The training part of the configuration a checkpoint was trained with (an experiment's has more)."""
-    known = DistributedTrainingConfig.model_fields
+    known = DistributedTrainingConfig.model_fields.keys() - {"init_from"}  # the checkpoint's values are meant
     return DistributedTrainingConfig(**{k: v for k, v in meta.get("config", {}).items() if k in known})
 
 

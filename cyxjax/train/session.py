@@ -5,11 +5,13 @@ from typing import Any
 import jax
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.folders import list_steps
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_value, num_replicas
+from cyxjax.core.model.lora import merged
 from cyxjax.core.step import TrainState
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.errors import CheckpointError, GroupError, NotSavedError
+from cyxjax.errors import CheckpointError, ConfigError, GroupError, NotSavedError
 from cyxjax.launch import programs
 from cyxjax.launch.heartbeat import beat
 from cyxjax.observe.console import Console
@@ -44,6 +46,7 @@ class Session:
         self.unsaved: NotSavedError | None = None  # what the last fit ended with, if its state is on no disk
         self.resumed = False  # the last start went on from a checkpoint
         self._content: dict[str, Any] = {}  # what the data of the present fit hold
+        self._told: list[str] = []  # of the values that training begins with
         self._origin: dict[str, Any] = {}  # what the checkpoint that was restored said of itself
 
     @property
@@ -82,9 +85,10 @@ class Session:
         return self.built.program.consensus(self.run_state.state)
 
     def values(self) -> tuple[PyTree, PyTree]:
-        """(params, model_state) that all replicas agree on, as host arrays."""
+        """(params, model_state) that all replicas agree on, host arrays; adapters added to their kernels."""
         seen = self.built.shown(self.run_state.state)
-        return jax.tree.map(local_value, (seen.params, seen.model_state))
+        params, model_state = jax.tree.map(local_value, (seen.params, seen.model_state))
+        return merged(params, self.prepared.settings.step.lora), model_state
 
     # ---- from one start to the next ---------------------------------------------------------------
 
@@ -123,8 +127,18 @@ class Session:
         """A state for `prepared`: parameters go on, the optimizer starts anew; a loaded state stays."""
         previous, self._prepared = self._prepared or prepared, prepared
         metrics = self.recipe.metrics.num_training_rows
+        if prepared.settings.step.lora != previous.settings.step.lora:
+            raise ConfigError(
+                "lora changed since the last fit. HINT: begin with a new trainer, and init_from what this "
+                "one has saved.",
+                key="lora",
+            )
         if self._run_state is None:
-            self._run_state = first_run(prepared, self.mesh, metrics)
+            saving, first = prepared.settings.saving, prepared.settings.first_values
+            goes_on = saving.resume != "never" and bool(list_steps(saving.folder))
+            self._run_state, self._told = first_run(
+                prepared, self.mesh, metrics, first=None if goes_on else first
+            )
         elif not self._loaded:
             agreed = previous.built.agreed(self._run_state.state)
             self._run_state = next_run(prepared, self.mesh, agreed, metrics)
@@ -154,6 +168,9 @@ class Session:
         exact.judge(self._stored_exact, self._exact, settings.exactness.on_other_bits, warn_on_stderr)
         self._stored_exact = {}
         self._origin = {}
+        for line in [] if self.resumed else self._told:
+            console.note(line)
+        self._told = []
         if self.group.topology.world_size > 1 and not self._content:
             console.note("A loader's samples have no numbers: the data of the ranks were not compared.")
         return self.run_state

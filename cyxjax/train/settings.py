@@ -6,12 +6,13 @@ what it is given, and a key of the configuration has one place where it is read.
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.model.lora import LoraPlan
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
 from cyxjax.errors import ConfigError
 from cyxjax.run_folder import RunFolder
@@ -55,12 +56,22 @@ class StepPlan(NamedTuple):
     on_nonfinite: Literal["abort", "skip", "rollback"]
     comm: str
     comm_options: dict[str, Any]
+    trainable: tuple[str, ...]  # patterns of names; (): all
+    lora: LoraPlan
     threads: int | None  # CPU threads of each process, where the numbers must not hang on them; None: any
 
     @property
     def uses_float16(self) -> bool:
         """Whether steps are left out as a matter of course, to find the loss scale."""
         return "float16" in {part.rpartition("=")[2].strip() for part in self.precision.split(",")}
+
+
+class FirstValues(NamedTuple):
+    """Where parameters begin, if not where the seed says."""
+
+    path: Path | None
+    rules: Mapping[str, str | None]
+    strict: bool
 
 
 class Reading(NamedTuple):
@@ -144,6 +155,7 @@ class Settings(NamedTuple):
     guard: GuardPolicy
     exactness: Exactness
     seed: int
+    first_values: FirstValues
     verbose: bool
     run_folder: RunFolder | None  # None: only checkpoints are written
     report: bool  # whether events are kept there
@@ -178,6 +190,8 @@ def resolve(
         config.on_nonfinite,
         config.comm,
         copy.deepcopy(config.comm_options),  # the caller's may change before the next fit
+        config.trainable,
+        LoraPlan(config.lora.rank, config.lora.alpha, config.lora.pattern),
         config.pool_threads,
     )
     return Settings(
@@ -191,6 +205,7 @@ def resolve(
             config.reproducibility, config.pool_threads, config.exact, config.exact_digest_every_n_steps
         ),
         config.seed,
+        _first_values(config),
         config.verbose,
         config.run_folder,
         isinstance(config, TrainConfig) and config.report,
@@ -236,6 +251,11 @@ def scaling_factor(rule: str, global_batch_size: int, base_batch_size: int | Non
         return 1.0
     ratio = global_batch_size / base_batch_size
     return ratio if rule == "linear" else math.sqrt(ratio)
+
+
+def _first_values(config: DistributedTrainingConfig) -> FirstValues:
+    path = config.init_from.path
+    return FirstValues(Path(path) if path else None, config.init_from.rules, config.init_from.strict)
 
 
 def _course(config: DistributedTrainingConfig) -> Course:

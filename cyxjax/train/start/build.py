@@ -12,6 +12,7 @@ from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import PerExample
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.frozen import with_frozen
+from cyxjax.core.model.lora import ADAPTERS, with_lora
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.model.remat import with_remat
 from cyxjax.core.optimizer_parts import with_saved_keys
@@ -25,6 +26,7 @@ from cyxjax.core.step import (
     state_spec,
 )
 from cyxjax.core.strategy import Sync
+from cyxjax.sync.partial import for_part, matches, part_of, trained
 from cyxjax.sync.registry import build_sync
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.hooks.progress import Rate
@@ -75,14 +77,13 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Buil
     Raises: ConfigError for values that do not go together.
     """
     policy = parse_policy(plan.precision)
-    fns = with_remat(with_policy(recipe.fns, policy), plan.remat)
-    fns = with_frozen(fns, getattr(recipe.optimizer, "is_frozen", None))
+    fns = with_lora(with_policy(recipe.fns, policy), plan.lora)
+    fns = with_frozen(with_remat(fns, plan.remat), _is_frozen(recipe, plan))
     factor = build_schedule(plan.rate)
     optimizer = callbacks.around(recipe.callbacks, with_schedule(recipe.optimizer, factor))
     optimizer = with_saved_keys(optimizer)
     shapes = lambda: jax.eval_shape(fns.init, jax.random.key(0), inputs)[0]  # noqa: E731
-    sync = build_sync(plan.comm, optimizer, plan.comm_options, plan.max_grad_norm, shapes)
-    sync = _FOR_NONFINITE[policy.needs_loss_scale or plan.on_nonfinite](sync)
+    sync = _strategy(plan, optimizer, shapes, _FOR_NONFINITE[policy.needs_loss_scale or plan.on_nonfinite])
     train_step, eval_step = dispatch_for(plan, mesh).steps(fns, recipe.loss, sync, recipe.metrics)
     agreed = build_consensus(sync, mesh)
     parts = sync if sync.keeps_parts else None  # evaluation makes them whole itself, a leaf at a time
@@ -100,6 +101,37 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Buil
         agreed,
         lambda state: agreed(seen(state)) if parts else seen(state),
     )
+
+
+def _trainable(plan: StepPlan) -> tuple[str, ...]:
+    """Patterns of what is trained; (): all."""
+    return (*ADAPTERS, *plan.trainable) if plan.lora.rank else plan.trainable
+
+
+def _is_frozen(recipe: Recipe, plan: StepPlan) -> Callable[[str], bool] | None:
+    """Whether a parameter, by its name, takes no gradient: by the optimizer's groups, or the plan."""
+    by_group, patterns = getattr(recipe.optimizer, "is_frozen", None), _trainable(plan)
+    if not patterns:
+        return by_group
+    return lambda name: not matches(name, patterns) or bool(by_group and by_group(name))
+
+
+def _strategy(
+    plan: StepPlan,
+    optimizer: optax.GradientTransformation,
+    shapes: Callable[[], PyTree],
+    guarded: Callable[[Sync], Sync],
+) -> Sync:
+    """The plan's strategy, for the parameters that are trained alone. shapes: of all parameters."""
+    patterns = _trainable(plan)
+    if not patterns:
+        return guarded(build_sync(plan.comm, optimizer, plan.comm_options, plan.max_grad_norm, shapes))
+    whole = shapes()
+    chosen = trained(whole, patterns)
+    mine, rest = part_of(whole, chosen), part_of(whole, chosen, False)
+    sync = build_sync(plan.comm, optimizer, plan.comm_options, plan.max_grad_norm, lambda: mine)
+    still = build_sync(plan.comm, optax.identity(), plan.comm_options, None, lambda: rest)
+    return for_part(guarded(sync), still, chosen)
 
 
 def check_precision(built: Built, state: TrainState, inputs: PyTree, text: str, replicas: int) -> None:

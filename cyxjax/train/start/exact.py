@@ -32,7 +32,7 @@ def fingerprint(prepared: Prepared, threads: int) -> dict[str, str]:
     if not isinstance(step, PartsStep) or data is None:
         return {}
     device, rows = step.layout.devices[0], prepared.built.batch_size
-    state = first_run(prepared, step.layout.mesh, 1).state
+    state = first_run(prepared, step.layout.mesh, 1)[0].state
     here, total = by_device(state, [device])[0], np.float32(rows)
     parts = first_part(data.train, rows)
     way = step.part.way(here, parts, total)

@@ -19,8 +19,9 @@ from cyxjax.train.hooks import callbacks
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Feed, Position, RunState
 from cyxjax.train.monitor import watchable_in
-from cyxjax.train.settings import Settings, resolve
+from cyxjax.train.settings import FirstValues, Settings, resolve
 from cyxjax.train.start.build import Built, Recipe, build, check_precision
+from cyxjax.train.start.first_values import taken
 from cyxjax.train.start.whole_batch import check_same_params, check_whole_batch
 
 PyTree = Any
@@ -99,17 +100,23 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
         check_data.check(prepared.data, run, recipe.loss, replicas, built.batch_size, recipe.metrics)
 
 
-def first_run(prepared: Prepared, mesh: Mesh, num_metrics: int) -> RunState:
-    """Step 0, with parameters drawn from the seed."""
+def first_run(
+    prepared: Prepared, mesh: Mesh, num_metrics: int, *, first: FirstValues | None = None
+) -> tuple[RunState, list[str]]:
+    """(step 0, what to tell of its parameters): drawn from the seed, or what `first` names."""
     built, seed, inputs = prepared.built, prepared.settings.seed, prepared.inputs
+    told: list[str] = []
+    first = first if first is not None and first.path is not None else None
     with explained(f"with comm={prepared.settings.step.comm!r}"):
-        if built.sync.keeps_parts and not holds_values(built.fns, inputs):
+        if first is None and built.sync.keeps_parts and not holds_values(built.fns, inputs):
             state = build_draw(built.fns, built.sync, mesh)(seed, inputs)
         else:
             drawn = built.fns.init(jax.random.key(seed), inputs)
             params, model_state = jax.tree.map(np.asarray, drawn)
+            if first is not None:
+                params, model_state, told = taken(first, params, model_state)
             state = built.init(params, model_state, seed)
-    return RunState(Position(), state, np.zeros((num_metrics, 2)))
+    return RunState(Position(), state, np.zeros((num_metrics, 2))), told
 
 
 def next_run(prepared: Prepared, mesh: Mesh, agreed: TrainState, num_metrics: int) -> RunState:

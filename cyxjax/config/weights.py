@@ -1,0 +1,46 @@
+"""The sections that say where parameters begin, and which are trained (no jax here)."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from cyxjax.config.sections import Strict, on_this_machine
+
+Patterns = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
+
+
+class InitFromConfig(Strict):
+    """Values to begin with, trained elsewhere: a path alone, or with rules for names."""
+
+    path: str | None = None
+    """safetensors (a file, or a folder of shards), a run folder, orbax, flax msgpack, torch state_dict."""
+    map: dict[str, str | None] = {}
+    """Name in the file -> in the model, `*` any text, null to leave out: "enc.*.weight": "Enc_*/kernel"."""
+    strict: bool = True
+    """Every array of the model found and every one of the file used; false: what there is."""
+
+    _local = field_validator("path")(on_this_machine)
+
+    @property
+    def rules(self) -> dict[str, str | None]:
+        return self.map
+
+
+class LoraConfig(Strict):
+    """Low-rank adapters: the model stays as it is, and thin matrices beside its kernels are trained."""
+
+    rank: int = Field(default=0, ge=0)
+    """Columns of the thin matrices; 0: no adapters."""
+    alpha: float = Field(default=16.0, gt=0)
+    """Their product is added times alpha / rank."""
+    pattern: Patterns = ("*kernel",)
+    """Names of the kernels that get adapters, `*` for any text: "attention/*/kernel"."""
+
+
+def _as_path(value: Any) -> Any:
+    """`init_from: PATH` for `init_from: {path: PATH}`."""
+    return {"path": str(value)} if isinstance(value, str | Path) else value
+
+
+InitFrom = Annotated[InitFromConfig, BeforeValidator(_as_path)]

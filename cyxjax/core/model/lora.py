@@ -1,0 +1,105 @@
+"""Low-rank adapters: beside each chosen kernel two thin matrices, whose product is added to it.
+
+    kernel' = kernel + (alpha / rank) * a @ b,   a (in, rank) drawn, b (rank, out) zero at first
+
+In the tree of parameters they stand beside their kernel, `Dense_0/kernel_lora_a` and `..._lora_b`, so a model
+of any kind (linen, nnx, a pair) has them without knowing, and the base parameters keep their names.
+Source: Hu et al. 2021, arXiv:2106.09685.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.trees import leaf_names
+from cyxjax.errors import ConfigError
+
+PyTree = Any
+A, B = "_lora_a", "_lora_b"
+ADAPTERS = (f"*{A}", f"*{B}")  # their names
+
+
+class LoraPlan(NamedTuple):
+    """Which kernels get adapters; rank 0: none."""
+
+    rank: int = 0
+    alpha: float = 16.0
+    patterns: tuple[str, ...] = ("*kernel",)
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+def is_adapter(name: str) -> bool:
+    return name.endswith((A, B))
+
+
+def with_lora(fns: ModelFns, plan: LoraPlan) -> ModelFns:
+    """`fns` with adapters, equal to `fns` at the start. Parameters without adapters are taken as they are.
+
+    A kernel of more than two dimensions is looked at as (all but the last, last).
+    Raises: ConfigError, from `init`, where no leaf of two dimensions or more matches.
+    """
+    if not plan.rank:
+        return fns
+
+    def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
+        params, model_state = fns.init(key, inputs)
+        found: list[str] = []
+
+        def beside(name: str, leaf: Any) -> dict[str, Any]:
+            if getattr(leaf, "ndim", 0) < 2 or not any(fnmatchcase(name, p) for p in plan.patterns):
+                return {}
+            found.append(name)
+            rows, columns = int(np.prod(leaf.shape[:-1])), leaf.shape[-1]
+            own = jax.random.fold_in(key, zlib.crc32(name.encode()))
+            drawn = jax.random.normal(own, (rows, plan.rank), jnp.float32) / np.float32(np.sqrt(rows))
+            return {A: drawn.astype(leaf.dtype), B: jnp.zeros((plan.rank, columns), leaf.dtype)}
+
+        adapted = _grown(params, "", beside)
+        if not found:
+            raise ConfigError(
+                f"lora.pattern {' '.join(plan.patterns)} matches no parameter of two dimensions or more. "
+                f"HINT: names are such as {', '.join(leaf_names(params)[:4])}.",
+                key="lora.pattern",
+            )
+        return adapted, model_state
+
+    def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
+        return fns.apply(merged(params, plan), model_state, inputs, key, train)
+
+    return fns._replace(init=init, apply=apply)
+
+
+def merged(params: PyTree, plan: LoraPlan) -> PyTree:
+    """`params` with the products added to their kernels, and no adapters; host arrays stay on the host."""
+    if not isinstance(params, Mapping):
+        return params
+    out = {}
+    for name, value in params.items():
+        if isinstance(name, str) and is_adapter(name):
+            continue
+        a, b = params.get(f"{name}{A}"), params.get(f"{name}{B}")
+        if a is not None:
+            value = value + ((a @ b) * np.asarray(plan.scale, a.dtype)).reshape(value.shape)
+        out[name] = merged(value, plan)
+    return out
+
+
+def _grown(tree: PyTree, above: str, beside: Callable[[str, Any], dict[str, Any]]) -> PyTree:
+    """`tree` with what `beside` gives for a leaf put next to it; only dicts have room beside a leaf."""
+    if not isinstance(tree, Mapping):
+        return tree
+    out = {}
+    for name, value in tree.items():
+        out[name] = _grown(value, f"{above}{name}/", beside)
+        if not isinstance(value, Mapping):
+            out |= {f"{name}{end}": leaf for end, leaf in beside(f"{above}{name}", value).items()}
+    return out

@@ -1,0 +1,33 @@
+"""Parameters that begin where a file says, not where the seed does."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from cyxjax.core.model.lora import is_adapter
+from cyxjax.core.trees import named_leaves
+from cyxjax.errors import CheckpointError, ConfigError
+from cyxjax.train.settings import FirstValues
+from cyxjax.weights.match import fill
+from cyxjax.weights.read import read_weights
+
+PyTree = Any
+
+
+def taken(first: FirstValues, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree, list[str]]:
+    """(params, model_state) with the arrays that `first` names in place of those drawn; what to tell of it.
+
+    Adapters (LoRA) stay as drawn. Raises: ConfigError for a file that cannot be read or does not fit.
+    """
+    assert first.path is not None
+    drawn = {"params": params, "model_state": model_state}
+    leaves = dict(named_leaves(drawn))
+    targets = {name: leaf for name, leaf in leaves.items() if not is_adapter(name)}
+    try:
+        found = fill(read_weights(first.path), targets, dict(first.rules), strict=first.strict)
+    except CheckpointError as err:  # before anything is trained or written: a wrong configuration
+        raise ConfigError(str(err), key="init_from.path") from err
+    values = [found.values.get(name, np.asarray(leaf)) for name, leaf in leaves.items()]
+    trees = jax.tree.unflatten(jax.tree.structure(drawn), values)
+    return trees["params"], trees["model_state"], found.table

@@ -1,0 +1,196 @@
+"""Names of a file met with names of a model: by rule, else by themselves; every difference is named.
+
+A rule is `{"encoder.*.weight": "Encoder_*/kernel"}`: `*` is any text, and the target's stars take what the
+pattern's stood for, in order; null leaves an array out. Without a rule `a.b` is `a/b`, torch's last word is
+Flax's (`weight` is kernel, scale or embedding, `running_mean` mean), and wrappers (`module.`) are taken off.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cyxjax.errors import CheckpointError, ConfigError, nearest
+from cyxjax.weights.stored import Weights
+
+_WRAPPERS = ("module/", "_orig_mod/", "state_dict/")
+_LAST = {
+    "weight": ("kernel", "scale", "embedding"),
+    "running_mean": ("mean",),
+    "running_var": ("var",),
+    "gamma": ("scale",),
+    "beta": ("bias",),
+}
+_SHOWN = 12
+
+
+class Filled(NamedTuple):
+    """What a file gives a model."""
+
+    values: dict[str, np.ndarray]  # by the model's names, in its dtypes
+    table: list[str]  # for people: what matched, what did not
+
+
+def fill(
+    weights: Weights, targets: Mapping[str, Any], rules: Mapping[str, str | None], *, strict: bool
+) -> Filled:
+    """Arrays for `targets` (shapes and dtypes by name, `params/...` and `model_state/...`).
+
+    strict: every target must be filled, and every array used. Otherwise one must; the rest stays as drawn.
+    Raises: ConfigError for a rule that fits nothing; CheckpointError naming what is missing, left over, or of
+        another shape or kind.
+    """
+    sources = dict(_sources(weights, targets, rules))
+    wrong = [
+        why for target, name in sources.items() if (why := _unlike(name, weights, target, targets[target]))
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{len(wrong)} arrays do not fit: {'; '.join(wrong[:_SHOWN])}. HINT: another model, or a rule of "
+            "init_from.map (null leaves an array out)."
+        )
+    missing = [name for name in targets if name not in sources]
+    over = _left_over(weights, set(sources.values()), rules)
+    if not sources or (strict and (missing or over)):
+        raise CheckpointError(_incomplete(weights, sources, missing, over))
+    values = {
+        target: _turned(name, target, weights.arrays[name].read()).astype(targets[target].dtype)
+        for target, name in sources.items()
+    }
+    return Filled(values, list(_table(weights, sources, missing, over)))
+
+
+def _sources(
+    weights: Weights, targets: Mapping[str, Any], rules: Mapping[str, str | None]
+) -> Iterator[tuple[str, str]]:
+    """(target, the array for it)."""
+    patterns = [(pattern, _regex(pattern), put) for pattern, put in rules.items()]
+    used: set[str] = set()
+    taken: dict[str, str] = {}
+    for name in weights.arrays:
+        rule = next(((p, m, put) for p, regex, put in patterns if (m := regex.fullmatch(name))), None)
+        if rule is not None:
+            used.add(rule[0])
+        target = _named(rule, targets) if rule else _guess(name, targets)
+        if target is None:
+            continue
+        if target in taken:
+            raise CheckpointError(
+                f"{taken[target]} and {name} are both for {target}. HINT: a rule of init_from.map."
+            )
+        taken[target] = name
+        yield target, name
+    for pattern in rules:
+        if pattern not in used:
+            near = nearest(pattern, list(weights.arrays)[:200])
+            raise ConfigError(f"{pattern!r} matches no array. HINT: {near[:300]}", key="init_from.map")
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    return re.compile("(.*?)".join(map(re.escape, pattern.split("*"))), re.DOTALL)
+
+
+def _named(rule: tuple[str, re.Match[str], str | None], targets: Mapping[str, Any]) -> str | None:
+    """The target that a rule says; None where it leaves an array out."""
+    pattern, match, put = rule
+    if not put:
+        return None
+    first, *rest = put.split("*")
+    if len(rest) > len(match.groups()):
+        raise ConfigError(f"{pattern!r}: {put!r} has more stars. HINT: as many at most.", key="init_from.map")
+    name = first + "".join(text + after for text, after in zip(match.groups(), rest, strict=False))
+    found = next((full for full in _full(name) if full in targets), None)
+    if found is None:
+        short = [target.removeprefix("params/") for target in targets]
+        raise ConfigError(
+            f"{pattern!r} gives {name!r}, which the model has not. HINT: {nearest(name, short)[:300]}",
+            key="init_from.map",
+        )
+    return found
+
+
+def _full(name: str) -> tuple[str, ...]:
+    return name, f"params/{name}", f"model_state/{name}", f"model_state/batch_stats/{name}"
+
+
+def _guess(name: str, targets: Mapping[str, Any]) -> str | None:
+    plain = (name if "/" in name else name.replace(".", "/")).removesuffix("/value")
+    for wrapper in _WRAPPERS:
+        plain = plain.removeprefix(wrapper)
+    above, slash, last = plain.rpartition("/")
+    names = [plain, *(f"{above}{slash}{other}" for other in _LAST.get(last, ()))]
+    return next((full for one in names for full in _full(one) if full in targets), None)
+
+
+def _turned(name: str, target: str, array: np.ndarray) -> np.ndarray:
+    """torch keeps (out, in, *window), Flax (*window, in, out)."""
+    if not _is_torchs(name, target) or array.ndim < 2:
+        return array
+    return np.moveaxis(array, (0, 1), (-1, -2))
+
+
+def _is_torchs(name: str, target: str) -> bool:
+    return re.split(r"[./]", name)[-1] == "weight" and target.rpartition("/")[2] == "kernel"
+
+
+def _unlike(name: str, weights: Weights, target: str, want: Any) -> str:
+    """Why an array does not fit its target; "" where it does."""
+    have = weights.arrays[name]
+    shape = have.shape
+    if _is_torchs(name, target) and len(shape) >= 2:
+        shape = (*shape[2:], shape[1], shape[0])
+    if shape == tuple(want.shape) and _kind(have.dtype) == _kind(np.dtype(want.dtype)):
+        return ""
+    turned = f" (turned to {list(shape)})" if shape != have.shape else ""
+    return (
+        f"{name} is {have.dtype.name}{list(have.shape)}{turned}, {target} is "
+        f"{np.dtype(want.dtype).name}{list(want.shape)}"
+    )
+
+
+def _kind(dtype: np.dtype) -> str:
+    return "f" if dtype.kind == "V" else dtype.kind  # ml_dtypes' floats are of no kind of numpy's
+
+
+def _left_over(weights: Weights, used: set[str], rules: Mapping[str, str | None]) -> list[str]:
+    """Arrays that nothing took and no rule left out; of a whole training state only the model counts."""
+    whole = any(name.startswith("params/") for name in weights.arrays)
+    left_out = [_regex(pattern) for pattern, put in rules.items() if not put]
+    return [
+        name
+        for name in weights.arrays
+        if name not in used
+        and (not whole or name.startswith("params/"))
+        and not name.endswith("num_batches_tracked")  # torch's counter; Flax's BatchNorm has none
+        and not any(regex.fullmatch(name) for regex in left_out)
+    ]
+
+
+def _incomplete(weights: Weights, sources: Any, missing: list[str], over: list[str]) -> str:
+    parts = [f"{len(sources)} of {len(sources) + len(missing)} of the model's arrays found ({weights.kind})"]
+    if missing:
+        parts.append(f"not found: {_few([name.removeprefix('params/') for name in missing])}")
+    if over:
+        parts.append(f"not used: {_few(over)}")
+    return "; ".join(parts) + ". HINT: init_from.map meets names; strict: false takes what there is."
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _table(
+    weights: Weights, sources: Mapping[str, str], missing: list[str], over: list[str]
+) -> Iterator[str]:
+    total = len(sources) + len(missing)
+    yield f"init_from: {len(sources)} of {total} arrays of the model ({weights.kind})"
+    for target, name in list(sources.items())[:_SHOWN]:
+        have = weights.arrays[name]
+        yield f"  {target.removeprefix('params/')} <- {name} {have.dtype.name}{list(have.shape)}"
+    if len(sources) > _SHOWN:
+        yield f"  and {len(sources) - _SHOWN} more"
+    if missing:
+        yield f"  as drawn: {_few([name.removeprefix('params/') for name in missing])}"
+    if over:
+        yield f"  not used: {_few(over)}"

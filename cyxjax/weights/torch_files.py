@@ -1,0 +1,270 @@
+"""torch's `state_dict` files (.pt, .pth, .bin since torch 1.6): a zip with a pickle, read and never run.
+
+The pickle's operations are walked over one by one. Only those that build dicts, lists, tuples, numbers and
+texts are known, and of names only the few by which torch writes a tensor; none of them is imported or called.
+Any other operation or name is refused. (Ours, since Python's own unpickler imports what a file names.)
+"""
+
+import pickletools
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cyxjax.errors import CheckpointError
+from cyxjax.files import refuse_special
+from cyxjax.weights.stored import Stored, dtype_of
+
+_MOST_PICKLE = 64 << 20  # names and shapes; a model of a million tensors needs as much
+_STORAGES = {
+    "FloatStorage": "float32",
+    "DoubleStorage": "float64",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexFloatStorage": "complex64",
+}
+_MARK = object()
+
+
+class _Name(NamedTuple):
+    """A name in the pickle, which stands for itself."""
+
+    module: str
+    name: str
+
+
+class _Storage(NamedTuple):
+    dtype: np.dtype
+    key: str
+    size: int  # elements
+
+
+class _Tensor(NamedTuple):
+    storage: _Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements
+
+
+def is_torch_file(path: Path) -> bool:
+    """Whether `path` is a zip as torch writes it."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/data.pkl") for name in archive.namelist())
+
+
+def read_file(path: Path) -> dict[str, Stored]:
+    """The tensors in the file, by their keys joined with dots.
+
+    Raises: CheckpointError for a file that is not whole, or whose pickle holds anything but tensors, numbers,
+        texts and containers of them.
+    """
+    try:
+        refuse_special(path)
+        with zipfile.ZipFile(path) as archive:
+            (pickled,) = [info for info in archive.infolist() if info.filename.endswith("/data.pkl")]
+            if pickled.file_size > _MOST_PICKLE:
+                raise ValueError(f"its pickle is {pickled.file_size} bytes long")
+            folder = pickled.filename.removesuffix("data.pkl")
+            order = _byteorder(archive, folder)
+            tree = _walk(archive.read(pickled))
+            sizes = {
+                i.filename: i.file_size for i in archive.infolist() if i.compress_type == zipfile.ZIP_STORED
+            }
+        return {name: _stored(path, folder, order, sizes, one) for name, one in _tensors(tree)}
+    except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError, zipfile.BadZipFile) as err:
+        raise CheckpointError(
+            f"{path} is not taken: {str(err)[:300] or type(err).__name__}. HINT: save plain weights, "
+            "torch.save(model.state_dict(), path), or safetensors."
+        ) from err
+
+
+def _byteorder(archive: zipfile.ZipFile, folder: str) -> str:
+    name = f"{folder}byteorder"
+    return archive.read(name).decode() if name in archive.namelist() else "little"
+
+
+def _tensors(tree: Any, above: str = "") -> list[tuple[str, _Tensor]]:
+    if isinstance(tree, _Tensor):
+        return [(above or "tensor", tree)]
+    if isinstance(tree, dict):
+        parts = [(str(key), value) for key, value in tree.items()]
+    elif isinstance(tree, list | tuple) and not isinstance(tree, _Name | _Storage):
+        parts = [(str(i), value) for i, value in enumerate(tree)]
+    else:
+        return []
+    return [found for key, value in parts for found in _tensors(value, f"{above}.{key}" if above else key)]
+
+
+def _stored(path: Path, folder: str, order: str, sizes: dict[str, int], one: _Tensor) -> Stored:
+    storage, name = one.storage, f"{folder}data/{one.storage.key}"
+    last = one.offset + sum((n - 1) * step for n, step in zip(one.shape, one.strides, strict=True) if n)
+    if sizes.get(name) != storage.size * storage.dtype.itemsize:
+        raise ValueError(f"storage {name!r} is missing, compressed or of another size than its pickle says")
+    if min((one.offset, *one.shape, *one.strides)) < 0 or (0 not in one.shape and last >= storage.size):
+        raise ValueError(f"a tensor of shape {list(one.shape)} reaches beyond its storage")
+    return Stored(one.shape, storage.dtype, partial(_read, path, name, order, one))
+
+
+def _read(path: Path, name: str, order: str, one: _Tensor) -> np.ndarray:
+    with zipfile.ZipFile(path) as archive:
+        flat = np.frombuffer(archive.read(name), one.storage.dtype)
+    if order == "big":
+        flat = flat.byteswap()
+    steps = tuple(step * flat.itemsize for step in one.strides)
+    return np.lib.stride_tricks.as_strided(flat[one.offset :], one.shape, steps).copy()
+
+
+def _walk(data: bytes) -> Any:
+    """What the pickle builds, of plain containers and tensors. Raises: ValueError for anything else in it."""
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
+    for opcode, arg, _ in pickletools.genops(data):
+        name = opcode.name
+        if name == "STOP":
+            return stack.pop()
+        if name in ("PROTO", "FRAME"):
+            continue
+        if name in _PLAIN:
+            stack.append(_PLAIN[name](arg))
+        elif name in ("BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"):
+            memo[len(memo) if arg is None else int(arg)] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET", "GET"):
+            stack.append(memo[int(arg or 0)])
+        elif name in _STEPS:
+            _STEPS[name](stack, arg)
+        else:
+            raise ValueError(f"its pickle does {name}, which plain weights do not")
+    raise ValueError("its pickle has no end")
+
+
+_PLAIN: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "INT", "LONG", "BINFLOAT"), lambda arg: arg),
+    **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE", "UNICODE", "BINUNICODE8"), lambda arg: arg),
+    **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "SHORT_BINSTRING", "BINSTRING"), lambda arg: arg),
+    "NONE": lambda arg: None,
+    "NEWTRUE": lambda arg: True,
+    "NEWFALSE": lambda arg: False,
+    "EMPTY_DICT": lambda arg: {},
+    "EMPTY_LIST": lambda arg: [],
+    "EMPTY_TUPLE": lambda arg: (),
+    "EMPTY_SET": lambda arg: [],
+    "MARK": lambda arg: _MARK,
+}
+
+
+def _to_mark(stack: list[Any]) -> list[Any]:
+    at = max(i for i, value in enumerate(stack) if value is _MARK)
+    items = stack[at + 1 :]
+    del stack[at:]
+    return items
+
+
+def _set_items(stack: list[Any], items: list[Any]) -> None:
+    if not isinstance(stack[-1], dict):
+        raise ValueError("its pickle sets items of what is no dict")
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        if not isinstance(key, str | int | float | bool | bytes | None):
+            raise ValueError("its pickle has a key that is no text or number")
+        stack[-1][key] = value
+
+
+def _append(stack: list[Any], items: list[Any]) -> None:
+    if not isinstance(stack[-1], list):
+        raise ValueError("its pickle appends to what is no list")
+    stack[-1].extend(items)
+
+
+def _popped(stack: list[Any], count: int) -> list[Any]:
+    items = stack[len(stack) - count :] if len(stack) >= count else []
+    if len(items) != count or any(item is _MARK for item in items):
+        raise ValueError("its pickle takes more than it has put")
+    del stack[len(stack) - count :]
+    return items
+
+
+def _global(stack: list[Any], arg: Any) -> None:
+    module, _, name = str(arg).partition(" ")
+    stack.append(_known(module, name))
+
+
+def _stack_global(stack: list[Any], arg: Any) -> None:
+    stack.append(_known(*_popped(stack, 2)))
+
+
+def _known(module: str, name: str) -> _Name:
+    """The name, if a tensor's pickle holds it; nothing is imported."""
+    ours = _Name(str(module), str(name))
+    if ours in _CALLS or (ours.module == "torch" and ours.name in _STORAGES):
+        return ours
+    raise ValueError(f"its pickle names {module}.{name}, which could run anything")
+
+
+def _reduce(stack: list[Any], arg: Any) -> None:
+    called, args = _popped(stack, 2)
+    if not isinstance(called, _Name) or called not in _CALLS or not isinstance(args, tuple):
+        raise ValueError("its pickle calls what is no tensor")
+    stack.append(_CALLS[called](*args))
+
+
+def _persistent(stack: list[Any], arg: Any) -> None:
+    (pid,) = _popped(stack, 1)
+    if not isinstance(pid, tuple) or len(pid) != 5 or pid[0] != "storage" or not isinstance(pid[1], _Name):
+        raise ValueError("its pickle refers to what is no storage")
+    _, kind, key, _, size = pid
+    stack.append(_Storage(dtype_of(_STORAGES[kind.name]), str(key), int(size)))
+
+
+def _build(stack: list[Any], arg: Any) -> None:
+    """torch hangs `_metadata` on its OrderedDict: left out."""
+    holder, _ = _popped(stack, 2)
+    if not isinstance(holder, dict):
+        raise ValueError("its pickle sets the state of an object")
+    stack.append(holder)
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
+    if not isinstance(storage, _Storage) or len(shape) != len(strides):
+        raise ValueError("its pickle has a tensor without storage")
+    return _Tensor(storage, int(offset), tuple(map(int, shape)), tuple(map(int, strides)))
+
+
+def _parameter(tensor: Any, *_: Any) -> Any:
+    return tensor
+
+
+def _ordered(items: Any = ()) -> dict[Any, Any]:
+    return dict(items)
+
+
+_CALLS: dict[_Name, Callable[..., Any]] = {
+    _Name("collections", "OrderedDict"): _ordered,
+    _Name("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    _Name("torch._utils", "_rebuild_parameter"): _parameter,
+}
+_STEPS: dict[str, Callable[[list[Any], Any], None]] = {
+    "GLOBAL": _global,
+    "STACK_GLOBAL": _stack_global,
+    "REDUCE": _reduce,
+    "BINPERSID": _persistent,
+    "BUILD": _build,
+    "TUPLE": lambda stack, arg: stack.append(tuple(_to_mark(stack))),
+    "TUPLE1": lambda stack, arg: stack.append(tuple(_popped(stack, 1))),
+    "TUPLE2": lambda stack, arg: stack.append(tuple(_popped(stack, 2))),
+    "TUPLE3": lambda stack, arg: stack.append(tuple(_popped(stack, 3))),
+    "LIST": lambda stack, arg: stack.append(_to_mark(stack)),
+    "SETITEM": lambda stack, arg: _set_items(stack, _popped(stack, 2)),
+    "SETITEMS": lambda stack, arg: _set_items(stack, _to_mark(stack)),
+    "APPEND": lambda stack, arg: _append(stack, _popped(stack, 1)),
+    "APPENDS": lambda stack, arg: _append(stack, _to_mark(stack)),
+}

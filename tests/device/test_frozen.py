@@ -1,0 +1,151 @@
+"""Trained in part: what is frozen keeps its bits under every strategy, the rest moves as if it were alone."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from safetensors.numpy import save_file
+
+import cyxjax as cx
+from cyxjax.core.model.adapter import adapt
+from cyxjax.core.model.lora import LoraPlan, merged, with_lora
+from cyxjax.core.trees import named_leaves
+from cyxjax.errors import ConfigError
+from cyxjax.sync.registry import STRATEGIES
+from tests.support.models import Net, NnxNet, data
+from tests.support.trainers import use_devices
+
+DATA = data(24)
+OPTIONS = {"power_sgd": {"start_iter": 0, "min_compression": 0.0, "rank": 1}, "diloco": {"every": 2}}
+
+
+@pytest.fixture(autouse=True)
+def three_replicas(group):
+    use_devices(3)
+
+
+def fit(model=None, optimizer=None, callbacks=(), **config):
+    quiet = {"checkpoint_every_n_epochs": 0, "verbose": False, "epochs": 1, "batch_size": 2, "max_steps": 3}
+    rule = optimizer or optax.sgd(0.1, momentum=0.9)
+    loss, given = cx.CrossEntropyLoss(), {k: v for k, v in (quiet | config).items() if v is not None}
+    trainer = cx.distributed.DistributedTrainer(model or Net(), loss, rule, callbacks=callbacks)
+    prepared = trainer.prepare(DATA, config=cx.distributed.DistributedTrainingConfig(**given))
+    before = jax.tree.map(np.array, trainer.params)
+    trainer.fit_prepared(prepared)
+    return trainer, dict(named_leaves(before)), dict(named_leaves(trainer.params))
+
+
+def moved(before, after):
+    return {name for name in before if (before[name] != after[name]).any()}
+
+
+SIMILAR = ("bucketed", "bf16", "fp16", "int8")  # to mean, but for how they send
+
+
+@pytest.mark.parametrize(
+    "comm", [pytest.param(c, marks=[pytest.mark.slow] if c in SIMILAR else []) for c in sorted(STRATEGIES)]
+)
+def test_what_is_frozen_keeps_its_bits(comm):
+    options = {"comm": comm, "comm_options": OPTIONS.get(comm, {})}
+    trainer, before, after = fit(trainable="Dense_1/*", **options)
+    assert moved(before, after) == {"Dense_1/kernel", "Dense_1/bias"}
+    held = [name for name, _ in named_leaves(trainer.state.sync) if "Dense_0" in name]
+    assert held == []  # no state for what does not move
+
+
+def test_the_rest_moves_as_if_it_were_alone():
+    # Alone: the optimizer sees zeros for the rest, so its norm is that of the trained part.
+    def alone(params):
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: "train" if path[0].key == "Dense_1" else "still", params
+        )
+
+    clipped = optax.chain(
+        optax.multi_transform({"train": optax.identity(), "still": optax.set_to_zero()}, alone),
+        optax.clip_by_global_norm(0.01),
+        optax.sgd(0.1, momentum=0.9),
+    )
+    _, _, ours = fit(trainable="Dense_1/*", max_grad_norm=0.01)
+    _, _, theirs = fit(optimizer=clipped)
+    for name, leaf in ours.items():
+        np.testing.assert_allclose(leaf, theirs[name], rtol=1e-6)
+
+
+def test_an_average_of_what_is_trained_stands_beside_the_rest():
+    _, before, after = fit(trainable=["Dense_1/*"], callbacks=[cx.EMA(0.5)])
+    assert moved(before, after) == {"Dense_1/kernel", "Dense_1/bias"}
+
+
+def test_a_pattern_that_matches_nothing_is_refused():
+    with pytest.raises(ConfigError, match=r"'head/\*' matches no parameter. HINT: names are Dense_0/bias"):
+        fit(trainable="head/*")
+    with pytest.raises(ConfigError, match=r"lora.pattern \*/weight matches no parameter of two"):
+        fit(lora={"rank": 2, "pattern": "*/weight"})
+
+
+@pytest.mark.parametrize("comm", ["mean", "fsdp", "zero1", "local_sgd"])
+def test_adapters_alone_are_trained_and_saved_as_adapters(comm, tmp_path):
+    trainer, before, after = fit(lora={"rank": 2, "alpha": 4}, comm=comm)
+    assert moved(before, after) == {"Dense_0/kernel", "Dense_1/kernel"}  # merged: the base with its products
+    trainer.save_checkpoint(str(tmp_path / "x"))
+    again = cx.distributed.DistributedTrainer(Net(), cx.CrossEntropyLoss(), optax.sgd(0.1, momentum=0.9))
+    again.load_checkpoint(str(tmp_path / "x"))
+    for name, leaf in named_leaves(again.params):
+        np.testing.assert_array_equal(leaf, after[name])
+    plain = Net().apply({"params": again.params}, DATA.inputs)
+    np.testing.assert_allclose(again.predict(DATA.inputs), plain, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", [Net(), NnxNet(nnx.Rngs(0))], ids=["linen", "nnx"])
+def test_adapters_change_nothing_at_the_start(model):
+    fns, plan = adapt(model), LoraPlan(rank=2)
+    params, state = with_lora(fns, plan).init(jax.random.key(0), DATA.inputs[:1])
+    assert sum(name.endswith("kernel_lora_a") for name, _ in named_leaves(params)) == 2
+    base, _ = fns.init(jax.random.key(0), DATA.inputs[:1])
+    for (name, leaf), (_, other) in zip(named_leaves(merged(params, plan)), named_leaves(base), strict=True):
+        assert (leaf == other).all(), name
+    run = lambda f, p: f.apply(p, state, DATA.inputs, jax.random.key(1), False)[0]  # noqa: E731
+    np.testing.assert_array_equal(run(with_lora(fns, plan), params), run(fns, base))
+
+
+def test_an_nnx_model_is_given_the_merged_values_back():
+    model = NnxNet(nnx.Rngs(0))
+    trainer, before, after = fit(model, lora={"rank": 1, "pattern": "last/kernel"})
+    assert moved(before, after) == {"last/kernel"}
+    np.testing.assert_array_equal(model.last.kernel[...], after["last/kernel"])
+    with pytest.raises(ConfigError, match="lora changed since the last fit"):
+        trainer.fit(DATA, config=cx.distributed.DistributedTrainingConfig(batch_size=2, verbose=False))
+
+
+def test_training_begins_where_a_file_says(tmp_path, capsys):
+    kernel = np.full((5, 16), 0.25, np.float32)
+    save_file({"Dense_0.weight": kernel.T.copy(), "Dense_0.bias": np.ones(16, np.float32)}, tmp_path / "w")
+    for comm in ("mean", "fsdp"):
+        first = {"path": str(tmp_path / "w"), "strict": False}
+        _, before, after = fit(init_from=first, trainable="Dense_1/*", verbose=True, comm=comm)
+        assert "init_from: 2 of 4 arrays of the model (safetensors)" in capsys.readouterr().out
+        np.testing.assert_array_equal(before["Dense_0/kernel"], kernel)
+        np.testing.assert_array_equal(after["Dense_0/kernel"], kernel)
+        assert (before["Dense_1/kernel"] != 0).any()
+    with pytest.raises(ConfigError, match=r"not found: Dense_1/bias, Dense_1/kernel"):
+        fit(init_from=str(tmp_path / "w"))
+
+
+def test_a_resumed_run_asks_the_file_no_more(tmp_path):
+    path = tmp_path / "w"
+    save_file({"Dense_0.bias": np.ones(16, np.float32)}, path)
+    keep = {"checkpoint_dir": str(tmp_path / "c"), "checkpoint_every_n_steps": 1, "resume": "auto"}
+    first = {"init_from": {"path": str(path), "strict": False}, **keep}
+    _, _, end = fit(**first)
+    path.unlink()
+    trainer, _, after = fit(**first | {"max_steps": 4})
+    assert trainer.run_state.position.step == 4
+    assert (after["Dense_0/bias"] != end["Dense_0/bias"]).any()
+    np.testing.assert_allclose(after["Dense_0/bias"], end["Dense_0/bias"], atol=0.1)
+
+
+def test_an_exact_run_trains_in_part_too():
+    exact = {"reproducibility": "exact", "global_batch_size": 8, "virtual_replicas": 4, "exact_threads": 8}
+    _, before, after = fit(trainable="Dense_1/*", batch_size=None, **exact)
+    assert moved(before, after) == {"Dense_1/kernel", "Dense_1/bias"}

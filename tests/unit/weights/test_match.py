@@ -1,0 +1,168 @@
+"""Files of each kind give their arrays, names are met by rule or by themselves, differences are named."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import serialization
+from safetensors.numpy import save_file
+
+from cyxjax.checkpoint.orbax_arrays import export
+from cyxjax.checkpoint.store import Snapshot, StepStore
+from cyxjax.errors import CheckpointError, ConfigError
+from cyxjax.weights.match import fill
+from cyxjax.weights.read import read_weights
+from cyxjax.weights.stored import Stored, Weights
+
+KERNEL = np.arange(6, dtype=np.float32).reshape(2, 3)
+BIAS = np.array([0.5, -0.5, 0.25], np.float32)
+
+
+def arrays(path):
+    return {name: stored.read() for name, stored in read_weights(path).arrays.items()}
+
+
+def written(kind, folder):
+    """A file or folder of `kind` that holds KERNEL and BIAS; what their names are in it."""
+    path = folder / "weights"
+    tree = {"params": {"dense": {"kernel": KERNEL, "bias": BIAS}}}
+    flat = {"params/dense/kernel": KERNEL, "params/dense/bias": BIAS}
+    if kind == "safetensors":
+        save_file(flat, path)
+    elif kind == "shards":
+        path.mkdir()
+        save_file({"params/dense/kernel": KERNEL}, path / "model-1.safetensors")
+        save_file({"params/dense/bias": BIAS, "left": BIAS}, path / "model-2.safetensors")
+        table = {"params/dense/kernel": "model-1.safetensors", "params/dense/bias": "model-2.safetensors"}
+        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
+    elif kind == "msgpack":
+        path.write_bytes(serialization.msgpack_serialize(tree))
+    elif kind == "orbax":
+        export(path, flat)
+    elif kind == "checkpoints":
+        StepStore(path, is_writer=True).write(Snapshot(3, flat | {"step": np.int32(3)}, {}, None))
+    else:  # a run folder
+        StepStore(path / "checkpoints", is_writer=True).write(Snapshot(3, flat, {}, None))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "shards", "msgpack", "orbax", "checkpoints", "run"])
+def test_each_kind_of_file_gives_its_arrays(kind, tmp_path):
+    found = arrays(written(kind, tmp_path))
+    assert found.keys() == {"params/dense/kernel", "params/dense/bias"}
+    np.testing.assert_array_equal(found["params/dense/kernel"], KERNEL)
+    np.testing.assert_array_equal(found["params/dense/bias"], BIAS)
+
+
+def test_short_floats_come_back_bit_for_bit(tmp_path):
+    import safetensors.numpy
+
+    half = np.array([1.5, -2.25], ml_dtypes.bfloat16)
+    (tmp_path / "x").write_bytes(safetensors.numpy.save({"a": half, "b": np.array(True), "c": KERNEL[:0]}))
+    found = arrays(tmp_path / "x")
+    assert found["a"].dtype == half.dtype
+    assert found["a"].tobytes() == half.tobytes()
+    assert (found["b"].shape, found["c"].shape) == ((), (0, 3))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda header: header["a"].update(shape=[2, 4]), r"float32\[2, 4\] at bytes"),
+        (lambda header: header["a"].update(data_offsets=[8, 32]), "at bytes 8 to 32"),
+        (lambda header: header["a"].update(shape=[-2, -3]), "at bytes"),
+        (lambda header: header["a"].update(data_offsets=[-24, 0]), "at bytes"),
+        (lambda header: header["a"].update(dtype="F33"), "KeyError"),
+        (lambda header: header.update(a=3), "TypeError"),
+    ],
+)
+def test_a_header_that_does_not_fit_its_file_is_refused(tmp_path, spoil, said):
+    header = {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
+    spoil(header)
+    text = json.dumps(header).encode()
+    (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + KERNEL.tobytes())
+    with pytest.raises(CheckpointError, match=said):
+        read_weights(tmp_path / "x")
+
+
+def test_an_index_stays_in_its_folder(tmp_path):
+    folder = written("shards", tmp_path)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "../weights/model-1.safetensors"}}))
+    with pytest.raises(CheckpointError, match="no file beside it"):
+        read_weights(folder)
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    with pytest.raises(CheckpointError, match="holds no array 'a'"):
+        read_weights(folder)
+
+
+def test_what_holds_no_weights_is_refused(tmp_path):
+    (tmp_path / "x.txt").write_text("hello, there is nothing here")
+    with pytest.raises(CheckpointError, match="is not known"):
+        read_weights(tmp_path / "x.txt")
+    with pytest.raises(CheckpointError, match="holds no weights that are known"):
+        read_weights(tmp_path)
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        read_weights(tmp_path / "nowhere")
+
+
+def given(**found):
+    """Weights of these names; __ for a dot."""
+    return Weights(
+        {name.replace("__", "."): Stored.of(np.asarray(a)) for name, a in found.items()}, "safetensors"
+    )
+
+
+def wanted(**shapes):
+    shape_of = lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
+    return {name.replace("__", "/"): shape_of(shape) for name, shape in shapes.items()}
+
+
+TARGETS = wanted(params__fc__kernel=(3, 2), params__fc__bias=(3,), model_state__batch_stats__norm__mean=(3,))
+
+
+def test_torch_s_names_and_layouts_are_flax_s():
+    found = fill(
+        given(fc__weight=KERNEL, fc__bias=BIAS, norm__running_mean=BIAS, norm__num_batches_tracked=3),
+        TARGETS | wanted(params__conv__kernel=(5, 7, 3, 2)),
+        {},
+        strict=False,
+    )
+    np.testing.assert_array_equal(found.values["params/fc/kernel"], KERNEL.T)
+    assert found.table[0] == "init_from: 3 of 4 arrays of the model (safetensors)"
+    assert "  fc/kernel <- fc.weight float32[2, 3]" in found.table
+    assert "  as drawn: conv/kernel" in found.table
+    window = np.arange(210, dtype=np.float32).reshape(2, 3, 5, 7)  # (out, in, height, width)
+    conv = fill(given(conv__weight=window), wanted(params__conv__kernel=(5, 7, 3, 2)), {}, strict=True)
+    np.testing.assert_array_equal(conv.values["params/conv/kernel"][4, 6, 2, 1], window[1, 2, 4, 6])
+
+
+def test_rules_meet_other_names():
+    targets = wanted(params__Block_0__Dense_0__kernel=(3, 2), params__Block_1__Dense_0__kernel=(3, 2))
+    weights = given(enc__layer__0__fc__weight=KERNEL, enc__layer__1__fc__weight=2 * KERNEL, pooler=BIAS)
+    rules = {"enc.layer.*.fc.weight": "Block_*/Dense_0/kernel", "pooler": None}
+    found = fill(weights, targets, rules, strict=True)
+    np.testing.assert_array_equal(found.values["params/Block_1/Dense_0/kernel"], 2 * KERNEL.T)
+
+
+@pytest.mark.parametrize(
+    ("found", "rules", "strict", "error", "said"),
+    [
+        ({"fc__weight": KERNEL}, {}, True, CheckpointError, "not found: fc/bias, model_state/batch_stats"),
+        ({"fc__weight": KERNEL, "x": BIAS}, {}, True, CheckpointError, "not used: x. HINT: init_from.map"),
+        ({"other": KERNEL}, {}, False, CheckpointError, "0 of 3 of the model's arrays found"),
+        ({"fc__bias": KERNEL}, {}, False, CheckpointError, r"fc.bias is float32\[2, 3\], params/fc/bias is "),
+        ({"fc__weight": KERNEL.T}, {}, False, CheckpointError, r"\(turned to \[2, 3\]\)"),
+        ({"fc__bias": np.arange(3)}, {}, False, CheckpointError, r"fc.bias is int64\[3\]"),
+        ({"fc__bias": BIAS, "module__fc__bias": BIAS}, {}, False, CheckpointError, "both for params/fc/bias"),
+        ({"a": BIAS}, {"a": "fc/bais"}, False, ConfigError, "gives 'fc/bais'.*Did you mean 'fc/bias'"),
+        ({"a": BIAS}, {"b*": "fc/bias"}, False, ConfigError, r"'b\*' matches no array"),
+        ({"a": BIAS}, {"a": "fc/*"}, False, ConfigError, "has more stars"),
+    ],
+)
+def test_differences_are_named(found, rules, strict, error, said):
+    with pytest.raises(error, match=said):
+        fill(given(**found), TARGETS, rules, strict=strict)

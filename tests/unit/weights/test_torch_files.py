@@ -1,0 +1,131 @@
+"""A torch state_dict is read without torch; whatever else a pickle holds is refused, and none of it runs."""
+
+import io
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cyxjax.errors import CheckpointError
+from cyxjax.weights.read import read_weights
+
+DATA = Path(__file__).parents[2] / "data"
+STORED = DATA / "torch_state_dict.pt"  # torch 2.13: Conv2d(1, 2, 3), BatchNorm2d(2), Linear(32, 3)
+
+
+def packed(path, pickled, **storages):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("net/data.pkl", pickled)
+        for name, data in storages.items():
+            archive.writestr(f"net/data/{name}", data)
+    return path
+
+
+def test_arrays_are_torch_s_own():
+    found = read_weights(STORED)
+    assert found.kind == "torch"
+    assert found.arrays["head.weight"].shape == (3, 32)
+    told = json.loads((DATA / "torch_state_dict.json").read_text())
+    x = np.array(told["x"], np.float32)  # (5, 4, 4, 1)
+    get = {name: stored.read() for name, stored in found.arrays.items()}
+    wide = np.pad(x[..., 0], ((0, 0), (1, 1), (1, 1)))
+    views = np.lib.stride_tricks.sliding_window_view(wide, (3, 3), (1, 2))
+    y = np.einsum("bijkl,okl->boij", views, get["conv.weight"][:, 0]) + get["conv.bias"][:, None, None]
+    spread = np.sqrt(get["norm.running_var"] + 1e-5)[:, None, None]
+    y = (y - get["norm.running_mean"][:, None, None]) / spread * get["norm.weight"][:, None, None]
+    y = np.maximum(y + get["norm.bias"][:, None, None], 0).reshape(5, -1)
+    np.testing.assert_allclose(y @ get["head.weight"].T + get["head.bias"], told["y"], atol=1e-5)
+
+
+class Runs:
+    """A pickle that would make a file."""
+
+    def __init__(self, call, *args):
+        self.how = call, args
+
+    def __reduce__(self):
+        return self.how
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize("call", [os.system, eval, Path.touch, io.open])
+def test_a_pickle_that_would_run_is_refused(tmp_path, protocol, call):
+    mark = tmp_path / "ran"
+    text = f"touch {mark}" if call is os.system else f"__import__('os').mkdir({str(mark)!r})"
+    hostile = pickle.dumps({"weight": Runs(call, text)}, protocol)
+    with pytest.raises(CheckpointError, match=r"could run anything|plain weights do not|calls what is no"):
+        read_weights(packed(tmp_path / "x.pt", hostile))
+    (tmp_path / "bare.pt").write_bytes(pickle.dumps({"weight": Runs(call, text)}, 4))
+    with pytest.raises(CheckpointError, match="is a pickle, which could run anything"):
+        read_weights(tmp_path / "bare.pt")
+    assert not mark.exists()
+
+
+class Plain:
+    """An object with a state, as torch.save(model) keeps it."""
+
+    def __init__(self):
+        self.x = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(Plain(), "could run anything"), ({1, 2}, "EMPTY_SET|ADDITEMS"), (range(3), "could run anything")],
+)
+def test_objects_are_refused_by_name(tmp_path, value, said):
+    with pytest.raises(CheckpointError, match=said):
+        read_weights(packed(tmp_path / "x.pt", pickle.dumps({"a": value}, 4)))
+
+
+def tensor(*args):
+    """A pickle of one tensor, put together by hand: (offset, shape, strides) over storage "0" of `size`."""
+    offset, shape, strides, size = args
+    number = lambda n: b"J" + n.to_bytes(4, "little", signed=True)  # noqa: E731
+    parts = [b"\x80\x02}U\x01a", b"ctorch._utils\n_rebuild_tensor_v2\n((U\x07storagectorch\nFloatStorage\n"]
+    parts += [b"U\x010U\x03cpu", number(size), b"tQ", number(offset)]
+    for dims in (shape, strides):
+        parts += [b"(", *map(number, dims), b"t"]
+    return b"".join([*parts, b"\x89Ntq\x00Rs."])
+
+
+def test_a_tensor_by_hand_is_taken(tmp_path):
+    storage = {"0": np.arange(6, dtype="<f4").tobytes()}
+    path = packed(tmp_path / "x.pt", tensor(1, (2, 2), (1, 2), 6), **storage)
+    np.testing.assert_array_equal(read_weights(path).arrays["a"].read(), [[1, 3], [2, 4]])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "size"),
+    [
+        ((1, (2, 2), (1, 2), 4), 4),  # reaches one element too far
+        ((-1, (2,), (1,), 4), 4),
+        ((0, (4,), (-1,), 4), 4),
+        ((0, (-4,), (1,), 4), 4),
+        ((0, (4,), (1,), 4), 3),  # the storage is smaller than said
+        ((0, (4, 4), (1,), 4), 4),
+    ],
+)
+def test_a_tensor_beyond_its_storage_is_refused(tmp_path, numbers, size):
+    path = packed(tmp_path / "x.pt", tensor(*numbers), **{"0": bytes(4 * size)})
+    with pytest.raises(CheckpointError, match="is not taken"):
+        read_weights(path)
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    whole = STORED.read_bytes()
+    for cut in (len(whole) // 2, len(whole) - 30):
+        (tmp_path / "x.pt").write_bytes(whole[:cut])
+        with pytest.raises(CheckpointError):
+            read_weights(tmp_path / "x.pt")
+    for text in (
+        b"",
+        b"\x80\x02.",
+        b"\x80\x02(K\x01K\x02t",
+        b"\x80\x02]q\x00h\x00a.",
+    ):  # no end; a list in itself
+        with pytest.raises(CheckpointError):
+            read_weights(packed(tmp_path / "y.pt", text))
