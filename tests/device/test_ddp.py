@@ -72,9 +72,10 @@ def both_ways(model, replicas, optimizer, accumulation=1, batch_size=4, steps=6)
 def test_the_wrapper_gives_the_compiled_steps_bits(num_replicas, optimizer):
     with jax.numpy_dtype_promotion("standard"):  # optax's Adam raises a float to an integer power
         compiled, wrapped = both_ways(Net(), num_replicas, OPTIMIZERS[optimizer]())
-    if num_replicas == 1 and optimizer == "adam":
-        # Nothing stands between gradient and Adam in one compiled step, so XLA fuses them with one rounding
-        # less (measured 4e-9 after 6 steps); a reduction in between keeps them apart everywhere else.
+    if num_replicas == 1 and optimizer != "sgd":
+        # Nothing stands between gradient and optimizer in one compiled step, so XLA fuses them with one
+        # rounding less (measured after 6 steps: Adam 4e-9, momentum 1.5e-8, the latter with the compiler's
+        # older fusions); a reduction in between keeps them apart everywhere else.
         assert largest_gap(compiled, wrapped) < 1e-7
     else:
         jax.tree.map(np.testing.assert_array_equal, compiled, wrapped)
