@@ -1,9 +1,11 @@
 """What every test shares: strict dtypes and ranks, and eight virtual CPU devices."""
 
+import gc
 import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
@@ -16,6 +18,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("NPROC", "8")
 # Tests compile far more than they compute: LLVM's costly passes are left out, in child processes too.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Nor is each program cut into parts, and each fusion written in MLIR first: a third of the time to compile.
+# XLA ends a process that names a flag it does not know, so those versions get them that we have tried.
+# To compile as users do: XLA_FLAGS= pytest ...
+if version("jaxlib").startswith("0.10."):
+    os.environ.setdefault(
+        "XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    )
 
 # Most tests compile what another has compiled: programs are kept, for the tests' child processes too. Not in
 # jax's own way: a process that reads while another writes would meet half a file.
@@ -34,6 +43,8 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 programs.keep()
+# Tracing makes many objects and few cycles: to look for those at every 700 objects was a tenth of the time.
+gc.set_threshold(100_000, 20, 20)
 
 
 # Rooms of long files, which begin together: those that wait for processes beside those that compute.

@@ -33,8 +33,9 @@ def train(run_dir: Path, processes: int, *options: str, devices: int = 1, mode: 
 
 
 def finish(arguments: list[str], **variables: str) -> subprocess.CompletedProcess:
-    # With LLVM's passes, which contract and reorder: they show the faults.
-    return forked.run(arguments, environment(JAX_DISABLE_MOST_OPTIMIZATIONS="0", **variables), LIMIT_S)
+    # As users compile, with LLVM's passes, which contract and reorder: they show the faults.
+    users = environment(JAX_DISABLE_MOST_OPTIMIZATIONS="0", XLA_FLAGS="", **variables)
+    return forked.run(arguments, users, LIMIT_S)
 
 
 @pytest.fixture(scope="module")

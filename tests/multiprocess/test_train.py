@@ -21,7 +21,7 @@ def command(run_dir: Path, epochs: int = 2) -> list[str]:
 
 def environment(**variables: str) -> dict[str, str]:
     """This process's environment without what the tests set for themselves, so that a run sees a user's."""
-    ours = ("NPROC", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    ours = ("NPROC", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK")
     return {k: v for k, v in os.environ.items() if k not in ours} | variables
 
 

@@ -12,7 +12,7 @@ DONE = "finished 3 steps, start 0, total"
 
 def environment(**extra: object) -> dict[str, str]:
     """A clean environment for a small jax job, with this checkout on the path."""
-    dirty = ("NPROC", "XLA_FLAGS", "OMP_NUM_THREADS")
+    dirty = ("NPROC", "OMP_NUM_THREADS")
     clean = {k: v for k, v in os.environ.items() if k not in dirty and not k.startswith("SLURM")}
     base = {"JAX_PLATFORMS": "cpu", "KIND": "jax", "STEPS": "3", "PYTHONPATH": str(ROOT)}
     return clean | base | {name: str(value) for name, value in extra.items()}

@@ -139,7 +139,7 @@ def start(
     run_id = f"test-{secrets.token_hex(6)}"
     words = ["-m", "cyxjax.launch", "--nproc-per-node", str(nproc), "--log-dir", str(log_dir)]
     words += ["--run-id", run_id, *flags, str(script)]
-    full = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
+    full = {k: v for k, v in os.environ.items() if k != "NPROC"}
     full |= {"JAX_PLATFORMS": "cpu", "TMPDIR": str(log_dir)}
     full |= {name: str(value) for name, value in env.items()}
     if fork:

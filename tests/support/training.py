@@ -43,7 +43,7 @@ class Jobs:
 
     def start(self, config: Path, *argv: object, world: int = 1, fault: str = "") -> list[int]:
         """The pids of a run that was started."""
-        dirty = ("NPROC", "XLA_FLAGS", *PLACE)
+        dirty = ("NPROC", *PLACE)
         env = {k: v for k, v in os.environ.items() if k not in dirty} | {"JAX_PLATFORMS": "cpu"}
         port, words = free_port(), ["--config", str(config), *map(str, argv)]
         self._ranks = []
