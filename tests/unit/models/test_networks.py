@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,10 +51,11 @@ def test_blocks_are_the_layers_their_paper_draws():
     x = jax.random.normal(jax.random.key(1), (2, 6, 6, 3))
     for block, kernels in ((BasicBlock, [(3, 2), (3, 1)]), (Bottleneck, [(1, 1), (3, 2), (1, 1)])):
         module = block(features=4, stride=2, zero_init=False)
-        variables = module.init(jax.random.key(0), x, False)
+        variables = jax.jit(lambda x, m=module: m.init(jax.random.key(0), x, False))(x)
         params = _with_uneven_norms(variables["params"])
-        found = module.apply(variables | {"params": params}, x, False)
+        found = jax.jit(lambda v, x, m=module: m.apply(v, x, False))(variables | {"params": params}, x)
 
+        @partial(jax.jit, static_argnums=(1, 2, 3))
         def conv_norm(y, size, stride, names, params=params):
             conv, norm = (params[name] for name in names)
             layer = Conv2DModule(y.shape[-1], conv["kernel"].shape[-1], size, stride, size // 2, bias=False)
@@ -81,11 +84,10 @@ def _with_uneven_norms(params):
 def test_zero_init_makes_each_new_block_its_shortcut():
     x = jax.random.uniform(jax.random.key(1), (2, 8, 8, 3))
     model = ResNet((2,), BasicBlock, num_classes=3, width=4, small_images=True)
-    params, state = adapt(model).init(jax.random.key(0), x)
+    params, state = jax.jit(adapt(model).init)(jax.random.key(0), x)
     # The second block of stage one has no projection: relu(0 + x) = x because x left a ReLU.
-    _, seen = model.apply(
-        {"params": params, **state}, x, capture_intermediates=True, mutable=["intermediates"]
-    )
+    run = partial(model.apply, capture_intermediates=True, mutable=["intermediates"])
+    _, seen = jax.jit(run)({"params": params, **state}, x)
     blocks = seen["intermediates"]
     first, second = (blocks[f"BasicBlock_{i}"]["__call__"][0] for i in (0, 1))
     np.testing.assert_array_equal(second, first)
@@ -94,7 +96,7 @@ def test_zero_init_makes_each_new_block_its_shortcut():
 def test_resnet_trains_its_running_statistics_and_evaluates_with_them():
     x = jax.random.normal(jax.random.key(1), (4, 8, 8, 3))
     fns = adapt(ResNet((1,), BasicBlock, 3, width=2, small_images=True, zero_init_residual=False))
-    params, state = fns.init(jax.random.key(0), x)
+    params, state = jax.jit(fns.init)(jax.random.key(0), x)
     apply = jax.jit(fns.apply, static_argnums=4)
     y, new_state = apply(params, state, x, jax.random.key(2), True)
     stem = np.asarray(nn.Conv(2, (3, 3), padding=1, use_bias=False).apply({"params": params["stem"]}, x))
@@ -122,9 +124,10 @@ def test_vae_loss_is_the_formula():
 def test_vae_output_and_its_two_modes():
     x = jax.random.uniform(jax.random.key(1), (3, 8, 8))
     fns = adapt(get_model("vae")(latent_size=4, hidden=[16]))
-    params, state = fns.init(jax.random.key(0), x)
-    (quiet, _), (again, _) = (fns.apply(params, state, x, jax.random.key(k), False) for k in (2, 3))
-    (drawn, _), (other, _) = (fns.apply(params, state, x, jax.random.key(k), True) for k in (2, 3))
+    params, state = jax.jit(fns.init)(jax.random.key(0), x)
+    apply = jax.jit(fns.apply, static_argnums=4)
+    (quiet, _), (again, _) = (apply(params, state, x, jax.random.key(k), False) for k in (2, 3))
+    (drawn, _), (other, _) = (apply(params, state, x, jax.random.key(k), True) for k in (2, 3))
     assert {name: value.shape for name, value in quiet.items()} == {
         "loss": (3,), "reconstruction": (3, 8, 8), "mean": (3, 4), "log_var": (3, 4)
     }  # fmt: skip
@@ -135,8 +138,8 @@ def test_vae_output_and_its_two_modes():
 
 def test_vae_decodes_latents_to_samples():
     x, model = jnp.ones((3, 8, 8)), get_model("vae")(latent_size=4, hidden=[16])
-    variables = model.init(jax.random.key(0), x)
-    out = model.apply(variables, x)
+    variables = jax.jit(model.init)(jax.random.key(0), x)
+    out = jax.jit(model.apply)(variables, x)
     np.testing.assert_array_equal(
         model.apply(variables, out["mean"], (8, 8), method="decode"), out["reconstruction"]
     )
@@ -172,7 +175,7 @@ def test_gpt_never_sees_the_future():
 def test_gpt_attention_is_softmax_of_scaled_scores():
     x = jax.random.normal(jax.random.key(1), (1, 5, 4))
     layer = Attention(num_heads=2, out_stddev=0.5, use_bias=True)
-    variables = layer.init(jax.random.key(0), x)
+    variables = jax.jit(layer.init)(jax.random.key(0), x)
     # 0.02 makes nearly uniform attention, which would hide a wrong scale.
     variables = jax.tree.map(lambda a: a * 50, variables)
     p = jax.tree.map(np.asarray, variables["params"])
@@ -182,7 +185,7 @@ def test_gpt_attention_is_softmax_of_scaled_scores():
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = (weights / weights.sum(-1, keepdims=True)) @ v
     expected = mixed.transpose(1, 0, 2).reshape(5, 4) @ p["out"]["kernel"] + p["out"]["bias"]
-    np.testing.assert_allclose(layer.apply(variables, x)[0], expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(jax.jit(layer.apply)(variables, x)[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_gpt_remat_changes_memory_not_numbers():
@@ -202,7 +205,8 @@ def test_gpt_computes_in_bfloat16_and_returns_float32():
     model, variables, tokens = tiny_gpt(dropout=0.1)
     half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), variables)
     with jax.numpy_dtype_promotion("standard"):  # flax's norms promote bfloat16 to float32 implicitly
-        logits = model.apply(half, tokens, train=True, rngs={"dropout": jax.random.key(0)})
+        run = partial(model.apply, train=True, rngs={"dropout": jax.random.key(0)})
+        logits = jax.jit(run)(half, tokens)
     assert logits.dtype == jnp.float32
 
 
