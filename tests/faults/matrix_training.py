@@ -166,7 +166,7 @@ _LOADS = [
     ),
     Row(
         "R39",
-        "eight random kills of two ranks under the launcher",
+        "six random kills of two ranks under the launcher",
         "as many restarts; its threads and files stay as many; bit for bit the unbroken run",
         tests_in(
             "faults/test_soak.py",

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from cyxjax.cli import checkpoint, main, plan
 from cyxjax.config.load import load_config
 from cyxjax.launch import job_files, options
+from tests.support import forked
 
 ROOT = Path(__file__).parents[2]
 LISTED = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -111,7 +111,6 @@ def test_the_commands_for_a_file_and_its_checkpoints_run_in_a_clone(tmp_path):
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
     env = {k: v for k, v in os.environ.items() if k not in ("NPROC", "JAX_NUM_CPU_DEVICES")}
-    env |= {"PATH": f"{Path(sys.executable).parent}:{env['PATH']}", "PYTHONPATH": str(clone)}
     text = (ROOT / "README.md").read_text()
     chosen = [
         words
@@ -120,6 +119,7 @@ def test_the_commands_for_a_file_and_its_checkpoints_run_in_a_clone(tmp_path):
     ]
     assert len(chosen) >= 8
     for words in chosen:
-        done = subprocess.run(words, cwd=clone, env=env, capture_output=True, text=True, check=False)
+        program = ["-m", "cyxjax.cli", *words[1:]] if words[0] == "cyxjax" else words[1:]
+        done = forked.run(program, env, 150, clone)
         assert done.returncode == 0, shlex.join(words) + done.stdout[-2000:] + done.stderr[-2000:]
     assert (clone / "digits.safetensors").is_file()

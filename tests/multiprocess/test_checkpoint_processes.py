@@ -2,11 +2,11 @@
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support import forked
 
 JOB = Path(__file__).with_name("checkpoint_job.py")
 
@@ -16,22 +16,10 @@ def run_job(world, folder, action):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = os.environ | {"NPROC": "1"}
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, JOB, str(rank), str(world), str(port), str(folder), action],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
-    try:
-        outputs = [job.communicate(timeout=90) for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-            job.wait()
-    assert [job.returncode for job in jobs] == [0] * world, "\n".join(error for _, error in outputs)
-    return [out.splitlines()[-1] for out, _ in outputs]  # gloo talks before
+    jobs = [([JOB, rank, world, port, folder, action], os.environ | {"NPROC": "1"}) for rank in range(world)]
+    ended = forked.run_all(jobs, 90)
+    assert [job.returncode for job in ended] == [0] * world, "\n".join(job.stderr for job in ended)
+    return [job.stdout.splitlines()[-1] for job in ended]  # gloo talks before
 
 
 @pytest.mark.multiprocess

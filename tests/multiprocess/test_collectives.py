@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("forked_spawn")]
 
 
 @pytest.mark.parametrize("job", [ranks.reductions, ranks.movements], ids=lambda job: job.__name__)
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_values_arrive(job, world_size):
     assert spawn(job, nprocs=world_size) is None
 

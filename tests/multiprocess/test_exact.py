@@ -56,8 +56,7 @@ def same(one: Path, other: Path) -> None:
 @pytest.mark.parametrize(
     ("processes", "devices"),
     [
-        (2, 2),  # one device each: --cpu-devices is shared out
-        pytest.param(3, 3, marks=pytest.mark.slow),
+        pytest.param(3, 3, marks=pytest.mark.slow),  # one device each: --cpu-devices is shared out
         pytest.param(2, 4, marks=pytest.mark.slow),
         pytest.param(1, 5, marks=(pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))),
     ],
@@ -70,7 +69,7 @@ def test_any_processes_and_devices_leave_the_bits_of_one(alone, tmp_path, proces
 @pytest.mark.parametrize("devices", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_cut_in_mid_epoch_goes_on_at_another_world_size(alone, tmp_path, devices):
     run_dir = tmp_path / "run"
-    train(run_dir, 2, "--max-steps", "4", devices=2)
+    train(run_dir, 2, "--max-steps", "4", devices=2)  # its digests of each step are compared in the end
     assert steps_of(run_dir)[-1] == 4 < steps_of(alone)[-1] / 2  # in the first epoch
     train(run_dir, 1, devices=devices)
     same(alone, run_dir)
@@ -92,6 +91,7 @@ def test_a_plain_run_of_two_processes_gives_other_bits(alone, tmp_path):
     assert read_bits(alone, 2).leaves.keys() == read_bits(tmp_path / "run", 2).leaves.keys()
 
 
+@pytest.mark.slow
 def test_the_canary_sees_other_threads():
     # the control: one program, one processor, other threads (a GPT; smaller sums come out alike)
     tell = (
