@@ -3,10 +3,13 @@
 from cyxjax.data.batches import BatchPlan, HostBatch, batch_size_from_global, iterate, read_batch
 from cyxjax.data.catalog import load_dataset
 from cyxjax.data.loader import DataLoader
+from cyxjax.data.mixtures import Mixture
 from cyxjax.data.order import Order
+from cyxjax.data.packing import Packed, pack
 from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches, as_dataset
 from cyxjax.data.splits import DatasetInfo, Splits
+from cyxjax.data.tar_shards import TarShards
 
 __all__ = [
     "ArrayDataset",
@@ -15,13 +18,17 @@ __all__ = [
     "Dataset",
     "DatasetInfo",
     "HostBatch",
+    "Mixture",
     "Order",
+    "Packed",
     "Splits",
+    "TarShards",
     "as_batches",
     "as_dataset",
     "batch_size_from_global",
     "iterate",
     "load_dataset",
+    "pack",
     "prefetch",
     "read_batch",
 ]

@@ -1,0 +1,143 @@
+"""Samples in tar files, as webdataset keeps them: `00017.jpg` and `00017.cls` are one sample.
+
+The files are indexed once, by their headers; a sample is then read by its number, from its place. So shards
+shuffle over all of them, resume in the middle and are audited as any data set; nothing is unpacked to disk.
+"""
+
+import glob
+import io
+import json
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cyxjax.errors import ConfigError, DataError, nearest
+
+Decoder = Callable[[bytes], Any]
+
+
+class _Place(NamedTuple):
+    file: int
+    offset: int
+    size: int
+
+
+def _image(data: bytes) -> np.ndarray:
+    try:
+        pillow = import_module("PIL.Image")
+    except ImportError as err:
+        raise ConfigError(
+            f"images need Pillow ({err}). HINT: pip install pillow, or decode={{...}}."
+        ) from err
+    with pillow.open(io.BytesIO(data)) as image:
+        return np.asarray(image.convert("RGB"), np.float32) / np.float32(255)
+
+
+def _array(data: bytes) -> np.ndarray:
+    return np.load(io.BytesIO(data), allow_pickle=False)
+
+
+def _number(data: bytes) -> np.int32:
+    return np.int32(int(data))
+
+
+_DECODERS: dict[str, Decoder] = {
+    **dict.fromkeys(("jpg", "jpeg", "png", "webp", "ppm"), _image),
+    **dict.fromkeys(("cls", "cls2", "index", "id"), _number),
+    "npy": _array,
+    "json": lambda data: json.loads(data),
+    "txt": lambda data: data.decode(),
+}
+
+
+class TarShards:
+    """A data set over tar files: item i is (inputs, targets) of sample i, decoded.
+
+    paths: files, or one pattern such as "train-*.tar" (sorted). inputs, targets: which member of a sample,
+    by what follows the first dot of its name; of several inputs a dict. decode: bytes -> value by member, in
+    place of ours (images as float32 in [0, 1], cls as a whole number, npy, json, txt).
+    Raises: DataError for files that are missing, compressed or cut short, and for a sample without a member.
+    """
+
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        inputs: str | Sequence[str] = "jpg",
+        targets: str | None = "cls",
+        decode: Mapping[str, Decoder] | None = None,
+    ):
+        found = sorted(glob.glob(str(paths))) if isinstance(paths, str | Path) else list(paths)
+        if not found:
+            raise DataError(f"{paths}: no such file. HINT: a pattern such as 'data/train-*.tar'.")
+        self._paths = [Path(path) for path in found]
+        self._inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+        self._alone, self._targets = isinstance(inputs, str), targets
+        self._decode = _DECODERS | dict(decode or {})
+        samples: dict[str, dict[str, _Place]] = {}
+        for number, path in enumerate(self._paths):
+            for key, member, place in _members(number, path):
+                samples.setdefault(f"{number}/{key}", {})[member] = place
+        self._samples = [self._checked(key, sample) for key, sample in samples.items()]
+
+    def _checked(self, key: str, sample: dict[str, _Place]) -> dict[str, _Place]:
+        wanted = (*self._inputs, *([self._targets] if self._targets else []))
+        for name in wanted:
+            if name not in sample:
+                number, _, rest = key.partition("/")
+                raise DataError(
+                    f"{self._paths[int(number)]}: sample {rest!r} has no {name!r}. "
+                    f"HINT: {nearest(name, sample)}"
+                )
+            if name not in self._decode:
+                raise ConfigError(f"member {name!r}: no decoder. HINT: decode={{{name!r}: bytes -> array}}.")
+        return {name: sample[name] for name in wanted}
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        sample = self._samples[index]
+        values = {name: self._read(name, place) for name, place in sample.items()}
+        target = values[self._targets] if self._targets else None
+        inputs = values[self._inputs[0]] if self._alone else {name: values[name] for name in self._inputs}
+        return inputs if self._targets is None else (inputs, target)
+
+    def _read(self, name: str, place: _Place) -> Any:
+        path = self._paths[place.file]
+        with path.open("rb") as file:  # its own handle: items are read by several threads
+            file.seek(place.offset)
+            data = file.read(place.size)
+        try:
+            if len(data) != place.size:
+                raise ValueError("the file is shorter than it was")
+            return self._decode[name](data)
+        except (ValueError, OSError, EOFError, SyntaxError) as err:
+            raise DataError(
+                f"{path}: a {name!r} cannot be read ({err}). HINT: write that shard anew."
+            ) from err
+
+
+def _members(number: int, path: Path) -> list[tuple[str, str, _Place]]:
+    """(sample, member, where it lies) of every plain file in a tar."""
+    try:
+        with tarfile.open(path, "r:") as archive:
+            files = [info for info in archive if info.isfile()]
+    except (OSError, tarfile.TarError, EOFError) as err:
+        raise DataError(
+            f"{path}: no plain tar file ({err}). HINT: shards are read by place: unpack .tar.gz to .tar."
+        ) from err
+    found = []
+    for info in files:
+        folder, slash, name = info.name.rpartition("/")
+        key, dot, member = name.partition(".")
+        if dot and key:
+            found.append(
+                (f"{folder}{slash}{key}", member.lower(), _Place(number, info.offset_data, info.size))
+            )
+    if not found:
+        raise DataError(f"{path}: no member named such as 00017.jpg. HINT: check the file.")
+    return found
