@@ -77,6 +77,10 @@ class RunFolder:
     def tensorboard(self) -> Path:
         return self.root / "tensorboard"
 
+    def profile(self, rank: int) -> Path:
+        """Traces of a rank, and the page of what they say."""
+        return self.root / "profile" / f"rank_{rank}"
+
     def black_box(self, step: int) -> Path:
         """What is needed to run a step again that was not finite."""
         return self.root / f"black_box_step{step}"

@@ -48,6 +48,8 @@ class TrainConfig(DistributedTrainingConfig):
     """Keep events.jsonl, and draw report.html at the end."""
     report_samples: int = Field(default=1000, ge=0)
     """Test samples whose predicted classes the report shows; 0: none, and no program for it is compiled."""
+    profile: str | None = Field(default=None, pattern=r"^\d{1,12}:\d{1,12}$")
+    """FIRST:STOP: trace these steps of each rank into run_dir/profile, with a page of what took how long."""
     fast_dev_run: bool = False
     """Two steps and two evaluation batches, to see that everything fits; keeps no checkpoint."""
 
@@ -59,6 +61,22 @@ class TrainConfig(DistributedTrainingConfig):
         if ".." in Path(folder).parts:
             raise ValueError("expected a folder inside run_dir, or an absolute path: `..` leaves it unseen")
         return folder
+
+    @field_validator("profile")
+    @classmethod
+    def _some_steps(cls, steps: str | None) -> str | None:
+        first, stop = map(int, (steps or "0:1").split(":"))
+        if first >= stop:
+            raise ValueError("expected FIRST:STOP with FIRST below STOP, such as 10:15 for steps 10 to 14")
+        return steps
+
+    @property
+    def profiled_steps(self) -> tuple[int, int] | None:
+        """(the first step that is traced, the first one after it that is not)."""
+        if self.profile is None:
+            return None
+        first, stop = map(int, self.profile.split(":"))
+        return first, stop
 
     @property
     def checkpoint_path(self) -> Path:

@@ -18,6 +18,7 @@ _SHOWN = {  # key of a record -> (how it is called on a line, how its number is 
     "seconds": ("seconds", ".1f"),
 }
 _PLACES = ("kind", "step", "epoch", "batch")
+_NOT_ON_LINES = (*_PLACES, "grad_norm", "train_grad_norm")  # a curve of the report
 _MOST_OWN = 4  # metrics of the user's on a line; the others stand in the records
 _ORDER = (
     "loss",
@@ -153,7 +154,7 @@ def _all_numbers(record: Record) -> list[str]:
 
 
 def _own_numbers(record: Record) -> list[str]:
-    own = [key for key in record if key not in _SHOWN and key not in _PLACES]
+    own = [key for key in record if key not in _SHOWN and key not in _NOT_ON_LINES]
     called = {key: key.removeprefix("train_").replace("val_", "Val ", 1) for key in own}
     values = {key: plain(record[key]) for key in own}
     texts = [

@@ -21,6 +21,7 @@ from cyxjax.train.hooks.events import EventsHook
 from cyxjax.train.hooks.goodput import GoodputHook
 from cyxjax.train.hooks.guard import FolderGuard
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN
+from cyxjax.train.hooks.profile import ProfileHook
 from cyxjax.train.hooks.progress import HistoryHook, RecordHook
 from cyxjax.train.hooks.saving import CheckpointHook, StopHook
 from cyxjax.train.hooks.sentinel import SentinelHook
@@ -184,6 +185,7 @@ def build_hooks(run: Run) -> list[Hook]:
             saves.wants_state, run.folder.ledger if run.folder else None, run.console.note
         ),
         saves,  # after all whose word is part of what is saved
+        *_profile(run),
         *_goodput(run),  # after saves, which are part of where the time went
         *_events(run, saves),  # last: the end is told when all is done
     ]
@@ -257,6 +259,14 @@ def _refuse_save(run: Run) -> bool:
             "SIGUSR1 asks for a checkpoint, but they are off. HINT: checkpoint_every_n_epochs=1."
         )
     return False
+
+
+def _profile(run: Run) -> list[Hook]:
+    """On every rank: who is slow shows beside the others."""
+    steps, folder = run.settings.profile, run.settings.run_folder
+    if steps is None or folder is None:
+        return []
+    return [ProfileHook(*steps, folder.profile(run.session.group.topology.rank), run.console.note)]
 
 
 def _goodput(run: Run) -> list[Hook]:

@@ -159,6 +159,7 @@ class Settings(NamedTuple):
     verbose: bool
     run_folder: RunFolder | None  # None: only checkpoints are written
     report: bool  # whether events are kept there
+    profile: tuple[int, int] | None  # steps that are traced into it: from the first, before the second
     experiment: str | None  # the file that describes it whole; None: data and model came from a program
     told: dict[str, Any]  # the configuration as plain values, to be written down and compared
 
@@ -209,6 +210,7 @@ def resolve(
         config.verbose,
         config.run_folder,
         isinstance(config, TrainConfig) and config.report,
+        config.profiled_steps if isinstance(config, TrainConfig) else None,
         config.to_yaml() if isinstance(config, TrainConfig) else None,
         config.resolved(),
     )

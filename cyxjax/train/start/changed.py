@@ -8,6 +8,7 @@ import numpy as np
 # What decides where a run is kept, how far it goes and what is seen of it, but no number of it.
 _OF_NO_NUMBER = (
     *("run_dir", "resume", "fast_dev_run", "verbose", "log_every_n_batches", "sinks", "wandb", "report"),
+    "profile",
     *(
         "checkpoint_dir",
         "checkpoint_every_n_epochs",

@@ -1,0 +1,94 @@
+"""`profile: FIRST:STOP`: a real trace of real programs, and the page of what it says."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from cyxjax.config.load import load_config
+from cyxjax.errors import ConfigError
+from cyxjax.observe.profile import Op, Window, busy_s, page, read
+from cyxjax.train.hooks.profile import ProfileHook
+from cyxjax.train.loop import Position, RunState
+
+
+def at(step):
+    return RunState(Position(step, 0, step, step), None, None)
+
+
+def test_steps_are_traced_and_told_on_a_page(tmp_path):
+    program = jax.jit(lambda x: jnp.tanh(x @ x).sum())
+    program(jnp.ones((8, 8))).block_until_ready()
+    said = []
+    hook = ProfileHook(2, 4, tmp_path, said.append)
+    hook.on_start(at(0))
+    for step in range(1, 7):
+        size = 16 if step == 3 else 8  # in the window: the program must be made again
+        program(jnp.ones((size, size))).block_until_ready()
+        if hook.wants_state(Position(step), False):
+            hook.on_state(at(step))
+    hook.on_end(at(6), True)
+    (line,) = said
+    assert line.startswith("Profile of steps 2 to 3: 2 steps in ")
+    assert (
+        len(list(tmp_path.rglob("*.xplane.pb"))) == len(list(tmp_path.rglob("perfetto_trace.json.gz"))) == 1
+    )
+    assert {op.program for op in read(tmp_path)} >= {"jit__lambda"}
+    told = (tmp_path / "summary.txt").read_text()
+    assert "jit__lambda" in told
+    assert "now f32[16,16] and before f32[8,8]" in told
+    assert jax.config.jax_explain_cache_misses is False
+
+
+def test_a_run_resumed_inside_traces_the_rest_and_one_that_ends_inside_what_it_did(tmp_path):
+    said = []
+    hook = ProfileHook(2, 9, tmp_path, said.append)
+    hook.on_start(at(5))
+    jax.jit(lambda x: x * 2)(1.0).block_until_ready()
+    hook.on_end(at(7), False)
+    assert said[0].startswith("Profile of steps 5 to 6: 2 steps")
+
+
+def test_steps_that_never_came_and_a_folder_that_cannot_be_are_told(tmp_path):
+    said = []
+    ProfileHook(10, 15, tmp_path, said.append).on_end(at(8), True)
+    assert said == ["WARNING: profile: the run ended at step 8, before 10."]
+    (tmp_path / "file").touch()
+    hook = ProfileHook(0, 1, tmp_path / "file" / "x", said.append)
+    hook.on_start(at(0))
+    jax.jit(lambda x: x * 3)(1.0).block_until_ready()
+    assert hook.wants_state(Position(1), False) or len(said) == 2
+    hook.on_end(at(1), True)
+    assert "WARNING: no profile" in said[1]
+    assert not hook.wants_state(Position(2), False)
+
+
+def test_the_page_counts_time_once_where_devices_work_side_by_side():
+    # Device 0: 0-2 ms and 5-6 ms; device 1: 1-3 ms: 4 ms of 10 covered. All-reduce: 2 of 5 ms.
+    ops = [
+        Op("dot.1", "step", 0, 2000),
+        Op("all-reduce.3", "step", 1000, 2000),
+        Op("add", "eval", 5000, 1000),
+    ]
+    assert busy_s(ops) == pytest.approx(0.004)
+    lines = page(ops, Window(5, 0.010, {"data": 0.001}, [0.5], ["x.py:1: now f32[4] and before f32[3]"]))
+    assert lines[0] == "5 steps in 0.0 s, 2.00 ms a step (tracing included)"
+    assert lines[1:4] == [
+        "input wait   10.0%       1.00 ms the loop waited for data",
+        "host gaps    60.0%       6.00 ms no device worked on an instruction",
+        "collectives  40.0%       2.00 ms of what instructions took (waiting for others included)",
+    ]
+    assert lines[6].split() == ["80.0%", "4.00", "ms", "2", "x", "step"]
+    assert lines[-2:] == [
+        "compiled in these steps: 1 programs, 0.5 s",
+        "  x.py:1: now f32[4] and before f32[3]",
+    ]
+
+
+@pytest.mark.parametrize("steps", ["10", "15:10", "3:3", "a:b", "-1:5"])
+def test_what_is_no_range_of_steps_is_refused(steps):
+    with pytest.raises(ConfigError, match="profile"):
+        load_config(["--profile", steps])
+
+
+def test_a_range_is_read():
+    assert load_config(["--profile", "10:15"]).profile == "10:15"
