@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 PRIVATE = 0o600
 _NOT_PLAIN = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
@@ -243,3 +244,12 @@ def redact(text: str) -> str:
     for pattern in _SECRETS:
         text = pattern.sub(rf"\1{_HIDDEN}", text)
     return text
+
+
+# YAML 1.1 reads 1e-3 (no dot) as text; typed fields are coerced by pydantic, open ones by this.
+_SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+
+
+def scientific(value: Any) -> Any:
+    """A text such as "1e-3" as its number; anything else as it is."""
+    return float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else value

@@ -19,10 +19,9 @@ from pydantic import (
 )
 
 from cyxjax.errors import ConfigError
+from cyxjax.files import scientific
 from cyxjax.plugins import is_known, known_or
 
-# YAML 1.1 reads 1e-3 (no dot) as text; typed fields are coerced by pydantic, open ones by this.
-_SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 _VARIABLE = re.compile(r"\$\{|^\$\w+(/|$)")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SPAN = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
@@ -34,9 +33,7 @@ def _numbers(tree: Any) -> Any:
         return {key: _numbers(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
         return [_numbers(value) for value in tree]
-    if isinstance(tree, str) and _SCIENTIFIC.fullmatch(tree):
-        return float(tree)
-    return tree
+    return scientific(tree)
 
 
 def seconds(value: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Losses by torch's names. Each gives one value per example, so that padding can weigh nothing.
+"""Losses by torch's names: one value per example, so that padding weighs nothing (`per_example`).
 
-For `forward`/`backward` (torch's habit) the batch mean is taken; the trainer uses `per_example`.
+For `forward`/`backward` (torch's habit) the batch mean is taken.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from cyxjax.core.makers import maker_of
 from cyxjax.core.rows import by_sample
 from cyxjax.errors import ConfigError, DataError
 
@@ -38,7 +39,10 @@ class Loss:
         """Gradient of `forward` with respect to `output`: output's shape and dtype."""
         return _mean_grad(self, jnp.asarray(output), jnp.asarray(target))
 
-    __call__ = forward
+    def __call__(self, output: jax.Array, target: jax.Array) -> Any:
+        """`forward`; of a wrapped model's output with `.backward()`, as torch's."""
+        maker = maker_of(output)
+        return maker.loss(self, output, target) if maker else self.forward(output, target)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -187,8 +191,7 @@ class BCEWithLogitsLoss(Loss):
 
 
 def model_loss(output: PyTree, target: PyTree) -> Any:
-    """The loss of a model that returns `{"loss": ..., ...}`, one value an example; with "weight" what each of
-    them weighs."""
+    """The loss of a model that returns `{"loss": ..., ...}`, one an example; "weight": what each weighs."""
     del target
     if not isinstance(output, dict) or "loss" not in output:
         raise DataError(
@@ -202,8 +205,7 @@ def model_loss(output: PyTree, target: PyTree) -> Any:
 class UserLoss:
     """A callable of the user's as `PerExample`; `core.objective.loss_probe` says whether it is one.
 
-    One number for a batch is taken to be a mean: the callable is applied to each example by `vmap`, the only
-    way to give padding no weight.
+    One number for a batch is taken to be a mean: it is applied to each example, to give padding no weight.
     Raises: DataError, while tracing, for a shape that is neither (B,) nor ().
     """
 

@@ -38,6 +38,15 @@ class BoundLoss:
     def __truediv__(self, divisor: float) -> "BoundLoss":
         return replace(self, scale=self.scale / float(divisor))
 
+    def __jax_array__(self) -> jax.Array:
+        return self.value * self.scale
+
+    def __add__(self, other: Any) -> jax.Array:
+        """A number, which has no way back."""
+        return self.__jax_array__() + other
+
+    __radd__ = __add__
+
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec)
 

@@ -10,6 +10,7 @@ compiled trainer's, bit for bit; the trainer is faster, since its step is one pr
 """
 
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ import jax
 import numpy as np
 import optax
 
-from cyxjax.core import facade
+from cyxjax.core import facade, makers
 from cyxjax.core import local_view as view
 from cyxjax.core.mesh import REPLICATED, local_replicas, local_value
 from cyxjax.core.model.adapter import adapt
@@ -80,6 +81,7 @@ class DistributedDataParallel:
         self._state = HeldState(self._mesh, comm_hooks.from_config(self._config.comm_hook), options)
         self._since = Gathered()  # the last update
         self._unused: np.ndarray | None = None  # by leaf: its gradient was zero in every update
+        self._handed_out: Any = lambda: None  # weak: the first array of what `parameters` gave last
         self._may_sync, self.training = True, True
         if not values.needs_inputs(model):
             self.init(None)
@@ -107,6 +109,7 @@ class DistributedDataParallel:
         output, since.pullback, since.carried = run(here.params, carried, draw, placed, weight)
         since.is_zeroed = False
         since.output, since.num_forwards = view.cut_rows(output, rows), since.num_forwards + 1
+        makers.note(since.output, self)
         return since.output
 
     __call__ = forward
@@ -197,10 +200,7 @@ class DistributedDataParallel:
         return bool(local_value(finite))
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
-        """Gradients travel as `hook` says (see `comm_hooks`): once, before the first update.
-
-        Raises: ConfigError for a second hook, a late one, or what is no hook.
-        """
+        """Gradients travel as `hook` says (`comm_hooks`). Raises: ConfigError for a second or late one."""
         if self._config.comm_hook is not None or self._state.is_trained:
             raise ConfigError(
                 "a communication hook is registered once, before the first update. "
@@ -222,7 +222,15 @@ class DistributedDataParallel:
 
     def parameters(self) -> PyTree:
         """The parameters as host arrays. Raises: GroupError before a model that needs inputs has seen any."""
-        return jax.tree.map(local_value, self._state.whole.params)
+        found = jax.tree.map(local_value, self._state.whole.params)
+        self._handed_out = weakref.ref(jax.tree.leaves(found)[0])
+        makers.note(found, self)
+        return found
+
+    def made(self, array: Any) -> bool:
+        """Whether `array` is the output that waits for its backward, or of what `parameters` gave last."""
+        waiting = jax.tree.leaves(self._since.output)[:1]
+        return any(array is one for one in (*waiting, self._handed_out()))
 
     def state_dict(self) -> dict[str, PyTree]:
         """Host arrays {"step", "params", "model_state", "optimizer"}, without what a hook has yet to send."""
@@ -254,10 +262,7 @@ class DistributedDataParallel:
             values.hand_back(self._model, *trained)
         return self._model
 
-    @property
-    def module(self) -> Any:
-        """torch's name for `get_model()`."""
-        return self.get_model()
+    module = property(get_model)  # torch's name
 
     def unused_parameters(self) -> list[str]:
         """Leaves whose gradient was zero in every update so far; [] without find_unused_parameters."""
@@ -267,7 +272,6 @@ class DistributedDataParallel:
         return [name for name, unused in zip(names, self._unused, strict=True) if unused]
 
     def is_master(self) -> bool:
-        """True on rank 0."""
         return self._group.topology.is_master
 
     def get_rank(self) -> int:

@@ -1,11 +1,13 @@
 """`spawn`: a group of fresh processes on this host, from within a program."""
 
+import inspect
 import multiprocessing
 import secrets
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -25,6 +27,7 @@ def spawn(
 ) -> "Spawned | None":
     """Calls `fn(rank, world_size, *args)` in `nprocs` fresh processes, which form a group in `init`.
 
+    A function that takes one argument less is called as torch does, `fn(rank, *args)`.
     With RANK and WORLD_SIZE in the environment this host's ranks start there, among those of other hosts.
     join: waits for all; otherwise returns a `Spawned` to `join()` later.
     Raises: SpawnError with the first failed process's traceback, after the others were stopped; ConfigError
@@ -40,7 +43,7 @@ def spawn(
             "HINT: WORLD_SIZE counts the processes of all hosts, RANK is this host's first."
         )
     host = None if elsewhere else _host(world_size)
-    spawned = Spawned(fn, args, range(first, first + nprocs), world_size, host)
+    spawned = Spawned(_in_our_order(fn, args), args, range(first, first + nprocs), world_size, host)
     if not join:
         return spawned
     spawned.join()
@@ -141,6 +144,29 @@ class Spawned:
             pipe.close()
         if self._host is not None:
             self._host.end()
+
+
+def _in_our_order(fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
+    """`fn` as `fn(rank, world_size, *args)`; one whose own arguments have no room for both is torch's."""
+    try:
+        takes = inspect.signature(fn)
+    except (TypeError, ValueError):  # built in: it says nothing
+        return fn
+    if _binds(takes, 0, 1, *args) or not _binds(takes, 0, *args):
+        return fn
+    return partial(_as_torch, fn)
+
+
+def _binds(takes: inspect.Signature, *args: Any) -> bool:
+    try:
+        takes.bind(*args)
+    except TypeError:
+        return False
+    return True
+
+
+def _as_torch(fn: Callable[..., Any], rank: int, world_size: int, *args: Any) -> Any:
+    return fn(rank, *args)
 
 
 def _host(world_size: int) -> Host:

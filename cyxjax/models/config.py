@@ -9,7 +9,7 @@ import yaml
 from pydantic import Field
 
 from cyxjax.errors import ConfigError, nearest
-from cyxjax.files import read_plain
+from cyxjax.files import read_plain, scientific
 
 Count = Annotated[int, Field(gt=0)]  # number of classes, layers, units
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]  # probability of dropping; 1 would drop everything
@@ -104,7 +104,7 @@ def _wrap(value: Any, source: str) -> Any:
         return Config(value, source=source)
     if isinstance(value, list):
         return [_wrap(item, source) for item in value]
-    return value
+    return scientific(value)
 
 
 def _unwrap(value: Any) -> Any:

@@ -186,7 +186,8 @@ def _settings_of(name: str, config: Mapping[str, Any] | None) -> tuple[dict[str,
     section = settings.get("model")
     if isinstance(section, Mapping):
         settings, source = dict(section), f"{source}: model"
-    asked = settings.pop("name", name)
+    typed = settings.pop("type", name) if isinstance(settings.get("type"), str) else name
+    asked = settings.pop("name", typed)
     if isinstance(settings.get("options"), Mapping):  # the layout of a training file: name, then options
         settings |= settings.pop("options")
     if asked != name:

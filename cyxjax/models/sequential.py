@@ -72,6 +72,11 @@ class SequentialModel:
 
         return ModelFns(init, partial(_apply_layers, layers))
 
+    def to(self, device: Any) -> "SequentialModel":
+        """The model itself: devices are the group's, and a wrapper or trainer refuses another one."""
+        del device
+        return self
+
     def parameters(self) -> dict[str, Any]:
         """Host arrays, {"0_linear": {"kernel": ..., "bias": ...}, ...}; drawn now if there are none."""
         return _copied(self._held()[0])

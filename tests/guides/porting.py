@@ -67,7 +67,7 @@ ROWS = [
         f"{_DDP}.loss",
         "`ddp.loss(criterion, out, y).backward()`",
     ),
-    Row(B, "optimizer.step()", f"{_DDP}.update_parameters"),
+    Row(B, "optimizer.step()", f"{_DDP}.update_parameters", "or `optimizer.step()`, made with the ddp"),
     Row(
         B,
         "optimizer.zero_grad()",
@@ -107,7 +107,12 @@ ROWS = [
     Row(D, "Trainer(model, optimizer, device)", "cx.Trainer"),
     Row(D, "trainer.train(train_loader, val_loader, epochs)", "cx.Trainer.train"),
     Row(D, "trainer.enable_gradient_checkpointing()", "cx.Trainer.enable_gradient_checkpointing"),
-    Row(D, "mp.spawn(fn, args, nprocs, join)", f"{_DIST}.spawn", "calls `fn(rank, world_size, *args)`"),
+    Row(
+        D,
+        "mp.spawn(fn, args, nprocs, join)",
+        f"{_DIST}.spawn",
+        "calls `fn(rank, world_size, *args)`, or torch's `fn(rank, *args)`",
+    ),
     Row(D, "dist.destroy_process_group()", f"{_DIST}.destroy_process_group"),
     Row(D, "autocast()", "cx.amp.autocast", "or the trainer's `precision`"),
     Row(D, "GradScaler()", "cx.amp.GradScaler"),

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import optax
 
 from cyxjax.config.sections import OPTAX, OptimizerConfig
+from cyxjax.core.makers import maker_of
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.plugins import named
 
@@ -22,6 +23,23 @@ class Optimizer(optax.GradientTransformation):
     lr: Any  # a number, a schedule, or None where it is not known
     remade: Callable[..., Any] | None = None  # (lr=, weight_decay=) -> the same with other numbers
     is_frozen: Callable[[str], bool] | None = None  # name of a parameter -> whether it is not trained
+    ddp: Any = None  # the wrapped model whose parameters it was given, as torch's are
+
+    def step(self) -> None:
+        """`ddp.update_parameters(self)` of the ddp it was made with. Raises: ConfigError without one."""
+        self._bound("update_parameters(optimizer)").update_parameters(self)
+
+    def zero_grad(self) -> None:
+        """`ddp.zero_grad()`, likewise."""
+        self._bound("zero_grad()").zero_grad()
+
+    def _bound(self, call: str) -> Any:
+        if self.ddp is None:
+            raise ConfigError(
+                f"this optimizer does not know whose parameters it moves. HINT: ddp.{call}, or make it with "
+                "them: cx.AdamOptimizer(ddp, lr=0.001)."
+            )
+        return self.ddp
 
 
 def _named(transformation: optax.GradientTransformation, lr: Any) -> Optimizer:
@@ -39,10 +57,12 @@ def _remembering(make: _Make) -> _Make:
 
     @wraps(make)
     def made(*args: Any, **given: Any) -> Optimizer:
+        ddp, args = _owner(make.__name__, args, given)
         bound = takes.bind(*args, **given)
         bound.apply_defaults()
         told = bound.arguments | {"lr": _checked_rate(bound.arguments["lr"])}
         optimizer = make(**told)
+        optimizer.ddp = ddp
 
         def remade(**changes: Any) -> Optimizer:
             unknown = next((name for name in changes if name not in takes.parameters), None)
@@ -56,6 +76,24 @@ def _remembering(make: _Make) -> _Make:
         return optimizer
 
     return cast("_Make", made)
+
+
+def _owner(name: str, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+    """(the wrapped model whose parameters come first, the other arguments): torch's order of arguments."""
+    first = args[0] if args else given.pop("params", None)
+    if (
+        first is None
+        or isinstance(first, float | int | str)
+        or (callable(first) and not hasattr(first, "made"))
+    ):
+        return None, args
+    ddp = first if hasattr(first, "made") else None if hasattr(first, "__next__") else maker_of(first)
+    if ddp is None:
+        raise ConfigError(
+            f"{name} was given a {type(first).__name__} where its learning rate stands. HINT: {name}(0.001), "
+            f"and the trainer or ddp.update_parameters(optimizer) knows them; or {name}(ddp, lr=0.001)."
+        )
+    return ddp, args[1:]
 
 
 def _checked_rate(lr: Any) -> Any:

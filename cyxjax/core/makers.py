@@ -1,0 +1,44 @@
+"""Which wrapped model made an array: jax's arrays carry no attributes, and `loss.backward()` needs it.
+
+Weak, and asked of the maker itself: an array that is gone, or another one in its place, has no maker.
+"""
+
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+import jax
+
+
+class Maker(Protocol):
+    """A wrapped model (`DistributedDataParallel`)."""
+
+    def made(self, array: Any) -> bool:
+        """Whether `array` is its last output, or of the parameters it last handed out."""
+
+    def loss(self, criterion: Any, output: Any, target: Any = None) -> Any:
+        """The loss of its output, with `.backward()`."""
+
+    def update_parameters(self, optimizer: Any) -> None:
+        """One step of `optimizer`."""
+
+    def zero_grad(self) -> None:
+        """Forgets gradients."""
+
+
+_MAKERS: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+def note(tree: Any, maker: Any) -> None:
+    """Remembers who made `tree`, by its first array."""
+    for leaf in jax.tree.leaves(tree)[:1]:
+        _MAKERS[id(leaf)] = maker
+
+
+def maker_of(tree: Any) -> Maker | None:
+    """Who made `tree`; None where nobody says so."""
+    if isinstance(tree, jax.core.Tracer):
+        return None
+    for leaf in jax.tree.leaves(tree)[:1]:
+        maker = _MAKERS.get(id(leaf))
+        return maker if maker is not None and maker.made(leaf) else None
+    return None

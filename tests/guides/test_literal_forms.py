@@ -1,0 +1,147 @@
+"""The guides' loops in their own order and spelling, in a world of one; what cannot be so says our form."""
+
+import jax
+import numpy as np
+import pytest
+from flax import linen
+
+import cyxjax as cx
+from cyxjax.distributed.spawning import _in_our_order
+from cyxjax.errors import ConfigError
+from tests.support.trainers import own_group as own_group
+
+dist = cx.distributed
+RNG = np.random.default_rng(0)
+BATCHES = [(RNG.normal(size=(8, 6)).astype(np.float32), RNG.integers(0, 3, 8)) for _ in range(3)]
+
+
+class Net(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3, name="output")(x)
+
+
+def stacked():
+    return cx.SequentialModel([cx.LinearModule(6, 3)])
+
+
+@pytest.fixture(autouse=True)
+def world_of_one():
+    dist.init_process_group(backend="gloo", world_size=1, rank=0)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as optax's Adam promotes
+        yield
+    dist.destroy_process_group()
+
+
+def by_ours(model):
+    """The same steps in our words."""
+    ddp, optimizer = dist.DistributedDataParallel(model), cx.AdamOptimizer(0.01)
+    for data, targets in BATCHES:
+        ddp.loss(cx.CrossEntropyLoss(), ddp(data), targets).backward()
+        ddp.update_parameters(optimizer)
+    return ddp.parameters()
+
+
+def same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_criterion_zero_grad_backward_step(accumulation):
+    model = stacked().to("cpu")
+    ddp_model = dist.DistributedDataParallel(model, device_ids=[0])
+    optimizer = cx.AdamOptimizer(ddp_model.parameters(), lr="1e-2")
+    criterion = cx.CrossEntropyLoss()
+    lines = []
+    for i, (data, targets) in enumerate(BATCHES):
+        outputs = ddp_model(data)
+        loss = criterion(outputs, targets) / accumulation
+        if accumulation == 1:
+            optimizer.zero_grad()
+        loss.backward()
+        if (i + 1) % accumulation == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        lines.append(f"Loss: {loss.item():.4f}")
+        # What has been pulled back is a number again, as is what evaluation gives.
+        assert isinstance(criterion(outputs, targets), jax.Array)
+    assert len(set(lines)) == 3
+    if accumulation == 1:
+        same(ddp_model.parameters(), by_ours(stacked()))
+    else:  # one update with the mean gradient: Adam's first step is about lr, whatever the gradient
+        first = dist.DistributedDataParallel(stacked()).parameters()
+        moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), ddp_model.parameters(), first)
+        assert max(jax.tree.leaves(moved)) == pytest.approx(0.01, rel=1e-3)
+    ddp_model.eval()
+    assert isinstance(criterion(ddp_model(BATCHES[0][0]), BATCHES[0][1]), jax.Array)
+
+
+def test_an_optimizer_is_made_with_a_model_that_has_no_parameters_yet():
+    ddp_model = dist.DistributedDataParallel(Net())
+    optimizer = cx.AdamOptimizer(ddp_model, lr=0.01)
+    for data, targets in BATCHES:
+        cx.CrossEntropyLoss()(ddp_model(data), targets).backward()
+        optimizer.step()
+    same(ddp_model.parameters(), by_ours(Net()))
+
+
+def test_amp_with_a_scaler_and_an_output_s_own_loss():
+    ddp_model = dist.DistributedDataParallel(stacked())
+    optimizer, scaler = cx.AdamOptimizer(ddp_model.parameters(), lr=0.01), cx.amp.GradScaler(init_scale=256.0)
+    loss = cx.CrossEntropyLoss()(ddp_model(BATCHES[0][0]), BATCHES[0][1])
+    scaler.scale(loss).backward()
+    assert scaler.step(optimizer)
+    scaler.update()
+    # output.sum() as a loss: d sum / d bias is the number of rows.
+    output = ddp_model(BATCHES[1][0])
+    total = ddp_model.loss(lambda out, _: out.sum(), output)
+    assert total.item() == pytest.approx(float(output.sum()), rel=1e-6)
+    total.backward()
+    np.testing.assert_allclose(ddp_model.sync_gradients()["0_linear"]["bias"], [8.0] * 3, rtol=1e-6)
+
+
+def test_two_models_do_not_mix_up_their_outputs():
+    one, two = (dist.DistributedDataParallel(stacked(), seed=seed) for seed in (0, 1))
+    outputs = [ddp(BATCHES[0][0]) for ddp in (one, two)]
+    losses = [cx.CrossEntropyLoss()(output, BATCHES[0][1]) for output in outputs]
+    assert [loss.ddp for loss in losses] == [one, two]
+
+
+def test_what_is_bound_to_nothing_says_our_form():
+    ddp_model = dist.DistributedDataParallel(stacked())
+    with pytest.raises(ConfigError, match=r"does not know whose.*HINT: ddp\.update_parameters\(optimizer\)"):
+        cx.AdamOptimizer(0.1).step()
+    with pytest.raises(ConfigError, match=r"HINT: ddp\.zero_grad\(\)"):
+        cx.AdamOptimizer(0.1).zero_grad()
+    foreign = {"w": np.ones(3)}
+    part = {"head": dict(ddp_model.parameters())["0_linear"]["kernel"] * 1}
+    for given in (foreign, part, iter([np.ones(3)])):
+        with pytest.raises(ConfigError, match=r"AdamOptimizer was given a .* HINT: AdamOptimizer\(0\.001\)"):
+            cx.AdamOptimizer(given, lr=0.1)
+
+
+def as_torch(rank, world_size, config):
+    return rank, world_size, config
+
+
+def as_ours(rank, world_size, settings, folder):
+    return rank, world_size, settings, folder
+
+
+def test_spawn_takes_torch_s_arguments_and_ours():
+    # mp.spawn(train, args=(world_size, config), nprocs=world_size)
+    assert _in_our_order(as_torch, (2, "config"))(1, 2, 2, "config") == (1, 2, "config")
+    assert _in_our_order(as_ours, ("settings", "folder")) is as_ours
+    assert _in_our_order(print, (1,)) is print
+
+
+def test_a_file_s_model_type_and_rate_are_taken_as_they_stand(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("model: {type: vae, latent_size: 3, hidden: [8]}\ntraining: {lr: 1e-3}\n")
+    config = cx.Config.from_file(str(path))
+    model = cx.get_model(config.model.type)(config)
+    assert model.latent_size == 3
+    assert config.training.lr * 2 == 0.002
+    assert cx.AdamOptimizer(lr=config.training.lr).lr == 0.001
+    with pytest.raises(ConfigError, match="for model 'vae'.*but 'mlp' is being built"):
+        cx.get_model("mlp")(config)
