@@ -47,6 +47,10 @@ programs.keep()
 gc.set_threshold(100_000, 20, 20)
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported is no garbage, and need not be looked through
+
+
 # Rooms of long files, which begin together: those that wait for processes beside those that compute.
 LONG_ROOMS = ("faults", "multiprocess", "guides", "device")
 

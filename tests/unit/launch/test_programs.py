@@ -2,8 +2,6 @@
 
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,9 @@ import pytest
 from cyxjax.errors import ConfigError
 from cyxjax.launch import programs
 from cyxjax.launch.programs import ProgramStore, find_folder
+from tests.support import forked
+
+LIMIT_S = 90
 
 
 @pytest.fixture
@@ -215,13 +216,9 @@ print(hashlib.sha256(value.tobytes()).hexdigest(), events["compile_requests_use_
 
 def run_it(folder: Path, **env: str) -> tuple[str, int, int, str]:
     """(digest of what it computed, programs asked for, programs found, standard error) of a new process."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", COUNT],
-        env=os.environ | {"CYXJAX_COMPILE_CACHE": str(folder), "JAX_PLATFORMS": "cpu"} | env,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    variables = os.environ | {"CYXJAX_COMPILE_CACHE": str(folder), "JAX_PLATFORMS": "cpu"} | env
+    done = forked.run(["-W", "error", "-c", COUNT], variables, LIMIT_S)
+    assert done.returncode == 0, done.stderr
     digest, asked, found = done.stdout.split()
     return digest, int(asked), int(found), done.stderr
 

@@ -121,8 +121,8 @@ def test_naming_a_model_starts_no_jax():
 @pytest.mark.parametrize("shape", [(2, 8, 8), (2, 8, 8, 3), (2, 1, 5, 1)])
 def test_cnn_takes_images_with_and_without_channels(shape):
     model, x = get_model("cnn")(features=[4, 8, 8, 8], hidden=5, num_classes=3), jnp.ones(shape)
-    variables = model.init(jax.random.key(0), x)
-    assert model.apply(variables, x).shape == (2, 3)
+    variables = jax.jit(model.init)(jax.random.key(0), x)
+    assert jax.jit(model.apply)(variables, x).shape == (2, 3)
 
 
 def test_mlp_parameter_count_and_dropout_only_in_training():
