@@ -14,12 +14,13 @@ from cyxjax.core.step import init_state
 from cyxjax.errors import ConfigError
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.sharded import (
-    CLOSE,
     IMAGES,
     LABELS,
     MODELS,
+    SETTINGS,
     Convolutional,
     Perceptron,
+    assert_as_mean,
     assert_same,
     drawn,
     trained,
@@ -29,59 +30,30 @@ from tests.support.trainers import use_devices
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    ("model", "replicas"),
-    [("cnn", 2), *(pytest.param(*row, marks=SLOW) for row in [("nnx", 2), ("gpt", 4), ("gpt", 8)])],
-)
-def test_it_trains_evaluates_and_predicts_as_mean_does(model, replicas):
-    one, other = trained("fsdp", model, replicas), trained("mean", model, replicas)
-    inputs = MODELS[model][1][0]
-    np.testing.assert_allclose(one.history.train_losses, other.history.train_losses, **CLOSE)
-    np.testing.assert_allclose(one.evaluate(*MODELS[model][1]), other.evaluate(*MODELS[model][1]), **CLOSE)
-    np.testing.assert_allclose(one.predict(inputs), other.predict(inputs), **CLOSE)
-    assert_same(one, other)
+# One row by default, those that differ in kind among the slow ones, and all of them where this is worked on.
+QUICK = [("cnn", 2, "clip-accumulation")]
+SAMPLE = [("nnx", 2, "skip"), ("gpt", 8, "plain"), ("cnn", 4, "float16"), ("cnn", 4, "average")]
+SAMPLE += [
+    ("gpt", 4, "bfloat16"),
+    ("cnn", 4, "remat"),
+    ("cnn", 4, "zero2"),
+    ("crossed", 3, "clip-accumulation"),
+]
+TABLE = [(m, r, s) for m in ("cnn", "nnx", "gpt", "crossed") for r in (2, 4, 8) for s in SETTINGS]
+REST = [row for row in TABLE if row not in QUICK + SAMPLE]
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("model", "replicas", "settings"),
     [
-        {"max_grad_norm": 0.1, "gradient_accumulation_steps": 2},
-        *(
-            pytest.param(settings, marks=SLOW)
-            for settings in (
-                {"comm_options": {"regather": False}},
-                {"on_nonfinite": "skip"},
-                {"precision": "float16"},
-                {"precision": "bfloat16"},
-                {"remat": "full"},
-            )
-        ),
+        *QUICK,
+        *(pytest.param(*row, marks=SLOW) for row in SAMPLE),
+        *(pytest.param(*row, marks=[SLOW, pytest.mark.wide]) for row in REST),
     ],
-    ids=lambda settings: "-".join(settings),
 )
-def test_every_setting_is_that_of_mean(settings):
-    plain = {name: value for name, value in settings.items() if name != "comm_options"}
-    # float16 keeps 11 bits, bfloat16 8: gradients differ by as much of themselves where the compiler fuses
-    # otherwise, and moments divide by their size
-    close = {"rtol": 0, "atol": 3e-3} if "precision" in settings else CLOSE
-    assert_same(trained("fsdp", "cnn", 4, **settings), trained("mean", "cnn", 4, **plain), close)
-
-
-@SLOW
-def test_the_average_of_parameters_is_kept_in_parts_too():
-    found = []
-    for comm in ("fsdp", "mean"):
-        use_devices(4)
-        trainer = DistributedTrainer(
-            Convolutional(), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.05), callbacks=[cx.EMA(0.9)]
-        )
-        config = DistributedTrainingConfig(
-            epochs=2, global_batch_size=16, comm=comm, verbose=False, checkpoint_every_n_epochs=0
-        )
-        trainer.fit(IMAGES, LABELS, config)
-        found.append(trainer)
-    assert_same(*found)
-    np.testing.assert_allclose(*(one.evaluate(IMAGES, LABELS) for one in found), **CLOSE)
+def test_it_trains_evaluates_and_predicts_as_mean_does(model, replicas, settings):
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        assert_as_mean(model, replicas, settings)
 
 
 @pytest.mark.parametrize(

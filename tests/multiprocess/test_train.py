@@ -60,6 +60,21 @@ def test_parameters_cut_over_two_processes_give_those_losses_and_go_on_whole(one
     assert losses(parts) == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
 
 
+ALIKE = [["cnn:clip-accumulation", "nnx:skip"], ["gpt:bfloat16", "cnn:average"], ["crossed:plain"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("devices", "rows"),
+    [(1, ALIKE[0]), *(pytest.param(n, rows, marks=pytest.mark.wide) for n in (1, 2) for rows in ALIKE)],
+)
+def test_parameters_cut_over_two_processes_are_those_of_mean(devices, rows):
+    job = ["-m", "cyxjax.launch", "--nproc-per-node", "2", "-m", "tests.multiprocess.sharded_job", *rows]
+    said = run(job, JAX_NUM_CPU_DEVICES=str(devices))
+    for row in rows:
+        assert f"same {row} on 2x{devices}" in said
+
+
 def test_two_terminals_with_rank_and_world_size_do_the_same(one_process, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

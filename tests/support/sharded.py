@@ -113,21 +113,27 @@ def no_decay_for_vectors(tree):
     return jax.tree.map(lambda leaf: leaf.ndim > 1, tree)
 
 
-def trained(comm, model, replicas, tmp_path=None, epochs=2, **settings):
-    """A trainer after `epochs` of batches of 16, the last of which is short."""
-    use_devices(replicas)
-    make, data = MODELS[model]
+def trained(comm, model, replicas, tmp_path=None, epochs=2, callbacks=(), data=None, **settings):
+    """A trainer after `epochs` of batches of 16, the last of which is short.
+
+    replicas: devices of this process alone; None: the group that the environment describes.
+    """
+    if replicas is not None:
+        use_devices(replicas)
+    make, usual = MODELS[model]
     # Moments, and decay for matrices alone. (optax's Adam breaks the strict dtype rule of these tests.)
     decay = optax.add_decayed_weights(0.1, mask=no_decay_for_vectors)
     optimizer = optax.chain(optax.scale_by_rms(), optax.trace(0.9), decay, optax.scale(-0.003))
-    trainer = DistributedTrainer(make(), cx.CrossEntropyLoss(), optimizer)
+    if "precision" in settings:  # moments would make as much of a gradient that is rounding as of any other
+        optimizer = optax.chain(optax.trace(0.9), decay, optax.scale(-0.05))
+    trainer = DistributedTrainer(make(), cx.CrossEntropyLoss(), optimizer, callbacks=callbacks)
     saving = {"checkpoint_dir": str(tmp_path), "resume": "auto", "checkpoint_every_n_epochs": 1}
     saving = saving if tmp_path else {"checkpoint_every_n_epochs": 0}
     config = DistributedTrainingConfig(
         epochs=epochs, comm=comm, verbose=False, **({"global_batch_size": 16} | saving | settings)
     )
     with jax.numpy_dtype_promotion("standard"):  # as users run it: a float32 scalar beside float16
-        trainer.fit(*data, config)
+        trainer.fit(*(data or usual), config)
     return trainer
 
 
@@ -139,6 +145,42 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 def assert_same(one, other, close=CLOSE):
     for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True):
         np.testing.assert_allclose(a, b, **close)
+
+
+SETTINGS = {
+    "plain": {"sentinel_every_n_steps": 1},
+    "zero2": {"comm_options": {"regather": False}},
+    "clip-accumulation": {"max_grad_norm": 0.1, "gradient_accumulation_steps": 2},
+    "skip": {"on_nonfinite": "skip"},
+    "average": {"callbacks": lambda: [cx.EMA(0.9)]},
+    "float16": {"precision": "float16"},
+    "bfloat16": {"precision": "bfloat16", "max_grad_norm": 0.1},
+    "remat": {"remat": "full"},
+}
+
+
+def assert_as_mean(model, replicas, name):
+    """fsdp and `mean` train, evaluate and predict alike with the settings of that name."""
+    settings, found = dict(SETTINGS[name]), []
+    inputs, targets = MODELS[model][1]
+    if name == "skip" and inputs.dtype == np.float32:  # a step that all leave out
+        inputs = np.concatenate([inputs[:3], np.full_like(inputs[3:4], 3e38), inputs[4:]])
+    if replicas == 3:
+        settings["global_batch_size"] = 18
+    make = settings.pop("callbacks", list)
+    for comm in ("fsdp", "mean"):
+        own = {key: value for key, value in settings.items() if comm == "fsdp" or key != "comm_options"}
+        found.append(trained(comm, model, replicas, callbacks=make(), data=(inputs, targets), **own))
+    # bfloat16 keeps 8 bits: gradients differ by as much of themselves where the compiler fuses otherwise.
+    close = {"rtol": 0, "atol": 2e-3} if "precision" in settings else CLOSE
+    assert_same(*found, close)
+    one, other = found
+    assert one.history.skipped_steps == other.history.skipped_steps
+    assert one.history.skipped_steps or name != "skip" or inputs.dtype != np.float32
+    close = {"rtol": 0, "atol": 3e-2} if "precision" in settings else CLOSE  # outputs are sums of parameters
+    np.testing.assert_allclose(one.history.train_losses, other.history.train_losses, **close)
+    np.testing.assert_allclose(*(run.evaluate(inputs, targets) for run in found), **close)
+    np.testing.assert_allclose(*(run.predict(inputs) for run in found), **close)
 
 
 class Deep(nn.Module):
