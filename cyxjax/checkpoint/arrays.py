@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from cyxjax.checkpoint.pieces import Piece, file_of
 from cyxjax.errors import CheckpointError
 from cyxjax.files import PRIVATE
 
-_BLOCK_BYTES = 4 << 20
-_MOST_OPEN = 16  # files at a time: a step of thousands of processes has as many
+_BLOCK_BYTES = 1 << 20
 _NATIVE = {  # dtypes that safetensors names and numpy readers understand; others are kept as their bytes
     "bool": "BOOL",
     "float16": "F16",
@@ -128,7 +127,7 @@ class StoredArrays:
 
     def __init__(self, folder: Path, leaves: Sequence[Leaf], version: int) -> None:
         self._folder, self._leaves = folder, {leaf.name: leaf for leaf in leaves}
-        self._open: dict[int, Any] = {}
+        self._starts: dict[int, dict[str, int]] = {}
         self._version_1: dict[str, np.ndarray] = {}
         with _reading():
             if version == 1:
@@ -137,7 +136,7 @@ class StoredArrays:
                 _refuse_more_than_memory(sum(leaf.num_bytes for leaf in leaves))
                 self._version_1 = read_version_1(folder, leaves)
             else:
-                self._file(0)
+                self._starts_in(0)
 
     def __contains__(self, name: object) -> bool:
         return name in self._leaves
@@ -188,26 +187,46 @@ class StoredArrays:
         if self._version_1:
             yield self._version_1[leaf.name].reshape(-1)
             return
-        stored = self._file(piece.process).get_slice(leaf.name)
-        _, shape = _kept_as(*_entry_of(leaf, piece))
-        rows = shape[0] if shape else 1
-        num_bytes = (piece.stop - piece.start) * leaf.numpy_dtype.itemsize
-        step = max(_BLOCK_BYTES * rows // num_bytes, 1)  # of bytes: the block's, so that no item is cut
-        for first in range(0, rows, step):
-            block = stored[first : min(first + step, rows)] if shape else np.asarray(stored[...])
-            yield _as_was(block.reshape(-1), leaf)
+        dtype, count = leaf.numpy_dtype, piece.stop - piece.start
+        start = self._starts_in(piece.process)[leaf.name]
+        step = max(_BLOCK_BYTES // dtype.itemsize, 1)
+        with (self._folder / file_of(piece.process)).open("rb", buffering=0) as file:
+            file.seek(start)
+            for first in range(0, count, step):
+                block = np.empty(min(step, count - first), dtype)
+                _fill(file, _bytes_of(block))
+                yield block
 
-    def _file(self, process: int) -> Any:
-        """The open file of `process`, whose arrays are those that the leaves say."""
+    def _starts_in(self, process: int) -> dict[str, int]:
+        """Where each array begins in the file of `process`, which holds those that the leaves say."""
         import safetensors
 
-        if process not in self._open:
-            if len(self._open) >= _MOST_OPEN:
-                self._open.pop(next(iter(self._open)))
-            file = safetensors.safe_open(self._folder / file_of(process), framework="np", backend="pread")
-            _compare(file.__enter__(), self._leaves.values(), process)
-            self._open[process] = file
-        return self._open[process]
+        if process not in self._starts:
+            path = self._folder / file_of(process)
+            # It checks the header, and reads none of the arrays. Its slices are not used: without mmap, which
+            # makes a signal of a file that is cut short, each of them reads the whole array (0.8.0).
+            with safetensors.safe_open(path, framework="np", backend="pread") as checked:
+                _compare(checked, self._leaves.values(), process)
+            self._starts[process] = _starts(path)
+        return self._starts[process]
+
+
+def _fill(file: BinaryIO, data: memoryview) -> None:
+    """Raises: CheckpointError where the file ends before `data` is full."""
+    while data:
+        count = file.readinto(data)  # type: ignore[attr-defined]
+        if not count:
+            raise CheckpointError("the file ends too early. HINT: take another step.")
+        data = data[count:]
+
+
+def _starts(path: Path) -> dict[str, int]:
+    """Where each array of a safetensors file begins, whose header was found good."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return {name: 8 + length + one["data_offsets"][0] for name, one in header.items()}
 
 
 def _compare(file: Any, leaves: Iterable[Leaf], process: int) -> None:
@@ -246,11 +265,6 @@ def _kept_as(shape: tuple[int, ...], dtype: np.dtype) -> tuple[str, tuple[int, .
     native = _NATIVE.get(dtype.name)
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     return (native, tuple(shape)) if native else ("U8", (num_bytes,))
-
-
-def _as_was(flat: np.ndarray, leaf: Leaf) -> np.ndarray:
-    # bytes that another dtype is made of; a native dtype comes back as it is
-    return flat if leaf.dtype in _NATIVE else flat.view(leaf.numpy_dtype)
 
 
 def _refuse_more_than_memory(need_bytes: int) -> None:

@@ -236,6 +236,7 @@ def _fill(
     for name, want in wanted.items():
         array = adapted.pop(name) if name in adapted else _own(name, stored, want)
         filled.append(put(want, array))
+        del array  # before the next is read
     return jax.tree.unflatten(jax.tree.structure(target), filled)
 
 

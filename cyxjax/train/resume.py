@@ -25,6 +25,7 @@ from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.checkpoint.off import Checkpoints, NullCheckpointer
 from cyxjax.checkpoint.store import Best
 from cyxjax.checkpoint.together import Crew
+from cyxjax.checkpoint.tree import Put
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core import portable
 from cyxjax.core.step import TrainState
@@ -185,17 +186,23 @@ def load(
     up for the one that takes its place, so that no two states are held.
     Raises: CheckpointError for damage, and for the state of another model.
     """
+    target, fit_rows = portable.stored_shapes(like, sync, mesh)
+    restored = checkpointer.restore(target, step, adapt=fit_rows, put=placing(mesh, in_place=in_place))
+    if restored is None:
+        return None
+    return *from_meta(restored.meta, restored.state), restored.meta
+
+
+def placing(mesh: Mesh, *, in_place: bool) -> Put:
+    """What puts a leaf that was read on the devices, in the place of the wanted one if it says so."""
 
     def put(want: Any, array: np.ndarray) -> Any:
         if in_place:
             _give_up(want)
-        return portable.placed(want, array, mesh)
+        # Waits: a transfer under way keeps the host's array, and the next leaf would be read beside it.
+        return jax.block_until_ready(portable.placed(want, array, mesh))
 
-    target, fit_rows = portable.stored_shapes(like, sync, mesh)
-    restored = checkpointer.restore(target, step, adapt=fit_rows, put=put)
-    if restored is None:
-        return None
-    return *from_meta(restored.meta, restored.state), restored.meta
+    return put
 
 
 def _give_up(want: Any) -> None:

@@ -1,12 +1,13 @@
 """Leaves in pieces: their crc32 is that of the whole, and a missing or doubled element has no form."""
 
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from cyxjax.checkpoint.arrays import DamagedStep, Entry, StoredArrays, write_file
+from cyxjax.checkpoint.arrays import DamagedStep, Entry, StoredArrays, write_arrays, write_file
 from cyxjax.checkpoint.manifest import Leaf
 from cyxjax.checkpoint.pieces import Piece, file_of, find_gap, joined_crc32
 from cyxjax.errors import CheckpointError
@@ -63,7 +64,7 @@ def test_any_span_is_read_from_the_pieces_it_lies_in(tmp_path, monkeypatch, dtyp
     assert b"".join(block.tobytes() for block in stored.blocks("w")) == array.tobytes()
 
 
-def test_more_files_than_are_kept_open(tmp_path):
+def test_more_files_than_a_process_may_open(tmp_path):
     array = np.arange(40, dtype=np.float32)
     leaf = in_pieces(tmp_path, array, list(range(41)))
     stored = StoredArrays(tmp_path, [leaf], 3)
@@ -103,3 +104,18 @@ def test_safetensors_reads_what_is_written_a_block_at_a_time(tmp_path):
     assert found["a"].tobytes() == np.concatenate(blocks).tobytes()
     assert crc["a"] == zlib.crc32(np.concatenate(blocks).tobytes())
     assert (found["b"].tolist(), found["none"].shape, found["one"][()]) == ([0, 1, 2], (0, 2), 2.5)
+
+
+def test_a_leaf_is_read_once_however_many_blocks_it_takes(tmp_path, monkeypatch):
+    """safetensors reads the whole array for a slice of it: a gigabyte would have been read 256 times."""
+    monkeypatch.setattr("cyxjax.checkpoint.arrays._BLOCK_BYTES", 4096)
+    array = np.arange(250_000, dtype=np.float32)
+    write_arrays(tmp_path / "arrays", {"a": array})
+    stored = StoredArrays(tmp_path / "arrays", [Leaf("a", array.shape, "float32", zlib.crc32(array))], 2)
+
+    def bytes_read():
+        return int(Path("/proc/self/io").read_text().split()[1])  # rchar: of all reads, cached or not
+
+    before = bytes_read()
+    np.testing.assert_array_equal(stored.part("a", 10, 250_000), array[10:])
+    assert bytes_read() - before < 2 * array.nbytes  # in 245 blocks it was 245 times
