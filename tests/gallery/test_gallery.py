@@ -1,0 +1,53 @@
+"""The examples as people run them: on two devices of one process and in two processes, with equal losses."""
+
+import importlib.util
+from pathlib import Path
+
+import jax
+import pytest
+
+import cyxjax as cx
+from tests.support.trainers import use_devices
+
+EXAMPLES = Path(__file__).parents[2] / "scripts" / "examples"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+
+
+def losses(name):
+    """Of each epoch, as the example's own `main` gives them."""
+    spec = importlib.util.spec_from_file_location(f"gallery_{name}", EXAMPLES / f"{name}.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return example.main()
+
+
+def all_losses():
+    return {name: losses(name) for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_learns_on_two_devices(name, group, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    use_devices(2)
+    found = losses(name)
+    assert found[-1] < 0.95 * found[0]
+    assert {path.name for path in tmp_path.iterdir()} <= {"runs"}
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_two_processes_have_the_losses_of_two_devices(group, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    use_devices(2)
+    alone = all_losses()
+    one, two = cx.testing.run_ranks(2, all_losses)
+    for name in NAMES:
+        assert one[name] == two[name]
+        assert one[name] == pytest.approx(alone[name], rel=1e-5), name  # another order of sums
+
+
+def test_an_example_is_short():
+    lengths = {name: len((EXAMPLES / f"{name}.py").read_text().splitlines()) for name in NAMES}
+    assert len(NAMES) >= 4
+    assert {name: count for name, count in lengths.items() if count > 80} == {}
