@@ -84,6 +84,11 @@ class Session:
         """The state all replicas agree on, as evaluation sees it."""
         return self.built.program.consensus(self.run_state.state)
 
+    def output_shapes(self, inputs: PyTree) -> PyTree:
+        """Of the model, for shapes of inputs: nothing is computed."""
+        seen = jax.eval_shape(self.built.program.consensus, self.run_state.state)
+        return jax.eval_shape(self.built.predict_step, seen, inputs)
+
     def values(self) -> tuple[PyTree, PyTree]:
         """(params, model_state) that all replicas agree on, host arrays; adapters added to their kernels."""
         seen = self.built.shown(self.run_state.state)

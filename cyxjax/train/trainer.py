@@ -10,6 +10,7 @@ import optax
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import PerExample, as_per_example
+from cyxjax.core.mesh import num_replicas
 from cyxjax.core.metrics import Metrics, metrics_of
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.model_fns import ModelFns
@@ -25,6 +26,7 @@ from cyxjax.observe.sinks import NullSink
 from cyxjax.train import loop, resume
 from cyxjax.train.feeding import check_data, fit_data
 from cyxjax.train.feeding.feed import eval_batches
+from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.predicting import predict_all, source_of
 from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
@@ -136,8 +138,12 @@ class DistributedTrainer:
         """
         dataset = fit_data.for_evaluation(X if y is None else (X, y))
         same_run.refuse_other_samples(self._group, "evaluate", dataset)
-        self._session.ensure(check_data.one_input(dataset))
+        looked = check_data.first_step(FitData(dataset, None, not fit_data.is_loader(dataset)))
+        self._session.ensure(check_data.one_input(looked))
         built = self._session.built
+        dataset = check_data.labelled(
+            looked, self._session.output_shapes, num_replicas(self._mesh), self.recipe.metrics
+        )
         step, size = self._session.prepared.settings.step, batch_size or built.batch_size
         shape = step.batch._replace(batch_size=size)
         whole_batch.check_full_batches(self._session.recipe.loss, dataset, shape, "data")

@@ -11,7 +11,7 @@ from cyxjax.core.metrics import Metrics
 from cyxjax.core.objective.loss_probe import needs_probe, refuse_unless_blind, refuse_unless_mean
 from cyxjax.core.objective.metric_probe import refuse_unless_of_samples
 from cyxjax.core.objective.own_loss import refuse_a_tree
-from cyxjax.data.labels import check_labels
+from cyxjax.data.labels import check_labels, watched
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError
 from cyxjax.train.feeding.fit_data import FitData, is_loader
@@ -42,6 +42,18 @@ def one_input(data: Any) -> PyTree:
     if data.indexed:
         return data.train.take(np.zeros(1, np.int64))[0]
     return jax.tree.map(lambda a: a[:1], data.first[0][0])
+
+
+def labelled(data: FitData, run: Callable[[PyTree], PyTree], replicas: int, metrics: Metrics) -> Any:
+    """The samples of `data`, to be evaluated, none of whose labels names no class.
+
+    run and metrics: as of `check`. Raises: DataError naming the sample; of a loader as its batches are read.
+    """
+    one = data.train.take(np.zeros(1, np.int64)) if data.indexed else data.first[0]
+    inputs, targets = (_per_replica(part, replicas) for part in one)
+    found = watched(data.train)
+    check_labels(found, *metrics.labels(run(inputs), targets), "data", metrics.ignore_index)
+    return found
 
 
 def telling_samples(data: FitData) -> tuple[PyTree, PyTree]:

@@ -22,6 +22,7 @@ from cyxjax.train.monitor import watchable_in
 from cyxjax.train.settings import FirstValues, Settings, resolve
 from cyxjax.train.start.build import Built, Recipe, build, check_precision
 from cyxjax.train.start.first_values import taken
+from cyxjax.train.start.too_large import refuse_too_large, shapes_of
 from cyxjax.train.start.whole_batch import check_same_params, check_whole_batch
 
 PyTree = Any
@@ -105,6 +106,7 @@ def first_run(
 ) -> tuple[RunState, list[str]]:
     """(step 0, what to tell of its parameters): drawn from the seed, or what `first` names."""
     built, seed, inputs = prepared.built, prepared.settings.seed, prepared.inputs
+    refuse_too_large(shapes_of(built.fns, inputs), mesh, in_parts=built.sync.keeps_parts)
     told: list[str] = []
     first = first if first is not None and first.path is not None else None
     with explained(f"with comm={prepared.settings.step.comm!r}"):

@@ -1,0 +1,58 @@
+"""What would be counted without a word, or would never come to an end, is refused in one line."""
+
+import numpy as np
+import optax
+import pytest
+
+import cyxjax as cx
+from cyxjax.errors import ConfigError, DataError
+from tests.support.trainers import FEATURES, X, Y, config, mlp
+from tests.support.trainers import own_group as own_group
+
+
+class Loader:
+    """Batches of 8; starts anew each time."""
+
+    def __init__(self, y):
+        self.y = y
+
+    def __iter__(self):
+        return iter([(X[i : i + 8], self.y[i : i + 8]) for i in range(0, 24, 8)])
+
+
+def one_hot_loss(output, target):
+    import jax
+
+    return optax.softmax_cross_entropy(output, jax.nn.one_hot(target, 3))  # 0 where there is no such class
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_evaluation_refuses_a_label_that_names_no_class(label):
+    train = cx.distributed.DistributedTrainer(mlp(), one_hot_loss, cx.SGDOptimizer(0.1))
+    train.fit(X, Y, config(epochs=1))
+    odd = Y[:24].copy()
+    odd[17] = label
+    with pytest.raises(DataError, match=f"data: sample 17 has label {label}.*HINT"):
+        train.evaluate(X[:24], odd)
+    with pytest.raises(DataError, match=f"data: batch 2: sample 1 has label {label}.*HINT"):
+        train.evaluate(Loader(odd))
+    assert train.evaluate(Loader(Y)) == pytest.approx(train.evaluate(X[:24], Y[:24]), rel=1e-5)
+
+
+def test_a_label_that_is_ignored_is_evaluated():
+    train = cx.distributed.DistributedTrainer(
+        mlp(), cx.CrossEntropyLoss(ignore_index=-100), cx.SGDOptimizer(0.1)
+    )
+    some = np.where(np.arange(24) < 12, Y[:24], -100)
+    train.fit(X, Y, config(epochs=1))
+    assert train.evaluate(X[:24], some) == pytest.approx(train.evaluate(X[:12], Y[:12]), rel=1e-5)
+
+
+@pytest.mark.parametrize("comm", ["mean", "fsdp"])
+def test_a_model_that_no_host_holds_is_refused_before_it_is_drawn(comm):
+    wide = cx.get_model("mlp")({"hidden": [99999999999]})
+    train = cx.distributed.DistributedTrainer(wide, cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1))
+    # (6 + 1 + 10) x 1e11 numbers of 4 bytes; it was drawn, and nothing came of it.
+    with pytest.raises(ConfigError, match=r"parameters take 6,\d\d\d\.\d GB .*the largest is .*kernel.*HINT"):
+        train.fit(X, Y, config(comm=comm))
+    assert FEATURES == 6
