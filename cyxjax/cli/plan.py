@@ -1,33 +1,49 @@
 """`cyxjax plan --config X`: the step of an experiment, compiled and read, not run."""
 
-from collections.abc import Sequence
-from typing import Any
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from cyxjax.config.help import Command
 from cyxjax.config.load import load_config
 from cyxjax.errors import EXIT_OK, ConfigError
+from cyxjax.observe import scaling
 from cyxjax.observe.compiled_plan import collectives, memory_bytes, plan_lines, state_bytes
 
 _GB = "--device-gb"
+_OWN = {  # options that are no key of an experiment -> an example of their value
+    _GB: "16",
+    "--bandwidth": "100Gbit",
+    "--latency": "5us",
+    "--mtbf": "1000h",
+    "--restart": "60s",
+    "--replicas": "1:4096",
+}
+_WIRE = {"--bandwidth": "10Gbit", "--latency": "20us"}
+_STEPS, _WARM = 13, 3
 _ON_CPU = "plan in one process, with `--cpu-devices 4` where there are fewer devices"
 _COMMAND = Command(
     "cyxjax plan",
-    "Compiles one step of an experiment and shows what it sends and holds. Trains nothing, writes nothing. "
-    "With --device-gb N it also shows what a replica would hold at 1 to 4,096 replicas under mean, zero1 and "
-    "fsdp, and names the cheapest that fits N GB.",
-    "cyxjax plan --config configs/digits.yaml --comm zero1",
+    "Compiles one step of an experiment and shows what it sends, holds and computes. Writes nothing. "
+    "--device-gb N: what a replica would hold at 1 to 4,096 replicas under mean, zero1 and fsdp, and the "
+    "cheapest that fits N GB. --bandwidth 100Gbit, --latency 5us, --replicas 1:4096 (any of them): runs some "
+    "steps here and draws the time of a step and an epoch out to other numbers of replicas, by strategy. "
+    "--mtbf 1000h (of a host), --restart 60s: how often to save, and what of the time will count.",
+    "cyxjax plan --config configs/digits.yaml --bandwidth 10Gbit --latency 20us --mtbf 1000h",
 )
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints what a step sends and holds, with the words of `cyxjax.train`; writes nothing."""
-    device_gb, argv = without_device_gb(argv)
+    own, argv = own_options(argv)
     config = load_config(argv, _COMMAND)
     if config.reproducibility == "exact":
         raise ConfigError(
             "a plan is of one program, and a step with reproducibility='exact' is several. "
             "HINT: plan with --reproducibility none; exact sends about as much."
         )
+    wish = Wish.of(own)
     from cyxjax.distributed import process_group
     from cyxjax.train.experiment import prepare
     from cyxjax.train.loop import Position
@@ -36,31 +52,120 @@ def main(argv: Sequence[str]) -> int:
     assert prepared.feed is not None
     batch = next(iter(prepared.feed.train(Position(), lambda: (False, False)))).batch
     step: Any = trainer.program.train_step
-    compiled = step.lower(trainer.state, batch).compile()
+    lowered = step.lower(trainer.state, batch)
+    compiled = lowered.compile()
     if trainer.is_master():
         found = collectives(compiled.as_text())
         print(f"comm: {config.comm}, precision: {config.precision}, remat: {config.remat}")
         print("\n".join(plan_lines(found, state_bytes(trainer.state), memory_bytes(compiled))))
-        if device_gb is not None:
-            print("\n".join(_by_replicas(trainer, prepared, batch, device_gb)))
+        print(f"computed in a step: {work_line(lowered.cost_analysis())}")
+        if wish.device_gb is not None:
+            print("\n".join(_by_replicas(trainer, prepared, batch, wish.device_gb)))
+    if wish.wire is not None:
+        lines = _scaled(trainer, prepared, compiled, batch, wish)  # every rank: the steps are real
+        if trainer.is_master():
+            print("\n".join(lines))
     process_group.finalize()
     return EXIT_OK
 
 
-def without_device_gb(argv: Sequence[str]) -> tuple[float | None, list[str]]:
-    """(the value of --device-gb, the words without it). Raises: ConfigError for no positive number."""
-    words = [part for word in argv for part in (word.split("=", 1) if word.startswith(f"{_GB}=") else [word])]
-    if _GB not in words:
-        return None, words
-    at = words.index(_GB)
-    text = words[at + 1] if at + 1 < len(words) else ""
+def work_line(cost: Mapping[str, float] | None) -> str:
+    """FLOPs of a step, from the program before it is compiled: libraries hide theirs."""
+    flops = (cost or {}).get("flops", 0.0)
+    return f"{flops / 1e9:,.3f} GFLOP per replica" if flops > 0 else "not told by this backend"
+
+
+class Wish(NamedTuple):
+    """What a plan is asked beyond the step itself."""
+
+    device_gb: float | None
+    wire: scaling.Wire | None  # None: no curve
+    mtbf_s: float | None
+    restart_s: float
+    replicas: tuple[int, ...]
+
+    @classmethod
+    def of(cls, own: Mapping[str, str]) -> "Wish":
+        """Raises: ConfigError for a value that is none."""
+        asked = (
+            {**_WIRE, **own}
+            if {"--bandwidth", "--latency", "--mtbf", "--replicas", "--restart"} & {*own}
+            else {}
+        )
+        wire = None
+        if asked:
+            wire = scaling.Wire(
+                scaling.rate(asked["--bandwidth"]), scaling.seconds("--latency", asked["--latency"])
+            )
+        return cls(
+            _gigabytes(own[_GB]) if _GB in own else None,
+            wire,
+            scaling.seconds("--mtbf", own["--mtbf"]) if "--mtbf" in own else None,
+            scaling.seconds("--restart", own.get("--restart", "60s")),
+            scaling.replicas(own.get("--replicas", "1:4096")),
+        )
+
+
+def own_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """(values of the options that are a plan's own, the words without them). Raises: ConfigError."""
+    own: dict[str, str] = {}
+    rest, words = [], list(argv)
+    while words:
+        name, equals, value = words.pop(0).partition("=")
+        if name not in _OWN:
+            rest.append(name + equals + value)
+        elif equals or words:
+            own[name] = value if equals else words.pop(0)
+        else:
+            raise ConfigError(f"{name}: expected a value. HINT: {name} {_OWN[name]}")
+    return own, rest
+
+
+def _gigabytes(text: str) -> float:
     try:
         found = float(text)
     except ValueError:
         found = 0.0
     if not 0 < found < float("inf"):
         raise ConfigError(f"{_GB} {text!r}: expected the memory of a device in GB. HINT: {_GB} 16")
-    return found, words[:at] + words[at + 2 :]
+    return found
+
+
+def _scaled(trainer: Any, prepared: Any, compiled: Any, batch: Any, wish: Wish) -> list[str]:
+    """The curves, from steps that are run here for about a second; the state they change is dropped."""
+    import jax
+
+    assert wish.wire is not None
+    state, held = trainer.state, state_bytes(trainer.state)
+    params = jax.eval_shape(prepared.built.fns.init, jax.random.key(0), prepared.inputs)[0]
+    compute_s = _step_s(compiled, state, batch)
+    shape, epoch = prepared.settings.step.batch, prepared.settings.reading.epoch
+    work = scaling.Work(
+        compute_s,
+        None if epoch is None else epoch.num_samples,
+        shape.batch_size * shape.accumulation,
+        sum(held.values()),
+    )
+    sent = scaling.exchanges(params)
+    lines = [*scaling.curve(work, sent, wish.wire, wish.replicas), scaling.error_line()]
+    if shape.num_shares > 1:
+        lines.append(f"measured with {shape.num_shares} replicas here: their exchange is part of it.")
+    if wish.mtbf_s is not None:
+        lines += scaling.failures(work, wish.mtbf_s, wish.restart_s, wish.replicas)
+    return lines
+
+
+def _step_s(compiled: Any, state: Any, batch: Any) -> float:
+    """The median of some steps; as many on every rank."""
+    import jax
+
+    took = []
+    for _ in range(_STEPS):
+        began = time.perf_counter()
+        state, sums = compiled(state, batch)
+        jax.block_until_ready((state, sums))
+        took.append(time.perf_counter() - began)
+    return statistics.median(took[_WARM:])
 
 
 def _by_replicas(trainer: Any, prepared: Any, batch: Any, device_gb: float) -> list[str]:

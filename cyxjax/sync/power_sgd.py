@@ -54,7 +54,7 @@ def power_sgd_reducer(
         )
 
     def init(params: PyTree) -> PowerSgdState:
-        chosen = _compressible(params, rank, min_compression)
+        chosen = compressible(params, rank, min_compression)
         _refuse_none(chosen, params, rank)
         error = {name: jnp.zeros(shape, jnp.float32) for name, shape in chosen.items()}
         start = {name: _random_q(name, (m, min(rank, n, m)), 0) for name, (n, m) in chosen.items()}
@@ -121,7 +121,7 @@ def _joined_mean(tree: PyTree) -> PyTree:
     return unravel(lax.pmean(flat, AXIS))
 
 
-def _compressible(params: PyTree, rank: int, min_compression: float) -> dict[str, tuple[int, int]]:
+def compressible(params: PyTree, rank: int, min_compression: float) -> dict[str, tuple[int, int]]:
     """(n, m) by path of the leaves that are worth it."""
     found = {}
     for name, leaf in _named(params).items():

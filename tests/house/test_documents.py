@@ -67,7 +67,7 @@ def check_command(words: list[str]) -> None:
 def check_ours(command: str, words: list[str]) -> None:
     assert command in main.ROWS
     if command == "plan":
-        words = plan.without_device_gb(words)[1]
+        words = plan.own_options(words)[1]
     if command in ("train", "config", "plan"):
         load_config([word for word in words if word != "--help"])
     elif command == "launch" and words[0] != "--slurm":

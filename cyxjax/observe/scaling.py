@@ -1,0 +1,209 @@
+"""How long a step and an epoch take at other numbers of replicas: an alpha-beta model of what a step sends.
+
+A message of n bytes takes latency + n / bandwidth. An exchange of a whole of n bytes between R replicas
+takes log2(R) latencies and n (R - 1) / R bytes one way; an all-reduce both ways. Nothing overlaps with
+computing.
+Source: Thakur, Rabenseifner, Gropp 2005, doi:10.1177/1094342005051521 (recursive halving and doubling).
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cyxjax.errors import ConfigError
+from cyxjax.observe.compiled_plan import size
+from cyxjax.observe.lines import span
+from cyxjax.sync.power_sgd import compressible
+
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+_SELDOM = ("local_sgd", "diloco")  # always quickest: replicas agree now and then, which trains otherwise
+_RANK, _MIN_COMPRESSION = 4, 2.0  # power_sgd's defaults
+_SAVE_BYTES_S = 1e9  # of a state to a disk that all share, unless said
+_RATES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_SPANS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Wire(NamedTuple):
+    """Between any two replicas."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+class Exchange(NamedTuple):
+    """A part of what a strategy sends: the whole vector's bytes, and how often in a step."""
+
+    both_ways: bool
+    num_bytes: float
+    times: float = 1.0
+
+    def seconds(self, replicas: int, wire: Wire) -> float:
+        one_way = self.num_bytes * (replicas - 1) / replicas / wire.bytes_per_s
+        return self.times * (1 + self.both_ways) * (one_way + math.ceil(math.log2(replicas)) * wire.latency_s)
+
+
+def exchanges(params: Any) -> dict[str, list[Exchange]]:
+    """What each strategy sends of float32 gradients, with its default options; as `sync/README.md` says it.
+
+    params: arrays or shapes.
+    """
+    import jax
+
+    whole = 4.0 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+    thin = compressible(params, _RANK, _MIN_COMPRESSION)
+    saved = sum(n * m - min(_RANK, n, m) * (n + m) for n, m in thin.values())
+    int8 = whole / 4 * (1 + 4 / 256)
+    found = {
+        "mean": [Exchange(True, whole)],
+        "bf16": [Exchange(False, whole / 2, 2)],
+        "int8": [Exchange(False, int8, 2)],
+        "zero1": [Exchange(False, whole, 2)],
+        "fsdp": [Exchange(False, whole, 3)],
+        "local_sgd": [Exchange(True, whole, 1 / 8)],
+        "diloco": [Exchange(True, whole, 1 / 50)],
+    }
+    return found | ({"power_sgd": [Exchange(True, whole - 4 * saved)]} if thin else {})
+
+
+def step_s(sent: Sequence[Exchange], compute_s: float, replicas: int, wire: Wire) -> float:
+    return compute_s + sum(one.seconds(replicas, wire) for one in sent)
+
+
+class Work(NamedTuple):
+    """What was measured here and what is known of the experiment."""
+
+    compute_s: float  # of a step, of one replica
+    samples: int | None  # of an epoch
+    samples_per_step: int  # of one replica
+    state_bytes: int
+
+
+def curve(
+    work: Work, sent: Mapping[str, Sequence[Exchange]], wire: Wire, counts: Sequence[int]
+) -> Iterator[str]:
+    """Lines: milliseconds of a step by strategy and replicas, the quickest, and an epoch with it."""
+    yield f"a step in ms: computing {1000 * work.compute_s:.2f} (measured here), then sending;"
+    yield f"wires of {size(wire.bytes_per_s)}/s and {1e6 * wire.latency_s:g} us between any two replicas:"
+    yield f"  {'replicas':>8}  " + " ".join(f"{name:>10}" for name in sent) + "  quickest*   an epoch with it"
+    for count in counts:
+        took = {name: step_s(parts, work.compute_s, count, wire) for name, parts in sent.items()}
+        best = min((name for name in took if name not in _SELDOM), key=lambda name: took[name])
+        epoch = ""
+        if work.samples is not None:
+            steps = -(-work.samples // (work.samples_per_step * count))
+            epoch = f"{steps:,} steps, {span(steps * took[best])}"
+        yield (
+            f"  {count:>8}  "
+            + " ".join(f"{1000 * s:>10.2f}" for s in took.values())
+            + f"  {best:<10}  {epoch}"
+        )
+    yield "* of those that average in every step"
+
+
+def save_every_s(save_s: float, mtbf_s: float) -> float:
+    """The best time between two checkpoints of a job that fails once in `mtbf_s`.
+
+    Source: Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37.
+    """
+    if save_s >= 2 * mtbf_s:
+        return mtbf_s
+    x = save_s / (2 * mtbf_s)
+    return math.sqrt(2 * save_s * mtbf_s) * (1 + math.sqrt(x) / 3 + x / 9) - save_s
+
+
+def goodput(every_s: float, save_s: float, restart_s: float, mtbf_s: float) -> float:
+    """The share of time that is steps which count, of a job that fails at random. Source: Daly, eq. 20."""
+    if (every_s + save_s + restart_s) / mtbf_s > 500:
+        return 0.0
+    wall_s = mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1((every_s + save_s) / mtbf_s)
+    return every_s / wall_s
+
+
+def failures(work: Work, mtbf_s: float, restart_s: float, counts: Sequence[int]) -> Iterator[str]:
+    """Lines: how often to save, and what of the time counts. mtbf_s: of one replica's host."""
+    save_s = work.state_bytes / _SAVE_BYTES_S
+    yield f"a host fails once in {span(mtbf_s)}, a restart takes {span(restart_s)},"
+    yield f"a save of {size(work.state_bytes)} {span(save_s)} (at 1 GB/s):"
+    yield f"  {'replicas':>8}  {'save every':>16}  {'goodput':>7}"
+    for count in counts:
+        every_s = save_every_s(save_s, mtbf_s / count)
+        share = goodput(every_s, save_s, restart_s, mtbf_s / count)
+        yield f"  {count:>8}  {span(every_s):>16}  {share:>7.2%}"
+
+
+# scripts/bench/comm.py: samples/s at 100 Mbit/s and 1 Gbit/s; 2 processes, batch 64 each, 5.8 M parameters.
+_MEASURED = {
+    "mean": (63, 468),
+    "zero1": (62, 370),
+    "bf16": (120, 508),
+    "int8": (209, 585),
+    "local_sgd": (433, 1279),
+}
+_ALONE_S = 0.0657  # a step that sends next to nothing: diloco's, at 1 Gbit/s
+
+
+def errors() -> list[float]:
+    """(predicted - measured) / measured time of a step, for each number of the benchmark on slow wires."""
+    import jax
+    import numpy as np
+
+    shapes = [jax.ShapeDtypeStruct((5_800_000,), np.float32)]
+    found = exchanges(shapes)
+    wires = (Wire(12.5e6, 1e-4), Wire(125e6, 1e-4))
+    return [
+        step_s(found[name], _ALONE_S, 2, wire) / (2 * 64 / rate) - 1
+        for name, rates in _MEASURED.items()
+        for wire, rate in zip(wires, rates, strict=True)
+    ]
+
+
+def error_line() -> str:
+    """How far the model was from what was measured."""
+    off = errors()
+    usual, worst = statistics.median(map(abs, off)), max(off, key=abs)
+    return (
+        f"this model is off by {usual:.0%} in the median, {worst:+.0%} at worst, where it was measured "
+        "(scripts/bench/comm.py: 2 processes, 100 Mbit/s and 1 Gbit/s)."
+    )
+
+
+def rate(text: str) -> float:
+    """Bytes per second of `100Gbit`, `12.5GB`. Raises: ConfigError."""
+    for unit, bits in (("bit", 8), ("b", 1)):
+        number, _, rest = text.strip().lower().partition(unit)
+        if not rest and number != text.strip().lower() and number:
+            scale = _RATES.get(number[-1], 0.0) if number[-1].isalpha() else 1.0
+            with_scale = _number(number[:-1] if number[-1].isalpha() else number) * scale / bits
+            if with_scale > 0:
+                return with_scale
+    raise ConfigError(
+        f"--bandwidth {text!r}: expected a rate such as 100Gbit or 12.5GB (a second). HINT: 10Gbit"
+    )
+
+
+def seconds(option: str, text: str) -> float:
+    """Seconds of `5us`, `30s`, `1000h`. Raises: ConfigError."""
+    for unit in ("us", "ms", "min", "s", "h", "d"):
+        if text.endswith(unit) and _number(text.removesuffix(unit)) > 0:
+            return _number(text.removesuffix(unit)) * _SPANS[unit]
+    raise ConfigError(
+        f"{option} {text!r}: expected a time with its unit: us, ms, s, min, h or d. HINT: {option} 10us"
+    )
+
+
+def replicas(text: str) -> tuple[int, ...]:
+    """The counts in `1:4096`, powers of two, with the ends. Raises: ConfigError."""
+    low, colon, high = text.partition(":")
+    if not (colon and low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high) <= 1_000_000):
+        raise ConfigError(f"--replicas {text!r}: expected FIRST:LAST. HINT: --replicas 1:4096")
+    powers = {1 << n for n in range(20) if int(low) <= 1 << n <= int(high)}
+    return tuple(sorted(powers | {int(low), int(high)}))
+
+
+def _number(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        return 0.0
+    return found if math.isfinite(found) else 0.0
