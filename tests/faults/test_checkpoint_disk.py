@@ -105,13 +105,13 @@ def test_a_good_save_forgives_earlier_failures(tmp_path, broken_disk):
 
 def test_the_loop_waits_for_the_copy_and_not_for_the_disk(tmp_path, monkeypatch):
     disk_is_free, real = threading.Event(), store.write_arrays
-    monkeypatch.setattr(store, "write_arrays", lambda *args: disk_is_free.wait(20) and real(*args))
+    monkeypatch.setattr(store, "write_arrays", lambda *args: disk_is_free.wait(90) and real(*args))
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, {"w": jnp.ones(10)})  # returns while the disk is stuck
     assert checkpointer.wait(timeout=0.01) is False
     assert checkpointer.saved_step is None
     disk_is_free.set()
-    assert checkpointer.wait(timeout=20) is True
+    assert checkpointer.wait(timeout=90) is True
     assert checkpointer.saved_step == 1
 
 

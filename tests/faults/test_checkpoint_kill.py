@@ -44,7 +44,7 @@ def start(writers, *words):
 
 
 def wait_until_gone(pid):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -52,7 +52,7 @@ def wait_until_gone(pid):
 
 def wait_until_stopped(pid):
     """Until every thread has stopped: the signal reaches them one after the other."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while any(stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in threads_of(pid)):
         assert time.monotonic() < deadline
         time.sleep(0.002)

@@ -22,9 +22,9 @@ def hosts(tmp_path):
 
 
 def test_a_host_that_comes_costs_one_restart_at_the_new_size(hosts):
-    first = hosts.add(STEPS=100)
-    assert until(lambda: under_way(first, 0), 30)
-    second = hosts.add(nproc=2, STEPS=100)
+    first = hosts.add(STEPS=300)  # 15 s: the second host has come by then
+    assert until(lambda: under_way(first, 0), 90)
+    second = hosts.add(nproc=2, STEPS=300)
     for run in (first, second):
         run.wait()
         assert run.code == 0, run.err
@@ -32,13 +32,13 @@ def test_a_host_that_comes_costs_one_restart_at_the_new_size(hosts):
     assert "start 1: 2 host(s), 3 rank(s)" in first.err
     assert "start 2" not in first.err
     assert "saved" in first.out  # it was asked to save before it ended
-    assert first.out.count("finished 100 steps, start 1, total 3") == 1
-    assert second.out.count("finished 100 steps, start 1, total 3") == 2
+    assert first.out.count("finished 300 steps, start 1, total 3") == 1
+    assert second.out.count("finished 300 steps, start 1, total 3") == 2
 
 
 def test_a_host_that_is_lost_is_dropped_and_the_others_go_on(hosts):
     first, second, third = (hosts.add(STEPS=100) for _ in range(3))
-    assert until(lambda: all(under_way(run, 0) for run in hosts.runs), 30)
+    assert until(lambda: all(under_way(run, 0) for run in hosts.runs), 90)
     second.process.kill()
     for run in (first, third):
         run.wait()
@@ -51,7 +51,7 @@ def test_a_host_that_is_lost_is_dropped_and_the_others_go_on(hosts):
 
 def test_a_host_that_is_told_to_stop_leaves_and_the_others_go_on(hosts):
     first, second = hosts.add(STEPS=100), hosts.add(STEPS=100)
-    assert until(lambda: under_way(first, 0) and under_way(second, 0), 30)
+    assert until(lambda: under_way(first, 0) and under_way(second, 0), 90)
     second.process.send_signal(signal.SIGTERM)
     second.wait()
     first.wait()
@@ -64,10 +64,10 @@ def test_below_the_fewest_the_job_waits_and_then_ends_with_a_message(tmp_path):
     try:
         first = hosts.add(STEPS=400, DISTRIBUTED_TIMEOUT_MS=4000)
         second = hosts.add(STEPS=400, DISTRIBUTED_TIMEOUT_MS=4000)
-        assert until(lambda: under_way(first, 0) and under_way(second, 0), 30)
+        assert until(lambda: under_way(first, 0) and under_way(second, 0), 90)
         second.process.kill()
         began = time.monotonic()
-        first.wait(40)
+        first.wait()
         assert time.monotonic() - began > 3  # it has waited for another host
         assert first.code == EXIT_INFRASTRUCTURE, first.err
         assert "Timeout waiting for hosts: 1 here" in first.err
@@ -78,7 +78,7 @@ def test_below_the_fewest_the_job_waits_and_then_ends_with_a_message(tmp_path):
 
 def test_the_first_host_takes_the_job_with_it(hosts):
     first, second = hosts.add(STEPS=4000), hosts.add(STEPS=4000, DISTRIBUTED_TIMEOUT_MS=3000)
-    assert until(lambda: under_way(first, 0) and under_way(second, 0), 30)
+    assert until(lambda: under_way(first, 0) and under_way(second, 0), 90)
     first.process.send_signal(signal.SIGTERM)
     first.wait()
     second.wait()
@@ -98,31 +98,31 @@ def test_a_failure_is_restarted_within_the_budget_and_shown_where_it_happened(ho
 
 
 def test_a_stranger_without_the_token_is_refused(hosts):
-    first = hosts.add(STEPS=60)
-    stranger = hosts.add(STEPS=60, CYXJAX_TOKEN="wrong")
+    first = hosts.add(STEPS=200)
+    stranger = hosts.add(STEPS=200, CYXJAX_TOKEN="wrong")
     stranger.wait()
     first.wait()
     assert first.code == 0, first.err
-    assert first.out.count("finished 60 steps, start 0, total 1") == 1
+    assert first.out.count("finished 200 steps, start 0, total 1") == 1
     assert stranger.code == EXIT_INFRASTRUCTURE
     assert "wrong or missing job token" in stranger.err
 
 
 def test_a_host_that_looks_for_the_first_one_leaves_when_it_is_told_to(hosts):
     first, second = hosts.add(STEPS=4000), hosts.add(STEPS=4000, DISTRIBUTED_TIMEOUT_MS=60000)
-    assert until(lambda: under_way(second, 0), 30)
+    assert until(lambda: under_way(second, 0), 90)
     first.process.kill()
     assert second.told("trying to reach it again")
     assert second.process.poll() is None  # the first host may be started again
     second.process.send_signal(signal.SIGTERM)
-    second.wait(30)
+    second.wait()
     assert second.code == EXIT_PREEMPTED, second.err
     assert "trying to reach it again" in second.err
 
 
 def test_real_collectives_go_on_at_the_new_size(hosts):
     first, second = (hosts.add(KIND="jax", STEPS=60, STEP_S=0.1) for _ in range(2))
-    assert until(lambda: under_way(first, 0) and under_way(second, 0), 60)
+    assert until(lambda: under_way(first, 0) and under_way(second, 0), 90)
     second.process.kill()
     first.wait()
     assert first.code == 0, first.err
@@ -132,15 +132,15 @@ def test_real_collectives_go_on_at_the_new_size(hosts):
 def test_a_spare_waits_and_takes_the_place_of_a_host_that_goes(tmp_path):
     hosts = Hosts(tmp_path, "1:2")
     try:
-        first, second = hosts.add(STEPS=100), hosts.add(STEPS=100)
-        assert until(lambda: under_way(first, 0) and under_way(second, 0), 30)
-        spare = hosts.add(STEPS=100)
+        first, second = hosts.add(STEPS=300), hosts.add(STEPS=300)
+        assert until(lambda: under_way(first, 0) and under_way(second, 0), 90)
+        spare = hosts.add(STEPS=300)
         assert spare.told("this one waits until one of them goes")
         second.process.kill()
         for run in (first, spare):
             run.wait()
             assert run.code == 0, run.err
-            assert run.out.count("finished 100 steps, start 1, total 2") == 1
+            assert run.out.count("finished 300 steps, start 1, total 2") == 1
         assert "is here as a spare: 2 hosts are the most" in first.err
         assert spare.err.count("this one waits until one of them goes") == 1
         assert "start 2" not in first.err
@@ -151,23 +151,21 @@ def test_a_spare_waits_and_takes_the_place_of_a_host_that_goes(tmp_path):
 def test_a_spare_that_is_not_needed_ends_with_the_job(tmp_path):
     hosts = Hosts(tmp_path, "1:2")
     try:
-        runs = [hosts.add(STEPS=60) for _ in range(3)]
+        runs = [hosts.add(STEPS=200) for _ in range(3)]
         codes = [run.wait().code for run in runs]
         assert codes == [0, 0, 0], [run.err for run in runs]
-        assert [run.out.count("finished 60 steps, start 0, total 2") for run in runs].count(1) == 2
+        assert [run.out.count("finished 200 steps, start 0, total 2") for run in runs].count(1) == 2
         assert sum("this one waits until one of them goes" in run.err for run in runs) == 1
     finally:
         hosts.close()
 
 
 def test_an_error_before_the_ranks_meet_ends_the_other_hosts_with_its_name(hosts):
-    # The ranks of the first host would wait for the others for a minute.
-    first = hosts.add(STEPS=60, DISTRIBUTED_TIMEOUT_MS=60000)
-    second = hosts.add(STEPS="sixty", DISTRIBUTED_TIMEOUT_MS=60000)
+    # The ranks of the first host would wait for the others for longer than the run may take.
+    first = hosts.add(STEPS=60, DISTRIBUTED_TIMEOUT_MS=600_000)
+    second = hosts.add(STEPS="sixty", DISTRIBUTED_TIMEOUT_MS=600_000)
     second.wait()
-    began = time.monotonic()
     first.wait()
-    assert time.monotonic() - began < 20
     assert (first.code, second.code) == (EXIT_USER_ERROR, EXIT_USER_ERROR), first.err
     named = (
         f"failed on host {socket.gethostname()}: exit: ended with exit code 1: ValueError: invalid literal"

@@ -37,7 +37,7 @@ def test_what_was_suspended_goes_on(tmp_path):
     for what, run in runs.items():
         assert run.reached("under way", 0)
         assert run.reached("under way", 1)
-        assert until(lambda run=run: step_of(run) >= KNOWN_AT, 60)
+        assert until(lambda run=run: step_of(run) >= KNOWN_AT, 90)
         for pid in processes_of(run, what):
             os.kill(pid, signal.SIGSTOP)
             held.append(pid)
@@ -56,7 +56,7 @@ def test_ctrl_z_suspends_the_ranks_too_and_they_go_on(tmp_path):
     run = start(tmp_path, 2, KIND="light", STEPS=200)
     assert run.reached("under way", 0)
     run.process.send_signal(signal.SIGTSTP)
-    until(lambda: {state_of(pid) for pid in processes_of(run, "the job")} == {"T"}, 30)
+    until(lambda: {state_of(pid) for pid in processes_of(run, "the job")} == {"T"}, 90)
     states = [state_of(pid) for pid in processes_of(run, "the job")]
     run.process.send_signal(signal.SIGCONT)
     run.wait()
@@ -74,7 +74,7 @@ def test_a_reader_that_stands_still_stops_neither_the_ranks_nor_sigterm(tmp_path
     run = start(tmp_path, 2, "--grace", "20", KIND="light", FAULT="noise:1:1", ON_TERM="save", STEPS=100_000)
     assert run.reached("under way", 1, 90)  # said after the noise
     run.process.send_signal(signal.SIGTERM)
-    assert run.process.wait(30) == EXIT_PREEMPTED  # nothing was read until here
+    assert run.process.wait(90) == EXIT_PREEMPTED  # nothing was read until here
     run.wait()
     assert "lines are not shown here" in run.out or run.out.count("x" * 1023) < 100 * 1024
     assert run.survivors() == []
@@ -89,6 +89,6 @@ def test_a_second_sigterm_is_heard_while_nobody_reads(tmp_path):
     run.process.send_signal(signal.SIGTERM)
     assert run.told("the ranks have 300 s to stop")  # of standard error; the other stream stands still
     run.process.send_signal(signal.SIGTERM)
-    assert run.process.wait(30) == EXIT_PREEMPTED  # nothing of standard output was read until here
+    assert run.process.wait(90) == EXIT_PREEMPTED  # nothing of standard output was read until here
     run.wait()
     assert run.survivors() == []

@@ -115,7 +115,7 @@ def test_sigusr1_all_through_a_training_saves_when_it_can_and_goes_on(tmp_path):
         deaf, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         command = Path(f"/proc/{process.pid}/cmdline")
-        assert until(lambda: b"-m\0cyxjax.train" in command.read_bytes().split(b"-c")[0], 30)  # not our words
+        assert until(lambda: b"-m\0cyxjax.train" in command.read_bytes().split(b"-c")[0], 90)  # not our words
         while not until(lambda: process.poll() is not None, 0.05):
             process.send_signal(signal.SIGUSR1)
         said = process.communicate()[0]

@@ -19,6 +19,6 @@ def test_an_end_is_noticed_while_signals_are_sent(tmp_path, number):
     worker.watch(lambda _: ended.set())
     while worker.returncode is None and not ended.wait(0.0):
         worker.signal(0)  # asks whether the process is there, as every signal does, and does it no harm
-    assert ended.wait(5)
+    assert ended.wait(60)
     assert worker.returncode == 0
     worker.close()

@@ -78,5 +78,5 @@ def test_the_launcher_passes_the_signal_on(tmp_path):
     run.process.send_signal(signal.SIGTERM)
     run.wait()
     assert run.code == EXIT_PREEMPTED, run.err
-    assert run.no_survivors_within(2)
+    assert run.no_survivors_within(30)
     assert "Run the same command again" in run.log(0)

@@ -79,7 +79,7 @@ def test_all_checkpoints_damaged_is_no_fresh_start(jobs, tmp_path):
 def test_a_run_folder_has_one_job_and_a_dead_one_s_is_taken_over(jobs, tmp_path):
     config = write_experiment(tmp_path, epochs=100_000)
     (first,) = jobs.start(config)
-    assert until(lambda: newest_step(config) >= 4, 60)
+    assert until(lambda: newest_step(config) >= 4, 90)
     second = tmp_path / "second.yaml"
     second.write_text(config.read_text())
     assert main.main(["checkpoint", "ls", str(tmp_path / "run")]) == EXIT_OK  # looking is allowed

@@ -44,7 +44,7 @@ def test_r39_kill_after_kill_leaves_the_supervisor_and_the_numbers_as_they_were(
     run.wait()
     assert run.code == EXIT_PREEMPTED, run.err
     assert f"restart {KILLS} of 99" in run.err
-    assert run.no_survivors_within(2)
+    assert run.no_survivors_within(30)
     for earlier_or_later in zip(*sizes, strict=True):  # threads, then descriptors: before each kill
         assert min(earlier_or_later[-4:]) <= max(earlier_or_later[:2]), sizes
     assert audit.main([str(tmp_path / "broken" / "run")]) == 0

@@ -104,7 +104,7 @@ def test_usr1_is_passed_on_and_usr2_shows_where_all_are(tmp_path):
     job.process.send_signal(signal.SIGUSR2)
     assert job.told("--- rank 1 ---")
     job.process.send_signal(signal.SIGTERM)  # light ranks have no handler: they end at once
-    job.wait(30)
+    job.wait()
     assert job.err.count("in train") >= 2
     assert "--- rank 1 ---" in job.err
     script = tmp_path / "usr1.py"
@@ -116,7 +116,7 @@ def test_usr1_is_passed_on_and_usr2_shows_where_all_are(tmp_path):
     job = start(tmp_path / "b", 2, script=script)
     assert all(job.reached("ready", rank) for rank in range(2))
     job.process.send_signal(signal.SIGUSR1)
-    assert job.wait(30).code == 0
+    assert job.wait().code == 0
     assert job.out.count("saved") == 2
 
 
@@ -131,4 +131,4 @@ def test_a_group_of_jax_processes_ends_cleanly_and_says_nothing_else(tmp_path):
 
 def test_files_of_a_finished_job_are_gone(talk, tmp_path):
     assert run("--nproc-per-node", 2, talk).returncode == 0
-    assert until(lambda: not list(tmp_path.glob("cyxjax-*")), 2)
+    assert until(lambda: not list(tmp_path.glob("cyxjax-*")), 30)

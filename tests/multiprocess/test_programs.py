@@ -15,7 +15,7 @@ def said(folder: Path, mode: str, cache: object) -> list[dict]:
     """What each of two ranks printed in the end."""
     run = start(folder, 2, script=SCRIPT, fork=True, MODE=mode, CYXJAX_COMPILE_CACHE=cache).wait()
     assert run.code == 0, run.err
-    assert run.no_survivors_within(2)
+    assert run.no_survivors_within(30)
     return [json.loads(run.log(rank).partition("SAID ")[2]) for rank in range(2)]
 
 

@@ -92,11 +92,11 @@ class Program:
             self._folder.cleanup()
         return self._text
 
-    def hears(self, text: str, seconds: float = 60) -> bool:
+    def hears(self, text: str, seconds: float = 90) -> bool:
         """True once it has printed `text`."""
         return until(lambda: text in self._out.read_text(), seconds)
 
-    def complains(self, text: str, seconds: float = 60) -> bool:
+    def complains(self, text: str, seconds: float = 90) -> bool:
         """True once `text` is on its standard error."""
         return until(lambda: text in self._err.read_text(), seconds)
 

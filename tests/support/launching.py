@@ -32,7 +32,7 @@ class Ear:
     def __init__(self, pipe: IO[str]) -> None:
         self._pipe, self.text = pipe, ""
 
-    def hears(self, text: str, seconds: float = 60) -> bool:
+    def hears(self, text: str, seconds: float = 90) -> bool:
         """True once `text` was written; what has been read, `communicate` will not give again."""
         return until(lambda: text in self._listen(), seconds)
 
@@ -92,11 +92,11 @@ class Run:
     def no_survivors_within(self, seconds: float) -> bool:
         return until(lambda: not self.survivors(), seconds)
 
-    def told(self, text: str, seconds: float = 60) -> bool:
+    def told(self, text: str, seconds: float = 90) -> bool:
         """True once `text` is on the launcher's standard error."""
         return self.process.complains(text, seconds) if self._ear is None else self._ear.hears(text, seconds)
 
-    def reached(self, text: str, rank: int, seconds: float = 60) -> bool:
+    def reached(self, text: str, rank: int, seconds: float = 90) -> bool:
         """True once `text` is in the log of `rank`."""
         return until(lambda: text in self.log(rank), seconds)
 
@@ -156,5 +156,5 @@ def launch(
 ) -> Run:
     """Runs the launcher to its end and checks that no process of the run is left."""
     run = start(log_dir, nproc, *flags, fork=fork, **env).wait(limit_s)
-    assert run.no_survivors_within(2), run.err
+    assert run.no_survivors_within(30), run.err
     return run

@@ -36,7 +36,10 @@ def changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """A line for each key of which `now` has another value than `then`.
 
     A key that `then` lacks is of a later version and not compared, unless it is an option, which one gives.
+    An empty `then` is of no run that this one goes on from, and nothing is compared.
     """
+    if not then:
+        return []
     before, after = _flat(then), _flat(now)
     decays = after.get("schedule.name") in ("cosine", "linear") and after.get("schedule.decay_steps") is None
     skipped = _OF_NO_NUMBER if decays else (*_OF_NO_NUMBER, *_HOW_FAR)

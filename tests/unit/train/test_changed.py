@@ -29,7 +29,7 @@ def test_a_run_folder_is_told_what_is_other_and_where_it_matters(tmp_path, monke
     (tmp_path / "x.yaml").write_text(FILE)
     words = ["--config", "x.yaml"]
     run(load_config(words))
-    capsys.readouterr()
+    assert SAID not in capsys.readouterr().err
     run(load_config([*words, "--max-steps", "3", "--sinks", "csv"]))
     assert SAID not in capsys.readouterr().err  # how far and what is seen is no other training
     other = ["--optimizer.lr", "0.02", "--seed", "7", "--optimizer.options.nesterov", "true"]
@@ -66,6 +66,7 @@ def test_of_a_program_the_rate_is_known(tmp_path, capsys):
         ({"epochs": 2}, {"epochs": 3, "schedule": {"name": "cosine", "decay_steps": 9}}, []),
         ({"comm_options": {"rank": 2}}, {"comm_options": {"rank": 4}}, ["comm_options.rank"]),
         (None, {"a": 1}, []),
+        ({}, {"model": {"options": {"hidden": [8]}}}, []),  # the first run of all
     ],
 )
 def test_what_is_compared(then, now, said):
