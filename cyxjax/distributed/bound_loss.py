@@ -47,6 +47,24 @@ class BoundLoss:
 
     __radd__ = __add__
 
+    def __sub__(self, other: Any) -> jax.Array:
+        return self.__jax_array__() - other
+
+    def __rsub__(self, other: Any) -> jax.Array:
+        return other - self.__jax_array__()
+
+    def __lt__(self, other: Any) -> bool:
+        return self.item() < float(other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self.item() > float(other)
+
+    def __le__(self, other: Any) -> bool:
+        return self.item() <= float(other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self.item() >= float(other)
+
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec)
 

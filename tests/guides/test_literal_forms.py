@@ -100,6 +100,22 @@ def test_amp_with_a_scaler_and_an_output_s_own_loss():
     np.testing.assert_allclose(ddp_model.sync_gradients()["0_linear"]["bias"], [8.0] * 3, rtol=1e-6)
 
 
+def test_a_loss_is_a_number_wherever_one_is_wanted():
+    ddp_model = dist.DistributedDataParallel(stacked())
+    loss = cx.CrossEntropyLoss()(ddp_model(BATCHES[0][0]), BATCHES[0][1])
+    value = loss.item()
+    total = 0.0
+    total += loss
+    assert float(total) == float(sum([loss])) == value
+    assert (float(loss + 1), float(1 - loss), float(loss - 1)) == pytest.approx(
+        (value + 1, 1 - value, value - 1), rel=1e-6
+    )
+    assert 0 < loss < value + 1
+    assert value <= loss <= value
+    assert min(loss, loss / 2) is not loss
+    assert float(jax.numpy.asarray(loss)) == float(np.float32(loss)) == value
+
+
 def test_two_models_do_not_mix_up_their_outputs():
     one, two = (dist.DistributedDataParallel(stacked(), seed=seed) for seed in (0, 1))
     outputs = [ddp(BATCHES[0][0]) for ddp in (one, two)]
