@@ -1,8 +1,9 @@
 """What a training run gives back: one number per epoch for each curve, and what it took."""
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,7 +43,7 @@ class DistributedTrainingHistory:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; numbers that are not finite as text ("nan", "inf")."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -150,7 +151,12 @@ def _places(epochs: list[int], values: list[float]) -> list[int]:
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _plain(entry) for name, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, list) else plain(value)
+    if not isinstance(value, list):
+        return plain(value)
+    # Each save holds the whole history: thousands of numbers must not be thousands of calls.
+    if set(map(type, value)) <= {int, float} and all(map(math.isfinite, value)):
+        return list(value)
+    return [_plain(entry) for entry in value]
 
 
 def _typed(name: str, value: Any, default: Any, kind: str) -> Any:

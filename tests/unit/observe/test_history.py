@@ -52,6 +52,28 @@ def test_array_scalars_are_plain_numbers():
     assert type(history.to_dict()["train_losses"][0]) is float
 
 
+def test_a_long_history_is_made_plain_in_as_many_calls_as_a_short_one():
+    def calls(epochs):
+        values = [0.5] * epochs
+        history, count = DistributedTrainingHistory(train_losses=values, val_losses=values), 0
+
+        def noted(frame, event, arg):
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        before = sys.getprofile()
+        sys.setprofile(noted)
+        try:
+            found = history.to_dict()
+        finally:
+            sys.setprofile(before)
+        assert found["train_losses"] == values
+        assert found["train_losses"] is not values  # a copy, which later epochs do not reach
+        return count
+
+    assert calls(3000) == calls(3)
+
+
 def test_a_failed_save_leaves_the_old_file(tmp_path):
     path = tmp_path / "h.json"
     example().save(path)

@@ -1,0 +1,130 @@
+"""What the host does for a step, beside the compiled program, as data, devices and epochs grow.
+
+    python scripts/bench/growth.py [--steps 400] [--quick]
+
+Each cell is a process of its own: a whole `fit` whose compiled step is replaced by one that gives back what
+it was given, so that what is left is ours: order, gather, placing, hooks, history, ledger. Two fits of
+different length are compared: what they pay at their start and end falls out. Calls of functions repeat
+exactly; CPU time (the least of five) does not, so compare it on a quiet machine.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing, redirect_stdout
+
+import numpy as np
+
+BATCH, FEATURES = 32, 16
+CELLS = [
+    *({"samples": 10**n} for n in (3, 5, 7, 9)),
+    *({"devices": n} for n in (2, 4, 8)),
+    *({"epochs": n} for n in (30, 300)),
+]
+
+
+class Numbers:
+    """A dataset of any size that holds nothing."""
+
+    def __init__(self, num_samples: int):
+        self._length = num_samples
+
+    def __len__(self) -> int:
+        return self._length
+
+    def take(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros((len(indices), FEATURES), np.float32), np.zeros(len(indices), np.int32)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument(
+        "--quick", action="store_true", help="a few steps of a few cells: proves that it runs"
+    )
+    parser.add_argument("--cell", type=json.loads, help="one of the cells, in this process")
+    args = parser.parse_args()
+    if args.cell is not None:
+        print(json.dumps(measured(args.steps, **args.cell)))
+        return
+    print("| | calls a step | CPU time a step |\n| --- | ---: | ---: |")
+    for cell in CELLS[::3] if args.quick else CELLS:
+        command = [sys.executable, __file__, "--steps", "40" if args.quick else str(args.steps)]
+        done = subprocess.run(
+            [*command, "--cell", json.dumps(cell)], check=True, stdout=subprocess.PIPE, text=True
+        )
+        calls, seconds = json.loads(done.stdout.splitlines()[-1])
+        (name, number), *_ = cell.items()
+        print(f"| {number:,} {name} | {calls:.0f} | {1e6 * seconds:.0f} us |", flush=True)
+
+
+def measured(steps: int, samples: int = 10**5, devices: int = 1, epochs: int = 0) -> tuple[float, float]:
+    """(calls of functions, seconds of CPU) of a step: of the main thread, of the process.
+
+    epochs: of a step each; measured are the last ones of so many, their ends and saves with them.
+    """
+    import optax
+    from flax import linen
+
+    import cyxjax as cx
+
+    cx.distributed.init(cpu_devices=devices)
+    trainer = cx.distributed.DistributedTrainer(linen.Dense(2), cx.CrossEntropyLoss(), optax.adam(1e-3))
+    data = Numbers(BATCH * devices if epochs else samples)
+    long = epochs or steps
+    short = long - min(long // 2, 100)
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+        run = lambda count: fit(trainer, data, count, folder)  # noqa: E731
+        run(2)  # what is made once
+        counts = [calls(lambda n=n: run(n)) for n in (short, long)]
+        times = [min(spent(lambda n=n: run(n)) for _ in range(5)) for n in (short, long)]
+    each = [(b - a) / (long - short) for a, b in (counts, times)]
+    return each[0], each[1]
+
+
+def fit(trainer, data: Numbers, num_steps: int, folder: str) -> None:
+    """A run of so many steps, none of which is computed: the state stays as it was."""
+    import jax
+    import jax.numpy as jnp
+
+    import cyxjax as cx
+    from cyxjax.train.loop import Position
+
+    config = cx.distributed.DistributedTrainingConfig(
+        epochs=10**9, batch_size=BATCH, max_steps=num_steps, checkpoint_dir=folder, resume="never", prefetch=0
+    )
+    prepared = trainer.prepare(data, config=config)
+    program = prepared.built.program
+    with closing(iter(prepared.feed.train(Position(), lambda: (0.0, False)))) as batches:
+        _, sums = program.train_step(jax.tree.map(jnp.copy, trainer.state), next(batches).batch)
+    nothing = program._replace(train_step=lambda state, batch: (state, sums))
+    trainer.fit_prepared(prepared._replace(built=prepared.built._replace(program=nothing)))
+
+
+def calls(run) -> int:
+    """Functions of Python and C that `run` calls on this thread."""
+    count = 0
+
+    def noted(frame, event, arg):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(noted)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def spent(run) -> float:
+    start = time.process_time()
+    run()
+    return time.process_time() - start
+
+
+if __name__ == "__main__":
+    main()
