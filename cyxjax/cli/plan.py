@@ -1,15 +1,17 @@
 """`cyxjax plan --config X`: the step of an experiment, compiled and read, not run."""
 
+import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from cyxjax.config.help import Command
 from cyxjax.config.load import load_config
 from cyxjax.errors import EXIT_OK, ConfigError
 from cyxjax.observe import scaling
-from cyxjax.observe.compiled_plan import collectives, memory_bytes, plan_lines, state_bytes
+from cyxjax.observe.compiled_plan import bytes_per_step, collectives, memory_bytes, plan_lines, state_bytes
 
 _GB = "--device-gb"
 _OWN = {  # options that are no key of an experiment -> an example of their value
@@ -29,14 +31,16 @@ _COMMAND = Command(
     "--device-gb N: what a replica would hold at 1 to 4,096 replicas under mean, zero1 and fsdp, and the "
     "cheapest that fits N GB. --bandwidth 100Gbit, --latency 5us, --replicas 1:4096 (any of them): runs some "
     "steps here and draws the time of a step and an epoch out to other numbers of replicas, by strategy. "
-    "--mtbf 1000h (of a host), --restart 60s: how often to save, and what of the time will count.",
+    "--mtbf 1000h (of a host), --restart 60s: how often to save, and what of the time will count. "
+    "--json: the step itself as one JSON object.",
     "cyxjax plan --config configs/digits.yaml --bandwidth 10Gbit --latency 20us --mtbf 1000h",
 )
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints what a step sends and holds, with the words of `cyxjax.train`; writes nothing."""
-    own, argv = own_options(argv)
+    as_json = "--json" in argv
+    own, argv = own_options([word for word in argv if word != "--json"])
     config = load_config(argv, _COMMAND)
     if config.reproducibility == "exact":
         raise ConfigError(
@@ -54,19 +58,34 @@ def main(argv: Sequence[str]) -> int:
     step: Any = trainer.program.train_step
     lowered = step.lower(trainer.state, batch)
     compiled = lowered.compile()
-    if trainer.is_master():
+    if trainer.is_master() and as_json:
+        told = _facts(lowered, compiled, trainer.state) | {"comm": config.comm, "precision": config.precision}
+        print(json.dumps(told))
+    elif trainer.is_master():
         found = collectives(compiled.as_text())
         print(f"comm: {config.comm}, precision: {config.precision}, remat: {config.remat}")
         print("\n".join(plan_lines(found, state_bytes(trainer.state), memory_bytes(compiled))))
         print(f"computed in a step: {work_line(lowered.cost_analysis())}")
         if wish.device_gb is not None:
             print("\n".join(_by_replicas(trainer, prepared, batch, wish.device_gb)))
-    if wish.wire is not None:
+    if wish.wire is not None and not as_json:
         lines = _scaled(trainer, prepared, compiled, batch, wish)  # every rank: the steps are real
         if trainer.is_master():
             print("\n".join(lines))
     process_group.finalize()
     return EXIT_OK
+
+
+def _facts(lowered: Any, compiled: Any, state: Any) -> dict[str, Any]:
+    """What the lines say of a step, for a script."""
+    found = collectives(compiled.as_text())
+    return {
+        "sent_bytes_per_replica": bytes_per_step(found),
+        "collectives": [asdict(one) for one in found],
+        "state_bytes": state_bytes(state),
+        "program_bytes": memory_bytes(compiled),
+        "flops_per_replica": (lowered.cost_analysis() or {}).get("flops"),
+    }
 
 
 def work_line(cost: Mapping[str, float] | None) -> str:

@@ -4,6 +4,7 @@ File and command line are merged as plain values and checked once, so both give 
 "was it given?" stays known. The help page is drawn from the same models.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ TRAIN = Command(
 )
 CONFIG = Command(
     "cyxjax config",
-    "Shows the resolved configuration of an experiment: the file, the command line, and all defaults.",
+    "Shows the resolved configuration of an experiment: the file, the command line, and all defaults. "
+    "--json: as JSON.",
     "cyxjax config --config configs/digits.yaml --epochs 10",
 )
 _MAX_DEPTH = 100
@@ -220,6 +222,8 @@ def _fast(config: TrainConfig) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`cyxjax config --config FILE ...`: prints the resolved configuration; exit code 0."""
-    show(load_config(argv, CONFIG).to_yaml())
+    """`cyxjax config --config FILE ... [--json]`: prints the resolved configuration; exit code 0."""
+    words = [word for word in argv if word != "--json"]
+    config = load_config(words, CONFIG)
+    show(config.to_yaml() if len(words) == len(argv) else json.dumps(config.resolved(), indent=1) + "\n")
     return 0

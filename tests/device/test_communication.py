@@ -1,5 +1,6 @@
 """What a step sends, read from the compiled program: no strategy may send more than it says."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from cyxjax.cli import main as cli
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import PER_REPLICA, build_mesh
 from cyxjax.core.model.adapter import adapt
@@ -232,4 +234,22 @@ def test_the_command_prints_the_plan_and_writes_nothing(tmp_path):
     assert lines[0] == "comm: zero1, precision: float32, remat: none"
     assert sorted(line.split()[0] for line in lines[2:5]) == ["all-gather", "all-reduce", "reduce-scatter"]
     assert "held on each device:" in lines
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_plan_is_one_object_for_a_script(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert (
+        cli.main(
+            ["plan", "--json", "--data.name", "digits", "--model.name", "mlp", "--optimizer.name", "sgd"]
+        )
+        == 0
+    )
+    told = json.loads(capsys.readouterr().out)
+    assert told["comm"] == "mean"
+    assert told["sent_bytes_per_replica"] == sum(
+        2 * one["payload_bytes"] * 7 // 8 for one in told["collectives"] if one["kind"] == "all-reduce"
+    )
+    assert told["state_bytes"]["params"] == 4 * (64 * 256 + 256 + 256 * 10 + 10)
+    assert told["flops_per_replica"] > 2 * 32 * (2 * 64 * 256)
     assert not list(tmp_path.iterdir())

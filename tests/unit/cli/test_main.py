@@ -245,3 +245,9 @@ def test_doctor_ends_with_1_when_something_is_in_the_way(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert f"ok    version   python {sys.version_info[0]}." in lines[0]
     assert "FAIL  devices   none. HINT: plug one in." in lines
+
+
+def test_a_configuration_is_json_for_a_script(capsys):
+    assert main.main(["config", "--json", "--epochs", "7"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["epochs"], told["comm"]) == (7, "mean")
