@@ -11,6 +11,7 @@ from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.train.settings import FirstValues
 from cyxjax.weights.match import fill
 from cyxjax.weights.read import read_weights
+from cyxjax.weights.stored import Weights
 
 PyTree = Any
 
@@ -25,9 +26,21 @@ def taken(first: FirstValues, params: PyTree, model_state: PyTree) -> tuple[PyTr
     leaves = dict(named_leaves(drawn))
     targets = {name: leaf for name, leaf in leaves.items() if not is_adapter(name)}
     try:
-        found = fill(read_weights(first.path), targets, dict(first.rules), strict=first.strict)
+        weights = read_weights(first.path)
+        _refuse_adapters(weights, first.path)
+        found = fill(weights, targets, dict(first.rules), strict=first.strict)
     except CheckpointError as err:  # before anything is trained or written: a wrong configuration
         raise ConfigError(str(err), key="init_from.path") from err
     values = [found.values.get(name, np.asarray(leaf)) for name, leaf in leaves.items()]
     trees = jax.tree.unflatten(jax.tree.structure(drawn), values)
     return trees["params"], trees["model_state"], found.table
+
+
+def _refuse_adapters(weights: Weights, path: Any) -> None:
+    """Raises: CheckpointError for adapters, which would be left out: the base alone is another model."""
+    odd = next((name for name in weights.arrays if is_adapter(name)), None)
+    if odd is not None:
+        raise CheckpointError(
+            f"{path} holds adapters apart from their kernels ({odd}). HINT: begin with what `cyxjax export "
+            "RUN merged.safetensors` writes, where they are added in."
+        )
