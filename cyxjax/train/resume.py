@@ -11,6 +11,7 @@ A restore, from the top, each in one function (tests/unit/train/test_hops.py fol
 
 import itertools
 import logging
+from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def to_meta(
         "history": history.to_dict(),
         "config": config,
         "inputs": shapes,
+        "input_fields": list(getattr(inputs, "_fields", ())),  # of a named tuple, those without arrays too
     }
 
 
@@ -119,7 +121,8 @@ def stored_inputs(meta: dict[str, Any]) -> PyTree:
         for part in path:
             node = node.setdefault(part, {})
         node[last] = leaf
-    return _with_tuples(tree)
+    parts, fields = _with_tuples(tree), meta.get("input_fields")
+    return namedtuple("Inputs", fields)(*map(parts.get, fields)) if fields else parts
 
 
 def _with_tuples(tree: PyTree) -> PyTree:

@@ -1,6 +1,7 @@
 """What a trainer keeps: checkpoints that go on bit for bit, second fits, and loaders' exact epochs."""
 
 import os
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -44,6 +45,29 @@ class Two(linen.Module):
     @linen.compact
     def __call__(self, a, b):
         return linen.Dense(CLASSES)(linen.Dense(4)(a) + linen.Dense(4)(b))
+
+
+class Parts(NamedTuple):
+    """As jraph's graphs: fields by name, some without arrays."""
+
+    nodes: Any
+    edges: Any
+    extra: Any
+
+
+class OfParts(linen.Module):
+    @linen.compact
+    def __call__(self, parts):
+        assert parts.edges is None
+        return linen.Dense(3)(parts.nodes) + linen.Dense(3)(parts.extra)
+
+
+def test_a_model_of_a_named_tuple_is_loaded_before_it_has_seen_data(tmp_path):
+    parts, first, second = Parts(X[:, :4], None, X[:, 4:]), trainer(model=OfParts()), trainer(model=OfParts())
+    first.fit(parts, Y, config(epochs=1))
+    first.save_checkpoint(str(tmp_path / "saved"))
+    second.load_checkpoint(str(tmp_path / "saved"))
+    assert second.evaluate(parts, Y) == first.evaluate(parts, Y)
 
 
 def test_a_model_of_two_inputs_is_loaded_before_it_has_seen_data(tmp_path):
