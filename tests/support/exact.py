@@ -68,7 +68,7 @@ def problem(name: str) -> Problem:
         images = rng.normal(size=(SAMPLES, 32, 32, 3)).astype(np.float32)
         return Problem(cx.get_model("resnet18")(small_images=True, width=8), ArrayDataset(images, labels))
     assert name == "gpt"
-    shape = {"num_layers": 2, "num_heads": 2, "width": 32, "dropout": 0.1}
+    shape = {"num_layers": 1, "num_heads": 2, "width": 32, "dropout": 0.1}
     tokens = rng.integers(0, 64, (SAMPLES, 16)).astype(np.int32)
     return Problem(
         cx.get_model("gpt")(vocab_size=64, context_length=16, **shape), ArrayDataset(tokens, tokens.copy())
