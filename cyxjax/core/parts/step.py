@@ -174,9 +174,18 @@ class DeviceViews:
 
 
 def by_device(tree: PyTree, devices: Sequence[jax.Device]) -> list[PyTree]:
-    """Replicated arrays as each device's own."""
+    """Replicated arrays as each device's own: no copies, and no mesh, which a program's text would show."""
     leaves, form = jax.tree.flatten(tree)
     copies = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
-    # A hook may have left a value that is not on all devices yet.
-    on = lambda device, leaf, found: found[device] if device in found else jax.device_put(leaf, device)  # noqa: E731
+
+    def on(device: jax.Device, leaf: jax.Array, found: dict[jax.Device, jax.Array]) -> jax.Array:
+        alone = SingleDeviceSharding(device)
+        if device not in found:  # a hook may have left a value that is not on all devices yet
+            return jax.device_put(leaf, device)
+        if found[device].sharding == alone:
+            return found[device]
+        return jax.make_array_from_single_device_arrays(
+            leaf.shape, alone, [found[device]]
+        )  # of a mesh of one
+
     return [jax.tree.unflatten(form, map(partial(on, device), leaves, copies)) for device in devices]

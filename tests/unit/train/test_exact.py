@@ -15,6 +15,7 @@ from cyxjax.core.step import TrainState
 from cyxjax.errors import CheckpointError, ConfigError, DesyncError
 from cyxjax.train.replay import inspect
 from cyxjax.train.start import exact, same_run
+from cyxjax.train.start.prepare import first_run
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.exact import MLP
 from tests.support.trainers import use_devices
@@ -23,10 +24,14 @@ X = np.random.default_rng(0).normal(size=(32, 12)).astype(np.float32)
 Y = (np.arange(32) % 10).astype(np.int32)
 
 
+def trainer_config(folder, **options):
+    values = {"epochs": 1, "reproducibility": "exact", "global_batch_size": 16, "verbose": False}
+    return DistributedTrainingConfig(**values | {"checkpoint_dir": str(folder)} | options)
+
+
 def fitted(folder, **options):
     trainer = DistributedTrainer(MLP(), CrossEntropyLoss(), cx.SGDOptimizer(0.1))
-    values = {"epochs": 1, "reproducibility": "exact", "global_batch_size": 16, "verbose": False}
-    trainer.fit(X, Y, DistributedTrainingConfig(**values | {"checkpoint_dir": str(folder)} | options))
+    trainer.fit(X, Y, trainer_config(folder, **options))
     return trainer
 
 
@@ -119,3 +124,17 @@ def test_ranks_whose_machines_give_other_bits_are_refused_at_the_start(monkeypat
     monkeypatch.setattr(same_run, "agree", lambda group, what, note: [note, other])
     with pytest.raises(DesyncError, match=r"canary that the bits of this exact run hang on.*\bc\b.*\bd\b"):
         same_run.refuse_differences(None, {}, {}, "", here)
+
+
+def test_one_device_compiles_each_program_once_and_without_a_mesh(tmp_path):
+    # A state as a resume or a second fit has it lies on a mesh, a step's result does not: as given, they are
+    # two programs, and only one is that of the other layouts.
+    use_devices(1)
+    trainer = fitted(tmp_path, checkpoint_every_n_epochs=0)
+    trainer.fit(X, Y, config := trainer_config(tmp_path, checkpoint_every_n_epochs=0))
+    step = trainer._session.built.program.train_step
+    state = step._view.split(first_run(trainer._session.prepared, step.layout.mesh, 1).state)[0]
+    assert {type(leaf.sharding).__name__ for leaf in jax.tree.leaves(state)} == {"SingleDeviceSharding"}
+    rows = config.global_batch_size // config.virtual_replicas
+    way = step.part.way(state, exact.first_part(trainer._session.prepared.data.train, rows), np.float32(rows))
+    assert [way._program._cache_size(), step.writes[0]._cache_size()] == [1, 1]
