@@ -1,27 +1,48 @@
 """What `reproducibility: exact` costs: samples per second beside `mean`, in turns in one process.
 
-    python scripts/bench/exact.py [--models mlp cnn] [--parts 2 4 8] [--batch 64 512] [--rounds 5]
-    python scripts/bench/exact.py --layouts 1x1 1x2 2x1      # processes x devices, each through the launcher
-    python scripts/bench/exact.py --quick --layouts 1x1 2x1  # minutes: the MLP and the GPT, V of 2 and 8
+    python scripts/bench/exact.py [--write]     # under 15 minutes: 1x1, 1x2 and 2x1 processes x devices
+    python scripts/bench/exact.py --quick --layouts 1x1 2x1  # one turn of MLP and GPT: that it runs
 
-A row: model, global batch, parts; medians of both and of their ratio a round (1.3x: exact takes 1.3 times as
-long). Both compute with the same number of threads, --threads. Measure on a quiet machine.
+Each layout goes through the launcher. Both ways compute with the same number of threads, as an exact run must
+(--threads), and `mean` once more with as many as it takes by itself, in processes of its own. A cell is the
+median rate and, in brackets, how many times longer exact takes (the median over the turns, and their range).
+`--write` puts the table into README.md beside this file. Measure on a quiet machine.
 """
 
 import argparse
+import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
+from peers import machine, write
 
 import cyxjax as cx
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.train.trainer import DistributedTrainer
 
-STEPS = 30
+HERE = Path(__file__).parent
+# (model, global batch, steps of a turn, parts), what tells most first: a layout ends when its time is up.
+WORKS = (
+    ("mlp", 64, 150, (8, 2, 4, 16)),
+    ("mlp", 512, 40, (8, 2, 4, 16)),
+    ("cnn", 64, 20, (8, 2)),
+    ("gpt", 64, 20, (8, 2)),
+    ("resnet18", 64, 3, (8,)),
+    ("cnn", 512, 4, (8,)),
+    ("gpt", 512, 4, (8,)),
+)
+QUICK = (("mlp", 64, 20, (8, 2)), ("gpt", 64, 4, (8,)))
+PARTS = (2, 4, 8, 16)
 
 
 def problem(name: str, rng: np.random.Generator, num_samples: int) -> tuple[Any, np.ndarray, np.ndarray]:
@@ -35,12 +56,13 @@ def problem(name: str, rng: np.random.Generator, num_samples: int) -> tuple[Any,
         images = rng.normal(size=(num_samples, 32, 32, 3)).astype(np.float32)
         return cx.get_model("resnet18")(small_images=True, width=16), images, labels
     tokens = rng.integers(0, 128, (num_samples, 32)).astype(np.int32)
-    return cx.get_model("gpt")(vocab_size=128, context_length=32, width=64), tokens, tokens
+    shape = {"vocab_size": 128, "context_length": 32, "width": 64, "num_heads": 4, "num_layers": 4}
+    return cx.get_model("gpt")(**shape), tokens, tokens
 
 
-def runner(name: str, batch: int, **options: Any) -> Callable[[], float]:
-    """A function that trains STEPS steps and gives samples per second; compiled when this returns."""
-    model, x, y = problem(name, np.random.default_rng(0), batch * STEPS)
+def runner(name: str, batch: int, steps: int, **options: Any) -> Callable[[], float]:
+    """A function that trains `steps` steps and gives samples per second; compiled when this returns."""
+    model, x, y = problem(name, np.random.default_rng(0), batch * steps)
     trainer = DistributedTrainer(model, cx.CrossEntropyLoss(), cx.AdamOptimizer(0.001))
     config = DistributedTrainingConfig(
         epochs=1, global_batch_size=batch, verbose=False, checkpoint_every_n_epochs=0, **options
@@ -54,61 +76,112 @@ def runner(name: str, batch: int, **options: Any) -> Callable[[], float]:
 
 
 def main() -> None:
+    given = parse()
+    if given.child:
+        measure(given)
+        return
+    rows: dict[tuple, dict] = {}
+    end = time.monotonic() + 60 * given.minutes
+    for index, layout in enumerate(given.layouts):
+        share = (end - time.monotonic()) / (len(given.layouts) - index)
+        for kind, part in (("plain", 0.2), ("pairs", 0.8)):
+            for found in launched(layout, kind, given, share * part):
+                row = rows.setdefault((found["model"], found["batch"], layout), {})
+                row.setdefault(found["kind"], {})[found.get("parts", 0)] = found["rates"]
+                print(layout, found, file=sys.stderr, flush=True)
+    text = table(rows, given)
+    print(text)
+    if given.write:
+        write(HERE / "README.md", text, "exact")
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["mlp", "cnn", "gpt", "resnet18"])
-    parser.add_argument("--batch", nargs="+", type=int, default=[64, 512])
-    parser.add_argument("--parts", nargs="+", type=int, default=[2, 4, 8, 16])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--layouts", nargs="+", metavar="PxD", default=["1x1", "1x2", "2x1"])
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--cpu-devices", type=int)
-    parser.add_argument("--layouts", nargs="+", metavar="PxD", help="run these in turn")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--minutes", type=float, default=14, help="of all; what is not done then is left out")
+    parser.add_argument("--quick", action="store_true", help="one turn of two works: proves that it runs")
+    parser.add_argument("--write", action="store_true", help="the table, into README.md beside this file")
+    parser.add_argument("--child", choices=("plain", "pairs"), help=argparse.SUPPRESS)
+    parser.add_argument("--cpu-devices", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.quick:
-        given.models, given.parts, given.rounds = ["mlp", "gpt"], [2, 8], 3
-    if given.layouts:
-        for layout in given.layouts:
-            launch(layout, given)
-        return
-    measure(given)
+        given.turns = 1
+    return given
 
 
-def launch(layout: str, given: argparse.Namespace) -> None:
-    """This script through the launcher, in `layout`: processes x devices of each."""
+def launched(layout: str, kind: str, given: argparse.Namespace, limit_s: float) -> Iterator[dict]:
+    """What this script measured in `layout`, processes x devices of each; all of it is gone afterwards."""
     processes, devices = map(int, layout.split("x"))
-    words = ["-m", "cyxjax.launch", "--nproc-per-node", str(processes), __file__]
-    for name in ("models", "batch", "parts", "rounds", "threads"):
-        value = getattr(given, name)
-        words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    print(f"{layout} (processes x devices of each)", flush=True)
-    subprocess.run([sys.executable, *words, "--cpu-devices", str(processes * devices)], check=True)
+    words = [sys.executable, "-m", "cyxjax.launch", "--nproc-per-node", str(processes), __file__]
+    words += ["--child", kind, "--turns", str(given.turns), "--threads", str(given.threads)]
+    words += ["--cpu-devices", str(processes * devices), *(["--quick"] if given.quick else [])]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    timer = Timer(limit_s, end_of, [process])
+    timer.start()
+    try:
+        for line in process.stdout or ():
+            at = line.find('{"kind"')  # the launcher puts the rank before it
+            if at >= 0:
+                yield json.loads(line[at:])
+    finally:
+        timer.cancel()
+        end_of(process)
+        process.wait()
+
+
+def end_of(process: subprocess.Popen) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def measure(given: argparse.Namespace) -> None:
-    group = cx.distributed.init(cpu_devices=given.cpu_devices, threads=given.threads)
-    for name in given.models:
-        for batch in given.batch:
-            plain = runner(name, batch)
-            for parts in given.parts:
-                if parts < group.mesh.size:
-                    continue
-                exact = runner(
-                    name,
-                    batch,
-                    reproducibility="exact",
-                    virtual_replicas=parts,
-                    exact_threads=given.threads,
-                )
-                pairs = [(plain(), exact()) for _ in range(given.rounds)]
-                if group.topology.is_master:
-                    print(f"{name:9} batch {batch:4} parts {parts:3}: {told(pairs)}", flush=True)
+    """A line of JSON for each cell, from rank 0."""
+    threads = given.threads if given.child == "pairs" else None
+    group = cx.distributed.init(cpu_devices=given.cpu_devices, threads=threads)
+    for model, batch, steps, every in QUICK if given.quick else WORKS:
+        plain = runner(model, batch, steps)
+        work = {"model": model, "batch": batch}
+        if given.child == "plain":
+            say(group, {"kind": "plain"} | work | {"rates": [plain() for _ in range(given.turns)]})
+            continue
+        for parts in every:
+            options = {"virtual_replicas": parts, "exact_threads": given.threads}
+            exact = runner(model, batch, steps, reproducibility="exact", **options)
+            pairs = [(plain(), exact()) for _ in range(given.turns)]
+            say(group, {"kind": "pairs"} | work | {"parts": parts, "rates": pairs})
+
+
+def say(group: Any, found: dict) -> None:
+    if group.topology.is_master:
+        print(json.dumps(found), flush=True)
+
+
+def table(rows: dict[tuple, dict], given: argparse.Namespace) -> str:
+    """Markdown: a line for each work and layout."""
+    command = f"{machine()}; `python scripts/bench/exact.py`, {given.turns} turns, samples/s, medians."
+    heads = ["mean", f"mean, {given.threads} threads", *(f"exact, {parts} parts" for parts in PARTS)]
+    lines = [command, "", f"| work | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    for (model, batch, layout), found in rows.items():
+        pairs = found.get("pairs", {})
+        same = [plain for each in pairs.values() for plain, _ in each]
+        cells = [rate(found.get("plain", {}).get(0, [])), rate(same)]
+        cells += [told(pairs.get(parts, [])) for parts in PARTS]
+        lines.append(f"| {model}, batch {batch}, {layout} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def rate(rates: list[float]) -> str:
+    return f"{statistics.median(rates):,.0f}" if rates else ""
 
 
 def told(pairs: list[tuple[float, float]]) -> str:
-    plain, exact = (statistics.median(rates) for rates in zip(*pairs, strict=True))
-    ratio = [one / other for one, other in pairs]
-    spread = f"{statistics.median(ratio):.2f}x [{min(ratio):.2f}-{max(ratio):.2f}]"
-    return f"mean {plain:8.0f}/s, exact {exact:8.0f}/s, {spread}"
+    if not pairs:
+        return ""
+    ratio = [plain / exact for plain, exact in pairs]
+    spread = f"{statistics.median(ratio):.2f}x, {min(ratio):.2f} to {max(ratio):.2f}"
+    return f"{rate([exact for _, exact in pairs])} ({spread})"
 
 
 if __name__ == "__main__":

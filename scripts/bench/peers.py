@@ -25,7 +25,6 @@ from peers_work import WORKS
 
 HERE = Path(__file__).parent
 PEERS = {"ours": "cyxjax", "hand": "JAX by hand", "torch": "torch DDP", "keras": "Keras 3 on JAX"}
-_BEGIN, _END = "<!-- peers: begin -->", "<!-- peers: end -->"
 _LIMIT_S = 300
 
 Turns = list[float | str]  # samples/s of each turn, or why there is none
@@ -48,7 +47,7 @@ def main() -> int:
             json.dumps({"machine": machine(), "samples_per_s": cells}, indent=1) + "\n"
         )
     if args.write:
-        write(HERE / "README.md", text)
+        write(HERE / "README.md", text, "peers")
     ran = all(
         isinstance(t, float) for row in cells.values() for p in ("ours", "hand") for t in row.get(p, [])
     )
@@ -168,13 +167,14 @@ def machine() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
-def write(readme: Path, text: str) -> None:
-    """Puts `text` between the marks of the file."""
+def write(readme: Path, text: str, name: str) -> None:
+    """Puts `text` between the marks `name` of the file."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     whole = readme.read_text()
-    before, _, rest = whole.partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    assert rest, f"{readme} has no mark {_BEGIN}"
-    readme.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{after}")
+    before, _, rest = whole.partition(begin)
+    _, _, after = rest.partition(end)
+    assert rest, f"{readme} has no mark {begin}"
+    readme.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
 if __name__ == "__main__":
