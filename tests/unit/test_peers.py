@@ -34,7 +34,7 @@ def test_the_last_result_is_read_and_what_failed_is_said(peers):
 def test_the_table_is_written_between_the_marks_only(peers, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text((BENCH / "README.md").read_text())
-    peers.write(readme, "the table")
+    peers.write(readme, "the table", "peers")
     before, after = (BENCH / "README.md").read_text().splitlines(), readme.read_text().splitlines()
     place = after.index("the table")
     assert after[:place] == before[:place]

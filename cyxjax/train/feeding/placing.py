@@ -1,6 +1,7 @@
 """Host batches on the devices: as rows of one mesh, or as the parts of an exact step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -8,7 +9,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from cyxjax.core.mesh import WrappingError, build_put_rows, local_replicas, num_replicas, put_replicated
+from cyxjax.core.mesh import (
+    WrappingError,
+    build_put_rows,
+    local_replicas,
+    num_replicas,
+    put_replicated,
+    refuse_wrapping,
+)
 from cyxjax.core.parts.calls import Parts
 from cyxjax.core.parts.step import Layout, PartsBatch
 from cyxjax.core.step import Batch
@@ -25,6 +33,15 @@ class Placer(Protocol):
         """The batch that the step takes. host: rows of `shares`, in their order."""
 
 
+@contextmanager
+def _naming_samples(host: HostBatch) -> Iterator[None]:
+    """Inside, a number that does not fit is told with its sample, where samples have numbers."""
+    try:
+        yield
+    except WrappingError as error:
+        raise (error if host.ids is None else error.at(f"sample {host.ids[error.row]}")) from None
+
+
 class RowPlacer:
     """A share for each replica; what is the same in every full batch is put on the mesh once."""
 
@@ -38,10 +55,8 @@ class RowPlacer:
     def put(self, host: HostBatch, signal: tuple[float, bool] = (0.0, False)) -> Batch:
         rows = len(host.weight)
         full = rows * self.num_shares == host.total * len(self.shares) or host.weight.all()
-        try:
+        with _naming_samples(host):
             parts = self._put_rows((host.inputs, host.targets) if full else host[:3])
-        except WrappingError as error:
-            raise (error if host.ids is None else error.at(f"sample {host.ids[error.row]}")) from None
         same = self._kept.get((rows, host.total, signal)) or self._keep(rows, host.total, signal)
         return Batch(parts[0], parts[1], same[0] if full else parts[2], same[1], same[2])
 
@@ -64,6 +79,8 @@ class PartPlacer:
         self.shares = [number for parts in layout.parts for number in parts]
 
     def put(self, host: HostBatch, signal: tuple[float, bool] = (0.0, False)) -> PartsBatch:
+        with _naming_samples(host):
+            refuse_wrapping((host.inputs, host.targets))
         size = len(host.weight) // len(self.shares)
         cut = jax.tree.map(lambda a: np.asarray(a).reshape(-1, size, *a.shape[1:]), tuple(host[:3]))
         starts = accumulate(map(len, self._layout.parts), initial=0)

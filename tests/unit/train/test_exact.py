@@ -9,13 +9,15 @@ from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import CrossEntropyLoss
+from cyxjax.core.mesh import build_mesh, put_replicated
 from cyxjax.core.parts.calls import Parts, named
-from cyxjax.core.parts.step import PartsBatch
+from cyxjax.core.parts.step import Layout, PartsBatch, by_device
 from cyxjax.core.step import TrainState
-from cyxjax.errors import CheckpointError, ConfigError, DesyncError
+from cyxjax.data.batches import HostBatch
+from cyxjax.errors import CheckpointError, ConfigError, DataError, DesyncError
+from cyxjax.train.feeding.placing import PartPlacer
 from cyxjax.train.replay import inspect
 from cyxjax.train.start import exact, same_run
-from cyxjax.train.start.prepare import first_run
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.exact import MLP
 from tests.support.trainers import use_devices
@@ -133,8 +135,19 @@ def test_one_device_compiles_each_program_once_and_without_a_mesh(tmp_path):
     trainer = fitted(tmp_path, checkpoint_every_n_epochs=0)
     trainer.fit(X, Y, config := trainer_config(tmp_path, checkpoint_every_n_epochs=0))
     step = trainer._session.built.program.train_step
-    state = step._view.split(first_run(trainer._session.prepared, step.layout.mesh, 1).state)[0]
+    state = by_device(put_replicated(step.layout.mesh, trainer.state), step.layout.devices)[0]
     assert {type(leaf.sharding).__name__ for leaf in jax.tree.leaves(state)} == {"SingleDeviceSharding"}
     rows = config.global_batch_size // config.virtual_replicas
     way = step.part.way(state, exact.first_part(trainer._session.prepared.data.train, rows), np.float32(rows))
     assert [way._program._cache_size(), step.writes[0]._cache_size()] == [1, 1]
+
+
+def test_a_number_beyond_int32_is_refused_with_its_sample():
+    # a step in parts gives numpy to jit, which keeps the low bits: token 3 + 2**33 would become 3
+    tokens = np.full((8, 2), 3)
+    tokens[5, 1] += 2**33
+    host = HostBatch(tokens, Y[:8], np.ones(8, np.float32), 8, np.arange(8), np.arange(100, 108))
+    placer = PartPlacer(Layout(build_mesh(jax.devices()[:1]), 4))
+    with pytest.raises(DataError, match="sample 105: 8589934595 does not fit int32"):
+        placer.put(host)
+    assert placer.put(host._replace(inputs=tokens % 4)).parts[0].inputs.shape == (4, 2, 2)
