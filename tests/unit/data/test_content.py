@@ -95,3 +95,13 @@ def test_few_records_are_read_and_fewer_of_slow_ones():
     assert 2 * (MAX_RECORDS - 1) <= quick.reads <= 2 * MAX_RECORDS
     assert 1 <= len(content_of(as_dataset(slow))["records"]) <= 4  # two reads each, for a second
     assert difference(as_dataset(Items()), as_dataset(slow)) is None  # on what both have read
+
+
+@pytest.mark.parametrize("size", [0, 1, 17, 40])
+def test_floats_come_to_a_weighted_sum(size):
+    # weights 1, 2, ..., 17, 1, 2, ...; 0.5 at each place; NaN counts as 0
+    values = np.full(size + 1, 0.5, np.float32)
+    values[0] = np.nan
+    content = content_of(ArrayDataset(values[None], values[None]))
+    expected = 0.5 * sum(1 + place % 17 for place in range(1, size + 1))
+    assert content["whole"][0] == [f"float32[1,{size + 1}]", expected, 0.5 * size * 17]
