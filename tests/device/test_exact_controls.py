@@ -1,6 +1,8 @@
 """What would break `reproducibility: exact`, put in on purpose: one device and more then give other bits.
 
-So the comparison sees each fault, and each rule of `core/parts` and `sync/exact.py` is needed.
+So the comparison sees each fault, and each rule of `core/parts` and `sync/exact.py` is needed, but for one:
+with the update fused with the exchange the models here kept their bits. The two are apart because XLA may
+contract a product of the update with the exchange's last addition, and nothing says that it does not.
 """
 
 from collections.abc import Callable
