@@ -113,8 +113,12 @@ def norm_row(stepped: Stepped, step: jax.Array) -> jax.Array:
     if not jax.tree.leaves(stepped.mean_grads):
         return jnp.zeros(2)
     due = step % _MEASURED_EVERY == 0
-    squares = lax.cond(due, _squares, _nothing, stepped.mean_grads)
-    squares = psum(squares) if stepped.in_parts else squares
+    if (
+        stepped.in_parts
+    ):  # few, so in each step: a branch would keep the gradients of all leaves until it runs
+        squares = jnp.where(due, psum(_squares(stepped.mean_grads)), 0.0)
+    else:
+        squares = lax.cond(due, _squares, _nothing, stepped.mean_grads)
     return jnp.stack([jnp.sqrt(squares), due.astype(jnp.float32)])
 
 

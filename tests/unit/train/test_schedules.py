@@ -104,9 +104,11 @@ def test_a_group_in_a_file_is_checked_with_its_key(tmp_path):
 
 def test_a_rate_may_be_a_text_and_no_other():
     assert cx.AdamOptimizer(lr="1e-3").lr == 0.001
-    for wrong in ("fast", -1, True, None, float("nan"), [0.1]):
+    for wrong in ("fast", -1, True, None, float("nan")):
         with pytest.raises(ConfigError, match=r"a learning rate is a positive number, or a schedule.*HINT"):
             cx.AdamOptimizer(wrong)
+    with pytest.raises(ConfigError, match=r"given a list where its learning rate stands\. HINT"):
+        cx.AdamOptimizer([0.1])  # torch's first argument are the parameters
 
 
 @pytest.mark.parametrize(
