@@ -164,7 +164,7 @@ def error_line() -> str:
     usual, worst = statistics.median(map(abs, off)), max(off, key=abs)
     return (
         f"this model is off by {usual:.0%} in the median, {worst:+.0%} at worst, where it was measured "
-        "(scripts/bench/comm.py: 2 processes, 100 Mbit/s and 1 Gbit/s)."
+        "(scripts/bench/comm.py: 2 processes, 100 Mbit/s and 1 Gbit/s; computing time from its diloco row)."
     )
 
 

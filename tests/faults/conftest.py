@@ -15,6 +15,6 @@ def small_disk(tmp_path):
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "cyxjax", disk], capture_output=True)
     if mounted.returncode:
-        pytest.skip(f"mount is not allowed here: {mounted.stderr.decode().strip()}")
+        pytest.skip(f"mount is not allowed here, CAP_SYS_ADMIN is needed: {mounted.stderr.decode().strip()}")
     yield disk
     subprocess.run(["umount", disk], check=True)

@@ -21,7 +21,7 @@ from cyxjax.train.loop import Feed, Position, RunState
 from cyxjax.train.monitor import watchable_in
 from cyxjax.train.settings import FirstValues, Settings, resolve
 from cyxjax.train.start.build import Built, Recipe, build, check_precision
-from cyxjax.train.start.first_values import taken
+from cyxjax.train.start.init_from import taken
 from cyxjax.train.start.too_large import refuse_too_large, shapes_of
 from cyxjax.train.start.whole_batch import check_same_params, check_whole_batch
 
