@@ -40,18 +40,23 @@ def joined(f: Callable) -> Callable:
     """
 
     def run(*args: Any) -> Any:
-        flat, structure = jax.tree.flatten(args)
-        result: list[Any] = []
-
-        def leaves(*flat: Any) -> list[Any]:
-            out, tree = jax.tree.flatten(f(*jax.tree.unflatten(structure, flat)))
-            result.append(tree)
-            return out
-
-        traced = jax.make_jaxpr(leaves)(*flat)
-        return jax.tree.unflatten(result[0], _run(traced, flat))
+        traced, flat, structure = trace(f, *args)
+        return jax.tree.unflatten(structure, _run(traced, flat))
 
     return run
+
+
+def trace(f: Callable[..., Any], *args: Any) -> tuple[Any, list[Any], Any]:
+    """(the equations of `f(*args)`, the leaves they are given, the tree of what they make)."""
+    flat, structure = jax.tree.flatten(args)
+    made: list[Any] = []
+
+    def leaves(*flat: Any) -> list[Any]:
+        out, tree = jax.tree.flatten(f(*jax.tree.unflatten(structure, flat)))
+        made.append(tree)
+        return out
+
+    return jax.make_jaxpr(leaves)(*flat), flat, made[0]
 
 
 def _run(traced: Any, args: list[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from cyxjax.core.exchange import bind
+from cyxjax.core.exchange import bind, trace
 
 PyTree = Any
 _SMALL = 1024  # numbers: what makes them may be computed again for each leaf
@@ -33,15 +33,8 @@ def draw(values: Callable[..., PyTree], *args: PyTree, options: dict[str, Any] |
     Each leaf is computed by the operations it needs, in their order; what several leaves need is computed
     with them in one program, unless it is small (keys). Not within a trace.
     """
-    flat, structure = jax.tree.flatten(args)
-    made: list[Any] = []
-
-    def leaves(*flat: Any) -> list[Any]:
-        out, tree = jax.tree.flatten(values(*jax.tree.unflatten(structure, flat)))
-        made.append(tree)
-        return out
-
-    kinds = find_kinds(jax.make_jaxpr(leaves)(*flat), flat)
+    traced, flat, structure = trace(values, *args)
+    kinds = find_kinds(traced, flat)
     if kinds is None:
         return jax.jit(values, compiler_options=options)(*args)
     out: dict[int, Any] = {}
@@ -53,7 +46,7 @@ def draw(values: Callable[..., PyTree], *args: PyTree, options: dict[str, Any] |
             drawn = program([given for _, given in members])
             for (places, _), found in zip(members, drawn, strict=True):
                 out |= zip(places, found, strict=True)
-    return jax.tree.unflatten(made[0], [out[place] for place in range(len(out))])
+    return jax.tree.unflatten(structure, [out[place] for place in range(len(out))])
 
 
 def _one_after_another(runs: list[Callable]) -> Callable:

@@ -7,6 +7,7 @@ import pytest
 
 from cyxjax.errors import DataError
 from cyxjax.observe.history import DistributedTrainingHistory
+from tests.support.calls import calls_of
 
 
 def example():
@@ -55,18 +56,8 @@ def test_array_scalars_are_plain_numbers():
 def test_a_long_history_is_made_plain_in_as_many_calls_as_a_short_one():
     def calls(epochs):
         values = [0.5] * epochs
-        history, count = DistributedTrainingHistory(train_losses=values, val_losses=values), 0
-
-        def noted(frame, event, arg):
-            nonlocal count
-            count += event in ("call", "c_call")
-
-        before = sys.getprofile()
-        sys.setprofile(noted)
-        try:
-            found = history.to_dict()
-        finally:
-            sys.setprofile(before)
+        history = DistributedTrainingHistory(train_losses=values, val_losses=values)
+        count, found = calls_of(history.to_dict), history.to_dict()
         assert found["train_losses"] == values
         assert found["train_losses"] is not values  # a copy, which later epochs do not reach
         return count

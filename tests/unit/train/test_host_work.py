@@ -1,44 +1,31 @@
 """What the host does for a step beside the compiled program, in calls of functions: time tells nothing."""
 
-import sys
-
 import numpy as np
 from flax import linen as nn
 
 import cyxjax as cx
+from tests.support.calls import calls_of
 from tests.support.trainers import use_devices
 
 _MOST_CALLS = 150  # of Python and C functions a step: 122 when this was written; 200 before they were counted
 
 
-def calls_of(trainer, x, num_steps):
+def calls_in_fit(trainer, x, num_steps):
     """How many functions a fit of so many further steps calls on this thread."""
     done = int(trainer.state.step)
     config = cx.distributed.DistributedTrainingConfig(
         epochs=10**6, batch_size=4, max_steps=done + num_steps, verbose=False, checkpoint_every_n_epochs=0
     )
-    count = 0
-
-    def noted(frame, event, arg):
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(noted)
-    try:
-        trainer.fit(x, np.zeros(len(x), np.int32), config)
-    finally:
-        sys.setprofile(before)
-    return count
+    return calls_of(lambda: trainer.fit(x, np.zeros(len(x), np.int32), config))
 
 
 def calls_a_step(num_samples):
     x = np.zeros((num_samples, 2), np.float32)
     trainer = cx.distributed.DistributedTrainer(nn.Dense(2), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1))
     trainer.predict(x[:1])
-    calls_of(trainer, x, 2)  # what is made once
+    calls_in_fit(trainer, x, 2)  # what is made once
     # Both end within an epoch and read what is left of it in as many blocks.
-    few, many = calls_of(trainer, x, 20), calls_of(trainer, x, 120)
+    few, many = calls_in_fit(trainer, x, 20), calls_in_fit(trainer, x, 120)
     return (many - few) / 100
 
 
