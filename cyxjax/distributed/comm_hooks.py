@@ -115,5 +115,6 @@ def resolve(state: Any, hook: Any) -> CommHook:
         return CommHook(made)
     raise ConfigError(
         f"the communication hook {hook!r} gave {type(made).__name__}, expected a CommHook or an optax "
-        "transformation from local to mean gradients. HINT: see cyxjax.distributed.comm_hooks."
+        "transformation from local to mean gradients. HINT: pass one of cyxjax.distributed.comm_hooks "
+        "(bf16_compress_hook); a strategy by its name is the trainer's: comm='fsdp'."
     )

@@ -51,6 +51,8 @@ def test_power_sgd_by_torchs_module_spelling():
         wrap(Net()).register_comm_hook(None, powerSGD_hook)
     with pytest.raises(ConfigError, match="expected a CommHook"):
         wrap(Net()).register_comm_hook(None, lambda state: 3)
+    with pytest.raises(ConfigError, match=r"'fsdp' gave str.*HINT.*the trainer's: comm='fsdp'"):
+        wrap(Net()).register_comm_hook(None, "fsdp")
 
 
 def test_a_hook_of_ones_own_is_an_optax_transformation():
