@@ -103,5 +103,5 @@ def test_a_strategy_is_no_hook(name):
 
 @pytest.mark.parametrize("hook", ["zero1", 3])
 def test_a_name_is_no_hook(hook):
-    with pytest.raises(ConfigError, match=f"the communication hook {hook!r} .*HINT: see cyxjax"):
+    with pytest.raises(ConfigError, match=f"the communication hook {hook!r} .*HINT: pass one of cyxjax"):
         comm_hooks.resolve(None, hook)
