@@ -28,7 +28,7 @@ _FILES = {  # module -> the public names it holds
     "train.start.optimizers": "AdaGradOptimizer AdamOptimizer AdamWOptimizer MomentumOptimizer "
     "RMSPropOptimizer SGDOptimizer",
     "train.simple_trainer": "Trainer",
-    "train.stored_run": "load_run",
+    "train.stored.run": "load_run",
 }
 _HOME = {name: f"cyxjax.{file}" for file, names in _FILES.items() for name in names.split()}
 _ROOMS = ("amp", "data", "distributed", "errors", "launch", "models", "observe", "sync", "testing", "train")
@@ -112,7 +112,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.train.start.optimizers import MomentumOptimizer as MomentumOptimizer
     from cyxjax.train.start.optimizers import RMSPropOptimizer as RMSPropOptimizer
     from cyxjax.train.start.optimizers import SGDOptimizer as SGDOptimizer
-    from cyxjax.train.stored_run import load_run as load_run
+    from cyxjax.train.stored.run import load_run as load_run
 else:
 
     def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from cyxjax.distributed import process_group
 from cyxjax.distributed.spawning import Spawned, SpawnError, spawn
 from cyxjax.errors import ConfigError
-from cyxjax.launch.jax_private import backend_runs
+from cyxjax.launch.backend.jax_private import backend_runs
 
 PyTree = Any
 _MOST = 8  # CPU devices that jax is started with, so that a later test may have more than an earlier one

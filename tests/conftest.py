@@ -35,7 +35,7 @@ os.environ["CYXJAX_COMPILE_CACHE"] = os.environ.pop(
 import jax
 import pytest
 
-from cyxjax.launch import programs
+from cyxjax.launch.backend import programs
 from tests.support import leaks
 
 jax.config.update("jax_platforms", "cpu")

@@ -9,7 +9,7 @@ from pathlib import Path
 from cyxjax.command import Parser
 from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR
-from cyxjax.train.audit import entries_of, examine
+from cyxjax.train.stored.audit import entries_of, examine
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,8 @@ from typing import Any
 from cyxjax.cli.doctor import devices
 from cyxjax.command import Parser
 from cyxjax.files import is_secret_name, redact
-from cyxjax.launch import accelerators, environment
+from cyxjax.launch import environment
+from cyxjax.launch.backend import accelerators
 from cyxjax.launch.clusters import claims
 from cyxjax.launch.topology import Topology
 from cyxjax.launch.versions import machine, software

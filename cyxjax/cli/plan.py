@@ -190,7 +190,7 @@ def _step_s(compiled: Any, state: Any, batch: Any) -> float:
 def _by_replicas(trainer: Any, prepared: Any, batch: Any, device_gb: float) -> list[str]:
     import jax
 
-    from cyxjax.train.memory_plan import held_by, table
+    from cyxjax.train.start.memory_plan import held_by, table
 
     devices = jax.devices()
     if len(devices) < 4 or len(devices) != jax.local_device_count():

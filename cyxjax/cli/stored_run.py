@@ -68,7 +68,7 @@ def predict(argv: Sequence[str]) -> int:
         raise ConfigError(f"{given.output}: there is no such folder. HINT: make it first.")
 
     def use(run: Any) -> None:
-        from cyxjax.train import tables
+        from cyxjax.train.stored import tables
 
         inputs = tables.read_inputs(given.input, run.trainer.sample_inputs)
         outputs = run.predict(inputs, batch_size=given.batch_size)
@@ -105,7 +105,7 @@ def export(argv: Sequence[str]) -> int:
         raise ConfigError(f"{given.file}: there is no such folder. HINT: make it first.")
 
     def use(run: Any) -> None:
-        from cyxjax.train import stored_run
+        from cyxjax.train.stored import run as stored_run
 
         platforms = given.platforms.split(",") if given.platforms else ()
         if given.to == "stablehlo":
@@ -136,7 +136,7 @@ def _parsed(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
 
 def _with_run(given: argparse.Namespace, use: Any) -> int:
     """`use(run)`, in the group of the environment, left at the end."""
-    from cyxjax.train.stored_run import load_run, stored_config
+    from cyxjax.train.stored.run import load_run, stored_config
 
     stored_config(given.run)  # a wrong folder costs no start of jax
     from cyxjax.distributed import process_group

@@ -11,7 +11,7 @@ from typing import Any
 
 from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch import environment as backends
-from cyxjax.launch import platforms, programs
+from cyxjax.launch.backend import platforms, programs
 from cyxjax.launch.clusters import discover
 from cyxjax.launch.connect import connect, disconnect
 from cyxjax.launch.environment import here, prepare

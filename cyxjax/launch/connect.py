@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cyxjax.errors import GroupError
-from cyxjax.launch import heartbeat, jax_private, save_request
+from cyxjax.launch import heartbeat, save_request
+from cyxjax.launch.backend import jax_private
 from cyxjax.launch.environment import local_devices, visible_gpus
 from cyxjax.launch.failure import hooks as exits
 from cyxjax.launch.ranks_here import HostShare

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 
 from cyxjax.errors import ConfigError, GroupError
-from cyxjax.launch import jax_private
+from cyxjax.launch.backend import jax_private
 from cyxjax.launch.topology import Topology, in_job, read_int
 
 CPU_HINT = "HINT: set DISTRIBUTED_BACKEND=cpu (backend='gloo') to train on the CPU with the same program."

@@ -13,7 +13,7 @@ from cyxjax.core.metrics import numbers
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.distributed import process_group
 from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, NotSavedError
-from cyxjax.launch import programs
+from cyxjax.launch.backend import programs
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, or_told, write_atomic

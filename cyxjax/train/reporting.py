@@ -23,7 +23,7 @@ from cyxjax.observe.report.confusion import MOST_CLASSES, confusion_matrix
 from cyxjax.observe.report.facts import Audit, read_facts
 from cyxjax.observe.report.page import write
 from cyxjax.run_folder import RunFolder
-from cyxjax.train.audit import entries_of, examine
+from cyxjax.train.stored.audit import entries_of, examine
 
 Values = Mapping[str, Any]
 _AUDITED_SAMPLES = 5_000_000  # more would be waited for at the end of a run: about a second

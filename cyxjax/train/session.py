@@ -12,7 +12,7 @@ from cyxjax.core.model.lora import merged
 from cyxjax.core.step import TrainState
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError, ConfigError, GroupError, NotSavedError
-from cyxjax.launch import programs
+from cyxjax.launch.backend import programs
 from cyxjax.launch.heartbeat import beat
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory

@@ -172,4 +172,7 @@ def test_a_file_is_read_in_one_sitting(path):
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=lambda p: p.name)
 def test_a_room_has_no_more_files_than_a_person_keeps_in_mind(folder):
-    assert len(list(folder.glob("*.py"))) <= 24
+    limit = (
+        15 if {"train", "launch"} & set(name_of(folder).split("/")) else 24
+    )  # the two that once outgrew theirs
+    assert len(list(folder.glob("*.py"))) <= limit

@@ -104,7 +104,7 @@ def fail_on(rank, world_size, which):
 
 
 def leave_late(rank, world_size):
-    from cyxjax.launch import jax_private
+    from cyxjax.launch.backend import jax_private
 
     dist.init_process_group()
     if rank == 1:

@@ -5,7 +5,8 @@ import socket
 import threading
 from dataclasses import replace
 
-from cyxjax.launch import jax_private, output
+from cyxjax.launch import output
+from cyxjax.launch.backend import jax_private
 from cyxjax.launch.ranks_here import HostShare
 from cyxjax.launch.rendezvous import ports
 from cyxjax.launch.rendezvous.reactor import Log

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from cyxjax.errors import ConfigError, GroupError
-from cyxjax.launch import jax_private
+from cyxjax.launch.backend import jax_private
 from cyxjax.launch.environment import (
     add_flags,
     advice,

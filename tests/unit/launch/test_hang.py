@@ -3,7 +3,7 @@
 import pytest
 
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, ConfigError
-from cyxjax.launch import jax_private
+from cyxjax.launch.backend import jax_private
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.heartbeat import Limits, Pulse
 from cyxjax.launch.supervise import hang

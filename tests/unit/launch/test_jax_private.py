@@ -8,7 +8,7 @@ from jax._src import compilation_cache, compiler, distributed, xla_bridge
 from jaxlib import _jax
 
 from cyxjax.errors import GroupError
-from cyxjax.launch import jax_private
+from cyxjax.launch.backend import jax_private
 from cyxjax.launch.rendezvous import ports
 
 

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from cyxjax.errors import GroupError
-from cyxjax.launch import platforms
-from cyxjax.launch.accelerators import _TPU_DEVICES, found
+from cyxjax.launch.backend import platforms
+from cyxjax.launch.backend.accelerators import _TPU_DEVICES, found
+from cyxjax.launch.backend.platforms import check_started, idle_accelerators, settle
 from cyxjax.launch.environment import prepare
-from cyxjax.launch.platforms import check_started, idle_accelerators, settle
 from cyxjax.launch.topology import Topology
 
 ALONE, TWO = Topology(), Topology(rank=1, world_size=2, local_world_size=2)
@@ -144,7 +144,7 @@ def test_tpus_are_known_as_jax_knows_them():
 
 PROGRAM = """
 import os, sys
-from cyxjax.launch import accelerators
+from cyxjax.launch.backend import accelerators
 look = accelerators.found
 accelerators.found = lambda root="/", has=accelerators.installed: look(sys.argv[1], has)
 import cyxjax as cx

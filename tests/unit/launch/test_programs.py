@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cyxjax.errors import ConfigError
-from cyxjax.launch import programs
-from cyxjax.launch.programs import ProgramStore, find_folder
+from cyxjax.launch.backend import programs
+from cyxjax.launch.backend.programs import ProgramStore, find_folder
 from tests.support import forked
 
 LIMIT_S = 90
@@ -202,7 +202,7 @@ def test_a_url_of_our_own_is_refused():
 
 COUNT = """
 import collections, hashlib, sys
-from cyxjax.launch import programs
+from cyxjax.launch.backend import programs
 import jax, jax.numpy as jnp
 events = collections.Counter()
 jax.monitoring.register_event_listener(lambda name, **_: events.update([name.rpartition("/")[2]]))

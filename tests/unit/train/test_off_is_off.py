@@ -19,7 +19,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError
-from cyxjax.launch import programs
+from cyxjax.launch.backend import programs
 from cyxjax.train import experiment
 from cyxjax.train.loop import Hook
 from cyxjax.train.trainer import DistributedTrainer

@@ -17,7 +17,8 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.data.splits import DatasetInfo
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError, DataError
-from cyxjax.train import experiment, stablehlo
+from cyxjax.train import experiment
+from cyxjax.train.stored import stablehlo
 from tests.support.trainers import use_devices
 
 ROWS = np.random.default_rng(5).normal(size=(5, 4)).astype(np.float32)

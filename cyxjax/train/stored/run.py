@@ -19,8 +19,8 @@ from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError
 from cyxjax.files import read_plain
 from cyxjax.train.experiment import trainer_of
-from cyxjax.train.stablehlo import write_stablehlo
 from cyxjax.train.start.named import data_of
+from cyxjax.train.stored.stablehlo import write_stablehlo
 from cyxjax.train.trainer import DistributedTrainer
 
 PyTree = Any

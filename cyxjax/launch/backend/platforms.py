@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 
 from cyxjax.errors import GroupError
-from cyxjax.launch import accelerators
+from cyxjax.launch.backend import accelerators
 from cyxjax.launch.environment import choose, visible_gpus
 from cyxjax.launch.topology import Topology
 

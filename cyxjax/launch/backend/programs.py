@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cyxjax.errors import ConfigError
 from cyxjax.files import PRIVATE, write_whole
-from cyxjax.launch import jax_private
+from cyxjax.launch.backend import jax_private
 
 AUTO, OFF = "auto", "off"
 VARIABLE = "CYXJAX_COMPILE_CACHE"
