@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from cyxjax.checkpoint.manifest import Leaf
-from cyxjax.checkpoint.pieces import Piece, file_of
+from cyxjax.checkpoint.pieces import Piece, file_of, host_value
 from cyxjax.errors import CheckpointError
 from cyxjax.files import PRIVATE
 
@@ -58,16 +58,17 @@ class Entry(NamedTuple):
     blocks: Callable[[], Iterable[np.ndarray]]
 
     @classmethod
-    def of(cls, array: np.ndarray) -> "Entry":
-        return cls(array.shape, array.dtype, lambda: [array])
+    def of(cls, leaf: Any, shape: tuple[int, ...] | None = None) -> "Entry":
+        """A whole leaf, on the host or the devices, or a `Share`; it is on the host while it is written."""
+        kept = tuple(leaf.shape) if shape is None else shape
+        return cls(kept, np.dtype(leaf.dtype), lambda: [host_value(leaf)])
 
 
-def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write `arrays` into `folder`, which must not exist yet. Raises: OSError."""
+def write_arrays(folder: Path, leaves: Mapping[str, Any]) -> dict[str, int]:
+    """Write whole `leaves` into `folder`, which must not exist yet; crc32 by name. Raises: OSError."""
     folder.mkdir(mode=0o700)
-    write_file(
-        folder / file_of(0), {name: Entry.of(array) for name, array in arrays.items()}, {"format": "np"}
-    )
+    entries = {name: Entry.of(leaf) for name, leaf in leaves.items()}
+    return write_file(folder / file_of(0), entries, {"format": "np"})
 
 
 def write_file(

@@ -35,8 +35,8 @@ class Checkpointer:
         best: whether a low ("min") or a high ("max") metric is good.
         is_writer: one process of a job writes, the first. The others restore, and write their shares of
             leaves spread over several processes; else they change nothing on disk.
-        async_save: write in a background thread. False: `save` returns when the step is on disk; where
-            processes write together, a leaf at a time leaves the devices and no copy is kept.
+        async_save: write in a background thread, from a copy on the host of all that this process writes.
+            False: `save` returns when the step is on disk; a leaf at a time leaves the devices.
         crew: the processes of the job. Its exchange is called from the background thread, and must not be
             one that other calls of a process share.
         warn: takes one line of text; the default logs it.
@@ -86,20 +86,19 @@ class Checkpointer:
         self.wait()
         leaves = tree.named_leaves(state)
         tree.refuse_unsavable(leaves)
-        together = is_spread(leaves)
-        if together and not self._async:
-            self._write(Snapshot(step, leaves, frozen_meta, metric))
-            self._raise_after_failures()
+        if not is_spread(leaves) and not self._store.is_writer:
             return
-        if not together and not self._store.is_writer:
+        if not self._async:
+            self._write(Snapshot(step, leaves, frozen_meta, metric))
+            if self._unsaved is not None and not is_spread(leaves):  # it may be tried again at the end
+                self._unsaved = self._unsaved._replace(arrays=tree.host_copy(leaves))
+            self._raise_after_failures()
             return
         copy = tree.host_copy if self._store.is_writer else tree.copy_of_shares
         snapshot = Snapshot(step, copy(leaves), frozen_meta, metric)
         # A daemon: an interpreter that ends without close() leaves a partial folder, never a hang.
         self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint", daemon=True)
         self._thread.start()
-        if not self._async:
-            self.wait()
 
     def restore(
         self,
@@ -117,7 +116,7 @@ class Checkpointer:
                 elements, flat.
             adapt: settles leaves stored with another shape or dtype (see state_tree.cast); None refuses them.
             part: `target` may be a part of what is stored, such as the parameters alone.
-            put: makes of each leaf, as soon as it is read, what stands in its place.
+            put: reads each leaf, one after the other, and makes of it what stands in its place.
         Raises: CheckpointError if `step` is missing or damaged, if every step is damaged (all are listed,
             nothing is renamed), or if the state is another one (its leaves are named).
         """

@@ -10,7 +10,6 @@ import math
 import platform
 import re
 import stat
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -55,9 +54,9 @@ class Leaf:
     pieces: tuple[Piece, ...] = ()
 
     @classmethod
-    def of(cls, name: str, array: np.ndarray) -> "Leaf":
-        """The leaf that describes `array` as it is now."""
-        return cls(name, array.shape, array.dtype.name, _crc32(array))
+    def of(cls, name: str, array: Any, crc32: int) -> "Leaf":
+        """The whole leaf that `array` is, whose bytes have that crc32."""
+        return cls(name, tuple(array.shape), np.dtype(array.dtype).name, crc32)
 
     @classmethod
     def in_pieces(cls, name: str, shape: tuple[int, ...], dtype: Any, pieces: tuple[Piece, ...]) -> "Leaf":
@@ -262,7 +261,3 @@ def _refuse_twins(kind: str, names: Iterable[str]) -> None:
         if name in seen:
             raise ValueError(f"{kind} {name!r} is listed twice")
         seen.add(name)
-
-
-def _crc32(array: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -53,6 +53,15 @@ class HostShare:
 
     def values(self) -> np.ndarray:
         return self.elements
+
+
+def host_value(leaf: Any) -> np.ndarray:
+    """A whole leaf on the host, on CPU a view, which the next step may change; of a `Share` its elements."""
+    if isinstance(leaf, Share):
+        return leaf.values()
+    if not hasattr(leaf, "is_fully_replicated"):
+        return np.asarray(leaf)
+    return np.asarray(leaf.addressable_shards[0].data if leaf.is_fully_replicated else leaf)
 
 
 def file_of(process: int) -> str:

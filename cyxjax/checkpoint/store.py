@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -110,9 +111,9 @@ class StepStore:
     def write(self, snapshot: Snapshot) -> None:
         """Put `snapshot` on disk; the step exists when this returns, and nothing of it if this raises."""
         arrays = snapshot.arrays
-        leaves = tuple(Leaf.of(name, array) for name, array in arrays.items())
         with self._writing(snapshot.step) as folder:
-            write_arrays(folder / ARRAYS, arrays)
+            crc32 = write_arrays(folder / ARRAYS, arrays)
+            leaves = tuple(Leaf.of(name, leaf, crc32[name]) for name, leaf in arrays.items())
             _commit(folder, snapshot, leaves, describe_files(folder), FORMAT_VERSION)
         self._verified.add(snapshot.step)
 
@@ -154,7 +155,7 @@ class StepStore:
     def load(
         self, step: int, target: PyTree, adapt: Adapt | None, part: bool, put: Put = as_read
     ) -> Restored:
-        """`step` in `target`'s tree, its leaves read one after the other and given to `put`.
+        """`step` in `target`'s tree, its leaves read one after the other by `put`.
 
         Raises: DamagedStep if it does not verify; CheckpointError if it is of another state.
         """
@@ -234,9 +235,8 @@ def _fill(
     tree.refuse(refused)
     filled = []
     for name, want in wanted.items():
-        array = adapted.pop(name) if name in adapted else _own(name, stored, want)
-        filled.append(put(want, array))
-        del array  # before the next is read
+        read = partial(adapted.pop, name) if name in adapted else partial(_own, name, stored, want)
+        filled.append(put(want, read))
     return jax.tree.unflatten(jax.tree.structure(target), filled)
 
 

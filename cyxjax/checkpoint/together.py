@@ -19,7 +19,6 @@ from cyxjax.checkpoint.digests import describe_file
 from cyxjax.checkpoint.folders import ARRAYS
 from cyxjax.checkpoint.manifest import FileEntry, Leaf
 from cyxjax.checkpoint.pieces import Piece, Share, file_of
-from cyxjax.checkpoint.tree import host_value
 from cyxjax.errors import CheckpointError
 from cyxjax.files import PRIVATE, read_plain, write_whole
 
@@ -101,22 +100,15 @@ def write_share(folder: Path, leaves: Mapping[str, Any], rank: int) -> None:
         )
     shares = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Share)}
     own = {name: leaf for name, leaf in shares.items() if leaf.start < leaf.stop}
-    entries = {name: _entry((leaf.stop - leaf.start,), leaf) for name, leaf in own.items()}
+    entries = {name: Entry.of(leaf, (leaf.stop - leaf.start,)) for name, leaf in own.items()}
     if not rank:
         whole = (name for name, leaf in leaves.items() if name not in shares or not np.prod(leaf.shape))
-        entries |= {name: _entry(tuple(leaves[name].shape), leaves[name]) for name in whole}
+        entries |= {name: Entry.of(leaves[name]) for name in whole}
     crc = write_file(folder / ARRAYS / file_of(rank), entries, {"format": "np"})
     file = describe_file(folder, f"{ARRAYS}/{file_of(rank)}")
     pieces = {name: (leaf.start, leaf.stop) for name, leaf in own.items()}
     note = {"file": vars(file), "crc32": crc, "pieces": pieces}
     write_whole(_note_of(folder, rank), json.dumps(note), mode=PRIVATE)
-
-
-def _entry(shape: tuple[int, ...], leaf: Any) -> Entry:
-    def values() -> list[np.ndarray]:
-        return [leaf.values() if isinstance(leaf, Share) else host_value(leaf)]
-
-    return Entry(shape, np.dtype(leaf.dtype), values)
 
 
 def _joined(
@@ -131,7 +123,7 @@ def _joined(
         pieces = tuple(Piece(rank, *(*note["pieces"][name], note["crc32"][name])) for rank, note in held)
         if isinstance(leaf, Share) and np.prod(leaf.shape):
             return Leaf.in_pieces(name, leaf.shape, dtype, pieces)
-        return Leaf(name, tuple(leaf.shape), dtype.name, notes[0]["crc32"][name])
+        return Leaf.of(name, leaf, notes[0]["crc32"][name])
 
     files = tuple(FileEntry(**note["file"]) for note in notes)
     return tuple(leaf_of(name, leaf) for name, leaf in leaves.items()), files

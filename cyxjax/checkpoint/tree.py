@@ -6,21 +6,21 @@ from typing import Any
 import numpy as np
 
 from cyxjax.checkpoint.manifest import Leaf, refuse_dtype
-from cyxjax.checkpoint.pieces import HostShare, Share
+from cyxjax.checkpoint.pieces import HostShare, Share, host_value
 from cyxjax.errors import CheckpointError
 
 PyTree = Any
 # (name, stored array, wanted leaf) -> an array of the wanted shape (of a share: its elements, flat) and
 # dtype, or None: refuse the difference.
 Adapt = Callable[[str, np.ndarray, Any], np.ndarray | None]
-# (wanted leaf, what was read of it) -> the leaf of the restored tree.
-Put = Callable[[Any, np.ndarray], Any]
+# (wanted leaf, what reads its values) -> the leaf of the restored tree.
+Put = Callable[[Any, Callable[[], np.ndarray]], Any]
 _MAX_LISTED = 10
 
 
-def as_read(want: Any, array: np.ndarray) -> np.ndarray:
+def as_read(want: Any, read: Callable[[], np.ndarray]) -> np.ndarray:
     del want
-    return array
+    return read()
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
@@ -130,16 +130,9 @@ def _start_transfers(leaves: Any) -> None:
             leaf.copy_to_host_async()
 
 
-def host_value(leaf: Any) -> np.ndarray:
-    """A whole leaf on the host; on CPU a view, which the next step may change."""
-    if not hasattr(leaf, "is_fully_replicated"):
-        return np.asarray(leaf)
-    return np.asarray(leaf.addressable_shards[0].data if leaf.is_fully_replicated else leaf)
-
-
 def _copy(leaf: Any) -> Any:
     if isinstance(leaf, Share):
-        return leaf.values().reshape(leaf.shape) if leaf.is_whole else HostShare.of(leaf)
+        return host_value(leaf).reshape(leaf.shape) if leaf.is_whole else HostShare.of(leaf)
     # From a CPU device numpy gets a view of the very buffer that donation reuses; from others, a copy.
     is_copied = hasattr(leaf, "devices") and all(device.platform != "cpu" for device in leaf.devices())
     return host_value(leaf) if is_copied else np.array(host_value(leaf))

@@ -9,9 +9,11 @@ A restore, from the top, each in one function (tests/unit/train/test_hops.py fol
     checkpoint/manifest.py       read_manifest       what it says of itself
 """
 
+import gc
 import itertools
 import logging
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -197,13 +199,18 @@ def load(
 
 
 def placing(mesh: Mesh, *, in_place: bool) -> Put:
-    """What puts a leaf that was read on the devices, in the place of the wanted one if it says so."""
+    """What reads a leaf and puts it on the devices, in the place of the wanted one if it says so.
 
-    def put(want: Any, array: np.ndarray) -> Any:
+    One leaf is held beside the state: on the host as it is read, on the host and not on the devices in place.
+    """
+
+    def put(want: Any, read: Callable[[], np.ndarray]) -> Any:
         if in_place:
             _give_up(want)
         # Waits: a transfer under way keeps the host's array, and the next leaf would be read beside it.
-        return jax.block_until_ready(portable.placed(want, array, mesh))
+        leaf = jax.block_until_ready(portable.placed(want, read(), mesh))
+        gc.collect(0)  # jax lets go of the host's arrays that its threads have copied
+        return leaf
 
     return put
 

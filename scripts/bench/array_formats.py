@@ -8,6 +8,7 @@ import shutil
 import statistics
 import tempfile
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +29,9 @@ def read_orbax(folder: Path, named: dict[str, np.ndarray]) -> object:
 
 
 def read_ours(folder: Path, named: dict[str, np.ndarray]) -> object:
-    return arrays.read_arrays(folder, [Leaf.of(name, array) for name, array in named.items()], 2)
+    return arrays.read_arrays(
+        folder, [Leaf.of(name, array, zlib.crc32(array)) for name, array in named.items()], 2
+    )
 
 
 FORMATS: dict[str, tuple[Callable, Callable]] = {

@@ -50,9 +50,10 @@ def broken_disk(monkeypatch):
     real = store.write_arrays
 
     def write(folder, arrays):
-        real(folder, arrays)
+        found = real(folder, arrays)
         if errors:
             raise errors[-1]
+        return found
 
     monkeypatch.setattr(store, "write_arrays", write)
     return errors

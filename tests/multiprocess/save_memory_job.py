@@ -1,6 +1,7 @@
 """What saving and restoring shares takes beside the state, by rank 0's high-water mark: FOLDER -> JSON."""
 
 import ctypes
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from cyxjax.distributed import process_group
 from cyxjax.train import resume
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
-LEAVES, ELEMENTS = 12, 2_000_000  # of a process's share of each: 8 MB
+LEAVES, ELEMENTS = 12, 2_000_000  # of a replica's share of each: 8 MB
 
 
 def kilobytes(name: str) -> int:
@@ -26,11 +27,12 @@ def kilobytes(name: str) -> int:
 
 
 def leaves_beside(do: Callable[[], Any]) -> float:
-    """The most memory that `do` held over what there was before, in shares of a leaf."""
+    """The most memory that `do` held over what there was before, in this process's shares of a leaf."""
+    gc.collect()  # also what jax has copied and not let go of
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
     before = kilobytes("VmRSS")
     do()
-    return (kilobytes("VmHWM") - before) * 1024 / (4 * ELEMENTS)
+    return (kilobytes("VmHWM") - before) * 1024 / (4 * ELEMENTS * jax.local_device_count())
 
 
 def main(folder: str) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import stat
+import weakref
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -15,6 +17,7 @@ from cyxjax.checkpoint import tree
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.off import NullCheckpointer
 from cyxjax.errors import CheckpointError
+from cyxjax.train.resume import placing
 
 
 def make_state():
@@ -223,3 +226,44 @@ def test_a_checkpoint_can_be_moved(tmp_path: Path):
         checkpointer.save(1, make_state())
     (tmp_path / "here").rename(tmp_path / "there")
     assert_same_bits(Checkpointer(tmp_path / "there").restore(make_state()).state, make_state())
+
+
+@dataclass(frozen=True, eq=False)
+class Counted:
+    """All of a leaf, cut over several devices of one process; held: which host copies were given out."""
+
+    held: list
+    shape: tuple[int, ...] = (4, 2)
+    dtype: np.dtype = np.dtype(np.float32)
+    start: int = 0
+    stop: int = 8
+    is_whole: bool = True
+
+    def values(self):
+        copy = np.arange(8, dtype=np.float32)
+        self.held.append((weakref.ref(copy), sum(ref() is not None for ref, _ in self.held)))
+        return copy
+
+
+@pytest.mark.parametrize(("in_background", "others"), [(False, [0, 0, 0]), (True, [0, 1, 2])])
+def test_a_save_that_is_waited_for_holds_one_leaf_on_the_host_at_a_time(tmp_path, in_background, others):
+    held = []
+    with Checkpointer(tmp_path, async_save=in_background) as checkpointer:
+        checkpointer.save(1, {name: Counted(held) for name in "abc"})
+    assert [count for _, count in held] == others
+    found = Checkpointer(tmp_path).restore({"a": np.zeros((4, 2), np.float32)}, part=True).state
+    np.testing.assert_array_equal(found["a"], np.arange(8, dtype=np.float32).reshape(4, 2))
+
+
+def test_a_restore_in_place_gives_up_a_leaf_before_it_reads_another(tmp_path):
+    mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"a": jnp.ones(3), "b": jnp.zeros(2)})
+    state, put, seen = {"a": jnp.zeros(3), "b": jnp.ones(2)}, placing(mesh, in_place=True), []
+
+    def watched(want, read):
+        return put(want, lambda: seen.append([leaf.is_deleted() for leaf in state.values()]) or read())
+
+    found = Checkpointer(tmp_path).restore(state, put=watched).state
+    assert seen == [[True, False], [True, True]]
+    assert [leaf.tolist() for leaf in found.values()] == [[1, 1, 1], [0, 0]]
