@@ -48,7 +48,7 @@ with Checkpointer(folder, is_writer=rank == 0, crew=Crew(rank, exchange)) as che
     if action == "save":
         checkpointer.save(4, state, {"world": world})
     # Every process reads on its own; no barrier is entered.
-    restored = checkpointer.restore(state, put=lambda want, array: placed(want, array, mesh))
+    restored = checkpointer.restore(state, put=lambda want, read: placed(want, read(), mesh))
 assert restored.step == 4
 again = restored.state["rows"]
 assert again.shape == (world, each)
