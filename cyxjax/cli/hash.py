@@ -7,16 +7,22 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cyxjax.checkpoint.folders import list_steps
+from cyxjax.checkpoint.arrays import DamagedStep
+from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.store import StepStore
 from cyxjax.command import Parser
 from cyxjax.config.load import open_run
 from cyxjax.data.ledger_file import read_entries
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
 from cyxjax.observe.state_digests import read_digests
+from cyxjax.train.start.changed import other_values
 
 # Of a history, what follows from the numbers alone: no times, no counts of processes.
-_CURVES = ("train_losses", "train_accuracies", "val_losses", "val_accuracies", "learning_rates", "metrics")
+_CURVES = (
+    *("train_losses", "train_accuracies", "val_losses", "val_accuracies", "learning_rates", "metrics"),
+    *("epochs", "val_epochs", "grad_norms", "grad_norm_epochs"),
+    *("rollback_epochs", "rollback_samples", "rollback_batches", "rollback_steps"),
+)
 _SHOWN = 12  # digits of a digest on the screen
 
 
@@ -26,6 +32,7 @@ class StepBits(NamedTuple):
     leaves: dict[str, str]  # by name, as params/Dense_0/kernel
     history: str
     exact: dict[str, str]  # what the bits hang on, as an exact run wrote it
+    config: dict[str, Any]
 
     @property
     def digest(self) -> str:
@@ -73,21 +80,29 @@ def steps_of(run: Path) -> list[int]:
 
 
 def read_bits(run: Path, step: int) -> StepBits:
-    """Raises: CheckpointError where the step is damaged."""
+    """Raises: CheckpointError where the step is damaged, with run and step."""
     store = StepStore(_checkpoints(run), is_writer=False)
-    manifest = store.manifest(step)
+    try:
+        manifest = store.manifest(step)
+        stored = store.open(step, manifest)
+        leaves = {leaf.name: _sha256_of(stored.blocks(leaf.name)) for leaf in manifest.leaves}
+    except DamagedStep as error:
+        found, folder = str(error).rstrip("."), step_folder(store.directory, step)
+        raise CheckpointError(
+            f"{run}: step {step} is damaged: {found}. HINT: move {folder} elsewhere to compare the rest."
+        ) from error
     meta = manifest.meta
-    stored = store.open(step, manifest)
-    leaves = {leaf.name: _sha256_of(stored.blocks(leaf.name)) for leaf in manifest.leaves}
     curves = {name: meta.get("history", {}).get(name) for name in _CURVES}
-    history = {"curves": curves, "sums": meta.get("sums"), "position": meta.get("position")}
-    return StepBits(leaves, _sha256(json.dumps(history, sort_keys=True).encode()), meta.get("exact", {}))
+    history = {"curves": curves, **{name: meta.get(name) for name in ("sums", "grad_norm", "position")}}
+    digest = _sha256(json.dumps(history, sort_keys=True).encode())
+    return StepBits(leaves, digest, meta.get("exact", {}), meta.get("config", {}))
 
 
 def _as_json(run: Path, every: bool) -> dict[str, Any]:
     steps = steps_of(run)
     found = {step: read_bits(run, step) for step in (steps if every else steps[-1:])}
-    return {"steps": [{"step": n, "digest": b.digest, **b._asdict()} for n, b in found.items()]}
+    told = ("digest", "leaves", "history", "exact")
+    return {"steps": [{"step": n, **{name: getattr(b, name) for name in told}} for n, b in found.items()]}
 
 
 def _told(run: Path, every: bool) -> list[str]:
@@ -128,7 +143,16 @@ def compare(one: Path, other: Path) -> tuple[list[str], bool]:
             cause = _cause(one, other, before, step, bits)
             return [f"step {step}: {line}" for line in odd] + told + cause, False
         before = step
-    return [f"equal: every bit of {len(common)} checkpoints, the last of step {before}"], True
+    equal = f"equal: every bit of {len(common)} checkpoints, the last of step {before}"
+    if between is not None and not between.equal:
+        return [between.text, equal], False
+    return [equal, *_further(one, other, before)], True
+
+
+def _further(one: Path, other: Path, step: int) -> list[str]:
+    """A line for a run that goes on after `step`, the last that was compared."""
+    ends = {run: max(steps_of(run)) for run in (one, other)}
+    return [f"not compared: {run} goes on to step {end}" for run, end in ends.items() if end > step]
 
 
 class States(NamedTuple):
@@ -168,10 +192,17 @@ def _cause(one: Path, other: Path, before: int, step: int, bits: tuple[StepBits,
     for name in names:
         left, right = (found.exact.get(name, "not recorded") for found in bits)
         lines += [f"{name} differs: {left} and {right}"] if left != right else []
+    lines += [f"{key} differs: {left} and {right}" for key, left, right in _keys(bits)]
     samples = _first_other_samples(one, other)
     if samples is not None and samples <= step:
         lines.append(f"step {samples} took other samples, says the ledger")
     return lines
+
+
+def _keys(bits: tuple[StepBits, StepBits]) -> list[tuple[str, str, str]]:
+    """(key, of the one, of the other) of the configurations."""
+    one, other = (found.config for found in bits)
+    return other_values(one, other) if one and other else []
 
 
 def _first_other_samples(one: Path, other: Path) -> int | None:

@@ -19,7 +19,6 @@ _OF_NO_NUMBER = (
     *("cpu_devices", "steps_in_flight", "report_samples", "max_time", "evaluate_every_n_epochs"),
     *("max_eval_batches", "monitor", "monitor_mode", "early_stopping_patience", "sentinel_every_n_steps"),
     *("on_desync", "max_rollbacks", "exact", "exact_digest_every_n_steps"),
-    "reproducibility",  # told by `exact.changed_mode`
 )
 _HOW_FAR = ("epochs", "max_steps")
 _LONGEST = 80
@@ -40,19 +39,29 @@ def changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """
     if not then:
         return []
+    return [
+        f"WARNING: the configuration changed since the checkpoint: {key} was {was}, is {now_is}."
+        for key, was, now_is in other_values(then, now, later=True)
+        if key != "reproducibility"  # told by `exact.changed_mode`
+    ]
+
+
+def other_values(
+    then: Mapping[str, Any], now: Mapping[str, Any], *, later: bool = False
+) -> list[tuple[str, str, str]]:
+    """(key, value of `then`, value of `now`) of the keys that make other numbers.
+
+    later: `now` may be of a later version, whose keys `then` lacks.
+    """
     before, after = _flat(then), _flat(now)
     decays = after.get("schedule.name") in ("cosine", "linear") and after.get("schedule.decay_steps") is None
     skipped = _OF_NO_NUMBER if decays else (*_OF_NO_NUMBER, *_HOW_FAR)
-    lines = []
+    found = []
     for key in dict.fromkeys([*after, *before]):
-        compared = key in before or "options." in key
-        if not compared or key.partition(".")[0] in skipped or before.get(key) == after.get(key):
-            continue
-        was, now_is = (_said(values, key) for values in (before, after))
-        lines.append(
-            f"WARNING: the configuration changed since the checkpoint: {key} was {was}, is {now_is}."
-        )
-    return lines
+        compared = key in before or "options." in key or not later
+        if compared and key.partition(".")[0] not in skipped and before.get(key) != after.get(key):
+            found.append((key, _said(before, key), _said(after, key)))
+    return found
 
 
 def _said(values: Mapping[str, Any], key: str) -> str:

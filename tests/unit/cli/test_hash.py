@@ -9,7 +9,7 @@ from cyxjax.errors import CheckpointError
 from cyxjax.observe.state_digests import DigestFile, read_digests
 
 
-def run(folder, steps, *, bias=0.0, exact=None, losses=(1.0,)):
+def run(folder, steps, *, bias=0.0, exact=None, losses=(1.0,), norms=(), config=None):
     store = StepStore(folder / "checkpoints", is_writer=True)
     for step in steps:
         arrays = {
@@ -17,7 +17,8 @@ def run(folder, steps, *, bias=0.0, exact=None, losses=(1.0,)):
             "params/dense/kernel": np.ones((2, 2), np.float32),
         }
         history = {"train_losses": list(losses), "total_time_seconds": float(id(folder) % 97)}
-        meta = {"history": history, "exact": exact or {}}
+        history["grad_norms"] = list(norms)
+        meta = {"history": history, "exact": exact or {}, "config": config or {}}
         store.write(Snapshot(step, arrays, meta, None))
     return folder
 
@@ -39,8 +40,22 @@ def test_the_first_step_and_leaf_that_differ_are_named(tmp_path, capsys):
     assert "machine differs: 8 threads and 2 threads" in said
 
 
-def test_another_history_is_a_difference(tmp_path, capsys):
-    one, other = run(tmp_path / "a", [2]), run(tmp_path / "b", [2], losses=[1.5])
+def test_what_was_configured_otherwise_is_named(tmp_path, capsys):
+    # where a run is kept makes no other numbers
+    told = {"optimizer": {"name": "adam", "lr": 0.1}, "reproducibility": "exact", "run_dir": "a", "seed": 1}
+    plain = {"optimizer": {"name": "adam", "lr": 0.2}, "reproducibility": "none", "run_dir": "b"}
+    one = run(tmp_path / "a", [4], config=told)
+    assert command.main([str(one), str(run(tmp_path / "b", [4], bias=1.0, config=plain))]) == 1
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "optimizer.lr differs: 0.1 and 0.2",
+        "reproducibility differs: 'exact' and 'none'",
+        "seed differs: 1 and not given",
+    ]
+
+
+@pytest.mark.parametrize("other", [{"losses": [1.5]}, {"norms": [0.5]}])
+def test_another_history_is_a_difference(tmp_path, capsys, other):
+    one, other = run(tmp_path / "a", [2]), run(tmp_path / "b", [2], **other)
     assert command.main([str(one), str(other)]) == 1
     assert "step 2: the history differs" in capsys.readouterr().out
 
@@ -90,3 +105,32 @@ def test_digests_of_a_course_that_was_given_up_do_not_count(tmp_path):
     found = read_digests(kept(tmp_path / "a", 1, tail=again) / "bits.jsonl")
     assert {step: leaves["params/bias"] for step, leaves in found.items()} == {1: "0", 2: "9"}
     assert read_digests(tmp_path / "none") == {}
+
+
+def test_digests_after_the_last_common_checkpoint_are_compared_too(tmp_path, capsys):
+    one, other = kept(tmp_path / "a", 1), kept(tmp_path / "b", 1)
+    for folder, digest in ((one, "8"), (other, "9")):
+        DigestFile(folder / "bits.jsonl", pytest.fail).add(5, {"params/bias": digest})
+    assert command.main([str(one), str(other)]) == 1
+    said = capsys.readouterr().out
+    assert "step 5 is the first that differs, in params/bias; at step 3 they were equal" in said
+    assert "equal: every bit of 1 checkpoints, the last of step 4" in said
+
+
+def test_a_run_that_goes_on_after_the_other_is_told(tmp_path, capsys):
+    one, other = run(tmp_path / "a", [2, 4]), run(tmp_path / "b", [2, 4, 6])
+    assert command.main([str(one), str(other)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "equal: every bit of 2 checkpoints, the last of step 4",
+        f"not compared: {other} goes on to step 6",
+    ]
+
+
+def test_a_damaged_step_is_named_with_its_run(tmp_path):
+    one, other = run(tmp_path / "a", [2, 4]), run(tmp_path / "b", [2, 4])
+    (damaged,) = (other / "checkpoints" / "step_00000004" / "arrays").iterdir()
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(
+        CheckpointError, match=r"/b: step 4 is damaged: .* bytes, not .* HINT: move .*_00000004"
+    ):
+        command.main([str(one), str(other)])
