@@ -32,6 +32,8 @@ class DistributedTrainingConfig(Strict):
 
     epochs: int = Field(default=10, ge=1)
     """Passes over the data."""
+    steps_per_epoch: int | None = Field(default=None, ge=1)
+    """Steps that make an epoch of a loader or stream, which is read on and on; none: an epoch is a pass."""
     batch_size: int = Field(default=64, ge=1)
     """Samples per replica per micro-step."""
     global_batch_size: int | None = Field(default=None, ge=1)
@@ -88,7 +90,7 @@ class DistributedTrainingConfig(Strict):
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps in which the learning rate rises linearly to its peak."""
     early_stopping_patience: int | None = Field(default=None, ge=1)
-    """Stop after so many epochs without a better `monitor`; none: never."""
+    """Stop after so many evaluations without a better `monitor`; none: never."""
     monitor: str = "val_loss"
     """What early stopping and the best checkpoint look at: train_ or val_, and the name of a metric."""
     monitor_mode: Literal["min", "max"] | None = None
@@ -98,7 +100,9 @@ class DistributedTrainingConfig(Strict):
     max_time: Seconds | None = Field(default=None, gt=0)
     """Stop and save after so many seconds (or 90s, 30m, 1h30m)."""
     evaluate_every_n_epochs: int = Field(default=1, ge=0)
-    """Epochs between evaluations on the validation data; 0: never."""
+    """Epochs between evaluations on the validation data; 0: none by epochs."""
+    evaluate_every_n_steps: int = Field(default=0, ge=0)
+    """Optimizer steps between evaluations, besides those by epochs; 0: none by steps."""
     max_eval_batches: int | None = Field(default=None, ge=1)
     """Evaluate on so many batches only; none: on all data."""
     comm: str = "mean"

@@ -14,7 +14,10 @@ from cyxjax.observe.records import plain, write_atomic
 
 @dataclass
 class DistributedTrainingHistory:
-    """Curves with one entry per epoch (val_* one per evaluation) and totals of the run."""
+    """Curves with one entry per epoch (val_* one per evaluation) and totals of the run.
+
+    Steps are those of the optimizer, over all resumes.
+    """
 
     train_losses: list[float] = field(default_factory=list)
     train_accuracies: list[float] = field(default_factory=list)
@@ -25,6 +28,8 @@ class DistributedTrainingHistory:
     grad_norm_epochs: list[int] = field(default_factory=list)  # epoch number of each entry of grad_norms
     epochs: list[int] = field(default_factory=list)  # epoch number of each entry of train_losses
     val_epochs: list[int] = field(default_factory=list)  # epoch number of each entry of val_losses
+    steps: list[int] = field(default_factory=list)  # done at the end of each entry of epochs
+    val_steps: list[int] = field(default_factory=list)  # done at each entry of val_losses
     metrics: dict[str, list[Any]] = field(default_factory=dict)
     """The user's own: train_top2, val_top2, ...; of a confusion matrix its rows, as lists."""
     total_time_seconds: float = 0.0
@@ -84,7 +89,10 @@ class DistributedTrainingHistory:
         return cls.from_dict(values)
 
     def rows(self) -> list[dict[str, float]]:
-        """The curves as a table: a dict for each epoch, without what was not measured in it."""
+        """The curves as a table: a dict for each epoch, without what was not measured in it.
+
+        Of several evaluations within an epoch it has the last.
+        """
         by_train, by_val = self.epochs, self.val_epochs
         columns = {
             "train_loss": (by_train, self.train_losses),
@@ -133,10 +141,12 @@ class DistributedTrainingHistory:
         return Path(path)
 
     def _curves(self, axes: Any, name: str, train: list[float], val: list[float], whose: str) -> None:
-        for label, values, epochs in (("train", train, self.epochs), ("validation", val, self.val_epochs)):
+        by_steps = len(set(self.val_epochs)) < len(self.val_epochs)  # several evaluations within an epoch
+        at_train, at_val = (self.steps, self.val_steps) if by_steps else (self.epochs, self.val_epochs)
+        for label, values, places in (("train", train, at_train), ("validation", val, at_val)):
             if values:
-                axes.plot(_places(epochs, values), values, marker=".", label=f"{whose} {label}".strip())
-        axes.set_xlabel("epoch")
+                axes.plot(_places(places, values), values, marker=".", label=f"{whose} {label}".strip())
+        axes.set_xlabel("step" if by_steps else "epoch")
         axes.set_ylabel(name)
         axes.grid(visible=True, alpha=0.3)
         if axes.has_data():

@@ -115,8 +115,9 @@ def step_line(record: Record, total_steps: int | None = None, left_s: float | No
 
 
 def epoch_line(record: Record) -> str:
-    """`Epoch 0, Loss: 0.4321, Accuracy: 0.9100, Val loss: ...`."""
-    return ", ".join([f"Epoch {record.get('epoch', 0)}", *_all_numbers(record)])
+    """`Epoch 0, Loss: 0.4321, Accuracy: 0.9100, Val loss: ...`; within an epoch `Epoch 0, Batch 40, ...`."""
+    within = [f"Batch {record['batch']}"] if "batch" in record else []
+    return ", ".join([f"Epoch {record.get('epoch', 0)}", *within, *_all_numbers(record)])
 
 
 def done_line(history: Any, run_dir: str | None) -> str:

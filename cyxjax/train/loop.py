@@ -40,7 +40,7 @@ class StepInfo(NamedTuple):
 
 
 class EpochInfo(NamedTuple):
-    """What hooks are told of one epoch; equal on all ranks."""
+    """What hooks are told of one epoch, or of an evaluation within one; equal on all ranks."""
 
     position: Position
     train: dict[str, Any]  # a number each, or an array (a confusion matrix)
@@ -82,8 +82,11 @@ class Hook:
     def on_epoch(self, info: EpochInfo) -> bool | None:
         """An epoch and its evaluation are over."""
 
+    def on_evaluation(self, info: EpochInfo) -> bool | None:
+        """An evaluation within an epoch is over, of which `info.train` says nothing yet."""
+
     def next_state(self, info: EpochInfo, state: TrainState) -> TrainState:
-        """The state to go on from after an epoch, told of by `on_epoch`. The same on all ranks."""
+        """The state to go on from after `on_epoch` and `on_evaluation`. The same on all ranks."""
         return state
 
     def on_end(self, moment: RunState, finished: bool) -> None:
@@ -113,6 +116,25 @@ class Feed(NamedTuple):
     train: Callable[[Position, Callable[[], tuple[float, bool]]], Iterable[Fed]]  # (where to go on, ask)
     steps_per_epoch: int | None  # of a whole one; None: known when the epoch ends
     val: Callable[[], Iterable[Batch]] | None
+    close: Callable[[], None] = lambda: None  # what is held open from one epoch to the next
+
+
+class Looks(NamedTuple):
+    """When the state is evaluated: every so many epochs, every so many steps; 0: not by these."""
+
+    every_epochs: int = 1
+    every_steps: int = 0
+
+    def after(self, step: int) -> bool:
+        """Whether `step` is one of every so many."""
+        return bool(self.every_steps) and step % self.every_steps == 0
+
+    def at_end_of(self, epoch: int, epochs: int) -> bool:
+        """Whether the end of the epoch, counted from 1, is one of every so many, or the last."""
+        return bool(self.every_epochs) and (epoch % self.every_epochs == 0 or epoch == epochs)
+
+
+EACH_EPOCH = Looks()
 
 
 def fit(
@@ -123,29 +145,31 @@ def fit(
     *,
     epochs: int,
     in_flight: int = 8,
-    eval_every: int = 1,
+    looks: Looks = EACH_EPOCH,
     max_steps: int | None = None,
 ) -> RunState:
     """Trains from `start` until `epochs` or `max_steps` are done or a hook stops it; the moment it ended."""
     hooks = list(hooks)
+    looks = looks if feed.val is not None else Looks(0, 0)
     for hook in hooks:
         hook.on_start(start)
     moment, stop = start, False
     while moment.position.epoch < epochs and not stop:
-        moment, ended, stop = _epoch(program, feed, moment, hooks, in_flight, max_steps)
-        if not ended:
+        moment, last, stop = _epoch(program, feed, moment, hooks, in_flight, looks, max_steps)
+        # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
+        if stop and not last:
             break
-        epoch = moment.position.epoch + 1
-        due = feed.val is not None and eval_every and (epoch % eval_every == 0 or epoch == epochs)
-        beat(moment.position.step, "eval")
-        val = evaluate(program, moment.state, feed.val()) if due and feed.val else {}
+        by_steps, epoch = looks.after(moment.position.step), moment.position.epoch + 1
+        seen = by_steps and not last  # which step is its last a loader does not say: it was evaluated as any
+        val = (
+            _evaluated(program, feed, moment)
+            if not seen and (by_steps or looks.at_end_of(epoch, epochs))
+            else {}
+        )
         position = Position(moment.position.step, epoch)
         info = EpochInfo(position, program.metrics.means(moment.sums), val)
         stop |= _any(hook.on_epoch(info) for hook in hooks)
-        state = moment.state
-        for hook in hooks:
-            state = hook.next_state(info, state)
-        moment = RunState(position, state, np.zeros_like(moment.sums))
+        moment = RunState(position, _next(hooks, info, moment.state), np.zeros_like(moment.sums))
         moment = _show_state(hooks, moment, False)
     beat(moment.position.step, "checkpoint")
     for hook in hooks:
@@ -155,9 +179,15 @@ def fit(
 
 
 def _epoch(
-    program: Program, feed: Feed, moment: RunState, hooks: list[Hook], in_flight: int, max_steps: int | None
+    program: Program,
+    feed: Feed,
+    moment: RunState,
+    hooks: list[Hook],
+    in_flight: int,
+    looks: Looks,
+    max_steps: int | None,
 ) -> tuple[RunState, bool, bool]:
-    """(moment, whether the epoch ended, whether to stop) after training on the rest of the epoch."""
+    """(moment, whether the feed called its step the last, whether to stop) after the rest of the epoch."""
     position, state, sums = moment
     waiting: deque[tuple[Position, jax.Array]] = deque()
     stop = save = last = False
@@ -186,6 +216,10 @@ def _epoch(
         waiting.append((position, handle))
         if len(waiting) >= in_flight:
             settle(in_flight // 2)  # half at a time: the host waits seldom, the device never
+        if not last and looks.after(position.step):
+            settle(0)
+            state, enough = _look(program, feed, RunState(position, state, sums), hooks)
+            stop |= enough
         if not last and any([hook.wants_state(position, save) for hook in saving]):
             settle(0)
             state = _show_state(hooks, RunState(position, state, sums), save).state
@@ -197,9 +231,20 @@ def _epoch(
         beat(position.step, "data")
     beat(position.step, "step")
     settle(0)
-    # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
-    ended = not stop or last
-    return RunState(position, state, sums), ended, stop
+    return RunState(position, state, sums), last, stop
+
+
+def _look(program: Program, feed: Feed, moment: RunState, hooks: list[Hook]) -> tuple[TrainState, bool]:
+    """(the state to go on from, whether to stop) after an evaluation within an epoch."""
+    info = EpochInfo(moment.position, {}, _evaluated(program, feed, moment))
+    enough = _any(hook.on_evaluation(info) for hook in hooks)
+    return _next(hooks, info, moment.state), enough
+
+
+def _next(hooks: list[Hook], info: EpochInfo, state: TrainState) -> TrainState:
+    for hook in hooks:
+        state = hook.next_state(info, state)
+    return state
 
 
 def _with(hooks: list[Hook], name: str) -> list[Hook]:
@@ -227,6 +272,12 @@ def _asked(hooks: list[Hook]) -> tuple[float, bool]:
 
 def _any(answers: Iterable[bool | None]) -> bool:
     return any([bool(a) for a in answers])  # a list: every hook is told, also after one said stop
+
+
+def _evaluated(program: Program, feed: Feed, moment: RunState) -> dict[str, Any]:
+    assert feed.val is not None
+    beat(moment.position.step, "eval")
+    return evaluate(program, moment.state, feed.val())
 
 
 def evaluate(program: Program, state: TrainState, batches: Iterable[Batch]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Monitor(NamedTuple):
         return -value if self.mode == "max" else value
 
     def of(self, info: EpochInfo) -> float | None:
-        """The value of an epoch; None in one that was not evaluated."""
+        """The value of an epoch or evaluation; None where it was not measured."""
         split, _, name = self.name.partition("_")
         return (info.train if split == "train" else info.val).get(name)
 
@@ -65,7 +65,8 @@ class Watchable(NamedTuple):
         split, _, metric = name.partition("_")
         if wanted and split == "val" and not self.validates:
             raise ConfigError(
-                f"monitor={name!r} is never measured: no validation data, or evaluate_every_n_epochs=0. "
+                f"monitor={name!r} is never measured: no validation data, or evaluate_every_n_epochs=0 and "
+                "evaluate_every_n_steps=0. "
                 f"HINT: give validation data (validation_split=0.1), or monitor='train_{metric}'.",
                 key="monitor",
             )
@@ -80,4 +81,4 @@ class Watchable(NamedTuple):
 
 def watchable_in(metrics: Metrics, feed: Feed, course: Course) -> Watchable:
     """What a run over `feed` measures."""
-    return Watchable(metrics, feed.val is not None and course.eval_every > 0)
+    return Watchable(metrics, feed.val is not None and any(course.looks))

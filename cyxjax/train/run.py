@@ -91,6 +91,7 @@ def run_from(
         try:
             end = train(run, prepared.feed, start)
         finally:
+            prepared.feed.close()
             console.end()
         session.unsaved = _unsaved(checkpointer, end.position.step)
     session.history.skipped_steps = int(local_value(built.sync.skipped(end.state.sync)))
@@ -142,7 +143,7 @@ def train(run: Run, feed: Feed, start: RunState) -> RunState:
                 build_hooks(run),
                 epochs=course.epochs,
                 in_flight=course.in_flight,
-                eval_every=course.eval_every,
+                looks=course.looks,
                 max_steps=course.max_steps,
             )
 

@@ -164,6 +164,8 @@ class Session:
             self._loaded = False
         else:
             self._resume(settings.saving, console)
+        if self.resumed:
+            changed.refuse_other_epochs(self._origin.get("config", {}), settings.told)
         if self.is_master:
             other_mode = exact.changed_mode(self._origin, settings.exactness.mode) if self.resumed else []
             told = changed.told(settings.told, self.recipe.optimizer)

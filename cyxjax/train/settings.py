@@ -5,8 +5,7 @@ what it is given, and a key of the configuration has one place where it is read.
 """
 
 import copy
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,8 +13,9 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.model.lora import LoraPlan
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
-from cyxjax.errors import ConfigError
 from cyxjax.run_folder import RunFolder
+from cyxjax.train.loop import Looks
+from cyxjax.train.rates.plan import RatePlan, rate_plan
 
 
 class BatchShape(NamedTuple):
@@ -29,18 +29,6 @@ class BatchShape(NamedTuple):
     def global_batch_size(self) -> int:
         """Samples per optimizer step, over all shares and micro-batches."""
         return self.batch_size * self.num_shares * self.accumulation
-
-
-class RatePlan(NamedTuple):
-    """The factor on the learning rate: warm-up to `peak`, then a decay, counted in optimizer steps."""
-
-    name: str = "constant"
-    peak: float = 1.0
-    warmup_steps: int = 0
-    decay_steps: int = 0  # below 1 as 1; 0 where nothing decays
-    final_fraction: float = 0.0
-    options: dict[str, Any] = {}  # of a schedule by its name
-    own: Callable[[Any], Any] | None = None  # a schedule that was given: steps -> factor
 
 
 class StepPlan(NamedTuple):
@@ -78,6 +66,7 @@ class Reading(NamedTuple):
     """How samples are read."""
 
     epoch: BatchPlan | None  # None: of a loader, which deals them out itself
+    steps_per_epoch: int | None  # of a loader that is read on and on; None: one pass over it is an epoch
     seed: int
     shuffle: bool
     prefetch: int
@@ -90,7 +79,7 @@ class Course(NamedTuple):
     epochs: int
     max_steps: int | None
     max_time_s: float | None
-    eval_every: int  # epochs; 0: never
+    looks: Looks
     in_flight: int
     log_every: int  # steps
 
@@ -180,9 +169,10 @@ def resolve(
     """
     batch = _batch_shape(config, num_replicas)
     epoch = None if num_samples is None else BatchPlan(num_samples, *batch, config.drop_last)
+    steps_per_epoch = epoch.num_steps if epoch else config.steps_per_epoch
     step = StepPlan(
         batch,
-        _rate_plan(config, schedule, batch.global_batch_size, epoch.num_steps if epoch else 0),
+        rate_plan(config, schedule, batch.global_batch_size, steps_per_epoch or 0),
         config.reproducibility,
         config.precision,
         str(config.remat) if remat == "none" else remat,
@@ -197,7 +187,14 @@ def resolve(
     )
     return Settings(
         step,
-        Reading(epoch, config.seed, config.shuffle, config.prefetch, config.max_eval_batches),
+        Reading(
+            epoch,
+            config.steps_per_epoch,
+            config.seed,
+            config.shuffle,
+            config.prefetch,
+            config.max_eval_batches,
+        ),
         _course(config),
         Watch(config.monitor, config.monitor_mode, config.early_stopping_patience),
         _save_policy(config),
@@ -226,35 +223,6 @@ def _batch_shape(config: DistributedTrainingConfig, num_replicas: int) -> BatchS
     )
 
 
-def _rate_plan(
-    config: DistributedTrainingConfig, section: Any, global_batch_size: int, steps_per_epoch: int
-) -> RatePlan:
-    """From scaling rule, warm-up and decay; what does not decay says no more than its peak."""
-    peak = scaling_factor(config.lr_scaling, global_batch_size, config.base_batch_size)
-    if section is None or getattr(section, "name", "") == "constant":
-        return RatePlan("constant", peak, config.warmup_steps)
-    if not hasattr(section, "decay_steps"):
-        return RatePlan("own", peak, config.warmup_steps, own=section)
-    if section.name not in ("cosine", "linear"):
-        return RatePlan(section.name, peak, config.warmup_steps, options=copy.deepcopy(section.options))
-    total = config.max_steps or steps_per_epoch * config.epochs
-    if not total and not section.decay_steps:
-        raise ConfigError(
-            f"schedule.name={section.name}: how many steps it decays over is not known of a loader. "
-            "HINT: set schedule.decay_steps or max_steps."
-        )
-    decay_steps = section.decay_steps or total - config.warmup_steps
-    return RatePlan(section.name, peak, config.warmup_steps, decay_steps, section.final_fraction)
-
-
-def scaling_factor(rule: str, global_batch_size: int, base_batch_size: int | None) -> float:
-    """How much larger the learning rate is for this batch: linear (Goyal et al. 2017), sqrt or none."""
-    if rule == "none" or base_batch_size is None:
-        return 1.0
-    ratio = global_batch_size / base_batch_size
-    return ratio if rule == "linear" else math.sqrt(ratio)
-
-
 def _first_values(config: DistributedTrainingConfig) -> FirstValues:
     path = config.init_from.path
     return FirstValues(Path(path) if path else None, config.init_from.rules, config.init_from.strict)
@@ -265,7 +233,7 @@ def _course(config: DistributedTrainingConfig) -> Course:
         config.epochs,
         config.max_steps,
         config.max_time,
-        config.evaluate_every_n_epochs,
+        Looks(config.evaluate_every_n_epochs, config.evaluate_every_n_steps),
         config.steps_in_flight,
         config.log_every_n_batches,
     )

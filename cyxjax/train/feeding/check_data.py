@@ -28,7 +28,9 @@ def first_step(data: FitData, accumulation: int = 1) -> FitData:
     """
     if data.indexed:
         return data
-    batches = (jax.tree.map(np.array, batch) for batch in as_batches(data.train))  # it may fill them again
+    held = getattr(data.train, "peek", None)  # of what is read once
+    given = data.train if held is None else held(accumulation)
+    batches = (jax.tree.map(np.array, batch) for batch in as_batches(given))  # it may fill them again
     first = tuple(islice(batches, accumulation))
     if not first:
         raise DataError("the loader is empty. HINT: check the dataset and drop_last.")

@@ -11,6 +11,7 @@ from cyxjax.data.labels import watched
 from cyxjax.data.loader import DataLoader, tell_epoch
 from cyxjax.data.order import Order
 from cyxjax.data.sources import Dataset, as_dataset
+from cyxjax.data.streams.once import Once
 from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
@@ -37,8 +38,16 @@ def refuse_iterator(data: Any) -> None:
     if isinstance(data, Iterator) or (not anew and iter(data) is iter(data)):
         raise DataError(
             f"{type(data).__name__} can be read only once; expected a loader that starts anew in each epoch. "
-            "HINT: pass cx.data.DataLoader(dataset, batch_size), or an object whose __iter__ makes batches."
+            "HINT: pass an object whose __iter__ makes batches, or set steps_per_epoch, which reads on."
         )
+
+
+def _read_on(loader: Any, config: DistributedTrainingConfig) -> Any:
+    """A training loader that starts anew in each epoch, or need not, since steps make an epoch."""
+    if config.steps_per_epoch and isinstance(loader, Iterator):
+        return Once(loader)
+    refuse_iterator(loader)
+    return loader
 
 
 def read_exactly(loader: Any, local_replicas: int) -> Reading | None:
@@ -133,7 +142,7 @@ def parse(
     if len(given) in (1, 2):
         train, val = given[0], given[1] if len(given) == 2 else None
         if is_loader(train):
-            refuse_iterator(train)
+            train = _read_on(train, config)
             tell_epoch(train, 0)  # what is read before training is no pass of the caller's
             config = with_batch_size(config, train, local_replicas, num_replicas)
             return _from_loader(train, val, config, local_replicas)
@@ -145,6 +154,17 @@ def parse(
         f"fit got {len(given)} pieces of data; expected (X, y), (X, y, X_val, y_val), "
         "(dataset[, val_dataset]) or (loader[, val_loader]). HINT: fit(X_train, y_train, config)."
     )
+
+
+def check_epochs(config: DistributedTrainingConfig, data: FitData) -> None:
+    """An epoch of data that are read by number is a pass. Raises: ConfigError where it should be steps."""
+    if data.indexed and config.steps_per_epoch:
+        raise ConfigError(
+            f"steps_per_epoch={config.steps_per_epoch} is for loaders and streams; an epoch of samples read "
+            "by number is a pass over them. HINT: leave it out; evaluate_every_n_steps, "
+            "checkpoint_every_n_steps and max_steps count steps.",
+            key="steps_per_epoch",
+        )
 
 
 def check_numbered(config: DistributedTrainingConfig, data: FitData) -> None:
@@ -165,7 +185,7 @@ def _from_loader(
     train: Any, val: Any, config: DistributedTrainingConfig, local_replicas: int
 ) -> tuple[FitData, DistributedTrainingConfig]:
     """A loader of ours as its dataset; others are asked for their batches."""
-    read = read_exactly(train, local_replicas)
+    read = None if config.steps_per_epoch else read_exactly(train, local_replicas)
     val = None if val is None else for_evaluation(val, config.num_workers)
     if read is None:
         return FitData(watched(train), watched(val), False), config

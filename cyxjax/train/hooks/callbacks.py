@@ -6,8 +6,8 @@ the history again at each start, so a resumed run waits as long as an unbroken o
 """
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 import optax
 
@@ -19,23 +19,18 @@ from cyxjax.core.optimizer_parts import (
 )
 from cyxjax.core.step import TrainState
 from cyxjax.errors import ConfigError
-from cyxjax.observe.history import curve
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN
+from cyxjax.train.hooks.plateau import Plateau, RunParts
 from cyxjax.train.hooks.progress import Rate
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState
-from cyxjax.train.monitor import Monitor, Watchable
+from cyxjax.train.monitor import Watchable
 
-__all__ = ["EMA", "BestCheckpoint", "Callback", "EarlyStopping", "ReduceLROnPlateau", "TerminateOnNaN"]
+__all__ = [
+    *("EMA", "BestCheckpoint", "Callback", "EarlyStopping", "ReduceLROnPlateau", "RunParts"),
+    "TerminateOnNaN",
+]
 
 Optimizer: TypeAlias = optax.GradientTransformation
-
-
-class RunParts(NamedTuple):
-    """What a run lends its callbacks."""
-
-    history: Any  # DistributedTrainingHistory, filled epoch by epoch
-    watchable: Watchable  # the metrics a callback may wait for
-    save: Callable[[str, RunState], None]  # (path, moment) -> a checkpoint there; called on all ranks
 
 
 class Callback(Hook):
@@ -60,44 +55,8 @@ class Callback(Hook):
         """Before each fit."""
 
 
-class Plateau:
-    """Counts epochs without a better value: lower or higher, as `mode` or else the metric itself says."""
-
-    def __init__(self, patience: int, monitor: str, min_delta: float, mode: str | None, wanted: bool = True):
-        if patience < 1 or not min_delta >= 0:
-            raise ConfigError(
-                f"{patience=}, {min_delta=}: patience is 1 or more epochs, min_delta 0 or more. "
-                "HINT: patience=3 waits for three epochs without improvement."
-            )
-        self.patience, self._name, self._mode, self._wanted = patience, monitor, mode, wanted
-        self.min_delta = min_delta
-        self.restart()
-
-    def watch(self, watchable: Watchable) -> None:
-        """Looks up what it waits for. Raises: ConfigError where the run has no such metric."""
-        self.monitor: Monitor = watchable.find(self._name, self._mode, wanted=self._wanted)
-
-    def seen(self, run: RunParts) -> list[float]:
-        """The values of the epochs before, of a run that goes on."""
-        self.watch(run.watchable)
-        return curve(run.history, self.monitor.name)
-
-    def restart(self) -> None:
-        self.best, self.waited = math.inf, 0
-
-    def improves(self, value: float) -> bool:
-        """Whether `value` is the best so far; counts it."""
-        score = self.monitor.score(value)
-        better = score < self.best - self.min_delta
-        self.best, self.waited = (score, 0) if better else (self.best, self.waited + 1)
-        return better
-
-    def spent(self) -> bool:
-        return self.waited >= self.patience
-
-
 class EarlyStopping(Callback):
-    """Stops after `patience` epochs in which `monitor` (such as val_loss) did not improve by `min_delta`.
+    """Stops after `patience` evaluations without a `monitor` (such as val_loss) better by `min_delta`.
 
     mode: "min" or "max", which of its values is better; None: as the metric says.
     """
@@ -125,9 +84,11 @@ class EarlyStopping(Callback):
             self._history.stopped_by = "early_stopping"
         return self._plateau.spent()
 
+    on_evaluation = on_epoch
+
 
 class ReduceLROnPlateau(Callback):
-    """Multiplies the learning rate by `factor` after `patience` epochs in which `monitor` did not improve.
+    """Multiplies the learning rate by `factor` after `patience` evaluations without a better `monitor`.
 
     The factor is a number in the optimizer's state, so the step is not compiled again; it multiplies what
     scaling, warm-up and schedule give, not below `min_factor`. `min_delta` is absolute. `mode` as
@@ -200,7 +161,7 @@ class EMA(Callback):
 
 
 class BestCheckpoint(Callback):
-    """Keeps at `path` a checkpoint of the epoch with the best `monitor`, for `load_checkpoint(path)`.
+    """Keeps at `path` a checkpoint of the evaluation with the best `monitor`, for `load_checkpoint(path)`.
 
     mode: as EarlyStopping takes it. if_measured: a run without validation data, which has no val_loss, is
     then not refused, and keeps none.
@@ -232,6 +193,8 @@ class BestCheckpoint(Callback):
     def on_epoch(self, info: EpochInfo) -> None:
         value = self._plateau.monitor.of(info)
         self._due = value is not None and self._plateau.improves(value)
+
+    on_evaluation = on_epoch
 
     def wants_state(self, position: Position, asked_to_save: bool) -> bool:
         return self._due

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ def _told(rate: float | None) -> dict[str, float]:
 
 
 class HistoryHook(Hook):
-    """Fills the history: one entry an epoch, and the totals at the end."""
+    """Fills the history: one entry an epoch and an evaluation, and the totals at the end."""
 
     def __init__(self, history: DistributedTrainingHistory, learning_rate: Rate):
         self._history, self._rate = history, learning_rate
@@ -40,21 +41,34 @@ class HistoryHook(Hook):
     def on_epoch(self, info: EpochInfo) -> None:
         h = self._history
         h.epochs.append(info.position.epoch - 1)
+        h.steps.append(info.position.step)
         h.train_losses.append(info.train["loss"])
         h.train_accuracies.append(info.train["accuracy"])
         h.learning_rates.extend(_told(self._rate(info.position.step)).values())
-        if info.val:
-            h.val_epochs.append(info.position.epoch - 1)
-            h.val_losses.append(info.val["loss"])
-            h.val_accuracies.append(info.val["accuracy"])
+        self._evaluated(info, info.position.epoch - 1)
         if GRAD_NORM in info.train:
             h.grad_norm_epochs.append(info.position.epoch - 1)
             h.grad_norms.append(info.train[GRAD_NORM])
-        for split, means in (("train", info.train), ("val", info.val)):
-            for name in means.keys() - {"loss", "accuracy", GRAD_NORM}:
-                kept = means[name].tolist() if isinstance(means[name], np.ndarray) else means[name]
-                h.metrics.setdefault(f"{split}_{name}", []).append(kept)
+        self._own("train", info.train)
         self._totals(info.position)
+
+    def on_evaluation(self, info: EpochInfo) -> None:
+        self._evaluated(info, info.position.epoch)
+        self._totals(info.position)
+
+    def _evaluated(self, info: EpochInfo, epoch: int) -> None:
+        if info.val:
+            h = self._history
+            h.val_epochs.append(epoch)
+            h.val_steps.append(info.position.step)
+            h.val_losses.append(info.val["loss"])
+            h.val_accuracies.append(info.val["accuracy"])
+            self._own("val", info.val)
+
+    def _own(self, split: str, means: dict[str, Any]) -> None:
+        for name in means.keys() - {"loss", "accuracy", GRAD_NORM}:
+            kept = means[name].tolist() if isinstance(means[name], np.ndarray) else means[name]
+            self._history.metrics.setdefault(f"{split}_{name}", []).append(kept)
 
     def on_state(self, moment: RunState) -> None:
         self._totals(moment.position)
@@ -109,6 +123,16 @@ class RecordHook(Hook):
         }
         self._reset()
         self._epoch_started = time.monotonic()
+        self._console.epoch(record)
+        self._sink.log(record)
+
+    def on_evaluation(self, info: EpochInfo) -> None:
+        record = {
+            "step": info.position.step,
+            "epoch": info.position.epoch,
+            "batch": info.position.step_in_epoch,
+            **{f"val_{name}": value for name, value in self._known(info.val).items()},
+        }
         self._console.epoch(record)
         self._sink.log(record)
 

@@ -31,9 +31,9 @@ from cyxjax.sync.registry import build_sync
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.hooks.progress import Rate
 from cyxjax.train.loop import Hook, Program
+from cyxjax.train.rates.schedules import build_schedule, told_rate, with_schedule
 from cyxjax.train.settings import StepPlan
 from cyxjax.train.start.dispatch import dispatch_for
-from cyxjax.train.start.schedules import build_schedule, told_rate, with_schedule
 
 PyTree = Any
 

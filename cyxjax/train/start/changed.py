@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from cyxjax.errors import ConfigError
+
 # What decides where a run is kept, how far it goes and what is seen of it, but no number of it.
 _OF_NO_NUMBER = (
     *("run_dir", "resume", "fast_dev_run", "verbose", "log_every_n_batches", "sinks", "wandb", "report"),
@@ -17,6 +19,7 @@ _OF_NO_NUMBER = (
     ),
     *("keep_last", "keep_best", "save_on_master_only", "compile_cache", "num_workers", "prefetch"),
     *("cpu_devices", "steps_in_flight", "report_samples", "max_time", "evaluate_every_n_epochs"),
+    "evaluate_every_n_steps",
     *("max_eval_batches", "monitor", "monitor_mode", "early_stopping_patience", "sentinel_every_n_steps"),
     *("on_desync", "max_rollbacks", "exact", "exact_digest_every_n_steps"),
 )
@@ -62,6 +65,20 @@ def other_values(
         if compared and key.partition(".")[0] not in skipped and before.get(key) != after.get(key):
             found.append((key, _said(before, key), _said(after, key)))
     return found
+
+
+def refuse_other_epochs(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """An epoch is so many steps of a stream, or a pass: its place is counted in them.
+
+    Raises: ConfigError where a run would go on with epochs of another length.
+    """
+    before, after = then.get("steps_per_epoch"), now.get("steps_per_epoch")
+    if then and before != after:
+        raise ConfigError(
+            f"steps_per_epoch was {before} in the run this one goes on from, and is {after}: its place "
+            "in the stream is counted in such epochs. HINT: set it as before, or resume: never.",
+            key="steps_per_epoch",
+        )
 
 
 def _said(values: Mapping[str, Any], key: str) -> str:

@@ -56,6 +56,7 @@ def for_fit(
     """
     found, config = fit_data.parse(data, config, len(local_replicas(mesh)), num_replicas(mesh))
     fit_data.check_numbered(config, found)
+    fit_data.check_epochs(config, found)
     found = check_data.first_step(found, config.gradient_accumulation_steps)
     num_samples = len(found.train) if found.indexed else None
     settings = resolve(config, num_replicas(mesh), num_samples, schedule=schedule, remat=remat)

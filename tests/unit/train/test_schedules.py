@@ -9,8 +9,8 @@ import cyxjax as cx
 from cyxjax.config.load import load_config
 from cyxjax.config.schedules import OPTAX_SCHEDULES, ScheduleConfig
 from cyxjax.errors import ConfigError
+from cyxjax.train.rates.schedules import build_schedule
 from cyxjax.train.settings import RatePlan, resolve
-from cyxjax.train.start.schedules import build_schedule
 from tests.support.trainers import X, Y, config, mlp
 from tests.support.trainers import own_group as own_group
 

@@ -1,0 +1,1 @@
+"""Streams: data that are read from front to back, without an index."""

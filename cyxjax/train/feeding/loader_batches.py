@@ -1,0 +1,93 @@
+"""A loader's batches as steps: dealt out to this process's shares, in step with the other ranks."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from cyxjax.core.draws import place_in_step
+from cyxjax.core.mesh import refuse_wrapping
+from cyxjax.data.batches import HostBatch
+from cyxjax.data.loader import tell_epoch
+from cyxjax.data.sources import as_batches
+from cyxjax.errors import DataError
+
+
+def stream(local: int, loader: Iterable[Any], accumulation: int) -> Iterator[HostBatch]:
+    """`accumulation` loader batches as one step's rows for `local` shares; the first one fixes how many."""
+    batches, size = as_batches(loader), 0
+    if accumulation > 1:  # a loader may fill the same arrays again for its next batch
+        batches = (jax.tree.map(np.array, batch) for batch in batches)
+    while group := list(islice(batches, accumulation)):
+        size = size or -(-_rows(group[0]) // local)
+        yield _deal(group, local, accumulation, size)
+
+
+def endless(local: int, loader: Any, accumulation: int) -> Iterator[HostBatch]:
+    """As `stream`, pass after pass, each told its number. Raises: DataError where a pass gives nothing."""
+    batches, size = _passes(loader), 0
+    while True:
+        group = [jax.tree.map(np.array, batch) for batch in islice(batches, accumulation)]
+        size = size or -(-_rows(group[0]) // local)
+        yield _deal(group, local, accumulation, size)
+
+
+def _passes(loader: Any) -> Iterator[tuple[Any, Any]]:
+    given = 0
+    for number in itertools.count():
+        tell_epoch(loader, number)
+        before = given
+        for batch in as_batches(loader):
+            given += 1
+            yield batch
+        if given == before:
+            raise DataError(
+                f"the loader ended after {given} batches and gives no more; steps_per_epoch reads on and on. "
+                "HINT: let its __iter__ begin anew each time, or set max_steps to what it has."
+            )
+
+
+def _deal(group: list[tuple[Any, Any]], local: int, accumulation: int, size: int) -> HostBatch:
+    """Rows ordered (replica, micro-batch, slot); a short batch repeats its samples with weight 0."""
+    refuse_wrapping(group)  # here its row is still the loader's
+    counts = [_rows(part) for part in group]
+    if max(counts) > size * local:
+        raise DataError(
+            f"the loader gave a batch of {max(counts)} samples after one of at most {size * local}; "
+            "expected its first batch to be the largest. HINT: let only the last batch be short."
+        )
+    counts += [0] * (accumulation - len(counts))
+    starts = np.cumsum([0, *counts[:-1]])
+    replica = np.arange(local)[:, None, None]
+    places = place_in_step(np.arange(size), 0, replica, rows=size, num_replicas=local)  # (replica, 1, slot)
+    counts_here = np.array(counts)[None, :, None]
+    weight = (places < counts_here).astype(np.float32)
+    index = (starts[None, :, None] + places % np.maximum(counts_here, 1)) % sum(counts)
+    inputs, targets = jax.tree.map(lambda *a: np.concatenate(a)[index.reshape(-1)], *group)
+    places = np.broadcast_to(places, index.shape).reshape(-1)
+    return HostBatch(inputs, targets, weight.reshape(-1), sum(counts), places.astype(np.int64))
+
+
+def agreed(batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
+    """`batches` with `total` summed over all ranks, until the last rank has run out."""
+    if jax.process_count() == 1:
+        yield from batches
+        return
+    iterator, last = iter(batches), None
+    while True:
+        host = next(iterator, None)
+        total = int(multihost_utils.process_allgather(np.int64(host.total if host else 0)).sum())
+        if not total:
+            return
+        last = host or last
+        if last is None:
+            raise DataError("this rank's loader is empty, peers have data. HINT: give each rank a sample.")
+        yield last._replace(total=total, weight=last.weight if host else np.zeros_like(last.weight))
+
+
+def _rows(part: tuple[Any, Any]) -> int:
+    return len(jax.tree.leaves(part)[0])

@@ -1,0 +1,154 @@
+"""Batches of loaders: an epoch is a pass over them, or so many steps of a stream that is read on and on."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from cyxjax.core.step import Batch
+from cyxjax.data.batches import HostBatch
+from cyxjax.data.loader import tell_epoch
+from cyxjax.data.prefetch import Inline, Prefetch, prefetch
+from cyxjax.data.streams.once import Once
+from cyxjax.errors import DataError
+from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.train.feeding.loader_batches import agreed, endless, stream
+from cyxjax.train.feeding.placing import RowPlacer
+from cyxjax.train.loop import Fed, Feed, Position
+
+Ask = Callable[[], tuple[float, bool]]
+Warn = Callable[[str], None]
+
+
+def loader_feed(
+    mesh: Mesh,
+    train: Iterable[Any],
+    val_batches: Callable[[], Iterable[Batch]] | None,
+    *,
+    accumulation: int,
+    depth: int,
+    steps_per_epoch: int | None = None,
+) -> Feed:
+    """Batches of loaders, one loader a process, as under torch: each yields this process's samples.
+
+    Ranks may run out of data at different times: they agree on each step's number of samples, and a rank
+    without any takes part with weight 0. With `steps_per_epoch` none runs out: each begins its loader anew.
+    """
+    placer, warn = RowPlacer(mesh), warner()
+    local = len(placer.shares)
+    if steps_per_epoch is not None:
+        reading = Reading(train, local, accumulation, depth, steps_per_epoch, warn)
+
+        def epoch_of_steps(position: Position, ask: Ask) -> Iterator[Fed]:
+            for host, is_last in reading.epoch(position):
+                yield Fed(placer.put(host, ask()), host.stop, is_last)
+
+        return Feed(epoch_of_steps, steps_per_epoch, val_batches, reading.close)
+
+    def train_batches(position: Position, ask: Ask) -> Iterator[Fed]:
+        tell_epoch(train, position.epoch)
+        with prefetch(stream(local, train, accumulation), depth) as batches:
+            empty = True
+            for host in _passed_over(agreed(batches), position, warn):
+                empty = False
+                yield Fed(placer.put(host, ask()), host.stop)
+        if empty and not position.step_in_epoch:
+            raise DataError(
+                f"the loader gave no batch in epoch {position.epoch}; it gave some before. HINT: let its "
+                "__iter__ begin anew each time."
+            )
+
+    return Feed(train_batches, None, val_batches)
+
+
+class Reading:
+    """A loader that is read on and on: the steps of epoch e are its steps from e * steps_per_epoch on."""
+
+    def __init__(
+        self, loader: Any, local: int, accumulation: int, depth: int, steps_per_epoch: int, warn: Warn
+    ):
+        self._loader, self._local, self._accumulation, self._depth = loader, local, accumulation, depth
+        self._steps_per_epoch, self._warn = steps_per_epoch, warn
+        self._ahead: Prefetch[HostBatch] | Inline[HostBatch] | None = None
+        self._batches: Iterator[HostBatch] = iter(())
+        self._given = 0  # steps, since the loader was first begun
+
+    def epoch(self, position: Position) -> Iterator[tuple[HostBatch, bool]]:
+        """(batch, whether it is the epoch's last) of the rest of an epoch, each with its `stop`."""
+        samples = self._go_to(position)
+        for step in range(position.step_in_epoch, self._steps_per_epoch):
+            host = self._next()
+            samples += host.total
+            yield host._replace(stop=samples), step + 1 == self._steps_per_epoch
+
+    def close(self) -> None:
+        """Ends the reading thread; the next epoch begins the loader anew and passes over what was given."""
+        if self._ahead is not None:
+            self._ahead.close()
+        self._ahead = None
+
+    def _next(self) -> HostBatch:
+        host = next(self._batches)
+        self._given += 1
+        return host
+
+    def _go_to(self, position: Position) -> int:
+        """Samples of the epoch before `position`, having passed over what was consumed."""
+        first = position.epoch * self._steps_per_epoch
+        wanted = first + position.step_in_epoch
+        if self._ahead is None or self._given > wanted:
+            self._begin()
+        elif self._given == wanted:
+            return position.samples
+        samples = 0
+        while self._given < wanted:
+            host = self._next()
+            samples += host.total if self._given > first else 0
+        if samples != position.samples:
+            self._warn(
+                f"WARNING: the {position.step_in_epoch} steps before, of epoch {position.epoch}, had "
+                f"{position.samples} samples; as many of the loader have {samples} now: some may come twice "
+                "or never. HINT: resume with the batch size and number of processes of before."
+            )
+        return position.samples
+
+    def _begin(self) -> None:
+        if self._given and isinstance(getattr(self._loader, "loader", self._loader), Once):
+            raise DataError(
+                f"the {type(self._loader).__name__} was read {self._given} steps on and cannot be read again "
+                "from before. HINT: pass an object whose __iter__ starts anew."
+            )
+        self.close()
+        self._ahead = prefetch(endless(self._local, self._loader, self._accumulation), self._depth)
+        self._batches, self._given = agreed(self._ahead), 0
+
+
+def warner() -> Warn:
+    """Says a line on rank 0."""
+    return warn_on_stderr if jax.process_index() == 0 else lambda text: None
+
+
+def _passed_over(batches: Iterable[HostBatch], position: Position, warn: Warn) -> Iterator[HostBatch]:
+    """The batches of a loader after those that were consumed, each with its `stop`.
+
+    A loader of other batches than before cannot be read from the middle of one: it goes on with the first
+    batch that holds a sample after the place, and says so.
+    """
+    seen = 0
+    for step, host in enumerate(batches):
+        before, seen = seen, seen + host.total
+        if not position.samples and step < position.step_in_epoch:
+            continue  # a checkpoint of before samples were counted
+        if seen <= position.samples:
+            continue
+        if before <= position.samples and position.samples and (before, step) != position[2:]:
+            again = position.samples - before
+            warn(
+                f"WARNING: {position.samples} samples of epoch {position.epoch} were consumed in "
+                f"{position.step_in_epoch} steps; the loader's batches are of another size now. Going on "
+                f"after its first {step} steps, {before} samples: {again} of them may come twice, and which "
+                "they are only the loader knows. HINT: resume with the batch size and number of processes "
+                "of before, or give fit a dataset."
+            )
+        yield host._replace(stop=seen)
