@@ -16,6 +16,7 @@ _FILES = {  # module -> the public names it holds
     "core.objective.measures": "per_class top_k",
     "core.objective.scores": "AUC BitsPerCharacter ConfusionMatrix F1 Perplexity R2",
     "core.objective.task": "Task",
+    "core.objective.terms": "Term",
     "core.statistics": "Statistic",
     "data": "DataLoader load_dataset",
     "models": "AvgPool2DModule BatchNormModule Config Conv2DModule DropoutModule ELUModule EmbeddingModule "
@@ -65,6 +66,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.core.objective.scores import ConfusionMatrix as ConfusionMatrix
     from cyxjax.core.objective.scores import Perplexity as Perplexity
     from cyxjax.core.objective.task import Task as Task
+    from cyxjax.core.objective.terms import Term as Term
     from cyxjax.core.statistics import Statistic as Statistic
     from cyxjax.data import DataLoader as DataLoader
     from cyxjax.data import load_dataset as load_dataset

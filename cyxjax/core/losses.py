@@ -47,10 +47,10 @@ class Loss:
 
 @partial(jax.jit, static_argnums=0)
 def _mean(loss: Loss, output: jax.Array, target: jax.Array) -> jax.Array:
-    return _batch_mean(loss.per_example(output, target))
+    return batch_mean(loss.per_example(output, target))
 
 
-def _batch_mean(given: Any) -> jax.Array:
+def batch_mean(given: Any) -> jax.Array:
     """The mean of values; of (values, weights) the weighted one, 0 where nothing weighs anything."""
     if not isinstance(given, tuple):
         return given.mean()
@@ -262,12 +262,11 @@ def each_alone(fn: Callable, output: PyTree, target: PyTree) -> jax.Array:
 
 def as_per_example(loss: Any) -> PerExample:
     """What the step calls, from a loss of ours, any callable, or None (the model returns its own loss)."""
-    if loss is None:
-        return UserLoss(model_loss)
     if hasattr(loss, "to_per_example"):
         return loss.to_per_example()
     if hasattr(loss, "per_example"):
         return loss.per_example
+    loss = model_loss if loss is None else loss
     if callable(loss):
         return UserLoss(loss)
     raise DataError(f"a loss must be callable, got {loss!r}. HINT: pass cx.CrossEntropyLoss() or a function.")
@@ -283,7 +282,8 @@ def of_batch(loss: Any, output: PyTree, target: PyTree) -> jax.Array:
         values = per_example.fn(output, target)
         if not isinstance(values, tuple) and values.ndim == 0:
             return values.astype(jnp.float32)
-    return _batch_mean(per_example(output, target))
+    own_mean = getattr(per_example, "batch_mean", None)
+    return own_mean(output, target) if own_mean else batch_mean(per_example(output, target))
 
 
 def _difference(loss: Loss, output: jax.Array, target: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.core.objective.foreign_metrics import as_statistic, unpacked
-from cyxjax.core.rows import Weighed, weighed
+from cyxjax.core.rows import Losses, loss_rows, weighed
 from cyxjax.core.statistics import Packed
 from cyxjax.errors import ConfigError
 
@@ -81,7 +81,7 @@ class Metrics:
     metrax by name; or a clu Collection.
     better: "min" or "max" by name, for those of the user's that a run may watch: `{"top2": "max"}`.
     ignore_index: a label that counts nothing in accuracy, as in the loss. labels: (output, target) -> what of
-    them are logits and labels.
+    them are logits and labels. means: of how many means besides the samples' the loss may be made.
     Raises: ConfigError for a metric named loss or grad_norm, or a direction that is none.
     """
 
@@ -92,11 +92,13 @@ class Metrics:
         better: Mapping[str, str] | None = None,
         ignore_index: int | None = None,
         labels: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] | None = None,
+        means: int = 0,
     ):
         own, said = unpacked(extra), dict(better or {})
         if {"loss", GRAD_NORM} & {*own} or not {*said.values()} <= {"min", "max"}:
             raise _no_such(own, said)
         self._own, self.ignore_index, self.labels = own, ignore_index, labels or _whole
+        self._first = 1 + means  # rows of the loss
         hit = partial(accuracy, ignore_index=ignore_index)
         self._extra = {"accuracy": hit if labels is None else lambda o, t: hit(*labels(o, t)), **own}
         statistics = {name: as_statistic(name, metric) for name, metric in own.items()}
@@ -125,7 +127,7 @@ class Metrics:
     @cached_property
     def num_rows(self) -> int:
         """Of `sums`: one for a mean, half the numbers of a statistic."""
-        return 1 + sum(measure.num_rows for measure in self._measures)
+        return self._first + sum(measure.num_rows for measure in self._measures)
 
     @property
     def num_training_rows(self) -> int:
@@ -136,7 +138,11 @@ class Metrics:
         """These, whose accuracy leaves out what the loss leaves out."""
         if ignore_index is None:
             return self
-        return Metrics(self._own, better=self._said, ignore_index=ignore_index, labels=self.labels)
+        return self._with(self._own, self._said, ignore_index)
+
+    def _with(self, own: dict, said: dict, ignore_index: int | None) -> "Metrics":
+        means = self._first - 1
+        return Metrics(own, better=said, ignore_index=ignore_index, labels=self.labels, means=means)
 
     @property
     def own(self) -> dict[str, Any]:
@@ -146,22 +152,32 @@ class Metrics:
     def joined(self, other: "Metrics") -> "Metrics":
         """These, and what `other` measures besides loss and accuracy."""
         own, better = {**self._own, **other._own}, {**self._said, **other._said}
-        return Metrics(own, better=better, ignore_index=self.ignore_index, labels=self.labels)
+        return self._with(own, better, self.ignore_index)
 
-    def sums(
-        self, losses: Weighed | jax.Array | None, output: PyTree, target: PyTree, weight: jax.Array
-    ) -> jax.Array:
+    def sums(self, losses: Losses, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
         """float32 (num_rows, 2): of each mean the weighted sum and weight, of each statistic its numbers."""
-        loss = Weighed(losses, None) if isinstance(losses, jax.Array) else losses
-        first = jnp.zeros(2) if loss is None else loss.pair(weight)
-        return jnp.concatenate([first[None], *(m.rows(output, target, weight) for m in self._measures)])
+        first = loss_rows(losses, weight, self._first)
+        return jnp.concatenate([first, *(m.rows(output, target, weight) for m in self._measures)])
+
+    def settled(self, sums: jax.Array) -> jax.Array:
+        """`sums` of one step over all replicas; the first row is its loss, also where that has several means.
+
+        So the loss of an epoch is the mean of its steps', each by its samples.
+        """
+        if self._first == 1:
+            return sums
+        apart = sums[1 : self._first]
+        loss = jnp.where(apart[:, 1] > 0, apart[:, 0] / jnp.where(apart[:, 1] > 0, apart[:, 1], 1.0), 0.0)
+        sums = sums.at[0, 0].add(sums[0, 1] * loss.sum())
+        return sums.at[1 : self._first].set(0.0)
 
     def means(self, sums: np.ndarray) -> dict[str, Any]:
         """name -> number, or array of a statistic that gives one; NaN where nothing was counted.
 
         sums: num_rows, or num_training_rows of them; a norm that was not measured is left out.
         """
-        made, place = {"loss": _mean(sums[0])}, 1
+        apart = sum(_mean(row) for row in sums[1 : self._first] if row[1])
+        made, place = {"loss": _mean(sums[0]) + apart}, self._first
         for measure in self._measures:
             made |= measure.values(sums[place : place + measure.num_rows])
             place += measure.num_rows

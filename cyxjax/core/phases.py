@@ -4,7 +4,7 @@ Written once: `core/step.py` fuses them into one program, `distributed/ddp.py` r
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,10 @@ from jax import lax
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import AXIS
 from cyxjax.core.model.batch_stats import batch_scope
-from cyxjax.core.model.model_fns import ModelFns, Sown
+from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.objective.terms import Shares, flat_shares, reached, routes_of, shares_of
 from cyxjax.core.replica import psum
-from cyxjax.core.rows import Weighed, weighed
-from cyxjax.errors import DataError
+from cyxjax.core.rows import Weighed
 
 PyTree = Any
 
@@ -42,36 +42,60 @@ def forward(
     return jax.vjp(apply, params, has_aux=True)
 
 
+class Pulled(NamedTuple):
+    """LOCAL gradients of one mean with respect to what it trains, and what its samples weigh in it."""
+
+    grads: PyTree  # None in place of what it does not train
+    weights: jax.Array | None  # float32 (); None where each sample weighs what it does in the data
+
+
+def pull_back(
+    loss: Any,
+    output: PyTree,
+    pullback: Callable,
+    target: PyTree,
+    weight: jax.Array,
+    scale: jax.Array,
+) -> tuple[list[Weighed], list[Pulled]]:
+    """(losses of the rows, LOCAL gradients of `scale * sum(weight * losses)`): one each for every mean.
+
+    All are pulled back through the one forward pass; most losses are one mean. `means_of` makes one tree of
+    the gradients.
+    """
+    shares, seed = _share_and_seed(loss, 0, 0, output, target, weight, scale)
+    routes, pulled = routes_of(loss), []
+    for r, (route, found) in enumerate(zip(routes, shares, strict=True)):
+        for n, share in enumerate(found):
+            if r or n:
+                seed = _share_and_seed(loss, r, n, output, target, weight, scale)[1]
+            mine = reached(backward(pullback, seed), route, routes)
+            pulled.append(Pulled(mine, None if share.weights is None else share.weights.sum()))
+    return flat_shares(shares), pulled
+
+
 def loss_and_seed(
     loss: PerExample, output: PyTree, target: PyTree, weight: jax.Array, scale: jax.Array
 ) -> tuple[Weighed, PyTree]:
-    """(losses of the rows, gradient of `scale * sum(weight * losses)` with respect to output).
+    """(losses of the rows, gradient of `scale * sum(weight * losses)` by the output), of one mean."""
+    shares, seed = _share_and_seed(loss, 0, 0, output, target, weight, scale)
+    (losses,) = flat_shares(shares)
+    return losses, seed
 
-    A loss that weighs samples itself does so in both; `mean_of_weighed` then makes the sum a mean.
-    """
 
-    def objective(y: PyTree) -> tuple[jax.Array, Weighed]:
-        scored, own = y if isinstance(y, Sown) else (y, None)
-        losses = _added(weighed(loss, scored, target, weight), own)
+def _share_and_seed(
+    loss: Any, route: int, number: int, output: PyTree, target: PyTree, weight: jax.Array, scale: jax.Array
+) -> tuple[Shares, PyTree]:
+    """(what the loss is made of, gradient of one of them with respect to output)."""
+
+    def objective(y: PyTree) -> tuple[jax.Array, Shares]:
+        shares = shares_of(loss, y, target, weight)
+        losses = shares[route][number]
         weights = weight if losses.weights is None else losses.weights
         # `where` keeps what a padding row produced (it may be Inf or NaN) out of the sum.
-        return jnp.where(weights > 0, losses.values, 0.0) @ (weights * scale), losses
+        return jnp.where(weights > 0, losses.values, 0.0) @ (weights * scale), shares
 
-    _, pullback, losses = jax.vjp(objective, output, has_aux=True)
-    return losses, pullback(jnp.ones((), jnp.float32))[0]
-
-
-def _added(losses: Weighed | None, own: jax.Array | None) -> Weighed:
-    """Losses, and what the model itself adds to each."""
-    assert losses is not None
-    if own is None:
-        return losses
-    if losses.weights is not None:
-        raise DataError(
-            "the model sows losses, one a sample, and the trainer's loss weighs its samples: two means. "
-            "HINT: return both from the model, and write one loss that gives (values, weights) of their sum."
-        )
-    return Weighed(losses.values + own, None)
+    _, pullback, shares = jax.vjp(objective, output, has_aux=True)
+    return shares, pullback(jnp.ones((), jnp.float32))[0]
 
 
 def backward(pullback: Callable, output_grad: PyTree) -> PyTree:
@@ -83,22 +107,27 @@ def backward(pullback: Callable, output_grad: PyTree) -> PyTree:
     return jax.tree.map(uphill, pullback(output_grad)[0])
 
 
-def sum_of_weights(losses: Weighed) -> jax.Array | None:
-    """What the rows weigh in the loss, float32 (); None where each weighs what its sample does."""
-    return None if losses.weights is None else losses.weights.sum()
+def means_of(pulled: list[Pulled], total: jax.Array) -> PyTree:
+    """Gradients of a loss's sums divided by `total` samples, as those of its means, added up.
 
-
-def mean_of_weighed(grads: PyTree, weights: jax.Array | None, total: jax.Array) -> PyTree:
-    """Gradients of a loss's sum divided by `total` samples, as those of its weighted mean.
-
-    weights: what this replica's samples weigh in the loss (`sum_of_weights`); summed over replicas here. A
-    step in which nothing weighs anything has no gradient.
+    A loss that weighs samples itself divides by what they weigh, summed over replicas here. A step in which
+    nothing weighs anything has no gradient of it.
     """
-    if weights is None:
-        return grads
-    whole = psum(weights)
-    factor = jnp.where(whole > 0, total / whole, 0.0)
-    return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
+    means = []
+    for grads, weights in pulled:
+        if weights is not None:
+            whole = psum(weights)
+            factor = jnp.where(whole > 0, total / whole, 0.0)
+            grads = jax.tree.map(lambda g, by=factor: g * by.astype(g.dtype), grads)
+        means.append(grads)
+    return jax.tree.map(_sum_of_those_there, *means, is_leaf=lambda leaf: leaf is None)
+
+
+def _sum_of_those_there(*leaves: jax.Array | None) -> jax.Array:
+    first, *more = (leaf for leaf in leaves if leaf is not None)
+    for leaf in more:
+        first = first + leaf
+    return first
 
 
 def mean_model_state(model_state: PyTree, weight: jax.Array) -> PyTree:

@@ -4,7 +4,7 @@ A mean over the global batch is sum(weight * value) / sum(weight) over all repli
 and micro-batch they lie in. Padding weighs nothing; so does a token that is masked out.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,26 @@ class Weighed(NamedTuple):
         w = weight if self.weights is None else self.weights
         # `where`, not a product: what a padding row holds may be NaN, and 0 * NaN is NaN.
         return jnp.stack([jnp.where(w > 0, self.values, 0) @ w, w.sum()])
+
+
+Losses: TypeAlias = "list[Weighed] | Weighed | jax.Array | None"
+"""What a loss says of the rows: one mean, or several that are added up."""
+
+
+def loss_rows(losses: Losses, weight: jax.Array, count: int) -> jax.Array:
+    """float32 (count, 2): the mean over samples, or the only one, and the others below; zeros after them."""
+    if losses is None:
+        return jnp.zeros((count, 2))
+    found = losses if isinstance(losses, list) else [losses]
+    each = [one if isinstance(one, Weighed) else Weighed(one, None) for one in found]
+    apart = [one.pair(weight) for one in each if one.weights is not None] if count > 1 else []
+    first = [one for one in each if one.weights is None] if count > 1 else each
+    none = Weighed(jnp.zeros(weight.shape, jnp.float32), None)
+    total = first[0] if first else none
+    for one in first[1:]:
+        total = Weighed(total.values + one.values, None)
+    rows = jnp.stack([total.pair(weight), *apart])
+    return jnp.pad(rows, ((0, count - len(rows)), (0, 0)))
 
 
 def weighed(measure: Any, output: PyTree, target: PyTree, weight: jax.Array) -> Weighed | None:

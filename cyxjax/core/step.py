@@ -24,8 +24,8 @@ from cyxjax.core.mesh import (
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.model.remat import memory_options, with_whole
+from cyxjax.core.objective.terms import flat_shares, shares_of
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
-from cyxjax.core.rows import weighed
 from cyxjax.core.strategy import Stepped, Sync, norm_row
 
 PyTree = Any
@@ -85,9 +85,8 @@ def build_init(sync: Sync, mesh: Mesh) -> Callable[[PyTree, PyTree, int], TrainS
 class Summed(NamedTuple):
     """What samples add up to on one replica."""
 
-    grads: PyTree
+    pulled: list[phases.Pulled]  # gradients, one tree for each mean that the loss is made of
     metrics: jax.Array  # float32 (number of metrics, 2)
-    weights: jax.Array | None  # float32 (): of a loss that weighs samples itself, what they weigh in it
 
 
 def sum_gradients(
@@ -107,9 +106,8 @@ def sum_gradients(
     """
     inputs, targets, weight = rows
     output, pullback, model_state = phases.forward(fns, params, model_state, inputs, weight, key, stats_axis)
-    losses, seed = phases.loss_and_seed(loss, output, targets, weight, scale)
-    sums = metrics.sums(losses, output, targets, weight)
-    return model_state, Summed(phases.backward(pullback, seed), sums, phases.sum_of_weights(losses))
+    losses, pulled = phases.pull_back(loss, output, pullback, targets, weight, scale)
+    return model_state, Summed(pulled, metrics.sums(losses, output, targets, weight))
 
 
 def next_state(
@@ -169,14 +167,14 @@ def build_train_step(
 
         model_state, sums = _over_micro_batches(micro, state.model_state, batch, accumulation)
         measures = jnp.concatenate([sums.metrics, batch.signal])
-        grads = phases.mean_of_weighed(sums.grads, sums.weights, batch.total)
+        grads = phases.means_of(sums.pulled, batch.total)
         out = (grads, model_state, batch.weight.sum(), measures)
         return from_replica(out, PER_REPLICA)
 
     def write(state: TrainState, rows: PyTree) -> tuple[TrainState, jax.Array]:
         state, (grads, model_state, weight, sums) = to_replica(state, spec), to_replica(rows, PER_REPLICA)
         mean_state = phases.mean_model_state(model_state, weight)
-        state, sums = next_state(sync, state, grads, mean_state, psum(sums))
+        state, sums = next_state(sync, state, grads, mean_state, measured.settled(psum(sums)))
         return from_replica(state, spec), sums
 
     model = model_map(local, mesh, (spec, BATCH_SPEC), PER_REPLICA)
@@ -247,7 +245,7 @@ def build_eval_step(
 
     def local(state: EvalState, batch: Batch) -> jax.Array:
         output = infer(fns, to_replica(state, spec), batch.inputs)
-        losses = weighed(loss, output, batch.targets, batch.weight)
+        losses = flat_shares(shares_of(loss, output, batch.targets, batch.weight))
         return from_replica(measured.sums(losses, output, batch.targets, batch.weight), PER_REPLICA)
 
     model = model_map(local, mesh, (spec, BATCH_SPEC), PER_REPLICA)

@@ -1,6 +1,8 @@
 """Names of a tree's leaves: paths such as `params/Dense_0/kernel`. Checkpoints hold leaves by them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -22,6 +24,11 @@ def named_leaves(tree: PyTree, separator: str = "/") -> list[tuple[str, Any]]:
 def leaf_names(tree: PyTree) -> list[str]:
     """Names of the leaves, in the tree's order."""
     return [name for name, _ in named_leaves(tree)]
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a leaf's name is one of `patterns`; `*` stands for any text."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["bits"], meta_fields=["impl"])

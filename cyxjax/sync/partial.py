@@ -10,7 +10,7 @@ from jax import lax
 
 from cyxjax.core.mesh import AXIS, REPLICATED
 from cyxjax.core.strategy import Stepped, Sync
-from cyxjax.core.trees import leaf_names
+from cyxjax.core.trees import leaf_names, matches
 from cyxjax.errors import ConfigError
 
 PyTree = Any
@@ -31,10 +31,6 @@ def trained(params: PyTree, patterns: Sequence[str]) -> PyTree:
             )
     chosen = [not patterns or matches(name, patterns) for name in names]
     return jax.tree.unflatten(jax.tree.structure(params), chosen)
-
-
-def matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def part_of(tree: PyTree, chosen: PyTree, which: bool = True) -> PyTree:

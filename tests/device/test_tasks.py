@@ -73,6 +73,20 @@ def two_terms_by_hand(o, t):
     return ce(o["logits"], t["label"]).mean() + 0.25 * jnp.square(o["sum"] - t["sum"]).mean()
 
 
+def masks_by_hand(o, t):
+    counts = (t != 0).astype(jnp.float32)
+    tokens = (ce(o, t) * counts).sum() / counts.sum()
+    rare = jnp.where(t == 4, 3.0, 0.5)
+    return tokens + 0.3 * (jnp.square(o).sum(-1) * rare).sum() / rare.sum() + 0.1 * jnp.square(o).mean()
+
+
+MASKS = cx.Task(
+    {
+        "tokens": cx.CrossEntropyLoss(ignore_index=0),
+        "rare": (lambda o, t: (jnp.square(o).sum(-1), jnp.where(t == 4, 3.0, 0.5)), 0.3),
+        "small": (lambda o, t: jnp.square(o).mean((1, 2)), 0.1),
+    }
+)
 TWO = cx.Task(
     {
         "label": lambda o, t: ce(o["logits"], t["label"]).mean(),  # a mean, as people write it
@@ -107,6 +121,7 @@ TASKS = {
         distilled_by_hand,
     ),
     "two terms": (Heads, X[:SAMPLES], BOTH, TWO, two_terms_by_hand),
+    "three means": (Text, TEXT, TEXT, MASKS, masks_by_hand),
 }
 
 
@@ -124,6 +139,23 @@ def test_a_task_trains_as_the_same_by_hand_on_one_device(name):
     history = train.fit(x, y, config(epochs=1, batch_size=4, shuffle=False))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), train.params, params)
     assert np.isfinite(history.train_losses[0])
+
+
+def test_terms_that_weigh_by_themselves_are_cut_by_nothing():
+    use_devices(2)
+    train = trainer(Text(), MASKS)
+    plan = {"epochs": 1, "batch_size": 2, "gradient_accumulation_steps": 2, "shuffle": False}
+    seen = []
+    for more in ({}, {"gradient_accumulation_steps": 1, "batch_size": 4}):
+        train = trainer(Text(), MASKS)
+        seen.append((train.fit(TEXT, TEXT, config(**plan | more)).train_losses[0], train.params))
+    assert seen[0][0] == pytest.approx(seen[1][0], rel=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), seen[0][1], seen[1][1])
+    by_size = [train.evaluate_metrics(TEXT, TEXT, batch_size=size) for size in (2, 5)]
+    whole = float(masks_by_hand(jnp.asarray(train.predict(TEXT)), TEXT))
+    assert [told["loss"] for told in by_size] == pytest.approx([whole, whole], rel=1e-5)
+    terms = by_size[0]
+    assert terms["loss"] == pytest.approx(terms["tokens"] + 0.3 * terms["rare"] + 0.1 * terms["small"])
 
 
 def test_terms_and_metrics_are_measured_by_name():
@@ -164,9 +196,8 @@ def test_what_does_not_fit_is_one_line():
     whole = cx.Task({"a": cx.ContrastiveLoss(), "b": cx.MSELoss()})
     with pytest.raises(ConfigError, match="the term 'a' is a loss over the global batch.*HINT"):
         trainer(Logits(), whole)
-    weighed = cx.Task({"a": cx.CrossEntropyLoss(ignore_index=0), "b": lambda o, t: o.sum(-1)})
-    with pytest.raises(DataError, match="the term 'a' weighs its samples.*HINT"):
-        trainer(Logits(), weighed).fit(X, Y, config())
+    with pytest.raises(ConfigError, match="the term 'a' is a tuple of 3, expected .loss, factor.*HINT"):
+        trainer(Logits(), cx.Task({"a": (ce, 1.0, "Dense_0/*")}))
     coupled = cx.Task({"a": cx.CrossEntropyLoss(), "b": lambda o, t: o.std(0).mean()})
     with pytest.raises(ConfigError, match=r"\(values, weights\).*cx.GlobalLoss"):
         trainer(Logits(), coupled).fit(X, Y, config())

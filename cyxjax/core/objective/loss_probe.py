@@ -34,7 +34,7 @@ _WAYS = (
 
 def needs_probe(loss: PerExample) -> bool:
     """Whether `loss` is a function of the user's."""
-    if any(needs_probe(term) for _, term, _ in getattr(loss, "terms", ())):
+    if any(needs_probe(term.loss) for term in getattr(loss, "terms", ())):
         return True
     return isinstance(loss, GlobalLoss) or (isinstance(loss, UserLoss) and not is_the_models_own(loss))
 
@@ -48,8 +48,8 @@ def refuse_unless_mean(loss: PerExample, output: PyTree, target: PyTree, batch_s
     Raises: ConfigError for a loss that couples samples, in its value or its gradient; DataError for one that
         gives neither a value a sample nor one for all.
     """
-    for _, term, _ in getattr(loss, "terms", ()):
-        refuse_unless_mean(term, output, target, batch_size)
+    for term in getattr(loss, "terms", ()):
+        refuse_unless_mean(term.loss, output, target, batch_size)
     if not needs_probe(loss) or not isinstance(loss, UserLoss):
         return
     with on_host() as device:

@@ -18,6 +18,7 @@ from cyxjax.core.losses import (
 from cyxjax.core.metrics import Metric, Metrics
 from cyxjax.core.objective.foreign_metrics import as_statistic
 from cyxjax.core.objective.global_loss import ContrastiveLoss, GlobalLoss, sees_whole_batch
+from cyxjax.core.objective.terms import SumOfTerms, Term, num_means
 from cyxjax.errors import ConfigError, DataError
 
 PyTree = Any
@@ -29,9 +30,9 @@ Pick: TypeAlias = "str | int | Callable[[PyTree], PyTree] | None"
 class Task:
     """What a trainer takes in place of a loss: `DistributedTrainer(model, task, optimizer)`.
 
-    loss: a loss as for the trainer, or {name: loss} and {name: (loss, factor)}: their weighted sum, each
-    measured under its name. output, target: the part of the model's output, and of the target, that losses
-    and metrics see. metrics, better: as of `cx.Metrics`.
+    loss: a loss as for the trainer, or {name: loss}, {name: (loss, factor)}, {name: cx.Term(...)}: their
+    weighted sum, each in a mean of its own and measured under its name. output, target: the part of the
+    model's output, and of the target, that losses and metrics see. metrics, better: as of `cx.Metrics`.
     Raises: ConfigError for terms that are none.
     """
 
@@ -50,22 +51,21 @@ class Task:
     @property
     def ignore_index(self) -> int | None:
         """The label that counts nothing."""
-        found = [getattr(loss, "ignore_index", None) for _, loss, _ in self._terms]
+        found = [getattr(term.loss, "ignore_index", None) for term in self._terms]
         return next((index for index in found if index is not None), None)
 
     @property
-    def _terms(self) -> list[tuple[str, Any, float]]:
+    def _terms(self) -> list[Term]:
         if not isinstance(self.loss, Mapping):
-            return [("loss", self.loss, 1.0)]
-        pairs = ((name, one if isinstance(one, tuple) else (one, 1.0)) for name, one in self.loss.items())
-        return [(name, loss, float(factor)) for name, (loss, factor) in pairs]
+            return [Term(self.loss)]
+        return [_as_term(name, one) for name, one in self.loss.items()]
 
     def to_per_example(self) -> PerExample:
         """The loss that a step makes smaller, of the model's whole output."""
-        terms = [(name, self._seen(as_per_example(loss)), factor) for name, loss, factor in self._terms]
-        if len(terms) == 1 and terms[0][2] == 1.0:
-            return terms[0][1]
-        odd = next((name for name, loss, _ in terms if sees_whole_batch(loss)), None)
+        terms = [replace(term, loss=self._seen(as_per_example(term.loss))) for term in self._terms]
+        if len(terms) == 1 and terms[0].factor == 1.0 and terms[0].trains is None:
+            return terms[0].loss
+        odd = next((term.name for term in terms if sees_whole_batch(term.loss)), None)
         if odd is not None:
             raise ConfigError(
                 f"the term {odd!r} is a loss over the global batch, which stands alone. HINT: add the others "
@@ -75,10 +75,11 @@ class Task:
 
     def to_metrics(self) -> Metrics:
         """What is measured: the loss, accuracy, each term, and the task's own."""
-        terms = {} if len(self._terms) == 1 else {n: as_per_example(loss) for n, loss, _ in self._terms}
+        terms = {} if len(self._terms) == 1 else {t.name: as_per_example(t.loss) for t in self._terms}
         own = {name: self._seen(metric) for name, metric in {**terms, **self.metrics}.items()}
         better = {**dict.fromkeys(terms, "min"), **self.better}
-        return Metrics(own, better=better, ignore_index=self.ignore_index, labels=self._labels)
+        means = num_means(self.to_per_example())
+        return Metrics(own, better=better, ignore_index=self.ignore_index, labels=self._labels, means=means)
 
     def _labels(self, output: PyTree, target: PyTree) -> tuple[PyTree, PyTree]:
         return picked(output, self.output), picked(target, self.target)
@@ -159,23 +160,15 @@ class Task:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class SumOfTerms:
-    """Losses of a value a sample each, added up with their factors; `terms`: (name, loss, factor)."""
-
-    terms: tuple[tuple[str, PerExample, float], ...]
-
-    def __call__(self, output: PyTree, target: PyTree) -> jax.Array:
-        total: Any = 0.0
-        for name, loss, factor in self.terms:
-            values = loss(output, target)
-            if isinstance(values, tuple):
-                raise DataError(
-                    f"the term {name!r} weighs its samples, so it has another mean than the other terms. "
-                    "HINT: write one function that returns (values, weights) of the sum."
-                )
-            total = total + factor * values
-        return total
+def _as_term(name: str, given: Any) -> Term:
+    """A term as a Task names it. Raises: ConfigError for a tuple that is no (loss, factor)."""
+    if isinstance(given, tuple) and (len(given) != 2 or not isinstance(given[1], int | float)):
+        raise ConfigError(
+            f"the term {name!r} is a tuple of {len(given)}, expected (loss, factor). HINT: cx.Term(loss, "
+            "factor, trains=...) says more."
+        )
+    term = given if isinstance(given, Term) else Term(*given) if isinstance(given, tuple) else Term(given)
+    return replace(term, name=name)
 
 
 def seen_through(measure: Any, output: Pick, target: Pick) -> Any:

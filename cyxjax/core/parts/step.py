@@ -26,9 +26,9 @@ from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import AXIS, REPLICATED, local_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.objective.terms import flat_shares, shares_of
 from cyxjax.core.parts.calls import Made, Part, PartProgram, Parts, compile_together, named
 from cyxjax.core.replica import sync_map
-from cyxjax.core.rows import weighed
 from cyxjax.core.step import EvalState, TrainState, infer, next_state, sum_gradients, to_evaluate
 from cyxjax.core.strategy import Sync
 
@@ -84,7 +84,7 @@ class PartsStep:
     ) -> None:
         self.layout, self._add, self._view = layout, add, DeviceViews(layout)
         self.part = build_part(fns, loss, sync, layout.num_parts, metrics, threads)
-        self.writes = [build_write(sync, device, threads) for device in layout.devices]
+        self.writes = [build_write(sync, device, metrics, threads) for device in layout.devices]
         self._compiled = False
 
     def __call__(self, state: TrainState, batch: PartsBatch) -> tuple[TrainState, jax.Array]:
@@ -115,15 +115,16 @@ def build_part(
     return PartProgram(part, threads, num_parts)
 
 
-def build_write(sync: Sync, device: jax.Device, threads: int | None) -> Any:
+def build_write(sync: Sync, device: jax.Device, metrics: Metrics, threads: int | None) -> Any:
     """The program (state, sum of all that `part` made, total, signal) -> (next state, sums), on `device`."""
 
     def write(state: TrainState, summed: PyTree, total: Any, signal: Any) -> tuple[TrainState, jax.Array]:
-        (grads, sums, weights), model_state = summed
-        grads = phases.mean_of_weighed(grads, weights, total)
+        (pulled, sums), model_state = summed
+        grads = phases.means_of(pulled, total)
         grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)  # `add` widens
         model_state = phases.divided_state(model_state, total, state.model_state)
-        return next_state(sync, state, grads, model_state, jnp.concatenate([sums, signal[None]]))
+        sums = jnp.concatenate([metrics.settled(sums), signal[None]])
+        return next_state(sync, state, grads, model_state, sums)
 
     alone = Mesh(np.array([device]), (AXIS,))
     mapped = named(sync_map(write, alone, (REPLICATED,) * 4, REPLICATED), threads)
@@ -139,7 +140,7 @@ def build_parts_eval(
     def evaluate(state: EvalState, one: Part, total: Any) -> jax.Array:
         del total
         output = infer(fns, state, one.inputs)
-        losses = weighed(loss, output, one.targets, one.weight)
+        losses = flat_shares(shares_of(loss, output, one.targets, one.weight))
         return metrics.sums(losses, output, one.targets, one.weight)
 
     program = PartProgram(evaluate, threads, layout.num_parts)

@@ -92,12 +92,13 @@ def _inspect_part(
     if found:
         return
     output, pullback, _ = phases.forward(fns, before.params, before.model_state, inputs, weight, draws)
-    losses, seed = phases.loss_and_seed(of_one_device(loss), output, targets, weight, jnp.float32(1))
-    bad = ids[~np.isfinite(np.asarray(losses.values))[: len(ids)]]
+    scale = jnp.float32(1)
+    losses, pulled = phases.pull_back(of_one_device(loss), output, pullback, targets, weight, scale)
+    bad = ids[~np.isfinite(np.sum([one.values for one in losses], axis=0))[: len(ids)]]
     if len(bad):
         yield f"The layers are finite, the loss is not ({name}): samples {_some(bad.tolist())}."
         return
-    broken = _names(phases.backward(pullback, seed))
+    broken = list(dict.fromkeys(name for one in pulled for name in _names(one.grads)))
     if broken:
         yield f"Output and loss are finite, gradients are not ({name}, backward): {_some(broken)}."
 

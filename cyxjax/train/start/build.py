@@ -26,7 +26,8 @@ from cyxjax.core.step import (
     state_spec,
 )
 from cyxjax.core.strategy import Sync
-from cyxjax.sync.partial import for_part, matches, part_of, trained
+from cyxjax.core.trees import matches
+from cyxjax.sync.partial import for_part, part_of, trained
 from cyxjax.sync.registry import build_sync
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.hooks.progress import Rate
