@@ -85,16 +85,17 @@ def averaged_params(state: TrainState) -> PyTree:
     """
     found: list[ParameterAverage] = []
     _map_parts(lambda part: found.append(part), state.sync, ParameterAverage)
-    averages = [dict(named_leaves(p.average)) for p in found if isinstance(p, ParameterAverage)]
-    # What is not trained has no average: it is its own.
+    # Each optimizer of a task's terms has one of its own parameters; what is not trained is its own.
+    parts = [named_leaves(p.average) for p in found if isinstance(p, ParameterAverage)]
+    average = {name: leaf for part in parts for name, leaf in part}
     params = named_leaves(state.params)
-    if len(averages) != 1 or any(averages[0].get(name, leaf).shape != leaf.shape for name, leaf in params):
+    if not parts or any(average.get(name, leaf).shape != leaf.shape for name, leaf in params):
         raise ConfigError(
             "EMA needs the whole average on every replica, and this strategy keeps parts of the optimizer's "
             "state on each. HINT: use comm='mean' (or bf16, int8, power_sgd) with EMA."
         )
     return jax.tree.unflatten(
-        jax.tree.structure(state.params), [averages[0].get(name, leaf) for name, leaf in params]
+        jax.tree.structure(state.params), [average.get(name, leaf) for name, leaf in params]
     )
 
 

@@ -18,7 +18,7 @@ from cyxjax.core.step import TrainState, place_state
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.distributed import process_group
 from cyxjax.distributed.ddp_values import hand_back, needs_inputs
-from cyxjax.errors import CheckpointError, ConfigError
+from cyxjax.errors import CheckpointError
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
@@ -35,6 +35,7 @@ from cyxjax.train.session import Session
 from cyxjax.train.start import same_run, whole_batch
 from cyxjax.train.start.build import Recipe
 from cyxjax.train.start.dispatch import dispatch_for
+from cyxjax.train.start.movers import movers_of
 from cyxjax.train.start.prepare import Prepared
 
 PyTree = Any
@@ -45,7 +46,8 @@ class DistributedTrainer:
 
     model: linen or nnx module, (init, apply) pair, or SequentialModel. loss_fn: a loss of cyxjax, a function
     (output, target) -> value an example (or a mean), a `cx.Task`, or None if the model returns {"loss": ...}.
-    optimizer: any optax transformation. Without a group, one is made from the environment.
+    optimizer: any optax transformation; None where each term of a Task has its own. Without a group, one is
+    made from the environment.
     """
 
     def __init__(
@@ -57,12 +59,12 @@ class DistributedTrainer:
         metrics: Metrics | None = None,
         callbacks: Iterable[Hook] = (),
     ):
-        if optimizer is None:
-            raise ConfigError("no optimizer was given. HINT: pass cx.AdamOptimizer(0.001) as third argument.")
+        loss = as_per_example(loss_fn)
+        movers_of(loss, optimizer)  # there is one for all
         self._model = model
         recipe = Recipe(
             adapt(model),
-            as_per_example(loss_fn),
+            loss,
             optimizer,
             metrics_of(loss_fn, metrics),
             tuple(called.check(callbacks)),

@@ -35,6 +35,7 @@ from cyxjax.train.loop import Hook, Program
 from cyxjax.train.rates.schedules import build_schedule, told_rate, with_schedule
 from cyxjax.train.settings import StepPlan
 from cyxjax.train.start.dispatch import dispatch_for
+from cyxjax.train.start.movers import Mover, build_moved, is_frozen, movers_of
 
 PyTree = Any
 
@@ -52,7 +53,7 @@ class Recipe(NamedTuple):
 
     fns: ModelFns
     loss: PerExample
-    optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformation | None  # None: every term of the loss has its own
     metrics: Metrics
     callbacks: tuple[Hook, ...] = ()
 
@@ -79,12 +80,15 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Buil
     """
     policy = parse_policy(plan.precision)
     fns = with_lora(with_policy(recipe.fns, policy), plan.lora)
-    fns = with_frozen(with_remat(fns, plan.remat), _is_frozen(recipe, plan))
-    factor = build_schedule(plan.rate)
-    optimizer = callbacks.around(recipe.callbacks, with_schedule(recipe.optimizer, factor))
-    optimizer = with_saved_keys(optimizer)
+    factor, given = build_schedule(plan.rate), movers_of(recipe.loss, recipe.optimizer)
+    fns = with_frozen(with_remat(fns, plan.remat), _is_frozen(given, plan))
+
+    def around(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+        return with_saved_keys(callbacks.around(recipe.callbacks, with_schedule(optimizer, factor)))
+
+    movers = [mover._replace(optimizer=around(mover.optimizer)) for mover in given]
     shapes = lambda: jax.eval_shape(fns.init, jax.random.key(0), inputs)[0]  # noqa: E731
-    sync = _strategy(plan, optimizer, shapes, _FOR_NONFINITE[policy.needs_loss_scale or plan.on_nonfinite])
+    sync = _strategy(plan, movers, shapes, _FOR_NONFINITE[policy.needs_loss_scale or plan.on_nonfinite])
     train_step, eval_step = dispatch_for(plan, mesh).steps(fns, recipe.loss, sync, recipe.metrics)
     agreed = build_consensus(sync, mesh)
     parts = sync if sync.keeps_parts else None  # evaluation makes them whole itself, a leaf at a time
@@ -109,9 +113,9 @@ def _trainable(plan: StepPlan) -> tuple[str, ...]:
     return (*ADAPTERS, *plan.trainable) if plan.lora.rank else plan.trainable
 
 
-def _is_frozen(recipe: Recipe, plan: StepPlan) -> Callable[[str], bool] | None:
+def _is_frozen(movers: list[Mover], plan: StepPlan) -> Callable[[str], bool] | None:
     """Whether a parameter, by its name, takes no gradient: by the optimizer's groups, or the plan."""
-    by_group, patterns = getattr(recipe.optimizer, "is_frozen", None), _trainable(plan)
+    by_group, patterns = is_frozen(movers), _trainable(plan)
     if not patterns:
         return by_group
     return lambda name: not matches(name, patterns) or bool(by_group and by_group(name))
@@ -119,18 +123,22 @@ def _is_frozen(recipe: Recipe, plan: StepPlan) -> Callable[[str], bool] | None:
 
 def _strategy(
     plan: StepPlan,
-    optimizer: optax.GradientTransformation,
+    movers: list[Mover],
     shapes: Callable[[], PyTree],
     guarded: Callable[[Sync], Sync],
 ) -> Sync:
     """The plan's strategy, for the parameters that are trained alone. shapes: of all parameters."""
+
+    def make(optimizer: optax.GradientTransformation, shapes: Callable[[], PyTree]) -> Sync:
+        return build_sync(plan.comm, optimizer, plan.comm_options, plan.max_grad_norm, shapes)
+
     patterns = _trainable(plan)
     if not patterns:
-        return guarded(build_sync(plan.comm, optimizer, plan.comm_options, plan.max_grad_norm, shapes))
+        return guarded(build_moved(movers, make, shapes))
     whole = shapes()
     chosen = trained(whole, patterns)
     mine, rest = part_of(whole, chosen), part_of(whole, chosen, False)
-    sync = build_sync(plan.comm, optimizer, plan.comm_options, plan.max_grad_norm, lambda: mine)
+    sync = build_moved(movers, make, lambda: mine)
     still = build_sync(plan.comm, optax.identity(), plan.comm_options, None, lambda: rest)
     return for_part(guarded(sync), still, chosen)
 

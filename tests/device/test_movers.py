@@ -1,0 +1,234 @@
+"""Several optimizers over named parameters in one step: a GAN by hand on one device, and on two replicas."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+import cyxjax as cx
+from cyxjax.core.model.adapter import adapt
+from cyxjax.errors import ConfigError, DataError
+from tests.support.trainers import CLASSES, FEATURES, X, Y, config, trainer, use_devices
+from tests.support.trainers import own_group as own_group
+
+SAMPLES, WIDE, CLIP = 19, 4, 0.5  # batches of 8, 8 and 3
+Z = np.random.default_rng(3).normal(size=(SAMPLES, WIDE)).astype(np.float32)
+DATA = ((X[:SAMPLES], Z), Y[:SAMPLES])
+rises = jax.nn.softplus
+
+
+@pytest.fixture(autouse=True)
+def as_jax_promotes():
+    # optax's Adam raises a float to an int32
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+class Judge(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(1)(linen.tanh(linen.Dense(5)(x)))[:, 0]
+
+
+class Gan(linen.Module):
+    def setup(self):
+        self.generator, self.discriminator = linen.Dense(FEATURES), Judge()
+
+    def __call__(self, x, z):
+        return {"real": self.discriminator(x), "fake": self.discriminator(self.generator(z))}
+
+
+def fools(o, t):
+    return rises(-o["fake"])
+
+
+def tells(o, t):
+    return rises(-o["real"]) + rises(o["fake"])
+
+
+def weighs(o, t):
+    """A discriminator that takes no notice of class 0: its mean is over the others."""
+    return tells(o, t), (t > 0).astype(jnp.float32)
+
+
+def gan(judge=tells, turns=(2, 1), adam=None):
+    every, offset = turns
+    return cx.Task(
+        {
+            "fools": cx.Term(
+                fools,
+                0.5,
+                trains="generator/*",
+                optimizer=adam or optax.adam(0.05),
+                every=every,
+                offset=offset,
+            ),
+            "tells": cx.Term(judge, trains="discriminator/*", optimizer=optax.sgd(0.1, 0.9)),
+        }
+    )
+
+
+def by_hand(judge=tells, turns=(2, 1), epochs=1, size=8):
+    """Two losses, two gradients, two optimizers; each one's gradients are clipped by their own norm."""
+    net, (every, offset) = Gan(), turns
+    params = adapt(net).init(jax.random.key(42), jax.tree.map(lambda a: a[:1], DATA[0]))[0]
+    rules = {"generator": optax.adam(0.05), "discriminator": optax.sgd(0.1, 0.9)}
+    rules = {name: optax.chain(optax.clip_by_global_norm(CLIP), rule) for name, rule in rules.items()}
+    states = {name: rule.init(params[name]) for name, rule in rules.items()}
+
+    def loss(mine, name, params, x, z, y):
+        o = net.apply({"params": params | {name: mine}}, x, z)
+        if name == "generator":
+            return 0.5 * fools(o, y).mean()
+        found = judge(o, y)
+        return (found[0] * found[1]).sum() / found[1].sum() if isinstance(found, tuple) else found.mean()
+
+    grad = jax.jit(jax.grad(loss), static_argnums=1)
+    for step, first in enumerate([i for _ in range(epochs) for i in range(0, SAMPLES, size)]):
+        (x, z), y = jax.tree.map(lambda a, i=first: a[i : i + size], DATA)
+        moved = {}
+        for name, rule in rules.items():
+            if name == "generator" and step % every != offset:
+                continue
+            grads = grad(params[name], name, params, x, z, y)
+            updates, states[name] = rule.update(grads, states[name], params[name])
+            moved[name] = optax.apply_updates(params[name], updates)
+        params = params | moved
+    return params
+
+
+def trained(task, **options):
+    train = cx.distributed.DistributedTrainer(Gan(), task)
+    given = {"epochs": 1, "batch_size": 4, "shuffle": False, "max_grad_norm": CLIP} | options
+    return train, train.fit(*DATA, config(**given))
+
+
+def assert_same(a, b, rtol=1e-3, atol=2e-5):
+    # Adam's step is a quotient of small numbers: rounding of sums in another order.
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
+
+
+STEPS = {
+    "mean": {},
+    "zero1": {"comm": "zero1"},
+    "fsdp, in turns of two micro-batches": {
+        "comm": "fsdp",
+        "gradient_accumulation_steps": 2,
+        "batch_size": 2,
+    },
+    "bucketed": {"comm": "bucketed"},
+    "mean, two micro-batches": {"gradient_accumulation_steps": 2, "batch_size": 2},
+    "exact": {
+        "reproducibility": "exact",
+        "virtual_replicas": 2,
+        "global_batch_size": 8,
+        "batch_size": None,
+        "exact_threads": 8,
+    },
+    "fsdp, gathered once": {"comm": "fsdp", "comm_options": {"regather": False}},
+}
+QUICK = ("mean", "fsdp, in turns of two micro-batches")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in STEPS]
+)
+def test_each_optimizer_moves_its_own_by_its_own_loss_in_its_turn(name):
+    use_devices(2)
+    train, history = trained(gan(weighs), **STEPS[name])
+    assert_same(train.params, by_hand(weighs))
+    told = history.metrics
+    assert history.train_losses[0] == pytest.approx(
+        0.5 * told["train_fools"][0] + told["train_tells"][0], rel=0.05
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("comm", ["bf16", "fp16", "power_sgd"])
+def test_wires_that_round_train_all_groups(comm):
+    use_devices(2)
+    options = {"comm_options": {"rank": 2, "min_compression": 0}} if comm == "power_sgd" else {}
+    train, _ = trained(gan(turns=(1, 0)), comm=comm, **options)
+    assert_same(train.params, by_hand(turns=(1, 0)), rtol=0.1, atol=0.05)
+
+
+def test_a_turn_and_its_optimizer_are_in_the_checkpoint(tmp_path):
+    use_devices(2)
+    kept = {"checkpoint_every_n_epochs": 1, "checkpoint_dir": str(tmp_path / "a"), "epochs": 2}
+    whole = trained(gan(), **kept | {"checkpoint_dir": str(tmp_path / "b")})[0].params
+    trained(gan(), **kept | {"epochs": 1})  # three steps: the generator's turn is the first one after them
+    train, history = trained(gan(), **kept)
+    assert len(history.train_losses) == 2
+    jax.tree.map(np.testing.assert_array_equal, train.params, whole)
+    use_devices(1)
+    other = trained(gan(), **kept | {"comm": "zero1", "batch_size": 8, "epochs": 3})[0]
+    assert_same(other.params, by_hand(epochs=3), atol=1e-4)
+
+
+class Agent(linen.Module):
+    """An actor and a critic on one trunk."""
+
+    @linen.compact
+    def __call__(self, x):
+        h = linen.tanh(linen.Dense(5, name="trunk")(x))
+        return linen.Dense(CLASSES, name="actor")(h), linen.Dense(1, name="critic")(h)[:, 0]
+
+
+def acts(o, t):
+    advantage = jax.lax.stop_gradient(t["return"] - o[1])
+    log_p = jnp.take_along_axis(jax.nn.log_softmax(o[0]), t["action"][:, None], 1)[:, 0]
+    return -log_p * advantage
+
+
+def values(o, t):
+    return jnp.square(o[1] - t["return"])
+
+
+def test_a_trunk_that_two_terms_train_gets_both_gradients_and_heads_their_own():
+    use_devices(2)
+    y = {"action": Y[:SAMPLES], "return": X[:SAMPLES].sum(1)}
+    task = cx.Task(
+        {
+            "acts": cx.Term(acts, trains=("actor/*", "trunk/*")),
+            "values": cx.Term(values, 0.5, trains=("critic/*", "trunk/*")),
+        }
+    )
+    train = trainer(Agent(), task)
+    train.fit(X[:SAMPLES], y, config(epochs=1, batch_size=4, shuffle=False))
+    net = Agent()
+    params = adapt(net).init(jax.random.key(42), X[:1])[0]
+    grad = jax.jit(
+        jax.grad(lambda p, x, t: (acts(o := net.apply({"params": p}, x), t) + 0.5 * values(o, t)).mean())
+    )
+    for i in range(0, SAMPLES, 8):
+        part = jax.tree.map(lambda a, i=i: a[i : i + 8], (X[:SAMPLES], y))
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grad(params, *part))
+    assert_same(train.params, params, rtol=1e-4)
+
+
+def test_a_task_of_groups_that_means_nothing_is_refused_before_training():
+    use_devices(2)
+    sgd = optax.sgd(0.1)
+    term, two = cx.Term, cx.distributed.DistributedTrainer
+    with pytest.raises(ConfigError, match=r"no term of the Task trains 'discriminator/Dense_0/bias'.*HINT"):
+        two(Gan(), cx.Task({"fools": term(fools, trains="generator/*", optimizer=sgd)})).fit(*DATA, config())
+    both = {
+        "a": term(fools, trains="*", optimizer=sgd),
+        "b": term(tells, trains="disc*", optimizer=optax.sgd(1.0)),
+    }
+    with pytest.raises(ConfigError, match=r"the terms 'a' and 'b' train 'discriminator/.*HINT"):
+        two(Gan(), cx.Task(both)).fit(*DATA, config())
+    odd = {"a": term(fools, trains="generater/*", optimizer=sgd), "b": tells}
+    with pytest.raises(ConfigError, match=r"'a' trains 'generater/\*', which matches no parameter.*HINT"):
+        two(Gan(), cx.Task(odd), sgd).fit(*DATA, config())
+    with pytest.raises(ConfigError, match=r"no optimizer was given for the term 'b'.*HINT.*Term\("):
+        two(Gan(), cx.Task(odd))
+    with pytest.raises(ConfigError, match="every=2, offset=2.*HINT"):
+        term(fools, trains="a", every=2, offset=2)
+    with pytest.raises(ConfigError, match="no `trains`.*HINT"):
+        term(fools, optimizer=sgd)
+    ddp = cx.distributed.DistributedDataParallel(Gan())
+    with pytest.raises(DataError, match="a loop by hand.*HINT.*DistributedTrainer"):
+        ddp.loss(gan(), ddp(DATA[0]), DATA[1])
