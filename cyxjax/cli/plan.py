@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from cyxjax.config.help import Command
 from cyxjax.config.load import load_config
 from cyxjax.errors import EXIT_OK, ConfigError
-from cyxjax.observe import scaling
+from cyxjax.observe import model_error, scaling
 from cyxjax.observe.compiled_plan import bytes_per_step, collectives, memory_bytes, plan_lines, state_bytes
 
 _GB = "--device-gb"
@@ -32,7 +32,7 @@ _COMMAND = Command(
     "cheapest that fits N GB. --bandwidth 100Gbit, --latency 5us, --replicas 1:4096 (any of them): runs some "
     "steps here and draws the time of a step and an epoch out to other numbers of replicas, by strategy. "
     "--mtbf 1000h (of a host), --restart 60s: how often to save, and what of the time will count. "
-    "--json: the step itself as one JSON object.",
+    "--json: all of it but --device-gb as one JSON object.",
     "cyxjax plan --config configs/digits.yaml --bandwidth 10Gbit --latency 20us --mtbf 1000h",
 )
 
@@ -58,9 +58,10 @@ def main(argv: Sequence[str]) -> int:
     step: Any = trainer.program.train_step
     lowered = step.lower(trainer.state, batch)
     compiled = lowered.compile()
+    drawn_out = wish.wire and _scaled(trainer, prepared, compiled, batch)  # every rank: the steps are real
     if trainer.is_master() and as_json:
         told = _facts(lowered, compiled, trainer.state) | {"comm": config.comm, "precision": config.precision}
-        print(json.dumps(told))
+        print(json.dumps(told | (_scaling_facts(*drawn_out, wish) if drawn_out else {})))
     elif trainer.is_master():
         found = collectives(compiled.as_text())
         print(f"comm: {config.comm}, precision: {config.precision}, remat: {config.remat}")
@@ -68,10 +69,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"computed in a step: {work_line(lowered.cost_analysis())}")
         if wish.device_gb is not None:
             print("\n".join(_by_replicas(trainer, prepared, batch, wish.device_gb)))
-    if wish.wire is not None and not as_json:
-        lines = _scaled(trainer, prepared, compiled, batch, wish)  # every rank: the steps are real
-        if trainer.is_master():
-            print("\n".join(lines))
+        if drawn_out:
+            print("\n".join(_scaling_lines(*drawn_out, wish, prepared.settings.step.batch.num_shares)))
     process_group.finalize()
     return EXIT_OK
 
@@ -150,11 +149,13 @@ def _gigabytes(text: str) -> float:
     return found
 
 
-def _scaled(trainer: Any, prepared: Any, compiled: Any, batch: Any, wish: Wish) -> list[str]:
-    """The curves, from steps that are run here for about a second; the state they change is dropped."""
+Sent = dict[str, list[scaling.Exchange]]
+
+
+def _scaled(trainer: Any, prepared: Any, compiled: Any, batch: Any) -> tuple[scaling.Work, Sent]:
+    """What is drawn out, from steps run here for about a second; the state they change is dropped."""
     import jax
 
-    assert wish.wire is not None
     state, held = trainer.state, state_bytes(trainer.state)
     params = jax.eval_shape(prepared.built.fns.init, jax.random.key(0), prepared.inputs)[0]
     compute_s = _step_s(compiled, state, batch)
@@ -165,13 +166,31 @@ def _scaled(trainer: Any, prepared: Any, compiled: Any, batch: Any, wish: Wish) 
         shape.batch_size * shape.accumulation,
         sum(held.values()),
     )
-    sent = scaling.exchanges(params)
-    lines = [*scaling.curve(work, sent, wish.wire, wish.replicas), scaling.error_line()]
-    if shape.num_shares > 1:
-        lines.append(f"measured with {shape.num_shares} replicas here: their exchange is part of it.")
+    return work, scaling.exchanges(params)
+
+
+def _scaling_lines(work: scaling.Work, sent: Sent, wish: Wish, num_replicas: int) -> list[str]:
+    assert wish.wire is not None
+    lines = [*scaling.curve(work, sent, wish.wire, wish.replicas), *model_error.lines()]
+    if num_replicas > 1:
+        lines.append(f"measured with {num_replicas} replicas here: their exchange is part of it.")
     if wish.mtbf_s is not None:
         lines += scaling.failures(work, wish.mtbf_s, wish.restart_s, wish.replicas)
     return lines
+
+
+def _scaling_facts(work: scaling.Work, sent: Sent, wish: Wish) -> dict[str, Any]:
+    assert wish.wire is not None
+    told: dict[str, Any] = {
+        "compute_s": work.compute_s,
+        "wire": wish.wire._asdict(),
+        "step_s": scaling.steps_s(work, sent, wish.wire, wish.replicas),
+        "model_error": model_error.facts(),
+    }
+    if wish.mtbf_s is not None:
+        rows = scaling.saves(work, wish.mtbf_s, wish.restart_s, wish.replicas)
+        told["failures"] = [row._asdict() for row in rows]
+    return told
 
 
 def _step_s(compiled: Any, state: Any, batch: Any) -> float:

@@ -7,8 +7,7 @@ Source: Thakur, Rabenseifner, Gropp 2005, doi:10.1177/1094342005051521 (recursiv
 """
 
 import math
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cyxjax.errors import ConfigError
@@ -79,6 +78,16 @@ class Work(NamedTuple):
     state_bytes: int
 
 
+def steps_s(
+    work: Work, sent: Mapping[str, Sequence[Exchange]], wire: Wire, counts: Iterable[int]
+) -> dict[int, dict[str, float]]:
+    """Seconds of a step, by number of replicas and strategy."""
+    return {
+        count: {name: step_s(parts, work.compute_s, count, wire) for name, parts in sent.items()}
+        for count in counts
+    }
+
+
 def curve(
     work: Work, sent: Mapping[str, Sequence[Exchange]], wire: Wire, counts: Sequence[int]
 ) -> Iterator[str]:
@@ -86,8 +95,7 @@ def curve(
     yield f"a step in ms: computing {1000 * work.compute_s:.2f} (measured here), then sending;"
     yield f"wires of {size(wire.bytes_per_s)}/s and {1e6 * wire.latency_s:g} us between any two replicas:"
     yield f"  {'replicas':>8}  " + " ".join(f"{name:>10}" for name in sent) + "  quickest*   an epoch with it"
-    for count in counts:
-        took = {name: step_s(parts, work.compute_s, count, wire) for name, parts in sent.items()}
+    for count, took in steps_s(work, sent, wire, counts).items():
         best = min((name for name in took if name not in _SELDOM), key=lambda name: took[name])
         epoch = ""
         if work.samples is not None:
@@ -120,52 +128,30 @@ def goodput(every_s: float, save_s: float, restart_s: float, mtbf_s: float) -> f
     return every_s / wall_s
 
 
+class Saves(NamedTuple):
+    """How often a job of `replicas` hosts saves best, and the share of its time that counts then."""
+
+    replicas: int
+    every_s: float
+    goodput: float
+
+
+def saves(work: Work, mtbf_s: float, restart_s: float, counts: Iterable[int]) -> Iterator[Saves]:
+    """mtbf_s: of one replica's host."""
+    save_s = work.state_bytes / _SAVE_BYTES_S
+    for count in counts:
+        every_s = save_every_s(save_s, mtbf_s / count)
+        yield Saves(count, every_s, goodput(every_s, save_s, restart_s, mtbf_s / count))
+
+
 def failures(work: Work, mtbf_s: float, restart_s: float, counts: Sequence[int]) -> Iterator[str]:
     """Lines: how often to save, and what of the time counts. mtbf_s: of one replica's host."""
     save_s = work.state_bytes / _SAVE_BYTES_S
     yield f"a host fails once in {span(mtbf_s)}, a restart takes {span(restart_s)},"
     yield f"a save of {size(work.state_bytes)} {span(save_s)} (at 1 GB/s):"
     yield f"  {'replicas':>8}  {'save every':>16}  {'goodput':>7}"
-    for count in counts:
-        every_s = save_every_s(save_s, mtbf_s / count)
-        share = goodput(every_s, save_s, restart_s, mtbf_s / count)
+    for count, every_s, share in saves(work, mtbf_s, restart_s, counts):
         yield f"  {count:>8}  {span(every_s):>16}  {share:>7.2%}"
-
-
-# scripts/bench/comm.py: samples/s at 100 Mbit/s and 1 Gbit/s; 2 processes, batch 64 each, 5.8 M parameters.
-_MEASURED = {
-    "mean": (63, 468),
-    "zero1": (62, 370),
-    "bf16": (120, 508),
-    "int8": (209, 585),
-    "local_sgd": (433, 1279),
-}
-_ALONE_S = 0.0657  # a step that sends next to nothing: diloco's, at 1 Gbit/s
-
-
-def errors() -> list[float]:
-    """(predicted - measured) / measured time of a step, for each number of the benchmark on slow wires."""
-    import jax
-    import numpy as np
-
-    shapes = [jax.ShapeDtypeStruct((5_800_000,), np.float32)]
-    found = exchanges(shapes)
-    wires = (Wire(12.5e6, 1e-4), Wire(125e6, 1e-4))
-    return [
-        step_s(found[name], _ALONE_S, 2, wire) / (2 * 64 / rate) - 1
-        for name, rates in _MEASURED.items()
-        for wire, rate in zip(wires, rates, strict=True)
-    ]
-
-
-def error_line() -> str:
-    """How far the model was from what was measured."""
-    off = errors()
-    usual, worst = statistics.median(map(abs, off)), max(off, key=abs)
-    return (
-        f"this model is off by {usual:.0%} in the median, {worst:+.0%} at worst, where it was measured "
-        "(scripts/bench/comm.py: 2 processes, 100 Mbit/s and 1 Gbit/s; computing time from its diloco row)."
-    )
 
 
 def rate(text: str) -> float:

@@ -239,13 +239,15 @@ def test_the_command_prints_the_plan_and_writes_nothing(tmp_path):
 
 def test_the_plan_is_one_object_for_a_script(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert (
-        cli.main(
-            ["plan", "--json", "--data.name", "digits", "--model.name", "mlp", "--optimizer.name", "sgd"]
-        )
-        == 0
-    )
+    words = ["--data.name", "digits", "--model.name", "mlp", "--optimizer.name", "sgd"]
+    words += ["--bandwidth", "1Gbit", "--latency", "1s", "--mtbf", "10h", "--replicas", "1:4"]
+    assert cli.main(["plan", "--json", *words]) == 0
     told = json.loads(capsys.readouterr().out)
+    # An all-reduce by 4 waits 2 x 2 latencies; its bytes are the 0.08 MB below, some ms.
+    step_s = {count: took["mean"] - told["compute_s"] for count, took in told["step_s"].items()}
+    assert step_s == pytest.approx({"1": 0, "2": 2, "4": 4}, abs=0.01)
+    assert [row["replicas"] for row in told["failures"]] == [1, 2, 4]
+    assert all(run["measured_s"] > 0 for run in told["model_error"]["runs"])
     assert told["comm"] == "mean"
     assert told["sent_bytes_per_replica"] == sum(
         2 * one["payload_bytes"] * 7 // 8 for one in told["collectives"] if one["kind"] == "all-reduce"
