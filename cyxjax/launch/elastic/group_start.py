@@ -1,17 +1,29 @@
 """One start of a group of hosts: who is in it, and what they tell of its end."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from cyxjax.launch.elastic.server import Agent
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.failure.report import first_of
 from cyxjax.launch.rendezvous import protocol
 
 FOLLOW_S = 2.0  # after a host failed: time for the ranks of the others to notice, and to say what they saw
 _TOLD = ("rank", "type", "secondary", "exit_code", "host", "start", "step", "source", "at_s")
+
+
+class Member(Protocol):
+    """A host of the job, as the first one knows it. `is_first`: the one of rank 0."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def nproc(self) -> int: ...
+    @property
+    def is_first(self) -> bool: ...
+    def send(self, message: protocol.Message) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -28,19 +40,32 @@ class GroupStart:
     """One start of the group: who is in it, how it ended for them, and who came or went meanwhile.
 
     changed: the first thing that will give the group another size, in words. follow_by: when hosts that
-    did not notice a failure elsewhere are told of it; None before a failure.
+    did not notice a failure elsewhere are told of it; None before a failure. ordered: all were told to end.
     """
 
     number: int
-    members: list[Agent]
-    ended: dict[Agent, Ended] = field(default_factory=dict)
+    members: list[Member]
+    ended: dict[Member, Ended] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     changed: str = ""
     follow_by: float | None = None
+    ordered: bool = False
+    now: Callable[[], float] = lambda: time.monotonic()
+
+    def __post_init__(self) -> None:
+        self._running = dict.fromkeys(self.members)  # a look-up for each of thousands of hosts
 
     @property
-    def running(self) -> list[Agent]:
-        return [agent for agent in self.members if agent not in self.ended]
+    def running(self) -> list[Member]:
+        return list(self._running)
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self._running)
+
+    def has(self, agent: Member) -> bool:
+        """Whether it takes part, or did until it told of its end."""
+        return agent in self._running or agent in self.ended
 
     @property
     def step(self) -> int:
@@ -53,15 +78,25 @@ class GroupStart:
         records = [ended.first for ended in self.ended.values() if ended.first is not None]
         return first_of(records) if records else None
 
-    def note_end(self, agent: Agent, message: protocol.Message) -> None:
+    def note_end(self, agent: Member, message: protocol.Message) -> None:
         """Files what `agent` tells of the end (see end_message). Raises: ValueError where that is no end."""
         how, step, first = message.get("how"), message.get("step", -1), message.get("first")
         record = None if first is None else _record(first)
         if how not in ("ok", "preempted", "left", "failed") or type(step) is not int:
             raise ValueError(f"no end of a start: {how!r} at {step!r}")
         self.ended[agent] = Ended(how, step, record)
+        self._running.pop(agent, None)
         if record is not None and self.follow_by is None:
-            self.follow_by = time.monotonic() + FOLLOW_S
+            self.follow_by = self.now() + FOLLOW_S
+
+    def note_loss(self, agent: Member) -> bool:
+        """Leaves out a host that has gone; False where it took no part any more."""
+        if agent not in self._running:
+            return False
+        del self._running[agent]
+        self.members.remove(agent)
+        self.lost.append(agent.host)
+        return True
 
 
 def end_message(number: int, how: str, step: int, records: Sequence[ErrorRecord]) -> protocol.Message:

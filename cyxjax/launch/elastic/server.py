@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from cyxjax.launch.elastic.rounds import Said
 from cyxjax.launch.ranks_here import HostShare
 from cyxjax.launch.rendezvous import ports, protocol
 from cyxjax.launch.rendezvous.door import Door, Guest
@@ -34,9 +35,6 @@ class Agent:
         with suppress(OSError):  # the other side was first
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
-
-
-Said = tuple[Agent, protocol.Message | None]  # what an agent says; {"came": True} first, None at its end
 
 
 class HostServer:

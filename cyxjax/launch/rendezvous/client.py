@@ -141,10 +141,18 @@ def join(topology: Topology, facts: Mapping[str, str] | None = None, log: Log = 
     hello = _hello(topology, {**versions(), **(facts or {})})
     _refuse_loopback_name(topology)
     deadline = _Deadline.after(topology.timeout_ms / 1000 + PATIENCE_S)
+    silent = told = False
     while not deadline.passed:
         connection = _dial(topology, deadline, log)
         try:
             membership = _enter(connection, hello, topology, deadline)
+            silent = False
+        except _Silent:  # thousands come at once, or what listens there is none of ours
+            connection.close()
+            if not told:
+                log(f"rank {topology.rank}: no greeting from {topology.address} yet; trying on")
+            silent = told = True
+            continue
         except TimeoutError:
             connection.close()
             break
@@ -155,6 +163,8 @@ def join(topology: Topology, facts: Mapping[str, str] | None = None, log: Log = 
             return membership
         connection.close()
         time.sleep(RETRY_S)
+    if silent:
+        raise _stranger(topology)
     raise GroupError(
         f"Timeout waiting for peers: {topology.address} took the connection but did not admit "
         f"rank {topology.rank} within {topology.timeout_ms / 1000:g} s. "
@@ -229,16 +239,22 @@ def _unreachable(topology: Topology, error: OSError) -> CyxjaxError:
     )
 
 
+class _Silent(Exception):
+    """Who took our connection has not greeted us."""
+
+
 def _enter(
     connection: socket.socket, hello: Hello, topology: Topology, deadline: _Deadline
 ) -> Membership | None:
-    """The membership once the group has formed; None when we are to knock again. Raises: GroupError."""
+    """The membership once the group has formed; None to knock again. Raises: GroupError, _Silent."""
     channel = protocol.Channel(connection)
     ports.keep_alive(connection)
     message: protocol.Message = {**vars(hello), "facts": dict(hello.facts)}
     try:
         met = channel.introduce(message, topology.token, min(deadline.left_s, PATIENCE_S))
-    except (TimeoutError, protocol.BadMessage) as error:
+    except TimeoutError as error:
+        raise _Silent from error
+    except protocol.BadMessage as error:
         raise _stranger(topology) from error
     except OSError:  # it closed while we spoke
         return None

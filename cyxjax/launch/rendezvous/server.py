@@ -47,7 +47,8 @@ class RendezvousServer:
         self._open, self._log = open_coordinator, log
         self._door = Door(listener, job.token, self._welcome, log)
         self._reactor = Reactor("cyxjax-meeting", self._keep_time, self._end, log)
-        self._peers: list[_Peer] = []
+        self._peers: dict[_Peer, None] = {}  # a look-up for each of thousands of ranks
+        self._told_lost = False
         self._first_at: float | None = None
         self._ticked_at = time.monotonic()
         self._next_line = LINE_EVERY_S
@@ -117,8 +118,9 @@ class RendezvousServer:
         """
         if hello.generation > self.job.generation:
             return True
-        connected = {peer.hello.rank for peer in self._peers}
-        return self.formed and hello.rank in self.roster.present and hello.rank not in connected
+        if not self.formed or hello.rank not in self.roster.present:
+            return False
+        return all(peer.hello.rank != hello.rank for peer in self._peers)
 
     def _abort_if_sizes_differ(self) -> bool:
         """Ends a formation that cannot succeed; whoever comes after the odd one is told as well."""
@@ -132,7 +134,7 @@ class RendezvousServer:
     def _admit(self, peer: _Peer) -> None:
         connection = peer.guest.socket
         ports.keep_alive(connection)
-        self._peers.append(peer)
+        self._peers[peer] = None
         self._reactor.add(connection, partial(self._read, peer), partial(self._drop, peer))
         self._first_at = self._first_at or time.monotonic()
         self.roster.add(peer.hello)
@@ -205,6 +207,10 @@ class RendezvousServer:
             peer.guest.send(message)  # one that does not read is noticed by its end
 
     def _tell_lost(self, hello: Hello, why: str) -> None:
+        """The first loss ends the group: those that follow from it, which are many, need not be told."""
+        if self._told_lost:
+            return
+        self._told_lost = True
         for peer in self._peers:
             if peer.hello.rank != hello.rank:
                 peer.guest.send({"lost": hello.rank, "host": hello.host, "why": why})
@@ -213,7 +219,7 @@ class RendezvousServer:
         """Tells everyone who is here why the group cannot form, and starts afresh for whoever comes next."""
         self._log(why)
         self._tell_all({"abort": why})
-        peers, self._peers = self._peers, []
+        peers, self._peers = self._peers, {}
         for peer in peers:
             self._door.drop(peer.guest)
         self.roster, self._first_at, self._next_line = Roster(self.job), None, LINE_EVERY_S
@@ -223,7 +229,7 @@ class RendezvousServer:
         self._door.drop(peer.guest)
         if peer not in self._peers:
             return
-        self._peers.remove(peer)
+        del self._peers[peer]
         if self._reactor.closing:
             return
         if self.formed and not peer.left:

@@ -10,7 +10,7 @@ import pytest
 
 from cyxjax.errors import GroupError
 from cyxjax.launch import connect
-from cyxjax.launch.rendezvous import client, ports, protocol
+from cyxjax.launch.rendezvous import client, door, ports, protocol
 from cyxjax.launch.rendezvous.client import Membership
 from cyxjax.launch.rendezvous.roster import Job
 from cyxjax.launch.rendezvous.server import RendezvousServer
@@ -73,6 +73,12 @@ def test_a_group_forms_and_learns_the_coordinator(place):
     members = place(3).join_all([{"rank": rank} for rank in range(3)])
     assert [member.coordinator for member in members] == [{"address": "x:1"}] * 3
     assert {member.own_address for member in members} == {"127.0.0.1"}
+
+
+def test_more_ranks_than_strangers_are_borne_all_meet_at_once(place):
+    ranks = door.MAX_STRANGERS + 40
+    members = place(ranks, timeout_s=60.0).join_all([{"rank": n, "timeout_ms": 60_000} for n in range(ranks)])
+    assert [type(member) for member in members] == [Membership] * ranks
 
 
 def test_a_late_rank_is_waited_for(place):
@@ -247,6 +253,49 @@ def test_another_program_on_the_port_is_named():
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(GroupError, match="answers, but not as a cyxjax job"):
             client.join(Topology(1, 2, master_port=port, timeout_ms=2000))
+
+
+def test_a_meeting_place_that_greets_late_is_no_stranger(place, monkeypatch):
+    """Where thousands come at once the kernel takes connections that nobody looks at for a while."""
+    meeting = place(1)
+    monkeypatch.setattr(client, "PATIENCE_S", 0.2)
+    real, knocks = client._dial, []
+
+    def dial(topology, deadline, log):
+        knocks.append(topology.master_port)
+        if len(knocks) > 1:
+            return real(topology, deadline, log)
+        return socket.create_connection(deaf.getsockname())
+
+    with ports.listen("127.0.0.1", 0) as deaf:
+        monkeypatch.setattr(client, "_dial", dial)
+        assert meeting.join(0).coordinator == {"address": "x:1"}
+    assert len(knocks) == 2
+    assert meeting.log == [f"rank 0: no greeting from 127.0.0.1:{meeting.port} yet; trying on"]
+
+
+def test_a_program_that_never_says_a_word_is_named_in_the_end(monkeypatch):
+    monkeypatch.setattr(client, "PATIENCE_S", 0.1)
+    with ports.listen("127.0.0.1", 0) as deaf:
+        topology = Topology(1, 2, master_port=deaf.getsockname()[1], timeout_ms=300)
+        with pytest.raises(GroupError, match="answers, but not as a cyxjax job.*holds the port"):
+            client.join(topology, log=lambda line: None)
+
+
+def test_only_the_first_loss_is_told(place):
+    """Those that die of it are as many as there are ranks: each told to all would be a million lines."""
+    meeting = place(3)
+    members = meeting.join_all([{"rank": rank} for rank in range(3)])
+    for gone in (0, 1):
+        members[gone]._socket.shutdown(socket.SHUT_RDWR)
+    while len(meeting.meeting._peers) > 1:
+        time.sleep(0.01)
+    members[2]._socket.shutdown(socket.SHUT_WR)
+    meeting.meeting.wait_until_empty(10)
+    told = b""
+    while data := members[2]._socket.recv(4096):
+        told += data
+    assert told.count(b'"lost"') == 1
 
 
 def ports_free() -> int:

@@ -87,25 +87,6 @@ def test_saves_are_as_often_as_daly_says_and_no_other_interval_is_better():
     assert scaling.goodput(1e6, 1, 1, 1) == 0
 
 
-def test_a_simulated_job_that_fails_at_random_has_the_goodput_of_the_formula():
-    rng = np.random.default_rng(0)
-    save_s, restart_s, mtbf_s, every_s, wanted = 20.0, 30.0, 1000.0, 180.0, 4000
-    clock = kept = 0.0
-    fails = rng.exponential(mtbf_s)
-    while kept < wanted:
-        stop = clock + every_s + save_s
-        if stop <= fails:
-            clock, kept = stop, kept + 1
-            continue
-        clock = fails + restart_s
-        while (fails := fails + rng.exponential(mtbf_s)) < clock:  # one while it restarts: again
-            clock = fails + restart_s
-    # 4000 intervals, 900 failures: the share is known to 3 %.
-    assert kept * every_s / clock == pytest.approx(
-        scaling.goodput(every_s, save_s, restart_s, mtbf_s), rel=0.03
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [("100Gbit", 12.5e9), ("12.5GB", 12.5e9), ("100mbit", 12.5e6), ("8bit", 1.0), ("3kB", 3000.0)],
