@@ -58,8 +58,8 @@ class RunState(NamedTuple):
 class Hook:
     """Does nothing at each moment of a run; a hook overrides what it needs. `True` from one asks to stop."""
 
-    def on_start(self, moment: RunState) -> None:
-        """Before the first step."""
+    def on_start(self, moment: RunState) -> bool | None:
+        """Before the first step: a run that was over when it was saved asks to stop."""
 
     def ask(self) -> tuple[float, bool]:
         """(stop, save): what this rank asks of all, sent along with the next step. 0.0: not to stop."""
@@ -151,9 +151,7 @@ def fit(
     """Trains from `start` until `epochs` or `max_steps` are done or a hook stops it; the moment it ended."""
     hooks = list(hooks)
     looks = looks if feed.val is not None else Looks(0, 0)
-    for hook in hooks:
-        hook.on_start(start)
-    moment, stop = start, False
+    moment, stop = start, _any(hook.on_start(start) for hook in hooks)
     while moment.position.epoch < epochs and not stop:
         moment, last, stop = _epoch(program, feed, moment, hooks, in_flight, looks, max_steps)
         # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.

@@ -67,14 +67,16 @@ def run_from(
 
     still_ours: whether the run folder is this job's; see FolderGuard.
     """
-    built, settings, mesh = prepared.built, prepared.settings, session.mesh
+    built, settings, devices = prepared.built, prepared.settings, num_replicas(session.mesh)
     assert prepared.feed is not None
+    shares = settings.step.batch.num_shares
     console.batch_plan(
         batch_size=built.batch_size,
-        num_replicas=num_replicas(mesh),
+        num_replicas=shares,
         accumulation=settings.step.batch.accumulation,
         world_size=session.group.topology.world_size,
         backend=session.group.backend,
+        **({} if shares == devices else {"devices": devices}),  # of an exact run, whose replicas are virtual
     )
     watchable = watchable_in(session.recipe.metrics, prepared.feed, settings.course)
     keeping = resume.checkpointer_for(settings.saving, session.group, watchable.of(settings.watch).mode)
@@ -93,6 +95,8 @@ def run_from(
         finally:
             prepared.feed.close()
             console.end()
+        if end.position == start.position and session.history.stopped_by == "early_stopping":
+            console.note("Early stopping had ended this run. HINT: raise its patience to train on.")
         session.unsaved = _unsaved(checkpointer, end.position.step)
     session.history.skipped_steps = int(local_value(built.sync.skipped(end.state.sync)))
     return end

@@ -62,8 +62,14 @@ def alike(one: Problem, *, devices=(1, 2), **options) -> DistributedTrainer:
     return last
 
 
-def test_a_step_that_is_left_out_is_left_out_alike():
-    assert alike(poisoned(), on_nonfinite="skip", epochs=2).history.skipped_steps == 2  # once an epoch
+def test_a_step_that_is_left_out_is_left_out_alike(capsys):
+    left_out = alike(poisoned(), on_nonfinite="skip", epochs=2, verbose=True)
+    assert left_out.history.skipped_steps == 2  # once an epoch
+    plans = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Batch plan")]
+    for devices, plan in enumerate(plans, start=1):  # virtual replicas make the batch
+        assert "4 samples x 8 replicas x 1 accumulation = 32 per step" in plan
+        assert plan.endswith(f"; devices {devices}")
+    assert len(plans) == 2
 
 
 def test_a_rollback_goes_back_and_on_alike(tmp_path):

@@ -75,11 +75,16 @@ class EarlyStopping(Callback):
         for value in self._plateau.seen(run):
             self._plateau.improves(value)
 
+    def on_start(self, moment: RunState) -> bool:
+        return self._stops()  # a run that had ended so, started again
+
     def on_epoch(self, info: EpochInfo) -> bool:
         value = self._plateau.monitor.of(info)
-        if value is None:
-            return False
-        self._plateau.improves(value)
+        if value is not None:
+            self._plateau.improves(value)
+        return self._stops()
+
+    def _stops(self) -> bool:
         if self._plateau.spent():
             self._history.stopped_by = "early_stopping"
         return self._plateau.spent()

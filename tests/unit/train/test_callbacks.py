@@ -100,6 +100,8 @@ def test_training_stops_early_and_a_resumed_run_has_waited_already(tmp_path):
     assert len(stopping(3).train_losses) == 3  # the first is the best, two were waited for
     history = stopping(9, resume="must")
     assert (len(history.train_losses), history.stopped_by) == (4, "early_stopping")
+    again = stopping(9, resume="must")  # the same command: what it waited for has not come since
+    assert (again.train_losses, again.stopped_by) == (history.train_losses, "early_stopping")
     wrong = (VAL[0], (VAL[1] + 1) % 3)  # gets worse from the second epoch on
     by_config = trainer().fit(X, Y, *wrong, config(epochs=9, early_stopping_patience=2))
     assert (len(by_config.train_losses), by_config.stopped_by) == (3, "early_stopping")
