@@ -10,6 +10,7 @@ import numpy as np
 from cyxjax.data import bundled, files, images, text
 from cyxjax.data.sources import as_dataset
 from cyxjax.data.splits import DatasetInfo, Splits, Task, split_rows
+from cyxjax.data.targets.forms import class_names_of, with_classes
 from cyxjax.errors import ConfigError, DataError, nearest
 from cyxjax.plugins import named
 
@@ -67,6 +68,8 @@ def as_splits(name: str, found: Any) -> Splits:
             "targets): train, validation, test. HINT: return (train, val, test)."
         )
     train, val, test = map(as_dataset, found)
+    names = class_names_of(train)
+    val, test = with_classes(val, names), with_classes(test, names)
     inputs, targets = train.take(np.zeros(1, np.int64))
     every = getattr(train, "targets", None)
     if not isinstance(every, np.ndarray) or not isinstance(inputs, np.ndarray):
@@ -77,7 +80,8 @@ def as_splits(name: str, found: Any) -> Splits:
     whole = every.dtype.kind in "biu"
     width = int(every.max()) + 1 if whole else int(np.prod(targets.shape[1:], dtype=int))
     task: Task = "classification" if whole else "regression"
-    return Splits(train, val, test, DatasetInfo(name, task, width, inputs.shape[1:]))
+    width = max(width, len(names))
+    return Splits(train, val, test, DatasetInfo(name, task, width, inputs.shape[1:], class_names=names))
 
 
 def _root(name: str, loader: Loader, root: str | Path | None) -> tuple[Path, ...]:

@@ -2,7 +2,7 @@
 read item by item each as it is read. One that names none would train to wrong numbers without an error.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ class WatchedDataset:
         self.num_classes: int | None = None
         self.what = ""
         self.ignore_index: int | None = None
+        self.form: Callable[[Any], Any] = lambda targets: targets  # how what is read becomes labels
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -27,6 +28,7 @@ class WatchedDataset:
     def take(self, indices: np.ndarray) -> tuple[Any, Any]:
         """As of the dataset. Raises: DataError for a label that names no output."""
         inputs, targets = self.dataset.take(indices)
+        targets = self.form(targets)
         if self.num_classes is not None:
             _refuse(np.asarray(targets), self.num_classes, self.what, self.ignore_index, indices)
         return inputs, targets
@@ -43,6 +45,7 @@ class WatchedLoader:
         self.num_classes: int | None = None
         self.what = ""
         self.ignore_index: int | None = None
+        self.form: Callable[[Any], Any] = lambda targets: targets  # how what is read becomes labels
 
     def __getattr__(self, name: str) -> Any:
         if name in ("loader", "take"):  # tf.data has a `take` which is no Dataset's
@@ -52,6 +55,7 @@ class WatchedLoader:
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         """(inputs, targets) of each batch. Raises: DataError for a label that names no output."""
         for number, (inputs, targets) in enumerate(as_batches(self.loader)):
+            targets = self.form(targets)
             if self.num_classes is not None:
                 said = f"{self.what}: batch {number}"
                 _refuse(np.asarray(targets), self.num_classes, said, self.ignore_index)

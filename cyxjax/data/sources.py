@@ -13,6 +13,7 @@ import numpy as np
 
 from cyxjax.data.columns import Columns, leaves, map_leaves, split
 from cyxjax.data.items import ItemDataset
+from cyxjax.data.targets.classes import named_labels
 from cyxjax.errors import DataError
 
 
@@ -33,6 +34,7 @@ class ArrayDataset:
 
     inputs: Any
     targets: Any
+    class_names: tuple[str, ...] = ()  # of labels that were words or categories, in their order
 
     def __post_init__(self) -> None:
         lengths = {name: _length(name, leaf) for name, leaf in self._leaves()}
@@ -111,14 +113,27 @@ def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
     elif isinstance(getattr(data, "tensors", None), tuple):  # torch's TensorDataset
         data = data.tensors
     elif hasattr(data, "columns") and hasattr(data, "to_numpy"):  # a pandas or polars frame
-        data = {str(name): data[name].to_numpy() for name in data.columns}
+        data = {str(name): _of_frame(data[name]) for name in data.columns}
     if isinstance(data, tuple | Mapping):
-        return ArrayDataset(*_arrays(split(data, columns)))
+        return _of_arrays(*split(data, columns))
     if hasattr(data, "column_names") and hasattr(data, "with_format"):
         return TableDataset(data.with_format("numpy"), columns)
     if isinstance(data, Dataset):
         return data
     return ItemDataset(data, num_workers, columns) if hasattr(data, "__getitem__") else _refuse(data)
+
+
+def _of_frame(column: Any) -> Any:
+    """A column of a frame as an array; categories of pandas as they are."""
+    return column if hasattr(column, "cat") and hasattr(column, "array") else column.to_numpy()
+
+
+def _of_arrays(inputs: Any, targets: Any) -> ArrayDataset:
+    """Arrays; words and categories among targets are labels, whose names are kept."""
+    found = None if targets is inputs else named_labels(targets)
+    if found is None:
+        return ArrayDataset(*_arrays((inputs, targets)))
+    return ArrayDataset(map_leaves(_as_array, inputs), *found)
 
 
 def _refuse(data: Any) -> Dataset:
@@ -177,9 +192,26 @@ def _as_array(leaf: Any) -> Any:
         raise DataError(
             "a masked array, whose mask would be lost. HINT: fill it (x.filled(0)); a mask goes into weights."
         )
-    if array.dtype.kind in "OUSMm":
+    if array.dtype.kind == "O":
+        array = _plain(array)
+    if array.dtype.kind in "OUSMmV":
         raise DataError(f"values of dtype {array.dtype}; expected numbers. HINT: encode them as integers.")
     return array
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """Numbers, or rows of them of one length, that were kept as objects; else `array`."""
+    try:
+        plain = np.array(array.tolist())
+    except (ValueError, TypeError):
+        lengths = sorted({np.shape(row) for row in array.flat}, key=str)
+        if len(lengths) > 1:
+            raise DataError(
+                f"rows of unequal shape: {lengths[0]} and {lengths[-1]}. HINT: pad samples to one shape, "
+                "or cx.data.pack them."
+            ) from None
+        return array
+    return plain if plain.dtype.kind in "biufc" else array
 
 
 def _rows(leaf: np.ndarray, indices: np.ndarray) -> np.ndarray:

@@ -10,8 +10,10 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.core.model.lora import merged
 from cyxjax.core.step import TrainState
+from cyxjax.data.targets.classes import Names
+from cyxjax.data.targets.forms import class_names_of
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.errors import CheckpointError, ConfigError, GroupError, NotSavedError
+from cyxjax.errors import CheckpointError, ConfigError, DataError, GroupError, NotSavedError
 from cyxjax.launch.backend import programs
 from cyxjax.launch.heartbeat import beat
 from cyxjax.observe.console import Console
@@ -47,6 +49,7 @@ class Session:
         self.resumed = False  # the last start went on from a checkpoint
         self._content: dict[str, Any] = {}  # what the data of the present fit hold
         self._told: list[str] = []  # of the values that training begins with
+        self.class_names: Names = ()  # of labels that were words, in the order of the model's outputs
         self._origin: dict[str, Any] = {}  # what the checkpoint that was restored said of itself
 
     @property
@@ -112,7 +115,10 @@ class Session:
             schedule=schedule,
             remat=self.remat,
             last=self._prepared,
+            class_names=self.class_names,
         )
+        assert prepared.data is not None
+        self.class_names = class_names_of(prepared.data.train) or self.class_names
         check_threads(prepared.settings.exactness, self.group.threads)
         self._exact = exact.fingerprint(prepared, self.group.threads)
         self._begin(prepared)
@@ -222,6 +228,7 @@ class Session:
         sums = changed.sums_of(meta, moment.sums, metrics.names, metrics.num_training_rows)
         self._run_state = moment._replace(sums=sums)
         self._stored_exact = meta.get("exact", {})
+        self._take_classes(tuple(meta.get("classes", ())))
         self._origin = meta
         self.ledger.restore(meta, moment.position)
         history.world_size, history.num_replicas = self.group.topology.world_size, num_replicas(self.mesh)
@@ -229,6 +236,14 @@ class Session:
         history.stopped_by = ""
         self.history = history
         return True
+
+    def _take_classes(self, stored: Names) -> None:
+        if stored and self.class_names and stored != self.class_names:
+            raise DataError(
+                f"the checkpoint counts the classes {', '.join(stored)}; these data "
+                f"{', '.join(self.class_names)}. HINT: train on all classes, or begin anew (resume: never)."
+            )
+        self.class_names = stored or self.class_names
 
     def save_at(self, path: str, run_state: RunState) -> None:
         """`run_state` as the only step of the folder `path`. Raises: CheckpointError if it cannot."""
@@ -239,4 +254,5 @@ class Session:
         told = changed.told(self.prepared.settings.told, self.recipe.optimizer)
         said = resume.to_meta(run_state, self.history, told, self.prepared.inputs)
         said |= same_run.to_meta(self._content) | {"metrics": list(self.recipe.metrics.names)}
+        said |= {"classes": list(self.class_names)} if self.class_names else {}
         return said | self.ledger.meta(run_state) | ({"exact": self._exact} if self._exact else {})

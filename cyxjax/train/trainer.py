@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optax
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
@@ -15,7 +16,9 @@ from cyxjax.core.metrics import Metrics, metrics_of
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.step import TrainState, place_state
+from cyxjax.data.labels import watched
 from cyxjax.data.ledger import StreamFacts
+from cyxjax.data.targets.forms import with_classes
 from cyxjax.distributed import process_group
 from cyxjax.distributed.ddp_values import hand_back, needs_inputs
 from cyxjax.errors import CheckpointError
@@ -36,7 +39,7 @@ from cyxjax.train.start import same_run, whole_batch
 from cyxjax.train.start.build import Recipe
 from cyxjax.train.start.dispatch import dispatch_for
 from cyxjax.train.start.movers import movers_of
-from cyxjax.train.start.prepare import Prepared
+from cyxjax.train.start.prepare import Prepared, shape_of_output
 
 PyTree = Any
 
@@ -138,11 +141,14 @@ class DistributedTrainer:
 
         Every rank passes the same samples, or a loader of its share. Raises: DesyncError where they differ.
         """
-        dataset = fit_data.for_evaluation(X if y is None else (X, y))
+        given = X if y is None else (X, np.asarray(y) if isinstance(y, list) else y)
+        dataset = with_classes(fit_data.for_evaluation(given), self.class_names)
         same_run.refuse_other_samples(self._group, "evaluate", dataset)
         looked = check_data.first_step(FitData(dataset, None, not fit_data.is_loader(dataset)))
         self._session.ensure(check_data.one_input(looked))
         built = self._session.built
+        looked = looked._replace(train=watched(looked.train))
+        looked = check_data.in_form(looked, self.recipe.loss, lambda: shape_of_output(self._session.prepared))
         dataset = check_data.labelled(
             looked, self._session.output_shapes, num_replicas(self._mesh), self.recipe.metrics
         )
@@ -235,6 +241,11 @@ class DistributedTrainer:
     def recipe(self) -> Recipe:
         """What is trained: the model's functions, loss, optimizer and metrics."""
         return self._session.recipe
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes in the order of the outputs, where labels were words or categories; else ()."""
+        return self._session.class_names
 
     @property
     def loss(self) -> PerExample:

@@ -13,6 +13,7 @@ from cyxjax.core.objective.metric_probe import refuse_unless_of_samples
 from cyxjax.core.objective.own_loss import refuse_a_tree
 from cyxjax.data.labels import check_labels, watched
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
+from cyxjax.data.targets.forms import form_of, refuse_words, with_form
 from cyxjax.errors import DataError
 from cyxjax.train.feeding.fit_data import FitData, is_loader
 
@@ -56,6 +57,20 @@ def labelled(data: FitData, run: Callable[[PyTree], PyTree], replicas: int, metr
     found = watched(data.train)
     check_labels(found, *metrics.labels(run(inputs), targets), "data", metrics.ignore_index)
     return found
+
+
+def in_form(data: FitData, loss: Any, output: Callable[[], PyTree]) -> FitData:
+    """`data` with the labels that `loss` takes, where its targets are yes and no or one-hot rows.
+
+    output: the shape of what the model gives for a sample. Raises: DataError for rows that are neither.
+    """
+    refuse_words(data.train, loss)
+    form = form_of(loss, telling_samples(data)[1], output)
+    if form is None:
+        return data
+    first = tuple((inputs, form(targets)) for inputs, targets in data.first)
+    val = None if data.val is None else with_form(data.val, form)
+    return data._replace(train=with_form(data.train, form), val=val, first=first)
 
 
 def telling_samples(data: FitData) -> tuple[PyTree, PyTree]:

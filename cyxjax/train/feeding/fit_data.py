@@ -12,6 +12,8 @@ from cyxjax.data.loader import DataLoader, tell_epoch
 from cyxjax.data.order import Order
 from cyxjax.data.sources import Dataset, as_dataset
 from cyxjax.data.streams.once import Once
+from cyxjax.data.targets.classes import Names
+from cyxjax.data.targets.forms import class_names_of, with_classes
 from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
@@ -135,6 +137,7 @@ def parse(
     config = config or DistributedTrainingConfig()
     while given and given[-1] is None:
         given.pop()
+    given = _listed(given)
     if len(given) == 4:
         return FitData(as_dataset(tuple(given[:2])), as_dataset(tuple(given[2:])), True), config
     if len(given) == 2 and _is_pair(*given):
@@ -154,6 +157,15 @@ def parse(
         f"fit got {len(given)} pieces of data; expected (X, y), (X, y, X_val, y_val), "
         "(dataset[, val_dataset]) or (loader[, val_loader]). HINT: fit(X_train, y_train, config)."
     )
+
+
+def in_classes(data: FitData, names: Names) -> FitData:
+    """`data` whose words count as in `names`, or where there are none, as in its training data.
+
+    Raises: DataError for a label that is none of them.
+    """
+    names = names or class_names_of(data.train)
+    return data._replace(train=with_classes(data.train, names), val=with_classes(data.val, names))
 
 
 def check_epochs(config: DistributedTrainingConfig, data: FitData) -> None:
@@ -218,6 +230,18 @@ def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:
     order = Order(len(dataset), config.seed, epoch=2**31)[:]  # an order no training epoch has
     train, val = Subset(dataset, np.sort(order[count:])), Subset(dataset, np.sort(order[:count]))
     return FitData(watched(train), watched(val), True)
+
+
+def _listed(given: list[Any]) -> list[Any]:
+    """Targets that are a plain list beside an array of inputs, as an array."""
+    if len(given) not in (2, 4):
+        return given
+    pairs = [given[i : i + 2] for i in range(0, len(given), 2)]
+    return [
+        np.asarray(one) if isinstance(one, list) and one and _is_arrays(inputs) else one
+        for inputs, targets in pairs
+        for one in (inputs, targets)
+    ]
 
 
 def _is_pair(first: Any, second: Any) -> bool:

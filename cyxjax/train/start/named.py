@@ -20,7 +20,7 @@ from cyxjax.core.losses import (
 )
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.objective.foreign_metrics import is_statistic
-from cyxjax.core.objective.measures import top_k
+from cyxjax.core.objective.measures import per_class, top_k
 from cyxjax.core.objective.scores import AUC, F1, R2, BitsPerCharacter, ConfusionMatrix, Perplexity
 from cyxjax.data.catalog import Splits, load_dataset
 from cyxjax.data.splits import DatasetInfo
@@ -48,6 +48,7 @@ METRICS: dict[str, Callable] = {
     "bits_per_character": BitsPerCharacter,
     "confusion_matrix": ConfusionMatrix,
     "f1": F1,
+    "per_class": per_class,
     "perplexity": Perplexity,
     "r2": R2,
     "top_k": top_k,
@@ -108,6 +109,10 @@ def metrics_of(config: TrainConfig, info: DatasetInfo) -> Metrics:
         short = made_of.rpartition(":")[2].rpartition(".")[2]
         if short in made:
             raise ConfigError(f"two metrics are named {short!r}. HINT: rename one.", key=key)
+        if made_of == "per_class":
+            named_so = info.class_names or tuple(map(str, range(info.num_classes)))
+            made |= _made("metric", made_of, METRICS, {"names": named_so} | options, key)
+            continue
         if made_of in METRICS:
             wide = {"num_classes": info.num_classes} if _wants_classes(METRICS[made_of]) else {}
             made[short] = _made("metric", made_of, METRICS, wide | options, key)

@@ -48,9 +48,11 @@ def for_fit(
     schedule: Any,
     remat: str,
     last: Prepared | None,
+    class_names: tuple[str, ...] = (),
 ) -> Prepared:
     """What `fit(*data, config)` needs; the compiled functions of `last` serve again if plans agree.
 
+    class_names: of what was trained before; labels that are words count in them.
     Here the configuration ends: what comes after takes its parts.
     Raises: ConfigError and DataError for data and configuration that do not go together.
     """
@@ -59,10 +61,12 @@ def for_fit(
     fit_data.check_epochs(config, found)
     found = check_data.first_step(found, config.gradient_accumulation_steps)
     num_samples = len(found.train) if found.indexed else None
+    found = fit_data.in_classes(found, class_names)
     settings = resolve(config, num_replicas(mesh), num_samples, schedule=schedule, remat=remat)
     check_whole_batch(recipe.loss, settings, found)
-    feed = build_feed(found, settings.step, settings.reading, mesh, tape)
     one = for_inputs(recipe, mesh, settings, check_data.one_input(found), last)
+    found = check_data.in_form(found, recipe.loss, lambda: shape_of_output(one))
+    feed = build_feed(found, settings.step, settings.reading, mesh, tape)
     return one._replace(feed=feed, data=found)
 
 
@@ -73,6 +77,13 @@ def for_inputs(
     if last is not None and last.settings.step == settings.step:
         return Prepared(settings, last.built, inputs)
     return Prepared(settings, build(recipe, settings.step, mesh, inputs=inputs), inputs)
+
+
+def shape_of_output(prepared: Prepared) -> PyTree:
+    """Of the model, for one sample: nothing is computed."""
+    built, key = prepared.built, jax.random.key(0)
+    first = jax.eval_shape(built.fns.init, key, prepared.inputs)
+    return jax.eval_shape(lambda p, s, x: built.fns.apply(p, s, x, key, False)[0], *first, prepared.inputs)
 
 
 def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh) -> None:

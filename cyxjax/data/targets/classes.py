@@ -1,0 +1,68 @@
+"""Labels that are words or categories: which class has which number."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cyxjax.errors import DataError, nearest
+
+Names = tuple[str, ...]
+_SHOWN = 8
+
+
+def named_labels(values: Any) -> tuple[np.ndarray, Names] | None:
+    """(int32 labels, names of the classes) of words or categories; None for anything else.
+
+    Classes are numbered in the order of their names; categories (pandas) in their own.
+    Raises: DataError naming a sample without a label.
+    """
+    categories = getattr(values, "cat", values)  # of a pandas series
+    if hasattr(categories, "codes") and hasattr(categories, "categories"):
+        codes = np.asarray(categories.codes, np.int32)
+        _refuse_missing(codes < 0)
+        return codes, tuple(map(str, categories.categories))
+    if hasattr(values, "detach") or not (hasattr(values, "dtype") or isinstance(values, list)):
+        return None  # tensors hold numbers
+    try:
+        array = np.asarray(values)
+    except ValueError:  # ragged: said where arrays are made
+        return None
+    words = _words(array)
+    if words is None:
+        return None
+    names, numbers = np.unique(words, return_inverse=True)
+    return numbers.reshape(words.shape).astype(np.int32), tuple(names.tolist())
+
+
+def _words(array: np.ndarray) -> np.ndarray | None:
+    if array.dtype.kind == "S":
+        return np.char.decode(array, "utf-8")
+    if array.dtype.kind in "UT":
+        return np.array(array.tolist())
+    if array.dtype.kind != "O" or not any(isinstance(one, str) for one in array.flat):
+        return None
+    odd = np.array([not isinstance(one, str) for one in array.flat]).reshape(array.shape)
+    _refuse_missing(odd)
+    return array.astype(str)
+
+
+def _refuse_missing(missing: np.ndarray) -> None:
+    if missing.any():
+        raise DataError(
+            f"{int(missing.sum())} of {len(missing)} samples have no label, the first is "
+            f"{int(np.argwhere(missing)[0][0])}. HINT: leave them out: keep = y.notna(), X[keep], y[keep]."
+        )
+
+
+def renumbered(labels: np.ndarray, found: Sequence[str], names: Sequence[str]) -> np.ndarray:
+    """`labels` that count in `found` as they count in `names`. Raises: DataError for a class of no name."""
+    strange = [name for name in found if name not in names]
+    if strange:
+        shown = ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
+        raise DataError(
+            f"label {strange[0]!r} is none of the {len(names)} classes trained on ({shown}). "
+            f"HINT: {nearest(strange[0], names)}"
+        )
+    table = np.array([names.index(name) for name in found], np.int32)
+    return table[labels]
