@@ -9,15 +9,17 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cyxjax.checkpoint import tree
+from cyxjax.checkpoint import restoring, tree
 from cyxjax.checkpoint.arrays import DamagedStep
 from cyxjax.checkpoint.failures import describe_failure
-from cyxjax.checkpoint.folders import list_corrupt, list_steps, step_folder
-from cyxjax.checkpoint.manifest import frozen_json
-from cyxjax.checkpoint.store import Best, Restored, Snapshot, StepStore
+from cyxjax.checkpoint.folders import list_steps, step_folder
+from cyxjax.checkpoint.manifest import Manifest, frozen_json
+from cyxjax.checkpoint.restoring import Restored, Target
+from cyxjax.checkpoint.store import Best, Snapshot, StepStore
 from cyxjax.checkpoint.together import ALONE, Crew, is_spread
 from cyxjax.checkpoint.tree import Adapt, Put, PyTree, as_read
 from cyxjax.errors import CheckpointError, CyxjaxError, GroupError
@@ -37,8 +39,8 @@ class Checkpointer:
             leaves spread over several processes; else they change nothing on disk.
         async_save: write in a background thread, from a copy on the host of all that this process writes.
             False: `save` returns when the step is on disk; a leaf at a time leaves the devices.
-        crew: the processes of the job. Its exchange is called from the background thread, and must not be
-            one that other calls of a process share.
+        crew: the processes of the job, which write a spread state together and restore one step. Its
+            exchange is called from the background thread: no other calls of a process may share it.
         warn: takes one line of text; the default logs it.
         max_failures: so many failed saves in a row are an error; fewer are warnings and training goes on.
     Raises: CheckpointError if the folder cannot be written or holds a symlink.
@@ -121,19 +123,17 @@ class Checkpointer:
             nothing is renamed), or if the state is another one (its leaves are named).
         """
         self.wait()
+        wanted = Target(target, adapt, part, put)
         if step is not None:
-            return self._load_exactly(step, target, adapt, part, put)
-        damaged: dict[int, DamagedStep] = {}
-        for candidate in reversed(list_steps(self.directory)):
-            try:
-                restored = self._store.load(candidate, target, adapt, part, put)
-            except DamagedStep as error:
-                damaged[candidate] = error
-                continue
-            self._set_aside(damaged)
-            return restored
-        self._refuse_silent_start(damaged)
-        return None
+            return self._load_exactly(step, wanted)
+        restored, damaged = restoring.newest(self.directory, self._crew, partial(self._load, wanted))
+        self._set_aside(damaged)
+        return restored
+
+    def newest_manifest(self) -> Manifest | None:
+        """Of the newest step that verifies, None without one; all processes call it. Raises: as restore."""
+        verified = partial(restoring.verified, self.directory, crew=self._crew)
+        return restoring.newest(self.directory, self._crew, verified)[0]
 
     def steps(self) -> list[int]:
         """Steps with a readable manifest, oldest first. Their files are not read: see verify."""
@@ -256,9 +256,15 @@ class Checkpointer:
         except (OSError, CheckpointError) as error:
             self._warn(f"Old checkpoints in {self.directory} stay: {error}. HINT: check its permissions.")
 
-    def _load_exactly(self, step: int, target: PyTree, adapt: Adapt | None, part: bool, put: Put) -> Restored:
+    def _load(self, target: Target, step: int) -> Restored:
+        self._store.judge(step, is_good=False)
+        restored = restoring.load(self.directory, step, self._crew, target)
+        self._store.judge(step, is_good=True)
+        return restored
+
+    def _load_exactly(self, step: int, target: Target) -> Restored:
         try:
-            return self._store.load(step, target, adapt, part, put)
+            return self._load(target, step)
         except DamagedStep as error:
             raise CheckpointError(
                 f"Step {step} in {self.directory} cannot be restored: {error}. "
@@ -274,15 +280,6 @@ class Checkpointer:
                 else ""
             )
             self._warn(f"{what}{kept} The next older step is used.")
-
-    def _refuse_silent_start(self, damaged: dict[int, DamagedStep]) -> None:
-        lines = [f"step {step}: {error}" for step, error in damaged.items()]
-        lines += [f"{name}: set aside earlier" for name in list_corrupt(self.directory)]
-        if lines:
-            raise CheckpointError(
-                f"No checkpoint in {self.directory} is good:\n  " + "\n  ".join(lines) + "\n"
-                "HINT: to start from scratch name another folder; nothing was deleted."
-            )
 
     def _raise_if_alone(self) -> None:
         if self._alone is not None:

@@ -9,16 +9,22 @@ from cyxjax.checkpoint.manifest import MANIFEST, FileEntry, read_manifest
 from cyxjax.errors import CheckpointError
 
 
-def find_problems(folder: Path, step: int) -> list[str]:
-    """Everything wrong with the step in `folder`; [] if exactly its files are there, each with its digest."""
+def find_problems(folder: Path, step: int, share: tuple[int, int] = (0, 1)) -> list[str]:
+    """Everything wrong with the step in `folder`; [] if exactly its files are there, each with its digest.
+
+    share: (i, n): of the files' contents those of every n-th are read, from the i-th on.
+    """
     try:
         manifest = read_manifest(folder)
         found = {path: folder / path for path in list_files(folder) if path != MANIFEST}
         problems = [] if manifest.step == step else [f"its manifest is of step {manifest.step}"]
         listed = {entry.path for entry in manifest.files}
         problems += [f"{path!r} is not in the manifest" for path in sorted(set(found) - listed)]
+        mine, of = share
         return problems + [
-            p for entry in manifest.files if (p := _file_problem(entry, found.get(entry.path)))
+            problem
+            for i, entry in enumerate(manifest.files)
+            if (problem := _file_problem(entry, found.get(entry.path), is_read=i % of == mine))
         ]
     except (CheckpointError, OSError) as error:
         return [str(error).partition(" HINT:")[0]]
@@ -58,12 +64,14 @@ def _walk(folder: Path) -> Iterator[Path]:
                     )
 
 
-def _file_problem(entry: FileEntry, path: Path | None) -> str:
+def _file_problem(entry: FileEntry, path: Path | None, *, is_read: bool) -> str:
     if path is None:
         return f"{entry.path} is missing"
     num_bytes = path.stat().st_size
     if num_bytes != entry.num_bytes:
         return f"{entry.path} has {num_bytes} bytes, not {entry.num_bytes}"
+    if not is_read:
+        return ""
     return (
         "" if _sha256(path) == entry.sha256 else f"{entry.path} has another sha256: its content was altered"
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
-from cyxjax.checkpoint.store import Restored
+from cyxjax.checkpoint.restoring import Restored
 from cyxjax.checkpoint.tree import Adapt, Put, PyTree, as_read
 
 
@@ -33,6 +33,9 @@ class NullCheckpointer:
         """None: there is never a step."""
         del target, step, adapt, part, put
         return None
+
+    def newest_manifest(self) -> None:
+        """None: there is never a step."""
 
     def steps(self) -> list[int]:
         return []

@@ -6,13 +6,12 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from cyxjax.checkpoint import folders, tree
+from cyxjax.checkpoint import folders
 from cyxjax.checkpoint.arrays import DamagedStep, StoredArrays, read_arrays, write_arrays
 from cyxjax.checkpoint.digests import describe_files, find_problems
 from cyxjax.checkpoint.folders import ARRAYS, list_steps, step_folder
@@ -26,9 +25,7 @@ from cyxjax.checkpoint.manifest import (
     installed_versions,
     read_manifest,
 )
-from cyxjax.checkpoint.pieces import Share
 from cyxjax.checkpoint.together import Crew, write_together
-from cyxjax.checkpoint.tree import Adapt, Put, PyTree, as_read
 from cyxjax.errors import CheckpointError
 from cyxjax.files import PRIVATE, write_whole
 
@@ -69,14 +66,6 @@ class Snapshot(NamedTuple):
     @property
     def num_bytes(self) -> int:
         return sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in self.arrays.values())
-
-
-class Restored(NamedTuple):
-    """A restored step: `state` has the target's tree with numpy leaves; `meta` as it was given to save."""
-
-    step: int
-    state: PyTree
-    meta: dict[str, Any]
 
 
 def _commit(
@@ -142,29 +131,16 @@ class StepStore:
     def verify(self, step: int) -> list[str]:
         """What is wrong with `step`, [] if nothing: every file is read and its digest compared."""
         problems = find_problems(step_folder(self.directory, step), step)
-        if problems:
-            self._verified.discard(step)
-        else:
-            self._verified.add(step)
+        self.judge(step, is_good=not problems)
         return problems
+
+    def judge(self, step: int, *, is_good: bool) -> None:
+        """Takes the word of others that `step` verifies, or that it does not."""
+        (self._verified.add if is_good else self._verified.discard)(step)
 
     def is_good(self, step: int) -> bool:
         """Whether `step` verifies, now or when this object last read or wrote it."""
         return step in self._verified or not self.verify(step)
-
-    def load(
-        self, step: int, target: PyTree, adapt: Adapt | None, part: bool, put: Put = as_read
-    ) -> Restored:
-        """`step` in `target`'s tree, its leaves read one after the other by `put`.
-
-        Raises: DamagedStep if it does not verify; CheckpointError if it is of another state.
-        """
-        manifest = self.manifest(step)
-        unlike = tree.differences({leaf.name: leaf for leaf in manifest.leaves}, target, part=part)
-        if adapt is None:
-            tree.refuse(unlike)
-        stored = self.open(step, manifest)
-        return Restored(step, _fill(target, stored, adapt, unlike, put), manifest.meta)
 
     def manifest(self, step: int) -> Manifest:
         """The manifest of `step`, whose files have all been compared with it. Raises: DamagedStep."""
@@ -212,47 +188,3 @@ class StepStore:
         """The new path of `step`, which no reader takes for a step any more."""
         self._verified.discard(step)
         return folders.set_aside(self.directory, step, why)
-
-
-def _fill(
-    target: PyTree, stored: StoredArrays, adapt: Adapt | None, unlike: Mapping[str, str], put: Put
-) -> PyTree:
-    """`target`'s tree with leaves from `stored`, one in memory at a time; those in `unlike` through `adapt`.
-
-    Raises: CheckpointError that lists every leaf `adapt` does not settle, before another is read.
-    """
-    import jax
-
-    wanted = tree.named_leaves(target)
-    refused = {name: why for name, why in unlike.items() if name not in wanted}  # no adapting these
-    adapted: dict[str, np.ndarray] = {}
-    for name in (name for name in wanted if name in unlike):
-        array = _adapted(name, stored, wanted[name], adapt)
-        if array is None:
-            refused[name] = unlike[name]
-        else:
-            adapted[name] = array
-    tree.refuse(refused)
-    filled = []
-    for name, want in wanted.items():
-        read = partial(adapted.pop, name) if name in adapted else partial(_own, name, stored, want)
-        filled.append(put(want, read))
-    return jax.tree.unflatten(jax.tree.structure(target), filled)
-
-
-def _own(name: str, stored: StoredArrays, want: Any) -> np.ndarray:
-    """What this process wants of a leaf: all, or flat the elements of its share."""
-    return stored.part(name, want.start, want.stop) if isinstance(want, Share) else stored.whole(name)
-
-
-def _adapted(name: str, stored: StoredArrays, want: Any, adapt: Adapt | None) -> np.ndarray | None:
-    if adapt is None or name not in stored:
-        return None
-    array = adapt(name, stored.whole(name), want)
-    shape = (want.stop - want.start,) if isinstance(want, Share) else tuple(want.shape)
-    if array is not None and (array.shape, array.dtype) != (shape, np.dtype(want.dtype)):
-        raise CheckpointError(
-            f"{name}: adapt gave {array.dtype}{list(array.shape)} for {want.dtype}{list(shape)}. "
-            "HINT: adapt returns the wanted shape and dtype, or None."
-        )
-    return array

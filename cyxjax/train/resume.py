@@ -4,7 +4,7 @@ A restore, from the top, each in one function (tests/unit/train/test_hops.py fol
     train/session.py             Session.restore     the run, its history and its place in the data
     train/resume.py              load                the state as it is stored, and as it is trained
     checkpoint/checkpointer.py   restore             the newest good step; damaged ones are set aside
-    checkpoint/store.py          StepStore.load      one step: verified, compared with what is wanted, read
+    checkpoint/restoring.py      load                one step: verified, compared with what is wanted, read
     checkpoint/digests.py        find_problems       its files
     checkpoint/manifest.py       read_manifest       what it says of itself
 """
@@ -23,11 +23,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
-from cyxjax.checkpoint.folders import step_folder
-from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.checkpoint.off import Checkpoints, NullCheckpointer
 from cyxjax.checkpoint.store import Best
-from cyxjax.checkpoint.together import Crew
+from cyxjax.checkpoint.together import ALONE, Crew, is_spread
 from cyxjax.checkpoint.tree import Put
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core import portable
@@ -42,7 +40,7 @@ from cyxjax.train.loop import Position, RunState
 from cyxjax.train.settings import SavePolicy
 
 PyTree = Any
-_SAVE_TIMEOUT_S = 3600.0  # of one process waiting for the files of another
+_PATIENCE_S = 3600.0  # of one process waiting while another writes or reads its files
 _opened = itertools.count()  # equal on all ranks, for all open together
 _LOG = logging.getLogger(__name__)
 
@@ -97,12 +95,13 @@ def place_of(meta: dict[str, Any]) -> Position:
 
 def latest_meta(checkpointer: Checkpointer) -> dict[str, Any]:
     """What the newest good step says of itself. Raises: CheckpointError if there is none."""
-    step = checkpointer.latest_step()
-    if step is None:
+    manifest = checkpointer.newest_manifest()
+    if manifest is None:
         raise CheckpointError(
-            f"{checkpointer.directory} holds no good checkpoint. HINT: look with `cyxjax checkpoint verify`."
+            f"{checkpointer.directory} holds no checkpoint. HINT: check the path; a run keeps its own in "
+            "checkpoints/."
         )
-    return read_manifest(step_folder(checkpointer.directory, step)).meta
+    return manifest.meta
 
 
 def stored_config(meta: dict[str, Any]) -> DistributedTrainingConfig:
@@ -136,9 +135,14 @@ def _with_tuples(tree: PyTree) -> PyTree:
     return tuple(parts[place] for place in places) if set(places) == set(parts) else parts
 
 
-def restorer_for(saving: SavePolicy, group: ProcessGroup) -> Checkpointer:
-    """The checkpoints a run goes on from; one that keeps none changes nothing there."""
-    return Checkpointer(saving.folder, is_writer=group.topology.is_master and saving.saves)
+def restorer_for(folder: str | Path, group: ProcessGroup, *, saves: bool = False) -> Checkpointer | None:
+    """The checkpoints all ranks go on from, None where none of them sees the folder; all ranks call it.
+
+    saves: whether the run keeps checkpoints there; else nothing in it is changed.
+    """
+    if not any(agree(group, "looking for a folder of checkpoints", note=Path(folder).is_dir())):
+        return None
+    return Checkpointer(folder, is_writer=group.topology.is_master and saves, crew=_crew(group, "talk"))
 
 
 def checkpointer_for(saving: SavePolicy, group: ProcessGroup, best: Best = "min") -> Checkpoints:
@@ -148,31 +152,41 @@ def checkpointer_for(saving: SavePolicy, group: ProcessGroup, best: Best = "min"
     """
     if not saving.saves:
         return NullCheckpointer()
-    kept = {"keep_last": saving.keep_last, "keep_best": saving.keep_best, "best": best}
+    kept: dict[str, Any] = {"keep_last": saving.keep_last, "keep_best": saving.keep_best, "best": best}
     kept["async_save"] = saving.in_background
     return open_checkpoints(saving.folder, group, **kept)
 
 
-def open_checkpoints(folder: str | Path, group: ProcessGroup, **options: Any) -> Checkpointer:
-    """The checkpoints in `folder`; every rank opens them, one writes but for the others' shares."""
-    channel = f"save/{next(_opened)}"  # of these alone: they write while the loop and its hooks talk
+def open_checkpoints(
+    folder: str | Path, group: ProcessGroup, *, together: bool = True, **options: Any
+) -> Checkpointer:
+    """The checkpoints in `folder`; every rank opens them, one writes but for the others' shares.
 
-    def exchange(what: str, note: Any) -> list[Any]:
-        return agree(group, what, note=note, timeout_s=_SAVE_TIMEOUT_S, channel=channel)
-
-    crew = Crew(group.topology.rank, exchange)
+    together: False where the first rank may be the only one that opens them, to save what it holds whole.
+    """
+    # A channel of these alone: they write while the loop and its hooks talk.
+    crew = _crew(group, f"save/{next(_opened)}") if together else ALONE
     return Checkpointer(folder, is_writer=group.topology.is_master, crew=crew, **options)
+
+
+def _crew(group: ProcessGroup, channel: str) -> Crew:
+    def exchange(what: str, note: Any) -> list[Any]:
+        return agree(group, what, note=note, timeout_s=_PATIENCE_S, channel=channel)
+
+    return Crew(group.topology.rank, exchange)
 
 
 def save_at(
     path: str | Path, group: ProcessGroup, moment: RunState, sync: Sync, meta: dict[str, Any]
 ) -> None:
     """Puts `moment` on disk as the only step of the folder `path`. Raises: CheckpointError if it cannot."""
-    with open_checkpoints(path, group, keep_last=1, async_save=False, max_failures=1) as checkpointer:
+    stored = portable.to_portable(moment.state, sync, group.mesh)
+    together = is_spread(dict(named_leaves(stored)))
+    options: dict[str, Any] = {"keep_last": 1, "async_save": False, "max_failures": 1}
+    with open_checkpoints(path, group, together=together, **options) as checkpointer:
         # An older run's later steps are not the newest now.
         if gone := checkpointer.rewind(moment.position.step, "earlier"):
             _LOG.warning("%s held later steps (%s); they are kept as step_*.earlier-*.", path, gone)
-        stored = portable.to_portable(moment.state, sync, group.mesh)
         checkpointer.save(moment.position.step, stored, meta)
 
 

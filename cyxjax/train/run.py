@@ -162,7 +162,7 @@ def _saved(run: Run, like: RunState, good_step: int) -> RunState | None:
     """
     run.checkpointer.wait()
     resume.meet("rollback")
-    if not any(step <= good_step for step in run.checkpointer.steps()):
+    if not resume.on_any_rank(any(step <= good_step for step in run.checkpointer.steps())):
         return None
     run.checkpointer.rewind(good_step)
     resume.meet("rewound")

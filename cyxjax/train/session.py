@@ -190,10 +190,11 @@ class Session:
 
     def _resume(self, saving: SavePolicy, console: Console) -> None:
         """Takes the newest checkpoint of the run's folder, where there is one and `saving` wants it."""
-        folder = saving.folder
-        wanted = saving.resume != "never" and folder.is_dir()
+        folder, checkpointer = saving.folder, None
         beat(-1, "checkpoint")
-        if wanted and self.restore(resume.restorer_for(saving, self.group), in_place=True):
+        if saving.resume != "never":
+            checkpointer = resume.restorer_for(folder, self.group, saves=saving.saves)
+        if checkpointer and self.restore(checkpointer, in_place=True):
             self.resumed = True
             place = self.run_state.position
             console.note(

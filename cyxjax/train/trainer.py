@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optax
 
-from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import PerExample, as_per_example
 from cyxjax.core.mesh import num_replicas
@@ -185,11 +183,12 @@ class DistributedTrainer:
         Raises: CheckpointError if there is none, or it is of another model.
         """
         resume.meet("load_checkpoint")  # a peer may still be writing what is read here
-        if not Path(path).is_dir():
+        checkpointer = resume.restorer_for(path, self._group)
+        if checkpointer is None:
             raise CheckpointError(
                 f"there is no checkpoint at {path!r}. HINT: name the folder save_checkpoint or a run made."
             )
-        if not self._session.load(Checkpointer(path, is_writer=False), step):
+        if not self._session.load(checkpointer, step):
             raise CheckpointError(
                 f"{path!r} holds no checkpoint. HINT: check the path; a run keeps its own in checkpoints/."
             )

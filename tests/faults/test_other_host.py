@@ -120,3 +120,40 @@ def test_equal_ranks_train_also_where_a_processor_rounds_otherwise(tmp_path):
     for code, text in two_ranks(tmp_path, [["train.py", "noise"]] * 2):
         assert code == 0, text
         assert "trained" in text
+
+
+DISKS = """
+import os
+import numpy as np
+import cyxjax as cx
+from flax import linen
+X, Y = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32), np.arange(64) % 3
+rank = int(os.environ["RANK"])
+def fit(comm, **values):
+    trainer = cx.distributed.DistributedTrainer(linen.Dense(3), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1))
+    values = {"batch_size": 8, "verbose": False, "checkpoint_every_n_epochs": 0, "comm": comm} | values
+    trainer.fit(X, Y, config=cx.distributed.DistributedTrainingConfig(**values))
+    return trainer
+trainer = fit("mean", epochs=1)
+if rank == 0:
+    trainer.save_checkpoint("alone")
+trainer.load_checkpoint("alone")
+print("loaded", trainer.run_state.position.step, flush=True)
+fit("fsdp", epochs=1).save_checkpoint("together")
+print("saved", sorted(os.listdir("together/step_00000004/arrays")), flush=True)
+own_disk = {"checkpoint_dir": f"disk{rank}", "checkpoint_every_n_epochs": 1}
+fit("mean", epochs=1, **own_disk)
+fit("mean", epochs=2, resume="auto", **own_disk)
+print("went on", flush=True)
+"""
+
+
+def test_a_run_goes_on_from_no_step_that_one_host_alone_sees(tmp_path):
+    """Before, the other host began anew beside it; and after a save by one rank no save together ended."""
+    (tmp_path / "train.py").write_text(DISKS)
+    for rank, (code, text) in enumerate(two_ranks(tmp_path, [["train.py"]] * 2)):
+        assert code == 1, text
+        assert "loaded 4" in text
+        assert "saved ['process_00000.safetensors', 'process_00001.safetensors']" in text
+        assert f"Checkpoints in {tmp_path}/disk{rank}: for process 1 step 4 is not there. HINT: name" in text
+        assert "went on" not in text

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import re
+import shutil
 import threading
 from dataclasses import dataclass
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from cyxjax.checkpoint import checkpointer as checkpointer_module
-from cyxjax.checkpoint import together
+from cyxjax.checkpoint import digests, together
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.digests import find_problems
 from cyxjax.checkpoint.folders import step_folder
@@ -70,18 +72,13 @@ class Threads:
         return Crew(rank, exchange)
 
 
-def save(folder, world, step=3, add=0, **options):
-    """What each of `world` processes raised or warned of, while they saved."""
+def at_once(world, do):
+    """What `do(rank, crew)` gave or raised in each of `world` threads."""
     threads, ended = Threads(world), [None] * world
 
     def run(rank):
-        said = []
         try:
-            options_of = {"is_writer": rank == 0, "crew": threads.crew(rank), "warn": said.append} | options
-            with Checkpointer(folder, **options_of) as checkpointer:
-                checkpointer.save(step, state_of(rank, world, add), {"add": add})
-                checkpointer.finish(0.0)
-            ended[rank] = checkpointer.unsaved or said
+            ended[rank] = do(rank, threads.crew(rank))
         except BaseException as error:
             ended[rank] = error
 
@@ -91,6 +88,31 @@ def save(folder, world, step=3, add=0, **options):
     for thread in running:
         thread.join(30)
     return ended
+
+
+def restore(folders, step=None):
+    """(what each process found or raised, what it said), each of its own folder; the first is the writer."""
+    said = [[] for _ in folders]
+
+    def run(rank, crew):
+        mine = Checkpointer(folders[rank], is_writer=not rank, crew=crew, warn=said[rank].append)
+        return mine.restore(state_of(rank, len(folders)), step)
+
+    return at_once(len(folders), run), said
+
+
+def save(folder, world, step=3, add=0, **options):
+    """What each of `world` processes raised or warned of, while they saved."""
+
+    def run(rank, crew):
+        said = []
+        options_of = {"is_writer": rank == 0, "crew": crew, "warn": said.append} | options
+        with Checkpointer(folder, **options_of) as checkpointer:
+            checkpointer.save(step, state_of(rank, world, add), {"add": add})
+            checkpointer.finish(0.0)
+        return checkpointer.unsaved or said
+
+    return at_once(world, run)
 
 
 @pytest.mark.parametrize(("saved", "restored"), [(4, 2), (4, 3), (2, 4), (3, 1), (1, 2)])
@@ -247,3 +269,89 @@ def test_an_altered_share_is_damage_whoever_reads(tmp_path):
     found = Checkpointer(tmp_path, is_writer=False, warn=said.append).restore(state_of(0, 2))
     assert found.step == 1
     assert "process_00001.safetensors has another sha256" in said[0]
+
+
+def flip(folder, step, process):
+    path = step_folder(folder, step) / "arrays" / f"process_{process:05d}.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 6])
+def test_each_file_is_compared_with_its_digest_by_one_process_for_all(tmp_path, monkeypatch, world):
+    save(tmp_path, 4)
+    read, real = [], digests._sha256
+    monkeypatch.setattr(digests, "_sha256", lambda path, **options: read.append(path.name) or real(path))
+    found, said = restore([tmp_path] * world)
+    assert sorted(read) == [f"process_{i:05d}.safetensors" for i in range(4)]
+    assert [one.step for one in found] == [3] * world
+    assert said == [[]] * world
+
+
+@pytest.mark.parametrize("process", [0, 1, 2])
+def test_what_one_process_finds_damaged_no_process_goes_on_from(tmp_path, process):
+    save(tmp_path, 3, step=1)
+    save(tmp_path, 3, step=2, add=1)
+    flip(tmp_path, 2, process)
+    found, said = restore([tmp_path] * 2)  # the second compares the file of process 1 alone
+    assert [one.step for one in found] == [1, 1]
+    finder = process % 2
+    assert all(f"damaged: process {finder}: arrays/process_{process:05d}" in lines[0] for lines in said)
+    assert sorted(name[:18] for name in os.listdir(tmp_path)) == ["step_00000001", "step_00000002.corr"]
+
+
+def copied(folder, *names):
+    """A host's own disk for each name, with the same steps."""
+    for name in names:
+        shutil.copytree(folder, folder.with_name(name))
+    return [folder, *(folder.with_name(name) for name in names)]
+
+
+def test_damage_on_the_disk_of_one_host_is_found_though_another_compared_the_digests(tmp_path):
+    """The first process compares that file, on its own disk, where it is good."""
+    save(tmp_path / "a", 3, step=1)
+    save(tmp_path / "a", 3, step=2)
+    disks = copied(tmp_path / "a", "b")
+    flip(disks[1], 2, 2)
+    found, said = restore(disks)
+    assert [one.step for one in found] == [1, 1]
+    assert "process 1: " in said[0][0]
+    assert "came back altered" in said[0][0]
+    assert found[1].state["kernel"].tobytes() == state_of(1, 2)["kernel"].values().tobytes()
+
+
+def test_processes_that_do_not_see_one_step_go_on_from_none(tmp_path):
+    save(tmp_path / "a", 2, step=1)
+    (tmp_path / "none").mkdir()
+    save(tmp_path / "other", 2, step=1, add=1)
+    for disks, words in [
+        (["a", "none"], "for process 1 step 1 is not there"),
+        (["none", "a"], r"for process 0 no step is there \(process 1 sees some\)"),
+        (["a", "other"], "for process 1 step 1 is another one"),
+    ]:
+        found, _ = restore([tmp_path / name for name in disks])
+        for error in found:
+            assert isinstance(error, CheckpointError)
+            assert re.search(f"{words}.*HINT: name a folder that all hosts see", str(error))
+    found, _ = restore([tmp_path / "a", tmp_path / "none"], step=1)
+    assert all("step 1 is not there" in str(error) for error in found)
+    found, _ = restore([tmp_path / "a"] * 2, step=7)
+    assert all("MANIFEST.json: No such file" in str(error) for error in found)
+    assert os.listdir(tmp_path / "a") == ["step_00000001"]  # nobody sets it aside
+
+
+def test_where_one_process_cannot_read_the_others_hear_of_it(tmp_path):
+    save(tmp_path, 2)
+
+    def run(rank, crew):
+        def put(want, read):
+            if rank:
+                raise MemoryError("no room")
+            return read()
+
+        return Checkpointer(tmp_path, is_writer=not rank, crew=crew).restore(state_of(rank, 2), put=put)
+
+    mine, its = at_once(2, run)
+    assert "reading checkpoint step 3 failed, process 1: no room" in str(mine)
+    assert isinstance(its, MemoryError)

@@ -1,0 +1,205 @@
+"""A step as the state of all processes that go on from it: one verdict, of which each finds its share.
+
+The files of a step are compared with their digests once for all processes, not once for each; of what a
+process reads it compares every byte's crc32 besides. What one finds damaged is damaged for all, and no
+process goes on from a step that another does not see, or sees another under its number.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from cyxjax.checkpoint import tree
+from cyxjax.checkpoint.arrays import DamagedStep, StoredArrays
+from cyxjax.checkpoint.digests import find_problems
+from cyxjax.checkpoint.folders import ARRAYS, list_corrupt, list_steps, step_folder
+from cyxjax.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from cyxjax.checkpoint.pieces import Share
+from cyxjax.checkpoint.together import Crew
+from cyxjax.checkpoint.tree import Adapt, Put, PyTree
+from cyxjax.errors import CheckpointError
+
+T = TypeVar("T")
+_MAX_SHOWN = 5
+
+
+class Restored(NamedTuple):
+    """A restored step: `state` has the target's tree with numpy leaves; `meta` as it was given to save."""
+
+    step: int
+    state: PyTree
+    meta: dict[str, Any]
+
+
+class Target(NamedTuple):
+    """What is to be restored: see `Checkpointer.restore`."""
+
+    state: PyTree
+    adapt: Adapt | None
+    part: bool
+    put: Put
+
+
+def newest(directory: Path, crew: Crew, load: Callable[[int], T]) -> tuple[T | None, dict[int, DamagedStep]]:
+    """(what `load` gives of the newest step that it finds good, None without one; the damaged ones after it).
+
+    Raises: CheckpointError if every step is damaged (all are listed), or if some processes see none.
+    """
+    steps, aside = _seen(directory, crew)
+    damaged: dict[int, DamagedStep] = {}
+    for step in reversed(steps):
+        try:
+            return load(step), damaged
+        except DamagedStep as error:
+            damaged[step] = error
+    lines = [f"step {step}: {error}" for step, error in damaged.items()]
+    lines += [f"{name}: set aside earlier" for name in aside]
+    if lines:
+        raise CheckpointError(
+            f"No checkpoint in {directory} is good:\n  " + "\n  ".join(lines) + "\n"
+            "HINT: to start from scratch name another folder; nothing was deleted."
+        )
+    return None, damaged
+
+
+def load(directory: Path, step: int, crew: Crew, target: Target) -> Restored:
+    """`step` in the target's tree, its leaves read one after the other; all processes of `crew` call it.
+
+    Raises: DamagedStep on all if one finds it damaged; CheckpointError if it is of another state.
+    """
+    manifest = verified(directory, step, crew)
+    stored = {leaf.name: leaf for leaf in manifest.leaves}
+    unlike = tree.differences(stored, target.state, part=target.part)
+    if target.adapt is None:
+        tree.refuse(unlike)
+    folder = step_folder(directory, step) / ARRAYS
+
+    def read() -> PyTree:
+        arrays = StoredArrays(folder, manifest.leaves, manifest.format_version[0])
+        return _filled(target, arrays, unlike)
+
+    return Restored(step, _by_all(f"reading checkpoint step {step}", crew, read), manifest.meta)
+
+
+def verified(directory: Path, step: int, crew: Crew) -> Manifest:
+    """The manifest of `step`, whose files have all been compared with it; all processes of `crew` call it.
+
+    Raises: DamagedStep on all if one finds a problem; CheckpointError if they do not see one step.
+    """
+    folder = step_folder(directory, step)
+    seals = crew.exchange(f"looking at checkpoint step {step}", _seal(folder))
+    if None in seals and any(seals):
+        _refuse_elsewhere(directory, f"step {step} is not there", seals.index(None))
+    found = find_problems(folder, step, share=(crew.rank, len(seals)))
+    problems = crew.exchange(f"verifying checkpoint step {step}", found[:_MAX_SHOWN])
+    if lines := _said_by(problems):
+        raise DamagedStep("; ".join(lines[:_MAX_SHOWN]))
+    if other := [rank for rank, seal in enumerate(seals) if seal != seals[0]]:
+        _refuse_elsewhere(directory, f"step {step} is another one", other[0])
+    return read_manifest(folder)
+
+
+def _seen(directory: Path, crew: Crew) -> tuple[list[int], list[str]]:
+    """(steps, names of what was set aside) as the first process sees them, which alone changes them."""
+    notes = crew.exchange("looking for checkpoints", [list_steps(directory), list_corrupt(directory)])
+    steps, aside = notes[0]
+    if not steps and any(others for others, _ in notes):
+        with_some = next(rank for rank, (others, _) in enumerate(notes) if others)
+        _refuse_elsewhere(directory, f"no step is there (process {with_some} sees some)", 0)
+    return steps, aside
+
+
+def _refuse_elsewhere(directory: Path, what: str, rank: int) -> None:
+    raise CheckpointError(
+        f"Checkpoints in {directory}: for process {rank} {what}. HINT: name a folder that all hosts see, or "
+        "copy it to all of them."
+    )
+
+
+def _seal(folder: Path) -> str | None:
+    """Tells the manifest of a step from any other; None where there is no such step."""
+    if not folder.is_dir():
+        return None
+    try:
+        return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+    except OSError as error:  # a problem of the step
+        return f"not readable: {error.strerror}"
+
+
+def _said_by(problems: list[list[str]]) -> list[str]:
+    """Each problem once, with the process that alone found it."""
+    everywhere = [line for line in problems[0] if all(line in found for found in problems)]
+    alone = [
+        f"process {rank}: {line}"
+        for rank, found in enumerate(problems)
+        for line in found
+        if line not in everywhere
+    ]
+    return everywhere + alone
+
+
+def _by_all(what: str, crew: Crew, read: Callable[[], T]) -> T:
+    """What `read` gave. Raises: its error; DamagedStep or CheckpointError where another process failed."""
+    cause: Exception | None = None
+    value: Any = None
+    try:
+        value = read()
+    except Exception as error:  # the others wait for a word, whatever it is
+        cause = error
+    kind = "" if cause is None else "damaged" if isinstance(cause, DamagedStep) else "failed"
+    notes = crew.exchange(what, [kind, str(cause)[:300]])
+    damaged = [[text] if kind == "damaged" else [] for kind, text in notes]
+    if any(damaged):
+        raise DamagedStep("; ".join(_said_by(damaged)[:_MAX_SHOWN])) from cause
+    if cause is not None:
+        raise cause
+    failed = [f"process {rank}: {text}" for rank, (kind, text) in enumerate(notes) if kind]
+    if failed:
+        raise CheckpointError(f"{what} failed, {'; '.join(failed[:_MAX_SHOWN])}")
+    return value
+
+
+def _filled(target: Target, stored: StoredArrays, unlike: Mapping[str, str]) -> PyTree:
+    """The target's tree with leaves from `stored`, one in memory at a time; those in `unlike` by its `adapt`.
+
+    Raises: CheckpointError that lists every leaf `adapt` does not settle, before another is read.
+    """
+    import jax
+
+    wanted = tree.named_leaves(target.state)
+    refused = {name: why for name, why in unlike.items() if name not in wanted}  # no adapting these
+    adapted: dict[str, np.ndarray] = {}
+    for name in (name for name in wanted if name in unlike):
+        array = _adapted(name, stored, wanted[name], target.adapt)
+        if array is None:
+            refused[name] = unlike[name]
+        else:
+            adapted[name] = array
+    tree.refuse(refused)
+    filled = []
+    for name, want in wanted.items():
+        read = partial(adapted.pop, name) if name in adapted else partial(_own, name, stored, want)
+        filled.append(target.put(want, read))
+    return jax.tree.unflatten(jax.tree.structure(target.state), filled)
+
+
+def _own(name: str, stored: StoredArrays, want: Any) -> np.ndarray:
+    """What this process wants of a leaf: all, or flat the elements of its share."""
+    return stored.part(name, want.start, want.stop) if isinstance(want, Share) else stored.whole(name)
+
+
+def _adapted(name: str, stored: StoredArrays, want: Any, adapt: Adapt | None) -> np.ndarray | None:
+    if adapt is None or name not in stored:
+        return None
+    array = adapt(name, stored.whole(name), want)
+    shape = (want.stop - want.start,) if isinstance(want, Share) else tuple(want.shape)
+    if array is not None and (array.shape, array.dtype) != (shape, np.dtype(want.dtype)):
+        raise CheckpointError(
+            f"{name}: adapt gave {array.dtype}{list(array.shape)} for {want.dtype}{list(shape)}. "
+            "HINT: adapt returns the wanted shape and dtype, or None."
+        )
+    return array
