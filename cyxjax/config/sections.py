@@ -68,10 +68,10 @@ def _named(value: Any) -> Any:
 
 
 def _optimizer(name: str) -> str:
-    known = dict.fromkeys(OPTIMIZERS + OPTAX)
+    known = dict.fromkeys(OPTIMIZERS + OPTAX + TOLD_THE_LOSS)
     if name in WANT_THE_LOSS:
         raise ValueError(
-            f"it asks for the value of the loss, which a step does not give it; {WANT_THE_LOSS[name]}"
+            f"it asks for the value of the loss, and is no rule by itself; {WANT_THE_LOSS[name]}"
         )
     if not is_known("optimizer", name, known):
         raise ValueError(f"no optimizer of this name. {known_or('optimizer', name, known)}")
@@ -90,10 +90,10 @@ OPTAX = (  # further ones by optax's names; a test holds that they are all that 
     *("nadam", "nadamw", "noisy_sgd", "novograd", "optimistic_adam_v2"),
     *("optimistic_gradient_descent", "radam", "rprop", "sign_sgd", "signum", "sm3", "yogi"),
 )
-WANT_THE_LOSS = {  # optax's rules whose update takes the loss -> what to take
+TOLD_THE_LOSS = ("polyak_sgd",)  # they are given the mean of a step's global batch
+WANT_THE_LOSS = {  # optax's rules that search along the loss, or need a rule before them -> what to take
     "reduce_on_plateau": "take the callback ReduceLROnPlateau",
     "lbfgs": "take optax.lbfgs(lr, linesearch=None), which works as any rule, or adam",
-    "polyak_sgd": "take adam or another of the adaptive rules",
 }
 _SINKS = ("jsonl", "csv", "tensorboard", "wandb")
 Named = Annotated[dict[str, Any], BeforeValidator(_named)]

@@ -108,8 +108,8 @@ _ANY = (
 )
 _ALTERNATIVES = {  # part of optax's message -> what to take; a step's loss is known only after its exchange
     "linesearch": "a step has no loss to search along; optax.lbfgs(lr, linesearch=None) works as any rule.",
-    "reduce_on_plateau": "a step gives it no loss; callbacks=[cx.ReduceLROnPlateau()] waits for an epoch's.",
-    "scale_by_polyak": "a step gives it no loss; optax.adam or another adaptive rule needs none.",
+    "reduce_on_plateau": "one of several is told no loss; callbacks=[cx.ReduceLROnPlateau()] acts by epoch.",
+    "scale_by_polyak": "one of several is told no loss; optax.adam or another adaptive rule needs none.",
 }
 
 

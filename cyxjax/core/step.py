@@ -24,6 +24,7 @@ from cyxjax.core.mesh import (
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.model.remat import memory_options, with_whole
+from cyxjax.core.objective.step_value import step_value
 from cyxjax.core.objective.terms import flat_shares, shares_of
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
 from cyxjax.core.strategy import Stepped, Sync, norm_row
@@ -119,7 +120,8 @@ def next_state(
     before it comes the norm of the mean gradients (`norm_row`). A step that `sync` left out changes and
     measures nothing; its signals count.
     """
-    stepped = Stepped(*sync.update(grads, state.sync, state.params))
+    with step_value(sums[0]):
+        stepped = Stepped(*sync.update(grads, state.sync, state.params))
     params, strategy = stepped[:2]
     sums = jnp.concatenate([sums[:-1], norm_row(stepped, state.step)[None], sums[-1:]])
     kept = sync.skipped(strategy) == sync.skipped(state.sync)

@@ -30,7 +30,34 @@ def of_sequences(output, target):
     return ce(logits, target["tokens"][:, 1:]), steps.astype(jnp.float32)
 
 
+def proximal(output, target):
+    """ppo's clipped surrogate, value error and entropy bonus, a value a sample."""
+    log_p, value = output
+    mine = jnp.take_along_axis(log_p, target["action"][:, None], 1)[:, 0]
+    ratio = jnp.exp(mine - target["log_prob"])
+    clipped = jnp.clip(ratio, 0.8, 1.2) * target["advantage"]
+    entropy = -(jnp.exp(log_p) * log_p).sum(-1)
+    gap = jnp.square(target["return"] - value[:, 0])
+    return -jnp.minimum(ratio * target["advantage"], clipped) + 0.5 * gap - 0.01 * entropy
+
+
+PLACES = np.tile(np.arange(ex.LENGTH, dtype=np.int32), (SAMPLES, 1))
+CAUSAL = np.tril(np.ones((ex.LENGTH, ex.LENGTH), bool))[None] & (TOKENS > 1)[:, None]
+ROLLOUT = {
+    "action": LABELS,
+    "log_prob": np.full(SAMPLES, -1.0, np.float32),
+    "advantage": rng.normal(size=SAMPLES).astype(np.float32),
+    "return": rng.normal(size=SAMPLES).astype(np.float32),
+}
 EXAMPLES = {
+    "imagenet": (ex.ResNet, IMAGES, LABELS, cx.CrossEntropyLoss()),
+    "gemma": (
+        lambda: ex.Gemma(rngs=nnx.Rngs(0)),
+        {"last_tokens": TOKENS, "positions": PLACES, "attention_mask": CAUSAL, "cache": None},
+        np.where(TOKENS == 1, 0, TOKENS),
+        cx.Task.language(ignore_index=0, output=0),
+    ),
+    "ppo": (ex.ActorCritic, rng.integers(0, 256, (SAMPLES, 8, 8, 2), np.uint8), ROLLOUT, proximal),
     "mnist": (ex.Mnist, IMAGES, LABELS, cx.CrossEntropyLoss()),
     "seq2seq": (
         ex.Seq2seq,
@@ -59,11 +86,11 @@ EXAMPLES = {
 @pytest.fixture(autouse=True)
 def as_users_have_it():
     # Flax's own average pooling divides floats by integers.
-    with jax.numpy_dtype_promotion("standard"):
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
-SLOW = ("sst2 by name", "lm1b, packed", "seq2seq")
+SLOW = ("gemma", "ppo", "sst2 by name", "lm1b, packed", "seq2seq")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in EXAMPLES])
@@ -73,7 +100,8 @@ def test_two_devices_equal_one_with_the_whole_batch(name):
     for replicas in (1, 2):
         use_devices(replicas)
         train = trainer(make(), loss)
-        history = train.fit(x, y, config(epochs=1, batch_size=None, global_batch_size=8, shuffle=False))
+        plan = {"batch_size": None, "global_batch_size": 8, "sync_batchnorm": name == "imagenet"}
+        history = train.fit(x, y, config(epochs=1, shuffle=False, **plan))
         assert np.isfinite(history.train_losses[0])
         seen[replicas] = train.params, train.evaluate(x, y)[0]
     rtol = 1e-4  # rounding of sums in another order, through three steps

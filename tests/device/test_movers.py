@@ -232,3 +232,43 @@ def test_a_task_of_groups_that_means_nothing_is_refused_before_training():
     ddp = cx.distributed.DistributedDataParallel(Gan())
     with pytest.raises(DataError, match="a loop by hand.*HINT.*DistributedTrainer"):
         ddp.loss(gan(), ddp(DATA[0]), DATA[1])
+
+
+@pytest.mark.parametrize(
+    ("make", "comm"),
+    [
+        (lambda: optax.polyak_sgd(0.5), "mean"),
+        (
+            lambda: optax.chain(
+                optax.sgd(0.5), optax.contrib.reduce_on_plateau(0.5, patience=1, accumulation_size=1)
+            ),
+            "zero1",
+        ),
+    ],
+    ids=("polyak", "plateau"),
+)
+def test_a_rule_that_asks_for_the_loss_is_told_that_of_the_global_batch(make, comm):
+    use_devices(2)
+    x, y, model = X[:SAMPLES], Y[:SAMPLES], linen.Dense(CLASSES)
+    train = cx.distributed.DistributedTrainer(model, cx.CrossEntropyLoss(), make())
+    train.fit(x, y, config(epochs=2, batch_size=4, shuffle=False, comm=comm))
+    params = adapt(model).init(jax.random.key(42), x[:1])[0]
+    rule = make()
+    state = rule.init(params)
+
+    def loss(p, x, y):
+        return optax.softmax_cross_entropy_with_integer_labels(model.apply({"params": p}, x), y).mean()
+
+    run = jax.jit(jax.value_and_grad(loss))
+    for i in [0, 8, 16] * 2:
+        value, grads = run(params, x[i : i + 8], y[i : i + 8])
+        updates, state = rule.update(grads, state, params, value=value)
+        params = optax.apply_updates(params, updates)
+    assert_same(train.params, params, rtol=1e-4)
+
+
+def test_one_of_several_optimizers_is_told_no_loss():
+    use_devices(1)
+    task = gan(adam=optax.polyak_sgd())
+    with pytest.raises(ConfigError, match="one of several is told no loss.*adaptive"):
+        cx.distributed.DistributedTrainer(Gan(), task).fit(*DATA, config())

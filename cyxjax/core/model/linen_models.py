@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen
 from flax.errors import InvalidRngError
 
@@ -16,7 +15,7 @@ from cyxjax.core.model.batch_stats import as_axes, normalise, weighted_moments
 from cyxjax.core.model.calls import call_arguments
 from cyxjax.core.model.first_values import draw
 from cyxjax.core.model.model_fns import MODES, ModelFns, Sown, call_mode
-from cyxjax.errors import DataError
+from cyxjax.core.model.sown import sum_of_sown
 
 PyTree = Any
 # For the code that draws first values. An MLP's (CPU, jax 0.10.2) took 0.35 s to compile instead of 0.9 s,
@@ -29,7 +28,8 @@ def from_linen(module: linen.Module) -> ModelFns:
     """A module as functions; one that is bound to variables starts with those.
 
     What it sows into a collection named for losses (`self.sow("losses", "name", value_B)`) is added to the
-    loss of each sample in training; what it sows elsewhere is left alone, and no state of the model.
+    loss of each sample in training (`core/model/sown.py`); what it sows elsewhere is left alone, and no
+    state of the model.
     """
     bound = module.scope is not None
     module, held = module.unbind() if bound else (module, {})
@@ -50,19 +50,28 @@ def from_linen(module: linen.Module) -> ModelFns:
 
     def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
         variables = {"params": params, **model_state}
-        called, (args, named) = _called(module, inputs, key, train)
         if not train:
+            called, (args, named) = _called(module, inputs, key, train)
             run = lambda rngs: called.apply(variables, *args, rngs=rngs, **named)  # noqa: E731
             return _with_streams(run, key), model_state
         losses = [name for name in sorted(sown) if "loss" in name]
 
-        def run_training(rngs: dict[str, jax.Array]) -> Any:
-            with linen.intercept_methods(_batch_norm):
-                return called.apply(variables, *args, mutable=[*model_state, *losses], rngs=rngs, **named)
+        def run_training(inputs: PyTree, key: jax.Array) -> tuple[PyTree, PyTree]:
+            called, (args, named) = _called(module, inputs, key, True)
 
-        output, new_state = _with_streams(run_training, key)
-        own = [(name, leaf) for name in losses for leaf in jax.tree.leaves(new_state.get(name, ()))]
-        output = Sown(output, _sum_of_sown(own, inputs)) if own else output
+            def run(rngs: dict[str, jax.Array]) -> Any:
+                with linen.intercept_methods(_batch_norm):
+                    return called.apply(variables, *args, mutable=[*model_state, *losses], rngs=rngs, **named)
+
+            return _with_streams(run, key)
+
+        def sown_in(state: PyTree) -> list[tuple[str, jax.Array]]:
+            return [(name, leaf) for name in losses for leaf in jax.tree.leaves(state.get(name, ()))]
+
+        output, new_state = run_training(inputs, key)
+        if own := sown_in(new_state):
+            again = lambda inputs, key: [one for _, one in sown_in(run_training(inputs, key)[1])]  # noqa: E731
+            output = Sown(output, sum_of_sown(own, again, inputs, key))
         return output, {name: new_state[name] for name in model_state}
 
     # By the name of the field alone: flax keeps no word of what `nn.remat` wraps.
@@ -104,18 +113,6 @@ def _noting_sown(found: set[str]) -> Iterator[None]:
         yield
     finally:
         linen.Module.sow = sow  # type: ignore[method-assign]
-
-
-def _sum_of_sown(losses: list[tuple[str, jax.Array]], inputs: PyTree) -> jax.Array:
-    """float32 (B,): all losses a model sowed, a value a sample each. Raises: DataError for another shape."""
-    rows = jax.tree.leaves(inputs)[0].shape[0]
-    for name, leaf in losses:
-        if leaf.ndim == 0 or leaf.shape[0] != rows:
-            raise DataError(
-                f"the model sows a loss of shape {leaf.shape} into {name!r}, expected ({rows},): one value a "
-                "sample, so that padding weighs nothing. HINT: sow the value of each sample, not their mean."
-            )
-    return sum((leaf.astype(jnp.float32).reshape(rows, -1).mean(1) for _, leaf in losses), jnp.zeros(rows))
 
 
 def _with_streams(run: Callable[[dict[str, jax.Array]], Any], key: jax.Array) -> Any:

@@ -8,14 +8,18 @@ from flax import nnx
 
 from cyxjax.core.model.batch_stats import as_axes, normalise, weighted_moments
 from cyxjax.core.model.calls import call_arguments
-from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.model.model_fns import ModelFns, Sown
+from cyxjax.core.model.sown import sum_of_sown
 
 PyTree = Any
 _PARTS: Any = (nnx.Param, nnx.RngKey, nnx.RngCount, ...)
 
 
 def from_nnx(module: nnx.Module) -> ModelFns:
-    """nnx models are born with values: `init` returns those and ignores its key."""
+    """nnx models are born with values: `init` returns those and ignores its key.
+
+    What a call sows into a variable type named for losses is added to the loss (`core/model/sown.py`).
+    """
     model = nnx.clone(module)
     for _, part in nnx.iter_modules(model):
         if type(part) is nnx.BatchNorm:
@@ -31,11 +35,17 @@ def from_nnx(module: nnx.Module) -> ModelFns:
         return jax.tree.map(jnp.array, (nnx.to_pure_dict(params), nnx.to_pure_dict(rest)))
 
     def apply(p: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
-        states = [_filled(params, p), _rekeyed(keys, key), counts, _filled(rest, model_state)]
-        whole = nnx.merge(graphs[train], *states, copy=True)
-        args, named = call_arguments(whole.__call__, inputs, key, train, _as_rngs)
-        output = whole(*args, **named)
-        return output, _like(model_state, nnx.to_pure_dict(nnx.state(whole, _is_rest)))
+        def run(inputs: PyTree, key: jax.Array) -> tuple[PyTree, nnx.State]:
+            states = [_filled(params, p), _rekeyed(keys, key), counts, _filled(rest, model_state)]
+            whole = nnx.merge(graphs[train], *states, copy=True)
+            args, named = call_arguments(whole.__call__, inputs, key, train, _as_rngs)
+            return whole(*args, **named), nnx.state(whole, _is_rest)
+
+        output, after = run(inputs, key)
+        if train and (own := _sown_losses(after, rest)):
+            again = lambda inputs, key: [one for _, one in _sown_losses(run(inputs, key)[1], rest)]  # noqa: E731
+            output = Sown(output, sum_of_sown(own, again, inputs, key))
+        return output, _like(model_state, nnx.to_pure_dict(after))
 
     def _like(before: PyTree, after: PyTree) -> PyTree:
         """What was state before; a call may sow more."""
@@ -44,6 +54,15 @@ def from_nnx(module: nnx.Module) -> ModelFns:
         return {name: _like(before[name], after[name]) for name in before}
 
     return ModelFns(init, apply)
+
+
+def _sown_losses(after: nnx.State, rest: nnx.State) -> list[tuple[str, jax.Array]]:
+    """What a call left in variables of a type named for losses that were not there before."""
+    known = {path for path, _ in nnx.to_flat_state(rest)}
+    found = [(type(v).__name__, v) for path, v in nnx.to_flat_state(after) if path not in known]
+    return [
+        (name, leaf) for name, v in found if "loss" in name.lower() for leaf in jax.tree.leaves(v.get_value())
+    ]
 
 
 def _as_rngs(name: str, key: jax.Array) -> Any:

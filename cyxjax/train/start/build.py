@@ -35,7 +35,7 @@ from cyxjax.train.loop import Hook, Program
 from cyxjax.train.rates.schedules import build_schedule, told_rate, with_schedule
 from cyxjax.train.settings import StepPlan
 from cyxjax.train.start.dispatch import dispatch_for
-from cyxjax.train.start.movers import Mover, build_moved, is_frozen, movers_of
+from cyxjax.train.start.movers import Mover, build_moved, is_frozen, movers_of, told_the_loss
 
 PyTree = Any
 
@@ -86,7 +86,7 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Buil
     def around(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
         return with_saved_keys(callbacks.around(recipe.callbacks, with_schedule(optimizer, factor)))
 
-    movers = [mover._replace(optimizer=around(mover.optimizer)) for mover in given]
+    movers = [mover._replace(optimizer=around(mover.optimizer)) for mover in told_the_loss(given)]
     shapes = lambda: jax.eval_shape(fns.init, jax.random.key(0), inputs)[0]  # noqa: E731
     sync = _strategy(plan, movers, shapes, _FOR_NONFINITE[policy.needs_loss_scale or plan.on_nonfinite])
     train_step, eval_step = dispatch_for(plan, mesh).steps(fns, recipe.loss, sync, recipe.metrics)

@@ -7,6 +7,7 @@ import jax
 import optax
 
 from cyxjax.core.losses import PerExample
+from cyxjax.core.objective.step_value import with_value
 from cyxjax.core.objective.terms import Term, terms_of
 from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import leaf_names, matches
@@ -50,6 +51,13 @@ def movers_of(loss: PerExample, optimizer: Any) -> list[Mover]:
         key = (id(rule), term.every, term.offset)
         found.setdefault(key, Mover(rule, term.every, term.offset, [])).terms.append(term)
     return list(found.values())
+
+
+def told_the_loss(movers: Sequence[Mover]) -> list[Mover]:
+    """`movers` that are given the loss of a step; several are given none, for each has losses of its own."""
+    if len(movers) > 1:
+        return list(movers)
+    return [mover._replace(optimizer=with_value(mover.optimizer)) for mover in movers]
 
 
 def is_frozen(movers: Sequence[Mover]) -> Callable[[str], bool] | None:

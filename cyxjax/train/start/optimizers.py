@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import optax
 
-from cyxjax.config.sections import OPTAX, OptimizerConfig
+from cyxjax.config.sections import OPTAX, TOLD_THE_LOSS, OptimizerConfig
 from cyxjax.core.makers import maker_of
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.plugins import named
@@ -192,7 +192,9 @@ def _built(section: OptimizerConfig) -> optax.GradientTransformation:
         given |= _accepted(section, rule, section.options)
         decay = 0.0 if section.name in _DECOUPLED else section.weight_decay
         return _named(_with_l2(decay, rule(section.lr, **given)), section.lr)
-    found = named("optimizer", section.name, {name: getattr(optax, name) for name in OPTAX})
+    found = named(
+        "optimizer", section.name, {name: getattr(optax, name) for name in (*OPTAX, *TOLD_THE_LOSS)}
+    )
     if isinstance(found, optax.GradientTransformation) and section.model_fields_set <= {"name", "groups"}:
         return found
     if not callable(found):

@@ -96,8 +96,42 @@ def test_what_is_sown_is_a_loss_or_nothing_and_counters_are_state():
     assert int(same["counters"]["seen"]) == 0
     scalar = adapt(Experts("mean"))
     scalar.init(KEY, x)
-    with pytest.raises(DataError, match=r"sows a loss of shape \(\) into 'losses', expected \(4,\).*HINT"):
+    with pytest.raises(
+        DataError, match=r"sows a loss of shape \(\) into 'losses', and one that hangs on the batch.*HINT"
+    ):
         scalar.apply(params, state, x, KEY, True)
+
+
+class Penalty(linen.Module):
+    """A number for all samples, made of parameters alone."""
+
+    @linen.compact
+    def __call__(self, x):
+        layer = linen.Dense(3, use_bias=False)
+        y = layer(x)
+        self.sow("losses", "l2", jnp.square(layer.variables["params"]["kernel"]).sum())
+        return y
+
+
+class PenaltyNnx(nnx.Module):
+    def __init__(self, rngs):
+        self.out = nnx.Linear(2, 3, use_bias=False, rngs=rngs)
+
+    def __call__(self, x):
+        self.sow("losses", "l2", jnp.square(self.out.kernel[...]).sum())
+        return self.out(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*Module.sow:DeprecationWarning")
+@pytest.mark.parametrize("make", [Penalty, lambda: PenaltyNnx(nnx.Rngs(0))])
+def test_a_penalty_of_parameters_is_added_to_each_sample(make):
+    fns, x = adapt(make()), jnp.ones((4, 2))
+    params, state = fns.init(KEY, x)
+    output, after = fns.apply(params, state, x, KEY, True)
+    (kernel,) = jax.tree.leaves(params)
+    np.testing.assert_allclose(output.losses, np.full(4, np.square(kernel).sum()), rtol=1e-6)
+    assert after == state == {}
+    assert fns.apply(params, state, x, KEY, False)[0].shape == (4, 3)
 
 
 def test_a_bound_module_keeps_its_values():
@@ -115,7 +149,7 @@ class SowingNnx(nnx.Module):
         return self.out(a + b)
 
 
-@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*Module.sow:DeprecationWarning")
 def test_an_nnx_module_takes_two_inputs_and_may_sow():
     fns, x = adapt(SowingNnx(nnx.Rngs(0))), jnp.ones((4, 2))
     params, state = fns.init(KEY, (x, x))
