@@ -19,7 +19,7 @@ from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, build_mesh
 from cyxjax.core.parts import calls
 from cyxjax.core.replica import model_map
 from cyxjax.sync import exact
-from tests.device.test_exact import as_users_run_it  # noqa: F401 (a fixture for every test here)
+from tests.device.test_exact import as_users_compile, numbers_are_promoted  # noqa: F401 (fixtures)
 from tests.support.exact import GLOBAL_BATCH, SAMPLES, Problem, config, digest, prepared, problem, train
 
 
@@ -87,18 +87,18 @@ def a_loop_where_a_device_has_many(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "name"),
-    [
-        (keyed_by_slot, "mlp"),
-        (summed_by_psum, "mlp"),
-        (a_sum_for_each_device, "mlp"),
-        (all_rows_of_a_device_in_one_program, "mlp"),
-        (a_loop_where_a_device_has_many, "cnn"),
-    ],
+    "fault", [keyed_by_slot, summed_by_psum, a_sum_for_each_device, all_rows_of_a_device_in_one_program]
 )
-def test_a_fault_gives_other_bits(fault: Callable, name, monkeypatch):
+def test_a_fault_gives_other_bits(fault: Callable, monkeypatch):
     fault(monkeypatch)
-    one = problem(name)
+    one = problem("mlp")
+    assert train(one, 3).params != train(one, 1).params
+
+
+@pytest.mark.slow  # by default the loop below: one part in the two programs
+def test_a_loop_on_one_layout_gives_other_bits(monkeypatch, as_users_compile):  # noqa: F811
+    a_loop_where_a_device_has_many(monkeypatch)
+    one = problem("cnn")
     assert train(one, 3).params != train(one, 1).params
 
 
@@ -145,8 +145,10 @@ def in_a_loop(part, state, rows, total):
     return jax.jit(lambda rows: lax.scan(body, None, rows)[1])(stacked(rows))
 
 
-@pytest.mark.parametrize(("way", "name"), [(over_two_devices, "gpt"), (in_a_loop, "cnn")])
-def test_another_program_gives_other_bits_of_the_same_part(way, name):
+@pytest.mark.parametrize(
+    ("way", "name"), [pytest.param(over_two_devices, "gpt", marks=pytest.mark.slow), (in_a_loop, "cnn")]
+)
+def test_another_program_gives_other_bits_of_the_same_part(way, name, as_users_compile):  # noqa: F811
     # the same rows, number and state, and the same function: only what XLA makes of it differs
     part, state, rows = first_parts(problem(name))
     total = np.float32(GLOBAL_BATCH)

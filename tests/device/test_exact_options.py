@@ -5,19 +5,21 @@ import numpy as np
 import pytest
 
 from cyxjax.data.sources import ArrayDataset
-from tests.device.test_exact import as_users_run_it  # noqa: F401 (a fixture for every test here)
+from tests.device.test_exact import as_users_compile, numbers_are_promoted  # noqa: F401 (fixtures)
 from tests.support.exact import problem, train
 
 slow = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))  # compiled for each device in turn
 
 
+def test_halves_give_the_same_bits():
+    halves_give_the_same_bits("bfloat16", "mlp", 3)
+
+
 @pytest.mark.parametrize(
     ("precision", "name", "devices"),
     [
-        pytest.param(
-            "float16", "mlp", 2, marks=pytest.mark.slow
-        ),  # the falling loss scale below is float16's, too
-        ("bfloat16", "mlp", 3),
+        pytest.param("float16", "mlp", 2, marks=pytest.mark.slow),
+        pytest.param("bfloat16", "mlp", 3, marks=pytest.mark.slow),
         *(
             pytest.param(precision, name, devices, marks=slow)
             for precision in ("float16", "bfloat16")
@@ -25,7 +27,11 @@ slow = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))  # compile
         ),
     ],
 )
-def test_halves_give_the_same_bits(precision, name, devices):
+def test_halves_compiled_as_users_do_give_the_same_bits(precision, name, devices, as_users_compile):  # noqa: F811
+    halves_give_the_same_bits(precision, name, devices)
+
+
+def halves_give_the_same_bits(precision, name, devices):
     one = problem(name)
     alone = train(one, 1, precision=precision)
     assert train(one, devices, precision=precision).bits == alone.bits

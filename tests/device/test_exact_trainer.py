@@ -8,7 +8,7 @@ import cyxjax as cx
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError
 from cyxjax.train.trainer import DistributedTrainer
-from tests.device.test_exact import as_users_run_it  # noqa: F401 (a fixture for every test here)
+from tests.device.test_exact import numbers_are_promoted  # noqa: F401 (a fixture for every test here)
 from tests.support.exact import GLOBAL_BATCH, Problem, config, digest, problem
 from tests.support.trainers import use_devices
 

@@ -29,13 +29,11 @@ def same_bits(config: Path, other: Path) -> None:
     assert steps_of(one)[-1] == steps_of(two)[-1]
 
 
-def test_killed_in_two_processes_and_in_three_and_finished_by_one(jobs, tmp_path):
+def test_killed_in_two_processes_and_finished_by_one(jobs, tmp_path):
     whole, config = (write_experiment(tmp_path / name, **EXACT) for name in ("whole", "broken"))
     assert jobs.run(whole).codes == [0]
     assert -9 in jobs.run(config, world=2, fault="KILL:1:step:6").codes
-    assert 0 < newest_step(config) <= 6
-    assert -9 in jobs.run(config, world=3, fault="KILL:2:step:13").codes
-    assert 6 < newest_step(config) < EPOCHS * STEPS_PER_EPOCH
+    assert 0 < newest_step(config) <= 6 < EPOCHS * STEPS_PER_EPOCH
     ended = jobs.run(config)
     assert ended.codes == [0], ended.text
     assert "WARNING" not in ended.text  # the fingerprints agree

@@ -26,22 +26,27 @@ def command(run_dir: Path, *options: str, devices: int = 1, mode: str = "exact")
     ]
 
 
-def train(run_dir: Path, processes: int, *options: str, devices: int = 1, mode: str = "exact") -> None:
+def train(
+    run_dir: Path, processes: int, *options: str, devices: int = 1, mode: str = "exact", **variables: str
+) -> None:
     launcher = ["-m", "cyxjax.launch", "--nproc-per-node", str(processes)] if processes > 1 else []
-    done = finish(launcher + command(run_dir, *options, devices=devices, mode=mode))
+    done = finish(launcher + command(run_dir, *options, devices=devices, mode=mode), **variables)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def finish(arguments: list[str], **variables: str) -> subprocess.CompletedProcess:
-    # As users compile, with LLVM's passes, which contract and reorder: they show the faults.
-    users = environment(JAX_DISABLE_MOST_OPTIMIZATIONS="0", XLA_FLAGS="", **variables)
-    return forked.run(arguments, users, LIMIT_S)
+    return forked.run(arguments, environment(**variables), LIMIT_S)
+
+
+# With LLVM's passes, which contract and reorder: they show the faults that are not of the order.
+AS_USERS = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Path:
+    """The run of one process, compiled as users do."""
     run_dir = tmp_path_factory.mktemp("alone") / "run"
-    train(run_dir, 1)
+    train(run_dir, 1, **AS_USERS)
     return run_dir
 
 
@@ -62,16 +67,26 @@ def same(one: Path, other: Path) -> None:
     ],
 )
 def test_any_processes_and_devices_leave_the_bits_of_one(alone, tmp_path, processes, devices):
-    train(tmp_path / "run", processes, devices=devices)
+    train(tmp_path / "run", processes, devices=devices, **AS_USERS)
     same(alone, tmp_path / "run")
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_run_cut_in_mid_epoch_goes_on_at_another_world_size(alone, tmp_path, devices):
-    run_dir = tmp_path / "run"
-    train(run_dir, 2, "--max-steps", "4", devices=2)  # its digests of each step are compared in the end
+def test_a_run_cut_in_mid_epoch_goes_on_at_another_world_size(tmp_path):
+    train(tmp_path / "alone", 1)
+    cut_in_two_processes_and_finished_by_one(tmp_path / "run", tmp_path / "alone", devices=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 3])
+def test_a_cut_run_compiled_as_users_do_goes_on_at_another_world_size(alone, tmp_path, devices):
+    cut_in_two_processes_and_finished_by_one(tmp_path / "run", alone, devices, **AS_USERS)
+
+
+def cut_in_two_processes_and_finished_by_one(run_dir: Path, alone: Path, devices: int, **variables) -> None:
+    # its digests of each step are compared in the end
+    train(run_dir, 2, "--max-steps", "4", devices=2, **variables)
     assert steps_of(run_dir)[-1] == 4 < steps_of(alone)[-1] / 2  # in the first epoch
-    train(run_dir, 1, devices=devices)
+    train(run_dir, 1, devices=devices, **variables)
     same(alone, run_dir)
 
 
@@ -82,9 +97,10 @@ def test_other_threads_are_refused_by_name(tmp_path):
     assert not (tmp_path / "refused").exists()
 
 
+@pytest.mark.slow  # by default on two devices: tests/device/test_exact.py
 def test_a_plain_run_of_two_processes_gives_other_bits(alone, tmp_path):
     # the control: the comparison sees an order of additions, and names the first leaf
-    train(tmp_path / "run", 2, "--max-steps", "2", devices=2, mode="none")
+    train(tmp_path / "run", 2, "--max-steps", "2", devices=2, mode="none", **AS_USERS)
     lines, equal = compare(alone, tmp_path / "run")
     assert not equal
     assert "leaves differ, the first is" in lines[0]
@@ -102,7 +118,7 @@ def test_the_canary_sees_other_threads():
         "options = config(global_batch_size=64, virtual_replicas=2, exact_threads=int(sys.argv[1])); "
         "trainer.prepare(one.data, config=options); print(json.dumps(trainer._session._exact))"
     )
-    told = [finish(["-c", tell, threads], PYTHONPATH=str(ROOT)) for threads in ("2", "8")]
+    told = [finish(["-c", tell, threads], PYTHONPATH=str(ROOT), **AS_USERS) for threads in ("2", "8")]
     assert [done.returncode for done in told] == [0, 0], told
     two, eight = (json.loads(done.stdout.splitlines()[-1]) for done in told)
     assert two["canary"] != eight["canary"]
