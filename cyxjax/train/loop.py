@@ -5,6 +5,7 @@ batches -> step -> (state, sums) -> hooks, read up to `in_flight` steps behind t
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ import numpy as np
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.launch.heartbeat import beat
+from cyxjax.train.feeding.looks import EACH_EPOCH, Looks
 
 Sums = np.ndarray
 """float64 (Metrics.num_training_rows, 2): of a mean its weighted sum and weight, of a statistic numbers."""
@@ -53,6 +55,9 @@ class RunState(NamedTuple):
     position: Position
     state: TrainState
     sums: Sums  # of the epoch under way
+
+
+Tell = Callable[[Callable[[], RunState]], None]
 
 
 class Hook:
@@ -119,24 +124,6 @@ class Feed(NamedTuple):
     close: Callable[[], None] = lambda: None  # what is held open from one epoch to the next
 
 
-class Looks(NamedTuple):
-    """When the state is evaluated: every so many epochs, every so many steps; 0: not by these."""
-
-    every_epochs: int = 1
-    every_steps: int = 0
-
-    def after(self, step: int) -> bool:
-        """Whether `step` is one of every so many."""
-        return bool(self.every_steps) and step % self.every_steps == 0
-
-    def at_end_of(self, epoch: int, epochs: int) -> bool:
-        """Whether the end of the epoch, counted from 1, is one of every so many, or the last."""
-        return bool(self.every_epochs) and (epoch % self.every_epochs == 0 or epoch == epochs)
-
-
-EACH_EPOCH = Looks()
-
-
 def fit(
     program: Program,
     feed: Feed,
@@ -147,28 +134,32 @@ def fit(
     in_flight: int = 8,
     looks: Looks = EACH_EPOCH,
     max_steps: int | None = None,
+    tell: Tell = lambda now: None,
 ) -> RunState:
-    """Trains from `start` until `epochs` or `max_steps` are done or a hook stops it; the moment it ended."""
+    """Trains from `start` until `epochs` or `max_steps` are done or a hook stops it; the moment it ended.
+
+    tell: is given functions of the present moment, for hooks and after errors: a step takes the older state.
+    """
     hooks = list(hooks)
     looks = looks if feed.val is not None else Looks(0, 0)
     moment, stop = start, _any(hook.on_start(start) for hook in hooks)
     while moment.position.epoch < epochs and not stop:
-        moment, last, stop = _epoch(program, feed, moment, hooks, in_flight, looks, max_steps)
+        moment, last, stop = _epoch(program, feed, moment, hooks, in_flight, looks, max_steps, tell)
         # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
         if stop and not last:
             break
         by_steps, epoch = looks.after(moment.position.step), moment.position.epoch + 1
         seen = by_steps and not last  # which step is its last a loader does not say: it was evaluated as any
-        val = (
-            _evaluated(program, feed, moment)
-            if not seen and (by_steps or looks.at_end_of(epoch, epochs))
-            else {}
-        )
+        due = not seen and (by_steps or looks.at_end_of(epoch, epochs))
+        val = _evaluated(program, feed, moment) if due else {}
         position = Position(moment.position.step, epoch)
         info = EpochInfo(position, program.metrics.means(moment.sums), val)
+        moment = RunState(position, moment.state, np.zeros_like(moment.sums))
+        tell(partial(_same, moment))
         stop |= _any(hook.on_epoch(info) for hook in hooks)
-        moment = RunState(position, _next(hooks, info, moment.state), np.zeros_like(moment.sums))
+        moment = moment._replace(state=_next(hooks, info, moment.state))
         moment = _show_state(hooks, moment, False)
+        tell(partial(_same, moment))
     beat(moment.position.step, "checkpoint")
     for hook in hooks:
         hook.on_end(moment, moment.position.epoch >= epochs)
@@ -184,6 +175,7 @@ def _epoch(
     in_flight: int,
     looks: Looks,
     max_steps: int | None,
+    tell: Tell,
 ) -> tuple[RunState, bool, bool]:
     """(moment, whether the feed called its step the last, whether to stop) after the rest of the epoch."""
     position, state, sums = moment
@@ -203,6 +195,11 @@ def _epoch(
                 stop |= bool(hook.on_step(info))
             save |= info.signals[1] > 0
 
+    def now() -> RunState:
+        """After the step sent off last, with the numbers of those under way, which no hook has seen."""
+        return RunState(position, state, sum((np.asarray(on, np.float64)[:-1] for _, on in waiting), sums))
+
+    tell(now)
     watching, saving, asking = (_with(hooks, name) for name in ("on_step", "wants_state", "ask"))
     ask = lambda: _asked(asking)  # noqa: E731
     phase = "compile"  # the supervisor's watchdog is told where this rank is; each phase has its own limit
@@ -243,6 +240,10 @@ def _next(hooks: list[Hook], info: EpochInfo, state: TrainState) -> TrainState:
     for hook in hooks:
         state = hook.next_state(info, state)
     return state
+
+
+def _same(moment: RunState) -> RunState:
+    return moment
 
 
 def _with(hooks: list[Hook], name: str) -> list[Hook]:

@@ -23,7 +23,7 @@ from cyxjax.train.hooks.guard import FolderGuard
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN
 from cyxjax.train.hooks.profile import ProfileHook
 from cyxjax.train.hooks.progress import HistoryHook, RecordHook
-from cyxjax.train.hooks.saving import CheckpointHook, StopHook
+from cyxjax.train.hooks.saving import CheckpointHook, HandOutHook, StopHook
 from cyxjax.train.hooks.sentinel import SentinelHook
 from cyxjax.train.loop import Feed, Hook, Position, RunState
 from cyxjax.train.monitor import Watchable, watchable_in
@@ -149,6 +149,7 @@ def train(run: Run, feed: Feed, start: RunState) -> RunState:
                 in_flight=course.in_flight,
                 looks=course.looks,
                 max_steps=course.max_steps,
+                tell=run.session.present.follow,
             )
 
     go_back = lambda good_step: _saved(run, start, good_step)  # noqa: E731
@@ -181,6 +182,7 @@ def build_hooks(run: Run) -> list[Hook]:
         TerminateOnNaN(rollback.patience(settings.guard)),  # before what would take a NaN for a value
         *run.spikes,
         StopHook(history, run.signals.stop, settings.course.max_time_s),
+        *_handing_out(run.session),
         *run.session.recipe.callbacks,  # the user's see what ours have seen
         *_early_stopping(settings.watch),
         *_sentinel(run, saves),  # before saving: what is saved has been compared
@@ -205,6 +207,12 @@ def _black_box(run: Run) -> list[Hook]:
         return []
     left_out_too = not run.settings.guard.loses_steps
     return [BlackBoxHook(run.folder, experiment, run.session.ledger.tape, replicas, left_out_too)]
+
+
+def _handing_out(session: Session) -> list[Hook]:
+    """Only for hooks that others wrote: ours save by themselves, and values cost a copy an epoch."""
+    others = [one for one in session.recipe.callbacks if not type(one).__module__.startswith("cyxjax.")]
+    return [HandOutHook(session.hand_out)] if others and session.hand_out else []
 
 
 def _early_stopping(watch: Watch) -> list[Hook]:

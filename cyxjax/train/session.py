@@ -1,5 +1,6 @@
 """What a trainer holds between its calls: compiled functions, the state they train, history and ledger."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,9 +28,9 @@ from cyxjax.train.start import changed, exact, same_run
 from cyxjax.train.start.build import Built, Recipe
 from cyxjax.train.start.dispatch import check_repeats, check_threads
 from cyxjax.train.start.prepare import Prepared, check_run, first_run, for_fit, for_inputs, next_run
+from cyxjax.train.state.present import UNTRAINED, Present
 
 PyTree = Any
-_UNTRAINED = "this trainer has no parameters yet. HINT: call fit(...) or load_checkpoint(...) first."
 
 
 class Session:
@@ -38,10 +39,11 @@ class Session:
     def __init__(self, recipe: Recipe, group: ProcessGroup):
         self.recipe, self.group, self.mesh = recipe, group, group.mesh
         self.remat = "none"
+        self.hand_out: Callable[[], None] | None = None  # the present values to a model that holds them
         self.ledger = LedgerHook()
         self.history = DistributedTrainingHistory()
         self._prepared: Prepared | None = None
-        self._run_state: RunState | None = None
+        self.present = Present()
         self._loaded = False  # the next fit goes on from a loaded state
         self._exact: dict[str, str] = {}  # what the bits of an exact run hang on, here and now
         self._stored_exact: dict[str, str] = {}  # in the checkpoint that was restored
@@ -65,7 +67,7 @@ class Session:
     def prepared(self) -> Prepared:
         """Raises: GroupError before the first fit or load."""
         if self._prepared is None:
-            raise GroupError(_UNTRAINED)
+            raise GroupError(UNTRAINED)
         return self._prepared
 
     @property
@@ -75,13 +77,11 @@ class Session:
     @property
     def run_state(self) -> RunState:
         """Where training stands. Raises: GroupError before the first fit or load."""
-        if self._run_state is None:
-            raise GroupError(_UNTRAINED)
-        return self._run_state
+        return self.present.get()
 
     @run_state.setter
     def run_state(self, value: RunState) -> None:
-        self._run_state = value
+        self.present.at(value)
 
     def agreed(self) -> TrainState:
         """The state all replicas agree on, as evaluation sees it."""
@@ -104,6 +104,7 @@ class Session:
         self, data: tuple[Any, ...], config: DistributedTrainingConfig | None, schedule: Any
     ) -> Prepared:
         """All of a fit that comes before its first write. Raises: ConfigError, DataError."""
+        self.present.refuse_in_fit("fit")
         if config is not None:
             programs.keep(config.compile_cache, tell=self.is_master)
         prepared = for_fit(
@@ -144,15 +145,15 @@ class Session:
                 "one has saved.",
                 key="lora",
             )
-        if self._run_state is None:
+        if not self.present.known:
             saving, first = prepared.settings.saving, prepared.settings.first_values
             goes_on = saving.resume != "never" and bool(list_steps(saving.folder))
-            self._run_state, self._told = first_run(
+            self.run_state, self._told = first_run(
                 prepared, self.mesh, metrics, first=None if goes_on else first
             )
         elif not self._loaded:
-            agreed = previous.built.agreed(self._run_state.state)
-            self._run_state = next_run(prepared, self.mesh, agreed, metrics)
+            agreed = previous.built.agreed(self.run_state.state)
+            self.run_state = next_run(prepared, self.mesh, agreed, metrics)
         if not self._loaded:
             self.history = DistributedTrainingHistory(
                 effective_batch_size=prepared.settings.step.batch.global_batch_size,
@@ -211,6 +212,7 @@ class Session:
 
     def load(self, checkpointer: Checkpointer, step: int | None) -> bool:
         """Takes a folder's newest good step, or `step`, for the next fit; False without one."""
+        self.present.refuse_in_fit("load_checkpoint")
         if self._prepared is None:
             meta = resume.latest_meta(checkpointer)
             self.ensure(resume.stored_inputs(meta), resume.stored_config(meta))
@@ -227,7 +229,7 @@ class Session:
         moment, history, meta = found
         metrics = self.recipe.metrics
         sums = changed.sums_of(meta, moment.sums, metrics.names, metrics.num_training_rows)
-        self._run_state = moment._replace(sums=sums)
+        self.run_state = moment._replace(sums=sums)
         self._stored_exact = meta.get("exact", {})
         self._take_classes(tuple(meta.get("classes", ())))
         self._origin = meta

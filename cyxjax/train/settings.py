@@ -14,7 +14,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.model.lora import LoraPlan
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
 from cyxjax.run_folder import RunFolder
-from cyxjax.train.loop import Looks
+from cyxjax.train.feeding.looks import Looks
 from cyxjax.train.rates.plan import RatePlan, rate_plan
 
 

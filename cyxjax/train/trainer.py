@@ -38,6 +38,7 @@ from cyxjax.train.start.build import Recipe
 from cyxjax.train.start.dispatch import dispatch_for
 from cyxjax.train.start.movers import movers_of
 from cyxjax.train.start.prepare import Prepared, shape_of_output
+from cyxjax.train.state.present import handed_out_after_errors
 
 PyTree = Any
 
@@ -73,6 +74,8 @@ class DistributedTrainer:
         self._group = process_group.ensure()
         self._mesh = self._group.mesh
         self._session = Session(recipe, self._group)
+        if not needs_inputs(model):
+            self._session.hand_out = self._hand_out_values
 
     def fit(
         self,
@@ -85,8 +88,9 @@ class DistributedTrainer:
         """Trains and returns the history: fit(X, y, config), fit(X, y, X_val, y_val, config),
         fit(dataset, val_dataset, config) or fit(loader, val_loader, config).
 
-        A second call goes on from the trained parameters. With `config.resume` a run that was cut short goes
-        on from its newest good checkpoint. Raises: ConfigError and DataError before anything is written;
+        A second call goes on from the trained parameters, also after one that ended in an error. With
+        `config.resume` a run that was cut short goes on from its newest good checkpoint.
+        Raises: ConfigError and DataError before anything is written;
         NotSavedError after the end, with the trained parameters in place, if they could not be saved.
         """
         prepared = self.prepare(*data, config=config, schedule=schedule)
@@ -117,7 +121,8 @@ class DistributedTrainer:
             if start.position.epoch >= epochs:
                 console.note(f"All {epochs} epochs are done. HINT: raise `epochs` to train on.")
                 return session.history
-            session.run_state = run_from(session, prepared, start, sink, console, still_ours)
+            with session.present.fitting(), handed_out_after_errors(self._hand_out_values):
+                session.run_state = run_from(session, prepared, start, sink, console, still_ours)
         self._hand_out_values()
         if session.unsaved is not None:
             raise session.unsaved
@@ -208,7 +213,8 @@ class DistributedTrainer:
         return self._group.topology.world_size
 
     def get_model(self) -> Any:
-        """The model as it was given; nnx models and SequentialModel hold the trained values."""
+        """The model as it was given; nnx models and SequentialModel hold the trained values, also when a
+        callback is told of an epoch, and after a fit that ended in an error."""
         return self._model
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 from cyxjax.launch.heartbeat import beat
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train.loop import Hook, Position, RunState, StepInfo
+from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
 
 PATIENCE_S, HURRIED_S = 30.0, 8.0
 """For how long the last save is tried again: after the end of a run, and after a stop, which a signal with a
@@ -59,6 +59,19 @@ class CheckpointHook(Hook):
             self.on_state(moment)
         patience_s = PATIENCE_S if finished else HURRIED_S
         self._checkpointer.finish(patience_s, lambda: beat(moment.position.step, "checkpoint"))
+
+
+class HandOutHook(Hook):
+    """A model that holds values has the trained ones when an epoch is told of, for whoever saves it then."""
+
+    def __init__(self, hand_out: Callable[[], None]):
+        self._hand_out = hand_out
+
+    def on_epoch(self, info: EpochInfo) -> None:
+        self._hand_out()
+
+    def on_evaluation(self, info: EpochInfo) -> None:
+        self._hand_out()
 
 
 class StopHook(Hook):
