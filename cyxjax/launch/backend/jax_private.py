@@ -8,6 +8,7 @@ import functools
 import inspect
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from cyxjax.errors import GroupError
@@ -150,6 +151,27 @@ def use_gloo_address(address: str, interface: str | None) -> None:
     original = getattr(make, "func", make)  # a second group in one process replaces the first's choice
     where = {"interface": interface} if interface else {"hostname": address}
     module.make_gloo_tcp_collectives = functools.partial(original, **where)
+
+
+@functools.cache
+def shard_putter() -> Callable[..., Any] | None:
+    """What `jax.device_put` comes down to for host arrays, without the 100 calls of Python before it.
+
+    (shape of the whole, dtype on the host, sharding, shards, devices) -> the array; None where jaxlib has no
+    such function. The dtype becomes what jax keeps of it, as under `device_put`.
+    """
+    import jax
+    from jaxlib import _jax
+
+    put = getattr(_jax, "batched_device_put", None)
+    if put is None:
+        return None
+    described = functools.lru_cache(maxsize=64)(jax.core.ShapedArray)
+
+    def put_shards(shape: tuple[int, ...], dtype: Any, sharding: Any, shards: list, devices: list) -> Any:
+        return put(described(shape, jax.dtypes.canonicalize_dtype(dtype)), sharding, shards, devices, True)
+
+    return put_shards
 
 
 def program_folder() -> str | None:

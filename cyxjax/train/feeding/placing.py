@@ -21,6 +21,7 @@ from cyxjax.core.parts.calls import Parts
 from cyxjax.core.parts.step import Layout, PartsBatch
 from cyxjax.core.step import Batch
 from cyxjax.data.batches import HostBatch
+from cyxjax.launch.backend import jax_private
 
 
 class Placer(Protocol):
@@ -48,7 +49,7 @@ class RowPlacer:
     shares: Sequence[int]
 
     def __init__(self, mesh: Mesh):
-        self._mesh, self._put_rows = mesh, build_put_rows(mesh)
+        self._mesh, self._put_rows = mesh, build_put_rows(mesh, jax_private.shard_putter())
         self.num_shares, self.shares = num_replicas(mesh), local_replicas(mesh)
         self._kept: dict[tuple, tuple[jax.Array, ...]] = {}
 
