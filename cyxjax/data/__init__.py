@@ -9,6 +9,7 @@ from cyxjax.data.packing import Packed, pack
 from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches, as_dataset
 from cyxjax.data.splits import DatasetInfo, Splits
+from cyxjax.data.streams.rows import Rows
 from cyxjax.data.tar_shards import TarShards
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Mixture",
     "Order",
     "Packed",
+    "Rows",
     "Splits",
     "TarShards",
     "as_batches",

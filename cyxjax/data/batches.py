@@ -124,6 +124,7 @@ class HostBatch(NamedTuple):
     places: Places  # shape (rows,): place in the epoch's order; the key of a row's random draws
     ids: Places | None = None  # shape (rows,): the samples that were read; None where they have no numbers
     stop: int = 0  # samples of the epoch consumed with this step, over ALL replicas; it began at stop - total
+    place: Any = None  # where a loader says that it stands after this step
 
 
 def iterate(

@@ -53,8 +53,11 @@ class WatchedLoader:
         return getattr(self.loader, name)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return self.watch(self.loader)
+
+    def watch(self, batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """(inputs, targets) of each batch. Raises: DataError for a label that names no output."""
-        for number, (inputs, targets) in enumerate(as_batches(self.loader)):
+        for number, (inputs, targets) in enumerate(as_batches(batches)):
             targets = self.form(targets)
             if self.num_classes is not None:
                 said = f"{self.what}: batch {number}"

@@ -13,6 +13,7 @@ from cyxjax.observe.records import Sink
 from cyxjax.observe.state_digests import DigestFile
 from cyxjax.run_folder import RunFolder
 from cyxjax.train import loop, out_of_memory, reporting, resume, rollback
+from cyxjax.train.feeding import places
 from cyxjax.train.hooks import callbacks, loss_spike
 from cyxjax.train.hooks.black_box import BlackBoxHook
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
@@ -191,6 +192,7 @@ def build_hooks(run: Run) -> list[Hook]:
         run.session.ledger.begin(  # is part of a save
             saves.wants_state, run.folder.ledger if run.folder else None, run.console.note
         ),
+        *places.hooks_for(run.session.marks, run.session.group, run.session.content, saves.wants_state),
         saves,  # after all whose word is part of what is saved
         *_profile(run),
         *_goodput(run),  # after saves, which are part of where the time went

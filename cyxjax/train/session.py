@@ -21,6 +21,8 @@ from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import resume
+from cyxjax.train.feeding import fit_data
+from cyxjax.train.feeding.places import Marks
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.loop import RunState
 from cyxjax.train.settings import SavePolicy, Settings, resolve
@@ -41,6 +43,7 @@ class Session:
         self.remat = "none"
         self.hand_out: Callable[[], None] | None = None  # the present values to a model that holds them
         self.ledger = LedgerHook()
+        self.marks = Marks()  # where this rank stands in its stream
         self.history = DistributedTrainingHistory()
         self._prepared: Prepared | None = None
         self.present = Present()
@@ -107,18 +110,21 @@ class Session:
         self.present.refuse_in_fit("fit")
         if config is not None:
             programs.keep(config.compile_cache, tell=self.is_master)
+        tape = self.ledger.open()
+        tape.marks = self.marks
         prepared = for_fit(
             self.recipe,
             self.mesh,
             data,
             config,
-            self.ledger.open(),
+            tape,
             schedule=schedule,
             remat=self.remat,
             last=self._prepared,
             class_names=self.class_names,
         )
         assert prepared.data is not None
+        self.marks.begin(fit_data.is_shared(prepared.data.train), self._loaded)
         self.class_names = class_names_of(prepared.data.train) or self.class_names
         check_threads(prepared.settings.exactness, self.group.threads)
         self._exact = exact.fingerprint(prepared, self.group.threads)
@@ -231,6 +237,8 @@ class Session:
         sums = changed.sums_of(meta, moment.sums, metrics.names, metrics.num_training_rows)
         self.run_state = moment._replace(sums=sums)
         self._stored_exact = meta.get("exact", {})
+        topology = self.group.topology
+        self.marks.restore(meta, topology.rank, topology.world_size)
         self._take_classes(tuple(meta.get("classes", ())))
         self._origin = meta
         self.ledger.restore(meta, moment.position)
@@ -257,5 +265,6 @@ class Session:
         told = changed.told(self.prepared.settings.told, self.recipe.optimizer)
         said = resume.to_meta(run_state, self.history, told, self.prepared.inputs)
         said |= same_run.to_meta(self._content) | {"metrics": list(self.recipe.metrics.names)}
+        said |= self.marks.meta(run_state.position)
         said |= {"classes": list(self.class_names)} if self.class_names else {}
         return said | self.ledger.meta(run_state) | ({"exact": self._exact} if self._exact else {})

@@ -65,7 +65,9 @@ def in_form(data: FitData, loss: Any, output: Callable[[], PyTree]) -> FitData:
     output: the shape of what the model gives for a sample. Raises: DataError for rows that are neither.
     """
     refuse_words(data.train, loss)
-    form = form_of(loss, telling_samples(data)[1], output)
+    few = data.indexed and not hasattr(data.train, "targets")  # read by item: one is enough
+    targets = data.train.take(np.zeros(1, np.int64))[1] if few else telling_samples(data)[1]
+    form = form_of(loss, targets, output)
     if form is None:
         return data
     first = tuple((inputs, form(targets)) for inputs, targets in data.first)

@@ -37,6 +37,7 @@ def build_feed(data: FitData, plan: StepPlan, reading: Reading, mesh: Mesh, tape
             accumulation=plan.batch.accumulation,
             depth=reading.prefetch,
             steps_per_epoch=reading.steps_per_epoch,
+            marks=tape.marks,
         )
     seed, shuffle = data.order or (reading.seed, reading.shuffle)
     return dataset_feed(

@@ -6,17 +6,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.data.batches import batch_size_from_global
 from cyxjax.data.files import Subset
 from cyxjax.data.labels import watched
 from cyxjax.data.loader import DataLoader, tell_epoch
 from cyxjax.data.order import Order
 from cyxjax.data.sources import Dataset, as_dataset
 from cyxjax.data.streams.once import Once
+from cyxjax.data.streams.rows import RowBatches, as_rows
 from cyxjax.data.targets.classes import Names
 from cyxjax.data.targets.forms import class_names_of, with_classes
 from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
+
+EVAL_ROWS = 256  # of a stream that is evaluated, at once in each process
 
 
 class Reading(NamedTuple):
@@ -42,6 +46,24 @@ def refuse_iterator(data: Any) -> None:
             f"{type(data).__name__} can be read only once; expected a loader that starts anew in each epoch. "
             "HINT: pass an object whose __iter__ makes batches, or set steps_per_epoch, which reads on."
         )
+
+
+def _batched(data: Any, config: DistributedTrainingConfig, local_replicas: int, num_replicas: int) -> Any:
+    """A stream of single samples as a loader of batches; loaders as they are."""
+    rows = as_rows(data)
+    if rows is None:
+        return data
+    each = config.batch_size
+    if config.global_batch_size is not None:
+        shares = num_replicas, config.gradient_accumulation_steps
+        each = batch_size_from_global(config.global_batch_size, *shares)
+    return RowBatches(rows, each * local_replicas, *_place(), config.drop_last)
+
+
+def is_shared(data: Any) -> bool:
+    """Whether all ranks read one stream, of which each takes its share."""
+    inner = getattr(data, "loader", data)
+    return isinstance(inner, RowBatches) and inner.rows.shared
 
 
 def _read_on(loader: Any, config: DistributedTrainingConfig) -> Any:
@@ -144,6 +166,9 @@ def parse(
         return _split(as_dataset(tuple(given)), config), config
     if len(given) in (1, 2):
         train, val = given[0], given[1] if len(given) == 2 else None
+        train = _batched(
+            train, config, local_replicas, num_replicas
+        )  # a torch stream has an index that raises
         if is_loader(train):
             train = _read_on(train, config)
             tell_epoch(train, 0)  # what is read before training is no pass of the caller's
@@ -209,6 +234,9 @@ def _from_loader(
 
 def for_evaluation(val: Any, num_workers: int = 0) -> Any:
     """A Dataset, or a loader whose samples only it knows."""
+    rows = as_rows(val)
+    if rows is not None:
+        return RowBatches(rows, EVAL_ROWS, *_place())
     if not is_loader(val):
         return as_dataset(val, num_workers=num_workers)
     refuse_iterator(val)

@@ -13,38 +13,47 @@ from cyxjax.core.draws import place_in_step
 from cyxjax.core.mesh import refuse_wrapping
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.loader import tell_epoch
-from cyxjax.data.sources import as_batches
+from cyxjax.data.streams.place import Reader
 from cyxjax.errors import DataError
 
 
-def stream(local: int, loader: Iterable[Any], accumulation: int) -> Iterator[HostBatch]:
+def stream(local: int, loader: Iterable[Any], accumulation: int, place: Any = None) -> Iterator[HostBatch]:
     """`accumulation` loader batches as one step's rows for `local` shares; the first one fixes how many."""
-    batches, size = as_batches(loader), 0
+    reader, size = Reader(loader, place), 0
+    batches = reader.pairs()
     if accumulation > 1:  # a loader may fill the same arrays again for its next batch
         batches = (jax.tree.map(np.array, batch) for batch in batches)
     while group := list(islice(batches, accumulation)):
         size = size or -(-_rows(group[0]) // local)
-        yield _deal(group, local, accumulation, size)
+        yield _deal(group, local, accumulation, size)._replace(place=reader.place())
 
 
-def endless(local: int, loader: Any, accumulation: int) -> Iterator[HostBatch]:
-    """As `stream`, pass after pass, each told its number. Raises: DataError where a pass gives nothing."""
-    batches, size = _passes(loader), 0
+def endless(local: int, loader: Any, accumulation: int, place: Any = None) -> Iterator[HostBatch]:
+    """As `stream`, pass after pass, each told its number. Raises: DataError where a pass gives nothing.
+
+    A place is (number of the pass, the loader's own).
+    """
+    passes, size = _passes(loader, place), 0
     while True:
-        group = [jax.tree.map(np.array, batch) for batch in islice(batches, accumulation)]
+        group, last = [], None
+        for batch, last in islice(passes, accumulation):  # noqa: B007
+            group.append(jax.tree.map(np.array, batch))
         size = size or -(-_rows(group[0]) // local)
-        yield _deal(group, local, accumulation, size)
+        yield _deal(group, local, accumulation, size)._replace(place=last)
 
 
-def _passes(loader: Any) -> Iterator[tuple[Any, Any]]:
-    given = 0
-    for number in itertools.count():
+def _passes(loader: Any, place: Any) -> Iterator[tuple[tuple[Any, Any], Any]]:
+    """(batch, place after it)."""
+    given, (start, within) = 0, place or (0, None)
+    for number in itertools.count(start):
         tell_epoch(loader, number)
-        before = given
-        for batch in as_batches(loader):
+        reader, before = Reader(loader, within), given
+        for batch in reader.pairs():
             given += 1
-            yield batch
-        if given == before:
+            at = reader.place()
+            yield batch, None if at is None else [number, at]
+        resumed, within = within is not None, None
+        if given == before and not resumed:
             raise DataError(
                 f"the loader ended after {given} batches and gives no more; steps_per_epoch reads on and on. "
                 "HINT: let its __iter__ begin anew each time, or set max_steps to what it has."

@@ -14,6 +14,7 @@ from cyxjax.data.streams.once import Once
 from cyxjax.errors import DataError
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.feeding.loader_batches import agreed, endless, stream
+from cyxjax.train.feeding.places import Mark, Marks
 from cyxjax.train.feeding.placing import RowPlacer
 from cyxjax.train.loop import Fed, Feed, Position
 
@@ -29,16 +30,17 @@ def loader_feed(
     accumulation: int,
     depth: int,
     steps_per_epoch: int | None = None,
+    marks: Marks | None = None,
 ) -> Feed:
     """Batches of loaders, one loader a process, as under torch: each yields this process's samples.
 
     Ranks may run out of data at different times: they agree on each step's number of samples, and a rank
     without any takes part with weight 0. With `steps_per_epoch` none runs out: each begins its loader anew.
     """
-    placer, warn = RowPlacer(mesh), warner()
+    placer, warn, marks = RowPlacer(mesh), warner(), marks or Marks()
     local = len(placer.shares)
     if steps_per_epoch is not None:
-        reading = Reading(train, local, accumulation, depth, steps_per_epoch, warn)
+        reading = Reading(train, local, accumulation, depth, steps_per_epoch, marks, warn)
 
         def epoch_of_steps(position: Position, ask: Ask) -> Iterator[Fed]:
             for host, is_last in reading.epoch(position):
@@ -48,10 +50,13 @@ def loader_feed(
 
     def train_batches(position: Position, ask: Ask) -> Iterator[Fed]:
         tell_epoch(train, position.epoch)
-        with prefetch(stream(local, train, accumulation), depth) as batches:
+        mark = marks.before(position)
+        place = None if mark is None else mark.place
+        with prefetch(stream(local, train, accumulation, place), depth) as batches:
             empty = True
-            for host in _passed_over(agreed(batches), position, warn):
+            for step, host in _passed_over(agreed(batches), position, warn, mark):
                 empty = False
+                marks.note(position.epoch, step + 1, host.stop, host.place)
                 yield Fed(placer.put(host, ask()), host.stop)
         if empty and not position.step_in_epoch:
             raise DataError(
@@ -66,10 +71,17 @@ class Reading:
     """A loader that is read on and on: the steps of epoch e are its steps from e * steps_per_epoch on."""
 
     def __init__(
-        self, loader: Any, local: int, accumulation: int, depth: int, steps_per_epoch: int, warn: Warn
+        self,
+        loader: Any,
+        local: int,
+        accumulation: int,
+        depth: int,
+        steps_per_epoch: int,
+        marks: Marks,
+        warn: Warn,
     ):
         self._loader, self._local, self._accumulation, self._depth = loader, local, accumulation, depth
-        self._steps_per_epoch, self._warn = steps_per_epoch, warn
+        self._steps_per_epoch, self._marks, self._warn = steps_per_epoch, marks, warn
         self._ahead: Prefetch[HostBatch] | Inline[HostBatch] | None = None
         self._batches: Iterator[HostBatch] = iter(())
         self._given = 0  # steps, since the loader was first begun
@@ -80,7 +92,11 @@ class Reading:
         for step in range(position.step_in_epoch, self._steps_per_epoch):
             host = self._next()
             samples += host.total
-            yield host._replace(stop=samples), step + 1 == self._steps_per_epoch
+            is_last = step + 1 == self._steps_per_epoch
+            if is_last:  # where the next epoch begins
+                self._marks.note(position.epoch + 1, 0, 0, host.place)
+            self._marks.note(position.epoch, step + 1, samples, host.place)
+            yield host._replace(stop=samples), is_last
 
     def close(self) -> None:
         """Ends the reading thread; the next epoch begins the loader anew and passes over what was given."""
@@ -97,11 +113,13 @@ class Reading:
         """Samples of the epoch before `position`, having passed over what was consumed."""
         first = position.epoch * self._steps_per_epoch
         wanted = first + position.step_in_epoch
-        if self._ahead is None or self._given > wanted:
-            self._begin()
-        elif self._given == wanted:
-            return position.samples
         samples = 0
+        if self._ahead is None or self._given > wanted:
+            mark = self._marks.before(position)
+            samples = 0 if mark is None else mark.samples
+            self._begin(0 if mark is None else first + mark.step, None if mark is None else mark.place)
+        if self._given == wanted:
+            return position.samples
         while self._given < wanted:
             host = self._next()
             samples += host.total if self._given > first else 0
@@ -113,15 +131,15 @@ class Reading:
             )
         return position.samples
 
-    def _begin(self) -> None:
+    def _begin(self, given: int, place: Any) -> None:
         if self._given and isinstance(getattr(self._loader, "loader", self._loader), Once):
             raise DataError(
                 f"the {type(self._loader).__name__} was read {self._given} steps on and cannot be read again "
                 "from before. HINT: pass an object whose __iter__ starts anew."
             )
         self.close()
-        self._ahead = prefetch(endless(self._local, self._loader, self._accumulation), self._depth)
-        self._batches, self._given = agreed(self._ahead), 0
+        self._ahead = prefetch(endless(self._local, self._loader, self._accumulation, place), self._depth)
+        self._batches, self._given = agreed(self._ahead), given
 
 
 def warner() -> Warn:
@@ -129,14 +147,18 @@ def warner() -> Warn:
     return warn_on_stderr if jax.process_index() == 0 else lambda text: None
 
 
-def _passed_over(batches: Iterable[HostBatch], position: Position, warn: Warn) -> Iterator[HostBatch]:
-    """The batches of a loader after those that were consumed, each with its `stop`.
+def _passed_over(
+    batches: Iterable[HostBatch], position: Position, warn: Warn, mark: Mark | None
+) -> Iterator[tuple[int, HostBatch]]:
+    """(its number in the epoch, batch) after those that were consumed, each with its `stop`.
+
+    mark: where the batches begin; None: with the epoch.
 
     A loader of other batches than before cannot be read from the middle of one: it goes on with the first
     batch that holds a sample after the place, and says so.
     """
-    seen = 0
-    for step, host in enumerate(batches):
+    seen = 0 if mark is None else mark.samples
+    for step, host in enumerate(batches, 0 if mark is None else mark.step):
         before, seen = seen, seen + host.total
         if not position.samples and step < position.step_in_epoch:
             continue  # a checkpoint of before samples were counted
@@ -151,4 +173,4 @@ def _passed_over(batches: Iterable[HostBatch], position: Position, warn: Warn) -
                 "they are only the loader knows. HINT: resume with the batch size and number of processes "
                 "of before, or give fit a dataset."
             )
-        yield host._replace(stop=seen)
+        yield step, host._replace(stop=seen)

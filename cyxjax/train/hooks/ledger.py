@@ -38,6 +38,7 @@ class Tape:
     """The steps delivered to this process since the last `take`."""
 
     def __init__(self, facts: StreamFacts | None = None) -> None:
+        self.marks: Any = None  # of a stream: where each rank stands in it (feeding.places)
         self.facts = facts  # None: a source without ids, of which nothing can be recorded
         self._fresh: list[tuple[int, int, int, Any, Any, Any]] = []
         self._summed: list[Noted] = []

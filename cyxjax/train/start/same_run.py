@@ -26,7 +26,7 @@ from cyxjax.errors import DesyncError
 from cyxjax.launch.program import code_facts
 from cyxjax.launch.rendezvous.roster import disagreement
 from cyxjax.train.feeding.feed import build_feed
-from cyxjax.train.feeding.fit_data import FitData
+from cyxjax.train.feeding.fit_data import FitData, is_shared
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Position
 from cyxjax.train.settings import Settings
@@ -63,6 +63,7 @@ def compared(
         step = digest_of(lowered) if data.indexed else ""
         refuse_differences(group, config_facts(prepared.settings.told), content, step, exact)
         if isinstance(first, _OneStep):
+            refuse_other_streams(group, prepared.data.train)
             refuse_shared_samples(agree(group, "the first batches of loaders", note=first.digest()))
     return content
 
@@ -136,6 +137,19 @@ def refuse_shared_samples(digests: list[str]) -> None:
                 "would be trained on more than once an epoch. HINT: give the loader a DistributedSampler, or "
                 "pass the dataset itself to fit."
             )
+
+
+def refuse_other_streams(group: ProcessGroup, train: Any) -> None:
+    """Raises: DesyncError where ranks are to share one stream, and read others."""
+    if not is_shared(train):
+        return
+    firsts = agree(group, "the first samples of streams", note=getattr(train, "loader", train).first_digest())
+    if len(set(firsts)) > 1:
+        raise DesyncError(
+            "the streams of the ranks begin with different samples, and each rank would take a share of its "
+            "own: most samples would never be seen. HINT: give all ranks the same stream, or "
+            "cx.data.Rows(stream, shared=False) where each has its own part."
+        )
 
 
 class _OneSample:

@@ -1,0 +1,99 @@
+"""Where each rank stands in its stream: noted with every step, kept in checkpoints, gone on from."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from cyxjax.distributed.agreement import agree
+from cyxjax.distributed.process_group import ProcessGroup
+from cyxjax.errors import CheckpointError
+from cyxjax.train.loop import Hook, Position, RunState
+
+_META = "stream_places"
+_KEPT = 1024  # steps under way and read ahead are fewer
+
+
+class Mark(NamedTuple):
+    """What the loader says of its place after a step, and how far the epoch was then."""
+
+    epoch: int
+    step: int
+    samples: int
+    place: Any
+
+
+class Marks:
+    """The marks of this rank's loader: of the steps since the start, or of the checkpoint it goes on from."""
+
+    def __init__(self) -> None:
+        self.shared = False  # all ranks read one stream: one place serves any number of them
+        self._noted: dict[tuple[int, int], Mark] = {}
+        self._stored: dict[str, Any] = {}  # what the newest save gathered
+
+    def begin(self, shared: bool, goes_on: bool) -> None:
+        """A new fit; unless it goes on from what was restored, its streams begin anew."""
+        self.shared = shared
+        if not goes_on:
+            self._noted = {}
+
+    def note(self, epoch: int, step: int, samples: int, place: Any) -> None:
+        """The loader's place after `step` steps of `epoch`."""
+        if place is not None:
+            self._noted[epoch, step] = Mark(epoch, step, samples, place)
+            if len(self._noted) > _KEPT:
+                del self._noted[next(iter(self._noted))]
+
+    def before(self, position: Position) -> Mark | None:
+        """The last mark of the epoch under way that is not after `position`."""
+        own = [mark for mark in self._noted.values() if mark.epoch == position.epoch]
+        return max((m for m in own if m.step <= position.step_in_epoch), key=lambda m: m.step, default=None)
+
+    def gather(self, position: Position, group: ProcessGroup) -> None:
+        """All ranks' places at `position`, to be stored."""
+        mark = self._noted.get((position.epoch, position.step_in_epoch))
+        places = agree(group, "the places of streams", note=None if mark is None else mark.place)
+        at = [position.epoch, position.step_in_epoch, position.samples]
+        known = mark is not None and all(place is not None for place in places)
+        self._stored = {"at": at, "shared": self.shared, "ranks": places} if known else {}
+
+    def meta(self, position: Position) -> dict[str, Any]:
+        """For a checkpoint of `position`; {} where no place is known."""
+        at = [position.epoch, position.step_in_epoch, position.samples]
+        return {_META: self._stored} if self._stored.get("at") == at else {}
+
+    def restore(self, meta: Mapping[str, Any], rank: int, world_size: int) -> None:
+        """Goes on from a checkpoint. Raises: CheckpointError where its places are of another world size."""
+        found = meta.get(_META)
+        if not found:
+            return
+        ranks, shared = found["ranks"], found["shared"]
+        if not shared and len(ranks) != world_size:
+            raise CheckpointError(
+                f"the checkpoint holds the places of {len(ranks)} ranks in streams of their own; this run "
+                f"has {world_size}, and they cannot be cut anew. HINT: resume with {len(ranks)} processes; a "
+                "stream that all ranks share (cx.data.Rows) can be."
+            )
+        epoch, step, samples = found["at"]
+        self._noted = {(epoch, step): Mark(epoch, step, samples, ranks[0 if shared else rank])}
+
+
+class PlaceHook(Hook):
+    """Gathers the places whenever the run is saved. Stands before the hook that saves."""
+
+    def __init__(self, marks: Marks, group: ProcessGroup, saving: Callable[[Position, bool], bool]):
+        self._marks, self._group, self._saving = marks, group, saving
+
+    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
+        return self._saving(position, asked_to_save)
+
+    def on_state(self, moment: RunState) -> None:
+        self._marks.gather(moment.position, self._group)
+
+    def on_end(self, moment: RunState, finished: bool) -> None:
+        self._marks.gather(moment.position, self._group)
+
+
+def hooks_for(
+    marks: Marks, group: ProcessGroup, content: Mapping[str, Any], saving: Callable[[Position, bool], bool]
+) -> list[Hook]:
+    """Of a run over loaders, whose samples have no numbers to compare: on all ranks, for they meet."""
+    return [] if content else [PlaceHook(marks, group, saving)]
