@@ -4,17 +4,19 @@ A step exists only if its manifest verifies. Nothing here imports jax: listing a
 and nothing here or below ever unpickles.
 """
 
+import functools
 import hashlib
 import json
 import math
 import platform
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -148,11 +150,13 @@ def frozen_json(value: dict[str, Any], what: str) -> dict[str, Any]:
         ) from error
 
 
-def installed_versions() -> dict[str, str]:
+@functools.cache
+def installed_versions() -> Mapping[str, str]:
     """Versions of the packages that shape a checkpoint, for the people who will read it later."""
+    # Once a process: finding them takes longer than all else of a small save.
     names = ("cyxjax", "jax", "flax", "optax", "safetensors", "numpy")
     found = {name: metadata.version(name) for name in names if _is_installed(name)}
-    return found | {"python": platform.python_version()}
+    return MappingProxyType(found | {"python": platform.python_version()})
 
 
 def decode(data: bytes) -> Manifest:

@@ -18,7 +18,7 @@ from cyxjax.checkpoint.arrays import DamagedStep, StoredArrays
 from cyxjax.checkpoint.digests import find_problems
 from cyxjax.checkpoint.folders import ARRAYS, list_corrupt, list_steps, step_folder
 from cyxjax.checkpoint.manifest import MANIFEST, Manifest, read_manifest
-from cyxjax.checkpoint.pieces import Share
+from cyxjax.checkpoint.pieces import is_share
 from cyxjax.checkpoint.together import Crew
 from cyxjax.checkpoint.tree import Adapt, Put, PyTree
 from cyxjax.errors import CheckpointError
@@ -189,14 +189,14 @@ def _filled(target: Target, stored: StoredArrays, unlike: Mapping[str, str]) -> 
 
 def _own(name: str, stored: StoredArrays, want: Any) -> np.ndarray:
     """What this process wants of a leaf: all, or flat the elements of its share."""
-    return stored.part(name, want.start, want.stop) if isinstance(want, Share) else stored.whole(name)
+    return stored.part(name, want.start, want.stop) if is_share(want) else stored.whole(name)
 
 
 def _adapted(name: str, stored: StoredArrays, want: Any, adapt: Adapt | None) -> np.ndarray | None:
     if adapt is None or name not in stored:
         return None
     array = adapt(name, stored.whole(name), want)
-    shape = (want.stop - want.start,) if isinstance(want, Share) else tuple(want.shape)
+    shape = (want.stop - want.start,) if is_share(want) else tuple(want.shape)
     if array is not None and (array.shape, array.dtype) != (shape, np.dtype(want.dtype)):
         raise CheckpointError(
             f"{name}: adapt gave {array.dtype}{list(array.shape)} for {want.dtype}{list(shape)}. "

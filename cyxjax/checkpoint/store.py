@@ -77,7 +77,7 @@ def _commit(
 ) -> None:
     """Writes the manifest: the files are those of a step from then on."""
     step, _, meta, metric = snapshot
-    manifest = Manifest(step, leaves, files, meta, metric, installed_versions(), time.time(), version)
+    manifest = Manifest(step, leaves, files, meta, metric, dict(installed_versions()), time.time(), version)
     write_whole(folder / MANIFEST, manifest.encode(), mode=PRIVATE)
 
 

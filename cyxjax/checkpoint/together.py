@@ -18,7 +18,7 @@ from cyxjax.checkpoint.arrays import Entry, write_file
 from cyxjax.checkpoint.digests import describe_file
 from cyxjax.checkpoint.folders import ARRAYS
 from cyxjax.checkpoint.manifest import FileEntry, Leaf
-from cyxjax.checkpoint.pieces import Piece, Share, file_of
+from cyxjax.checkpoint.pieces import Piece, file_of, is_share
 from cyxjax.errors import CheckpointError
 from cyxjax.files import PRIVATE, read_plain, write_whole
 
@@ -53,7 +53,7 @@ ALONE = Crew(0, lambda what, note: [note])
 
 def is_spread(leaves: Mapping[str, Any]) -> bool:
     """Whether a process holds but a share of some leaf; equal on all processes."""
-    return any(isinstance(leaf, Share) and not leaf.is_whole for leaf in leaves.values())
+    return any(is_share(leaf) and not leaf.is_whole for leaf in leaves.values())
 
 
 def write_together(
@@ -98,7 +98,7 @@ def write_share(folder: Path, leaves: Mapping[str, Any], rank: int) -> None:
         raise CheckpointError(
             f"{folder}, which the first process made, is not there. HINT: name a folder all hosts share."
         )
-    shares = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Share)}
+    shares = {name: leaf for name, leaf in leaves.items() if is_share(leaf)}
     own = {name: leaf for name, leaf in shares.items() if leaf.start < leaf.stop}
     entries = {name: Entry.of(leaf, (leaf.stop - leaf.start,)) for name, leaf in own.items()}
     if not rank:
@@ -121,7 +121,7 @@ def _joined(
         dtype = np.dtype(leaf.dtype)
         held = [(rank, note) for rank, note in enumerate(notes) if name in note["pieces"]]
         pieces = tuple(Piece(rank, *(*note["pieces"][name], note["crc32"][name])) for rank, note in held)
-        if isinstance(leaf, Share) and np.prod(leaf.shape):
+        if is_share(leaf) and np.prod(leaf.shape):
             return Leaf.in_pieces(name, leaf.shape, dtype, pieces)
         return Leaf.of(name, leaf, notes[0]["crc32"][name])
 

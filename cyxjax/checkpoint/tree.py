@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from cyxjax.checkpoint.manifest import Leaf, refuse_dtype
-from cyxjax.checkpoint.pieces import HostShare, Share, host_value
+from cyxjax.checkpoint.pieces import HostShare, host_value, is_share
 from cyxjax.errors import CheckpointError
 
 PyTree = Any
@@ -50,9 +50,7 @@ def copy_of_shares(leaves: Mapping[str, Any]) -> dict[str, Any]:
     import jax
 
     described = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
-    return {
-        name: _copy(leaf) if isinstance(leaf, Share) else described(leaf) for name, leaf in leaves.items()
-    }
+    return {name: _copy(leaf) if is_share(leaf) else described(leaf) for name, leaf in leaves.items()}
 
 
 def refuse_unsavable(leaves: Mapping[str, Any]) -> None:
@@ -101,7 +99,7 @@ def cast(name: str, stored: np.ndarray, want: Any) -> np.ndarray | None:
 def _refuse_not_an_array(name: str, leaf: Any) -> None:
     import jax
 
-    if not isinstance(leaf, jax.Array | np.ndarray | np.generic | Share):
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic) and not is_share(leaf):
         raise CheckpointError(
             f"State leaf {name!r} is a {type(leaf).__name__}, not an array. "
             "HINT: wrap it in jnp.asarray or put it in meta."
@@ -131,7 +129,7 @@ def _start_transfers(leaves: Any) -> None:
 
 
 def _copy(leaf: Any) -> Any:
-    if isinstance(leaf, Share):
+    if is_share(leaf):
         return host_value(leaf).reshape(leaf.shape) if leaf.is_whole else HostShare.of(leaf)
     # From a CPU device numpy gets a view of the very buffer that donation reuses; from others, a copy.
     is_copied = hasattr(leaf, "devices") and all(device.platform != "cpu" for device in leaf.devices())
