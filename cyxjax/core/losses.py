@@ -262,14 +262,13 @@ def each_alone(fn: Callable, output: PyTree, target: PyTree) -> jax.Array:
 
 def as_per_example(loss: Any) -> PerExample:
     """What the step calls, from a loss of ours, any callable, or None (the model returns its own loss)."""
-    if hasattr(loss, "to_per_example"):
+    if hasattr(loss, "to_per_example") and not isinstance(loss, type):
         return loss.to_per_example()
-    if hasattr(loss, "per_example"):
-        return loss.per_example
-    loss = model_loss if loss is None else loss
-    if callable(loss):
-        return UserLoss(loss)
-    raise DataError(f"a loss must be callable, got {loss!r}. HINT: pass cx.CrossEntropyLoss() or a function.")
+    if isinstance(loss, type) or not (loss is None or callable(loss)):
+        raise DataError(
+            f"{loss!r} is no loss. HINT: pass cx.CrossEntropyLoss(), with brackets, or a function."
+        )
+    return loss.per_example if hasattr(loss, "per_example") else UserLoss(loss or model_loss)
 
 
 def of_batch(loss: Any, output: PyTree, target: PyTree) -> jax.Array:

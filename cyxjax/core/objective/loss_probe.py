@@ -18,6 +18,7 @@ from cyxjax.core.losses import PerExample, UserLoss, check_form, each_alone
 from cyxjax.core.mesh import REPLICATED, build_mesh
 from cyxjax.core.objective.global_loss import GlobalLoss
 from cyxjax.core.objective.own_loss import is_the_models_own
+from cyxjax.core.objective.probes import nudged, num_samples, probes, resized
 from cyxjax.core.replica import model_map
 from cyxjax.core.rows import by_sample
 from cyxjax.errors import ConfigError
@@ -25,7 +26,6 @@ from cyxjax.errors import ConfigError
 PyTree = Any
 
 _FINE, _COARSE = 1e-4, 0.03  # how far rounding may part two ways to a number; in half precision
-_LARGE = 2**20
 _WAYS = (
     "HINT: return one value a sample, shape (B,), that depends on this sample alone; for class weights or a "
     "mask the pair (values, weights), without the division; one that compares samples is cx.GlobalLoss(loss)."
@@ -39,8 +39,11 @@ def needs_probe(loss: PerExample) -> bool:
     return isinstance(loss, GlobalLoss) or (isinstance(loss, UserLoss) and not is_the_models_own(loss))
 
 
-def refuse_unless_mean(loss: PerExample, output: PyTree, target: PyTree, batch_size: int = 1) -> None:
-    """Returns for a loss whose value for a batch is the mean of its values for each sample alone.
+def refuse_unless_mean(
+    loss: PerExample, output: PyTree, target: PyTree, batch_size: int = 1, *, learns: bool = True
+) -> None:
+    """Returns for a loss whose value for a batch is the mean of its values for each sample alone, and that
+    has a gradient (unless it need not be one that `learns`: weights).
 
     output: the model's, as shapes (n, ...), any n. target: real samples', the more unlike the better.
     batch_size: of training, tried where the loss takes no small batch. Losses of ours need no probe; one that
@@ -49,7 +52,7 @@ def refuse_unless_mean(loss: PerExample, output: PyTree, target: PyTree, batch_s
         gives neither a value a sample nor one for all.
     """
     for term in getattr(loss, "terms", ()):
-        refuse_unless_mean(term.loss, output, target, batch_size)
+        refuse_unless_mean(term.loss, output, target, batch_size, learns=False)  # one may be there to be seen
     if not needs_probe(loss) or not isinstance(loss, UserLoss):
         return
     with on_host() as device:
@@ -64,10 +67,14 @@ def refuse_unless_mean(loss: PerExample, output: PyTree, target: PyTree, batch_s
             return
         form = jax.eval_shape(whole, *shapes)
         check_form(form, size)
+        if any(jnp.issubdtype(one.dtype, jnp.complexfloating) for one in jax.tree.leaves(form)):
+            raise ConfigError(
+                "the loss is complex; what goes downhill is a real number. HINT: jnp.abs(z) ** 2, or z.real."
+            )
         if isinstance(form, tuple):
             _refuse_negative(on_axis(of_pair(loss.fn)[1]), probes(output, target, size))
-            for one in of_pair(loss.fn):
-                refuse_unless_mean(UserLoss(one), output, target, size)
+            for one, learned in zip(of_pair(loss.fn), (learns, False), strict=True):
+                refuse_unless_mean(UserLoss(one), output, target, size, learns=learned)
             return
         if not traced(alone, *shapes):
             raise ConfigError(f"the loss takes {size} samples but not one alone. {_WAYS}")
@@ -77,6 +84,7 @@ def refuse_unless_mean(loss: PerExample, output: PyTree, target: PyTree, batch_s
         both_slopes = jax.jit(lambda o, t: tuple(run(o, t) for run in slopes))
         text = str(jax.make_jaxpr(whole)(*shapes))
         relative = _COARSE if any(kind in text for kind in ("bf16[", "f16[", "f8_")) else _FINE
+        flat, values = learns and has_slopes, set()
         for probe in probes(output, target, size):
             found = _differing(both, *probe, relative)
             if found is not None:
@@ -86,6 +94,14 @@ def refuse_unless_mean(loss: PerExample, output: PyTree, target: PyTree, batch_s
                     f"the loss of {size} samples is the mean of their losses alone, but its gradient is not: "
                     f"a sample's depends on the others (stop_gradient, or a gradient of its own). {_WAYS}"
                 )
+            if flat:
+                flat = not any(np.any(leaf) for leaf in jax.tree.leaves(both_slopes(*probe)))
+                values.update(_values(*both(*probe))[0].tolist())
+        if flat and len(values) > 1:  # a constant is meant as one
+            raise ConfigError(
+                "the loss has no gradient: it is 0 for every output tried, so that nothing would be learned. "
+                "HINT: compare logits or values, not what argmax, round, a comparison or stop_gradient gave."
+            )
 
 
 def refuse_unless_blind(loss: Any, output: PyTree, target: PyTree) -> None:
@@ -153,8 +169,8 @@ def _slopes(run: Callable) -> Callable:
 def _same_slopes(both: Callable, output: PyTree, target: PyTree, relative: float) -> bool:
     """Whether two ways to the gradient differ by no more than rounding does, leaf by leaf."""
     whole, alone = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), both(output, target))
-    nudged = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), both(_nudged(output), target))
-    for a, b, *moved in zip(whole, alone, *nudged, strict=True):
+    beside = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), both(nudged(output), target))
+    for a, b, *moved in zip(whole, alone, *beside, strict=True):
         with np.errstate(invalid="ignore"):
             noise = np.nan_to_num(np.abs(a - moved[0]) + np.abs(b - moved[1]), posinf=0.0)
             largest = np.max(np.abs(np.concatenate([a.ravel(), b.ravel()])), initial=0.0)
@@ -167,9 +183,9 @@ def _same_slopes(both: Callable, output: PyTree, target: PyTree, relative: float
 def _differing(both: Callable, output: PyTree, target: PyTree, relative: float) -> tuple[float, float] | None:
     """(the batch's value, the samples' own) where they differ by more than rounding does; None if nowhere."""
     whole, alone = _values(*both(output, target))
-    nudged, nudged_alone = _values(*both(_nudged(output), target))
+    beside, beside_alone = _values(*both(nudged(output), target))
     with np.errstate(invalid="ignore"):
-        noise = np.nan_to_num(np.abs(whole - nudged) + np.abs(alone - nudged_alone), posinf=0.0)
+        noise = np.nan_to_num(np.abs(whole - beside) + np.abs(alone - beside_alone), posinf=0.0)
         allowed = relative * np.maximum(np.abs(whole), np.abs(alone)) + 30 * noise + 1e-6
         odd = np.isfinite(whole) & ~(np.isfinite(alone) & (np.abs(whole - alone) <= allowed))
     return (float(whole[odd][0]), float(alone[odd][0])) if odd.any() else None
@@ -216,79 +232,3 @@ def on_host() -> Iterator[jax.Device]:
         device = jax.local_devices()[0]
     with jax.default_device(device):
         yield device
-
-
-def num_samples(output: PyTree) -> int:
-    """8, or 2 where one sample's output is large (logits of a long text)."""
-    largest = max((int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(output)), default=1)
-    return 8 if largest < _LARGE else 2
-
-
-def resized(tree: PyTree, size: int) -> PyTree:
-    def row(a: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((size, *a.shape[1:]), jax.dtypes.canonicalize_dtype(a.dtype))
-
-    return jax.tree.map(row, tree)
-
-
-def probes(output: PyTree, target: PyTree, size: int) -> Iterator[tuple[PyTree, PyTree]]:
-    """Batches of `size`: outputs of several kinds, as a loss may want logits, probabilities or their logs."""
-    rng = np.random.default_rng(0)
-    order = rng.permutation(max((len(leaf) for leaf in jax.tree.leaves(target)), default=1))
-    for make in (_logits, _probabilities, _log_probabilities):
-        for first in range(0, min(len(order), 4 * size), size):  # all targets that were given have their turn
-            outputs = jax.tree.map(lambda leaf: _leaf(make, rng, size, leaf), output)  # noqa: B023
-            rows = order[np.arange(first, first + size) % len(order)]
-            targets = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], target)  # noqa: B023
-            yield outputs, targets
-        yield outputs, _made_up(rng, targets, output)
-
-
-def _leaf(make: Callable, rng: np.random.Generator, size: int, like: Any) -> np.ndarray:
-    shape = (size, *like.shape[1:])
-    if not jnp.issubdtype(like.dtype, jnp.inexact):
-        return rng.integers(0, 2, shape).astype(like.dtype)
-    # Samples of unlike size: a loss that weighs samples shows it where their losses differ.
-    scale = np.linspace(0.5, 3, size, dtype=np.float32).reshape(size, *[1] * (len(shape) - 1))
-    return make(scale * rng.standard_normal(shape, np.float32)).astype(like.dtype)
-
-
-def _logits(values: np.ndarray) -> np.ndarray:
-    return values
-
-
-def _probabilities(values: np.ndarray) -> np.ndarray:
-    e = np.exp(values)
-    return e / (1 + e) if values.ndim < 2 or values.shape[-1] == 1 else e / e.sum(-1, keepdims=True)
-
-
-def _log_probabilities(values: np.ndarray) -> np.ndarray:
-    return np.log(_probabilities(values))
-
-
-def _nudged(tree: PyTree) -> PyTree:
-    """`tree` moved by about one rounding, up and down in turn: what changes then is noise."""
-
-    def nudge(a: np.ndarray) -> np.ndarray:
-        if not jnp.issubdtype(a.dtype, jnp.inexact):
-            return a
-        signs = np.resize(np.array([1, -1, -1], np.float32), a.shape)
-        return (a * (1 + 2 * np.float32(jnp.finfo(a.dtype).eps) * signs)).astype(a.dtype)
-
-    return jax.tree.map(nudge, tree)
-
-
-def _made_up(rng: np.random.Generator, target: PyTree, output: PyTree) -> PyTree:
-    """Rows whose integers are drawn anew among those seen, and among the classes where they are labels."""
-    classes = [leaf.shape[1:] for leaf in jax.tree.leaves(output) if len(leaf.shape) > 1]
-
-    def redraw(leaf: np.ndarray) -> np.ndarray:
-        if leaf.dtype.kind not in "iu":
-            return leaf
-        counts = [shape[-1] for shape in classes if shape[:-1] == leaf.shape[1:]]
-        low, high = int(leaf.min()), int(leaf.max()) + 1
-        if counts and low >= 0:
-            low, high = 0, max(high, counts[0])
-        return rng.integers(low, high, leaf.shape).astype(leaf.dtype)
-
-    return jax.tree.map(redraw, target)

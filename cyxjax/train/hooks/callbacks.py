@@ -253,7 +253,9 @@ def check_watched(hooks: Iterable[Hook], watchable: Watchable) -> None:
 
 def check(hooks: Iterable[Any]) -> list[Hook]:
     """`hooks` as a list. Raises: ConfigError for what is no hook."""
-    found = list(hooks)
+    found = list(hooks) if isinstance(hooks, Iterable) else [hooks]
+    if found == [hooks]:
+        raise ConfigError(f"callbacks is one {type(hooks).__name__}, expected a list. HINT: callbacks=[...].")
     for one in found:
         if not isinstance(one, Hook):
             given = one.__name__ if isinstance(one, type) else type(one).__name__

@@ -37,7 +37,7 @@ class Mover(NamedTuple):
 def movers_of(loss: PerExample, optimizer: Any) -> list[Mover]:
     """One for each optimizer and turn among the loss's terms. optimizer: of terms that have none.
 
-    Raises: ConfigError where there is none for some.
+    Raises: ConfigError where there is none for some, or what is none.
     """
     found: dict[tuple, Mover] = {}
     for term in terms_of(loss):
@@ -47,6 +47,11 @@ def movers_of(loss: PerExample, optimizer: Any) -> list[Mover]:
             raise ConfigError(
                 f"no optimizer was given{named}. HINT: pass cx.AdamOptimizer(0.001) as third argument"
                 f"{', or Term(..., optimizer=...)' if named else ''}."
+            )
+        if not (callable(getattr(rule, "init", None)) and callable(getattr(rule, "update", None))):
+            given = getattr(rule, "__name__", repr(rule))
+            raise ConfigError(
+                f"{given} is no optimizer. HINT: cx.AdamOptimizer(0.001), or any of optax, called."
             )
         key = (id(rule), term.every, term.offset)
         found.setdefault(key, Mover(rule, term.every, term.offset, [])).terms.append(term)

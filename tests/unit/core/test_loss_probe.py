@@ -350,3 +350,28 @@ def test_the_facade_computes_the_loss_as_it_is_written():
     np.testing.assert_allclose(
         of_batch(ce, vectors[:, :C], LABELS % D), ce(vectors, LABELS % D).mean(), rtol=1e-6
     )
+
+
+FLAT = {
+    "share of the wrong": (LOGITS, LABELS, lambda o, t: o.argmax(-1) != t),
+    "their mean": (LOGITS, LABELS, lambda o, t: (o.argmax(-1) != t).mean()),
+    "rounded": (VECTOR, REAL, lambda o, t: jnp.round(o - t).mean(-1)),
+    "stopped": (VECTOR, REAL, lambda o, t: ((jax.lax.stop_gradient(o) - t) ** 2).mean(-1)),
+    "weighted": (LOGITS, LABELS, lambda o, t: ((o.argmax(-1) != t) * 1.0, CLASS_WEIGHT[t])),
+}
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_a_loss_without_a_gradient_is_refused(name):
+    with pytest.raises(ConfigError, match="the loss has no gradient: .* HINT: compare logits"):
+        probe(*FLAT[name])
+
+
+def test_a_constant_and_a_loss_that_is_flat_in_places_are_taken():
+    probe(LOGITS, LABELS, lambda o, t: jnp.zeros(len(t)))  # beside what a model sows
+    probe(VECTOR, REAL, lambda o, t: jnp.maximum(jnp.abs(o - t) - 1, 0).mean(-1))
+
+
+def test_a_complex_loss_is_refused():
+    with pytest.raises(ConfigError, match="the loss is complex.* HINT"):
+        probe(VECTOR, REAL, lambda o, t: (o - t).mean(-1) + 0j)

@@ -129,6 +129,14 @@ def test_numpy_s_own_dtypes_are_taken():
 def test_no_optimizer_no_parameters_and_no_model_are_said():
     with pytest.raises(ConfigError, match="no optimizer was given"):
         DistributedTrainer(mlp(), cx.CrossEntropyLoss())
+    for given in (cx.AdamOptimizer, "adam", 0.1):
+        with pytest.raises(ConfigError, match="is no optimizer. HINT: cx.AdamOptimizer"):
+            DistributedTrainer(mlp(), cx.CrossEntropyLoss(), given).fit(X, Y, config())
+    for given in (cx.CrossEntropyLoss, "mse"):
+        with pytest.raises(DataError, match="is no loss. HINT: .*with brackets"):
+            DistributedTrainer(mlp(), given, cx.AdamOptimizer())
+    with pytest.raises(ConfigError, match="callbacks is one EMA, expected a list"):
+        DistributedTrainer(mlp(), cx.CrossEntropyLoss(), cx.AdamOptimizer(), callbacks=cx.EMA())
     with pytest.raises(ConfigError, match="is not a model cyxjax knows"):
         DistributedTrainer("mlp", cx.CrossEntropyLoss(), cx.AdamOptimizer())
     for call in (lambda t: t.params, lambda t: t.save_checkpoint("x"), lambda t: t.state):
