@@ -1,10 +1,13 @@
 """fsdp beside mean, ZeRO-2 and zero1, and torch's DDP and FSDP2, in processes on this machine over gloo.
 
-    python scripts/bench/fsdp.py [--ranks 2] [--rounds 5] [--seconds 5] [--torch-python PATH] [--layers 12]
+    python scripts/bench/fsdp.py [--ranks 2] [--rounds 5] [--seconds 3] [--torch-python PATH] [--layers 12]
+    python scripts/bench/fsdp.py --quick    # one round of a GPT of 2 layers, a few steps: that it runs
 
-A GPT is trained in turns: each round starts every row anew, so that a slow moment meets all alike. Prints a
-Markdown table of medians: tokens/s of all ranks, CPU seconds of rank 0 in a step, its peak memory (the
-interpreter and its libraries included), and tokens/s as a share of the same round's `mean`.
+A GPT is trained in turns: each round starts every row in processes of its own, so that a slow moment meets
+all alike. Prints a Markdown table of medians: tokens/s of all ranks, tokens/s as a share of the same round's
+`mean`, CPU seconds of rank 0 in a step, and its peak memory (the interpreter and its libraries included).
+No round begins that would not end within --limit-s, 330 s. `--write` puts the table into README.md beside
+this file. Measure on a quiet machine.
 """
 
 import argparse
@@ -15,8 +18,12 @@ import socket
 import statistics
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from peers import machine, write
 
 HERE = Path(__file__).parent
 OURS = {
@@ -27,31 +34,62 @@ OURS = {
 }
 TORCH = {"torch DDP": ["mean", {}], "torch FSDP2": ["fsdp", {}]}
 SIZES = {"layers": 12, "width": 256, "heads": 4, "length": 64, "vocab": 256, "batch": 4}
-_LIMIT_S = 300  # for one row
+QUICK = {"layers": 2, "width": 64, "heads": 2, "length": 32, "vocab": 64, "batch": 2}
+_LIMIT_S = 120  # for one row
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=5.0, help="measured for each row and round")
-    parser.add_argument("--torch-python", help="an interpreter that has torch; none: no torch rows")
-    for name, value in SIZES.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    args = parser.parse_args()
-    rows = {row: (sys.executable, "fsdp_ours.py", *what) for row, what in OURS.items()}
+    args = parse()
+    rows: dict[str, tuple[Any, ...]] = {
+        row: (sys.executable, "fsdp_ours.py", *what) for row, what in OURS.items()
+    }
     if args.torch_python:
         rows |= {row: (args.torch_python, "fsdp_torch.py", *what) for row, what in TORCH.items()}
     found: dict[str, list[dict[str, float]]] = {row: [] for row in rows}
+    until, longest_s = time.monotonic() + args.limit_s, 0.0
     for number in range(args.rounds):
+        begun = time.monotonic()
+        if number and begun + longest_s > until:
+            break
         for row, (python, script, comm, options) in rows.items():
             task = {name: getattr(args, name) for name in (*SIZES, "seconds")}
             task |= {"comm": comm, "options": options}
             result = measure([python, str(HERE / script), json.dumps(task)], args.ranks)
             found[row].append(result)
             print(f"round {number + 1}, {row}: {result}", file=sys.stderr, flush=True)
-    print(table(found))
-    return 0
+        longest_s = max(longest_s, time.monotonic() - begun)
+    text = f"{heading(args, len(found['mean']))}\n\n{table(found)}"
+    print(text)
+    if args.write:
+        write(HERE / "README.md", text, "fsdp")
+    return 0 if all(result for results in found.values() for result in results) else 1
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0, help="measured for each row and round")
+    parser.add_argument("--limit-s", type=float, default=330.0, help="of all rounds together")
+    parser.add_argument("--torch-python", help="an interpreter that has torch; none: no torch rows")
+    parser.add_argument("--write", action="store_true", help="the table, into README.md beside this file")
+    parser.add_argument("--quick", action="store_true", help="one round, few steps: proves that it runs")
+    for name, value in SIZES.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    args = parser.parse_args()
+    if args.quick and args.write:
+        parser.error("--quick measures nothing worth writing. HINT: leave one of the two out.")
+    if args.quick:
+        vars(args).update(QUICK, rounds=1, seconds=0.2)
+    return args
+
+
+def heading(args: argparse.Namespace, rounds: int) -> str:
+    return (
+        f"{machine()}; {args.ranks} processes over gloo, {rounds} rounds, medians. "
+        f"GPT of {args.layers} layers of {args.width}, {args.heads} heads, "
+        f"{args.batch} texts of {args.length} a process."
+    )
 
 
 def measure(command: list[str], ranks: int) -> dict[str, float]:

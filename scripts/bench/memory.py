@@ -1,22 +1,30 @@
 """Bytes on one replica for each way to save memory, read from compiled training steps. Nothing is trained.
 
-    python scripts/bench/memory.py [--replicas 4] [--models mlp gpt]
+    python scripts/bench/memory.py [--replicas 4] [--models mlp gpt] [--write]
+    python scripts/bench/memory.py --quick    # two cells: that it runs
 
-Prints a Markdown table. Parameters and optimizer state are what the state's arrays occupy, gradients a
-value for each parameter. "kept for backward" is what the step asks to keep between forward and backward,
-parameters left out; "temporaries" is what the compiler gave it: gradients, activations and buffers
-together (`compiled.memory_analysis()`). "whole step" adds the arguments, and results that get new memory.
+Prints a Markdown table; `--write` puts it into README.md beside this file. Each row is compiled in a process
+of its own; one that does not begin within --limit-s, 330 s, says so. Parameters and optimizer state are
+what the state's arrays occupy, gradients a value for each parameter. "kept for backward" is what the step
+asks to keep between forward and backward, parameters left out; "temporaries" is what the compiler gave it:
+gradients, activations and buffers together (`compiled.memory_analysis()`). "whole step" adds the arguments,
+and results that get new memory.
 """
 
 import argparse
+import json
 import math
 import sys
+import time
+from importlib import metadata
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 from jax.extend.core import Var
+from peers import run, write
 
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import build_mesh, put_replicated, put_rows
@@ -31,6 +39,7 @@ from cyxjax.observe.compiled_plan import memory_bytes, size, state_bytes
 from cyxjax.sync.registry import build_sync
 
 PyTree = Any
+HERE = Path(__file__).parent
 COLUMNS = (
     "parameters",
     "optimizer state",
@@ -82,22 +91,62 @@ CHOICES = {
 
 
 def main() -> int:
+    args = parse()
+    if args.cell:
+        return cell(*args.cell, args.replicas)
+    lines = [f"| model | choice | {' | '.join(COLUMNS)} |", f"| --- | --- |{' ---: |' * len(COLUMNS)}"]
+    until, ran = time.monotonic() + args.limit_s, True
+    for name, row in args.rows:
+        found = read(*asked(name, row, args.replicas)) if time.monotonic() < until else "not begun in time"
+        ran &= isinstance(found, list)
+        shown = found if isinstance(found, list) else [found, *[""] * (len(COLUMNS) - 1)]
+        lines.append(f"| {name} | {row} | {' | '.join(shown)} |")
+        print(lines[-1], file=sys.stderr, flush=True)
+    heading = f"{args.replicas} virtual CPU devices, jax {metadata.version('jax')}, Adam."
+    text = f"{heading}\n\n" + "\n".join(lines)
+    print(text)
+    if args.write:
+        write(HERE / "README.md", text, "memory")
+    return 0 if ran else 1
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--replicas", type=int, default=4, help="devices; virtual ones on CPU")
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--limit-s", type=float, default=330.0, help="no row begins later")
+    parser.add_argument("--write", action="store_true", help="the table, into README.md beside this file")
+    parser.add_argument("--quick", action="store_true", help="two rows: proves that it runs")
+    parser.add_argument("--cell", nargs=2, metavar=("MODEL", "CHOICE"), help="one row, as JSON")
     args = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", args.replicas)  # before the first device is asked for
-    if jax.device_count() < args.replicas:
+    if args.quick and args.write:
+        parser.error("--quick measures two rows. HINT: leave one of the two out.")
+    rows = [(name, row) for name in args.models for row, choice in CHOICES.items()]
+    args.rows = [(name, row) for name, row in rows if name == "gpt" or not CHOICES[row].blocks]
+    if args.quick:
+        args.rows = [("mlp", "mean"), ("gpt", "fsdp, remat in the model, by block")]
+    return args
+
+
+def asked(name: str, row: str, replicas: int) -> tuple[str, str]:
+    """(stdout, stderr) of the process that compiles one row."""
+    return run([sys.executable, __file__, "--cell", name, row, "--replicas", str(replicas)], replicas)
+
+
+def read(out: str, errors: str) -> list[str] | str:
+    """The numbers that `cell` printed; else the last line of what it said."""
+    found = [line for line in out.splitlines() if line.startswith("[")]
+    said = (errors or out).strip().splitlines() or ["no result"]
+    return json.loads(found[-1]) if found else f"not run: {said[-1][:80]}".replace("|", "/")
+
+
+def cell(name: str, row: str, replicas: int) -> int:
+    jax.config.update("jax_num_cpu_devices", replicas)  # before the first device is asked for
+    if jax.device_count() < replicas:
         print(f"{jax.device_count()} devices here. HINT: --replicas {jax.device_count()}.", file=sys.stderr)
         return 2
-    print(f"{args.replicas} replicas on {jax.devices()[0].device_kind}, jax {jax.__version__}, Adam\n")
-    print(f"| model | choice | {' | '.join(COLUMNS)} |\n| --- | --- |{' ---: |' * len(COLUMNS)}")
-    for name in args.models:
-        for row, choice in CHOICES.items():
-            if choice.blocks and name != "gpt":
-                continue
-            held = " | ".join(size(count) for count in measure(CASES[name](choice), choice, args.replicas))
-            print(f"| {name} | {row} | {held} |", flush=True)
+    choice = CHOICES[row]
+    print(json.dumps([size(count) for count in measure(CASES[name](choice), choice, replicas)]), flush=True)
     return 0
 
 
