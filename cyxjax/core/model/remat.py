@@ -4,9 +4,11 @@ XLA on CPU (jax 0.10.2) undoes both unless it is told not to: it drops the barri
 the values already, and it runs all gathers first. `memory_options` says so, a program at a time.
 """
 
+import functools
 from typing import Any
 
 import jax
+from jax.extend.core import Jaxpr, subjaxprs
 from jax.sharding import Mesh
 
 from cyxjax.core.model.model_fns import ModelFns
@@ -63,10 +65,26 @@ def with_whole(fns: ModelFns, sync: Sync) -> ModelFns:
 
     def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
         run = lambda p, s, x, k: fns.apply(sync.whole(p, fns.computes), s, x, k, train)  # noqa: E731
-        run = jax.checkpoint(run, policy=keeps) if sync.regather and train else run
-        return run(params, model_state, inputs, key)
+        args = (params, model_state, inputs, key)
+        if sync.regather and train:
+            # Inside another, a `jax.checkpoint` keeps what the outer policy lets it keep, and its own policy
+            # says nothing. Where the outer keeps nothing it is run again as it is, for one more forward.
+            own = fns.recomputes or _recomputes(jax.make_jaxpr(run)(*args).jaxpr)
+            run = jax.checkpoint(run, policy=None if own else keeps)
+        return run(*args)
 
     return fns._replace(apply=apply)
+
+
+def _recomputes(jaxpr: Jaxpr) -> bool:
+    """Whether a model is in part a `jax.checkpoint`, as `linen.remat` and `nnx.remat` make of it."""
+    here = any(eqn.primitive.name == _checkpoint_name() for eqn in jaxpr.eqns)
+    return here or any(_recomputes(inner) for inner in subjaxprs(jaxpr))
+
+
+@functools.cache
+def _checkpoint_name() -> str:
+    return jax.make_jaxpr(jax.checkpoint(lambda x: -x))(0.0).eqns[0].primitive.name
 
 
 def _is_own_gather(params: dict[str, Any]) -> bool:
