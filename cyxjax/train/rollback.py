@@ -11,11 +11,15 @@ from collections.abc import Callable
 
 import numpy as np
 
+from cyxjax.checkpoint.folders import step_folder
+from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.checkpoint.off import Checkpoints
 from cyxjax.errors import CheckpointError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.hooks.loss_spike import LossSpikeError
 from cyxjax.train.hooks.nonfinite import BadStepError, NonFiniteError
-from cyxjax.train.loop import RunState
+from cyxjax.train.loop import Position, RunState
+from cyxjax.train.resume import place_of
 from cyxjax.train.settings import GuardPolicy
 
 _FLOAT16_STEPS = 50  # left out in a row before no loss scale is to blame: 2^16 is at its least after 30
@@ -51,6 +55,32 @@ def fit(
             _note(history, start, error)
             say(_told(start, error))
     raise AssertionError("the last run returns or raises")
+
+
+def make_room(checkpointer: Checkpoints, step: int, resumed: bool, say: Callable[[str], None]) -> None:
+    """Sets aside the checkpoints after `step`: of a future that is not, or of an earlier run."""
+    why = "abandoned" if resumed else "earlier"
+    gone = checkpointer.rewind(step, why)
+    if not gone:
+        return
+    steps, place = ", ".join(map(str, gone)), f"step_*.{why}-* in {checkpointer.directory}"
+    if resumed:
+        say(f"The run goes on from step {step}: later checkpoints ({steps}) are kept as {place}.")
+    else:
+        say(f"Checkpoints of an earlier run ({steps}) are kept as {place}.")
+
+
+def newest_to_go_back_to(
+    checkpointer: Checkpoints, good_step: int, counts: Callable[[Position], bool]
+) -> int | None:
+    """The newest step with a checkpoint that is `good_step` or before, and counts; None if none is."""
+    for step in reversed(checkpointer.steps()):
+        assert checkpointer.directory is not None  # it has steps
+        if step <= good_step and counts(
+            place_of(read_manifest(step_folder(checkpointer.directory, step)).meta)
+        ):
+            return step
+    return None
 
 
 def _causes(guard: GuardPolicy) -> tuple[type[BadStepError], ...]:

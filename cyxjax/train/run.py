@@ -21,6 +21,7 @@ from cyxjax.train.hooks.digests import DigestHook
 from cyxjax.train.hooks.events import EventsHook
 from cyxjax.train.hooks.goodput import GoodputHook
 from cyxjax.train.hooks.guard import FolderGuard
+from cyxjax.train.hooks.loss_spike import LossSpikeHook
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN
 from cyxjax.train.hooks.profile import ProfileHook
 from cyxjax.train.hooks.progress import HistoryHook, RecordHook
@@ -43,7 +44,7 @@ class Run(NamedTuple):
     settings: Settings
     watchable: Watchable
     signals: StopSignals
-    spikes: list[Hook]  # made once: what it has seen outlives a rollback
+    spikes: list[LossSpikeHook]  # made once: what it has seen outlives a rollback
     checkpointer: Checkpoints
     sink: Sink
     console: Console
@@ -82,8 +83,8 @@ def run_from(
     watchable = watchable_in(session.recipe.metrics, prepared.feed, settings.course)
     keeping = resume.checkpointer_for(settings.saving, session.group, watchable.of(settings.watch).mode)
     with StopSignals() as signals, keeping as checkpointer:
-        _make_room(checkpointer, start.position.step, session.resumed, console)
-        spikes = loss_spike.hooks_for(settings.guard)
+        rollback.make_room(checkpointer, start.position.step, session.resumed, console.note)
+        spikes = loss_spike.hooks_for(settings.guard, session.loss_spike)
         folder = settings.run_folder if settings.report else None
         events = reporting.event_log(folder, session.is_master, console.note)
         run = Run(
@@ -122,19 +123,6 @@ def _unsaved(checkpointer: Checkpoints, step: int) -> NotSavedError | None:
     )
 
 
-def _make_room(checkpointer: Checkpoints, step: int, resumed: bool, console: Console) -> None:
-    """Sets aside the checkpoints after `step`: of a future that is not, or of an earlier run."""
-    why = "abandoned" if resumed else "earlier"
-    gone = checkpointer.rewind(step, why)
-    if not gone:
-        return
-    steps, place = ", ".join(map(str, gone)), f"step_*.{why}-* in {checkpointer.directory}"
-    if resumed:
-        console.note(f"The run goes on from step {step}: later checkpoints ({steps}) are kept as {place}.")
-    else:
-        console.note(f"Checkpoints of an earlier run ({steps}) are kept as {place}.")
-
-
 def train(run: Run, feed: Feed, start: RunState) -> RunState:
     """From `start` to the end, back to a checkpoint in between if the configuration says so."""
     settings, course = run.settings, run.settings.course
@@ -160,13 +148,17 @@ def train(run: Run, feed: Feed, start: RunState) -> RunState:
 def _saved(run: Run, like: RunState, good_step: int) -> RunState | None:
     """The newest good checkpoint of `good_step` or before, later ones set aside; None without one.
 
-    History and ledger stay. Waits for the save that may be under way.
+    History and ledger stay. Waits for the save that may be under way. An exact run goes back to what its
+    schedule saved: a save that a signal or the end of an earlier start made would be of another course.
     """
     run.checkpointer.wait()
     resume.meet("rollback")
-    if not resume.on_any_rank(any(step <= good_step for step in run.checkpointer.steps())):
+    on_schedule, is_exact = _saving(run).on_schedule, run.settings.exactness.mode == "exact"
+    counts = on_schedule if is_exact else lambda position: True
+    step = rollback.newest_to_go_back_to(run.checkpointer, good_step, counts)
+    if not resume.on_any_rank(step is not None):
         return None
-    run.checkpointer.rewind(good_step)
+    run.checkpointer.rewind(good_step if step is None else step)  # rank 0, which sees what it saved
     resume.meet("rewound")
     found = resume.load(run.checkpointer, like.state, run.built.sync, run.session.mesh)
     return None if found is None else found[0]
@@ -257,7 +249,7 @@ def _saving(run: Run) -> CheckpointHook:
     saving, monitor = run.settings.saving, run.watchable.of(run.settings.watch)
     return CheckpointHook(
         run.checkpointer,
-        run.session.describe,
+        lambda moment: run.session.describe(moment) | loss_spike.to_meta(run.spikes),
         every_epochs=saving.every_epochs,
         every_steps=saving.every_steps,
         # Clocks differ between ranks: rank 0's alone asks, and all save.

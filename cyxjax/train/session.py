@@ -23,6 +23,7 @@ from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import resume
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.places import Marks
+from cyxjax.train.hooks import loss_spike
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.loop import RunState
 from cyxjax.train.settings import SavePolicy, Settings, resolve
@@ -55,6 +56,7 @@ class Session:
         self._content: dict[str, Any] = {}  # what the data of the present fit hold
         self._told: list[str] = []  # of the values that training begins with
         self.class_names: Names = ()  # of labels that were words, in the order of the model's outputs
+        self.loss_spike: dict[str, Any] = {}  # what the watch on the loss had seen at the checkpoint, by now
         self._origin: dict[str, Any] = {}  # what the checkpoint that was restored said of itself
 
     @property
@@ -161,6 +163,7 @@ class Session:
             agreed = previous.built.agreed(self.run_state.state)
             self.run_state = next_run(prepared, self.mesh, agreed, metrics)
         if not self._loaded:
+            self.loss_spike = {}
             self.history = DistributedTrainingHistory(
                 effective_batch_size=prepared.settings.step.batch.global_batch_size,
                 world_size=self.group.topology.world_size,
@@ -236,7 +239,7 @@ class Session:
         metrics = self.recipe.metrics
         sums = changed.sums_of(meta, moment.sums, metrics.names, metrics.num_training_rows)
         self.run_state = moment._replace(sums=sums)
-        self._stored_exact = meta.get("exact", {})
+        self._stored_exact, self.loss_spike = meta.get("exact", {}), meta.get(loss_spike.META, {})
         topology = self.group.topology
         self.marks.restore(meta, topology.rank, topology.world_size)
         self._take_classes(tuple(meta.get("classes", ())))

@@ -5,10 +5,15 @@ Source of going back: Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, section 5.
 
 import statistics
 from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cyxjax.train.hooks.nonfinite import BadStepError
 from cyxjax.train.loop import Hook, Position, RunState, StepInfo
 from cyxjax.train.settings import GuardPolicy
+
+META = "loss_spike"
+_NOTHING: Mapping[str, Any] = {}
 
 
 class LossSpikeError(BadStepError):
@@ -21,16 +26,23 @@ class LossSpikeHook(Hook):
 
     Nothing is judged before the window is full, nor where the median is not positive: a multiple of it says
     nothing there. Steps that were left out have no loss. After a rollback the window stays: it is of the
-    state that training goes on from.
+    state that training goes on from. A checkpoint keeps it: a resumed run judges as one that was not cut.
+
+    memory: as another hook's `memory` said; {}: of a new run.
     """
 
-    def __init__(self, factor: float, window: int, steps: int) -> None:
+    def __init__(self, factor: float, window: int, steps: int, memory: Mapping[str, Any] = _NOTHING) -> None:
         self._factor, self._steps = factor, steps
-        self._usual: deque[float] = deque(maxlen=window)
+        self._usual = deque(map(float, memory.get("usual", ())), maxlen=window)
         self._high: list[tuple[int, float]] = []  # (step, loss)
+        self._resumed = [(int(step), float(loss)) for step, loss in memory.get("high", ())]
+
+    def memory(self) -> dict[str, Any]:
+        """What it has seen, as JSON values."""
+        return {"usual": list(self._usual), "high": [list(one) for one in self._high]}
 
     def on_start(self, moment: RunState) -> None:
-        self._high = []
+        self._high, self._resumed = self._resumed, []
 
     def on_step(self, info: StepInfo) -> None:
         loss_sum, weight = info.sums[0]
@@ -67,8 +79,16 @@ class LossSpikeHook(Hook):
         )
 
 
-def hooks_for(guard: GuardPolicy) -> list[Hook]:
-    """The hook that `guard` asks for, if it does; made once a fit, so that it outlives rollbacks."""
+def hooks_for(guard: GuardPolicy, memory: Mapping[str, Any]) -> list[LossSpikeHook]:
+    """The hook that `guard` asks for, if it does; made once a fit, so that it outlives rollbacks.
+
+    memory: of the checkpoint that the fit goes on from.
+    """
     if guard.on_loss_spike == "ignore":
         return []
-    return [LossSpikeHook(guard.spike_factor, guard.spike_window, guard.spike_steps)]
+    return [LossSpikeHook(guard.spike_factor, guard.spike_window, guard.spike_steps, memory)]
+
+
+def to_meta(hooks: Sequence[LossSpikeHook]) -> dict[str, Any]:
+    """What a checkpoint keeps of the hooks."""
+    return {META: hooks[0].memory()} if hooks else {}

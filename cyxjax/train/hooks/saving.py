@@ -41,11 +41,15 @@ class CheckpointHook(Hook):
         return 0.0, late or self._requested()
 
     def wants_state(self, position: Position, asked_to_save: bool) -> bool:
+        return asked_to_save or self.on_schedule(position)
+
+    def on_schedule(self, position: Position) -> bool:
+        """Whether every run of these options saves there, whatever clock and signals say."""
         by_epochs = (
             self._every_epochs and not position.step_in_epoch and not position.epoch % self._every_epochs
         )
         by_steps = self._every_steps and not position.step % self._every_steps
-        return bool(asked_to_save or by_epochs or by_steps)
+        return bool(by_epochs or by_steps)
 
     def on_state(self, moment: RunState) -> None:
         state = self._portable(moment.state)

@@ -1,5 +1,6 @@
 """A loss that jumps: told from noise by the median, rolled back with the samples that led to it."""
 
+import json
 import math
 
 import jax
@@ -12,9 +13,10 @@ from cyxjax.cli import audit
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import MSELoss
 from cyxjax.errors import CheckpointError
-from cyxjax.train.hooks.loss_spike import LossSpikeError, LossSpikeHook
+from cyxjax.train.hooks.loss_spike import META, LossSpikeError, LossSpikeHook, to_meta
 from cyxjax.train.loop import Hook, Position, RunState, StepInfo
 from cyxjax.train.trainer import DistributedTrainer
+from tests.support.trainers import use_devices
 
 BATCH, STEPS, BAD = 16, 20, 12  # samples a step, steps an epoch, the step (from 0) whose targets are wrong
 
@@ -68,6 +70,16 @@ def test_a_rollback_forgets_the_streak_but_not_the_median():
     hook.on_step(high)
     with pytest.raises(LossSpikeError):
         hook.on_step(high)
+
+
+def test_what_was_seen_goes_on_after_a_restart():
+    # 1, 2, 3, 4 fill the window and 5 is high; as JSON, which a checkpoint is
+    memory = json.loads(json.dumps(to_meta([told([1, 2, 3, 4, 5])])))[META]
+    assert memory == {"usual": [1.0, 2.0, 3.0, 4.0], "high": [[5, 5.0]]}
+    ninth = StepInfo(Position(6, 0, 6), np.array([[9.0, 1.0]]), (0.0, 0.0))
+    with pytest.raises(LossSpikeError, match="5 to 9 in steps 5 to 6"):
+        told([], memory=memory).on_step(ninth)
+    told([], memory={}).on_step(ninth)
 
 
 def data(without=()):
@@ -138,6 +150,25 @@ def test_a_resumed_run_still_knows_what_was_left_out(tmp_path, capsys):
     assert (again.history.rollback_batches, again.history.num_steps) == ([15], 15)
     assert audit.main([str(tmp_path)]) == 0
     assert "; 5 steps left out on purpose" in capsys.readouterr().out
+
+
+def test_a_resumed_run_sees_the_spike_that_an_unbroken_one_sees(tmp_path):
+    # cut at step 12, a step before the first high loss: its own losses would not fill the window again
+    with pytest.raises(RuntimeError, match="lost"):
+        fit(tmp_path, data(), DieAfter(12), steps_in_flight=1)
+    assert fit(tmp_path, data()).history.rollback_steps == [5]
+
+
+def test_an_exact_run_goes_back_to_what_its_schedule_saved(tmp_path):
+    # step 11 is saved because the first start ends there; an unbroken run has steps 10 and 12 alone
+    use_devices(1)
+    exact = {"reproducibility": "exact", "virtual_replicas": 1, "exact_threads": 8}
+    fit(tmp_path / "cut", data(), max_steps=11, **exact)
+    again = fit(tmp_path / "cut", data(), **exact)
+    assert (again.history.rollback_batches, again.history.rollback_steps) == ([15], [5])
+    plain = {"global_batch_size": BATCH}
+    fit(tmp_path / "plain", data(), max_steps=11, **plain)
+    assert fit(tmp_path / "plain", data(), **plain).history.rollback_steps == [4]  # the newest
 
 
 def test_a_spike_that_comes_back_is_an_error(tmp_path):
