@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cyxjax.data import bundled, files, images, text
+from cyxjax.data.extras import tables
 from cyxjax.data.sources import as_dataset
 from cyxjax.data.splits import DatasetInfo, Splits, Task, split_rows
 from cyxjax.data.targets.forms import class_names_of, with_classes
@@ -29,6 +30,9 @@ _LOADERS: dict[str, Loader] = {
     "npy": files.load_npy,
     "csv": files.load_csv,
     "image_folder": images.load_image_folder,
+    "parquet": tables.load_parquet,
+    "hf": tables.load_hugging_face,
+    "array_record": tables.load_array_record,
 }
 
 

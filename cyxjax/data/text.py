@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from cyxjax.data.extras.tables import extra
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.errors import ConfigError, DataError
@@ -13,15 +14,23 @@ from cyxjax.files import read_plain
 
 
 def load_text(
-    root: Path | None = None, sequence_length: int = 64, val_fraction: float = 0.1, test_fraction: float = 0.1
+    root: Path | None = None,
+    sequence_length: int = 64,
+    val_fraction: float = 0.1,
+    test_fraction: float = 0.1,
+    tokenizer: str | None = None,
 ) -> Splits:
     """Characters of the file `root` (default: Python's help, 465 kB of English): int32 (sequence_length,).
+
+    With `tokenizer`, a tokenizer.json of the library of that name, its tokens instead of characters.
 
     The text is cut in three stretches, so that validation and test text is never seen in training.
     """
     text = python_help() if root is None else _read(root)
-    vocabulary = "".join(sorted(set(text)))
-    tokens = encode(text, vocabulary)
+    vocabulary = "" if tokenizer else "".join(sorted(set(text)))
+    tokens, width = (
+        _by_file(text, Path(tokenizer)) if tokenizer else (encode(text, vocabulary), len(vocabulary))
+    )
     if min(val_fraction, test_fraction) <= 0 or val_fraction + test_fraction >= 1:
         raise ConfigError(
             f"val_fraction={val_fraction}, test_fraction={test_fraction}; expected positive numbers with a "
@@ -29,8 +38,20 @@ def load_text(
         )
     edges = np.rint(np.cumsum([1 - val_fraction - test_fraction, val_fraction]) * len(tokens)).astype(int)
     train, val, test = [next_token_windows(part, sequence_length) for part in np.split(tokens, edges)]
-    info = DatasetInfo("text", "language", len(vocabulary), (sequence_length,), vocabulary)
+    info = DatasetInfo("text", "language", width, (sequence_length,), vocabulary)
     return Splits(train, val, test, info)
+
+
+def _by_file(text: str, path: Path) -> tuple[npt.NDArray[np.int32], int]:
+    """(tokens, size of the vocabulary). Raises: ConfigError for no such library, DataError for the file."""
+    library = extra("tokenizers", "tokenizers")
+    try:
+        found = library.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise DataError(
+            f"{path}: no tokenizer ({error}). HINT: name the tokenizer.json that transformers saved."
+        ) from error
+    return np.array(found.encode(text).ids, np.int32), found.get_vocab_size()
 
 
 def python_help() -> str:

@@ -1,0 +1,132 @@
+"""Formats of other libraries by name; a row runs where its library (an extra) is installed."""
+
+import sys
+
+import numpy as np
+import pytest
+
+import cyxjax as cx
+from cyxjax.errors import ConfigError, DataError
+
+X = np.arange(40, dtype=np.float32).reshape(20, 2)
+WORDS = ["dog", "cat"] * 10
+
+
+def decode(record):
+    return np.float32([record[0], 1]), np.int32(record[0] % 2)
+
+
+@pytest.fixture
+def parquet():
+    return pytest.importorskip("pyarrow.parquet")
+
+
+def written(parquet, path, **columns):
+    parquet.write_table(sys.modules["pyarrow"].table(columns), path)
+    return path
+
+
+def everything(splits):
+    """(inputs, targets) of all parts together."""
+    parts = [part.take(np.arange(len(part))) for part in splits[:3]]
+    return [np.concatenate([part[i] for part in parts]) for i in (0, 1)]
+
+
+def test_a_parquet_file_of_numbers_and_words(parquet, tmp_path):
+    path = written(parquet, tmp_path / "a.parquet", a=X[:, 0], b=X[:, 1].astype(int), label=WORDS)
+    splits = cx.data.load_dataset("parquet", path)
+    assert (splits.info.class_names, splits.info.num_classes) == (("cat", "dog"), 2)
+    assert (splits.info.task, splits.info.input_shape) == ("classification", (2,))
+    inputs, targets = everything(splits)
+    assert sorted(inputs.tolist()) == X.tolist()
+    assert targets.tolist() == [int(x / 2 % 2 == 0) for x in inputs[:, 0]]  # dog is 1, and comes first
+
+
+def test_a_folder_of_parts_lists_and_quantities(parquet, tmp_path):
+    for number, rows in enumerate((slice(0, 10), slice(10, 20))):
+        path = tmp_path / f"part-{number}.parquet"
+        written(parquet, path, pixels=X[rows].tolist(), price=X[rows, 0] / 3, other=WORDS[rows])
+    splits = cx.data.load_dataset("parquet", tmp_path, target="price", inputs=["pixels"])
+    inputs, targets = everything(splits)
+    assert (splits.info.task, splits.info.num_classes, inputs.shape, targets.shape) == (
+        "regression",
+        1,
+        (20, 2),
+        (20, 1),
+    )
+    np.testing.assert_allclose(targets[:, 0], inputs[:, 0] / 3, rtol=1e-6)
+
+
+def test_what_a_parquet_file_cannot_be_is_said(parquet, tmp_path):
+    holed = written(parquet, tmp_path / "h.parquet", a=[1.0, None, 3.0], label=[0, 1, 0])
+    with pytest.raises(DataError, match="column 'a' has no value in 1 rows, the first is 1"):
+        cx.data.load_dataset("parquet", holed)
+    ragged = written(parquet, tmp_path / "r.parquet", a=[[1], [1, 2]], label=[0, 1])
+    with pytest.raises(DataError, match="lists of column 'a' have 1 to 2 values"):
+        cx.data.load_dataset("parquet", ragged)
+    with pytest.raises(ConfigError, match="no column 'labels'"):
+        cx.data.load_dataset("parquet", ragged, target="labels")
+    (tmp_path / "x.parquet").write_bytes(b"no parquet")
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
+        cx.data.load_dataset("parquet", tmp_path / "x.parquet")
+
+
+def test_a_library_that_is_not_there_is_named_with_its_extra(monkeypatch, tmp_path):
+    for module, name, extra in (
+        ("pyarrow.parquet", "parquet", "parquet"),
+        ("datasets", "hf", "hf"),
+        ("array_record.python.array_record_data_source", "array_record", "grain"),
+    ):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ConfigError, match=rf"pip install 'cyxjax\[{extra}\]'"):
+            cx.data.load_dataset(name, tmp_path)
+
+
+def test_a_folder_of_hugging_faces(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"x": datasets.List(datasets.Value("float32"), 2), "label": datasets.ClassLabel(names=["no", "yes"])}
+    )
+    table = datasets.Dataset.from_dict({"x": X.tolist(), "label": [0, 1] * 10}, features=features)
+    table.save_to_disk(str(tmp_path / "one"))
+    splits = cx.data.load_dataset("hf", tmp_path / "one")
+    assert (splits.info.class_names, splits.info.input_shape) == (("no", "yes"), (2,))
+    assert sorted(everything(splits)[0].tolist()) == X.tolist()
+    parts = datasets.DatasetDict(
+        {"train": table, "validation": table.select([1]), "test": table.select([2, 3])}
+    )
+    parts.save_to_disk(str(tmp_path / "three"))
+    assert [len(part) for part in cx.data.load_dataset("hf", tmp_path / "three")[:3]] == [20, 1, 2]
+
+
+def test_array_records_by_number(tmp_path):
+    module = pytest.importorskip("array_record.python.array_record_module")
+    writer = module.ArrayRecordWriter(str(tmp_path / "a.array_record"), "group_size:1")
+    for number in range(20):
+        writer.write(bytes([number]))
+    writer.close()
+    named = {"decode": "tests.unit.data.test_extras:decode", "num_classes": 2}
+    splits = cx.data.load_dataset("array_record", tmp_path, **named)
+    inputs, targets = everything(splits)
+    assert sorted(inputs[:, 0].tolist()) == list(range(20))
+    assert targets.tolist() == (inputs[:, 0] % 2).tolist()
+    with pytest.raises(ConfigError, match="needs options.decode"):
+        cx.data.load_dataset("array_record", tmp_path)
+
+
+def test_a_text_by_a_tokenizer_of_its_own(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    (tmp_path / "a.txt").write_text("the cat and the dog and the emu \n" * 40)
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.train([str(tmp_path / "a.txt")], tokenizers.trainers.BpeTrainer(vocab_size=40, special_tokens=["?"]))
+    made.save(str(tmp_path / "tokenizer.json"))
+    named = {"tokenizer": str(tmp_path / "tokenizer.json"), "sequence_length": 4}
+    splits = cx.data.load_dataset("text", tmp_path / "a.txt", **named)
+    first, after = splits.train.take(np.arange(1))
+    assert made.decode(first[0].tolist()).split() == ["the", "cat", "and", "the"]
+    assert after[0].tolist()[:3] == first[0].tolist()[1:]
+    assert splits.info.num_classes == made.get_vocab_size()
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(DataError, match="bad.json: no tokenizer"):
+        cx.data.load_dataset("text", tmp_path / "a.txt", tokenizer=str(tmp_path / "bad.json"))
