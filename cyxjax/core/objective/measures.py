@@ -12,12 +12,16 @@ from cyxjax.errors import ConfigError
 def top_k(k: int, *, ignore_index: int | None = None) -> Metric:
     """1 where the label is among the `k` largest logits (B, ..., C); a tie with the label's counts for it.
 
-    ignore_index: a label that counts nothing. Raises: ConfigError unless k >= 1.
+    ignore_index: a label that counts nothing. Raises: ConfigError unless 1 <= k <= C.
     """
     if k < 1:
         raise ConfigError(f"top_k({k}): expected 1 or more. HINT: top_k(5).")
 
     def hits(output: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if k > output.shape[-1]:
+            raise ConfigError(
+                f"top_k({k}) of {output.shape[-1]} classes is always right. HINT: k below their number."
+            )
         counts = _counts(target, ignore_index)
         label = jnp.where(counts, target, 0).astype(jnp.int32)
         own = jnp.take_along_axis(output, label[..., None], axis=-1)

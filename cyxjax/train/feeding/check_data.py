@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from cyxjax.core.losses import BCEWithLogitsLoss
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.objective.loss_probe import needs_probe, refuse_unless_blind, refuse_unless_mean
 from cyxjax.core.objective.metric_probe import refuse_unless_of_samples
@@ -116,6 +117,7 @@ def check(
     for what, part in (("training data", data.train), ("validation data", data.val)):
         if part is not None:
             check_finite(part, what)
+            check_shares(part, loss, what)
             check_labels(part, *metrics.labels(output, targets), what, metrics.ignore_index)
 
 
@@ -130,10 +132,32 @@ def check_finite(dataset: Dataset, what: str) -> None:
     for leaf in jax.tree.leaves((dataset.inputs, dataset.targets)):
         if type(leaf) is not np.ndarray or leaf.dtype.kind != "f":
             continue  # memmaps are not read through
-        if not np.isfinite(leaf.sum(dtype=np.float64)):
+        with np.errstate(invalid="ignore", over="ignore"):
+            total = leaf.sum(dtype=np.float64)
+        if not np.isfinite(total):
             bad = np.flatnonzero(~np.isfinite(leaf.reshape(len(leaf), -1)).all(1))
             if bad.size:
                 raise DataError(
                     f"{what}: {bad.size} of {len(leaf)} samples hold NaN or infinity, the first is {bad[0]}. "
                     "HINT: clean them, e.g. X = numpy.nan_to_num(X), or leave them out."
                 )
+
+
+def check_shares(dataset: Dataset, loss: Any, what: str) -> None:
+    """In-memory targets of a binary cross-entropy of ours lie in [0, 1]: outside, it is no loss of anything.
+
+    Raises: DataError naming the first sample whose do not.
+    """
+    if not isinstance(dataset, ArrayDataset) or not isinstance(
+        getattr(loss, "__self__", None), BCEWithLogitsLoss
+    ):
+        return
+    for leaf in jax.tree.leaves(dataset.targets):
+        if type(leaf) is not np.ndarray or leaf.dtype.kind not in "iuf":
+            continue  # memmaps are not read through
+        if leaf.size and (leaf.min() < 0 or leaf.max() > 1):
+            at = tuple(np.argwhere((leaf < 0) | (leaf > 1))[0])
+            raise DataError(
+                f"{what}: sample {at[0]} has target {leaf[at]}, and BCEWithLogitsLoss takes 0, 1 "
+                "or a share between. HINT: for -1 and 1 give (y + 1) / 2; for classes cx.CrossEntropyLoss()."
+            )

@@ -1,7 +1,7 @@
 """Optimizers by the guides' names, each an optax transformation that remembers its learning rate."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar, cast
@@ -61,6 +61,7 @@ def _remembering(make: _Make) -> _Make:
         bound = takes.bind(*args, **given)
         bound.apply_defaults()
         told = bound.arguments | {"lr": _checked_rate(bound.arguments["lr"])}
+        _check_decays(make.__name__, told)
         optimizer = make(**told)
         optimizer.ddp = ddp
 
@@ -109,6 +110,21 @@ def _checked_rate(lr: Any) -> Any:
             f"lr={lr!r}: a learning rate is a positive number, or a schedule. HINT: 0.001 suits Adam."
         )
     return rate
+
+
+_SHARES = ("b1", "b2", "b3", "betas", "momentum", "decay")  # what is kept of an average from step to step
+
+
+def _check_decays(name: str, given: Mapping[str, Any]) -> None:
+    """Raises: ConfigError for an average that grows, or a text in place of a number."""
+    for key in _SHARES:
+        for value in given[key] if isinstance(given.get(key), tuple | list) else (given.get(key),):
+            if isinstance(value, str | bool) or (isinstance(value, int | float) and not 0 <= value < 1):
+                raise ConfigError(
+                    f"{name}: {key}={given[key]!r} is no share of an average, in [0, 1). "
+                    "HINT: 0.9, or 0.999 for b2.",
+                    key=f"options.{key}",
+                )
 
 
 def _with_l2(weight_decay: float, transformation: optax.GradientTransformation) -> Any:
@@ -190,6 +206,7 @@ def _built(section: OptimizerConfig) -> optax.GradientTransformation:
     if section.name in _OURS:
         rule, given = _OURS[section.name](section)
         given |= _accepted(section, rule, section.options)
+        _check_decays(section.name, given)
         decay = 0.0 if section.name in _DECOUPLED else section.weight_decay
         return _named(_with_l2(decay, rule(section.lr, **given)), section.lr)
     found = named(
@@ -243,6 +260,8 @@ def _called(section: OptimizerConfig, rule: Callable) -> optax.GradientTransform
             )
         given |= own
     given |= _accepted(section, rule, section.options) | ({rate: section.lr} if rate else {})
+    if section.name in OPTAX:
+        _check_decays(section.name, given)
     try:
         made = rule(**given)
     except (TypeError, ValueError) as err:

@@ -162,3 +162,19 @@ def test_a_rate_that_is_not_known_is_absent(tmp_path):
     assert history.learning_rates == []
     assert Records.seen
     assert all("learning_rate" not in record for record in Records.seen)
+
+
+@pytest.mark.parametrize("name", ["adam", "nadam"])
+@pytest.mark.parametrize("options", [{"b2": 1.5}, {"b1": -0.1}, {"b2": "0.9"}])
+def test_an_average_that_grows_is_refused_by_name(name, options):
+    key, value = next(iter(options.items()))
+    with pytest.raises(ConfigError, match=rf"{name}: {key}={value!r} is no share .* HINT"):
+        build_optimizer(OptimizerConfig(name=name, options=options))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: cx.AdamOptimizer(betas=(0.9, 1.0)), lambda: cx.SGDOptimizer(0.1, momentum=2)]
+)
+def test_an_average_that_grows_is_refused_in_a_program(make):
+    with pytest.raises(ConfigError, match=r"is no share of an average, in \[0, 1\)"):
+        make()

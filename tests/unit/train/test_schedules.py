@@ -127,3 +127,10 @@ def test_a_rule_that_wants_the_loss_is_refused_by_name():
         ConfigError, match=r"optimizer.name.*asks for the value of the loss.*ReduceLROnPlateau"
     ):
         load_config(["--optimizer.name", "reduce_on_plateau"])
+
+
+def test_a_schedule_over_no_steps_is_refused():
+    # optax would keep its first value, and say so in a log that nobody sees.
+    plan = RatePlan(name="exponential_decay", options={"transition_steps": 0, "decay_rate": 0.9})
+    with pytest.raises(ConfigError, match="transition_steps=0 would stay at its first value.*HINT"):
+        build_schedule(plan)
