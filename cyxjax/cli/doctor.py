@@ -18,7 +18,13 @@ from cyxjax.launch.clusters import discover
 from cyxjax.launch.topology import DEFAULT_PORT
 from cyxjax.launch.versions import PACKAGES, version_of
 
-_EXTRAS = {"scikit-learn": "digits", "matplotlib": "plot", "wandb": "wandb", "tensorboardX": "tensorboard"}
+_EXTRAS = {
+    "scikit-learn": "digits",
+    "matplotlib": "plot",
+    "wandb": "wandb",
+    "tensorboardX": "tensorboard",
+    "mlflow-skinny": "mlflow",
+}
 _DEVICE_TIMEOUT_S = 60  # jax on a broken driver can hang; a child process cannot hang us
 _LOW_DISK_BYTES = 1 << 30
 _ASK_JAX = (

@@ -1,13 +1,16 @@
 """`cyxjax report RUN [RUN ...]`: a run as one page of HTML, or several beside each other."""
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cyxjax.command import Parser
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.load import open_run, read_yaml
 from cyxjax.errors import EXIT_OK, ConfigError, DataError
+from cyxjax.observe.report import outcome, ranks
 from cyxjax.observe.report.facts import RunFacts, read_facts
 from cyxjax.observe.report.page import write
 from cyxjax.train.reporting import audit_of
@@ -22,6 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(f"{len(given.runs)} runs are more than {_MOST_RUNS} on one page. HINT: name fewer.")
     path = given.output or (given.runs[0] / "report.html" if len(given.runs) == 1 else Path("report.html"))
     facts = [_facts(run) for run in given.runs]
+    if given.json:
+        print(json.dumps([told(run) for run in facts]))
+        return EXIT_OK
     try:
         write(path, facts)
     except OSError as err:
@@ -37,10 +43,29 @@ def _parser() -> Parser:
         example="cyxjax report runs/digits runs/digits-lr-0.01 --output compared.html",
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder")
+    parser.add_argument("--json", action="store_true", help="print what came out instead of drawing it")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="default: report.html in RUN, of several: here"
     )
     return parser
+
+
+def told(run: RunFacts) -> dict[str, Any]:
+    """What the page says first, for a script: a name and plain values each."""
+    return {
+        "name": run.name,
+        "folder": run.folder,
+        "headline": outcome.headline(run),
+        "results": outcome.results(run),
+        "seconds": run.seconds,
+        "starts": [
+            {name: value for name, value in stretch._asdict().items() if name != "ranks"}
+            for stretch in ranks.stretches(run.events)
+        ],
+        "changed": run.changed,
+        "audit": {"good": run.audit.good, "lines": run.audit.lines},
+        "notes": run.notes,
+    }
 
 
 def _facts(root: Path) -> RunFacts:

@@ -42,7 +42,7 @@ class TrainConfig(DistributedTrainingConfig):
     callbacks: tuple[Named, ...] = ()
     """EMA, EarlyStopping, ReduceLROnPlateau, BestCheckpoint, module:attribute; or {name: x, options: ...}."""
     sinks: tuple[SinkName, ...] = ("jsonl",)
-    """Where metrics go besides the screen: jsonl, csv, tensorboard, wandb, or module:attribute."""
+    """Where metrics go besides the screen: jsonl, csv, tensorboard, wandb, mlflow, or module:attribute."""
     wandb: WandbConfig = WandbConfig()
     report: bool = True
     """Keep events.jsonl, and draw report.html at the end."""

@@ -95,7 +95,7 @@ WANT_THE_LOSS = {  # optax's rules that search along the loss, or need a rule be
     "reduce_on_plateau": "take the callback ReduceLROnPlateau",
     "lbfgs": "take optax.lbfgs(lr, linesearch=None), which works as any rule, or adam",
 }
-_SINKS = ("jsonl", "csv", "tensorboard", "wandb")
+_SINKS = ("jsonl", "csv", "tensorboard", "wandb", "mlflow")
 Named = Annotated[dict[str, Any], BeforeValidator(_named)]
 OptimizerName = Annotated[str, AfterValidator(_optimizer)]
 SinkName = Annotated[str, AfterValidator(_sink)]

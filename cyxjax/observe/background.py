@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from cyxjax.observe.records import Record, Sink, Warn, describe, plain_record
+from cyxjax.observe.records import Record, Sink, Warn, copied, describe
 
 _STOP = object()
 _LOOK_S = 0.05  # between two looks at a sink that is being closed
@@ -42,7 +42,7 @@ class BackgroundSink:
         if self._ended.is_set():
             return
         try:
-            self._queue.put_nowait(plain_record(record))  # a copy: the caller may go on using its dict
+            self._queue.put_nowait(copied(record))  # a copy: the caller may go on using its dict
         except queue.Full:
             self.num_dropped += 1
             if self.num_dropped == 1:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TextIO, cast
 
 from cyxjax.observe.lines import batch_plan_line, done_line, epoch_line, step_line
 from cyxjax.observe.live import LiveLine, Pace
-from cyxjax.observe.records import Record
+from cyxjax.observe.records import Record, step_of
 
 _EVERY_S = 10.0  # between two lines of progress in a log
 
@@ -80,7 +80,7 @@ class PlainConsole:
 
     def step(self, record: Record) -> None:
         now = time.monotonic()
-        left_s = self._pace.left_s(int(record.get("step", 0)), now)
+        left_s = self._pace.left_s(step_of(record), now)
         if self._told_s is None or now - self._told_s >= self._every_s:
             self._told_s = now
             self._write(step_line(record, self._pace.total_steps, left_s))

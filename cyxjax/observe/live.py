@@ -8,7 +8,7 @@ from typing import cast
 
 from cyxjax.launch import heartbeat
 from cyxjax.observe.lines import doing, fitted, live_fields
-from cyxjax.observe.records import Record
+from cyxjax.observe.records import Record, step_of
 
 CLEAR_TO_END = "\x1b[K"
 _EVERY_S = 0.5
@@ -65,7 +65,7 @@ class LiveLine:
 
     def tell(self, record: Record) -> None:
         """The newest numbers; the next drawing shows them."""
-        self._left_s = self._pace.left_s(int(record.get("step", 0)), time.monotonic())
+        self._left_s = self._pace.left_s(step_of(record), time.monotonic())
         self._record = record
 
     def clear(self) -> None:

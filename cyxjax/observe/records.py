@@ -1,18 +1,20 @@
 """A record: one line of what happened, `{"kind": "step", "step": 120, "loss": 0.31, ...}`.
 
 Keys people see: kind (step, epoch), epoch, batch, step, loss, accuracy, train_loss, train_accuracy,
-val_loss, val_accuracy, learning_rate, samples_per_second, seconds; others are passed on as they are.
+val_loss, val_accuracy, learning_rate, samples_per_second, seconds; others are passed on as they are. A value
+may be a picture, a text or a histogram (media.py), which trackers show and files leave out.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from cyxjax.files import write_whole
+from cyxjax.observe.media import Histogram, Image, Media, Text
 
-Record = Mapping[str, float | int | str]
+Record = Mapping[str, float | int | str | Media]
 
 
 def plain(value: object) -> float | int | str:
@@ -26,8 +28,23 @@ def plain(value: object) -> float | int | str:
 
 
 def plain_record(record: Mapping[str, object]) -> dict[str, float | int | str]:
-    """`record` with every value made plain."""
-    return {key: plain(value) for key, value in record.items()}
+    """`record` with every value made plain, without its media."""
+    return {key: plain(value) for key, value in record.items() if not is_media(value)}
+
+
+def copied(record: Record) -> Record:
+    """`record` as it is now, with every number made plain."""
+    return {key: value if is_media(value) else plain(value) for key, value in record.items()}
+
+
+def step_of(record: Record) -> int:
+    """The optimizer step it belongs to."""
+    found = plain(record.get("step", 0))
+    return int(found)
+
+
+def is_media(value: object) -> TypeGuard[Media]:
+    return isinstance(value, Image | Text | Histogram)
 
 
 @contextmanager

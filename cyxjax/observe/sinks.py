@@ -1,4 +1,4 @@
-"""Where records go: files of the run folder, TensorBoard, Weights & Biases; several, or nowhere.
+"""Where records go: files of the run folder, TensorBoard, Weights & Biases, MLflow; several, or nowhere.
 
 A sink takes a record and must never stop training: each one is wrapped, says once what went wrong, and
 is then left out.
@@ -20,6 +20,29 @@ class NullSink:
 
     def log(self, record: Record) -> None: ...
     def close(self) -> None: ...
+
+
+class KeptOpen:
+    """The sink of a run that has something to say after its training, which closes what it was given."""
+
+    def __init__(self) -> None:
+        self._sink: Sink = NullSink()
+
+    def over(self, sink: Sink) -> Sink:
+        """Takes `sink` over; what is given back passes records on, and closes nothing."""
+        self._sink = sink
+        return MultiSink([_Open(sink)])
+
+    def log(self, record: Record) -> None:
+        self._sink.log(record)
+
+    def close(self) -> None:
+        self._sink.close()
+
+
+class _Open(NullSink):
+    def __init__(self, sink: Sink) -> None:
+        self.log = sink.log  # type: ignore[method-assign]
 
 
 class MultiSink:
@@ -64,7 +87,7 @@ def warn_on_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-OURS = ("jsonl", "csv", "tensorboard", "wandb")
+OURS = ("jsonl", "csv", "tensorboard", "wandb", "mlflow")
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -100,6 +123,7 @@ def build_sinks(
     remote: dict[str, Callable[[], Sink]] = {
         "tensorboard": lambda: tracker_sinks.TensorBoardSink(folder.tensorboard, resume_step),
         "wandb": lambda: tracker_sinks.WandbSink(folder.root, values, resume_step),
+        "mlflow": lambda: tracker_sinks.MlflowSink(folder.root, values, resume_step),
     }
     check_names(names)
     for name in names:

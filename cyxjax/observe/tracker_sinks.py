@@ -1,20 +1,37 @@
-"""Experiment trackers, as extras: TensorBoard event files and Weights & Biases."""
+"""Experiment trackers, as extras: TensorBoard event files, Weights & Biases, MLflow in a folder.
 
+Each shows the numbers of a record as curves, and its pictures, texts and histograms as its users expect them.
+"""
+
+import html
 import json
 import secrets
-from collections.abc import Mapping
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cyxjax.observe.records import Record, write_atomic
+from cyxjax.files import redact
+from cyxjax.observe.media import Image, Media, Text, png
+from cyxjax.observe.records import Record, is_media, step_of, write_atomic
+
+_LONGEST_PARAM = 500  # characters; what MLflow's servers of all versions take
 
 
 def _scalars(record: Record) -> dict[str, float]:
-    return {key: value for key, value in record.items() if not isinstance(value, str) and key != "step"}
+    return {key: value for key, value in record.items() if isinstance(value, int | float) and key != "step"}
+
+
+def _media(record: Record) -> Iterator[tuple[str, Media]]:
+    for key, value in record.items():
+        if is_media(value):
+            yield key, value
 
 
 class TensorBoardSink:
-    """Scalars as event files in `folder`, by step.
+    """Event files in `folder`, by step.
 
     Raises: ImportError, with what to install, when tensorboardX is missing.
     """
@@ -28,11 +45,33 @@ class TensorBoardSink:
             ) from None
         # purge_step hides what an interrupted run logged after the checkpoint this one starts from
         purge = None if resume_step is None else resume_step + 1
-        self._writer = SummaryWriter(str(folder), purge_step=purge)
+        # its names tell seconds: a part that follows within one would begin the same file anew
+        suffix = f".{time.time_ns()}"
+        self._writer = SummaryWriter(str(folder), purge_step=purge, filename_suffix=suffix)
 
     def log(self, record: Record) -> None:
+        step = step_of(record)
         for key, value in _scalars(record).items():
-            self._writer.add_scalar(key, value, int(record.get("step", 0)))
+            self._writer.add_scalar(key, value, step)
+        for key, shown in _media(record):
+            self._show(key, shown, step)
+
+    def _show(self, key: str, shown: Media, step: int) -> None:
+        if isinstance(shown, Image):
+            # It draws its own files from numbers; a caption has a text of its own.
+            self._writer.add_image(key, shown.pixels, step, dataformats="HWC")
+            if shown.caption:
+                self._writer.add_text(f"{key}/caption", shown.caption, step)
+        elif isinstance(shown, Text):
+            self._writer.add_text(key, shown.text, step)
+        else:
+            edges, counts = shown.edges, shown.counts
+            middles = (edges[1:] + edges[:-1]) / 2
+            sums = float((counts * middles).sum()), float((counts * middles**2).sum())
+            self._writer.add_histogram_raw(
+                key, float(edges[0]), float(edges[-1]), int(counts.sum()), *sums,
+                edges[1:].tolist(), counts.tolist(), step,
+            )  # fmt: skip
 
     def close(self) -> None:
         self._writer.close()
@@ -52,7 +91,10 @@ class WandbSink:
             raise ImportError("wandb is not installed. HINT: pip install 'cyxjax[wandb]'") from None
         folder, options = Path(folder), dict(config.get("wandb") or {})
         folder.mkdir(parents=True, exist_ok=True)
-        run_id = _run_id(folder / "wandb_id.json", go_on=resume_step is not None)
+        run_id = _stored_id(folder / "wandb_id.json", resume_step) or _new_id(
+            folder / "wandb_id.json", secrets.token_hex(4)
+        )
+        self._wandb = wandb
         self._run = wandb.init(
             project=options.get("project") or "cyxjax",
             name=options.get("run_name") or folder.name,
@@ -70,15 +112,103 @@ class WandbSink:
         )
 
     def log(self, record: Record) -> None:
-        self._run.log(_scalars(record), step=int(record.get("step", 0)))
+        shown = {key: self._shown(value) for key, value in _media(record)}
+        self._run.log(_scalars(record) | shown, step=step_of(record))
+
+    def _shown(self, shown: Media) -> Any:
+        if isinstance(shown, Image):
+            return self._wandb.Image(shown.pixels, caption=shown.caption or None)
+        if isinstance(shown, Text):
+            return self._wandb.Html(f"<pre>{html.escape(shown.text)}</pre>")
+        return self._wandb.Histogram(np_histogram=(shown.counts, shown.edges))
 
     def close(self) -> None:
         self._run.finish()
 
 
-def _run_id(path: Path, *, go_on: bool) -> str:
-    if go_on and path.exists():
-        return str(json.loads(path.read_text(encoding="utf-8"))["id"])
-    run_id = secrets.token_hex(4)
+class MlflowSink:
+    """A run in MLflow's local file store, `folder`/mlruns: needs neither a server nor a database.
+
+    The run's id is kept in `folder`/mlflow_id.json, and a resumed training goes on in the same run; steps
+    that are done again keep the numbers they have there, since MLflow takes none back.
+    Raises: ImportError, with what to install, when mlflow is missing.
+    """
+
+    def __init__(self, folder: str | Path, config: Mapping[str, Any], resume_step: int | None = None) -> None:
+        try:
+            from mlflow.tracking import MlflowClient
+        except ImportError:
+            raise ImportError("mlflow is not installed. HINT: pip install 'cyxjax[mlflow]'") from None
+        with suppress(ImportError):  # an older one asks nothing; a newer one refuses files unless told
+            from mlflow.environment_variables import MLFLOW_ALLOW_FILE_STORE
+
+            MLFLOW_ALLOW_FILE_STORE.set(True)
+        folder = Path(folder).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._client = MlflowClient(tracking_uri=(folder / "mlruns").as_uri())
+        stored = _stored_id(folder / "mlflow_id.json", resume_step)
+        self._id = stored or self._begun(folder, config)
+        self._last = self._last_steps()
+        self._client.update_run(self._id, status="RUNNING")
+
+    def log(self, record: Record) -> None:
+        from mlflow.entities import Metric
+
+        step, at_ms = step_of(record), int(1000 * time.time())
+        new = {k: v for k, v in _scalars(record).items() if step > self._last.get(k, -1)}
+        self._client.log_batch(self._id, metrics=[Metric(k, float(v), at_ms, step) for k, v in new.items()])
+        for key, shown in _media(record):
+            self._show(f"{key}_step_{step}", shown)
+
+    def _show(self, name: str, shown: Media) -> None:
+        if isinstance(shown, Image):
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder, f"{name}.png")
+                path.write_bytes(png(shown.pixels))
+                self._client.log_artifact(self._id, str(path), "images")
+            if shown.caption:
+                self._client.log_text(self._id, shown.caption, f"images/{name}.txt")
+        elif isinstance(shown, Text):
+            self._client.log_text(self._id, shown.text, f"texts/{name}.txt")
+        else:
+            values = {"counts": shown.counts.tolist(), "edges": shown.edges.tolist()}
+            self._client.log_dict(self._id, values, f"histograms/{name}.json")
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+    def _begun(self, folder: Path, config: Mapping[str, Any]) -> str:
+        """A new run, with the configuration as its parameters."""
+        from mlflow.entities import Param
+
+        known = self._client.get_experiment_by_name("cyxjax")
+        experiment = known.experiment_id if known else self._client.create_experiment("cyxjax")
+        run_id = str(self._client.create_run(experiment, run_name=folder.name).info.run_id)
+        params = [Param(key, redact(str(value))[:_LONGEST_PARAM]) for key, value in _flat(config)]
+        self._client.log_batch(run_id, params=params[:100])
+        return _new_id(folder / "mlflow_id.json", run_id)
+
+    def _last_steps(self) -> dict[str, int]:
+        """The newest step of each curve that the run has already."""
+        names = self._client.get_run(self._id).data.metrics
+        return {n: max(m.step for m in self._client.get_metric_history(self._id, n)) for n in names}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _stored_id(path: Path, resume_step: int | None) -> str:
+    """The id of the run that is gone on with; "" where there is none."""
+    if resume_step is None or not path.exists():
+        return ""
+    return str(json.loads(path.read_text(encoding="utf-8"))["id"])
+
+
+def _new_id(path: Path, run_id: str) -> str:
     write_atomic(path, json.dumps({"id": run_id}) + "\n")
     return run_id

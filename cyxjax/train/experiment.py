@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import NamedTuple
 
 from cyxjax.checkpoint.folders import list_steps
@@ -17,8 +17,9 @@ from cyxjax.launch.backend import programs
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, or_told, write_atomic
-from cyxjax.observe.sinks import build_sinks, check_names
+from cyxjax.observe.sinks import KeptOpen, build_sinks, check_names
 from cyxjax.train import reporting
+from cyxjax.train.feeding import samples
 from cyxjax.train.start.named import callbacks_of, data_of, loss_of, metrics_of, model_of, optimizer_of
 from cyxjax.train.start.prepare import Prepared
 from cyxjax.train.trainer import DistributedTrainer
@@ -79,6 +80,13 @@ def _train(
     experiment: Experiment, console: Console, still_ours: Callable[[], str]
 ) -> tuple[DistributedTrainingHistory, NotSavedError | None]:
     """Fits, and unless a signal said to hurry, evaluates on the test samples."""
+    with closing(KeptOpen()) as sink:
+        return _train_into(sink, experiment, console, still_ours)
+
+
+def _train_into(
+    sink: KeptOpen, experiment: Experiment, console: Console, still_ours: Callable[[], str]
+) -> tuple[DistributedTrainingHistory, NotSavedError | None]:
     config, splits, trainer, prepared = experiment
 
     def open_sink(step: int) -> Sink:
@@ -86,9 +94,10 @@ def _train(
         if trainer.is_master():
             write_atomic(config.run_folder.config, config.to_yaml())
             write_atomic(config.run_folder.data, splits.info.to_json())
-        return build_sinks(
+        made = build_sinks(
             config.sinks, config.run_dir, trainer.is_master(), config.resolved(), resume_step=step
         )
+        return sink.over(made)
 
     unsaved = None
     try:
@@ -100,10 +109,13 @@ def _train(
         test = trainer.evaluate_metrics(splits.test, max_batches=config.max_eval_batches)
         known = [f"{name} {value:.4f}" for name, value in numbers(test).items() if not math.isnan(value)]
         console.note("Test: " + ", ".join(known))
+        results = {f"test_{name}": value for name, value in numbers(test).items() if not math.isnan(value)}
+        sink.log({"kind": "test", "step": history.num_steps, **results})
         if config.report:
             events = reporting.event_log(config.run_folder, trainer.is_master(), console.note)
             events.log("test", step=history.num_steps, metrics=numbers(test))
-            reporting.tell_predictions(splits, config.report_samples, trainer.predict, events, console.note)
+            told = (config.report_samples, trainer.predict, events, sink, history.num_steps, console.note)
+            samples.tell(splits, *told)
     return history, unsaved
 
 

@@ -7,10 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
 from cyxjax.core.mesh import num_replicas
-from cyxjax.data.splits import Splits
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CyxjaxError
@@ -19,7 +16,6 @@ from cyxjax.launch.program import code_facts
 from cyxjax.launch.versions import machine, software
 from cyxjax.observe.events import EventLog, Events, NullEvents
 from cyxjax.observe.records import describe
-from cyxjax.observe.report.confusion import MOST_CLASSES, confusion_matrix
 from cyxjax.observe.report.facts import Audit, read_facts
 from cyxjax.observe.report.page import write
 from cyxjax.run_folder import RunFolder
@@ -64,24 +60,6 @@ def ask_ranks(group: ProcessGroup) -> list[dict[str, Any]]:
     with suppress(CyxjaxError):
         return agree(group, "the report", note=mine)
     return []
-
-
-def tell_predictions(
-    splits: Splits, most: int, predict: Callable[[Any], Any], events: Events, say: Callable[[str], None]
-) -> None:
-    """How the first `most` test samples fall on classes, where there are few classes; called on all ranks."""
-    info, count = splits.info, min(len(splits.test), most)
-    if not count or info.task != "classification" or not 2 <= info.num_classes <= MOST_CLASSES:
-        return
-    inputs, labels = splits.test.take(np.arange(count))
-    try:
-        scores = predict(inputs)
-    except Exception as err:  # a model that trains but cannot predict: alike on all ranks
-        say(f"WARNING: the report shows no predictions: {describe(err)}")
-        return
-    if np.shape(scores) == (count, info.num_classes) and np.shape(labels) == (count,):
-        counts = confusion_matrix(scores, labels, info.num_classes)
-        events.log("predictions", confusion=counts, classes=info.class_names)
 
 
 def draw(folder: RunFolder, values: Values, defaults: Values, say: Callable[[str], None]) -> None:

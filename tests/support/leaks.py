@@ -18,6 +18,7 @@ HARMLESS = {
         "TF_CPP_MIN_LOG_LEVEL": "jax sets it for a while when its backend starts",
         "CRC32C_SW_MODE": "tensorboardX sets it once, when it is imported",
         "WANDB_SERVICE": "wandb's service, which serves all runs of a process",
+        "MLFLOW_ALLOW_FILE_STORE": "mlflow looks for it at each call of its store of files",
     },
     "threads": {
         "asyncio_": "orbax's event loop keeps its pool of workers for the next save",

@@ -18,9 +18,11 @@ def confusion_matrix(scores: np.ndarray, labels: np.ndarray, num_classes: int) -
 
 
 def shown(run: RunFacts) -> str:
-    """The matrix and a row for each class, from the newest `predictions` event; "" without one."""
+    """The matrix and a row for each class: of the newest `predictions` event, else of a metric."""
     event = run.last("predictions")
-    counts, names = _counts(event.get("confusion")), event.get("classes")
+    counts, names, where = _counts(event.get("confusion")), event.get("classes"), "test samples"
+    if counts is None:
+        counts, where = _measured(run)
     if counts is None:
         return ""
     size = len(counts)
@@ -29,12 +31,24 @@ def shown(run: RunFacts) -> str:
     right, total = int(np.trace(counts)), int(counts.sum())
     return (
         said(
-            f"{total:,} test samples, {right:,} right ({right / max(total, 1):.1%}). Rows: what it was; "
+            f"{total:,} {where}, {right:,} right ({right / max(total, 1):.1%}). Rows: what it was; "
             "columns: what was predicted."
         )
         + _heat(counts, labels)
         + table(("class", "samples", "recall", "precision", "F1"), _by_class(counts, labels), "numbers")
     )
+
+
+def _measured(run: RunFacts) -> tuple[np.ndarray | None, str]:
+    """The newest square matrix among the metrics of the history, of validation if there is one."""
+    metrics = run.history.metrics if run.history else {}
+    for name in sorted(metrics, key=lambda name: not name.startswith("val_")):
+        values = metrics[name]
+        counts = _counts(values[-1]) if isinstance(values, list) and values else None
+        if counts is not None and len(counts) > 1:
+            part = "validation" if name.startswith("val_") else "training"
+            return counts, f"{part} samples of the last epoch ({name})"
+    return None, ""
 
 
 def _counts(raw: Any) -> np.ndarray | None:

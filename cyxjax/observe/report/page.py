@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from cyxjax.files import write_whole
-from cyxjax.observe.report import confusion, outcome, ranks
+from cyxjax.observe.report import confusion, outcome, ranks, samples
 from cyxjax.observe.report.chart import NUM_COLOURS, Line, Mark, bar, line_chart
 from cyxjax.observe.report.curves import Curve, short
 from cyxjax.observe.report.facts import RunFacts
@@ -31,7 +31,7 @@ _CAUSES = {  # of goodput.json, in an order that gives each the same colour on e
     "restore": "restore",
     "detect": "until a loss was noticed",
 }
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # a page of ours never loads or runs anything
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # it never loads or runs anything
 
 
 def write(path: Path, runs: Sequence[RunFacts]) -> None:
@@ -58,7 +58,8 @@ def _one(run: RunFacts) -> str:
             outcome.shown(run),
             section("Curves", _plots(run), _epochs(run), name="curves"),
             section("Where the time went", _time(run), name="time"),
-            section("Predictions on test samples", confusion.shown(run), name="predictions"),
+            section("Results by class", confusion.shown(run), name="predictions"),
+            section("Test samples", samples.shown(run), name="samples"),
             section("Ranks over time", ranks.shown(run), name="ranks"),
             section("Configuration", _configuration(run), name="configuration"),
             section("Environment and fingerprint", _environment(run), name="environment"),
@@ -71,7 +72,9 @@ def _one(run: RunFacts) -> str:
 def _pairs(names: Iterable[str]) -> list[str]:
     """Quantities that have a training or validation curve, loss and accuracy first."""
     found = {name.removeprefix("train_").removeprefix("val_") for name in names}
-    own = found - set(_SINGLE) - {"seconds", "kind"} - {n for n in found if n.startswith("seconds_")}
+    own = (
+        found - set(_SINGLE) - {"seconds", "kind"} - {n for n in found if n.startswith(("seconds_", "test_"))}
+    )
     return sorted(own, key=lambda name: ({"loss": 0, "accuracy": 1}.get(name, 2), name))
 
 

@@ -46,6 +46,11 @@ table.numbers td:not(:first-child),table.numbers th:not(:first-child){text-align
 table.heat td,table.heat th{text-align:center;white-space:nowrap;padding:3px 6px;min-width:2.4em}
 table.heat td i{display:block;font-style:normal;border-radius:3px;padding:1px 4px;print-color-adjust:exact;
 background:color-mix(in srgb,var(--c) var(--share),transparent)}
+.samples{display:grid;grid-template-columns:repeat(auto-fill,minmax(110px,1fr));gap:12px}
+.samples img{width:100%;max-width:220px;image-rendering:pixelated;border:1px solid var(--rule)}
+.samples figcaption{font-size:.8rem;color:var(--soft)}.samples figcaption.bad{color:var(--bad)}
+table.texts td{white-space:pre-wrap;font-family:ui-monospace,"DejaVu Sans Mono",monospace;font-size:.8rem;
+min-width:12em}
 details{margin:.8em 0}summary{cursor:pointer;color:var(--soft)}
 footer{margin-top:3em;color:var(--soft);font-size:.85rem}
 @media (max-width:600px){body{font-size:15px;padding:12px 12px 40px}svg text{font-size:21px}

@@ -43,7 +43,7 @@ def test_the_forms_of_all_kinds():
         "--optimizer.nesterov, --optimizer.no-nesterov Look",
         "--optimizer.betas FLOAT FLOAT Decay of the two moments",
         "--on-desync abort|warn|heal What",
-        "--sinks TEXT ... Where metrics go besides the screen: jsonl, csv, tensorboard, wandb, or "
+        "--sinks TEXT ... Where metrics go besides the screen: jsonl, csv, tensorboard, wandb, mlflow, or "
         "module:attribute. (default: csv jsonl)",
         "--callbacks NAME ... EMA,",
         "--model.options.KEY VALUE What that network takes",

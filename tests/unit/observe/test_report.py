@@ -1,16 +1,20 @@
 """The report page: what it says is what the folder says, and nothing in a folder can break or enter it."""
 
+import base64
 import json
 import math
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from cyxjax.cli.report import main
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.observe.events import EventLog, read_events
 from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.media import png
+from cyxjax.observe.report import confusion, samples
 from cyxjax.observe.report.confusion import confusion_matrix
 from cyxjax.observe.report.curves import Curve, CurveMaker, powers, short, smoothed, thinned, ticks
 from cyxjax.observe.report.facts import Audit, RunFacts, flat, read_facts
@@ -292,3 +296,52 @@ def test_values_lie_flat_by_dotted_key():
 
 def test_a_run_without_curves_or_events_is_a_short_page():
     assert "Curves" not in Reader(page([RunFacts("run", "runs/run")])).words
+
+
+def picture(value):
+    return base64.b64encode(png(np.full((2, 2, 3), value, np.uint8))).decode()
+
+
+def test_test_samples_are_pictures_and_texts_of_the_page_itself(tmp_path):
+    images = [
+        {"png": picture(9), "caption": "cat, taken for <dog>", "right": False},
+        {"png": picture(8), "caption": "cat", "right": True},
+        {"png": base64.b64encode(b"<svg onload=x>").decode(), "caption": "no picture"},
+        {"png": "javascript:alert(1)", "caption": "nor this"},
+        "nor this",
+    ]
+    texts = [{"prompt": "To be, ", "continued": "<b>or not", "stood there": "or not to"}]
+    shown = samples.shown(RunFacts("r", "r", events=[{"event": "samples", "images": images, "texts": texts}]))
+    found = Reader(shown)
+    sources = [value for name, value in found.attributes if name == "src"]
+    assert sources == [f"data:image/png;base64,{picture(n)}" for n in (9, 8)]
+    assert found.words.startswith("cat, taken for <dog> cat given the model went on")
+    assert "<b>or not" in found.words
+    assert {"b", "svg"}.isdisjoint(found.tags)
+    for strange in ({}, {"images": 3, "texts": {}}, {"images": [{}], "note": "x"}):
+        assert samples.shown(RunFacts("r", "r", events=[{"event": "samples", **strange}])) == ""
+
+
+def test_a_matrix_among_the_metrics_is_shown_where_no_samples_were_predicted():
+    history = DistributedTrainingHistory(
+        metrics={
+            "train_m": [[[9, 9], [9, 9]]],
+            "val_m": [[[0, 0], [0, 0]], [[3, 1], [0, 4]]],
+            "val_top5": [0.5],
+        }
+    )
+    words = Reader(confusion.shown(RunFacts("r", "r", history=history))).words
+    assert "8 validation samples of the last epoch (val_m), 7 right (87.5%)" in words
+    assert confusion.shown(RunFacts("r", "r", history=DistributedTrainingHistory())) == ""
+
+
+def test_a_script_reads_what_came_out_and_nothing_is_drawn(tmp_path, capsys):
+    write_run(tmp_path / "run")
+    EventLog(RunFolder(tmp_path / "run").events, pytest.fail).log("start", step=0, world_size=2)
+    assert main([str(tmp_path / "run"), "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["name"], told["headline"][:8]) == ("run", "Finished")
+    assert told["results"]["best val_accuracy"] == 0.5
+    assert (told["starts"][0]["world_size"], told["starts"][0]["ended"]) == (2, False)
+    assert told["audit"].keys() == {"good", "lines"}
+    assert not (tmp_path / "run" / "report.html").exists()

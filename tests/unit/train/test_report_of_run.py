@@ -38,8 +38,12 @@ def names(folder):
 
 def test_an_experiment_leaves_its_report(tmp_path, capsys):
     assert train(tmp_path / "run", checkpoint_every_n_epochs=1) == 0
-    assert names(tmp_path / "run") == ["start", "save", "end", "test", "predictions"]
-    start, *_, predictions = read_events(tmp_path / "run" / "events.jsonl")
+    assert names(tmp_path / "run") == ["start", "save", "end", "test", "predictions", "samples"]
+    start, *_, predictions, samples = read_events(tmp_path / "run" / "events.jsonl")
+    assert len(samples["images"]) == 24
+    wrong = [item for item in samples["images"] if not item["right"]]
+    assert len(wrong) == 12  # of a small model after one epoch: those it is surest of come first
+    assert all(", taken for " in item["caption"] for item in wrong)
     assert start["world_size"] == 1
     assert start["environment"]["jax"]
     assert start["fingerprint"]["training data"]

@@ -1,0 +1,145 @@
+"""What a trained model makes of some test samples: counts by class, pictures, reconstructions, text.
+
+Told as events, for the report, and as a record, for the sinks. Called on all ranks alike; never raises for
+a model that trains but cannot predict.
+"""
+
+import base64
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cyxjax.data.splits import DatasetInfo, Splits
+from cyxjax.data.text import decode
+from cyxjax.observe.events import Events
+from cyxjax.observe.media import Image, Media, Text, histogram, pictures, png
+from cyxjax.observe.records import Sink, describe
+from cyxjax.observe.report.confusion import MOST_CLASSES, confusion_matrix
+
+_SHOWN = 24  # pictures
+_TEXTS, _NEW_TOKENS = 3, 64
+Predict = Callable[[Any], Any]
+
+
+class Told(NamedTuple):
+    """An event and the media of a record that say the same."""
+
+    event: str
+    values: Mapping[str, Any]
+    media: Mapping[str, Media]
+
+
+def tell(
+    splits: Splits,
+    most: int,
+    predict: Predict,
+    events: Events,
+    sink: Sink,
+    step: int,
+    say: Callable[[str], None],
+) -> None:
+    """Of the first `most` test samples, what their kind allows."""
+    count = min(len(splits.test), most)
+    if not count:
+        return
+    inputs, targets = splits.test.take(np.arange(count))
+    try:
+        for told in _told(splits.info, inputs, targets, predict):
+            events.log(told.event, **told.values)
+            if told.media:
+                record: dict[str, float | int | str | Media] = {"kind": told.event, "step": step}
+                sink.log(record | dict(told.media))
+    except Exception as err:  # a model that trains but cannot predict: alike on all ranks
+        say(f"WARNING: the report shows no predictions: {describe(err)}")
+
+
+def _told(info: DatasetInfo, inputs: Any, targets: Any, predict: Predict) -> Iterator[Told]:
+    if info.task == "language":
+        yield from _continued(info, inputs, predict)
+        return
+    if info.task != "classification" or not isinstance(inputs, np.ndarray):
+        return
+    found = predict(inputs)
+    again = found.get("reconstruction") if isinstance(found, dict) else None
+    if again is not None and np.shape(again) == inputs.shape and _are_pictures(inputs):
+        yield _reconstructed(inputs[:_SHOWN], np.asarray(again)[:_SHOWN])
+        return
+    fits = np.shape(found) == (len(inputs), info.num_classes) and np.shape(targets) == (len(inputs),)
+    if not fits or info.num_classes < 2:
+        return
+    if info.num_classes <= MOST_CLASSES:
+        counts = confusion_matrix(found, targets, info.num_classes)
+        sure = np.max(_softmax(np.asarray(found, np.float64)), -1)
+        values = {"confusion": counts, "classes": info.class_names}
+        yield Told("predictions", values, {"test_confidence": histogram(sure)})
+    if _are_pictures(inputs):
+        yield _classified(info, inputs, np.asarray(targets), np.asarray(found, np.float64))
+
+
+def _are_pictures(inputs: np.ndarray) -> bool:
+    return inputs.ndim == 4 and inputs.shape[-1] in (1, 3) and min(inputs.shape[1:3]) >= 4
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    grown = np.exp(scores - scores.max(-1, keepdims=True))
+    return grown / grown.sum(-1, keepdims=True)
+
+
+def _classified(info: DatasetInfo, inputs: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> Told:
+    """What it took for something else, the surest first, then the first that were right."""
+    chosen = scores.argmax(-1)
+    wrong = np.flatnonzero(chosen != labels)
+    wrong = wrong[np.argsort(-_softmax(scores[wrong]).max(-1), kind="stable")]
+    order = np.concatenate([wrong[: _SHOWN // 2], np.flatnonzero(chosen == labels)])[:_SHOWN]
+    names = info.class_names or tuple(map(str, range(info.num_classes)))
+    drawn = pictures(inputs[order])
+    captions = [
+        names[labels[i]] if chosen[i] == labels[i] else f"{names[labels[i]]}, taken for {names[chosen[i]]}"
+        for i in order
+    ]
+    items = [
+        {"png": _text(pixels), "caption": caption, "right": bool(chosen[i] == labels[i])}
+        for i, pixels, caption in zip(order, drawn, captions, strict=True)
+    ]
+    media = {f"test_sample_{n}": Image(p, c) for n, (p, c) in enumerate(zip(drawn, captions, strict=True))}
+    return Told("samples", {"images": items}, media)
+
+
+def _reconstructed(inputs: np.ndarray, again: np.ndarray) -> Told:
+    """Each sample on the left, what the model made of it on the right; one scale of grey for all."""
+    gap = np.full((*inputs.shape[:2], 1, inputs.shape[3]), inputs.max(), np.float32)
+    drawn = pictures(np.concatenate([inputs, gap, np.clip(again, inputs.min(), inputs.max())], 2))
+    items = [{"png": _text(pixels), "caption": ""} for pixels in drawn]
+    media = {f"test_sample_{n}": Image(pixels, "sample | made again") for n, pixels in enumerate(drawn)}
+    return Told(
+        "samples", {"images": items, "note": "Left the sample, right what the model made of it."}, media
+    )
+
+
+def _continued(info: DatasetInfo, tokens: Any, predict: Predict) -> Iterator[Told]:
+    """Text that the model writes after the first half of some windows, always the likeliest next token."""
+    if not info.vocabulary or np.ndim(tokens) != 2 or tokens.shape[1] < 2:
+        return
+    window = np.array(tokens[:: max(1, len(tokens) // _TEXTS)][:_TEXTS])
+    actual, begin = window.copy(), window.shape[1] // 2
+    end = min(window.shape[1], begin + _NEW_TOKENS)
+    window[:, begin:] = 0  # a model that sees only what stood before does not look there
+    for place in range(begin, end):
+        scores = np.asarray(predict(window))
+        if scores.shape != (*window.shape, info.num_classes):
+            return
+        window[:, place] = scores[:, place - 1].argmax(-1)
+    shown = [
+        {name: decode(part, info.vocabulary) for name, part in parts.items()}
+        for parts in (
+            {"prompt": was[:begin], "continued": made[begin:end], "stood there": was[begin:end]}
+            for was, made in zip(actual, window, strict=True)
+        )
+    ]
+    media = {f"test_text_{n}": Text(f"{t['prompt']} >>> {t['continued']}") for n, t in enumerate(shown)}
+    yield Told("samples", {"texts": shown}, media)
+
+
+def _text(pixels: np.ndarray) -> str:
+    return base64.b64encode(png(pixels)).decode()

@@ -1,0 +1,90 @@
+"""What a trained model makes of test samples: told by what the task is, and never in the way of a run."""
+
+import base64
+
+import numpy as np
+import pytest
+
+from cyxjax.data.sources import ArrayDataset
+from cyxjax.data.splits import DatasetInfo, Splits
+from cyxjax.observe.media import Image, Text
+from cyxjax.train.feeding import samples
+
+IMAGES = np.random.default_rng(0).random((6, 8, 8, 1)).astype(np.float32)
+LABELS = np.array([0, 1, 2, 0, 1, 2], np.int32)
+
+
+class Kept:
+    def __init__(self):
+        self.events, self.records, self.said = {}, [], []
+
+    def tell(self, inputs, targets, predict, info, most=100):
+        data = ArrayDataset(inputs, targets)
+        events = type("E", (), {"log": lambda _, event, **values: self.events.update({event: values})})()
+        sink = type("S", (), {"log": lambda _, record: self.records.append(record)})()
+        samples.tell(Splits(data, data, data, info), most, predict, events, sink, 7, self.said.append)
+        return self
+
+
+def info(task="classification", classes=3, shape=(8, 8, 1), **more):
+    return DatasetInfo("it", task, classes, shape, **more)
+
+
+def test_the_surest_mistakes_come_first_then_what_was_right():
+    scores = np.eye(3)[LABELS] * 4.0
+    scores[1], scores[5] = [0.1, 0, 0], [9, 0, 0]  # two mistakes; of the last it is surer
+    kept = Kept().tell(IMAGES, LABELS, lambda x: scores, info(class_names=("a", "b", "c")))
+    captions = [item["caption"] for item in kept.events["samples"]["images"]]
+    assert captions == ["c, taken for a", "b, taken for a", "a", "c", "a", "b"]
+    assert np.sum(kept.events["predictions"]["confusion"]) == 6
+    predictions, shown = kept.records
+    assert predictions["test_confidence"].counts.sum() == 6
+    assert (shown["kind"], shown["step"], shown["test_sample_0"].caption) == ("samples", 7, "c, taken for a")
+    assert base64.b64decode(kept.events["samples"]["images"][0]["png"]).startswith(b"\x89PNG")
+
+
+def test_a_reconstruction_stands_beside_its_sample():
+    kept = Kept().tell(IMAGES, LABELS, lambda x: {"reconstruction": 1 - x, "mean": x[:, 0]}, info())
+    assert len(kept.events["samples"]["images"]) == 6
+    image = kept.records[0]["test_sample_0"]
+    assert isinstance(image, Image)
+    assert image.pixels.shape == (8, 17, 3)  # sample, a line, what was made of it
+    left, right = (image.pixels[..., 0][:, part].astype(int) for part in (slice(0, 8), slice(9, 17)))
+    assert np.corrcoef(left.ravel(), right.ravel())[0, 1] < -0.9
+
+
+def test_text_is_gone_on_with_by_the_likeliest_token_and_sees_nothing_ahead():
+    vocabulary, seen = "abcd", []
+
+    def next_letter(tokens):
+        seen.append(tokens.copy())
+        return np.eye(4)[(tokens + 1) % 4]
+
+    tokens = np.tile(np.array([0, 3, 1, 0, 2, 2], np.int32), (5, 1))
+    kept = Kept().tell(tokens, tokens, next_letter, info("language", 4, (6,), vocabulary=vocabulary))
+    (first, *_) = kept.events["samples"]["texts"]
+    assert first == {"prompt": "adb", "continued": "cda", "stood there": "acc"}
+    assert not seen[0][:, 3:].any()
+    assert isinstance(kept.records[0]["test_text_0"], Text)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "predict", "what"),
+    [
+        (IMAGES[..., 0, 0], lambda x: np.eye(3)[LABELS], {"predictions"}),  # a table is no picture
+        (IMAGES, lambda x: np.zeros((6, 9)), set()),
+        (IMAGES, lambda x: {"loss": 1.0}, set()),
+        ((IMAGES, IMAGES), lambda x: np.eye(3)[LABELS], set()),
+    ],
+)
+def test_what_is_no_picture_and_no_score_a_class_is_left_out(inputs, predict, what):
+    kept = Kept().tell(inputs, LABELS, predict, info())
+    assert set(kept.events) == what
+    assert kept.said == []
+
+
+def test_a_model_that_cannot_predict_costs_one_line():
+    kept = Kept().tell(IMAGES, LABELS, lambda x: 1 / 0, info())
+    assert kept.said == ["WARNING: the report shows no predictions: ZeroDivisionError: division by zero"]
+    assert kept.events == {}
+    assert Kept().tell(IMAGES, LABELS, lambda x: 1 / 0, info(), most=0).said == []
