@@ -12,6 +12,8 @@ from unittest import mock
 # A shell that puts the tests into the background has SIGINT ignored, and the launcher would respect that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup, likewise
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Before jax is imported: eight devices in one process need a pool of eight threads, or their
 # collectives starve one another (XLA sizes the pool by NPROC).

@@ -1,8 +1,6 @@
 """What a step sends, read from the compiled program: no strategy may send more than it says."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -24,6 +22,7 @@ from cyxjax.sync.bucketed import buckets
 from cyxjax.sync.mean import mean
 from cyxjax.sync.registry import STRATEGIES, build_sync
 from tests.support.models import Net, data, put
+from tests.support.programs import run
 from tests.support.strategies import Alone, random_grads
 
 REPLICAS = 4
@@ -226,9 +225,9 @@ def test_one_replica_sends_nothing():
 
 def test_the_command_prints_the_plan_and_writes_nothing(tmp_path):
     config = Path(__file__).parents[2] / "configs" / "digits.yaml"
-    command = [sys.executable, "-m", "cyxjax.cli", "plan", "--config", str(config)]
+    command = ["-m", "cyxjax.cli", "plan", "--config", str(config)]
     options = ["--cpu-devices", "2", "--comm", "zero1", "--data.name", "digits"]
-    ran = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = run(*command, *options, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
     assert lines[0] == "comm: zero1, precision: float32, remat: none"

@@ -45,7 +45,6 @@ def test_three_devices_give_the_bits_of_one():
     ("name", "devices"),
     [
         ("cnn", (2,)),
-        pytest.param("mlp", (3,), marks=pytest.mark.slow),
         pytest.param("gpt", (2,), marks=pytest.mark.slow),
         *(
             # A limit of their own: each device compiles for itself, minutes on a busy machine.

@@ -95,7 +95,9 @@ def test_a_fault_gives_other_bits(fault: Callable, monkeypatch):
     assert train(one, 3).params != train(one, 1).params
 
 
-@pytest.mark.slow  # by default the loop below: one part in the two programs
+# By default the loop below: one part in the two programs.
+@pytest.mark.slow
+@pytest.mark.wide
 def test_a_loop_on_one_layout_gives_other_bits(monkeypatch, as_users_compile):  # noqa: F811
     a_loop_where_a_device_has_many(monkeypatch)
     one = problem("cnn")

@@ -19,7 +19,7 @@ def test_halves_give_the_same_bits():
     ("precision", "name", "devices"),
     [
         pytest.param("float16", "mlp", 2, marks=pytest.mark.slow),
-        pytest.param("bfloat16", "mlp", 3, marks=pytest.mark.slow),
+        pytest.param("bfloat16", "mlp", 3, marks=slow),
         *(
             pytest.param(precision, name, devices, marks=slow)
             for precision in ("float16", "bfloat16")

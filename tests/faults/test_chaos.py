@@ -69,7 +69,7 @@ def test_the_same_layout_gives_the_same_bits(jobs, tmp_path):
     assert sha256_of(leaves(config)) == sha256_of(leaves(whole)), seed
 
 
-@pytest.mark.parametrize("saved_every", [1, 4])
+@pytest.mark.parametrize("saved_every", [pytest.param(1, marks=pytest.mark.wide), 4])
 def test_any_sizes_one_after_another_leave_no_sample_out_and_none_twice(jobs, tmp_path, capsys, saved_every):
     seed = random.randrange(10**6)
     draw = random.Random(seed)

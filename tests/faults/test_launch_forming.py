@@ -48,7 +48,7 @@ def group():
 
 
 def _clean():
-    return {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
+    return {k: v for k, v in os.environ.items() if k != "NPROC"}
 
 
 def outcome(process, limit_s=90):

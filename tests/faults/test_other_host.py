@@ -17,7 +17,7 @@ PROGRAM = "import cyxjax as cx\ncx.distributed.init()\nprint('met', flush=True)\
 
 def two_ranks(folder: Path, commands: list[list[str]], **of_rank_1: str) -> list[tuple[int, str]]:
     """(exit code, all that was written) of both ranks, each started by hand; `of_rank_1`: its environment."""
-    dirty = ("NPROC", "XLA_FLAGS", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    dirty = ("NPROC", "RANK", "WORLD_SIZE", "LOCAL_RANK")
     base = {k: v for k, v in os.environ.items() if k not in dirty}
     with ports.listen("127.0.0.1", 0) as free:
         port = str(free.getsockname()[1])

@@ -12,6 +12,7 @@ from tests.support import forked
 
 pytestmark = pytest.mark.multiprocess
 LIMIT_S = 240
+WIDE = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))
 ROOT = Path(__file__).parents[2]
 
 
@@ -62,8 +63,8 @@ def same(one: Path, other: Path) -> None:
     ("processes", "devices"),
     [
         pytest.param(3, 3, marks=pytest.mark.slow),  # one device each: --cpu-devices is shared out
-        pytest.param(2, 4, marks=pytest.mark.slow),
-        pytest.param(1, 5, marks=(pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))),
+        pytest.param(2, 4, marks=WIDE),
+        pytest.param(1, 5, marks=WIDE),
     ],
 )
 def test_any_processes_and_devices_leave_the_bits_of_one(alone, tmp_path, processes, devices):
@@ -77,6 +78,7 @@ def test_a_run_cut_in_mid_epoch_goes_on_at_another_world_size(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("devices", [1, 3])
 def test_a_cut_run_compiled_as_users_do_goes_on_at_another_world_size(alone, tmp_path, devices):
     cut_in_two_processes_and_finished_by_one(tmp_path / "run", alone, devices, **AS_USERS)

@@ -55,7 +55,7 @@ class Wire:
         words += program or [str(RANK)]
         inside = f'hostname host-{host} && exec "$0" -m cyxjax.launch "$@"'
         named = ["unshare", "--uts", "sh", "-c", inside, sys.executable, *words]
-        clean = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
+        clean = {k: v for k, v in os.environ.items() if k != "NPROC"}
         base = {"JAX_PLATFORMS": "cpu", "KIND": "jax", "PYTHONPATH": str(ROOT), "CYXJAX_TOKEN": "t" * 64}
         return subprocess.Popen(
             ["ip", "netns", "exec", self.spaces[host], *named],

@@ -164,7 +164,7 @@ def test_half_a_surrogate_pair_ends_its_own_connection_only(live):
     assert live.serves()
 
 
-@pytest.mark.parametrize("number", [500, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [500, pytest.param(10_000, marks=(pytest.mark.slow, pytest.mark.wide))])
 def test_thousands_of_broken_inputs_raise_nothing(live, number):
     rng, live = random.Random(number), stopped(live)
     for data in SEEDS:

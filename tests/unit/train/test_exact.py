@@ -38,6 +38,7 @@ def fitted(folder, **options):
 
 
 def test_a_checkpoint_says_what_the_bits_hang_on_and_a_resume_compares_it(tmp_path, monkeypatch):
+    use_devices(2)  # each device compiles for itself
     fitted(tmp_path)
     kept = read_manifest(step_folder(tmp_path, 2)).meta["exact"]
     assert kept["parts"] == "8 of 2 samples, in a loop"
