@@ -2,7 +2,8 @@
 
 Up to 24 records are read by their ids, each twice: what a random augmentation makes differs between two reads
 and is not compared. Of arrays in memory the whole is summed up too. Whole numbers are compared exactly;
-floating-point values within 1e-5, since processors of other makes round a preprocessing otherwise.
+floating-point values within 1e-5, since processors of other makes round a preprocessing otherwise, unless
+each bit is meant (`to_the_bit`).
 """
 
 import time
@@ -35,14 +36,17 @@ def content_of(dataset: Dataset, most: int = MAX_RECORDS) -> dict[str, Any]:
     return content
 
 
-def find_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, str, str] | None:
+def find_difference(
+    a: Mapping[str, Any], b: Mapping[str, Any], *, to_the_bit: bool = False
+) -> tuple[str, str, str] | None:
     """(what differs, how it is in `a`, in `b`) of two contents; None if what both tell agrees."""
+    room = 0.0 if to_the_bit else _TOLERANCE
     if a["samples"] != b["samples"]:
         return "the number of samples", str(a["samples"]), str(b["samples"])
     for name in a["records"]:
-        if name in b["records"] and (found := _differ(a["records"][name], b["records"][name])):
+        if name in b["records"] and (found := _differ(a["records"][name], b["records"][name], room)):
             return f"sample {name}", *found
-    if "whole" in a and "whole" in b and (found := _differ(a["whole"], b["whole"])):
+    if "whole" in a and "whole" in b and (found := _differ(a["whole"], b["whole"], room)):
         return "the values of all samples", *found
     return None
 
@@ -52,13 +56,47 @@ def drawn_anew(content: Mapping[str, Any]) -> list[str]:
     return [name for name, record in content["records"].items() if ["random"] in (record or [])]
 
 
+def read_otherwise(dataset: Dataset, most: int = MAX_RECORDS) -> int | None:
+    """The id of a sample that is another one when it is read together with others; None if none is found.
+
+    Of arrays in memory none is. What each read draws, `drawn_anew` tells; what cannot be read is passed over.
+    """
+    if isinstance(dataset, ArrayDataset):
+        return None
+    start, alone = time.monotonic(), {}
+    try:
+        for i in _some_ids(len(dataset), most):
+            alone[i] = _leaves_of(dataset, [i])
+            if time.monotonic() - start > MAX_S / 2:  # as long again for all together
+                break
+        together = _leaves_of(dataset, list(alone))
+        for slot, (i, parts) in enumerate(alone.items()):
+            beside = [leaf[slot : slot + 1] for leaf in together]
+            if not all(map(_same, parts, beside)) and all(map(_same, parts, _leaves_of(dataset, [i]))):
+                return i
+    except Exception:
+        return None
+    return None
+
+
+def _leaves_of(dataset: Dataset, ids: list[int]) -> list[np.ndarray]:
+    return [leaf for _, leaf in leaves(dataset.take(np.array(ids)))]
+
+
+def _same(x: np.ndarray, y: np.ndarray) -> bool:
+    return np.array_equal(x, y, equal_nan=x.dtype.kind in "fc")
+
+
+def _some_ids(num_samples: int, most: int) -> list[int]:
+    shuffled = Order(num_samples, seed=0, epoch=_EPOCH)[: min(num_samples, most)]
+    return list(dict.fromkeys([0, num_samples - 1, *shuffled.tolist()]))[:most]
+
+
 def _records(dataset: Dataset, most: int) -> dict[str, list[Summary] | None]:
     """Summaries of the leaves of some samples by id; None for a sample that cannot be read."""
-    num_samples, start = len(dataset), time.monotonic()
-    shuffled = Order(num_samples, seed=0, epoch=_EPOCH)[: min(num_samples, most)]
-    ids = list(dict.fromkeys([0, num_samples - 1, *shuffled.tolist()]))[:most]
+    start = time.monotonic()
     found: dict[str, list[Summary] | None] = {}
-    for i in ids:
+    for i in _some_ids(len(dataset), most):
         if time.monotonic() - start > MAX_S:
             break
         found[str(i)] = _record(dataset, i)
@@ -67,11 +105,10 @@ def _records(dataset: Dataset, most: int) -> dict[str, list[Summary] | None]:
 
 def _record(dataset: Dataset, i: int) -> list[Summary] | None:
     try:
-        first, second = ([leaf for _, leaf in leaves(dataset.take(np.array([i])))] for _ in range(2))
+        first, second = (_leaves_of(dataset, [i]) for _ in range(2))
     except Exception:  # whatever a user's dataset raises: it is for training to report, if it comes to i
         return None
-    alike = [np.array_equal(x, y, equal_nan=x.dtype.kind in "fc") for x, y in zip(first, second, strict=True)]
-    return [_summary(leaf) if same else ["random"] for leaf, same in zip(first, alike, strict=True)]
+    return [_summary(x) if _same(x, y) else ["random"] for x, y in zip(first, second, strict=True)]
 
 
 def _summary(leaf: np.ndarray) -> Summary:
@@ -90,20 +127,21 @@ def _summary(leaf: np.ndarray) -> Summary:
     return [kind, float(total), float(np.abs(values).sum()) * 17]
 
 
-def _differ(a: list[Summary] | None, b: list[Summary] | None) -> tuple[str, str] | None:
+def _differ(a: list[Summary] | None, b: list[Summary] | None, room: float) -> tuple[str, str] | None:
     if a is None or b is None or len(a) != len(b):
         return None if a == b else (_text(a), _text(b))
     for one, other in zip(a, b, strict=True):
-        if ["random"] not in (one, other) and not _alike(one, other):
-            return _text([one]), _text([other])
+        if ["random"] not in (one, other) and not _alike(one, other, room):
+            one_text, other_text = _text([one]), _text([other])
+            return (one_text, other_text) if one_text != other_text else (repr(one), repr(other))
     return None
 
 
-def _alike(a: Summary, b: Summary) -> bool:
+def _alike(a: Summary, b: Summary, tolerance: float) -> bool:
     if len(a) != 3 or len(b) != 3:
         return a == b
     (kind, total, scale), (kind_b, total_b, scale_b) = a, b
-    room = _TOLERANCE * max(scale, scale_b)
+    room = tolerance * max(scale, scale_b)
     return kind == kind_b and abs(total - total_b) <= room and abs(scale - scale_b) <= room
 
 

@@ -29,7 +29,7 @@ from cyxjax.train.loop import RunState
 from cyxjax.train.settings import SavePolicy, Settings, resolve
 from cyxjax.train.start import changed, exact, same_run
 from cyxjax.train.start.build import Built, Recipe
-from cyxjax.train.start.dispatch import check_repeats, check_threads
+from cyxjax.train.start.dispatch import check_apart, check_repeats, check_threads
 from cyxjax.train.start.prepare import Prepared, check_run, first_run, for_fit, for_inputs, next_run
 from cyxjax.train.state.present import UNTRAINED, Present
 
@@ -129,6 +129,7 @@ class Session:
         self.marks.begin(fit_data.is_shared(prepared.data.train), self._loaded)
         self.class_names = class_names_of(prepared.data.train) or self.class_names
         check_threads(prepared.settings.exactness, self.group.threads)
+        check_apart(prepared.settings.exactness, same_run.numbered(prepared.data))
         self._exact = exact.fingerprint(prepared, self.group.threads)
         self._begin(prepared)
         check_run(prepared, self.run_state.state, self.recipe, self.mesh)
@@ -186,7 +187,8 @@ class Session:
             other_mode = exact.changed_mode(self._origin, settings.exactness.mode) if self.resumed else []
             told = changed.told(settings.told, self.recipe.optimizer)
             other = changed.changed_keys(self._origin.get("config", {}), told)
-            for line in other_mode + other + same_run.changes(self._origin, self._content):
+            data = same_run.changes(self._origin, self._content, to_the_bit=bool(self._exact))
+            for line in other_mode + other + data:
                 warn_on_stderr(line)  # not to the console: it may be switched off
         exact.judge(self._stored_exact, self._exact, settings.exactness.on_other_bits, warn_on_stderr)
         self._stored_exact = {}

@@ -13,7 +13,8 @@ from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.parts.step import Layout, PartsStep, build_parts_eval
 from cyxjax.core.step import build_eval_step, build_train_step
 from cyxjax.core.strategy import Sync
-from cyxjax.data.content import drawn_anew
+from cyxjax.data.content import drawn_anew, read_otherwise
+from cyxjax.data.sources import Dataset
 from cyxjax.errors import ConfigError
 from cyxjax.sync.exact import TreeSum
 from cyxjax.train.feeding.placing import PartPlacer, Placer, RowPlacer
@@ -102,6 +103,20 @@ def check_repeats(exactness: Exactness, content: Mapping[str, Any]) -> None:
                 f"sample {samples[0]} of the {name} was read twice and differed: its augmentation depends "
                 "on what was read before, which reproducibility='exact' cannot repeat. HINT: draw with "
                 "a generator made from the sample's index, np.random.default_rng((seed, index))."
+            )
+
+
+def check_apart(exactness: Exactness, data: Mapping[str, Dataset]) -> None:
+    """Nor does what a sample is hang on those that are read with it: each process reads its own share.
+
+    data: by name. Raises: ConfigError with a sample of which it does.
+    """
+    for name, dataset in data.items():
+        if exactness.mode == "exact" and (sample := read_otherwise(dataset)) is not None:
+            raise ConfigError(
+                f"sample {sample} of the {name} is another one when it is read together with others, which "
+                "reproducibility='exact' cannot have: each process reads its own share. HINT: let take make "
+                "a row of its index alone, and pad all samples to one length."
             )
 
 

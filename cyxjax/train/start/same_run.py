@@ -80,9 +80,14 @@ def refuse_other_samples(group: ProcessGroup, call: str, data: Any) -> None:
 
 
 def data_facts(data: FitData) -> dict[str, Any]:
-    """What the training and validation samples hold; of a loader, whose samples have no numbers, nothing."""
+    """What the training and validation samples hold."""
+    return {name: content_of(part) for name, part in numbered(data).items()}
+
+
+def numbered(data: FitData) -> dict[str, Dataset]:
+    """Training and validation data by name; a loader, whose samples have no numbers, is not among them."""
     parts = {"training data": data.train, "validation data": data.val}
-    return {name: content_of(part) for name, part in parts.items() if isinstance(part, Dataset)}
+    return {name: part for name, part in parts.items() if isinstance(part, Dataset)}
 
 
 def config_facts(config: Mapping[str, Any]) -> dict[str, str]:
@@ -179,7 +184,7 @@ def refuse_differences(
     for name in dict.fromkeys(name for rank in ranks for name in rank["config"]):
         _compare(f"{name} of the configuration", [rank["config"].get(name, "(none)") for rank in ranks])
     for name in dict.fromkeys(name for rank in ranks for name in rank["data"]):
-        _compare_data(name, [rank["data"].get(name) for rank in ranks])
+        _compare_data(name, [rank["data"].get(name) for rank in ranks], to_the_bit=bool(exact))
     for name in exact:  # one configuration: all ranks have it or none
         _compare(f"{name} that the bits of this exact run hang on", [rank["exact"][name] for rank in ranks])
     _compare("the program of a step (the model's or the loss's code)", [rank["step"] for rank in ranks])
@@ -190,13 +195,13 @@ def _compare(what: str, values: list[str]) -> None:
         raise DesyncError(disagreement(what, dict(enumerate(values))))
 
 
-def _compare_data(name: str, contents: list[dict[str, Any] | None]) -> None:
+def _compare_data(name: str, contents: list[dict[str, Any] | None], *, to_the_bit: bool = False) -> None:
     """All with rank 0's; the ranks that hold the same as rank 0 are said to."""
     first = contents[0]
     for rank, other in enumerate(contents):
         if first is None or other is None:
             _compare(f"the {name}", ["a loader" if c is None else "samples by number" for c in contents])
-        elif found := find_difference(first, other):
+        elif found := find_difference(first, other, to_the_bit=to_the_bit):
             what, mine, its = found
             raise DesyncError(
                 f"ranks differ in the {name}: {what}: {mine} on rank 0; {its} on rank {rank}. "
@@ -209,21 +214,24 @@ def to_meta(data: Mapping[str, Any]) -> dict[str, Any]:
     return {META: {"code": code_facts(), "data": data}}
 
 
-def changes(meta: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
-    """A line each for the data and the code that a resumed run has changed since `meta` was written."""
+def changes(meta: Mapping[str, Any], data: Mapping[str, Any], *, to_the_bit: bool = False) -> list[str]:
+    """A line each for the data and the code that a resumed run has changed since `meta` was written.
+
+    to_the_bit: also for data that differ by a rounding.
+    """
     if META not in meta:
         return []  # written before this was kept, or by another program
     try:
-        return _changes(meta[META], data)
+        return _changes(meta[META], data, to_the_bit)
     except (KeyError, TypeError, ValueError, AttributeError):
         return ["WARNING: what the checkpoint says of its data and code cannot be read: not compared."]
 
 
-def _changes(stored: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+def _changes(stored: Mapping[str, Any], data: Mapping[str, Any], to_the_bit: bool) -> list[str]:
     lines = []
     for name, now in data.items():
         then = stored["data"].get(name)
-        if then is not None and (found := find_difference(then, now)):
+        if then is not None and (found := find_difference(then, now, to_the_bit=to_the_bit)):
             what, before, after = found
             lines.append(
                 f"WARNING: the {name} changed since the checkpoint: {what}: {before} then, {after} now."

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from cyxjax.data.content import MAX_RECORDS, content_of, find_difference
+from cyxjax.data.content import MAX_RECORDS, content_of, find_difference, read_otherwise
 from cyxjax.data.sources import ArrayDataset, as_dataset
 
 RNG = np.random.default_rng(0)
@@ -21,7 +21,14 @@ def difference(a, b):
 
 def test_equal_data_agree_and_so_does_what_another_processor_rounds_otherwise():
     assert difference(ArrayDataset(X, Y), ArrayDataset(X.copy(), Y.copy())) is None
+    rounded = X.copy()
+    rounded[100, 2] = np.nextafter(X[100, 2], np.float32(9))
     assert difference(ArrayDataset(X, Y), ArrayDataset(np.nextafter(X, 9, dtype=np.float32), Y)) is None
+    contents = [content_of(ArrayDataset(x, Y)) for x in (X, rounded, X.copy())]
+    assert find_difference(contents[0], contents[2], to_the_bit=True) is None
+    what, mine, its = find_difference(*contents[:2], to_the_bit=True)  # a rounding of one value of 1000
+    assert what == "the values of all samples"
+    assert mine != its
 
 
 def test_one_label_among_all_is_seen_where_arrays_are_in_memory():
@@ -105,3 +112,24 @@ def test_floats_come_to_a_weighted_sum(size):
     content = content_of(ArrayDataset(values[None], values[None]))
     expected = 0.5 * sum(1 + place % 17 for place in range(1, size + 1))
     assert content["whole"][0] == [f"float32[1,{size + 1}]", expected, 0.5 * size * 17]
+
+
+class Padded:
+    """Samples of 1 to 5 numbers, padded to the longest that is read with them, or to 5."""
+
+    def __init__(self, length=None):
+        self._length = length
+
+    def __len__(self):
+        return 30
+
+    def take(self, indices):
+        counts = np.asarray(indices) % 5 + 1
+        longest = self._length or counts.max()
+        return (np.arange(longest) < counts[:, None]).astype(np.float32), counts
+
+
+def test_a_sample_that_depends_on_what_is_read_with_it_is_found():
+    assert read_otherwise(Padded()) in range(30)
+    assert read_otherwise(Padded(length=5)) is None
+    assert read_otherwise(ArrayDataset(X, Y)) is None
