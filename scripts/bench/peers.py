@@ -95,21 +95,20 @@ def python_of(peer: str, args: argparse.Namespace) -> str:
     return {"torch": args.torch_python, "keras": args.keras_python}.get(peer, sys.executable)
 
 
-def run(command: list[str], devices: int) -> tuple[str, str]:
+def run(command: list[str], devices: int, limit_s: float = _LIMIT_S) -> tuple[str, str]:
     """(stdout, stderr) of a command in a session of its own, all of which is gone afterwards."""
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     if devices > 1:  # several devices of one process starve on a pool of one thread a core
         env["NPROC"] = str(max(devices, os.cpu_count() or 1))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, env=env, text=True, start_new_session=True, **pipes)
-    try:
-        return process.communicate(timeout=_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        return "", f"nothing within {_LIMIT_S} s"
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with subprocess.Popen(command, env=env, text=True, start_new_session=True, **pipes) as process:
+        try:
+            return process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            return "", f"nothing within {limit_s:g} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def read(out: str, errors: str) -> float | str:

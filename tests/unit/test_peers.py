@@ -2,6 +2,8 @@
 
 import argparse
 import importlib
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,19 @@ def test_the_table_is_written_between_the_marks_only(peers, tmp_path):
     place = after.index("the table")
     assert after[:place] == before[:place]
     assert after[place + 1 :] == before[before.index("<!-- peers: end -->") :]
+
+
+def test_what_takes_too_long_is_ended_and_said(peers, monkeypatch):
+    started = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        peers.subprocess, "Popen", lambda *a, **kw: started.append(popen(*a, **kw)) or started[0]
+    )
+    assert peers.run(["sleep", "600"], devices=1, limit_s=0.2) == ("", "nothing within 0.2 s")
+    assert started[0].returncode == -signal.SIGKILL
+
+
+def test_a_cell_of_growth_that_gave_nothing_says_why(peers):
+    growth = importlib.import_module("growth")
+    assert growth._row("progress\n[120.4, 5e-05]\n", "") == "120 | 50 us"
+    assert growth._row("", "nothing within 2 s") == "not run: nothing within 2 s |"
