@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from cyxjax.data.splitmix import GOLDEN, MUL_1, MUL_2, mix64
+from cyxjax.data.splitmix import GOLDEN, MUL_1, MUL_2, mix, mix64
 from cyxjax.errors import ConfigError, DataError
 
 Places = npt.NDArray[np.int64]
@@ -59,6 +59,8 @@ class Order:
         where = _checked(np.asarray(places), self.num_samples)
         if not self.shuffle:
             return where.copy()
+        if self._half_bits <= _TABLE_HALF_BITS:
+            return np.asarray(self._table[where])
         flat = where.reshape(-1).astype(np.uint64)
         for start in range(0, flat.size, _CHUNK):
             chunk = flat[start : start + _CHUNK]
@@ -79,18 +81,23 @@ class Order:
     def _round_keys(self) -> tuple[np.uint64, ...]:
         # int(): a numpy integer would overflow where a Python one grows
         state = mix64(mix64(int(self.seed)) + int(self.epoch) * GOLDEN)
-        return tuple(np.uint64(mix64(state + i * GOLDEN)) for i in range(1, _ROUNDS + 1))
+        states = [(state + i * GOLDEN) % 2**64 for i in range(1, _ROUNDS + 1)]
+        return tuple(mix(np.array(states, np.uint64)))
 
     def _permuted(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """The network's permutation of [0, 4^half_bits), from a table where that is small."""
-        if self._half_bits <= _TABLE_HALF_BITS:
-            return self._table[values]
+        """The network's permutation of [0, 4^half_bits)."""
         return _feistel(values, self._half_bits, self._round_keys)
 
     @cached_property
-    def _table(self) -> npt.NDArray[np.uint64]:
-        whole = np.arange(4**self._half_bits, dtype=np.uint64)
-        return _feistel(whole, self._half_bits, self._round_keys)
+    def _table(self) -> Places:
+        """The sample at each place: of a small set all are computed at once, between two epochs."""
+        moved = _feistel_table(self._half_bits, self._round_keys)
+        # Each place outside is replaced by where that one went: walks of any length end in a few turns.
+        outside = np.flatnonzero(moved >= self.num_samples)
+        while moved[: self.num_samples].max() >= self.num_samples:
+            moved[outside] = moved[moved[outside]]
+            outside = outside[moved[outside] >= self.num_samples]
+        return moved[: self.num_samples]
 
     def _walk(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """Applies the network until every value is a sample; at most 4 rounds on average for large sets."""
@@ -115,7 +122,17 @@ def _feistel(
     return (left << shift) | right
 
 
-def _hash(half: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
+def _feistel_table(half_bits: int, keys: tuple[np.uint64, ...]) -> Places:
+    """`_feistel` of all its places: a half has so few values that each round looks its hashes up."""
+    halves = np.arange(1 << half_bits, dtype=np.uint64)
+    hashes = (_hash(halves, np.array(keys)[:, None]) & np.uint64(len(halves) - 1)).astype(np.int64)
+    left, right = np.divmod(np.arange(1 << 2 * half_bits), 1 << half_bits)
+    for of_round in hashes:
+        left, right = right, left ^ of_round[right]
+    return (left << half_bits) | right
+
+
+def _hash(half: npt.NDArray[np.uint64], key: npt.NDArray[np.uint64] | np.uint64) -> npt.NDArray[np.uint64]:
     """A keyed hash whose low bits depend on all bits of `half` and of `key`."""
     z = half ^ key
     z *= np.uint64(MUL_1)

@@ -28,6 +28,13 @@ def test_stored_values_hold_on_every_machine():
     assert Order(10**10, 42, 7)[[0, 1, 10**10 - 1]].tolist() == STORED_BIG
 
 
+@pytest.mark.parametrize("num_samples", [2, 70, 1437, 12_800, 2**14])
+def test_the_table_of_a_small_set_holds_what_the_network_gives(num_samples):
+    order = Order(num_samples, 5, 2)
+    walked = order._walk(np.arange(num_samples, dtype=np.uint64))
+    assert np.array_equal(order[:], walked)
+
+
 def test_any_slice_is_the_same_slice_of_the_whole():
     order = Order(1000, 5, 2)
     whole = order[:]
