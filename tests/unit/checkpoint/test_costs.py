@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from cyxjax.checkpoint.manifest import installed_versions
+from cyxjax.checkpoint import store
+from cyxjax.checkpoint.folders import step_folder
+from cyxjax.checkpoint.manifest import MANIFEST, installed_versions
 from cyxjax.checkpoint.store import Snapshot, StepStore
 from cyxjax.checkpoint.tree import host_copy, refuse_unsavable
 from tests.support.calls import calls_of
@@ -31,3 +33,16 @@ def test_a_save_finds_the_installed_packages_once(tmp_path):
 def test_a_leaf_costs_a_save_few_calls(tmp_path):
     few, many = calls_of_save(tmp_path / "few", 10), calls_of_save(tmp_path / "many", 110)
     assert (many - few) / 100 < 150  # 91 when this was written; 316 as long as a protocol was asked
+
+
+def test_a_save_reads_no_manifest_again_but_one_that_changed(tmp_path, monkeypatch):
+    steps, read = StepStore(tmp_path / "steps", is_writer=True), []
+    for step in (1, 2, 3):
+        steps.write(Snapshot(step, {"a": np.zeros(2, np.float32)}, {}, float(step)))
+    look = store.read_manifest
+    monkeypatch.setattr(store, "read_manifest", lambda folder: read.append(folder.name) or look(folder))
+    assert steps.metrics() == steps.metrics() == {1: 1.0, 2: 2.0, 3: 3.0}
+    assert len(read) == 3
+    manifest = step_folder(steps.directory, 2) / MANIFEST
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    assert steps.metrics() == {1: 1.0, 3: 3.0}
