@@ -97,7 +97,7 @@ _LEAST, _MOST = 2.0**-14, 2.0**24
 def all_finite(grads: PyTree) -> jax.Array:
     """bool (), equal on all replicas: no replica holds an infinity or a NaN. Inside `sync_map`."""
     # A sum is finite unless a term is not (or it overflows, which is no gradient to step on either).
-    bad = [~jnp.isfinite(jnp.sum(jnp.abs(g.astype(jnp.float32)))) for g in jax.tree.leaves(grads)]
+    bad = [~jnp.isfinite(jnp.sum(jnp.abs(g).astype(jnp.float32))) for g in jax.tree.leaves(grads)]
     return lax.psum(jnp.sum(jnp.stack(bad).astype(jnp.float32)), AXIS) == 0
 
 

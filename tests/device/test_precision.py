@@ -8,8 +8,9 @@ import pytest
 from flax import linen
 
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
+from cyxjax.core.loss_scale import all_finite, skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import CrossEntropyLoss, MSELoss
+from cyxjax.core.mesh import AXIS
 from cyxjax.errors import ConfigError
 from cyxjax.models.gpt import GPT
 from cyxjax.sync.registry import STRATEGIES
@@ -120,3 +121,10 @@ def test_gpt_trains_in_float16(tmp_path):
         history = DistributedTrainer(gpt, CrossEntropyLoss(), optax.adam(0.01)).fit(tokens, tokens, config)
     assert history.train_losses[2] < 0.9 * history.train_losses[0]
     assert history.skipped_steps == 0
+
+
+@pytest.mark.parametrize(("other", "finite"), [(2 + 3j, True), (complex(1, np.nan), False), (np.inf, False)])
+def test_both_parts_of_complex_gradients_are_looked_at(other, finite):
+    """An imaginary part alone that is not finite was taken for a gradient."""
+    grads = jnp.array([[1 + 1j], [other]], jnp.complex64)  # a row a replica
+    assert jax.vmap(all_finite, axis_name=AXIS)(grads).tolist() == [finite, finite]

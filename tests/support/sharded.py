@@ -177,7 +177,8 @@ def assert_as_mean(model, replicas, name):
     one, other = found
     assert one.history.skipped_steps == other.history.skipped_steps
     assert one.history.skipped_steps or name != "skip" or inputs.dtype != np.float32
-    close = {"rtol": 0, "atol": 3e-2} if "precision" in settings else CLOSE  # outputs are sums of parameters
+    # Outputs are sums of parameters, up to 12, and in 16 bits the next number may be 2^-8 of it away.
+    close = {"rtol": 2**-7, "atol": 3e-2} if "precision" in settings else CLOSE
     np.testing.assert_allclose(one.history.train_losses, other.history.train_losses, **close)
     np.testing.assert_allclose(*(run.evaluate(*clean) for run in found), **close)
     np.testing.assert_allclose(*(run.predict(clean[0]) for run in found), **close)
