@@ -4,6 +4,7 @@ The worker writes (step, phase, time) at every change of phase; the supervisor m
 reads it. Costs about two microseconds a beat, needs no thread in the worker and no GIL to be read.
 """
 
+import glob
 import io
 import mmap
 import os
@@ -66,6 +67,7 @@ class FileBeat:
     """A beat shared through the file at `path`, which is made if it is not there."""
 
     def __init__(self, path: str) -> None:
+        self.path = path
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
         try:
             os.ftruncate(descriptor, _LAYOUT.size)
@@ -176,6 +178,33 @@ def detected_s() -> float:
 def pulse() -> Pulse:
     """What this process last told."""
     return _writer.pulse()
+
+
+def part(number: int, total: int | None = None) -> None:
+    """Says how far the phase under way is, for the live line: `3/5`. Forgotten with the next beat."""
+    global _part
+    _part = (_writer.pulse(), f"{number}/{total}" if total else f"{number}")
+
+
+def part_told() -> str:
+    """What `part` said of the phase under way; "" where it said nothing."""
+    when, said = _part
+    return said if when == _writer.pulse() else ""
+
+
+_part: tuple[Pulse, str] = (Pulse(), "")
+
+
+def others() -> dict[int, Pulse]:
+    """What the other ranks of this start on this host last told, by rank; {} without a launcher."""
+    path = getattr(_writer, "path", "")
+    stem, _, own = path.removesuffix(".beat").rpartition("_")
+    found = {}
+    for name in glob.glob(f"{glob.escape(stem)}_*.beat") if stem else ():
+        rank = name.removesuffix(".beat").rpartition("_")[2]
+        if rank.isdecimal() and rank != own:
+            found[int(rank)] = read(name)
+    return found
 
 
 # Seconds a rank may stay in one phase without a beat, unless set: generous, since a false alarm costs a

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cyxjax.launch.heartbeat import WAITING, Pulse
+from cyxjax.launch.rendezvous.roster import ranks_text
 from cyxjax.observe.records import Record, plain
 
 _SHOWN = {  # key of a record -> (how it is called on a line, how its number is written)
@@ -27,7 +29,7 @@ _ORDER = (
     "learning_rate",
 )  # of a live line, what stays longest first
 _DOING = {"compile": "compiling", "eval": "evaluating", "init": "starting", "idle": "starting"}
-_LONG_S = 2.0  # in a phase that every step has: shorter is how training is
+LONG_S = 2.0  # in a phase that every step has: shorter is how training is
 
 
 class Field(NamedTuple):
@@ -76,15 +78,33 @@ def live_fields(
     return fields
 
 
-def doing(phase: str, step: int, for_s: float) -> str:
-    """What a run is at, where that is not training: `compiling 12 s`, `saving step 400`."""
+def doing(phase: str, step: int, for_s: float, part: str = "", late: str = "") -> str:
+    """What a run is at, where that is not training: `compiling 12 s`, `saving step 400`, `evaluating 3/5`.
+
+    part: how far the phase is. late: the ranks that are waited for, `rank 1`.
+    """
     since = f" {for_s:.0f} s" if for_s >= 1 else ""
     if phase == "checkpoint":
         return f"saving step {step}{since}" if step >= 0 else f"restoring{since}"
     if phase in ("data", "step", "collective"):
-        held = "waiting for data" if phase == "data" else "waiting for the devices"
-        return f"{held}{since}" if for_s > _LONG_S else ""
-    return f"{_DOING[phase]}{since}" if phase in _DOING else ""
+        held = "waiting for data" if phase == "data" else f"waiting for {late or 'the devices'}"
+        return f"{held}{since}" if for_s > LONG_S else ""
+    return f"{_DOING[phase]}{f' {part}' if part else ''}{since}" if phase in _DOING else ""
+
+
+def late(own: Pulse, others: Mapping[int, Pulse]) -> str:
+    """`rank 1`, `ranks 1, 3`: those of this host that a rank which waits in its step is waiting for.
+
+    They are at an earlier step, or at this one in a phase of their own.
+    """
+    if own.phase not in WAITING:
+        return ""
+    behind = [
+        rank
+        for rank, pulse in sorted(others.items())
+        if pulse.phase and (pulse.step < own.step or (pulse.step == own.step and pulse.phase not in WAITING))
+    ]
+    return ranks_text(behind) if behind else ""
 
 
 def span(seconds: float) -> str:

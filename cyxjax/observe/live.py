@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import cast
 
 from cyxjax.launch import heartbeat
-from cyxjax.observe.lines import doing, fitted, live_fields
+from cyxjax.observe.lines import LONG_S, doing, fitted, late, live_fields
 from cyxjax.observe.records import Record, step_of
 
 CLEAR_TO_END = "\x1b[K"
@@ -87,9 +87,10 @@ class LiveLine:
         """What the line says now, in at most `width` columns."""
         now = heartbeat.pulse()
         for_s = time.monotonic() - now.at_s if now.at_s else 0.0
+        held_up = late(now, heartbeat.others()) if for_s > LONG_S else ""
         fields = live_fields(
             self._record,
-            doing=doing(now.phase, now.step, for_s),
+            doing=doing(now.phase, now.step, for_s, heartbeat.part_told(), held_up),
             step=now.step,
             total_steps=self._pace.total_steps,
             left_s=self._left_s,

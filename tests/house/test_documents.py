@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cyxjax import errors
 from cyxjax.cli import checkpoint, main, plan
 from cyxjax.config.load import load_config
 from cyxjax.launch import job_files, options
@@ -123,3 +124,21 @@ def test_the_commands_for_a_file_and_its_checkpoints_run_in_a_clone(tmp_path):
         done = forked.run(program, env, 150, clone)
         assert done.returncode == 0, shlex.join(words) + done.stdout[-2000:] + done.stderr[-2000:]
     assert (clone / "digits.safetensors").is_file()
+
+
+def test_the_exit_codes_that_are_documented_are_those_of_the_program():
+    told = (ROOT / "cyxjax" / "launch" / "README.md").read_text().split("| exit code | meaning |")[1]
+    table = re.findall(r"^\| (\d+) \| (\S.*) \|$", told.split("\n\n")[0], re.MULTILINE)
+    codes = {name: value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    assert [int(code) for code, _ in table] == sorted(codes.values())
+    meanings = dict(zip(sorted(codes, key=codes.get), (meaning for _, meaning in table), strict=True))
+    for name, word in {
+        "EXIT_USER_ERROR": "error in the program",
+        "EXIT_CONFIG": "nothing was written",
+        "EXIT_INFRASTRUCTURE": "restart budget",
+        "EXIT_SECONDARY": "a peer did",
+        "EXIT_HANG": "no progress",
+        "EXIT_INTERRUPT": "Ctrl-C",
+        "EXIT_PREEMPTED": "after saving",
+    }.items():
+        assert word in meanings[name]

@@ -13,6 +13,7 @@ from cyxjax.data.ledger import StreamFacts
 from cyxjax.data.order import Order
 from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset
+from cyxjax.launch import heartbeat
 from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.feeding.loader_batches import agreed, stream
 from cyxjax.train.feeding.loader_feed import Ask, loader_feed, warner
@@ -90,11 +91,15 @@ def dataset_feed(
 def eval_batches(placer: Placer, dataset: Any, batch_size: int, limit: int | None = None) -> Iterator[Batch]:
     """All samples of a Dataset once, in order, the last batch padded with weight 0; or a loader's batches."""
     if is_loader(dataset):
-        yield from map(placer.put, islice(agreed(stream(len(placer.shares), dataset, 1)), limit))
+        for number, host in enumerate(islice(agreed(stream(len(placer.shares), dataset, 1)), limit), 1):
+            heartbeat.part(number)
+            yield placer.put(host)
         return
     order = Order(len(dataset), shuffle=False)
     plan = BatchPlan(len(dataset), batch_size, placer.num_shares)
-    for host in islice(iterate(dataset, order, plan, placer.shares), limit):
+    total = plan.num_steps if limit is None else min(limit, plan.num_steps)
+    for number, host in enumerate(islice(iterate(dataset, order, plan, placer.shares), total), 1):
+        heartbeat.part(number, total)
         yield placer.put(host)
 
 

@@ -15,9 +15,11 @@ import time
 import pytest
 
 from cyxjax.launch import heartbeat
+from cyxjax.launch.heartbeat import Pulse
+from cyxjax.launch.supervise.worker import Files
 from cyxjax.observe.console import RichConsole
-from cyxjax.observe.lines import Field, doing, fitted, live_fields, span
-from cyxjax.observe.live import Pace
+from cyxjax.observe.lines import Field, doing, fitted, late, live_fields, span
+from cyxjax.observe.live import LiveLine, Pace
 
 RECORD = {"epoch": 2, "batch": 10, "step": 50, "loss": 0.43212, "accuracy": 0.5, "learning_rate": 0.001,
           "samples_per_second": 12345.6}  # fmt: skip
@@ -63,6 +65,47 @@ def test_a_narrow_line_drops_whole_fields_and_no_digit():
 )
 def test_what_is_going_on(phase, step, for_s, said):
     assert doing(phase, step, for_s) == said
+
+
+def test_an_evaluation_says_how_far_it_is_until_the_next_beat():
+    heartbeat.beat(400, "eval")
+    try:
+        assert LiveLine(print, threading.RLock(), None).text(79).startswith("evaluating, step 400")
+        heartbeat.part(3, 5)
+        assert LiveLine(print, threading.RLock(), None).text(79).startswith("evaluating 3/5, step 400")
+        heartbeat.part(4)  # a loader, whose length nobody knows
+        assert heartbeat.part_told() == "4"
+        heartbeat.beat(400, "step")
+        assert heartbeat.part_told() == ""
+    finally:
+        heartbeat.beat(-1, "idle")
+
+
+def test_a_rank_that_waits_names_those_it_waits_for():
+    own = Pulse(12, "step")
+    others = {
+        1: Pulse(12, "data"),
+        2: Pulse(12, "step"),
+        3: Pulse(11, "step"),
+        4: Pulse(13, "data"),
+        5: Pulse(),
+    }
+    assert late(own, others) == "ranks 1, 3"
+    assert late(own, {2: Pulse(12, "step")}) == ""
+    assert late(Pulse(12, "data"), others) == ""
+    assert doing("step", 12, 7.0, late="rank 1") == "waiting for rank 1 7 s"
+
+
+def test_the_ranks_of_this_start_on_this_host_are_found(tmp_path, monkeypatch):
+    files = {rank: Files.within(str(tmp_path), rank, 1).beat for rank in (0, 1, 12)}
+    beats = {rank: heartbeat.FileBeat(path) for rank, path in files.items()}
+    heartbeat.FileBeat(Files.within(str(tmp_path), 3, 0).beat).tell(7, "data")  # of an earlier start
+    for rank, writer in beats.items():
+        writer.tell(rank, "step")
+    monkeypatch.setattr(heartbeat, "_writer", beats[0])
+    assert {rank: pulse.step for rank, pulse in heartbeat.others().items()} == {1: 1, 12: 12}
+    monkeypatch.setattr(heartbeat, "_writer", heartbeat.NullBeat())
+    assert heartbeat.others() == {}
 
 
 def test_time_left_is_that_of_the_pace_after_compiling():
