@@ -37,6 +37,7 @@ def test_what_cannot_be_tried_is_named():
     assert "there is no test" in mutants.problem(mutant._replace(caught_by="tests/no_such.py::test_x"))
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_fault_is_caught_and_a_survivor_is_seen(tmp_path):
     # A package of one function, a test that sees that it adds, and one that sees nothing.

@@ -267,12 +267,33 @@ def probe(output, target, loss, batch_size=4):
         refuse_unless_mean(as_per_example(loss), output, target, batch_size)
 
 
-@pytest.mark.parametrize("name", MEANS)
+# By default one of each way that samples meet: the rest differ from one of these in their arithmetic alone.
+SLOW = {
+    *("cross entropy of one-hot", "label smoothing", "focal of optax", "poly", "nll of log-probabilities"),
+    *("binary of probabilities", "hinge", "l2 of optax", "huber", "log cosh", "cosine", "pinball"),
+    *("poisson nll", "kl of optax", "distillation", "center", "dice each", "numpy"),
+    *(
+        "info nce, a value each",
+        "siglip",
+        "nt-xent",
+        "batch hard",
+        "n-pairs of optax",
+        "tversky",
+        "perplexity",
+    ),
+}
+
+
+def some_slow(table):
+    return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in table]
+
+
+@pytest.mark.parametrize("name", some_slow(MEANS))
 def test_means_over_samples_are_taken(name):
     probe(*MEANS[name])
 
 
-@pytest.mark.parametrize("name", NOT)
+@pytest.mark.parametrize("name", some_slow(NOT))
 def test_what_is_no_mean_over_samples_is_refused_in_one_line(name):
     with pytest.raises(
         ConfigError, match=r"HINT: return one value a sample.*\(values, weights\).*cx.GlobalLoss"
