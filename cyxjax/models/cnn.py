@@ -9,12 +9,13 @@ import jax
 from flax import linen as nn
 
 from cyxjax.models.config import Count, Rate
+from cyxjax.models.network import Network
 from cyxjax.models.pooling import max_pool
 from cyxjax.models.registry import register
 
 
 @register("cnn")
-class CNN(nn.Module):
+class CNN(Network):
     """Logits (B, num_classes) of images (B, H, W, D) or (B, H, W).
 
     One 3x3 convolution, ReLU and 2x2 max pooling per entry of `features`, then one hidden layer.

@@ -18,6 +18,7 @@ from jax import lax
 
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.models.config import Count, Rate
+from cyxjax.models.network import Network
 from cyxjax.models.registry import register
 
 _STDDEV = 0.02  # of every weight matrix at the start (GPT-1 and GPT-2)
@@ -63,7 +64,7 @@ class Block(nn.Module):
 
 
 @register("gpt")
-class GPT(nn.Module):
+class GPT(Network):
     """Logits (B, T, vocab_size), float32, of token ids (B, T); the defaults are GPT-2 small.
 
     `remat` recomputes each block in the backward pass: memory for one block instead of `num_layers`, for

@@ -10,6 +10,7 @@ import jax
 from flax import linen as nn
 
 from cyxjax.models.config import Activation, Count, Rate
+from cyxjax.models.network import Network
 from cyxjax.models.registry import register
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -21,7 +22,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 @register("mlp")
-class MLP(nn.Module):
+class MLP(Network):
     """Logits (B, num_classes) of inputs (B, ...): each sample is flattened, then `hidden` layers follow.
 
     For regression, `num_classes` is the number of outputs. With `hidden=()` it is one linear layer.

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from cyxjax.models.config import Count
+from cyxjax.models.network import Network
 from cyxjax.models.pooling import max_pool
 from cyxjax.models.registry import register
 
@@ -61,7 +62,7 @@ class Bottleneck(nn.Module):
         return nn.relu(y_BHWD + _shortcut(x_BHWD, y_BHWD, self.stride, norm))
 
 
-class ResNet(nn.Module):
+class ResNet(Network):
     """Logits (B, num_classes) of images (B, H, W, D)."""
 
     stage_sizes: tuple[int, ...]

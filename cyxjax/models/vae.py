@@ -15,6 +15,7 @@ import optax
 from flax import linen as nn
 
 from cyxjax.models.config import Count, Positive
+from cyxjax.models.network import Network
 from cyxjax.models.registry import register
 
 
@@ -28,7 +29,7 @@ class VAEOutput(TypedDict):
 
 
 @register("vae")
-class VAE(nn.Module):
+class VAE(Network):
     """Encodes samples (B, ...) with values in [0, 1] to `latent_size` numbers and decodes them again.
 
     loss = sum_P BCE(x, decode(z)) + beta * KL(N(mean, var) || N(0, 1)), with z drawn from N(mean, var) in

@@ -141,10 +141,11 @@ def _prepared(config: TrainConfig) -> Experiment:
 
 def trainer_of(config: TrainConfig, info: DatasetInfo) -> DistributedTrainer:
     """An untrained trainer of what `config` names, for data such as `info` says. Raises: ConfigError."""
+    loss = loss_of(config, info)
     return DistributedTrainer(
         model_of(config, info),
-        loss_of(config, info),
-        optimizer_of(config),
+        loss,
+        optimizer_of(config, loss),
         metrics=metrics_of(config, info),
         callbacks=callbacks_of(config),
     )

@@ -146,11 +146,19 @@ def test_each_optimizer_moves_its_own_by_its_own_loss_in_its_turn(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("comm", ["bf16", "fp16", "power_sgd"])
-def test_wires_that_round_train_all_groups(comm):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"comm": "bf16"},
+        {"comm": "fp16"},
+        {"comm": "power_sgd", "comm_options": {"rank": 2, "min_compression": 0}},
+        {"precision": "float16"},
+    ],
+    ids=("bf16", "fp16", "power_sgd", "float16"),
+)
+def test_what_rounds_trains_all_groups(options):
     use_devices(2)
-    options = {"comm_options": {"rank": 2, "min_compression": 0}} if comm == "power_sgd" else {}
-    train, _ = trained(gan(turns=(1, 0)), comm=comm, **options)
+    train, _ = trained(gan(turns=(1, 0)), **options)
     assert_same(train.params, by_hand(turns=(1, 0)), rtol=0.1, atol=0.05)
 
 
@@ -225,6 +233,8 @@ def test_a_task_of_groups_that_means_nothing_is_refused_before_training():
         two(Gan(), cx.Task(odd), sgd).fit(*DATA, config())
     with pytest.raises(ConfigError, match=r"no optimizer was given for the term 'b'.*HINT.*Term\("):
         two(Gan(), cx.Task(odd))
+    with pytest.raises(ConfigError, match="the trainer's optimizer moves nothing.*HINT"):
+        two(Gan(), gan(), sgd)
     with pytest.raises(ConfigError, match="every=2, offset=2.*HINT"):
         term(fools, trains="a", every=2, offset=2)
     with pytest.raises(ConfigError, match="no `trains`.*HINT"):

@@ -26,7 +26,11 @@ def all_losses():
     return {name: losses(name) for name in NAMES}
 
 
-@pytest.mark.parametrize("name", NAMES)
+# The row of two processes runs all of them on two devices too.
+SLOW = ("own_model", "worker_stream")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in NAMES])
 def test_an_example_learns_on_two_devices(name, group, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     use_devices(2)
@@ -37,6 +41,7 @@ def test_an_example_learns_on_two_devices(name, group, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
+@pytest.mark.timeout(600)  # all examples, one after another, beside whatever else runs
 def test_two_processes_have_the_losses_of_two_devices(group, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     use_devices(2)
@@ -49,5 +54,5 @@ def test_two_processes_have_the_losses_of_two_devices(group, tmp_path, monkeypat
 
 def test_an_example_is_short():
     lengths = {name: len((EXAMPLES / f"{name}.py").read_text().splitlines()) for name in NAMES}
-    assert len(NAMES) >= 4
+    assert len(NAMES) >= 7
     assert {name: count for name, count in lengths.items() if count > 80} == {}

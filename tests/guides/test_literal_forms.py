@@ -76,6 +76,12 @@ def test_criterion_zero_grad_backward_step(accumulation):
     assert isinstance(criterion(ddp_model(BATCHES[0][0]), BATCHES[0][1]), jax.Array)
 
 
+def test_a_network_by_name_is_moved_as_torch_moves_one():
+    for name in cx.models.model_names():
+        made = cx.get_model(name)()
+        assert made.to(0) is made
+
+
 def test_an_optimizer_is_made_with_a_model_that_has_no_parameters_yet():
     ddp_model = dist.DistributedDataParallel(Net())
     optimizer = cx.AdamOptimizer(ddp_model, lr=0.01)

@@ -37,8 +37,14 @@ class Mover(NamedTuple):
 def movers_of(loss: PerExample, optimizer: Any) -> list[Mover]:
     """One for each optimizer and turn among the loss's terms. optimizer: of terms that have none.
 
-    Raises: ConfigError where there is none for some, or what is none.
+    Raises: ConfigError where there is none for some, what is none, or one that moves nothing.
     """
+    if optimizer is not None and not wants_optimizer(loss):
+        raise ConfigError(
+            "the trainer's optimizer moves nothing: each term of the Task has one of its own. HINT: leave it "
+            "out, or leave out one term's.",
+            key="optimizer",
+        )
     found: dict[tuple, Mover] = {}
     for term in terms_of(loss):
         rule = optimizer if term.optimizer is None else term.optimizer
@@ -56,6 +62,11 @@ def movers_of(loss: PerExample, optimizer: Any) -> list[Mover]:
         key = (id(rule), term.every, term.offset)
         found.setdefault(key, Mover(rule, term.every, term.offset, [])).terms.append(term)
     return list(found.values())
+
+
+def wants_optimizer(loss: PerExample) -> bool:
+    """Whether one of its terms has none."""
+    return any(term.optimizer is None for term in terms_of(loss))
 
 
 def told_the_loss(movers: Sequence[Mover]) -> list[Mover]:

@@ -9,6 +9,7 @@ import optax
 
 from cyxjax.config.errors import blamed
 from cyxjax.config.experiment import TrainConfig
+from cyxjax.config.sections import OptimizerConfig
 from cyxjax.core.losses import (
     BCEWithLogitsLoss,
     CrossEntropyLoss,
@@ -17,6 +18,7 @@ from cyxjax.core.losses import (
     Loss,
     MSELoss,
     NLLLoss,
+    as_per_example,
 )
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.objective.foreign_metrics import is_statistic
@@ -31,6 +33,7 @@ from cyxjax.plugins import named
 from cyxjax.train.hooks.callbacks import EMA, BestCheckpoint, EarlyStopping, ReduceLROnPlateau
 from cyxjax.train.loop import Hook
 from cyxjax.train.start.groups import with_groups
+from cyxjax.train.start.movers import wants_optimizer
 from cyxjax.train.start.optimizers import build_optimizer
 
 LOSSES: dict[str, Loss | None] = {
@@ -88,8 +91,11 @@ def loss_of(config: TrainConfig, info: DatasetInfo) -> Any:
     return found() if isinstance(found, type) else found
 
 
-def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
-    """The rule by which gradients move parameters. Raises: ConfigError."""
+def optimizer_of(config: TrainConfig, loss: Any) -> optax.GradientTransformation | None:
+    """The rule by which gradients move parameters; None where each term of the loss has its own, and the
+    section says nothing. Raises: ConfigError."""
+    if not wants_optimizer(as_per_example(loss)) and config.optimizer == OptimizerConfig():
+        return None
     with blamed(config, "optimizer"):
         made = build_optimizer(config.optimizer)
     return with_groups(made, config.optimizer.groups) if config.optimizer.groups else made

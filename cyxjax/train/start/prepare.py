@@ -22,6 +22,7 @@ from cyxjax.train.monitor import watchable_in
 from cyxjax.train.settings import FirstValues, Settings, resolve
 from cyxjax.train.start.build import Built, Recipe, build, check_precision
 from cyxjax.train.start.init_from import taken
+from cyxjax.train.start.movers import movers_of
 from cyxjax.train.start.too_large import refuse_too_large, shapes_of
 from cyxjax.train.start.whole_batch import check_same_params, check_whole_batch
 
@@ -101,7 +102,10 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
         watchable.of(prepared.settings.watch)
         callbacks.check_watched(recipe.callbacks, watchable)
     refuse_without_gradient(state.params)
-    if getattr(recipe.optimizer, "remade", None) is None:  # ours fit all, and are tested to
+    given = movers_of(recipe.loss, recipe.optimizer)
+    if any(
+        getattr(one.optimizer, "remade", None) is None for one in given
+    ):  # ours fit all, and are tested to
         check_update(built.sync, mesh, state, prepared.settings.step.comm)
     check_same_params(recipe.loss, built.sync, prepared.settings.step.comm)
     if prepared.data is not None and is_the_models_own(recipe.loss):
