@@ -95,5 +95,8 @@ class PlaceHook(Hook):
 def hooks_for(
     marks: Marks, group: ProcessGroup, content: Mapping[str, Any], saving: Callable[[Position, bool], bool]
 ) -> list[Hook]:
-    """Of a run over loaders, whose samples have no numbers to compare: on all ranks, for they meet."""
-    return [] if content else [PlaceHook(marks, group, saving)]
+    """Of a run over loaders, whose samples have no numbers to compare: on all ranks, for they meet.
+
+    content: what the data hold that are read by number, by their name.
+    """
+    return [] if "training data" in content else [PlaceHook(marks, group, saving)]

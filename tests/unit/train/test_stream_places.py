@@ -98,9 +98,9 @@ def test_a_loader_that_knows_its_place_is_read_on_from_there(tmp_path, make, ste
     kept = {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(tmp_path), "resume": "auto"}
     whole, first, second = trainer(), trainer(), trainer()
     whole.fit(make(), config(**more))
-    first.fit(make(), config(max_steps=3, **more, **kept))
+    first.fit(make(), (X, Y), config(max_steps=3, **more, **kept))  # validated by number
     loader = make()
-    second.fit(loader, config(**more, **kept))
+    second.fit(loader, (X, Y), config(**more, **kept))
     assert bits(whole) == bits(second)
     # One batch was looked at before training; then those after the third, and none before it.
     assert loader.read == 1 + (8 if steps else 10) - 3
