@@ -15,6 +15,7 @@ from cyxjax.data.targets.classes import Names
 from cyxjax.data.targets.forms import class_names_of
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError, ConfigError, DataError, GroupError, NotSavedError
+from cyxjax.launch import environment
 from cyxjax.launch.backend import programs
 from cyxjax.launch.heartbeat import beat
 from cyxjax.observe.console import Console
@@ -29,7 +30,7 @@ from cyxjax.train.loop import RunState
 from cyxjax.train.settings import SavePolicy, Settings, resolve
 from cyxjax.train.start import changed, exact, same_run
 from cyxjax.train.start.build import Built, Recipe
-from cyxjax.train.start.dispatch import check_apart, check_repeats, check_threads
+from cyxjax.train.start.dispatch import check_apart, check_flags, check_repeats, check_threads
 from cyxjax.train.start.prepare import Prepared, check_run, first_run, for_fit, for_inputs, next_run
 from cyxjax.train.state.present import UNTRAINED, Present
 
@@ -129,6 +130,7 @@ class Session:
         self.marks.begin(fit_data.is_shared(prepared.data.train), self._loaded)
         self.class_names = class_names_of(prepared.data.train) or self.class_names
         check_threads(prepared.settings.exactness, self.group.threads)
+        check_flags(prepared.settings.exactness, environment.here())
         check_apart(prepared.settings.exactness, same_run.numbered(prepared.data))
         self._exact = exact.fingerprint(prepared, self.group.threads)
         self._begin(prepared)
