@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,13 +22,14 @@ def test_a_notebook_is_kept_without_outputs(path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(420)  # on a busy machine a start alone takes a while
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path):
     program = tmp_path / f"{path.stem}.py"
     program.write_text("\n".join("".join(cell["source"]) for cell in code_cells(path)))
     env = {k: v for k, v in os.environ.items() if k not in ("NPROC", "JAX_NUM_CPU_DEVICES")}
     done = subprocess.run(
-        [sys.executable, program.name], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150
+        [sys.executable, program.name], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 replicas in 1 process, gloo" in done.stdout
+    assert re.match(r"[28] replicas in 1 process, gloo\n", done.stdout)
