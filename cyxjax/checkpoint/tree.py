@@ -86,7 +86,8 @@ def refuse(unlike: Mapping[str, str]) -> None:
         shown.append(f"and {len(unlike) - _MAX_LISTED} more")
     raise CheckpointError(
         "The checkpoint is of another state: " + "; ".join(shown) + ". "
-        "HINT: restore with the model and optimizer it was saved with, or allow the change."
+        "HINT: go on with the model, optimizer, callbacks and comm it was saved with; or begin anew with its "
+        "parameters: init_from: its folder, in another run_dir."
     )
 
 

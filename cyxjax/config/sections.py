@@ -125,7 +125,11 @@ def _refuse_shell(value: Any) -> None:
 
 
 def on_this_machine(path: str | None) -> str | None:
-    """`path`. Raises: ValueError for an address elsewhere, which would be taken for a folder here."""
+    """`path`. Raises: ValueError for an address elsewhere, which would be taken for a folder here, and for an
+    empty text, which would be taken for the folder one happens to be in.
+    """
+    if path is not None and not path.strip():
+        raise ValueError("is empty, as a shell's variable is that was never set; expected a path")
     if path is not None and (found := _SCHEME.match(path)):
         raise ValueError(
             f"{found[0]} is neither read nor written here; expected a path of this machine (mount or copy it)"

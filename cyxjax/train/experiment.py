@@ -1,8 +1,8 @@
 """One experiment from its configuration: data, model, trainer, and a run folder that says what happened."""
 
 import math
-from collections.abc import Callable
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from typing import NamedTuple
 
 from cyxjax.checkpoint.folders import list_steps
@@ -12,7 +12,7 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.metrics import numbers
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.distributed import process_group
-from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, NotSavedError
+from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, CheckpointError, NotSavedError
 from cyxjax.launch.backend import programs
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -60,6 +60,17 @@ def train(experiment: Experiment) -> int:
     return EXIT_PREEMPTED if history.stopped_by == "signal" else EXIT_OK
 
 
+@contextmanager
+def _room_on_disk(run_dir: str) -> Iterator[None]:
+    """A disk without room for a run's first files is told in one line: nothing was trained yet."""
+    try:
+        yield
+    except OSError as err:
+        raise CheckpointError(
+            f"run_dir={run_dir}: {err.strerror or err}. HINT: free space there, or name another run_dir."
+        ) from err
+
+
 def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, console: Console) -> None:
     if history.stopped_by not in ("signal", "max_time"):
         return
@@ -91,12 +102,13 @@ def _train_into(
 
     def open_sink(step: int) -> Sink:
         # Not before it is known where the run starts: a run that is refused has changed nothing.
-        if trainer.is_master():
-            write_atomic(config.run_folder.config, config.to_yaml())
-            write_atomic(config.run_folder.data, splits.info.to_json())
-        made = build_sinks(
-            config.sinks, config.run_dir, trainer.is_master(), config.resolved(), resume_step=step
-        )
+        with _room_on_disk(config.run_dir):
+            if trainer.is_master():
+                write_atomic(config.run_folder.config, config.to_yaml())
+                write_atomic(config.run_folder.data, splits.info.to_json())
+            made = build_sinks(
+                config.sinks, config.run_dir, trainer.is_master(), config.resolved(), resume_step=step
+            )
         return sink.over(made)
 
     unsaved = None

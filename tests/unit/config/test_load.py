@@ -193,3 +193,17 @@ def test_a_password_in_a_value_is_refused_like_one_under_a_telling_name(tmp_path
     with pytest.raises(ConfigError, match="data.root looks like a secret") as refused:
         load_config(["--config", str(path)])
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("run_dir", "run_dir: ''"),
+        ("checkpoint_dir", "checkpoint_dir: ' '"),
+        ("data.root", "data: {root: ''}"),
+        ("init_from.path", "init_from: {path: ''}"),
+    ],
+)
+def test_an_empty_path_is_refused_and_not_taken_for_the_folder_one_is_in(experiment, key, text):
+    with pytest.raises(ConfigError, match=f"{key} = .*is empty, as a shell's variable.*expected a path"):
+        load_config(["--config", experiment(text + "\n")])

@@ -1,5 +1,6 @@
 """What is off opens, writes and renames nothing; what is set aside is said; a refusal changes nothing."""
 
+import errno
 import os
 import signal
 
@@ -21,6 +22,7 @@ from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.launch.backend import programs
 from cyxjax.train import experiment
+from cyxjax.train.__main__ import main
 from cyxjax.train.loop import Hook
 from cyxjax.train.trainer import DistributedTrainer
 
@@ -191,3 +193,20 @@ def test_a_model_that_fails_in_its_first_step_leaves_an_earlier_run_as_it_is(tmp
         DistributedTrainer(FailsInTraining(), CrossEntropyLoss(), optax.sgd(0.1)).fit(*given, config=config)
     assert len(before) > 1
     assert everything(tmp_path) == before
+
+
+def test_a_disk_that_is_full_at_the_start_costs_one_line(tmp_path, monkeypatch, capsys):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    process_group.finalize()  # the command makes its own
+    monkeypatch.setattr(experiment, "write_atomic", full)
+    monkeypatch.chdir(tmp_path)
+    words = ["--model.options.hidden", "[4]", "--run-dir", "out", "--optimizer.name", "sgd", "--no-verbose"]
+    assert main(words) == 1
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.endswith(
+        "run_dir=out: No space left on device. HINT: free space there, or name another run_dir."
+    )
+    assert "Traceback" not in line
+    assert not list((tmp_path / "out").rglob("step_*"))
