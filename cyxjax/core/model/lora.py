@@ -75,7 +75,8 @@ def with_lora(fns: ModelFns, plan: LoraPlan) -> ModelFns:
     def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
         return fns.apply(merged(params, plan), model_state, inputs, key, train)
 
-    return fns._replace(init=init, apply=apply)
+    # Adapters are multiplied and added as they are kept: cut ones must not travel in the model's 16 bits.
+    return fns._replace(init=init, apply=apply, computes=None)
 
 
 def merged(params: PyTree, plan: LoraPlan) -> PyTree:
