@@ -156,6 +156,11 @@ def test_terms_that_weigh_by_themselves_are_cut_by_nothing():
     assert [told["loss"] for told in by_size] == pytest.approx([whole, whole], rel=1e-5)
     terms = by_size[0]
     assert terms["loss"] == pytest.approx(terms["tokens"] + 0.3 * terms["rare"] + 0.1 * terms["small"])
+    # One step a pass: what it tells as its loss is what its terms add up to.
+    history = train.fit(TEXT, TEXT, config(epochs=1, batch_size=10))
+    told = {name: history.metrics[f"train_{name}"][0] for name in ("tokens", "rare", "small")}
+    assert history.train_losses[0] == pytest.approx(whole, rel=1e-5)
+    assert whole == pytest.approx(told["tokens"] + 0.3 * told["rare"] + 0.1 * told["small"], rel=1e-5)
 
 
 def test_terms_and_metrics_are_measured_by_name():
