@@ -7,6 +7,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from cyxjax.core.mesh import local_replicas
 from cyxjax.core.step import Batch
 from cyxjax.data.batches import BatchPlan, iterate
 from cyxjax.data.ledger import StreamFacts
@@ -15,7 +16,7 @@ from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset
 from cyxjax.launch import heartbeat
 from cyxjax.train.feeding.fit_data import FitData, is_loader
-from cyxjax.train.feeding.loader_batches import agreed, stream
+from cyxjax.train.feeding.loader_batches import agreed, rows_of, stream
 from cyxjax.train.feeding.loader_feed import Ask, loader_feed, warner
 from cyxjax.train.feeding.placing import Placer, RowPlacer
 from cyxjax.train.hooks.ledger import Tape
@@ -39,6 +40,7 @@ def build_feed(data: FitData, plan: StepPlan, reading: Reading, mesh: Mesh, tape
             depth=reading.prefetch,
             steps_per_epoch=reading.steps_per_epoch,
             marks=tape.marks,
+            size=-(-rows_of(data.first[0]) // len(local_replicas(mesh))) if data.first else 0,
         )
     seed, shuffle = data.order or (reading.seed, reading.shuffle)
     return dataset_feed(

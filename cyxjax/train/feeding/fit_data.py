@@ -8,6 +8,7 @@ import numpy as np
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.data.batches import batch_size_from_global
 from cyxjax.data.files import Subset
+from cyxjax.data.items import stack
 from cyxjax.data.labels import watched
 from cyxjax.data.loader import DataLoader, tell_epoch
 from cyxjax.data.order import Order
@@ -20,6 +21,7 @@ from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
 
+_ONE = (bool, int, float, str, np.generic)
 EVAL_ROWS = 256  # of a stream that is evaluated, at once in each process
 
 
@@ -261,15 +263,23 @@ def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:
 
 
 def _listed(given: list[Any]) -> list[Any]:
-    """Targets that are a plain list beside an array of inputs, as an array."""
+    """Inputs and targets as arrays where one is a plain list or a frame: they validate nothing."""
     if len(given) not in (2, 4):
         return given
-    pairs = [given[i : i + 2] for i in range(0, len(given), 2)]
-    return [
-        np.asarray(one) if isinstance(one, list) and one and _is_arrays(inputs) else one
-        for inputs, targets in pairs
-        for one in (inputs, targets)
-    ]
+    return [one for i in range(0, len(given), 2) for one in _as_pair(given[i], given[i + 1])]
+
+
+def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any]:
+    plain = isinstance(targets, list) and bool(targets) and isinstance(targets[0], _ONE)
+    if _is_frame(inputs) and (plain or (_is_arrays(targets) and not _is_frame(targets))):
+        inputs = inputs.to_numpy()
+    if isinstance(inputs, list) and plain and inputs and not isinstance(inputs[0], tuple | dict):
+        inputs = stack(inputs, range(len(inputs)))
+    return inputs, np.asarray(targets) if isinstance(targets, list) and _is_arrays(inputs) else targets
+
+
+def _is_frame(data: Any) -> bool:
+    return hasattr(data, "columns") and hasattr(data, "to_numpy")
 
 
 def _is_pair(first: Any, second: Any) -> bool:

@@ -17,28 +17,33 @@ from cyxjax.data.streams.place import Reader
 from cyxjax.errors import DataError
 
 
-def stream(local: int, loader: Iterable[Any], accumulation: int, place: Any = None) -> Iterator[HostBatch]:
-    """`accumulation` loader batches as one step's rows for `local` shares; the first one fixes how many."""
-    reader, size = Reader(loader, place), 0
+def stream(
+    local: int, loader: Iterable[Any], accumulation: int, place: Any = None, size: int = 0
+) -> Iterator[HostBatch]:
+    """`accumulation` loader batches as one step's rows for `local` shares; the first one fixes how many,
+    or `size`: what is read on from a place may begin with a short one."""
+    reader = Reader(loader, place)
     batches = reader.pairs()
     if accumulation > 1:  # a loader may fill the same arrays again for its next batch
         batches = (jax.tree.map(np.array, batch) for batch in batches)
     while group := list(islice(batches, accumulation)):
-        size = size or -(-_rows(group[0]) // local)
+        size = size or -(-rows_of(group[0]) // local)
         yield _deal(group, local, accumulation, size)._replace(place=reader.place())
 
 
-def endless(local: int, loader: Any, accumulation: int, place: Any = None) -> Iterator[HostBatch]:
+def endless(
+    local: int, loader: Any, accumulation: int, place: Any = None, size: int = 0
+) -> Iterator[HostBatch]:
     """As `stream`, pass after pass, each told its number. Raises: DataError where a pass gives nothing.
 
     A place is (number of the pass, the loader's own).
     """
-    passes, size = _passes(loader, place), 0
+    passes = _passes(loader, place)
     while True:
         group, last = [], None
         for batch, last in islice(passes, accumulation):  # noqa: B007
             group.append(jax.tree.map(np.array, batch))
-        size = size or -(-_rows(group[0]) // local)
+        size = size or -(-rows_of(group[0]) // local)
         yield _deal(group, local, accumulation, size)._replace(place=last)
 
 
@@ -63,7 +68,7 @@ def _passes(loader: Any, place: Any) -> Iterator[tuple[tuple[Any, Any], Any]]:
 def _deal(group: list[tuple[Any, Any]], local: int, accumulation: int, size: int) -> HostBatch:
     """Rows ordered (replica, micro-batch, slot); a short batch repeats its samples with weight 0."""
     refuse_wrapping(group)  # here its row is still the loader's
-    counts = [_rows(part) for part in group]
+    counts = [rows_of(part) for part in group]
     if max(counts) > size * local:
         raise DataError(
             f"the loader gave a batch of {max(counts)} samples after one of at most {size * local}; "
@@ -98,5 +103,5 @@ def agreed(batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
         yield last._replace(total=total, weight=last.weight if host else np.zeros_like(last.weight))
 
 
-def _rows(part: tuple[Any, Any]) -> int:
+def rows_of(part: tuple[Any, Any]) -> int:
     return len(jax.tree.leaves(part)[0])

@@ -31,6 +31,7 @@ def loader_feed(
     depth: int,
     steps_per_epoch: int | None = None,
     marks: Marks | None = None,
+    size: int = 0,
 ) -> Feed:
     """Batches of loaders, one loader a process, as under torch: each yields this process's samples.
 
@@ -40,7 +41,7 @@ def loader_feed(
     placer, warn, marks = RowPlacer(mesh), warner(), marks or Marks()
     local = len(placer.shares)
     if steps_per_epoch is not None:
-        reading = Reading(train, local, accumulation, depth, steps_per_epoch, marks, warn)
+        reading = Reading(train, local, accumulation, depth, steps_per_epoch, size, marks, warn)
 
         def epoch_of_steps(position: Position, ask: Ask) -> Iterator[Fed]:
             for host, is_last in reading.epoch(position):
@@ -52,7 +53,7 @@ def loader_feed(
         tell_epoch(train, position.epoch)
         mark = marks.before(position)
         place = None if mark is None else mark.place
-        with prefetch(stream(local, train, accumulation, place), depth) as batches:
+        with prefetch(stream(local, train, accumulation, place, size), depth) as batches:
             empty = True
             for step, host in _passed_over(agreed(batches), position, warn, mark):
                 empty = False
@@ -77,11 +78,13 @@ class Reading:
         accumulation: int,
         depth: int,
         steps_per_epoch: int,
+        size: int,
         marks: Marks,
         warn: Warn,
     ):
         self._loader, self._local, self._accumulation, self._depth = loader, local, accumulation, depth
         self._steps_per_epoch, self._marks, self._warn = steps_per_epoch, marks, warn
+        self._size = size
         self._ahead: Prefetch[HostBatch] | Inline[HostBatch] | None = None
         self._batches: Iterator[HostBatch] = iter(())
         self._given = 0  # steps, since the loader was first begun
@@ -138,7 +141,9 @@ class Reading:
                 "from before. HINT: pass an object whose __iter__ starts anew."
             )
         self.close()
-        self._ahead = prefetch(endless(self._local, self._loader, self._accumulation, place), self._depth)
+        self._ahead = prefetch(
+            endless(self._local, self._loader, self._accumulation, place, self._size), self._depth
+        )
         self._batches, self._given = agreed(self._ahead), given
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
+from cyxjax.train.feeding import fit_data
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
 Y = np.arange(24) % 3
@@ -189,3 +190,36 @@ def test_a_loader_is_read_once_before_the_first_step(tmp_path, monkeypatch):
     trainer.fit(Counting(), cx.distributed.DistributedTrainingConfig(epochs=1))
     assert read.count(0) == 2  # shapes and the loss's probe from one batch, then the epoch
     assert read[-3:] == [0, 1, 2]
+
+
+class Frame:
+    """What of a data frame is looked at."""
+
+    def __init__(self, values):
+        self.values, self.columns = values, [str(i) for i in range(values.shape[1])]
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, name):
+        return self.values[:, int(name)]
+
+    def to_numpy(self):
+        return self.values
+
+
+@pytest.mark.parametrize(
+    ("x", "y"), [(X.tolist(), Y.tolist()), (Frame(X), Y), (Frame(X), Y.tolist()), (X, Y.tolist())]
+)
+def test_lists_and_frames_of_inputs_and_targets_are_a_pair(x, y):
+    found, _ = fit_data.parse((x, y), None)  # the targets were taken for validation data
+    inputs, targets = found.train.take(np.arange(24))
+    assert found.val is None
+    assert (inputs.tolist(), targets.tolist()) == (X.tolist(), Y.tolist())
+    both, _ = fit_data.parse((x, y, x, y), None)
+    assert both.val.take(np.arange(24))[1].tolist() == Y.tolist()
+
+
+def test_two_lists_of_samples_are_training_and_validation_data():
+    found, _ = fit_data.parse(([(X[0], 0), (X[1], 1)], [(X[2], 2)]), None)
+    assert (len(found.train), len(found.val)) == (2, 1)

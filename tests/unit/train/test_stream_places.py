@@ -106,6 +106,24 @@ def test_a_loader_that_knows_its_place_is_read_on_from_there(tmp_path, make, ste
     assert loader.read == 1 + (8 if steps else 10) - 3
 
 
+def test_a_place_before_a_short_batch_is_gone_on_from(tmp_path):
+    class Short(Batches):
+        def __iter__(self):
+            return ShortDrawing(self)
+
+    class ShortDrawing(Drawing):
+        def __next__(self):
+            x, y = super().__next__()
+            return (x[:5], y[:5]) if self.number == 5 else (x, y)
+
+    kept = {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(tmp_path), "resume": "auto"}
+    whole, second = trainer(), trainer()
+    whole.fit(Short(), config(steps_per_epoch=6))
+    trainer().fit(Short(), config(steps_per_epoch=6, max_steps=4, **kept))
+    second.fit(Short(), config(steps_per_epoch=6, **kept))  # "a batch of 12 samples after one of at most 5"
+    assert bits(whole) == bits(second)
+
+
 def test_a_run_without_its_place_would_read_others(tmp_path):
     # Not vacuous: where the place is not kept, batches are passed over, and are read again.
     kept = {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(tmp_path), "resume": "auto", "prefetch": 0}
