@@ -103,3 +103,19 @@ def test_no_file_of_a_step_holds_the_path_it_was_written_to(tmp_path):
         checkpointer.save(1, fixture_state())
     for path in (tmp_path / "step_00000001").rglob("*"):
         assert path.is_dir() or tmp_path.name.encode() not in path.read_bytes()
+
+
+def test_more_meta_than_readers_take_is_not_written(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("cyxjax.checkpoint.manifest.MAX_MANIFEST_BYTES", 2000)
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"a": np.ones(2)}, {"note": "short"})
+        checkpointer.save(2, {"a": np.ones(2)}, {"note": "x" * 2000})
+    assert "step 2 would have" in caplog.text
+    assert "readers take 2000. HINT: put less into meta" in caplog.text
+    assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000001"]
+
+
+def test_arrays_that_do_not_fit_the_memory_are_refused_before_they_are_read(stored, monkeypatch):
+    monkeypatch.setattr("cyxjax.checkpoint.arrays.os.sysconf", lambda name: 1)
+    with pytest.raises(CheckpointError, match=r"claims \d+ bytes of arrays; this machine has 1 of memory"):
+        Checkpointer(stored).restore(fixture_state())
