@@ -56,16 +56,21 @@ def main(argv: Sequence[str]) -> int:
     assert prepared.feed is not None
     batch = next(iter(prepared.feed.train(Position(), lambda: (False, False)))).batch
     step: Any = trainer.program.train_step
-    lowered = step.lower(trainer.state, batch)
+    state = trainer.state
+    lowered = step.lower(state, batch)
     compiled = lowered.compile()
-    drawn_out = wish.wire and _scaled(trainer, prepared, compiled, batch)  # every rank: the steps are real
+    held, told = (
+        state_bytes(state),
+        _facts(lowered, compiled, state),
+    )  # before the steps, which take the state
+    drawn_out = wish.wire and _scaled(state, prepared, compiled, batch)  # every rank: the steps are real
     if trainer.is_master() and as_json:
-        told = _facts(lowered, compiled, trainer.state) | {"comm": config.comm, "precision": config.precision}
+        told |= {"comm": config.comm, "precision": config.precision}
         print(json.dumps(told | (_scaling_facts(*drawn_out, wish) if drawn_out else {})))
     elif trainer.is_master():
         found = collectives(compiled.as_text())
         print(f"comm: {config.comm}, precision: {config.precision}, remat: {config.remat}")
-        print("\n".join(plan_lines(found, state_bytes(trainer.state), memory_bytes(compiled))))
+        print("\n".join(plan_lines(found, held, memory_bytes(compiled))))
         print(f"computed in a step: {work_line(lowered.cost_analysis())}")
         if wish.device_gb is not None:
             print("\n".join(_by_replicas(trainer, prepared, batch, wish.device_gb)))
@@ -152,11 +157,11 @@ def _gigabytes(text: str) -> float:
 Sent = dict[str, list[scaling.Exchange]]
 
 
-def _scaled(trainer: Any, prepared: Any, compiled: Any, batch: Any) -> tuple[scaling.Work, Sent]:
+def _scaled(state: Any, prepared: Any, compiled: Any, batch: Any) -> tuple[scaling.Work, Sent]:
     """What is drawn out, from steps run here for about a second; the state they change is dropped."""
     import jax
 
-    state, held = trainer.state, state_bytes(trainer.state)
+    held = state_bytes(state)
     params = jax.eval_shape(prepared.built.fns.init, jax.random.key(0), prepared.inputs)[0]
     compute_s = _step_s(compiled, state, batch)
     shape, epoch = prepared.settings.step.batch, prepared.settings.reading.epoch
