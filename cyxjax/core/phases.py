@@ -3,7 +3,9 @@
 Written once: `core/step.py` fuses them into one program, `distributed/ddp.py` runs them one at a time.
 """
 
+import operator
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -123,11 +125,10 @@ def means_of(pulled: list[Pulled], total: jax.Array) -> PyTree:
     return jax.tree.map(_sum_of_those_there, *means, is_leaf=lambda leaf: leaf is None)
 
 
-def _sum_of_those_there(*leaves: jax.Array | None) -> jax.Array:
-    first, *more = (leaf for leaf in leaves if leaf is not None)
-    for leaf in more:
-        first = first + leaf
-    return first
+def _sum_of_those_there(*leaves: jax.Array | None) -> jax.Array | None:
+    """None where there is none: parameters may hold a None of their own."""
+    there = [leaf for leaf in leaves if leaf is not None]
+    return reduce(operator.add, there) if there else None
 
 
 def mean_model_state(model_state: PyTree, weight: jax.Array) -> PyTree:

@@ -292,9 +292,8 @@ def _is_pair(first: Any, second: Any) -> bool:
 
 
 def _is_arrays(data: Any) -> bool:
-    """An array, or a dict or tuple of arrays; not a dataset or loader."""
-    if isinstance(data, dict):
-        return all(_is_arrays(v) for v in data.values())
-    if isinstance(data, tuple):
-        return bool(data) and all(v is None or _is_arrays(v) for v in data)
+    """An array, or a dict or tuple of arrays, None where an input is left out; not a dataset or loader."""
+    if isinstance(data, dict | tuple):
+        parts = data.values() if isinstance(data, dict) else data
+        return bool(parts) and all(v is None or _is_arrays(v) for v in parts)
     return hasattr(data, "shape") and hasattr(data, "dtype")
