@@ -41,7 +41,7 @@ def test_r4_the_first_error_is_last_and_alone_and_secrets_are_not_shown(tmp_path
     run = launch(tmp_path, 3, KIND="light", FAULT="raise:1:3", STEPS=400)
     assert run.err.rstrip().endswith("ValueError: boom, api_key=[redacted]")
     assert run.err.count("Traceback (most recent call last)") == 1
-    assert "rank 0 followed: PeerLost: lost rank 1" in run.err
+    assert any(f"rank {other} followed: PeerLost: lost rank 1" in run.err for other in (0, 2))
     assert "hunter2" not in run.out + run.err + (tmp_path / "first_error.json").read_text()
     assert "raise_with_secret" in run.log(1)  # the log of the rank that failed holds its traceback
 
