@@ -1,0 +1,1 @@
+"""Where training stands, for whoever asks in the middle of it."""

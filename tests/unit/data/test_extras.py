@@ -18,7 +18,7 @@ def decode(record):
 
 @pytest.fixture
 def parquet():
-    return pytest.importorskip("pyarrow.parquet")
+    return pytest.importorskip("pyarrow.parquet", reason="pip install 'cyxjax[parquet]'")
 
 
 def written(parquet, path, **columns):
@@ -83,7 +83,7 @@ def test_a_library_that_is_not_there_is_named_with_its_extra(monkeypatch, tmp_pa
 
 
 def test_a_folder_of_hugging_faces(tmp_path):
-    datasets = pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets", reason="pip install 'cyxjax[hf]'")
     features = datasets.Features(
         {"x": datasets.List(datasets.Value("float32"), 2), "label": datasets.ClassLabel(names=["no", "yes"])}
     )
@@ -100,7 +100,9 @@ def test_a_folder_of_hugging_faces(tmp_path):
 
 
 def test_array_records_by_number(tmp_path):
-    module = pytest.importorskip("array_record.python.array_record_module")
+    module = pytest.importorskip(
+        "array_record.python.array_record_module", reason="pip install 'cyxjax[grain]'"
+    )
     writer = module.ArrayRecordWriter(str(tmp_path / "a.array_record"), "group_size:1")
     for number in range(20):
         writer.write(bytes([number]))
@@ -115,7 +117,7 @@ def test_array_records_by_number(tmp_path):
 
 
 def test_a_text_by_a_tokenizer_of_its_own(tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers = pytest.importorskip("tokenizers", reason="pip install 'cyxjax[tokenizers]'")
     (tmp_path / "a.txt").write_text("the cat and the dog and the emu \n" * 40)
     made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="?"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

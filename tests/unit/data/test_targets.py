@@ -58,7 +58,7 @@ def test_categories_keep_their_order():
 
 
 def test_a_frame_of_pandas_with_a_category():
-    pandas = pytest.importorskip("pandas")
+    pandas = pytest.importorskip("pandas", reason="pip install pandas")
     frame = pandas.DataFrame(
         {"a": X[:, 0], "b": X[:, 1], "label": pandas.Categorical(WORDS, ["emu", "dog", "cat"])}
     )

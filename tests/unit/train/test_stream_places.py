@@ -219,13 +219,13 @@ def test_what_no_json_holds_is_no_place():
 
 
 def grain_batches():
-    grain = pytest.importorskip("grain")
+    grain = pytest.importorskip("grain", reason="pip install 'cyxjax[grain]'")
     source = [(X[i], np.int32(Y[i])) for i in range(60)]
     return grain.MapDataset.source(source).shuffle(seed=1).to_iter_dataset().batch(12)
 
 
 def grain_loader(workers=0):
-    grain = pytest.importorskip("grain.python")
+    grain = pytest.importorskip("grain.python", reason="pip install 'cyxjax[grain]'")
     source = [(X[i], np.int32(Y[i])) for i in range(60)]
     sampler = grain.IndexSampler(60, grain.NoSharding(), shuffle=True, num_epochs=1, seed=2)
     return grain.DataLoader(
@@ -234,7 +234,7 @@ def grain_loader(workers=0):
 
 
 def hugging_face():
-    datasets = pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets", reason="pip install 'cyxjax[hf]'")
     table = datasets.Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()})
     return table.to_iterable_dataset(num_shards=4)
 
@@ -244,7 +244,9 @@ def hugging_face_shuffled():
 
 
 def torch_rows():
-    torch_data = sys.modules.get("torch.utils.data") or pytest.importorskip("torch.utils.data")
+    torch_data = sys.modules.get("torch.utils.data") or pytest.importorskip(
+        "torch.utils.data", reason="pip install torch"
+    )
 
     class Stream(torch_data.IterableDataset):
         def __iter__(self):
