@@ -67,10 +67,7 @@ def refuse_unless_mean(
             return
         form = jax.eval_shape(whole, *shapes)
         check_form(form, size)
-        if any(jnp.issubdtype(one.dtype, jnp.complexfloating) for one in jax.tree.leaves(form)):
-            raise ConfigError(
-                "the loss is complex; what goes downhill is a real number. HINT: jnp.abs(z) ** 2, or z.real."
-            )
+        _refuse_complex(form)
         if isinstance(form, tuple):
             _refuse_negative(on_axis(of_pair(loss.fn)[1]), probes(output, target, size))
             for one, learned in zip(of_pair(loss.fn), (learns, False), strict=True):
@@ -84,8 +81,8 @@ def refuse_unless_mean(
         both_slopes = jax.jit(lambda o, t: tuple(run(o, t) for run in slopes))
         text = str(jax.make_jaxpr(whole)(*shapes))
         relative = _COARSE if any(kind in text for kind in ("bf16[", "f16[", "f8_")) else _FINE
-        flat, values = learns and has_slopes, set()
-        for probe in probes(output, target, size):
+        tried = list(probes(output, target, size))
+        for probe in tried:
             found = _differing(both, *probe, relative)
             if found is not None:
                 raise ConfigError(_said(bool(jax.eval_shape(whole, *shapes).ndim), size, *found))
@@ -94,14 +91,29 @@ def refuse_unless_mean(
                     f"the loss of {size} samples is the mean of their losses alone, but its gradient is not: "
                     f"a sample's depends on the others (stop_gradient, or a gradient of its own). {_WAYS}"
                 )
-            if flat:
-                flat = not any(np.any(leaf) for leaf in jax.tree.leaves(both_slopes(*probe)))
-                values.update(_values(*both(*probe))[0].tolist())
-        if flat and len(values) > 1:  # a constant is meant as one
-            raise ConfigError(
-                "the loss has no gradient: it is 0 for every output tried, so that nothing would be learned. "
-                "HINT: compare logits or values, not what argmax, round, a comparison or stop_gradient gave."
-            )
+        if learns and has_slopes:
+            _refuse_flat(both, both_slopes, tried)
+
+
+def _refuse_complex(form: PyTree) -> None:
+    if any(jnp.issubdtype(one.dtype, jnp.complexfloating) for one in jax.tree.leaves(form)):
+        raise ConfigError(
+            "the loss is complex; what goes downhill is a real number. HINT: jnp.abs(z) ** 2, or z.real."
+        )
+
+
+def _refuse_flat(both: Callable, slopes: Callable, tried: list) -> None:
+    """Raises: ConfigError for a loss whose values differ, and whose gradient is 0 wherever it was tried."""
+    values: set[float] = set()
+    for probe in tried:
+        if any(np.any(leaf) for leaf in jax.tree.leaves(slopes(*probe))):
+            return
+        values.update(_values(*both(*probe))[0].tolist())
+    if len(values) > 1:  # a constant is meant as one
+        raise ConfigError(
+            "the loss has no gradient: it is 0 for every output tried, so that nothing would be learned. "
+            "HINT: compare logits or values, not what argmax, round, a comparison or stop_gradient gave."
+        )
 
 
 def refuse_unless_blind(loss: Any, output: PyTree, target: PyTree) -> None:
