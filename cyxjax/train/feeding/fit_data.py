@@ -8,7 +8,6 @@ import numpy as np
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.data.batches import batch_size_from_global
 from cyxjax.data.files import Subset
-from cyxjax.data.items import stack
 from cyxjax.data.labels import watched
 from cyxjax.data.loader import DataLoader, tell_epoch
 from cyxjax.data.order import Order
@@ -20,8 +19,8 @@ from cyxjax.data.targets.forms import class_names_of, with_classes
 from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
+from cyxjax.train.feeding.pairs import as_arrays, is_pair
 
-_ONE = (bool, int, float, str, np.generic)
 EVAL_ROWS = 256  # of a stream that is evaluated, at once in each process
 
 
@@ -105,10 +104,16 @@ def with_batch_size(
 ) -> DistributedTrainingConfig:
     """`config` with the batch size of a loader that has one: it counts samples per process, ours per replica.
 
-    Raises: ConfigError when `global_batch_size` says something else.
+    Raises: ConfigError when `global_batch_size` says something else, and where the learning rate is to follow
+        a batch that nobody tells.
     """
     per_process = getattr(loader, "batch_size", None)
     if not isinstance(per_process, int) or per_process < 1:
+        if config.lr_scaling != "none" and config.global_batch_size is None:
+            raise ConfigError(
+                f"lr_scaling={config.lr_scaling!r} scales by the batch, and this {type(loader).__name__} has "
+                "no batch_size to go by. HINT: give it one, or say global_batch_size, all samples of a step."
+            )
         return config
     batch_size = -(-per_process // local_replicas)
     total = batch_size * num_replicas * config.gradient_accumulation_steps
@@ -161,10 +166,10 @@ def parse(
     config = config or DistributedTrainingConfig()
     while given and given[-1] is None:
         given.pop()
-    given = _listed(given)
+    given = as_arrays(given)
     if len(given) == 4:
         return FitData(as_dataset(tuple(given[:2])), as_dataset(tuple(given[2:])), True), config
-    if len(given) == 2 and _is_pair(*given):
+    if len(given) == 2 and is_pair(*given):
         return _split(as_dataset(tuple(given)), config), config
     if len(given) in (1, 2):
         train, val = given[0], given[1] if len(given) == 2 else None
@@ -260,40 +265,3 @@ def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:
     order = Order(len(dataset), config.seed, epoch=2**31)[:]  # an order no training epoch has
     train, val = Subset(dataset, np.sort(order[count:])), Subset(dataset, np.sort(order[:count]))
     return FitData(watched(train), watched(val), True)
-
-
-def _listed(given: list[Any]) -> list[Any]:
-    """Inputs and targets as arrays where one is a plain list or a frame: they validate nothing."""
-    if len(given) not in (2, 4):
-        return given
-    return [one for i in range(0, len(given), 2) for one in _as_pair(given[i], given[i + 1])]
-
-
-def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any]:
-    plain = isinstance(targets, list) and bool(targets) and isinstance(targets[0], _ONE)
-    if _is_frame(inputs) and (plain or (_is_arrays(targets) and not _is_frame(targets))):
-        inputs = inputs.to_numpy()
-    if isinstance(inputs, list) and plain and inputs and not isinstance(inputs[0], tuple | dict):
-        inputs = stack(inputs, range(len(inputs)))
-    return inputs, np.asarray(targets) if isinstance(targets, list) and _is_arrays(inputs) else targets
-
-
-def _is_frame(data: Any) -> bool:
-    return hasattr(data, "columns") and hasattr(data, "to_numpy")
-
-
-def _is_pair(first: Any, second: Any) -> bool:
-    """Whether they are inputs and targets; not training and validation data, which may be pairs themselves.
-
-    Two plain tuples, (X, y) and (X_val, y_val), are data sets; a named tuple (jraph's) is one input.
-    """
-    plain = [type(one) is tuple for one in (first, second)]
-    return _is_arrays(first) and _is_arrays(second) and not all(plain)
-
-
-def _is_arrays(data: Any) -> bool:
-    """An array, or a dict or tuple of arrays, None where an input is left out; not a dataset or loader."""
-    if isinstance(data, dict | tuple):
-        parts = data.values() if isinstance(data, dict) else data
-        return bool(parts) and all(v is None or _is_arrays(v) for v in parts)
-    return hasattr(data, "shape") and hasattr(data, "dtype")

@@ -166,6 +166,16 @@ def test_metrics_of_samples_and_pairs_are_taken():
     assert found["val_ones"] == pytest.approx([outputs[Y[:21] == 1, 0].mean()], rel=1e-5)
 
 
+def test_a_rate_that_follows_the_batch_wants_a_loader_that_tells_it():
+    scaled = {"lr_scaling": "linear", "base_batch_size": 4}
+    with pytest.raises(
+        ConfigError, match="this Loader has no batch_size to go by. HINT: .*global_batch_size"
+    ):
+        fit_data.parse((Loader(),), cx.distributed.DistributedTrainingConfig(**scaled), 1, 1)
+    told = cx.distributed.DistributedTrainingConfig(**scaled, global_batch_size=8)
+    assert fit_data.parse((Loader(),), told, 1, 1)[1].global_batch_size == 8
+
+
 def test_negative_weights_are_refused():
     per_sample = optax.softmax_cross_entropy_with_integer_labels
     with pytest.raises(ConfigError, match="weighs a sample -"):
