@@ -1,7 +1,8 @@
 """`cyxjax replay BOX`: runs up to the step of a black box again, in one process, and looks into it.
 
-Starts from the box's checkpoint (or from the run's beginning), with as many replicas as the run had, so the
-numbers are the run's own. The first step that is not finite may be an earlier one: it is found on the way.
+Starts from the box's checkpoint (where it is gone, from one before it or from the run's beginning), with as
+many replicas as the run had, so the numbers are the run's own. The first step that is not
+finite may be an earlier one: it is found on the way.
 """
 
 import math
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from cyxjax.checkpoint.folders import list_steps
 from cyxjax.command import Parser
 from cyxjax.config.load import load_config
 from cyxjax.core.mesh import local_value
@@ -69,8 +71,7 @@ def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Feed, Ste
     config = load_config(["--config", str(folder / CONFIG), "--verbose", "false", *devices])
     _, _, trainer, prepared = prepare(config)
     assert prepared.feed is not None
-    if box.checkpoint_step is not None:
-        trainer.load_checkpoint(str(config.checkpoint_path), step=box.checkpoint_step)
+    _go_back(trainer, config.checkpoint_path, box)
     facts = trainer.stream_facts
     if facts is None or len(box.sample_ids) == 0:
         raise DataError(f"{folder} does not name its samples. HINT: only experiments can be run again.")
@@ -80,6 +81,18 @@ def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Feed, Ste
             "HINT: replay with the data and global batch of the run."
         )
     return trainer, prepared.feed, prepared.settings.step, facts
+
+
+def _go_back(trainer: DistributedTrainer, checkpoints: Path, box: BlackBox) -> None:
+    """To the box's checkpoint; where it is gone, to the newest before it or the run's beginning."""
+    if box.checkpoint_step is None:
+        return
+    earlier = [step for step in list_steps(checkpoints) if step <= box.checkpoint_step]
+    if earlier:
+        trainer.load_checkpoint(str(checkpoints), step=earlier[-1])
+    if box.checkpoint_step not in earlier:
+        begin = f"checkpoint step {earlier[-1]}" if earlier else "the beginning of the run"
+        print(f"The box's checkpoint (step {box.checkpoint_step}) is gone: running again from {begin}.")
 
 
 def _first_bad(trainer: DistributedTrainer, feed: Feed, box: BlackBox) -> Bad | None:

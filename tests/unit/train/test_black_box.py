@@ -91,12 +91,14 @@ def test_an_aborted_run_is_replayed_to_the_layer(setting, tmp_path, capsys):
 
 
 def test_a_skipped_step_is_replayed_from_before_it(setting, tmp_path, capsys):
-    experiment.run(setting(bad=11, on_nonfinite="skip"))
+    experiment.run(setting(bad=11, on_nonfinite="skip", checkpoint_async=False))
     folders = sorted((tmp_path / "run").glob("black_box_step*"), key=lambda p: read_box(p).step)
     assert len(folders) == 3  # one an epoch; the fourth repeats them
     assert read_box(folders[0]).loss == "left out"
+    assert read_box(folders[0]).checkpoint_step == 2  # not among the last three that the run kept
     code, shown = replayed(folders[0], capsys)
     assert (code, "layer body (Fragile)" in shown) == (0, True)
+    assert "The box's checkpoint (step 2) is gone: running again from the beginning of the run." in shown
 
 
 def test_rollback_leaves_the_bad_step_behind_and_the_ledger_whole(setting, tmp_path, capsys):
