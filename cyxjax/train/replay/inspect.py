@@ -1,6 +1,6 @@
 """A step in slow motion: the first thing in it that is not finite, from samples to gradients."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from cyxjax.core.draws import micro_batch_key, place_in_step, step_key
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import local_rows
 from cyxjax.core.model.adapter import adapt
+from cyxjax.core.model.lora import with_lora
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.global_loss import of_one_device
 from cyxjax.core.parts.step import PartsBatch
@@ -29,21 +30,22 @@ _MOST = 5  # samples or leaves named in one line
 def inspect_step(
     trainer: DistributedTrainer,
     plan: StepPlan,
-    before: TrainState,
+    before: Callable[[int], TrainState],
     batch: Batch | PartsBatch,
     ids: np.ndarray,
 ) -> Iterator[str]:
     """Lines that say what was not finite, first cause first.
 
-    before: the state before the step; batch: its global batch; ids: its samples, in the order of places.
+    before: the state before the step, with whole parameters, as a replica had it; batch: its global batch;
+    ids: its samples, in the order of places.
     """
-    broken = _names(before.params)
-    if broken:
-        yield f"Before the step these parameters were not finite: {_some(broken)}."
-        return
-    fns = with_policy(adapt(trainer.get_model()), parse_policy(plan.precision))
-    for part in _parts(batch, plan.batch.accumulation, before, ids):
-        lines = list(_inspect_part(fns, trainer.loss, trainer.get_model(), before, part))
+    fns = with_lora(with_policy(adapt(trainer.get_model()), parse_policy(plan.precision)), plan.lora)
+    for n, part in enumerate(_parts(batch, plan.batch.accumulation, before(0), ids)):
+        state = before(n // plan.batch.accumulation)
+        if broken := _names(state.params):
+            yield f"Before the step these parameters were not finite: {_some(broken)}."
+            return
+        lines = list(_inspect_part(fns, trainer.loss, trainer.get_model(), state, part))
         if lines:
             yield from lines
             return
@@ -74,7 +76,7 @@ def _rows(batch: Batch | PartsBatch) -> tuple[PyTree, PyTree, np.ndarray, int]:
     if isinstance(batch, PartsBatch):
         whole = jax.tree.map(lambda *rows: np.concatenate(rows), *batch.parts)
         return *jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), tuple(whole[1:])), len(whole.number)
-    return *jax.tree.map(_host, batch[:3]), len(jax.devices())
+    return *jax.tree.map(_host, batch[:3]), len(batch.signal)
 
 
 def _inspect_part(

@@ -6,9 +6,9 @@ finite may be an earlier one: it is found on the way.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.command import Parser
 from cyxjax.config.load import load_config
-from cyxjax.core.mesh import local_value
+from cyxjax.core.mesh import REPLICATED, local_value
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, DataError
@@ -24,7 +24,8 @@ from cyxjax.train.experiment import prepare
 from cyxjax.train.hooks.black_box import CONFIG, BlackBox, read_box, samples_of
 from cyxjax.train.loop import Feed, Position, RunState
 from cyxjax.train.replay.inspect import inspect_step
-from cyxjax.train.settings import StepPlan
+from cyxjax.train.start.build import Built
+from cyxjax.train.start.prepare import Prepared
 from cyxjax.train.trainer import DistributedTrainer
 
 
@@ -33,7 +34,7 @@ class Bad(NamedTuple):
 
     position: Position  # after the step
     first: int  # place of the epoch's order at which it began
-    before: Any  # host arrays: the state on the device is gone
+    before: Callable[[int], TrainState]  # of a replica, host arrays: the state on the device is gone
     batch: Batch
     loss: float
 
@@ -49,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("box", type=Path, metavar="BOX", help="a folder black_box_step... of a run")
     folder = parser.parse_args(argv).box
     box = read_box(folder)
-    trainer, feed, plan, facts = _rebuilt(box, folder)
-    bad = _first_bad(trainer, feed, box)
+    trainer, prepared, facts = _rebuilt(box, folder)
+    bad = _first_bad(trainer, prepared, box)
     if bad is None:
         print(
             f"Step {box.step} is finite now; it was {box.loss}. HINT: other hardware, versions or data, "
@@ -60,17 +61,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"Step {box.step} was recorded with loss {box.loss}, samples {_few(box.sample_ids)}.")
     print(f"Replayed: step {bad.position.step} is the first that is not finite: loss {bad.loss}.")
     ids = np.array(samples_of(facts, bad.position.epoch, bad.first))
-    for line in inspect_step(trainer, plan, bad.before, bad.batch, ids):
+    for line in inspect_step(trainer, prepared.settings.step, bad.before, bad.batch, ids):
         print(line)
     return EXIT_OK
 
 
-def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Feed, StepPlan, StreamFacts]:
+def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Prepared, StreamFacts]:
     """The run as its configuration describes it, at the moment the box starts from."""
     devices = ["--cpu-devices", str(box.num_replicas)] if box.platform == "cpu" else []
     config = load_config(["--config", str(folder / CONFIG), "--verbose", "false", *devices])
     _, _, trainer, prepared = prepare(config)
-    assert prepared.feed is not None
     _go_back(trainer, config.checkpoint_path, box)
     facts = trainer.stream_facts
     if facts is None or len(box.sample_ids) == 0:
@@ -80,7 +80,7 @@ def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Feed, Ste
             f"{folder} names other samples than the data gives now ({_few(box.sample_ids)}). "
             "HINT: replay with the data and global batch of the run."
         )
-    return trainer, prepared.feed, prepared.settings.step, facts
+    return trainer, prepared, facts
 
 
 def _go_back(trainer: DistributedTrainer, checkpoints: Path, box: BlackBox) -> None:
@@ -95,12 +95,13 @@ def _go_back(trainer: DistributedTrainer, checkpoints: Path, box: BlackBox) -> N
         print(f"The box's checkpoint (step {box.checkpoint_step}) is gone: running again from {begin}.")
 
 
-def _first_bad(trainer: DistributedTrainer, feed: Feed, box: BlackBox) -> Bad | None:
+def _first_bad(trainer: DistributedTrainer, prepared: Prepared, box: BlackBox) -> Bad | None:
     """The first step up to the box's that is not finite; None if all are.
 
     Two passes: keeping the state before every step would copy the whole model as often.
     """
-    start = trainer.run_state
+    feed, start = prepared.feed, trainer.run_state
+    assert feed is not None
     host = jax.device_get(start.state)
     found = next((s for s in _steps(trainer, feed, start, box.step) if not _is_good(s)), None)
     if found is None:
@@ -110,7 +111,16 @@ def _first_bad(trainer: DistributedTrainer, feed: Feed, box: BlackBox) -> Bad | 
     for step in _steps(trainer, feed, start._replace(state=again), position.step - 1):
         before = step.state
     batch = next(iter(feed.train(came_from, _ask_nothing))).batch
-    return Bad(position, came_from.samples, jax.device_get(before), batch, loss)
+    return Bad(position, came_from.samples, _by_replica(prepared.built, before), batch, loss)
+
+
+def _by_replica(built: Built, state: TrainState) -> Callable[[int], TrainState]:
+    """The state with whole parameters as each replica has it, on the host."""
+    if built.sync.params_spec == REPLICATED or built.sync.keeps_parts:
+        whole = jax.device_get(built.agreed(state))
+        return lambda replica: whole
+    own = jax.device_get(state)  # replicas may differ
+    return lambda replica: own._replace(params=jax.tree.map(lambda leaf: leaf[replica], own.params))
 
 
 class _Step(NamedTuple):

@@ -90,6 +90,35 @@ def test_an_aborted_run_is_replayed_to_the_layer(setting, tmp_path, capsys):
     assert re.search(r"test_black_box\.py:\d+ \(__call__\)", shown)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"comm": "fsdp"},
+        *(
+            pytest.param(other, marks=pytest.mark.slow)
+            for other in (
+                {"comm": "fsdp", "comm_options": {"regather": False}, "lora": {"rank": 2}},
+                {"comm": "local_sgd"},
+            )
+        ),
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_a_step_of_two_replicas_is_looked_into_with_the_whole_parameters_of_each(
+    options, setting, tmp_path, capsys
+):
+    experiment.process_group.narrow(2)
+    with pytest.raises(NonFiniteError, match="the loss of step"):
+        experiment.run(setting(bad=11, **options))
+    (folder,) = (tmp_path / "run").glob("black_box_step*")
+    assert read_box(folder).num_replicas == 2
+    code, shown = replayed(folder, capsys)
+    assert code == 0
+    # Every second sample of a step is the second replica's, and sample 11 alone is divided by nothing.
+    place = read_box(folder).sample_ids.index(11)
+    assert f"First not finite (replica {place % 2}, micro-batch 0, forward): layer body (Fragile)" in shown
+
+
 def test_a_skipped_step_is_replayed_from_before_it(setting, tmp_path, capsys):
     experiment.run(setting(bad=11, on_nonfinite="skip", checkpoint_async=False))
     folders = sorted((tmp_path / "run").glob("black_box_step*"), key=lambda p: read_box(p).step)
