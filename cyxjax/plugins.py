@@ -19,6 +19,7 @@ from cyxjax.errors import ConfigError, nearest
 GROUPS = {
     "model": "cyxjax.models",
     "data set": "cyxjax.datasets",
+    "augmentation": "cyxjax.augmentations",
     "loss": "cyxjax.losses",
     "optimizer": "cyxjax.optimizers",
     "schedule": "cyxjax.schedules",

@@ -192,6 +192,8 @@ class DataConfig(Strict):
     """Folder or file the data is read from; none for data that comes with a library."""
     options: Options = {}
     """What that format takes, for example `sequence_length: 64`."""
+    augment: tuple[Named, ...] = ()
+    """Done to training samples on the device: random_flip_left_right, ... (dm-pix), or `module:function`."""
 
     _local = field_validator("root")(on_this_machine)
 

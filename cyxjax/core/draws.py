@@ -1,13 +1,17 @@
 """Where a sample stands in its step, and which key its random draws get: the one rule for both.
 
 A step's global batch is dealt out with stride over R replicas; each takes B rows at a time, micro-batch by
-micro-batch. What is drawn at random is named by the seed, the step and the place of the micro-batch's first
-sample: never by a rank or a device alone.
+micro-batch. What a model draws at random is named by the seed, the step and the place of the micro-batch's
+first sample: never by a rank or a device alone. What is drawn for one sample (augmentation) is named by the
+seed, the epoch and its place in the epoch's order, which no batch size changes either.
 """
 
 from typing import Any
 
 import jax
+import numpy as np
+
+_OF_SAMPLES = 2**32 - 1  # a step that no run comes to: no step's key is the beginning of a sample's
 
 
 def place_in_step(row: Any, micro: Any, replica: Any, *, rows: int, num_replicas: int) -> Any:
@@ -28,3 +32,20 @@ def micro_batch_key(key: jax.Array, micro: Any, replica: Any, *, rows: int, num_
     """The key of one replica's micro-batch in the step of `key`."""
     first = place_in_step(0, micro, replica, rows=rows, num_replicas=num_replicas)
     return jax.random.fold_in(key, first)
+
+
+def sample_words(seed: int, epoch: int, places: np.ndarray) -> np.ndarray:
+    """What names the draws of the samples at `places` of the order of `epoch`: uint32 (rows, 3)."""
+    words = np.empty((len(places), 3), np.uint32)
+    words[:, 0], words[:, 1], words[:, 2] = seed, epoch, places
+    return words
+
+
+def sample_key(words: Any) -> jax.Array:
+    """The key of one sample's draws. words: a row of `sample_words`.
+
+    Always threefry's: the draws of other kinds depend on what stands beside them under `vmap`.
+    """
+    seed, epoch, place = words
+    key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), _OF_SAMPLES)
+    return jax.random.fold_in(jax.random.fold_in(key, epoch), place)

@@ -20,7 +20,15 @@ from cyxjax.observe.records import Sink, or_told, write_atomic
 from cyxjax.observe.sinks import KeptOpen, build_sinks, check_names
 from cyxjax.train import reporting
 from cyxjax.train.feeding import samples
-from cyxjax.train.start.named import callbacks_of, data_of, loss_of, metrics_of, model_of, optimizer_of
+from cyxjax.train.start.named import (
+    augment_of,
+    callbacks_of,
+    data_of,
+    loss_of,
+    metrics_of,
+    model_of,
+    optimizer_of,
+)
 from cyxjax.train.start.prepare import Prepared
 from cyxjax.train.trainer import DistributedTrainer
 
@@ -160,4 +168,5 @@ def trainer_of(config: TrainConfig, info: DatasetInfo) -> DistributedTrainer:
         optimizer_of(config, loss),
         metrics=metrics_of(config, info),
         callbacks=callbacks_of(config),
+        augment=augment_of(config),
     )

@@ -12,6 +12,7 @@ from cyxjax.core.losses import PerExample, as_per_example
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.metrics import Metrics, metrics_of
 from cyxjax.core.model.adapter import adapt
+from cyxjax.core.model.augment import as_augment
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.step import TrainState, place_state
 from cyxjax.data.labels import watched
@@ -48,8 +49,9 @@ class DistributedTrainer:
 
     model: linen or nnx module, (init, apply) pair, or SequentialModel. loss_fn: a loss of cyxjax, a function
     (output, target) -> value an example (or a mean), a `cx.Task`, or None if the model returns {"loss": ...}.
-    optimizer: any optax transformation; None where each term of a Task has its own. Without a group, one is
-    made from the environment.
+    optimizer: any optax transformation; None where each term of a Task has its own. augment: a function
+    (key, x) -> x of one sample's inputs, or several, in training alone. Without a group, one is made from
+    the environment.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class DistributedTrainer:
         *,
         metrics: Metrics | None = None,
         callbacks: Iterable[Hook] = (),
+        augment: Any = None,
     ):
         loss = as_per_example(loss_fn)
         movers_of(loss, optimizer)  # there is one for all
@@ -70,6 +73,7 @@ class DistributedTrainer:
             optimizer,
             metrics_of(loss_fn, metrics),
             tuple(called.check(callbacks)),
+            as_augment(augment),
         )
         self._group = process_group.ensure()
         self._mesh = self._group.mesh

@@ -16,6 +16,7 @@ from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset
 from cyxjax.launch import heartbeat
 from cyxjax.train.feeding.fit_data import FitData, is_loader
+from cyxjax.train.feeding.keying import Keying, unkeyed
 from cyxjax.train.feeding.loader_batches import agreed, rows_of, stream
 from cyxjax.train.feeding.loader_feed import Ask, loader_feed, warner
 from cyxjax.train.feeding.placing import Placer, RowPlacer
@@ -40,6 +41,7 @@ def build_feed(data: FitData, plan: StepPlan, reading: Reading, mesh: Mesh, tape
             depth=reading.prefetch,
             steps_per_epoch=reading.steps_per_epoch,
             marks=tape.marks,
+            keying=data.keying,
             size=-(-rows_of(data.first[0]) // len(local_replicas(mesh))) if data.first else 0,
         )
     seed, shuffle = data.order or (reading.seed, reading.shuffle)
@@ -53,6 +55,7 @@ def build_feed(data: FitData, plan: StepPlan, reading: Reading, mesh: Mesh, tape
         depth=reading.prefetch,
         max_eval_batches=reading.max_eval_batches,
         tape=tape,
+        keying=data.keying,
     )
 
 
@@ -67,6 +70,7 @@ def dataset_feed(
     depth: int,
     max_eval_batches: int | None = None,
     tape: Tape | None = None,
+    keying: Keying = unkeyed,
 ) -> Feed:
     """Batches of datasets with an index: each sample once an epoch, each step a function of its place.
 
@@ -84,7 +88,8 @@ def dataset_feed(
             for host in batches:
                 tape.note(position.epoch, host)
                 is_last = host.stop == rest.first + rest.num_used
-                yield Fed(placer.put(host, ask()), host.stop, is_last)
+                drawn = keying(host, position.epoch, host.places)
+                yield Fed(placer.put(drawn, ask()), host.stop, is_last)
 
     val_batches = partial(eval_batches, placer, val, plan.batch_size, max_eval_batches)
     return Feed(train_batches, plan.num_steps, None if val is None else val_batches)

@@ -19,6 +19,7 @@ from cyxjax.data.targets.forms import class_names_of, with_classes
 from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
+from cyxjax.train.feeding.keying import Keying, unkeyed
 from cyxjax.train.feeding.pairs import as_arrays, is_pair
 
 EVAL_ROWS = 256  # of a stream that is evaluated, at once in each process
@@ -147,6 +148,7 @@ class FitData(NamedTuple):
     indexed: bool  # whether `train` is a Dataset
     order: tuple[int, bool] | None = None  # (seed, shuffle) of a loader; None: the configuration's
     first: tuple[tuple[PyTree, PyTree], ...] = ()  # of a loader that is asked for batches: its first step's
+    keying: Keying = unkeyed  # what names the draws of training samples
 
 
 def parse(

@@ -82,7 +82,7 @@ def _deal(group: list[tuple[Any, Any]], local: int, accumulation: int, size: int
     weight = (places < counts_here).astype(np.float32)
     index = (starts[None, :, None] + places % np.maximum(counts_here, 1)) % sum(counts)
     inputs, targets = jax.tree.map(lambda *a: np.concatenate(a)[index.reshape(-1)], *group)
-    places = np.broadcast_to(places, index.shape).reshape(-1)
+    places = (starts[None, :, None] + places).reshape(-1)  # among this process's rows of the step
     return HostBatch(inputs, targets, weight.reshape(-1), sum(counts), places.astype(np.int64))
 
 

@@ -13,6 +13,7 @@ from cyxjax.data.prefetch import Inline, Prefetch, prefetch
 from cyxjax.data.streams.once import Once
 from cyxjax.errors import DataError
 from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.train.feeding.keying import Keying, places_of_loader, unkeyed
 from cyxjax.train.feeding.loader_batches import agreed, endless, stream
 from cyxjax.train.feeding.places import Mark, Marks
 from cyxjax.train.feeding.placing import RowPlacer
@@ -32,6 +33,7 @@ def loader_feed(
     steps_per_epoch: int | None = None,
     marks: Marks | None = None,
     size: int = 0,
+    keying: Keying = unkeyed,
 ) -> Feed:
     """Batches of loaders, one loader a process, as under torch: each yields this process's samples.
 
@@ -40,12 +42,17 @@ def loader_feed(
     """
     placer, warn, marks = RowPlacer(mesh), warner(), marks or Marks()
     local = len(placer.shares)
+    here = jax.process_index(), jax.process_count()
+
+    def put(host: HostBatch, epoch: int, ask: Ask) -> Batch:
+        return placer.put(keying(host, epoch, places_of_loader(host, *here)), ask())
+
     if steps_per_epoch is not None:
         reading = Reading(train, local, accumulation, depth, steps_per_epoch, size, marks, warn)
 
         def epoch_of_steps(position: Position, ask: Ask) -> Iterator[Fed]:
             for host, is_last in reading.epoch(position):
-                yield Fed(placer.put(host, ask()), host.stop, is_last)
+                yield Fed(put(host, position.epoch, ask), host.stop, is_last)
 
         return Feed(epoch_of_steps, steps_per_epoch, val_batches, reading.close)
 
@@ -58,7 +65,7 @@ def loader_feed(
             for step, host in _passed_over(agreed(batches), position, warn, mark):
                 empty = False
                 marks.note(position.epoch, step + 1, host.stop, host.place)
-                yield Fed(placer.put(host, ask()), host.stop)
+                yield Fed(put(host, position.epoch, ask), host.stop)
         if empty and not position.step_in_epoch:
             raise DataError(
                 f"the loader gave no batch in epoch {position.epoch}; it gave some before. HINT: let its "

@@ -12,6 +12,7 @@ from cyxjax.core.draws import micro_batch_key, place_in_step, step_key
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import local_rows
 from cyxjax.core.model.adapter import adapt
+from cyxjax.core.model.augment import with_augment
 from cyxjax.core.model.lora import with_lora
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.global_loss import of_one_device
@@ -40,6 +41,7 @@ def inspect_step(
     ids: its samples, in the order of places.
     """
     fns = with_lora(with_policy(adapt(trainer.get_model()), parse_policy(plan.precision)), plan.lora)
+    fns = with_augment(fns, trainer.recipe.augment)
     for n, part in enumerate(_parts(batch, plan.batch.accumulation, before(0), ids)):
         state = before(n // plan.batch.accumulation)
         if broken := _names(state.params):

@@ -11,6 +11,7 @@ from cyxjax.core import precision
 from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import PerExample
 from cyxjax.core.metrics import Metrics
+from cyxjax.core.model.augment import Augment, with_augment
 from cyxjax.core.model.frozen import with_frozen
 from cyxjax.core.model.lora import ADAPTERS, with_lora
 from cyxjax.core.model.model_fns import ModelFns
@@ -56,6 +57,7 @@ class Recipe(NamedTuple):
     optimizer: optax.GradientTransformation | None  # None: every term of the loss has its own
     metrics: Metrics
     callbacks: tuple[Hook, ...] = ()
+    augment: Augment | None = None
 
 
 class Built(NamedTuple):
@@ -82,6 +84,7 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Buil
     fns = with_lora(with_policy(recipe.fns, policy), plan.lora)
     factor, given = build_schedule(plan.rate), movers_of(recipe.loss, recipe.optimizer)
     fns = with_frozen(with_remat(fns, plan.remat), _is_frozen(given, plan))
+    fns = with_augment(fns, recipe.augment)  # before anything is cast: it sees what the data hold
 
     def around(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
         return with_saved_keys(callbacks.around(recipe.callbacks, with_schedule(optimizer, factor)))

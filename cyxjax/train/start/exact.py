@@ -18,9 +18,11 @@ import numpy as np
 
 from cyxjax.core.parts.calls import Part, Parts
 from cyxjax.core.parts.step import PartsStep, by_device
+from cyxjax.data.batches import HostBatch
 from cyxjax.data.sources import Dataset
 from cyxjax.errors import CheckpointError
 from cyxjax.sync.exact import widened
+from cyxjax.train.feeding.keying import Keying, unkeyed
 from cyxjax.train.start.prepare import Prepared, first_run
 
 _DIGITS = 16
@@ -34,7 +36,7 @@ def fingerprint(prepared: Prepared, threads: int) -> dict[str, str]:
     device, rows = step.layout.devices[0], prepared.built.batch_size
     state = first_run(prepared, step.layout.mesh, 1)[0].state
     here, total = by_device(state, [device])[0], np.float32(rows)
-    parts = first_part(data.train, rows)
+    parts = first_part(data.train, rows, data.keying)
     way = step.part.way(here, parts, total)
     made = way([here], [parts], total)[0].of(range(1))[0]
     # As if all the parts came to what the first one does; the state is given away.
@@ -49,10 +51,11 @@ def fingerprint(prepared: Prepared, threads: int) -> dict[str, str]:
     }
 
 
-def first_part(data: Dataset, rows: int) -> Parts:
+def first_part(data: Dataset, rows: int, keying: Keying = unkeyed) -> Parts:
     """Part 0 alone, with the first samples of `data`, again from the start if they are fewer."""
-    inputs, targets = data.take(np.arange(rows) % len(data))
-    part = Part(np.int32(0), inputs, targets, np.ones(rows, np.float32))
+    weight, places = np.ones(rows, np.float32), np.arange(rows)
+    host = keying(HostBatch(*data.take(places % len(data)), weight, rows, places), 0, places)
+    part = Part(np.int32(0), *host[:3])
     return jax.tree.map(lambda leaf: np.asarray(leaf)[None], part)
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import optax
@@ -21,10 +21,12 @@ from cyxjax.core.losses import (
     as_per_example,
 )
 from cyxjax.core.metrics import Metrics
+from cyxjax.core.model.augment import Augment, as_augment
 from cyxjax.core.objective.foreign_metrics import is_statistic
 from cyxjax.core.objective.measures import per_class, top_k
 from cyxjax.core.objective.scores import AUC, F1, R2, BitsPerCharacter, ConfusionMatrix, Perplexity
 from cyxjax.data.catalog import Splits, load_dataset
+from cyxjax.data.extras.tables import extra
 from cyxjax.data.splits import DatasetInfo
 from cyxjax.errors import ConfigError
 from cyxjax.models.config import Config
@@ -56,6 +58,10 @@ METRICS: dict[str, Callable] = {
     "r2": R2,
     "top_k": top_k,
 }
+PIX = {  # of dm-pix, that keep an image's shape
+    *("random_brightness", "random_contrast", "random_flip_left_right", "random_flip_up_down"),
+    *("random_gamma", "random_hue", "random_saturation"),
+}
 _BY_TASK = {"classification": "cross_entropy", "language": "cross_entropy", "regression": "mse"}
 _OWN_LOSS = ("vae",)
 _WIDTH = {"num_classes": "num_classes", "vocab_size": "num_classes"}
@@ -66,6 +72,26 @@ def data_of(config: TrainConfig) -> Splits:
     """Train, validation and test samples. Raises: ConfigError, DataError."""
     with blamed(config, "data"):
         return load_dataset(config.data.name, config.data.root, **config.data.options)
+
+
+def augment_of(config: TrainConfig) -> Augment | None:
+    """What is done to samples in training, one after another; None for nothing.
+
+    The functions are looked for as they are first called: who only predicts need not have them.
+    """
+    return as_augment([_augment(one, f"data.augment.{n}") for n, one in enumerate(config.data.augment)])
+
+
+def _augment(one: Mapping[str, Any], key: str) -> Augment:
+    name, options = one["name"], one["options"]
+
+    @cache
+    def found() -> Callable:
+        made = getattr(extra("dm_pix", "pix"), name) if name in PIX else None
+        made = made or _callable("augmentation", name, dict.fromkeys(PIX), key)
+        return partial(made, **_options("augmentation", name, made, options, key, "key, x"))
+
+    return lambda sample_key, x: found()(sample_key, x)
 
 
 def model_of(config: TrainConfig, info: DatasetInfo) -> Any:
@@ -171,15 +197,20 @@ def _callable(kind: str, name: str, ours: Mapping[str, Any], key: str) -> Callab
 
 
 def _options(
-    kind: str, name: str, function: Callable, options: Mapping[str, Any], key: str
+    kind: str,
+    name: str,
+    function: Callable,
+    options: Mapping[str, Any],
+    key: str,
+    given: str = "output, target",
 ) -> dict[str, Any]:
-    """`options`, which `function` takes beside output and target."""
+    """`options`, which `function` takes beside the two that it is `given`."""
 
     try:
         inspect.signature(function).bind(None, None, **options)
     except TypeError as err:
         raise ConfigError(
-            f"{kind} {name!r} cannot be called as (output, target) with options {dict(options)}: {err}. "
+            f"{kind} {name!r} cannot be called as ({given}) with options {dict(options)}: {err}. "
             "HINT: options are its further keywords.",
             key=key,
         ) from err

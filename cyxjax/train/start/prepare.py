@@ -9,12 +9,14 @@ from jax.sharding import Mesh
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.first_parts import build_draw, holds_values
 from cyxjax.core.mesh import local_replicas, local_value, num_replicas, put_replicated
+from cyxjax.core.model.augment import check_augment
 from cyxjax.core.objective.own_loss import is_the_models_own, refuse_coupled_loss
 from cyxjax.core.optimizer_probe import check_update, explained, refuse_without_gradient
 from cyxjax.core.step import TrainState
 from cyxjax.train.feeding import check_data, fit_data
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
+from cyxjax.train.feeding.keying import keying_for
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Feed, Position, RunState
@@ -66,7 +68,9 @@ def for_fit(
     settings = resolve(config, num_replicas(mesh), num_samples, schedule=schedule, remat=remat)
     check_whole_batch(recipe.loss, settings, found)
     one = for_inputs(recipe, mesh, settings, check_data.one_input(found), last)
+    check_augment(recipe.augment, one.inputs)
     found = check_data.in_form(found, recipe.loss, lambda: shape_of_output(one))
+    found = found._replace(keying=keying_for(recipe.augment, settings.seed))
     feed = build_feed(found, settings.step, settings.reading, mesh, tape)
     return one._replace(feed=feed, data=found)
 

@@ -1,0 +1,123 @@
+"""Augmentation on the device: a function (key, x) -> x of one sample, in the compiled step of training alone.
+
+The inputs of a training batch travel with what names their samples' draws (`Keyed`); those of evaluation and
+prediction do not, and stay as they are.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from cyxjax.core.draws import sample_key, sample_words
+from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.errors import ConfigError
+
+PyTree = Any
+Augment = Callable[[jax.Array, PyTree], PyTree]
+"""(key, one sample's inputs, without a batch dimension) -> inputs of the same form, shapes and dtypes."""
+
+
+class Keyed(NamedTuple):
+    """Inputs of some samples, and what names the random draws of each."""
+
+    inputs: PyTree  # leaves (B, ...)
+    words: Any  # uint32 (B, 3), see `sample_words`
+
+
+def keyed(inputs: PyTree, seed: int, epoch: int, places: np.ndarray) -> Keyed:
+    """`inputs` of the samples at `places` of the order of `epoch`."""
+    return Keyed(inputs, sample_words(seed, epoch, places))
+
+
+def with_augment(fns: ModelFns, augment: Augment | None) -> ModelFns:
+    """`fns` that takes `Keyed` inputs too, each sample as `augment` makes it with its own key."""
+    if augment is None:
+        return fns
+
+    def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
+        if isinstance(inputs, Keyed):
+            inputs = jax.vmap(lambda words, x: augment(sample_key(words), x))(inputs.words, inputs.inputs)
+        return fns.apply(params, model_state, inputs, key, train)
+
+    return fns._replace(apply=apply)
+
+
+def as_augment(given: Augment | Sequence[Augment] | None) -> Augment | None:
+    """One function of those given, applied in turn, each with a key of its own; None of none.
+
+    Raises: ConfigError for what cannot be called.
+    """
+    several = given if isinstance(given, Sequence) else () if given is None else (given,)
+    for one in several:
+        if not callable(one):
+            raise ConfigError(
+                f"augment is a {type(one).__name__}; expected a function (key, x) -> x, or several. "
+                "HINT: augment=dm_pix.random_flip_left_right.",
+                key="data.augment",
+            )
+    if len(several) < 2:
+        return several[0] if several else None
+
+    def in_turn(key: jax.Array, x: PyTree) -> PyTree:
+        for number, one in enumerate(several):
+            x = one(jax.random.fold_in(key, number), x)
+        return x
+
+    return in_turn
+
+
+def check_augment(augment: Augment | None, inputs: PyTree) -> None:
+    """`augment` keeps the form of a sample, and draws by its key alone. inputs: one sample's, (1, ...).
+
+    Nothing is computed. Raises: ConfigError for a function that fails, gives another form, or is another one
+        each time it is traced: what numpy draws would be the same for all samples and epochs.
+    """
+    if augment is None:
+        return
+    one = jax.tree.map(_shape_of, inputs)
+    (made, given), (again, _) = _traced(augment, one), _traced(augment, one)
+    if _text(given) != _text(one):
+        raise ConfigError(
+            f"augment makes {_text(given)} of a sample of {_text(one)}, and evaluation sees the latter. "
+            "HINT: give back the same shapes and dtypes (pad before a crop, cast back at the end).",
+            key="data.augment",
+        )
+    if str(made) != str(again) or not _same(made.consts, again.consts):
+        raise ConfigError(
+            "augment is not the same when it is traced twice: it draws with numpy or random, which would "
+            "give one draw for all samples and epochs. HINT: draw with its key: jax.random.uniform(key).",
+            key="data.augment",
+        )
+
+
+def _traced(augment: Augment, one: PyTree) -> tuple[Any, PyTree]:
+    """(its program, what it gives) for shapes of a sample. Raises: ConfigError where it fails."""
+    key = jax.eval_shape(sample_key, jax.ShapeDtypeStruct((3,), np.uint32))
+    try:
+        return jax.make_jaxpr(lambda k, x: augment(k, x), return_shape=True)(key, one)
+    except ConfigError:
+        raise
+    except Exception as err:  # a stranger's function raises anything
+        said = " ".join(str(err).split())[:200]
+        raise ConfigError(
+            f"augment raised {type(err).__name__}: {said} for a key and one sample ({_text(one)}). "
+            "HINT: it is a function (key, x) -> x in jax.numpy, of one sample without a batch dimension.",
+            key="data.augment",
+        ) from err
+
+
+def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(np.shape(leaf)[1:], jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
+def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    pairs = zip(some, others, strict=True)
+    return len(some) == len(others) and all(np.array_equal(a, b, equal_nan=False) for a, b in pairs)
+
+
+def _text(tree: PyTree) -> str:
+    """`float32[28,28,1]`; of several arrays with their form."""
+    named = jax.tree.map(lambda a: f"{a.dtype}[{','.join(map(str, a.shape))}]", tree)
+    return named if isinstance(named, str) else str(named)

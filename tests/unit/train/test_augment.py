@@ -1,0 +1,196 @@
+"""Augmentation on the device: a sample's draws are its own, whoever computes it and wherever a run begins."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cyxjax.config.load import load_config
+from cyxjax.core.draws import micro_batch_key, sample_key, sample_words, step_key
+from cyxjax.core.model.augment import as_augment, check_augment, keyed, with_augment
+from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.step import Batch
+from cyxjax.data.batches import BatchPlan
+from cyxjax.data.sources import ArrayDataset
+from cyxjax.data.streams.rows import RowBatches, Rows
+from cyxjax.errors import ConfigError
+from cyxjax.train.feeding.feed import dataset_feed
+from cyxjax.train.feeding.keying import keying_for, places_of_loader
+from cyxjax.train.feeding.loader_batches import stream
+from cyxjax.train.loop import Position
+from cyxjax.train.start.named import augment_of
+from tests.support.trainers import X, Y, config, trainer, use_devices
+
+IMAGE = np.zeros((1, 8, 8, 3), np.float32)
+
+
+def shake(key, x):
+    return x + 0.3 * jax.random.normal(key, x.shape)
+
+
+def alone(inputs):
+    """A model that gives its inputs back, augmented where they are to be."""
+    fns = ModelFns(lambda key, x: ({}, {}), lambda params, state, x, key, train: (x, state))
+    return np.asarray(with_augment(fns, shake).apply({}, {}, inputs, None, True)[0])
+
+
+def test_a_samples_draws_are_named_by_seed_epoch_and_place_and_by_nothing_else():
+    words = sample_words(7, 2, np.array([5, 0, 11]))
+    assert words.tolist() == [[7, 2, 5], [7, 2, 0], [7, 2, 11]]
+    among, by_itself = alone(keyed(X[:3], 7, 2, np.array([5, 0, 11]))), alone(keyed(X[2:3], 7, 2, [11]))
+    assert among[2].tobytes() == by_itself[0].tobytes()
+    assert (among != X[:3]).all()
+    for seed, epoch, place in [(8, 2, 11), (7, 3, 11), (7, 2, 10)]:
+        assert (alone(keyed(X[2:3], seed, epoch, [place])) != by_itself).any()
+    assert (alone(X[:3]) == X[:3]).all()  # evaluation and prediction
+
+
+def test_a_samples_key_is_no_steps():
+    # Seed 7, epoch 2, place 5, and step 2's micro-batch that begins at sample 5.
+    of_step = micro_batch_key(
+        step_key(jax.random.key_data(jax.random.key(7)), 2), 0, 5, rows=1, num_replicas=8
+    )
+    of_sample = sample_key(np.uint32([7, 2, 5]))
+    assert (jax.random.key_data(of_step) != jax.random.key_data(of_sample)).any()
+
+
+class Host:
+    """A placer that leaves the batch on the host."""
+
+    def __init__(self, shares):
+        self.shares, self.num_shares = range(shares), shares
+
+    def put(self, host, signal=(0.0, False)):
+        return host
+
+
+def seen(num_replicas, batch_size, accumulation, first=0):
+    """sample -> the words its draws come from, in epoch 1, from place `first` on."""
+    data = ArrayDataset(np.arange(60), np.zeros(60))
+    plan = BatchPlan(60, batch_size, num_replicas, accumulation)
+    feed = dataset_feed(
+        Host(num_replicas), data, plan, None, seed=3, shuffle=True, depth=0, keying=keying_for(shake, 9)
+    )
+    found = {}
+    for fed in feed.train(Position(0, 1, first, 0), lambda: (0.0, False)):
+        host: Batch = fed.batch
+        for sample, words, weight in zip(*host.inputs, host.weight, strict=True):
+            if weight:
+                found[int(sample)] = words.tolist()
+    return found
+
+
+def test_a_sample_of_a_data_set_has_its_own_words_at_any_batch_and_after_a_resume():
+    whole = seen(1, 60, 1)
+    assert sorted(words[2] for words in whole.values()) == list(range(60))
+    assert all(words[:2] == [9, 1] for words in whole.values())
+    for replicas, batch_size, accumulation in [(4, 3, 1), (2, 3, 4), (3, 7, 1)]:
+        assert seen(replicas, batch_size, accumulation) == whole
+    rest = seen(2, 4, 1, first=25)
+    assert rest.items() <= whole.items()
+    assert len(rest) == 35
+
+
+@pytest.mark.parametrize(("ranks", "local", "accumulation"), [(1, 1, 1), (1, 4, 1), (2, 2, 2), (3, 1, 2)])
+def test_a_sample_of_a_stream_that_ranks_share_has_its_number_in_it(ranks, local, accumulation):
+    found, each = {}, 12 // (ranks * accumulation)
+    for rank in range(ranks):
+        loader = RowBatches(Rows(range(40)), each, rank, ranks)
+        hosts = stream(local, loader, accumulation)
+        for step, host in enumerate(hosts):  # steps of 12 samples over all ranks
+            total = min(40 - 12 * step, 12)
+            places = places_of_loader(host._replace(stop=12 * step + total, total=total), rank, ranks)
+            found |= {int(x): int(p) for x, p, w in zip(host.inputs, places, host.weight, strict=True) if w}
+    assert found == {number: number for number in range(40)}
+
+
+def test_several_are_done_in_turn_each_with_its_own_key():
+    assert as_augment(None) is None
+    assert as_augment([]) is None
+    assert as_augment([shake]) is shake
+    twice = as_augment([shake, shake])
+    key, x = jax.random.key(0), X[0]
+    first = shake(jax.random.fold_in(key, 0), x)
+    assert (twice(key, x) == shake(jax.random.fold_in(key, 1), first)).all()
+    with pytest.raises(ConfigError, match="augment is a str; expected a function"):
+        as_augment(["flip"])
+
+
+@pytest.mark.parametrize(
+    ("augment", "said"),
+    [
+        (lambda key, x: x[1:], r"augment makes float32\[7,8,3\] of a sample of float32\[8,8,3\]"),
+        (lambda key, x: (x * 255).astype(jnp.uint8), r"makes uint8\[8,8,3\] of a sample of float32"),
+        (lambda x: x, "augment raised TypeError: .*takes 1 positional argument"),
+        (lambda key, x: x + np.random.rand(), "draws with numpy or random"),
+        (lambda key, x: x + np.random.rand(*x.shape).astype(np.float32), "draws with numpy or random"),
+        (lambda key, x: x @ jnp.zeros((5, 5)), r"augment raised .* one sample \(float32\[8,8,3\]\)"),
+    ],
+)
+def test_a_function_that_cannot_be_right_is_refused_by_one_line(augment, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        check_augment(augment, IMAGE)
+    assert "HINT" in str(refused.value)
+    assert refused.value.key == "data.augment"
+
+
+def test_good_ones_are_taken():
+    table = np.arange(8 * 8 * 3, dtype=np.float32).reshape(8, 8, 3)
+    check_augment(None, IMAGE)
+    check_augment(shake, IMAGE)
+    check_augment(lambda key, x: x * table, IMAGE)
+    check_augment(lambda key, x: x, np.zeros((1, 4)))  # float64, which jax keeps as float32
+    check_augment(
+        lambda key, x: {"a": x["a"], "b": x["b"][::-1]}, {"a": np.zeros((1, 2), np.int32), "b": IMAGE}
+    )
+
+
+def named(*words):
+    return augment_of(load_config(["--run-dir", "nowhere", "--data.augment", *words]))
+
+
+def test_a_configuration_names_them():
+    here = "tests.unit.train.test_augment"
+    assert named("[]") is None
+    key = jax.random.key(1)
+    assert (named(f"{here}:shake")(key, X[0]) == shake(key, X[0])).all()
+    assert (named(f"{here}:shake", f"{here}:shake")(key, X[0]) == as_augment([shake, shake])(key, X[0])).all()
+    strange = named("random_flip_left_rigth")
+    with pytest.raises(ConfigError, match="Did you mean 'random_flip_left_right'") as refused:
+        check_augment(strange, IMAGE)
+    assert refused.value.key == "data.augment.0"
+    with pytest.raises(ConfigError, match=r"cannot be called as \(key, x\) with options {'by': 2}"):
+        check_augment(named(f"[{{name: '{here}:shake', options: {{by: 2}}}}]"), IMAGE)
+
+
+def test_dm_pix_by_name():
+    pix = pytest.importorskip("dm_pix", reason="pip install 'cyxjax[pix]'")
+    key, image = jax.random.key(3), np.random.default_rng(0).random((8, 8, 3), np.float32)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        bright = named("[random_flip_up_down, {name: random_brightness, options: {max_delta: 0.2}}]")
+        check_augment(bright, image[None])
+        flipped = pix.random_flip_up_down(jax.random.fold_in(key, 0), image)
+        wanted = pix.random_brightness(jax.random.fold_in(key, 1), flipped, 0.2)
+        assert (bright(key, image) == wanted).all()
+
+
+def test_dm_pix_that_is_not_there_is_told(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "dm_pix", None)
+    with pytest.raises(ConfigError, match=r"dm_pix is not installed .*pip install 'cyxjax\[pix\]'"):
+        check_augment(named("random_hue"), IMAGE)
+
+
+def test_a_run_that_was_cut_in_an_epoch_goes_on_with_the_same_draws(tmp_path, own_group):
+    use_devices(1)
+    whole, cut, again, plain = (trainer(augment=a) for a in (shake, shake, shake, None))
+    kept = {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(tmp_path), "resume": "auto"}
+    whole.fit(X, Y, config())
+    plain.fit(X, Y, config())
+    cut.fit(X, Y, config(max_steps=7, **kept))
+    again.fit(X, Y, config(**kept))
+    assert [a.tobytes() for a in jax.tree.leaves(again.params)] == [
+        a.tobytes() for a in jax.tree.leaves(whole.params)
+    ]
+    assert again.history.train_losses == whole.history.train_losses != plain.history.train_losses
+    x = whole.predict(X[:5])
+    assert (x == whole.predict(X[:5])).all()
