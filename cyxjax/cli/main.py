@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from cyxjax.command import drop_output, show
-from cyxjax.errors import EXIT_CONFIG, EXIT_USER_ERROR, ConfigError, CyxjaxError, nearest
+from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, EXIT_USER_ERROR, ConfigError, CyxjaxError, nearest
 from cyxjax.files import open_closed_streams, redact
 
 # word -> (module:function that takes the remaining words and gives an exit code, one line of help)
@@ -21,7 +21,7 @@ ROWS: dict[str, tuple[str, str]] = {
     "init": ("cyxjax.cli.init:main", "write a project of your own that trains at once"),
     "predict": ("cyxjax.cli.stored_run:predict", "write a run's model's outputs for the rows of a file"),
     "evaluate": ("cyxjax.cli.stored_run:evaluate", "measure a run's model on its own or other samples"),
-    "export": ("cyxjax.cli.stored_run:export", "write a run's model as safetensors or StableHLO"),
+    "export": ("cyxjax.cli.stored_run:export", "write a run's model as safetensors, StableHLO or ONNX"),
     "audit": ("cyxjax.cli.audit:main", "prove that a run saw every sample once an epoch, in its place"),
     "report": ("cyxjax.cli.report:main", "draw a run, or several compared, as one HTML page"),
     "hash": ("cyxjax.cli.hash:main", "digest every bit of a run, or name what differs between two"),
@@ -58,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = err.filename or "where the output goes"
         print(f"cyxjax: {where}: {err.strerror}. HINT: free space there, then run it again.", file=sys.stderr)
         return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("cyxjax: interrupted. HINT: run the same command again.", file=sys.stderr)
+        return EXIT_INTERRUPT
     except CyxjaxError as err:
         print(f"cyxjax: {redact(str(err))}", file=sys.stderr)
         return EXIT_CONFIG if isinstance(err, ConfigError) else EXIT_USER_ERROR

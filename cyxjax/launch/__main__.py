@@ -8,11 +8,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, ConfigError, CyxjaxError
+from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_INTERRUPT, ConfigError, CyxjaxError
 from cyxjax.files import open_closed_streams, redact
 from cyxjax.launch import output, save_request
-from cyxjax.launch.options import parse
-from cyxjax.launch.supervise.supervisor import Supervisor
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,12 +27,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             from cyxjax.launch.supervise import dump
 
             return dump.main(given[1:])
+        from cyxjax.launch.options import parse  # here: a Ctrl-C while they load is one line
+        from cyxjax.launch.supervise.supervisor import Supervisor
+
         options = parse(given, os.environ)
         if options.hosts is not None:
             from cyxjax.launch.elastic.host import ElasticSupervisor
 
             return ElasticSupervisor(options, os.environ).run()
         return Supervisor(options, os.environ).run()
+    except KeyboardInterrupt:  # before there are ranks: after that the supervisor handles it
+        output.say("interrupted")
+        return EXIT_INTERRUPT
     except CyxjaxError as error:
         output.say(f"{type(error).__name__}: {redact(str(error))}")
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_INFRASTRUCTURE

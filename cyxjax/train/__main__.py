@@ -3,19 +3,19 @@
 import sys
 from collections.abc import Sequence
 
-from cyxjax.config.load import load_config
 from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, EXIT_USER_ERROR, ConfigError, CyxjaxError, DataError
 from cyxjax.files import open_closed_streams, redact
 from cyxjax.launch import save_request
-from cyxjax.launch.failure import hooks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains; the exit code. A configuration that is wrong costs one line and nothing else."""
     open_closed_streams()
-    save_request.listen()  # before what takes long: a SIGUSR1 in start-up ends nobody
+    save_request.listen()  # before what takes long to load: a SIGUSR1 in start-up ends nobody
     writing = False
     try:
+        from cyxjax.config.load import load_config  # here: a Ctrl-C while it loads is one line too
+
         config = load_config(sys.argv[1:] if argv is None else argv)
         from cyxjax.train import experiment  # imports jax: not needed for --help or a wrong key
 
@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPT
     except CyxjaxError as err:
         if writing:
+            from cyxjax.launch.failure import hooks
+
             hooks.end(err)
         wrong = ConfigError if writing else (ConfigError, DataError)
         if isinstance(err, wrong):

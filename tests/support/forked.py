@@ -24,7 +24,10 @@ from unittest import mock
 from tests.support import forked_ranks
 from tests.support.waiting import until
 
-LOADED = ["cyxjax.train.experiment", "cyxjax.distributed", "cyxjax.launch.__main__", "flax.linen", "optax"]
+LOADED = [
+    *("cyxjax.train.experiment", "cyxjax.distributed", "cyxjax.launch.__main__"),
+    *("cyxjax.launch.supervise.supervisor", "flax.linen", "optax"),
+]
 AT_START = ("JAX_", "XLA_", "NPROC")  # a fork's own count, not those of the test that came first
 
 

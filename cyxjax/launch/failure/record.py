@@ -17,6 +17,7 @@ from cyxjax.errors import (
     EXIT_SECONDARY,
     EXIT_USER_ERROR,
     ConfigError,
+    CyxjaxError,
 )
 from cyxjax.files import PRIVATE, redact, write_whole
 from cyxjax.launch.heartbeat import Pulse
@@ -45,7 +46,8 @@ class PeerLost(RuntimeError):
 class ErrorRecord:
     """One rank's error. `secondary`: only a consequence of another rank's. Times are seconds.
 
-    at_monotonic_s: on the host's monotonic clock, to order the records of one host.
+    at_monotonic_s: on the host's monotonic clock, to order the records of one host. says_all: an error of
+    ours, whose one line is written for people: its traceback stays in the file.
     source: file:line and function of the last frame that is not in an installed package.
     """
 
@@ -63,6 +65,7 @@ class ErrorRecord:
     at_monotonic_s: float = 0.0
     source: str = ""
     traceback: str = ""
+    says_all: bool = False
     stderr_tail: list[str] = field(default_factory=list)
     stacks: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -98,6 +101,7 @@ def of_exception(error: BaseException, *, rank: int, pulse: Pulse, start: int = 
         at_monotonic_s=time.monotonic(),
         source=source_of(error),
         traceback=redact("".join(traceback.format_exception(error))),
+        says_all=isinstance(error, CyxjaxError),
     )
 
 

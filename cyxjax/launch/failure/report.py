@@ -47,6 +47,8 @@ def body(record: ErrorRecord) -> str:
 
     All ranks' stacks after a hang are in the record only: they fill screens.
     """
+    if record.says_all and not record.secondary:
+        return f"{record.type}: {record.message}\n"
     if record.traceback and not record.secondary:  # a consequence's own traceback leads nowhere
         return record.traceback
     tail = "".join(f"  | {line}\n" for line in record.stderr_tail[-_STDERR_LINES:])

@@ -20,6 +20,7 @@ from cyxjax.errors import ConfigError
 from cyxjax.files import read_plain
 from cyxjax.train.experiment import trainer_of
 from cyxjax.train.start.named import data_of
+from cyxjax.train.stored.onnx import write_onnx
 from cyxjax.train.stored.stablehlo import write_stablehlo
 from cyxjax.train.trainer import DistributedTrainer
 
@@ -135,9 +136,27 @@ def to_safetensors(run: StoredRun, path: Path) -> str:
 
 def to_stablehlo(run: StoredRun, path: Path, batch_size: int | None, platforms: Sequence[str]) -> str:
     """Writes the forward pass with its parameters; see `write_stablehlo`. In one process alone."""
-    if run.trainer.get_world_size() > 1:
-        raise ConfigError("one process writes StableHLO. HINT: run `cyxjax export` without the launcher.")
-    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(run.params))
-    few = jax.tree.map(lambda a: np.zeros((2, *a.shape[1:]), a.dtype), run.trainer.sample_inputs)
+    few, num_bytes = _to_trace(run, "StableHLO")
     options: Any = {"num_bytes": num_bytes, "batch_size": batch_size, "platforms": platforms}
     return write_stablehlo(path, run.forward, few, **options)
+
+
+def to_onnx(run: StoredRun, path: Path, batch_size: int | None) -> str:
+    """Writes the forward pass with its parameters; see `write_onnx`. In one process alone."""
+    few, num_bytes = _to_trace(run, "ONNX")
+    return write_onnx(path, run.forward, few, num_bytes=num_bytes, batch_size=batch_size)
+
+
+def _to_trace(run: StoredRun, form: str) -> tuple[PyTree, int]:
+    """(two samples such as its inputs, bytes of its parameters). Raises: ConfigError in several processes."""
+    if run.trainer.get_world_size() > 1:
+        raise ConfigError(f"one process writes {form}. HINT: run `cyxjax export` without the launcher.")
+    few = jax.tree.map(_two_of, run.trainer.sample_inputs)
+    return few, sum(leaf.nbytes for leaf in jax.tree.leaves(run.params))
+
+
+def _two_of(like: np.ndarray) -> np.ndarray:
+    """Two made-up rows: numbers, for zeros would hide half of a program; of tokens 0, which all know."""
+    shape = (2, *like.shape[1:])
+    drawn = np.random.default_rng(0).normal(size=shape) if like.dtype.kind == "f" else np.zeros(shape)
+    return drawn.astype(like.dtype)

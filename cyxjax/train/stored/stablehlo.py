@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax import export
 
-from cyxjax.core.trees import named_leaves
-from cyxjax.errors import ConfigError, DataError
+from cyxjax.errors import ConfigError
 from cyxjax.files import write_whole
+from cyxjax.train.stored.exported import (
+    cannot_be_written,
+    refuse_other_outputs,
+    refuse_too_large,
+    rows_of,
+)
 
 PyTree = Any
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-MOST_BYTES = 1 << 30  # of parameters: constants of the program, a protobuf of 2 GiB at most
 _ROOM = 1e-5  # relative; the same program on the same machine, but compiled apart
 
 
@@ -36,11 +39,7 @@ def write_stablehlo(
     Raises: ConfigError for a model that cannot be written so; DataError if what was written computes
         something else, and nothing is left then.
     """
-    if num_bytes > MOST_BYTES:
-        raise ConfigError(
-            f"{num_bytes / 1e9:.1f} GB of parameters; a StableHLO file holds at most {MOST_BYTES / 1e9:.1f}. "
-            "HINT: --to safetensors, and the model's own code."
-        )
+    refuse_too_large("a StableHLO", num_bytes)
     shapes, here = _shapes(inputs, batch_size), export.default_export_platform()
     for platform in platforms:
         if platform not in PLATFORMS:
@@ -50,18 +49,12 @@ def write_stablehlo(
         made = export.export(jax.jit(forward), platforms=tuple(dict.fromkeys([here, *platforms])))(shapes)
         data = bytes(made.serialize())
     except Exception as err:  # whatever a model, or a lowering for another platform, raises
-        raise ConfigError(
-            f"the model cannot be written as StableHLO: {type(err).__name__}: {_brief(err)} HINT: "
-            + ("try --batch-size 1: its code may want a number of rows." if batch_size is None else _FIXED)
-        ) from err
-    few = jax.tree.map(lambda a: np.resize(a, (batch_size or len(a), *a.shape[1:])), inputs)
-    _refuse_other_outputs(export.deserialize(bytearray(data)).call(few), forward(few))
+        raise cannot_be_written("StableHLO", err, batch_size) from err
+    few = rows_of(inputs, batch_size)
+    refuse_other_outputs(export.deserialize(bytearray(data)).call(few), forward(few), _ROOM)
     write_whole(path, data)
     rows = "any number of rows" if batch_size is None else f"{batch_size} rows"
     return f"{len(data) / 1e6:.2f} MB, for {', '.join(made.platforms)}, {rows}"
-
-
-_FIXED = "--to safetensors keeps the parameters."
 
 
 def _refuse_without_flatbuffers() -> None:
@@ -75,18 +68,3 @@ def _refuse_without_flatbuffers() -> None:
 def _shapes(inputs: PyTree, batch_size: int | None) -> PyTree:
     rows = export.symbolic_shape("rows")[0] if batch_size is None else batch_size
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), inputs)
-
-
-def _refuse_other_outputs(found: PyTree, wanted: PyTree) -> None:
-    for (name, one), other in zip(named_leaves(found), jax.tree.leaves(wanted), strict=True):
-        a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
-        if a.shape != b.shape or not np.allclose(a, b, rtol=_ROOM, atol=_ROOM * max(np.abs(b).max(), 1e-30)):
-            raise DataError(
-                f"what was exported computes something else (output {name or 'of the model'}). "
-                "HINT: --to safetensors; tell us, with the model."
-            )
-
-
-def _brief(err: Exception) -> str:
-    text = " ".join(str(err).split())
-    return text if len(text) < 240 else text[:240] + "..."

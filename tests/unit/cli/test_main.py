@@ -12,6 +12,7 @@ import sys
 
 import pytest
 
+import cyxjax
 from cyxjax.cli import doctor, main
 from cyxjax.cli.env import describe_place
 from cyxjax.errors import ConfigError
@@ -30,6 +31,32 @@ def test_overview_and_unknown_command(capsys):
     assert all(f"  {name} " in shown for name in main.ROWS)
     assert main.main(["docter"]) == 2
     assert "no command 'docter'. Did you mean 'doctor'?" in capsys.readouterr().err
+
+
+def test_python_m_cyxjax_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "cyxjax", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"cyxjax {cyxjax.__version__}\n")
+
+
+def test_ctrl_c_is_one_line_also_while_modules_load(monkeypatch, capsys):
+    def pressed(*words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "dispatch", pressed)
+    assert main.main(["plan"]) == 130
+    assert capsys.readouterr().err == "cyxjax: interrupted. HINT: run the same command again.\n"
+    monkeypatch.setattr("cyxjax.config.load.load_config", pressed)
+    assert importlib.import_module("cyxjax.train.__main__").main([]) == 130
+    assert "to go on" in capsys.readouterr().err
+    monkeypatch.setattr("cyxjax.launch.options.parse", pressed)
+    assert importlib.import_module("cyxjax.launch.__main__").main(["x.py"]) == 130
+
+
+def test_signals_are_heard_before_what_takes_long_to_load():
+    late = ("pydantic", "yaml", "jax", "numpy", "cyxjax.launch.supervise.supervisor", "cyxjax.config.load")
+    load = "import sys, cyxjax.train.__main__, cyxjax.launch.__main__"
+    code = f"{load}; sys.exit(any(m in sys.modules for m in {late}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_config_shows_and_refuses(capsys):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cyxjax.errors import EXIT_CONFIG, EXIT_SECONDARY, EXIT_USER_ERROR, ConfigError
+from cyxjax.errors import EXIT_CONFIG, EXIT_SECONDARY, EXIT_USER_ERROR, CheckpointError, ConfigError
 from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure import report
 from cyxjax.launch.failure.record import ErrorRecord, PeerLost, is_secondary
@@ -113,6 +113,13 @@ def test_signals_are_named_with_their_meaning():
     assert record.type == "SIGKILL"
     assert "memory" in record.message
     assert records.of_status(1, 7, 75, Pulse(), 0).secondary
+
+
+def test_an_error_of_ours_is_shown_as_its_line_and_filed_whole():
+    ours, theirs = raised(CheckpointError("no step in x. HINT: look there")), raised(ValueError("boom"))
+    assert "Traceback" in ours.traceback
+    assert report.body(ours) == "CheckpointError: no step in x. HINT: look there\n"
+    assert report.body(theirs) == theirs.traceback  # of a program's own error it says where
 
 
 ENDING = """

@@ -18,7 +18,7 @@ from cyxjax.data.splits import DatasetInfo
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError, DataError
 from cyxjax.train import experiment
-from cyxjax.train.stored import stablehlo
+from cyxjax.train.stored import onnx, stablehlo
 from tests.support.trainers import use_devices
 
 ROWS = np.random.default_rng(5).normal(size=(5, 4)).astype(np.float32)
@@ -173,7 +173,7 @@ def test_predict_reads_and_writes_files(moved, run, tmp_path, capsys):
         (["predict", "nowhere", "x.npy", "o.npy"], "nowhere: no such folder"),
         (["evaluate", "RUN", "--batch-size", "0"], "--batch-size 0: expected a positive number"),
         (["evaluate", "RUN", "--root", "x"], "is not read from files, but root=x"),
-        (["export", "RUN", "o.onnx", "--to", "onnx"], "HINT: --to stablehlo"),
+        (["export", "RUN", "o.onnx", "--to", "onnx", "--platforms", "cpu"], "--platforms is of StableHLO"),
         (["export", "RUN", "o.st", "--platforms", "cpu"], "safetensors holds none"),
         (["export", "RUN", "o", "--to", "stablehlo", "--platforms", "abacus"], "platform 'abacus': expected"),
     ],
@@ -224,3 +224,48 @@ def test_a_program_that_computes_something_else_is_not_kept(tmp_path):
     with pytest.raises(ConfigError, match="at most 1.1"):
         stablehlo.write_stablehlo(tmp_path / "o.hlo", forward, ROWS, num_bytes=1 << 31)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_onnx_without_its_extra_names_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr(onnx, "find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigError, match=r"not installed: jax2onnx, onnxruntime.*pip install 'cyxjax\[onnx\]'"
+    ):
+        onnx.write_onnx(tmp_path / "o.onnx", lambda x: x, ROWS, num_bytes=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_the_converter_refuses_is_one_line(monkeypatch, tmp_path):
+    def refuses(*args):
+        raise TypeError("no plugin for\nprimitive 'sort'")
+
+    monkeypatch.setattr(onnx, "find_spec", lambda name: "there")
+    monkeypatch.setattr(onnx, "_converted", refuses)
+    with pytest.raises(
+        ConfigError, match=r"as ONNX: TypeError: no plugin for primitive 'sort' HINT: try --batch"
+    ):
+        onnx.write_onnx(tmp_path / "o.onnx", lambda x: x, ROWS, num_bytes=0)
+    monkeypatch.setattr(onnx, "_converted", lambda *args: b"a program")
+    monkeypatch.setattr(onnx, "_run", lambda data, inputs: [inputs["x"] * 1.01])
+    with pytest.raises(DataError, match="what was exported computes something else"):
+        onnx.write_onnx(tmp_path / "o.onnx", lambda x: x, ROWS, num_bytes=0)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(onnx, "_run", lambda data, inputs: [inputs["x"]])
+    assert "inputs x, any number of rows" in onnx.write_onnx(tmp_path / "o", lambda x: x, ROWS, num_bytes=0)
+    assert (tmp_path / "o").read_bytes() == b"a program"
+
+
+@pytest.mark.slow
+def test_onnxruntime_gives_our_outputs(moved, run, tmp_path, capsys):
+    pytest.importorskip("jax2onnx", reason="pip install 'cyxjax[onnx]'")
+    runtime = pytest.importorskip("onnxruntime", reason="pip install 'cyxjax[onnx]'")
+    path = tmp_path / "o.onnx"
+    assert command("export", moved, path, "--to", "onnx") == 0
+    told = capsys.readouterr()
+    assert "inputs x, any number of rows -> " in told.out
+    assert (told.out.count("\n"), told.err) == (1, "")
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"x": ROWS})[0], run[1], rtol=1e-5)
+    assert command("export", moved, path, "--to", "onnx", "--batch-size", "3") == 0
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"x": ROWS[:3]})[0], run[1][:3], rtol=1e-5)
