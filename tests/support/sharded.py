@@ -197,17 +197,32 @@ class Deep(nn.Module):
         return x
 
 
-def step_of(comm, replicas, width=512, layers=6, options=None, precision="float32"):
-    """The compiled step of a deep perceptron, the bytes of its parameters, and what it is called with."""
+class Smooth(nn.Module):
+    """Equal layers, each with a norm and a smooth activation of several steps."""
+
+    width: int
+    layers: int
+
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(self.layers):
+            x = x + nn.gelu(nn.Dense(self.width)(nn.LayerNorm()(x)))
+        return x
+
+
+def step_of(comm, replicas, width=512, layers=6, options=None, precision="float32", model=Deep, rows=8):
+    """The compiled step of a deep perceptron, the bytes of its parameters, and what it is called with.
+
+    rows: of a replica.
+    """
     mesh = build_mesh(jax.devices()[:replicas])
-    fns = with_policy(adapt(Deep(width, layers)), parse_policy(precision))
-    x = np.ones((8 * replicas, width), np.float32)
+    fns = with_policy(adapt(model(width, layers)), parse_policy(precision))
+    x = np.ones((rows * replicas, width), np.float32)
     params, model_state = fns.init(jax.random.key(0), x[:1])
     sync = build_sync(comm, optax.sgd(0.1), options, params=lambda: params)
     state = init_state(sync, mesh, params, model_state, 0)
     step = build_train_step(fns, as_per_example(MSELoss()), sync, mesh)
-    rows = len(x)
-    batch = put(mesh, HostBatch(x, x, np.ones(rows, np.float32), rows, np.arange(rows)))
+    batch = put(mesh, HostBatch(x, x, np.ones(len(x), np.float32), len(x), np.arange(len(x))))
     compiled = step.lower(state, batch).compile()
     return compiled, sum(leaf.nbytes for leaf in jax.tree.leaves(params)), (sync, mesh, state, batch)
 

@@ -48,20 +48,28 @@ _MAKES_WHOLE = {
     "all_gather", "concatenate", "slice", "split", "reshape", "transpose", "convert_element_type",
     "broadcast_in_dim", "squeeze",
 }  # fmt: skip
+_ELEMENTWISE = {
+    "abs", "add", "add_any", "and", "copy", "div", "eq", "erf", "exp", "expand_dims", "ge", "gt",
+    "integer_pow", "iota", "le", "log", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or",
+    "pad", "pow", "rsqrt", "select_n", "sign", "sqrt", "square", "sub", "tanh",
+}  # fmt: skip
 
 
 def with_whole(fns: ModelFns, sync: Sync) -> ModelFns:
     """`fns` that takes what a replica keeps of the parameters, and makes them whole as it goes.
 
-    With `sync.regather` nothing whole lives from forward to backward. (jax 0.10.2's own policy
-    `save_anything_except_these_names` saves everything, and unnamed steps of the gather can be saved too.)
+    With `sync.regather` nothing whole lives from forward to backward, and what one number makes of another is
+    computed again: without barriers the compiler does so itself, behind them it would keep every such array.
+    (jax 0.10.2's own policy `save_anything_except_these_names` saves everything, and unnamed steps of the
+    gather can be saved too.)
     """
     if not sync.keeps_parts:
         return fns
 
     def keeps(primitive: Any, *_: Any, **params: Any) -> bool:
         named = primitive.name == "name" and params.get("name") == GATHERED
-        return primitive.name not in _MAKES_WHOLE and not named and not _is_own_gather(params)
+        again = primitive.name in _MAKES_WHOLE | _ELEMENTWISE
+        return not again and not named and not _is_own_gather(params)
 
     def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
         run = lambda p, s, x, k: fns.apply(sync.whole(p, fns.computes), s, x, k, train)  # noqa: E731
