@@ -1,35 +1,56 @@
-"""The notebooks run, top to bottom, in an empty folder, and are kept without outputs."""
+"""The notebooks run in a kernel, in an empty folder; each is kept twice, alike: .ipynb and .py."""
 
-import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+nbformat = pytest.importorskip("nbformat", reason="the notebooks' tools are missing: make setup")
+jupytext = pytest.importorskip("jupytext", reason="the notebooks' tools are missing: make setup")
+
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 
-def code_cells(path: Path) -> list[dict]:
-    return [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+def cells(notebook) -> list[tuple[str, str]]:
+    return [(cell.cell_type, cell.source) for cell in notebook.cells]
+
+
+def test_each_notebook_has_its_pair():
+    folder = NOTEBOOKS[0].parent
+    assert [path.stem for path in NOTEBOOKS] == sorted(path.stem for path in folder.glob("*.py"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_says_what_its_pair_says(path):
+    # After an edit of either: jupytext --sync notebooks/NAME.py
+    pair = jupytext.read(path.with_suffix(".py"), fmt="py:percent")
+    assert cells(nbformat.read(path, as_version=4)) == cells(pair)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_kept_without_outputs(path):
-    assert not any(cell["outputs"] or cell["execution_count"] for cell in code_cells(path))
+    code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert code
+    assert not any(cell.outputs or cell.execution_count for cell in code)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)  # on a busy machine a start alone takes a while
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path, tmp_path):
-    program = tmp_path / f"{path.stem}.py"
-    program.write_text("\n".join("".join(cell["source"]) for cell in code_cells(path)))
+def test_a_notebook_runs_in_a_kernel(path, tmp_path):
+    nbclient = pytest.importorskip("nbclient", reason="the notebooks' tools are missing: make setup")
+    notebook = nbformat.read(path, as_version=4)
     env = {k: v for k, v in os.environ.items() if k not in ("NPROC", "JAX_NUM_CPU_DEVICES")}
-    done = subprocess.run(
-        [sys.executable, program.name], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400
+    kernel = nbclient.NotebookClient(
+        notebook, timeout=400, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.match(r"[28] replicas in 1 process, gloo\n", done.stdout)
+    kernel.execute(env=env)  # raises what a cell raised, with its traceback
+    told = [
+        out.text
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for out in cell.outputs
+        if "text" in out
+    ]
+    assert re.match(r"[248] replicas in 1 process, gloo\n", told[0])

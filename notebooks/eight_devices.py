@@ -1,0 +1,94 @@
+# %% [markdown]
+# # Data parallelism, seen on eight devices
+#
+# What happens to a batch, to gradients and to parameters when several devices train one model. Eight virtual
+# CPU devices stand in for eight real ones; nothing else differs.
+
+# %%
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+import cyxjax as cx
+
+group = cx.distributed.init(cpu_devices=8)
+print(f"{cx.distributed.get_num_replicas()} replicas in 1 process, {group.backend}")
+
+# %% [markdown]
+# ## A batch is cut by its rows
+#
+# Each device holds its own two of sixteen samples. The array is still one array of sixteen.
+
+# %%
+x = np.arange(16, dtype=np.float32)
+spread = jax.device_put(x, NamedSharding(group.mesh, PartitionSpec("data")))
+for shard in spread.addressable_shards:
+    print(shard.device, "holds", np.asarray(shard.data))
+print("together:", spread.shape)
+
+# %% [markdown]
+# ## Each device has a gradient of its own; their mean is that of the whole batch
+#
+# The loss is `mean(w * x)`, so the gradient of `w` is the mean of the samples that a device sees.
+
+# %%
+own = [float(shard.data.mean()) for shard in spread.addressable_shards]
+print("of each device:   ", own)
+print("their mean:       ", np.mean(own))
+print("of the whole batch:", x.mean())
+assert np.mean(own) == x.mean() == 7.5
+
+# %% [markdown]
+# That is all there is to it as long as each device has as many samples. With a last batch that is short it
+# is not: the mean of means is another number. The trainer weighs, so that each sample counts once.
+
+# %%
+parts = np.split(x[:12], [2, 4, 6, 8, 9, 10, 11])  # twelve samples on eight devices
+print("mean of means:", np.mean([part.mean() for part in parts]), " mean of samples:", x[:12].mean())
+assert np.mean([part.mean() for part in parts]) != x[:12].mean()
+
+# %% [markdown]
+# ## One device and eight learn the same
+#
+# `check_replicas` trains three steps on one device and on eight, with the same batches of the same samples,
+# and compares every parameter.
+
+# %%
+from flax import linen as nn
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.relu(nn.Dense(32)(x.reshape(len(x), -1)))
+        return nn.Dense(10)(x)
+
+
+data = cx.load_dataset("digits")
+images, labels = data.train.take(np.arange(256))
+cx.distributed.finalize()
+cx.testing.check_replicas(
+    Net(), cx.CrossEntropyLoss(), images, labels, replicas=8
+)  # raises where they differ
+print("one device and eight agree")
+
+# %% [markdown]
+# ## After each step all hold the same
+#
+# A whole training, and where its parameters stand: every device holds all of them, and after each step they
+# are equal.
+
+# %%
+group = cx.distributed.init(cpu_devices=8)
+trainer = cx.distributed.DistributedTrainer(Net(), cx.CrossEntropyLoss(), cx.AdamOptimizer(0.01))
+config = cx.distributed.DistributedTrainingConfig(epochs=3, batch_size=8, checkpoint_every_n_epochs=0)
+history = trainer.fit(data.train, data.val, config)
+kernel = trainer.state.params["Dense_0"]["kernel"]
+copies = [np.asarray(shard.data) for shard in kernel.addressable_shards]
+print(
+    len(copies), "copies of", copies[0].shape, "all equal:", all((copy == copies[0]).all() for copy in copies)
+)
+print("validation accuracy:", [f"{accuracy:.2f}" for accuracy in history.val_accuracies])
+assert len(copies) == 8
+assert history.val_accuracies[-1] > 0.7
+cx.distributed.finalize()
