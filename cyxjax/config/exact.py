@@ -25,6 +25,10 @@ def not_exact(config: Any) -> Iterator[tuple[bool, str]]:
         f"knows comm = 'mean' alone: {config.comm!r} keeps a state or a sum that depends on the replicas",
     )
     yield (
+        config.offload != "none",
+        f"makes a step of several programs, and offload = {config.offload!r} is of one: leave it out",
+    )
+    yield (
         config.sync_batchnorm,
         "takes batch statistics of each part: sync_batchnorm would tie all parts into one program; "
         "use fewer virtual_replicas for larger parts",

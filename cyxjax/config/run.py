@@ -57,6 +57,8 @@ class DistributedTrainingConfig(Strict):
     """float32, bfloat16, float16, or a policy such as params=float32,compute=bfloat16,output=float32."""
     remat: bool | Literal["none", "full", "dots_saveable", "dots_with_no_batch_dims_saveable"] = "none"
     """What backward computes again instead of keeping it: nothing, all (or true), all but matrix products."""
+    offload: Literal["none", "optimizer"] = "none"
+    """optimizer: its state waits in the host's memory between steps, and each step moves it in and out."""
     max_grad_norm: float | None = Field(default=None, gt=0)
     """Clip the mean gradient to this global norm."""
     on_nonfinite: Literal["abort", "skip", "rollback"] = "abort"

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from cyxjax.core.memory.remat import memory_options
 from cyxjax.core.mesh import REPLICATED
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.model.remat import memory_options
 from cyxjax.core.replica import from_replica, model_map
 from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.strategy import Sync
@@ -48,4 +48,5 @@ def compile_draw(fns: ModelFns, sync: Sync, mesh: Mesh) -> Any:
 
     mapped = model_map(local, mesh, (REPLICATED, REPLICATED), spec)
     # A leaf drawn in 16 bits and kept in 32 would else keep digits that the same leaf drawn alone has not.
-    return jax.jit(mapped, compiler_options=memory_options(mesh) | {"xla_allow_excess_precision": False})
+    draw = lambda key, inputs: sync.stow(mapped(key, inputs))  # noqa: E731
+    return jax.jit(draw, compiler_options=memory_options(mesh) | {"xla_allow_excess_precision": False})

@@ -15,6 +15,7 @@ AXIS = "data"
 _WRAPPING = (np.dtype("int64"), np.dtype("uint64"))  # what jax cuts to 32 bits, unless x64 is switched on
 REPLICATED = P()
 PER_REPLICA = P(AXIS)
+HOST_MEMORY = "pinned_host"  # jax's name of the kind that a device reads of the host
 PyTree = Any
 PutShards = Callable[..., jax.Array]
 """(shape of the whole, dtype on the host, sharding, shards, devices) -> the array of these shards, one for
@@ -41,16 +42,17 @@ def local_replicas(mesh: Mesh) -> range:
     return range(mine[0], mine[-1] + 1) if mine else range(0)
 
 
-def put_rows(mesh: Mesh, tree: PyTree) -> PyTree:
+def put_rows(mesh: Mesh, tree: PyTree, memory: str | None = None) -> PyTree:
     """Global arrays from this process's rows: leaf (L * n, ...) -> (R * n, ...), cut along axis `data`.
 
-    On a mesh of one device arrays stay as they are: `jit` places them itself, and sooner (0.1 ms a step).
+    memory: its kind; None: the devices' own. Of that, on a mesh of one device, arrays stay as they are: `jit`
+    places them itself, and sooner (0.1 ms a step).
     Raises: DataError for a whole number that does not fit where jax will keep it.
     """
     refuse_wrapping(tree)
-    if mesh.size == 1:
+    if mesh.size == 1 and memory is None:
         return tree
-    sharding = NamedSharding(mesh, PER_REPLICA)
+    sharding = NamedSharding(mesh, PER_REPLICA, memory_kind=memory)
     if len(local_replicas(mesh)) == num_replicas(mesh):  # all rows are here: one call, no global view
         return jax.device_put(tree, sharding)
     return jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, a), tree)
@@ -114,12 +116,12 @@ class WrappingError(DataError):
         return WrappingError(self.value, self.row, self.dtype, where)
 
 
-def put_replicated(mesh: Mesh, tree: PyTree) -> PyTree:
+def put_replicated(mesh: Mesh, tree: PyTree, memory: str | None = None) -> PyTree:
     """Global arrays that every replica holds whole; each process passes the same values.
 
     Nothing is compared here: `broadcast_parameters` and the replica sentinel are what hold ranks equal.
     """
-    sharding = NamedSharding(mesh, REPLICATED)
+    sharding = NamedSharding(mesh, REPLICATED, memory_kind=memory)
     if len(local_replicas(mesh)) == num_replicas(mesh):
         return jax.device_put(tree, sharding)
     return jax.tree.map(

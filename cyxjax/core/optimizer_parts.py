@@ -95,8 +95,14 @@ def averaged_params(state: TrainState) -> PyTree:
             "state on each. HINT: use comm='mean' (or bf16, int8, power_sgd) with EMA."
         )
     return jax.tree.unflatten(
-        jax.tree.structure(state.params), [average.get(name, leaf) for name, leaf in params]
+        jax.tree.structure(state.params), [_on_device(average.get(name, leaf)) for name, leaf in params]
     )
+
+
+def _on_device(leaf: jax.Array) -> jax.Array:
+    """`leaf` where a model can compute with it, from wherever the optimizer's state is kept."""
+    in_host = jax.typeof(leaf).memory_space == jax.memory.Space.Host
+    return jax.device_put(leaf, jax.memory.Space.Device) if in_host else leaf
 
 
 def _map_parts(f: Callable[[Any], Any], tree: PyTree, kind: type) -> PyTree:

@@ -131,7 +131,8 @@ def check_update(sync: Sync, mesh: Mesh, state: TrainState, comm: str) -> None:
 
     rows = by_spec(lambda leaf, one: row(one, leaf), state.params, sync.params_spec)
     with explained(f"with comm={comm!r}"):
-        after = jax.eval_shape(sync_map(update, mesh, (spec, PER_REPLICA), spec), state, rows)
+        mapped = sync_map(update, mesh, (spec, PER_REPLICA), spec)
+        after = jax.eval_shape(lambda state, rows: mapped(sync.fetch(state), rows), state, rows)
         if not _alike([state.params, state.sync], [after.params, after.sync]):
             raise TypeError(
                 "its update gives parameters or a state of other shapes or types than it was given."

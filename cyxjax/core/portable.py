@@ -12,9 +12,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from cyxjax.core.mesh import (
+    HOST_MEMORY,
     PER_REPLICA,
     local_replicas,
     local_rows,
@@ -94,7 +95,26 @@ def stored_shapes(state: TrainState, sync: Sync, mesh: Mesh) -> tuple[TrainState
 def placed(want: Any, array: np.ndarray, mesh: Mesh) -> Any:
     """A leaf of the state on the mesh, from what was stored of it. array: of a `Share` its elements, flat."""
     if not isinstance(want, Share):
-        return put_replicated(mesh, array)
+        return put_replicated(mesh, array, _memory_of(want))
     num_padding = math.prod(want.rows_shape) - array.size
     rows = np.pad(array, (0, num_padding)) if num_padding else array
-    return put_rows(mesh, rows.reshape(want.rows_shape))
+    return put_rows(mesh, rows.reshape(want.rows_shape), _memory_of(want.leaf))
+
+
+def _memory_of(leaf: Any) -> str | None:
+    """The kind of memory a leaf is kept in, where that is the host's."""
+    kind = getattr(getattr(leaf, "sharding", None), "memory_kind", None)
+    return kind if kind == HOST_MEMORY else None
+
+
+def place_state(state: TrainState, sync: Sync, mesh: Mesh) -> TrainState:
+    """Host arrays (numpy leaves, whole) put on the mesh as `sync` wants them; equal on all ranks."""
+    mine = local_replicas(mesh)
+
+    def place(spec: PyTree, tree: PyTree) -> PyTree:
+        if spec == PER_REPLICA:
+            return put_rows(mesh, jax.tree.map(lambda a: a[mine.start : mine.stop], tree))
+        return put_replicated(mesh, tree)
+
+    is_spec = lambda s: isinstance(s, PartitionSpec)  # noqa: E731
+    return sync.stow(jax.tree.map(place, state_spec(sync), state, is_leaf=is_spec))

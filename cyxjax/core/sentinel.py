@@ -5,7 +5,7 @@ a bit that flipped in one device's memory, or model code that asked for its rank
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,11 @@ from cyxjax.core.replica import by_spec, model_map
 from cyxjax.core.trees import leaf_names
 
 PyTree = Any
+Move: TypeAlias = Callable[[PyTree], PyTree]
+
+
+def _here(tree: PyTree) -> PyTree:
+    return tree
 
 
 class Difference(NamedTuple):
@@ -36,9 +41,9 @@ class Sentinel(NamedTuple):
     heal: Callable[[PyTree, np.ndarray], PyTree]
 
 
-def build_sentinel(mesh: Mesh, spec: PyTree) -> Sentinel:
-    """For states placed as `spec` says on `mesh`."""
-    return Sentinel(spec, build_fingerprints(mesh, spec), build_heal(mesh, spec))
+def build_sentinel(mesh: Mesh, spec: PyTree, fetch: Move = _here, stow: Move = _here) -> Sentinel:
+    """For states placed as `spec` says on `mesh`. fetch, stow: see `Sync`."""
+    return Sentinel(spec, build_fingerprints(mesh, spec, fetch), build_heal(mesh, spec, fetch, stow))
 
 
 def replicated_part(tree: PyTree, spec: PyTree) -> PyTree:
@@ -51,7 +56,7 @@ def replicated_names(tree: PyTree, spec: PyTree) -> list[str]:
     return leaf_names(replicated_part(tree, spec))
 
 
-def build_fingerprints(mesh: Mesh, spec: PyTree) -> Callable[[PyTree], jax.Array]:
+def build_fingerprints(mesh: Mesh, spec: PyTree, fetch: Move = _here) -> Callable[[PyTree], jax.Array]:
     """A function tree -> uint32 (R, number of replicated leaves, 2), the same on every rank.
 
     Two sums over a leaf's bits, plain and weighted by place, modulo 2^32: one changed element always shows
@@ -62,10 +67,13 @@ def build_fingerprints(mesh: Mesh, spec: PyTree) -> Callable[[PyTree], jax.Array
         rows = [_sums(leaf) for leaf in jax.tree.leaves(replicated_part(tree, spec))]
         return lax.all_gather(jnp.stack(rows), AXIS)
 
-    return jax.jit(model_map(local, mesh, (spec,), REPLICATED))
+    mapped = model_map(local, mesh, (spec,), REPLICATED)
+    return jax.jit(lambda tree: mapped(fetch(tree)))
 
 
-def build_heal(mesh: Mesh, spec: PyTree) -> Callable[[PyTree, np.ndarray], PyTree]:
+def build_heal(
+    mesh: Mesh, spec: PyTree, fetch: Move = _here, stow: Move = _here
+) -> Callable[[PyTree, np.ndarray], PyTree]:
     """A function (tree, sources) -> tree in which replicated leaf i is as replica sources[i] holds it."""
 
     def local(tree: PyTree, sources: jax.Array) -> PyTree:
@@ -74,7 +82,8 @@ def build_heal(mesh: Mesh, spec: PyTree) -> Callable[[PyTree, np.ndarray], PyTre
         whole = jax.tree.unflatten(shape, chosen)
         return jax.tree.map(lambda new, old: old if new is None else new, whole, tree, is_leaf=_is_none)
 
-    return jax.jit(model_map(local, mesh, (spec, REPLICATED), spec))
+    mapped = model_map(local, mesh, (spec, REPLICATED), spec)
+    return jax.jit(lambda tree, sources: stow(mapped(fetch(tree), sources)))
 
 
 def differences(prints: np.ndarray, names: list[str]) -> list[Difference]:

@@ -7,23 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, step_key
 from cyxjax.core.losses import PerExample
+from cyxjax.core.memory.remat import memory_options, with_whole
 from cyxjax.core.mesh import (
     AXIS,
     PER_REPLICA,
     REPLICATED,
-    local_replicas,
     num_replicas,
-    put_replicated,
-    put_rows,
 )
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.model.remat import memory_options, with_whole
 from cyxjax.core.objective.step_value import step_value
 from cyxjax.core.objective.terms import flat_shares, shares_of
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
@@ -74,7 +71,8 @@ def build_init(sync: Sync, mesh: Mesh) -> Callable[[PyTree, PyTree, int], TrainS
         state = TrainState(jnp.zeros((), jnp.int32), kept, model_state, sync.init(params), key)
         return from_replica(state, spec)
 
-    run = jax.jit(sync_map(init, mesh, (REPLICATED, REPLICATED, REPLICATED), spec))
+    mapped = sync_map(init, mesh, (REPLICATED, REPLICATED, REPLICATED), spec)
+    run = jax.jit(lambda *args: sync.stow(mapped(*args)))
 
     def key_of(seed: int) -> np.ndarray:
         with jax.ensure_compile_time_eval():  # also where only shapes are asked for
@@ -181,7 +179,12 @@ def build_train_step(
 
     model = model_map(local, mesh, (spec, BATCH_SPEC), PER_REPLICA)
     reduce = sync_map(write, mesh, (spec, PER_REPLICA), (spec, REPLICATED))
-    step = lambda state, batch: reduce(state, model(state, batch))  # noqa: E731
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
+        state = sync.fetch(state)
+        state, sums = reduce(state, model(state, batch))
+        return sync.stow(state), sums
+
     options = memory_options(mesh) if sync.regather or fns.recomputes else {}
     return jax.jit(step, donate_argnums=0 if donate else (), compiler_options=options)
 
@@ -283,15 +286,3 @@ def infer(fns: ModelFns, state: EvalState, inputs: PyTree) -> PyTree:
     """The model's output in evaluation mode, on one replica."""
     key = jax.random.wrap_key_data(state.key)  # no draws in evaluation: any key will do
     return fns.apply(state.params, state.model_state, inputs, key, False)[0]
-
-
-def place_state(state: TrainState, sync: Sync, mesh: Mesh) -> TrainState:
-    """Host arrays (numpy leaves, whole) put on the mesh as `sync` wants them; equal on all ranks."""
-    mine = local_replicas(mesh)
-
-    def place(spec: PyTree, tree: PyTree) -> PyTree:
-        if spec == PER_REPLICA:
-            return put_rows(mesh, jax.tree.map(lambda a: a[mine.start : mine.stop], tree))
-        return put_replicated(mesh, tree)
-
-    return jax.tree.map(place, state_spec(sync), state, is_leaf=lambda s: isinstance(s, PartitionSpec))

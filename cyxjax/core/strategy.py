@@ -73,6 +73,9 @@ class Sync(NamedTuple):
     # of that dtype and their own. Differentiated through: LOCAL grads are of what is kept.
     whole: Callable[[PyTree, Any], PyTree] = _whole_already
     regather: bool = False  # whether backward calls `whole` again instead of keeping what it gave
+    # A TrainState, as it is kept between steps -> as a step computes with it, and back; in `jit` or outside.
+    fetch: Callable[[Any], Any] = _agreed
+    stow: Callable[[Any], Any] = _agreed
     # Shapes of (state, what is kept of params), all rows -> as `mean` has them: so checkpoints hold them. A
     # leaf in rows that is of another shape there is cut: its elements in C order, row by row, then padding.
     stored_as: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = _as_kept

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from cyxjax.core.mesh import HOST_MEMORY
+
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
 _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = (.+?) ({_KINDS})(-start)?\(")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -63,12 +65,13 @@ def bytes_per_step(found: Iterable[Collective]) -> int:
 
 
 def state_bytes(state: Any) -> dict[str, int]:
-    """Bytes of a TrainState's parts on one device."""
-
-    def held(leaf: jax.Array) -> int:
-        return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-
-    return {name: sum(map(held, jax.tree.leaves(part))) for name, part in state._asdict().items()}
+    """Bytes of a TrainState's parts on one device; "host": what of it waits in the host's memory, if any."""
+    found = {name: 0 for name in (*state._fields, "host")}
+    for name, part in state._asdict().items():
+        for leaf in jax.tree.leaves(part):
+            kept = "host" if leaf.sharding.memory_kind == HOST_MEMORY else name
+            found[kept] += math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    return found if found["host"] else {name: found[name] for name in state._fields}
 
 
 def memory_bytes(compiled: Any) -> dict[str, int]:
@@ -90,11 +93,13 @@ def plan_lines(found: list[Collective], state: Mapping[str, int], memory: Mappin
         "model state": state["model_state"],
         "gradients, activations, buffers": memory["temporaries"],
     }
+    waits = f"waiting in the host's memory      {size(state.get('host', 0)):>9}, a part for each device"
     return [
         f"sent in an optimizer step, {size(bytes_per_step(found))} per replica:",
         *(f"  {line}" for line in sent),
         "held on each device:",
         *(f"  {name:31} {size(count):>9}" for name, count in held.items()),
+        *([waits] if state.get("host") else []),
     ]
 
 

@@ -16,8 +16,8 @@ import optax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from cyxjax.core.memory.remat import GATHERED
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
-from cyxjax.core.model.remat import GATHERED
 from cyxjax.core.optimizer_probe import refuse_unless_elementwise
 from cyxjax.core.strategy import Stepped, Sync
 from cyxjax.errors import ConfigError

@@ -39,6 +39,7 @@ class StepPlan(NamedTuple):
     reproducibility: Literal["none", "exact"]
     precision: str
     remat: str
+    offload: str
     sync_batchnorm: bool
     max_grad_norm: float | None
     on_nonfinite: Literal["abort", "skip", "rollback"]
@@ -176,6 +177,7 @@ def resolve(
         config.reproducibility,
         config.precision,
         str(config.remat) if remat == "none" else remat,
+        config.offload,
         config.sync_batchnorm,
         config.max_grad_norm,
         config.on_nonfinite,

@@ -14,7 +14,8 @@ from cyxjax.core.metrics import Metrics, metrics_of
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.augment import as_augment
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.step import TrainState, place_state
+from cyxjax.core.portable import place_state
+from cyxjax.core.step import TrainState
 from cyxjax.data.labels import watched
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.data.targets.forms import with_classes

@@ -27,10 +27,10 @@ from jax.extend.core import Var
 from peers import run, write
 
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
+from cyxjax.core.memory.remat import with_remat
 from cyxjax.core.mesh import build_mesh, put_replicated, put_rows
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.model.remat import with_remat
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.step import Batch, build_train_step, init_state
 from cyxjax.models.gpt import GPT

@@ -7,9 +7,9 @@ import pytest
 from flax import linen
 
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
+from cyxjax.core.memory.remat import REMAT, with_remat
 from cyxjax.core.mesh import build_mesh
 from cyxjax.core.model.adapter import adapt
-from cyxjax.core.model.remat import REMAT, with_remat
 from cyxjax.core.step import build_train_step, init_state
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order

@@ -10,12 +10,13 @@ from jax.sharding import Mesh
 from cyxjax.core import precision
 from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import PerExample
+from cyxjax.core.memory.offload import with_offload
+from cyxjax.core.memory.remat import with_remat
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.augment import Augment, with_augment
 from cyxjax.core.model.frozen import with_frozen
 from cyxjax.core.model.lora import ADAPTERS, with_lora
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.model.remat import with_remat
 from cyxjax.core.optimizer_parts import with_saved_keys
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.sentinel import Sentinel, build_sentinel
@@ -92,6 +93,7 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Buil
     movers = [mover._replace(optimizer=around(mover.optimizer)) for mover in told_the_loss(given)]
     shapes = lambda: jax.eval_shape(fns.init, jax.random.key(0), inputs)[0]  # noqa: E731
     sync = _strategy(plan, movers, shapes, _FOR_NONFINITE[policy.needs_loss_scale or plan.on_nonfinite])
+    sync = with_offload(sync, mesh, plan.offload)
     train_step, eval_step = dispatch_for(plan, mesh).steps(fns, recipe.loss, sync, recipe.metrics)
     agreed = build_consensus(sync, mesh)
     parts = sync if sync.keeps_parts else None  # evaluation makes them whole itself, a leaf at a time
@@ -104,7 +106,7 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Buil
         build_predict_step(fns, mesh, parts=parts),
         callbacks.learning_rate(recipe.callbacks, rate),
         plan.batch.batch_size,
-        build_sentinel(mesh, state_spec(sync)),
+        build_sentinel(mesh, state_spec(sync), sync.fetch, sync.stow),
         build_init(sync, mesh),
         agreed,
         lambda state: agreed(seen(state)) if parts else seen(state),

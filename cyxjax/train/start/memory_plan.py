@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from cyxjax.core.memory.offload import is_moved
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED
 from cyxjax.core.replica import by_spec
 from cyxjax.core.step import BATCH_SPEC, Batch, TrainState, state_spec
@@ -62,7 +63,7 @@ def held_by(recipe: Recipe, prepared: Prepared, devices: Any, batch: Batch) -> I
             step: Any = built.program.train_step
             args = (_shapes(mesh, state, state_spec(built.sync)), _batch_of(mesh, batch, len(devices)))
             found.append((count, memory_bytes(step.lower(*args).compile())["temporaries"]))
-            leaves = tuple(_leaves(state, built.sync))
+            leaves = tuple(_leaves(state, built.sync, plan.offload != "none"))
         yield Held(comm, leaves, (found[0], found[1]))
 
 
@@ -81,12 +82,18 @@ def table(held: list[Held], device_bytes: float | None) -> list[str]:
     return lines
 
 
-def _leaves(state: TrainState, sync: Sync) -> Iterator[tuple[int, int, bool]]:
+def _leaves(state: TrainState, sync: Sync, offload: bool) -> Iterator[tuple[int, int, bool]]:
+    """Of what stays on the devices: see `Held`."""
     inner, params = sync.stored_as(state.sync, state.params)
     stored = state._replace(sync=inner, params=params)
     rows = by_spec(lambda leaf, spec: spec == PER_REPLICA, state, state_spec(sync))
-    trees = (jax.tree.leaves(tree) for tree in (state, stored, rows))
-    for leaf, whole, is_rows in zip(*trees, strict=True):
+    there = jax.tree.map(lambda leaf: True, state)
+    if offload:
+        there = there._replace(sync=by_spec(lambda a, s: not is_moved(a, s), state.sync, sync.state_spec))
+    trees = (jax.tree.leaves(tree) for tree in (state, stored, rows, there))
+    for leaf, whole, is_rows, stays in zip(*trees, strict=True):
+        if not stays:
+            continue
         own = math.prod(leaf.shape[1:] if is_rows else leaf.shape)  # a replica's own row, or what all hold
         is_cut = is_rows and leaf.shape != whole.shape
         yield math.prod(whole.shape) if is_cut else own, leaf.dtype.itemsize, is_cut

@@ -1,0 +1,95 @@
+"""The optimizer's state in the host's memory between steps: same bits, kept there by all of a run."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import cyxjax as cx
+from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.memory.offload import with_offload
+from cyxjax.core.mesh import HOST_MEMORY
+from cyxjax.errors import ConfigError
+from cyxjax.observe.compiled_plan import plan_lines, state_bytes
+from cyxjax.sync.registry import build_sync
+from cyxjax.train.loop import Position
+from cyxjax.train.start.memory_plan import held_by
+from tests.support.sharded import MODELS, trained
+from tests.support.trainers import config, mlp, use_devices
+from tests.support.trainers import own_group as own_group
+
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def as_users_run_it():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def kinds(state):
+    """Where the leaves of more than a number a replica are, and the others."""
+    leaves = jax.tree.leaves(state)
+    large = {leaf.sharding.memory_kind for leaf in leaves if leaf.addressable_shards[0].data.size > 1}
+    return large, {leaf.sharding.memory_kind for leaf in leaves if leaf.ndim == 0}
+
+
+ROWS = {
+    "mean": {"callbacks": lambda: [cx.EMA(0.9)], "sentinel_every_n_steps": 1},
+    "zero1": {"max_grad_norm": 0.1},
+    "fsdp": {"gradient_accumulation_steps": 2, "callbacks": lambda: [cx.EMA(0.9)]},
+    "zero2": {"comm_options": {"regather": False}, "on_nonfinite": "skip"},
+    "float16": {"precision": "float16"},
+    "local_sgd": {"comm_options": {"every": 2}},
+}
+
+
+@pytest.mark.parametrize("row", [name if name == "fsdp" else pytest.param(name, marks=SLOW) for name in ROWS])
+def test_the_same_bits_from_the_host_s_memory_also_when_resumed(row, tmp_path):
+    comm, found = {"zero2": "fsdp", "float16": "fsdp"}.get(row, row), []
+    for offload in ("none", "optimizer"):
+        settings, folder = dict(ROWS[row]), tmp_path / offload
+        make = settings.pop("callbacks", list)
+        for epochs in (1, 2):
+            one = trained(
+                comm, "nnx", 2, folder, epochs, callbacks=make(), **(settings | {"offload": offload})
+            )
+        found.append(one)
+        assert kinds(one.state.sync) == ({HOST_MEMORY if offload == "optimizer" else "device"}, {"device"})
+    for a, b in zip(*(jax.tree.leaves((one.values, one.state.sync)) for one in found), strict=True):
+        np.testing.assert_array_equal(a, b)
+    inputs = MODELS["nnx"][1][0]
+    np.testing.assert_array_equal(*(one.predict(inputs) for one in found))
+
+
+def test_what_waits_on_the_host_is_planned_compiled_and_healed_there():
+    use_devices(4)
+    optimizer = cx.SGDOptimizer(0.1, momentum=0.9)
+    trainer = cx.distributed.DistributedTrainer(mlp(), cx.CrossEntropyLoss(), optimizer)
+    x, y = MODELS["nnx"][1][0].reshape(44, -1)[:, :6], MODELS["nnx"][1][1]
+    prepared = trainer.prepare(x, y, config=config(comm="mean", offload="optimizer"))
+    held = state_bytes(trainer.state)
+    params = sum(leaf.nbytes for leaf in jax.tree.leaves(trainer.params))
+    assert (held["params"], held["host"]) == (params, params)  # one momentum a parameter
+    assert held["sync"] < 16
+    lines = plan_lines([], held, {"temporaries": 0})
+    assert lines[-1].startswith("waiting in the host's memory")
+    batch = next(iter(prepared.feed.train(Position(), lambda: (False, False)))).batch
+    text = trainer.program.train_step.lower(trainer.state, batch).compile().as_text().split("\n")[0]
+    assert text.count("S(5)") == 2 * len(jax.tree.leaves(trainer.params))  # XLA's number of the host: in, out
+    counted = next(held_by(trainer.recipe, prepared, jax.devices()[:4], batch))
+    assert counted.state_bytes(4) == sum(held.values()) - held["host"]
+    sentinel, state = prepared.built.sentinel, trainer.state
+    prints = np.asarray(sentinel.fingerprints(state))
+    healed = sentinel.heal(state, np.zeros(prints.shape[1], np.int32))
+    assert kinds(healed.sync) == ({HOST_MEMORY}, {"device"})
+    np.testing.assert_array_equal(np.asarray(sentinel.fingerprints(healed)), prints)
+
+
+def test_a_device_without_such_memory_and_an_exact_run_refuse_it(monkeypatch):
+    monkeypatch.setattr("cyxjax.core.memory.offload.HOST_MEMORY", "drum")
+    mesh = cx.distributed.process_group.ensure().mesh
+    with pytest.raises(ConfigError, match=r"in drum memory, and cpu has device, .*HINT: offload: none"):
+        with_offload(build_sync("mean", optax.sgd(0.1)), mesh)
+    with pytest.raises(ConfigError, match="a step of several programs, and offload = 'optimizer'"):
+        DistributedTrainingConfig(reproducibility="exact", global_batch_size=8, offload="optimizer")
