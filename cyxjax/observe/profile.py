@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,21 @@ class Window(NamedTuple):
     misses: Sequence[str]  # why: what differed from the programs that were there
 
 
+class Measured(NamedTuple):
+    """What a rank's window came to: seconds of the host, and of instructions. Plain values, sent as JSON."""
+
+    steps: int
+    seconds: float
+    input_s: float  # the loop waited for data
+    idle_s: float  # no device worked on an instruction
+    wires_s: float  # of instructions that exchange values, waiting for others included
+    total_s: float  # of all instructions; of devices side by side the sum
+    compiled: int  # programs
+    compiled_s: float
+    programs: Mapping[str, float]  # seconds by name, those that took longest
+    instructions: Mapping[str, float]
+
+
 class Tracing:
     """A trace that is being taken into `folder`; without Python's own calls, which cost more than steps."""
 
@@ -61,8 +76,8 @@ class Tracing:
             log.addFilter(self._kept)
         self._began = time.monotonic()
 
-    def stop(self, steps: int, phases: Mapping[str, float]) -> list[str]:
-        """Ends the trace and gives its page; the files are in the folder then."""
+    def stop(self, steps: int, phases: Mapping[str, float]) -> tuple[list[str], Measured]:
+        """Ends the trace; its page, and what that is drawn from. The files are in the folder then."""
         seconds = time.monotonic() - self._began
         for log in map(logging.getLogger, _EXPLAINING):
             log.removeFilter(self._kept)
@@ -70,7 +85,8 @@ class Tracing:
         jax.monitoring.unregister_event_duration_listener(self._compile)
         jax.profiler.stop_trace()
         spent = {name: s - self._phases.get(name, 0.0) for name, s in phases.items()}
-        return page(read(self._folder), Window(steps, seconds, spent, self._compiled, self._misses))
+        ops, window = read(self._folder), Window(steps, seconds, spent, self._compiled, self._misses)
+        return page(ops, window), measured(ops, window)
 
     def _compile(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == _COMPILED:
@@ -106,27 +122,40 @@ def read(folder: Path) -> list[Op]:
     ]
 
 
+def measured(ops: Sequence[Op], window: Window) -> Measured:
+    return Measured(
+        steps=window.steps,
+        seconds=window.seconds,
+        input_s=window.phases.get("data", 0.0),
+        idle_s=max(window.seconds - busy_s(ops), 0.0),
+        wires_s=sum(op.spent_us for op in ops if _COLLECTIVE.match(op.name)) / 1e6,
+        total_s=sum(op.spent_us for op in ops) / 1e6,
+        compiled=len(window.compiled_s),
+        compiled_s=sum(window.compiled_s),
+        programs=_longest(_by(ops, lambda op: op.program)[0]),
+        instructions=_longest(_by(ops, lambda op: op.name)[0]),
+    )
+
+
 def page(ops: Sequence[Op], window: Window) -> list[str]:
     """Lines: where the time of the window went, programs and instructions by time, compilations."""
-    total = sum(op.spent_us for op in ops) / 1e6
-    wires = sum(op.spent_us for op in ops if _COLLECTIVE.match(op.name)) / 1e6
-    idle_s = max(window.seconds - busy_s(ops), 0.0)
-    waited_s = window.phases.get("data", 0.0)
+    found = measured(ops, window)
     each = window.seconds / max(window.steps, 1)
     lines = [
         f"{window.steps} steps in {span(window.seconds)}, {1000 * each:.2f} ms a step (tracing included)",
-        f"input wait   {_share(waited_s, window.seconds)} the loop waited for data",
-        f"host gaps    {_share(idle_s, window.seconds)} no device worked on an instruction",
-        f"collectives  {_share(wires, total)} of what instructions took (waiting for others included)",
+        f"input wait   {_share(found.input_s, window.seconds)} the loop waited for data",
+        f"host gaps    {_share(found.idle_s, window.seconds)} no device worked on an instruction",
+        f"collectives  {_share(found.wires_s, found.total_s)} of what instructions took "
+        "(waiting for others included)",
         "",
         "programs by time:",
-        *_table(ops, lambda op: op.program, total),
+        *_table(ops, lambda op: op.program, found.total_s),
         "",
         "instructions by time:",
-        *_table(ops, lambda op: op.name, total),
+        *_table(ops, lambda op: op.name, found.total_s),
         "",
-        f"compiled in these steps: {len(window.compiled_s)} programs"
-        + (f", {span(sum(window.compiled_s))}" if window.compiled_s else ""),
+        f"compiled in these steps: {found.compiled} programs"
+        + (f", {span(found.compiled_s)}" if found.compiled else ""),
         *(f"  {text}" for text in list(window.misses)[:_MOST_MISSES]),
     ]
     return lines if ops else [*lines[:2], "The trace names no instruction: this backend does not tell them."]
@@ -142,14 +171,26 @@ def busy_s(ops: Iterable[Op]) -> float:
     return covered / 1e6
 
 
-def _table(ops: Sequence[Op], key: Any, total_s: float) -> list[str]:
+def _table(ops: Sequence[Op], key: Callable[[Op], str], total_s: float) -> list[str]:
+    spent, count = _by(ops, key)
+    return [
+        f"  {_share(spent_s, total_s)} {count[name]:>7} x  {name[:60]}"
+        for name, spent_s in _longest(spent).items()
+    ]
+
+
+def _by(ops: Sequence[Op], key: Callable[[Op], str]) -> tuple[dict[str, float], dict[str, int]]:
+    """Seconds, and how often, by what `key` says of an instruction."""
     spent: dict[str, float] = defaultdict(float)
     count: dict[str, int] = defaultdict(int)
     for op in ops:
         spent[key(op)] += op.spent_us / 1e6
         count[key(op)] += 1
-    first = sorted(spent, key=lambda name: -spent[name])[:_MOST_OPS]
-    return [f"  {_share(spent[name], total_s)} {count[name]:>7} x  {name[:60]}" for name in first]
+    return spent, count
+
+
+def _longest(spent: Mapping[str, float]) -> dict[str, float]:
+    return {name: spent[name] for name in sorted(spent, key=lambda name: -spent[name])[:_MOST_OPS]}
 
 
 def _share(part_s: float, whole_s: float) -> str:

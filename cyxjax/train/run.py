@@ -6,6 +6,7 @@ from typing import NamedTuple
 from cyxjax.checkpoint.off import Checkpoints
 from cyxjax.core import portable
 from cyxjax.core.mesh import local_value, num_replicas
+from cyxjax.distributed.agreement import agree
 from cyxjax.errors import NotSavedError
 from cyxjax.observe.console import Console
 from cyxjax.observe.events import Events
@@ -273,7 +274,12 @@ def _profile(run: Run) -> list[Hook]:
     steps, folder = run.settings.profile, run.settings.run_folder
     if steps is None or folder is None:
         return []
-    return [ProfileHook(*steps, folder.profile(run.session.group.topology.rank), run.console.note)]
+    group = run.session.group
+    own, page = folder.profile(group.topology.rank), folder.profiles if group.topology.is_master else None
+    if group.topology.world_size == 1:
+        return [ProfileHook(*steps, own, run.console.note)]
+    share = lambda mine: agree(group, "the profile", note=mine)  # noqa: E731
+    return [ProfileHook(*steps, own, run.console.note, share, page)]
 
 
 def _goodput(run: Run) -> list[Hook]:

@@ -1,47 +1,71 @@
-"""`profile: "10:15"`: a trace of steps 10 to 14 of a run, and one page of what it says."""
+"""`profile: "10:15"`: a trace of steps 10 to 14 of a run on every rank, and one page of what they say."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from cyxjax.launch import heartbeat
-from cyxjax.observe.profile import Tracing
+from cyxjax.observe.profile import Measured, Tracing
+from cyxjax.observe.profile_ranks import group_page
 from cyxjax.observe.records import describe, write_atomic
 from cyxjax.train.loop import Hook, Position, RunState
+
+Exchange = Callable[[Any], Sequence[Any]]
+"""this rank's JSON value -> those of all ranks, by rank; all of them call it together"""
+
+
+def alone(mine: Any) -> Sequence[Any]:
+    """The exchange of a process without others."""
+    return [mine]
 
 
 class ProfileHook(Hook):
     """Traces the steps from `first` to `stop` (not included) into `folder`, once.
 
-    Begins and ends between two steps, when no other is under way. What goes wrong is told once by `say`.
+    Begins and ends between two steps, when no other is under way. At its end all ranks come to `exchange`,
+    one whose trace failed too; then `page`, on the rank that is given one, holds all of them. What goes wrong
+    is told once by `say`.
     """
 
-    def __init__(self, first: int, stop: int, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        first: int,
+        stop: int,
+        folder: Path,
+        say: Callable[[str], None],
+        exchange: Exchange = alone,
+        page: Path | None = None,
+    ) -> None:
         self._first, self._stop, self._folder, self._say = first, stop, folder, say
+        self._exchange, self._page = exchange, page
         self._tracing: Tracing | None = None
-        self._began = 0
+        self._began: int | None = None
+        self._problem = ""
         self._done = False
 
     def on_start(self, moment: RunState) -> None:
-        if self._first <= moment.position.step < self._stop:
+        if self._began is None and self._first <= moment.position.step < self._stop:
             self._start(moment.position.step)
 
     def wants_state(self, position: Position, asked_to_save: bool) -> bool:
         if self._done:
             return False
-        return position.step >= (self._first if self._tracing is None else self._stop)
+        return position.step >= (self._first if self._began is None else self._stop)
 
     def on_state(self, moment: RunState) -> None:
         if not self.wants_state(moment.position, False):
             return
-        if self._tracing is not None:
-            self._end(moment.position.step)
+        if self._began is not None:
+            self._end(self._began, moment.position.step)
         elif moment.position.step < self._stop:
             self._start(moment.position.step)
 
     def on_end(self, moment: RunState, finished: bool) -> None:
-        if self._tracing is not None:
-            self._end(moment.position.step)
-        elif not self._done and self._first >= moment.position.step:
+        if self._done:
+            return
+        if self._began is not None:
+            self._end(self._began, moment.position.step)
+        elif self._first >= moment.position.step:
             self._say(
                 f"WARNING: profile: the run ended at step {moment.position.step}, before {self._first}."
             )
@@ -53,21 +77,40 @@ class ProfileHook(Hook):
         except Exception as err:  # a full disk, another trace of this process: training goes on
             self._fail(err)
 
-    def _end(self, step: int) -> None:
+    def _end(self, began: int, step: int) -> None:
         self._done = True
         tracing, self._tracing = self._tracing, None
-        assert tracing is not None
+        first_line, mine = "", {}
         try:
-            lines = tracing.stop(step - self._began, heartbeat.spent())
-            write_atomic(self._folder / "summary.txt", "\n".join(lines) + "\n")
+            if tracing is not None:
+                lines, found = tracing.stop(step - began, heartbeat.spent())
+                write_atomic(self._folder / "summary.txt", "\n".join(lines) + "\n")
+                first_line, mine = lines[0], found._asdict()
         except Exception as err:
             self._fail(err)
-        else:
-            text = f"Profile of steps {self._began} to {step - 1}: {lines[0]}. {self._folder / 'summary.txt'}"
-            self._say(f"{text}; ui.perfetto.dev opens perfetto_trace.json.gz")
+        self._tell(f"steps {began} to {step - 1}", first_line, self._exchange(mine or self._problem))
+
+    def _tell(self, which: str, first_line: str, ranks: Sequence[Any]) -> None:
+        path = self._folder / "summary.txt"
+        if self._page is not None:
+            path = self._page
+            lines = group_page([one if isinstance(one, str) else Measured(**one) for one in ranks])
+            first_line = lines[0]
+            try:
+                write_atomic(path, "\n".join(lines) + "\n")
+            except Exception as err:
+                self._fail(err)
+                return
+            for rank, why in enumerate(ranks):
+                if isinstance(why, str) and rank > 0:  # rank 0 has told its own
+                    self._say(f"WARNING: rank {rank}: no profile: {why}")
+        if first_line:
+            self._say(
+                f"Profile of {which}: {first_line}. {path}; ui.perfetto.dev opens perfetto_trace.json.gz"
+            )
 
     def _fail(self, err: Exception) -> None:
-        self._done = True
+        self._problem = describe(err)
         self._say(
-            f"WARNING: no profile: {describe(err)}. HINT: free space in {self._folder}, or profile: null."
+            f"WARNING: no profile: {self._problem}. HINT: free space in {self._folder}, or profile: null."
         )

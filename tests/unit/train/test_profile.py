@@ -6,7 +6,8 @@ import pytest
 
 from cyxjax.config.load import load_config
 from cyxjax.errors import ConfigError
-from cyxjax.observe.profile import Op, Window, busy_s, page, read
+from cyxjax.observe.profile import Measured, Op, Window, busy_s, page, read
+from cyxjax.observe.profile_ranks import group_page
 from cyxjax.train.hooks.profile import ProfileHook
 from cyxjax.train.loop import Position, RunState
 
@@ -83,6 +84,68 @@ def test_the_page_counts_time_once_where_devices_work_side_by_side():
         "compiled in these steps: 1 programs, 0.5 s",
         "  x.py:1: now f32[4] and before f32[3]",
     ]
+
+
+def measured(seconds, wires_s, **other):
+    return Measured(
+        **{
+            "steps": 4,
+            "seconds": seconds,
+            "input_s": 0.01,
+            "idle_s": 0.02,
+            "wires_s": wires_s,
+            "total_s": 0.08,
+        }
+        | {"compiled": 0, "compiled_s": 0.0, "programs": {"step": 0.06, "eval": 0.02}}
+        | {"instructions": {"dot": 0.08 - wires_s, "all-reduce": wires_s}}
+        | other
+    )
+
+
+def test_the_page_of_all_ranks_says_who_is_waited_for():
+    lines = group_page([measured(0.1, 0.04), measured(0.2, 0.004, compiled=1, compiled_s=0.5), "full disk"])
+    assert lines[0] == "3 processes, 4 steps, 50.00 ms a step on the slowest, rank 1 (tracing included)"
+    assert lines[2:7] == [
+        "rank   ms a step   input wait   host gaps   collectives   compiled",
+        "   0       25.00        10.0%       20.0%         50.0%   0",
+        "   1       50.00         5.0%       10.0%          5.0%   1 in 0.5 s",
+        "rank 2: no profile: full disk",
+        "rank 1 is waited for: its collectives took 4.00 ms, those of rank 0 40.00 ms",
+    ]
+    # both ranks: 0.12 of 0.16 s in `step`; dot 0.04 and 0.076, all-reduce 0.04 and 0.004
+    assert " ".join(lines[9].split()) == "75.0% 60.00 ms (rank 0) to 60.00 ms (rank 0) step"
+    assert " ".join(lines[13].split()) == "72.5% 40.00 ms (rank 0) to 76.00 ms (rank 1) dot"
+    assert group_page(["a", "b"])[1:] == ["rank 0: no profile: a", "rank 1: no profile: b"]
+
+
+def test_the_page_of_a_thousand_ranks_is_one_page_and_shows_those_who_hold_up():
+    ranks = [measured(0.1, 0.04) for _ in range(1000)]
+    ranks[700] = measured(0.1, 0.001)
+    lines = group_page(ranks)
+    assert len(lines) < 60
+    assert "988 other ranks spent longer in collectives" in lines
+    assert any(line.startswith(" 700 ") for line in lines)
+    assert "rank 700 is waited for: its collectives took 1.00 ms, those of rank 0 40.00 ms" in lines
+
+
+def test_a_rank_without_a_trace_still_comes_to_the_others(tmp_path):
+    told, said = [], []
+
+    def exchange(mine):
+        told.append(mine)
+        return [measured(0.1, 0.04)._asdict(), mine]
+
+    (tmp_path / "file").touch()
+    hook = ProfileHook(0, 1, tmp_path / "file" / "x", said.append, exchange, tmp_path / "summary.txt")
+    hook.on_start(at(0))
+    hook.on_state(at(1))
+    hook.on_end(at(1), True)
+    (why,) = told
+    assert said[0].startswith(f"WARNING: no profile: {why}.")
+    assert said[1] == f"WARNING: rank 1: no profile: {why}"
+    assert (tmp_path / "summary.txt").read_text().startswith("2 processes, 4 steps, 25.00 ms a step")
+    assert said[2].startswith("Profile of steps 0 to 0: 2 processes, 4 steps")
+    assert len(said) == 3
 
 
 @pytest.mark.parametrize("steps", ["10", "15:10", "3:3", "a:b", "-1:5"])
