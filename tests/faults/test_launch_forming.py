@@ -87,7 +87,7 @@ def test_r17_without_rank_0_the_connection_is_refused(group):
 
 def test_r18_a_late_rank_is_waited_for(group):
     early = group(1, KIND="jax", DISTRIBUTED_TIMEOUT_MS=60_000)
-    time.sleep(2)  # how late rank 0 is: most of this goes by after rank 1 has found nobody
+    time.sleep(1)  # how late rank 0 is: most of this goes by after rank 1 has found nobody
     for process in [group(0, KIND="jax", DISTRIBUTED_TIMEOUT_MS=60_000), early]:
         assert outcome(process)[0] == 0
 
@@ -100,16 +100,18 @@ def test_r19_another_world_size_is_refused_on_both_sides(group):
 
 
 @pytest.mark.parametrize("token", ["right", "wrong"])
-def test_r20_a_second_rank_1_is_refused_and_the_job_untouched(group, token):
+def test_r20_a_second_rank_1_is_refused_and_the_job_untouched(group, tmp_path, token):
     env = {"CYXJAX_TOKEN": "right", "DISTRIBUTED_TIMEOUT_MS": 60_000}
-    job = [group(rank, KIND="jax", STEPS=80, **env) for rank in range(2)]
+    env |= {"STEPS": 4000, "UNTIL": tmp_path / "refused"}
+    job = [group(rank, KIND="jax", **env) for rank in range(2)]
     assert all(process.hears("under way") for process in job)
     code, _, err = outcome(group(1, CYXJAX_TOKEN=token))
     assert code == 1
     assert ("RANK=1 is taken" if token == "right" else "wrong or missing job token") in err
+    (tmp_path / "refused").touch()
     for process in job:
         code, out, err = outcome(process)
-        assert (code, "finished 80 steps" in out) == (0, True), err
+        assert (code, "finished" in out) == (0, True), err
 
 
 BAD = [
@@ -155,14 +157,15 @@ def test_r22_a_sharing_listener_on_ipv6_is_no_way_around(group):
         assert "is in use by" in outcome(group(0, KIND="jax"))[2]
 
 
-def test_r22_two_jobs_on_one_port_do_not_meet(group):
-    env = {"DISTRIBUTED_TIMEOUT_MS": 60_000, "STEPS": 60}
+def test_r22_two_jobs_on_one_port_do_not_meet(group, tmp_path):
+    env = {"DISTRIBUTED_TIMEOUT_MS": 60_000, "STEPS": 4000, "UNTIL": tmp_path / "refused"}
     first = [group(rank, KIND="jax", CYXJAX_RUN_ID="first", **env) for rank in range(2)]
     assert all(process.hears("under way") for process in first)
     second = [group(rank, KIND="jax", CYXJAX_RUN_ID="second", **env) for rank in range(2)]
     said = [outcome(process)[2] for process in second]
     assert "is in use by" in said[0]
     assert "belongs to job 'first'" in said[1]
+    (tmp_path / "refused").touch()
     assert [outcome(process)[0] for process in first] == [0, 0]
 
 
@@ -202,8 +205,9 @@ def test_r25_ranks_of_different_configuration_are_refused_with_both_values(tmp_p
     assert "ranks differ in config: lr=0.1 on rank 0; lr=0.2 on rank 1" in run.err
 
 
-def test_r42_strangers_at_the_door_of_a_running_job(group):
-    env = {"CYXJAX_TOKEN": "right", "DISTRIBUTED_TIMEOUT_MS": 60_000, "STEPS": 80}
+def test_r42_strangers_at_the_door_of_a_running_job(group, tmp_path):
+    env = {"CYXJAX_TOKEN": "right", "DISTRIBUTED_TIMEOUT_MS": 60_000}
+    env |= {"STEPS": 4000, "UNTIL": tmp_path / "refused"}
     job = [group(rank, KIND="jax", **env) for rank in range(2)]
     assert all(process.hears("under way") for process in job)
     for i in range(1000):
@@ -214,7 +218,8 @@ def test_r42_strangers_at_the_door_of_a_running_job(group):
             half_a_pair = b'{"mac":"\\ud800"}\n'  # used to end the thread that every rank depends on
             said = [b"\0" * 50, b'{"rank":0}\n' * 100, b"GET / HTTP/1.0\r\n\r\n", b"", half_a_pair]
             s.sendall(said[i % 5])
+    (tmp_path / "refused").touch()
     for process in job:
         code, out, err = outcome(process)
-        assert (code, "finished 80 steps" in out) == (0, True), err
+        assert (code, "finished" in out) == (0, True), err
         assert err.count("refused a connection") <= 4  # 400 wrong hellos

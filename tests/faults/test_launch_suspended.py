@@ -33,7 +33,9 @@ def step_of(run) -> int:
 def test_what_was_suspended_goes_on(tmp_path):
     # jax's heartbeats ended the ranks by SIGABRT, the watchdog by a false Hang. Three jobs, held at one time.
     names, held = ("the job", "the launcher", "a rank"), []
-    runs = {what: start(tmp_path / what, 2, KIND="jax", STEPS=900, STEP_S=0.02) for what in names}
+    enough = tmp_path / "enough"
+    env = {"KIND": "jax", "STEPS": 100_000, "STEP_S": 0.02, "UNTIL": enough}
+    runs = {what: start(tmp_path / what, 2, **env) for what in names}
     for what, run in runs.items():
         assert run.reached("under way", 0)
         assert run.reached("under way", 1)

@@ -24,10 +24,12 @@ def scratch_of(run) -> list[Path]:
 
 
 def test_the_helper_process_is_started_anew(tmp_path):
-    run = start(tmp_path, 2, KIND="light", STEPS=100)
+    run = start(tmp_path, 2, KIND="light", STEPS=4000, UNTIL=tmp_path / "seen")
     assert run.reached("under way", 0)
     helper = (set(children_of(run.process.pid)) - set(run.survivors())).pop()
     os.kill(helper, signal.SIGKILL)
+    assert run.told("started anew")
+    (tmp_path / "seen").touch()
     run.wait()
     assert run.code == EXIT_OK, run.err
     assert run.err == (
@@ -44,12 +46,18 @@ def test_a_rank_that_ends_by_a_real_time_signal_is_named(tmp_path):
 
 
 def test_a_folder_that_is_tidied_away_is_made_anew_and_an_error_still_shown(tmp_path):
-    run = start(tmp_path, 2, "--max-restarts", "1", KIND="light", FAULT="raise:1:100", STEPS=120)
+    seen, again = tmp_path / "seen", tmp_path / "again"
+    fault = {"FAULT": f"raise:1:{seen}", "UNTIL": again}
+    run = start(tmp_path, 2, "--max-restarts", "1", KIND="light", STEPS=4000, **fault)
     assert run.reached("under way", 1)
     [folder] = scratch_of(run)
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
+    assert run.told("is made anew")
+    seen.touch()
+    assert run.told("restart 1 of 1")
+    again.touch()
     run.wait()
     assert run.code == EXIT_OK, run.err  # the error of start 0 was seen, start 1 found a folder
     assert run.err.count("was removed while the job runs, and is made anew") == 1
@@ -61,7 +69,8 @@ def test_a_folder_that_is_tidied_away_is_made_anew_and_an_error_still_shown(tmp_
 def test_what_a_killed_launcher_left_is_removed_by_the_next_one(tmp_path):
     run = start(tmp_path, 1, KIND="light", STEPS=4000)
     assert run.reached("under way", 0)
-    other = start(tmp_path / "other", 1, KIND="light", STEPS=150, TMPDIR=tmp_path)
+    env = {"STEPS": 4000, "UNTIL": tmp_path / "seen", "TMPDIR": tmp_path}
+    other = start(tmp_path / "other", 1, KIND="light", **env)
     assert other.reached("under way", 0)
     run.process.kill()
     run.wait()
@@ -69,17 +78,20 @@ def test_what_a_killed_launcher_left_is_removed_by_the_next_one(tmp_path):
     assert len(scratch_of(run)) == 2  # that of the killed one, and that of one that lives
     launch(tmp_path, 1, KIND="light", STEPS=2)
     assert len(scratch_of(run)) == 1
+    (tmp_path / "seen").touch()
     other.wait()
     assert other.code == EXIT_OK, other.err
     assert scratch_of(run) == []
 
 
 def test_nohup_is_respected_by_the_launcher_and_its_ranks(tmp_path):
-    run = start(tmp_path, 2, KIND="light", STEPS=100, wrap=(*IGNORING, str(int(signal.SIGHUP))))
+    env = {"STEPS": 4000, "UNTIL": tmp_path / "seen"}
+    run = start(tmp_path, 2, KIND="light", wrap=(*IGNORING, str(int(signal.SIGHUP))), **env)
     assert run.reached("under way", 0)
     run.process.send_signal(signal.SIGHUP)
     for rank in run.survivors():
         os.kill(rank, signal.SIGHUP)
+    (tmp_path / "seen").touch()
     run.wait()
     assert (run.code, run.err) == (EXIT_OK, "")
 
@@ -95,11 +107,16 @@ def test_a_terminal_that_closes_lets_the_ranks_save(tmp_path):
 
 
 def test_sigusr1_in_start_up_and_in_the_steps_ends_nobody(tmp_path):
-    run = start(tmp_path, 2, KIND="light", STEPS=60)
+    run = start(tmp_path, 2, KIND="light", STEPS=4000, UNTIL=tmp_path / "seen")
     assert until(lambda: run.survivors(), 60)
-    for _ in range(30):
+    for _ in range(100):
+        run.process.send_signal(signal.SIGUSR1)
+        if run.reached("under way", 0, 0.1):
+            break
+    for _ in range(5):
         run.process.send_signal(signal.SIGUSR1)
         until(lambda: run.process.poll() is not None, 0.1)
+    (tmp_path / "seen").touch()
     run.wait()
     assert (run.code, run.first) == (EXIT_OK, {}), run.err
 

@@ -13,17 +13,17 @@ EXAMPLES = Path(__file__).parents[2] / "scripts" / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
-def losses(name):
+def losses(name, **options):
     """Of each epoch, as the example's own `main` gives them."""
     spec = importlib.util.spec_from_file_location(f"gallery_{name}", EXAMPLES / f"{name}.py")
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        return example.main()
+        return example.main(**options)
 
 
 def all_losses():
-    return {name: losses(name) for name in NAMES}
+    return {name: losses(name, epochs=1) for name in NAMES}
 
 
 # The row of two processes runs all of them on two devices too.

@@ -1,6 +1,7 @@
 """Two hosts as two network namespaces with their own names and addresses, joined by one wire."""
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -148,15 +149,16 @@ def test_a_cut_wire_ends_both_sides_in_bounded_time(wire, tmp_path):
 
 
 def test_a_mended_wire_lets_both_go_on(wire, tmp_path):
-    env = {"STEPS": 150, "STEP_S": 0.1}
+    env = {"STEPS": 4000, "STEP_S": 0.1, "UNTIL": tmp_path / "enough"}
     launchers = [wire.launch(host, tmp_path, "--max-restarts", "3", **env) for host in range(2)]
     assert until(lambda: all("under way" in lines_of(tmp_path, k, 0) for k in range(2)), 90)
     wire.cut()
     assert until(lambda: in_step(tmp_path, 1), 90)  # both have noticed, and started again
     wire.mend()
+    (tmp_path / "enough").touch()  # of the start that is under way, or the one after it
     for code, out, err in ends(launchers, 180):
         assert code == 0, err
-        assert "finished 150 steps" in out
+        assert "finished" in out
 
 
 def lines_of(log_dir: Path, host: int, start: int) -> str:
@@ -164,7 +166,7 @@ def lines_of(log_dir: Path, host: int, start: int) -> str:
 
 
 def test_behind_a_cut_wire_a_host_is_left_out_and_comes_back_as_a_new_launcher(wire, tmp_path):
-    env = {"STEPS": 250, "STEP_S": 0.1, "DISTRIBUTED_TIMEOUT_MS": 3000}
+    env = {"STEPS": 4000, "STEP_S": 0.1, "UNTIL": tmp_path / "enough", "DISTRIBUTED_TIMEOUT_MS": 3000}
     launchers = [wire.launch(host, tmp_path, nnodes="1:2", **env) for host in range(2)]
     assert until(lambda: "under way" in lines_of(tmp_path, 0, 0), 90)
     wire.cut()
@@ -174,13 +176,15 @@ def test_behind_a_cut_wire_a_host_is_left_out_and_comes_back_as_a_new_launcher(w
     assert until(lambda: "under way" in lines_of(tmp_path, 0, 1), 90)
     wire.mend()
     launchers[1] = wire.launch(1, tmp_path, nnodes="1:2", **env)
+    assert until(lambda: "under way" in lines_of(tmp_path, 0, 2), 90)
+    (tmp_path / "enough").touch()
     (code0, out0, err0), (code1, out1, err1) = ends(launchers)
     assert (code0, code1) == (0, 0), (err0, err1)
     assert "host host-1 is gone" in err0
     assert "start 1: 1 host(s), 1 rank(s): host-0" in err0
     assert "start 2: 2 host(s), 2 rank(s): host-0, host-1" in err0
     for out in (out0, out1):
-        assert "finished 250 steps, start 2, total 2" in out
+        assert re.search(r"finished \d+ steps, start 2, total 2$", out, re.MULTILINE), out
 
 
 def test_the_trainer_goes_on_alone_behind_a_cut_wire_and_with_the_same_host_once_it_is_mended(wire, tmp_path):

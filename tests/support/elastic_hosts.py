@@ -1,5 +1,6 @@
 """Launchers that stand for the hosts of one job whose hosts come and go, all on loopback."""
 
+import re
 import secrets
 import socket
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from tests.support.launching import RANK, Run, start, until
 class Hosts:
     """Launchers that share one job. `add` starts one more; `close` kills whatever still runs.
 
-    program: what every host runs, as words after the launcher's flags. fork: as `start` has it.
+    rank.py trains until there is the file `enough`, unless `add` gives it a number of STEPS. program: what
+    every host runs, as words after the launcher's flags. fork: as `start` has it.
     """
 
     def __init__(self, folder: Path, sizes: str, *program: str, fork: bool = False) -> None:
@@ -20,6 +22,7 @@ class Hosts:
             port = probe.getsockname()[1]
         self.job, self.runs = f"elastic-{secrets.token_hex(6)}", list[Run]()
         self._folder, self._program, self._fork = folder, program or (str(RANK),), fork
+        self.enough = folder / "enough"
         self._flags = ["--nnodes", sizes, "--master-addr", "127.0.0.1", "--master-port", str(port)]
         self._flags += ["--run-id", self.job, "--grace", "5"]
 
@@ -29,6 +32,7 @@ class Hosts:
         folder = self._folder / str(number)
         folder.mkdir(parents=True)
         base = {"KIND": "light", "CYXJAX_TOKEN": "t" * 64, "ON_TERM": "save", "DISTRIBUTED_TIMEOUT_MS": 30000}
+        base |= {"STEPS": 100_000, "UNTIL": self.enough}
         place = ["--node-rank", "0"] if number == 0 else []
         *words, last = self._program
         words = [*self._flags, *place, *flags, *words]
@@ -49,6 +53,11 @@ class Hosts:
 def says(run: Run, start: int, text: str) -> bool:
     """True once a rank of `run` has written `text` in start number `start`."""
     return any(text in log.read_text() for log in run.log_dir.glob(f"start_{start}/rank_*.log"))
+
+
+def finished(run: Run, start: int, total: int) -> int:
+    """How many ranks of `run` have ended their training in start number `start`, of `total` ranks."""
+    return len(re.findall(rf"finished \d+ steps, start {start}, total {total}$", run.out, re.MULTILINE))
 
 
 def two_then_one_then_two(hosts: Hosts, newest_step: Callable[[], int], kill_at: int) -> Run:

@@ -1,7 +1,8 @@
 """A small training program that fails on request: FAULT="what:rank:step" in the environment.
 
 KIND=jax takes gloo collectives through jax; KIND=light only meets and beats, which starts in 0.2 s.
-Fails in its first FAULT_STARTS starts only (default 1), so that a restart can succeed.
+Fails in its first FAULT_STARTS starts only (default 1), so that a restart can succeed. In place of a step a
+fault may have a path: it happens once that file is there. UNTIL=path ends the training so, on all ranks.
 """
 
 import ctypes
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 from cyxjax.launch import heartbeat
 from cyxjax.launch.clusters import discover
@@ -22,6 +24,7 @@ from cyxjax.launch.rendezvous import client
 
 STEPS = int(os.environ.get("STEPS", "8"))
 STEP_S = float(os.environ.get("STEP_S", "0.05"))
+UNTIL = os.environ.get("UNTIL")
 
 
 class Stop(Exception):
@@ -90,12 +93,13 @@ def maybe_fail(rank, step):
     ranks, _, at = where.partition(":")
     if int(os.environ.get("RESTART_COUNT", "0")) >= int(os.environ.get("FAULT_STARTS", "1")) or not what:
         return
-    if (ranks == "all" or str(rank) in ranks.split("+")) and step == int(at):
+    due = step == int(at) if at.isdigit() else Path(at).exists()
+    if (ranks == "all" or str(rank) in ranks.split("+")) and due:
         FAULTS[what]()
 
 
 def collective():
-    """A step in which all ranks wait for each other, as a function of no arguments."""
+    """A function that adds a number over all ranks, which wait for each other."""
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding
@@ -105,11 +109,16 @@ def collective():
     total = jax.jit(
         jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
     )
-    ones = jax.make_array_from_process_local_data(NamedSharding(mesh, P("data")), np.ones(1, np.float32))
-    return lambda: float(np.asarray(total(ones).addressable_data(0))[0])
+    rows = NamedSharding(mesh, P("data"))
+
+    def add(value):
+        row = jax.make_array_from_process_local_data(rows, np.full(1, value, np.float32))
+        return float(np.asarray(total(row).addressable_data(0))[0])
+
+    return add
 
 
-def train(topology, step):
+def train(topology, add):
     slow = os.environ.get("SLOW_RANK") == str(topology.rank)
     total = 0.0
     for number in range(STEPS):
@@ -117,10 +126,12 @@ def train(topology, step):
         time.sleep(STEP_S * (6 if slow else 1))
         maybe_fail(topology.rank, number)
         tell(number, "step")
-        total = step()
+        total = add(1)
         if number == 1:
             print("under way", flush=True)
-    print(f"finished {STEPS} steps, start {topology.restart_count}, total {total:g}", flush=True)
+        if UNTIL and add(Path(UNTIL).exists()):
+            break
+    print(f"finished {number + 1} steps, start {topology.restart_count}, total {total:g}", flush=True)
 
 
 def main():
@@ -137,7 +148,7 @@ def main():
     hooks.report = member.fail
     member.watch(hooks.lose)
     tell(-1, "idle")
-    train(topology, lambda: float(topology.world_size))
+    train(topology, lambda value: float(value * topology.world_size))
     tell(STEPS, "done")
     member.wait_until_all_are_done(60)
     member.leave()

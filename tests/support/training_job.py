@@ -7,7 +7,7 @@ where ranks write together, "share" and "shared": before and after that rank's o
 all files are there, before the manifest.
 "FLIP:rank:bit:step" changes a bit of that rank's parameters instead, "FILL:rank:write:step:FOLDER" fills the
 disk of FOLDER just before that write, "STALL:rank:phase:step:seconds" holds the rank up for so long, and
-"SINK:rank:seconds:0" makes each write of a metrics tracker take that long.
+"SINK:rank:PATH:0" makes a metrics tracker's first write take until there is that file.
 """
 
 import os
@@ -31,7 +31,7 @@ def plan_fault(text: str, rank: int) -> None:
     if what == "FLIP":
         flip_a_bit(int(step))
     elif what == "SINK":
-        slow_tracker(float(phase))
+        slow_tracker(Path(phase))
     elif what == "FILL":
         from cyxjax.train.hooks import saving
 
@@ -112,8 +112,8 @@ def fill(folder: Path) -> None:
             file.write(bytes(4096))
 
 
-def slow_tracker(seconds: float) -> None:
-    """Puts one in the place of Weights & Biases'; each of its writes takes `seconds`."""
+def slow_tracker(path: Path) -> None:
+    """Puts one in the place of Weights & Biases'; each write waits for `path`, and is a line on stdout."""
     from cyxjax.observe import tracker_sinks
     from cyxjax.observe.sinks import NullSink
 
@@ -121,7 +121,9 @@ def slow_tracker(seconds: float) -> None:
         def __init__(self, *args: Any) -> None: ...
 
         def log(self, record: Any) -> None:
-            time.sleep(seconds)
+            while not path.exists():
+                time.sleep(0.02)
+            print("tracked", *record, flush=True)
 
     tracker_sinks.WandbSink = Slow
 
