@@ -2,9 +2,11 @@
 
 One program for all leaves takes XLA time for each of them: 25 s for every 300 kernels. A model of 2,000
 leaves has some ten shapes and initializers; in what is drawn alike only constants folded into the key differ.
+The programs are kept while the process lives: a second model with such leaves makes none.
 """
 
 from collections.abc import Callable, Hashable, Mapping
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -18,11 +20,13 @@ PyTree = Any
 _SMALL = 1024  # numbers: what makes them may be computed again for each leaf
 _MOST_TIMES = 4  # as many operations may be compiled as there are; beyond it leaves hang together
 _FOLD = "random_fold_in"
+_KEPT = 64  # programs
 
 
 class Kind(NamedTuple):
-    """Leaves that are drawn alike."""
+    """Leaves that are drawn alike: by `run`, which computes what `form` says."""
 
+    form: Hashable
     run: Callable[..., list[Any]]
     members: list[tuple[list[int], list[Any]]]  # places of the outputs, what `run` is given for them
 
@@ -41,7 +45,9 @@ def draw(values: Callable[..., PyTree], *args: PyTree, options: dict[str, Any] |
     # Kinds that come equally often share a program, which runs as often: each program has its price.
     for count in {len(kind.members) for kind in kinds}:
         some = [kind for kind in kinds if len(kind.members) == count]
-        program = jax.jit(_one_after_another([kind.run for kind in some]), compiler_options=options)
+        work = _Work(tuple(kind.form for kind in some), [kind.run for kind in some])
+        # One with tables of numbers in it is not kept: they may be large.
+        program = (_program.__wrapped__ if traced.consts else _program)(work, _pairs(options))
         for members in zip(*(kind.members for kind in some), strict=True):
             drawn = program([given for _, given in members])
             for (places, _), found in zip(members, drawn, strict=True):
@@ -49,8 +55,29 @@ def draw(values: Callable[..., PyTree], *args: PyTree, options: dict[str, Any] |
     return jax.tree.unflatten(structure, [out[place] for place in range(len(out))])
 
 
-def _one_after_another(runs: list[Callable]) -> Callable:
-    return lambda given: [run(*one) for run, one in zip(runs, given, strict=True)]
+class _Work:
+    """Functions to run one after another; equal to others of the same forms."""
+
+    def __init__(self, forms: tuple[Hashable, ...], runs: list[Callable]) -> None:
+        self.forms, self._runs = forms, runs
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Work) and self.forms == other.forms
+
+    def __hash__(self) -> int:
+        return hash(self.forms)
+
+    def __call__(self, given: list[list[Any]]) -> list[list[Any]]:
+        return [run(*one) for run, one in zip(self._runs, given, strict=True)]
+
+
+def _pairs(options: dict[str, Any] | None) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted((options or {}).items()))
+
+
+@lru_cache(maxsize=_KEPT)
+def _program(work: _Work, options: tuple[tuple[str, Any], ...]) -> Callable:
+    return jax.jit(lambda given: work(given), compiler_options=dict(options) or None)
 
 
 def find_kinds(traced: Any, args: list[Any]) -> list[Kind] | None:
@@ -67,8 +94,8 @@ def find_kinds(traced: Any, args: list[Any]) -> list[Kind] | None:
     kinds: dict[Hashable, Kind] = {}
     for places, equations in groups:
         ends = [traced.jaxpr.outvars[i] for i in places]
-        form, given, run = _program(ends, equations, known, constants)
-        kinds.setdefault(form, Kind(run, [])).members.append((places, given))
+        form, given, run = _computation(ends, equations, known, constants)
+        kinds.setdefault(form, Kind(form, run, [])).members.append((places, given))
     return list(kinds.values())
 
 
@@ -106,7 +133,7 @@ def _groups(jaxpr: Any) -> list[tuple[list[int], list[Any]]]:
     ]
 
 
-def _program(
+def _computation(
     outvars: list[Any], equations: list[Any], known: Mapping[Any, Any], constants: Mapping[Any, Any]
 ) -> tuple[Hashable, list[Any], Callable]:
     """(what it computes, what it is given, the function of it): equal forms compute alike.
@@ -162,10 +189,22 @@ class _Fixed:
         return hash(self.form)
 
 
+class _Itself:
+    """A value that has no hash; equal to itself alone, which lives as long as this does."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
 def _hashable(value: Any) -> Hashable:
-    """`value`, or which object it is: those of one trace all live until its programs are made."""
     try:
         hash(value)
     except TypeError:
-        return id(value)
+        return _Itself(value)
     return value

@@ -7,6 +7,7 @@ import pytest
 from flax import linen
 from flax.linen import initializers
 
+from cyxjax.core.model import first_values
 from cyxjax.core.model.first_values import draw, find_kinds
 
 
@@ -70,6 +71,27 @@ def test_more_layers_make_no_more_programs():
     # Kernel, biases and scale of a layer, kernel and bias of the last; zeros of one shape are one kind.
     assert [len(found) for found in kinds] == [5, 5]
     assert [sum(len(kind.members) for kind in found) for found in kinds] == [4 * 3 + 2, 4 * 30 + 2]
+
+
+def test_a_second_model_with_such_leaves_makes_no_program():
+    x, made = np.ones((1, 8), np.float32), first_values._program.cache_info
+    draw(drawing(Deep(3)), jax.random.key(0), x)
+    before = made().misses
+    again, key = drawing(Deep(5)), jax.random.key(1)
+    drawn = draw(again, key, x)
+    assert made().misses == before
+    for have, want in zip(*map(jax.tree.leaves, (drawn, jax.jit(again)(key, x))), strict=True):
+        np.testing.assert_array_equal(have, want)
+    draw(drawing(linen.Dense(5)), key, x)  # of another shape
+    assert made().misses == before + 1
+
+
+def test_a_program_that_holds_a_table_is_not_kept():
+    kept = first_values._program.cache_info().currsize
+    tables = [np.arange(5, dtype=np.float32), np.ones(5, np.float32)]
+    drawn = [draw(lambda key, t=t: jax.random.normal(key, (5,)) * 0 + t, jax.random.key(0)) for t in tables]
+    assert [np.asarray(a).tolist() for a in drawn] == [[0, 1, 2, 3, 4], [1] * 5]
+    assert first_values._program.cache_info().currsize == kept
 
 
 def test_what_hangs_together_is_drawn_together():
