@@ -1,20 +1,19 @@
 """One shape for every model: two pure functions, from linen, nnx, a pair or a SequentialModel."""
 
-import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
-from cyxjax.core.model.model_fns import ModelFns, PyTree
-from cyxjax.errors import ConfigError
+from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.model.pairs import from_pair, from_values, is_pair, values_and_function
+from cyxjax.core.model.strangers import refuse
 
 
 def adapt(model: Any) -> ModelFns:
     """`model` as `ModelFns`.
 
-    Raises: ConfigError for anything that is not a Flax module, an (init, apply) pair or a SequentialModel.
+    Raises: ConfigError, with the way in, for anything that is not a Flax module, a pair of functions (or of
+        values and a function) or a SequentialModel.
     """
     if isinstance(model, ModelFns):
         return model
@@ -28,13 +27,13 @@ def adapt(model: Any) -> ModelFns:
         from cyxjax.core.model.nnx_models import from_nnx
 
         return from_nnx(model)
-    if isinstance(model, tuple) and len(model) == 2 and all(callable(f) for f in model):
-        return _from_pair(*model)
-    raise ConfigError(
-        f"{type(model).__name__} is not a model cyxjax knows; expected a flax.linen or flax.nnx Module, "
-        "a pair (init, apply) or a cx.SequentialModel. HINT: for other libraries pass (init, apply) with "
-        "init(key, inputs) -> params and apply(params, inputs) -> output."
-    )
+    if is_pair(model):
+        whole = _module_of_methods(*model)
+        return adapt(whole) if whole is not None else from_pair(*model)
+    found = values_and_function(model)
+    if found is not None:
+        return from_values(*found)
+    raise refuse(model)
 
 
 def is_module_of(library: str, model: Any) -> bool:
@@ -43,19 +42,10 @@ def is_module_of(library: str, model: Any) -> bool:
     return loaded is not None and isinstance(model, loaded.Module)
 
 
-def _from_pair(init: Callable, apply: Callable) -> ModelFns:
-    """Pairs may leave out what they do not use: apply(params, inputs), with `key` and `train` by name."""
-    known = inspect.signature(apply).parameters
-    full = "model_state" in known
+def _module_of_methods(init: Callable, apply: Callable) -> Any:
+    """The linen module whose (module.init, module.apply) these are; else None.
 
-    def init_fns(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
-        made = init(key, inputs)
-        return made if full else (made, {})
-
-    def apply_fns(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
-        extra = {n: v for n, v in (("key", key), ("train", train)) if n in known}
-        if full:
-            return apply(params, model_state, inputs, **extra)
-        return apply(params, inputs, **extra), model_state
-
-    return ModelFns(init_fns, apply_fns)
+    As plain functions they would train its running statistics as parameters, and never tell it of training.
+    """
+    owners = [getattr(one, "__self__", None) for one in (init, apply)]
+    return owners[0] if owners[0] is owners[1] and is_module_of("flax.linen", owners[0]) else None

@@ -15,6 +15,7 @@ from cyxjax.errors import ConfigError, nearest
 from cyxjax.sync.in_groups import in_groups, in_turn
 
 PyTree = Any
+_MADE = "cx.AdamOptimizer(0.001), or any of optax, called"
 
 
 class Mover(NamedTuple):
@@ -55,10 +56,9 @@ def movers_of(loss: PerExample, optimizer: Any) -> list[Mover]:
                 f"{', or Term(..., optimizer=...)' if named else ''}."
             )
         if not (callable(getattr(rule, "init", None)) and callable(getattr(rule, "update", None))):
-            given = getattr(rule, "__name__", repr(rule))
-            raise ConfigError(
-                f"{given} is no optimizer. HINT: cx.AdamOptimizer(0.001), or any of optax, called."
-            )
+            given = repr(rule) if isinstance(rule, str | float | int) else f"a {type(rule).__name__}"
+            way = "pass its tx; the trainer keeps the state" if hasattr(rule, "tx") else _MADE
+            raise ConfigError(f"{getattr(rule, '__name__', given)} is no optimizer. HINT: {way}.")
         key = (id(rule), term.every, term.offset)
         found.setdefault(key, Mover(rule, term.every, term.offset, [])).terms.append(term)
     return list(found.values())

@@ -4,7 +4,9 @@ import math
 
 import jax
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
 import cyxjax as cx
 from cyxjax.config.run import DistributedTrainingConfig
@@ -132,6 +134,9 @@ def test_no_optimizer_no_parameters_and_no_model_are_said():
     for given in (cx.AdamOptimizer, "adam", 0.1):
         with pytest.raises(ConfigError, match="is no optimizer. HINT: cx.AdamOptimizer"):
             DistributedTrainer(mlp(), cx.CrossEntropyLoss(), given).fit(X, Y, config())
+    held = nnx.Optimizer(line := nnx.Linear(6, 3, rngs=nnx.Rngs(0)), optax.sgd(0.1), wrt=nnx.Param)
+    with pytest.raises(ConfigError, match="^a Optimizer is no optimizer. HINT: pass its tx; the trainer"):
+        DistributedTrainer(line, cx.CrossEntropyLoss(), held)
     for given in (cx.CrossEntropyLoss, "mse"):
         with pytest.raises(DataError, match="is no loss. HINT: .*with brackets"):
             DistributedTrainer(mlp(), given, cx.AdamOptimizer())

@@ -1,0 +1,173 @@
+"""Pairs of functions are models: what each function names it is given, and nothing else."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+from flax.training.train_state import TrainState
+from jax.example_libraries import stax
+
+from cyxjax.core.model.adapter import adapt
+from cyxjax.errors import ConfigError
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+KEY = jax.random.key(3)
+W = np.ones((3, 2), np.float32)
+
+
+def ones(key):
+    return {"w": jnp.ones((3, 2))}
+
+
+def product(params, x):
+    return x @ params["w"]
+
+
+def run(model, inputs=X, train=True):
+    """(output, state afterwards) of the pair's first values."""
+    fns = adapt(model)
+    return fns.apply(*fns.init(KEY, inputs), inputs, KEY, train)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        (ones, product),
+        [ones, product],
+        (lambda key, x: {"w": jnp.ones((x.shape[-1], 2))}, product),
+        (jax.jit(ones), jax.jit(product)),
+        ({"w": W}, product),
+        (product, {"w": W}),
+    ],
+)
+def test_parameters_are_drawn_or_given(model):
+    output, state = run(model)
+    assert output.tolist() == [[3.0, 3.0], [12.0, 12.0]]
+    assert state == {}
+
+
+def test_values_to_begin_with_are_copied():
+    held = {"w": np.ones((3, 2), np.float32)}
+    first = adapt((held, product)).init(KEY, X)[0]
+    held["w"][:] = 5
+    assert float(first["w"].sum()) == 6
+
+
+def test_a_key_and_the_mode_are_given_by_name_wherever_they_stand():
+    seen = []
+
+    def apply(params, rng, x, *, is_training):
+        seen.append((jax.random.key_data(rng).shape, is_training))
+        return x @ params["w"]
+
+    for train in (True, False):
+        assert run((ones, apply), train=train)[0].shape == (2, 2)
+    assert seen == [((2,), True), ((2,), False)]
+
+
+def test_a_state_comes_in_and_goes_out():
+    def init(key, x):
+        return ones(key), {"calls": jnp.zeros(())}
+
+    def apply(params, state, x):
+        return x @ params["w"], {"calls": state["calls"] + 1}
+
+    assert run((init, apply))[1] == {"calls": 1.0}
+
+
+def test_several_inputs_are_arguments_or_one_tree():
+    def init(key, a, b):
+        return ones(key)
+
+    def apply(params, a, b):
+        return (a - b) @ params["w"]
+
+    assert run((init, apply), (X, X))[0].tolist() == [[0, 0], [0, 0]]
+    assert run((ones, apply), {"b": X, "a": X + 1})[0].tolist() == [[3, 3], [3, 3]]
+    assert run((ones, lambda params, batch: batch["a"] @ params["w"]), {"a": X, "b": X})[0].shape == (2, 2)
+
+
+class Transformed(NamedTuple):
+    """As Haiku makes them: whatever else the function takes is hidden behind *args."""
+
+    init: object
+    apply: object
+
+
+def test_transformed_functions_of_haiku():
+    def init(rng, *args, **kwargs):
+        return {"w": jnp.ones((args[0].shape[-1], 2))}
+
+    def apply(params, rng, *args, **kwargs):
+        assert jax.random.key_data(rng).shape == (2,)
+        (x,) = args
+        return x @ params["w"]
+
+    assert run(Transformed(init, apply))[0].shape == (2, 2)
+    assert run(Transformed(init, lambda params, *args: args[0] @ params["w"]))[0].shape == (2, 2)
+
+    def with_state(params, state, rng, *args):
+        return args[0] @ params["w"], {"n": state["n"] + 1}
+
+    first = Transformed(lambda rng, *args: (init(rng, *args), {"n": jnp.zeros(())}), with_state)
+    assert run(first)[1] == {"n": 1.0}
+
+
+def test_stax():
+    layers = stax.serial(stax.Dense(4), stax.Dropout(0.5), stax.Dense(2))
+    with jax.numpy_rank_promotion("allow"):  # as jax does by default
+        assert run(layers)[0].shape == (2, 2)
+
+
+class Norm(linen.Module):
+    @linen.compact
+    def __call__(self, x, train=False):
+        return linen.Dense(2)(linen.BatchNorm(use_running_average=not train)(x))
+
+
+def test_the_methods_of_a_module_are_the_module():
+    module = Norm()
+    params, state = adapt((module.init, module.apply)).init(KEY, X)
+    assert set(params) == {"BatchNorm_0", "Dense_0"}  # as functions they trained batch_stats
+    assert set(state) == {"batch_stats"}
+
+
+class Tail(nnx.Module):
+    def __init__(self, rngs):
+        self.last = nnx.Linear(3, 2, rngs=rngs)
+
+
+class Estimator:
+    """As a library's own."""
+
+
+Estimator.__module__ = "equinox._module"
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Norm, r"the class Norm is not a model.*HINT: make it, Norm\(\.\.\.\)"),
+        (Tail, r"the class Tail.*HINT: make it, Tail\(\.\.\., rngs=nnx\.Rngs\(0\)\)"),
+        (product, r"the function product .*HINT: pass \(init, apply\).*or \(params, product\)"),
+        ("mlp", r"'mlp' is not a model.*cx\.get_model\('mlp'\)\(\)"),
+        (None, "NoneType is not a model"),
+        (optax.sgd(0.1), r"an optimizer is not a model.*HINT: the order is DistributedTrainer\(model, loss"),
+        (Estimator(), r"Estimator is not.*eqx\.partition\(model, eqx\.is_inexact_array\).*jax\.vmap"),
+        (Estimator, "the class Estimator.*make it first; then params, static"),
+        ((W, W), "tuple is not a model"),
+        (
+            TrainState.create(apply_fn=product, params={"w": W}, tx=optax.sgd(0.1)),
+            "TrainState is not.*pass the module itself and its tx",
+        ),
+        (nnx.split(Tail(nnx.Rngs(0))), r"of Flax's parts.*not what nnx\.split made of it"),
+    ],
+)
+def test_what_is_no_model_is_told_the_way_in(model, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        adapt(model)
+    assert "\n" not in str(caught.value)
