@@ -166,7 +166,8 @@ def _refuse_unequal(pair: tuple[Any, Any]) -> None:
         said = ", ".join(f"{name} has {'one number' if n is None else n}" for name, n in rows.items())
         raise DataError(
             f"a batch of the loader has arrays of unequal length: {said}. "
-            "HINT: give every sample one row in each array."
+            "HINT: give every sample one row in each array; single samples, one after another, are "
+            "cx.data.Rows(stream)."
         )
 
 

@@ -22,8 +22,10 @@ class Console(Protocol):
     def note(self, text: str) -> None:
         """One line of news."""
 
-    def batch_plan(self, *, batch_size: int, num_replicas: int, accumulation: int, **more: object) -> None:
-        """How the effective batch comes about, once at the start."""
+    def batch_plan(
+        self, *, batch_size: int | None, num_replicas: int, accumulation: int, **more: object
+    ) -> None:
+        """How the effective batch comes about, once at the start. batch_size: None where a loader decides."""
 
     def begin(self, total_steps: int | None) -> None:
         """Training begins; it ends after so many steps of the whole run, None where that is not known."""
@@ -46,7 +48,7 @@ class NullConsole:
 
     def note(self, text: str) -> None: ...
     def batch_plan(
-        self, *, batch_size: int, num_replicas: int, accumulation: int, **more: object
+        self, *, batch_size: int | None, num_replicas: int, accumulation: int, **more: object
     ) -> None: ...
     def begin(self, total_steps: int | None) -> None: ...
     def end(self) -> None: ...
@@ -69,7 +71,9 @@ class PlainConsole:
     def note(self, text: str) -> None:
         self._write(text)
 
-    def batch_plan(self, *, batch_size: int, num_replicas: int, accumulation: int, **more: object) -> None:
+    def batch_plan(
+        self, *, batch_size: int | None, num_replicas: int, accumulation: int, **more: object
+    ) -> None:
         self._write(batch_plan_line(batch_size, num_replicas, accumulation, more))
 
     def begin(self, total_steps: int | None) -> None:
@@ -114,7 +118,9 @@ class RichConsole:
     def note(self, text: str) -> None:
         self._print(text)
 
-    def batch_plan(self, *, batch_size: int, num_replicas: int, accumulation: int, **more: object) -> None:
+    def batch_plan(
+        self, *, batch_size: int | None, num_replicas: int, accumulation: int, **more: object
+    ) -> None:
         self._print(batch_plan_line(batch_size, num_replicas, accumulation, more), style="dim")
 
     def begin(self, total_steps: int | None) -> None:

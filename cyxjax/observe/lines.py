@@ -117,12 +117,19 @@ def span(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
 
 
-def batch_plan_line(batch_size: int, num_replicas: int, accumulation: int, more: Mapping[str, object]) -> str:
-    """`Batch plan: 32 samples x 4 replicas x 2 accumulation = 256 per step; world_size 2, ...`."""
-    total = batch_size * num_replicas * accumulation
-    parts = [
-        f"{batch_size} samples x {num_replicas} replicas x {accumulation} accumulation = {total} per step"
-    ]
+def batch_plan_line(
+    batch_size: int | None, num_replicas: int, accumulation: int, more: Mapping[str, object]
+) -> str:
+    """`Batch plan: 32 samples x 4 replicas x 2 accumulation = 256 per step; world_size 2, ...`.
+
+    batch_size: None where a loader decides it, batch by batch.
+    """
+    dealt = f"{num_replicas} replicas x {accumulation} accumulation"
+    if batch_size is None:
+        parts = [f"as many samples as the loader's batches have, over {dealt}"]
+    else:
+        total = batch_size * num_replicas * accumulation
+        parts = [f"{batch_size} samples x {dealt} = {total} per step"]
     parts += [f"{key} {value}" for key, value in more.items()]
     return "Batch plan: " + "; ".join(parts)
 

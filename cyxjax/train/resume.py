@@ -110,6 +110,24 @@ def stored_config(meta: dict[str, Any]) -> DistributedTrainingConfig:
     return DistributedTrainingConfig(**{k: v for k, v in meta.get("config", {}).items() if k in known})
 
 
+def fitting(config: DistributedTrainingConfig, num_replicas: int) -> tuple[DistributedTrainingConfig, str]:
+    """(`config` for so many replicas, what to say): a stored batch that they cannot share is none of loading.
+
+    Evaluation and prediction take any; a fit has a configuration of its own, which is checked.
+    """
+    total, accumulation = config.global_batch_size, config.gradient_accumulation_steps
+    exact = config.reproducibility == "exact"
+    if total is None or exact or total % (num_replicas * accumulation) == 0:
+        return config, ""
+    each = -(-total // (num_replicas * accumulation))
+    said = (
+        f"WARNING: the checkpoint's global_batch_size={total} does not divide by {num_replicas} replicas x "
+        f"{accumulation} accumulation; loaded, and read here {each} samples at a time. HINT: train on with "
+        f"a global_batch_size that divides."
+    )
+    return config.model_copy(update={"global_batch_size": None, "batch_size": each}), said
+
+
 def stored_inputs(meta: dict[str, Any]) -> PyTree:
     """One sample of zeros, shaped like the inputs the checkpoint was trained on."""
     leaves = {name: np.zeros((1, *shape), dtype) for name, (shape, dtype) in meta["inputs"].items()}

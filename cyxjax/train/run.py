@@ -14,7 +14,7 @@ from cyxjax.observe.records import Sink
 from cyxjax.observe.state_digests import DigestFile
 from cyxjax.run_folder import RunFolder
 from cyxjax.train import loop, out_of_memory, reporting, resume, rollback
-from cyxjax.train.feeding import places
+from cyxjax.train.feeding import fit_data, places
 from cyxjax.train.hooks import callbacks, loss_spike
 from cyxjax.train.hooks.black_box import BlackBoxHook
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
@@ -73,13 +73,15 @@ def run_from(
     built, settings, devices = prepared.built, prepared.settings, num_replicas(session.mesh)
     assert prepared.feed is not None
     shares = settings.step.batch.num_shares
+    untold = None if prepared.data is None else fit_data.untold_rows(prepared.data)
     console.batch_plan(
-        batch_size=built.batch_size,
+        batch_size=built.batch_size if untold is None else None,
         num_replicas=shares,
         accumulation=settings.step.batch.accumulation,
         world_size=session.group.topology.world_size,
         backend=session.group.backend,
         **({} if shares == devices else {"devices": devices}),  # of an exact run, whose replicas are virtual
+        **({} if untold is None else {"first step of this process": f"{untold} samples"}),
     )
     watchable = watchable_in(session.recipe.metrics, prepared.feed, settings.course)
     keeping = resume.checkpointer_for(settings.saving, session.group, watchable.of(settings.watch).mode)

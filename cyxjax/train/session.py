@@ -168,10 +168,16 @@ class Session:
         if not self._loaded:
             self.loss_spike = {}
             self.history = DistributedTrainingHistory(
-                effective_batch_size=prepared.settings.step.batch.global_batch_size,
+                effective_batch_size=self._effective_batch(prepared),
                 world_size=self.group.topology.world_size,
                 num_replicas=num_replicas(self.mesh),
             )
+
+    def _effective_batch(self, prepared: Prepared) -> int:
+        """Samples of a step; of a loader that does not tell, of the first one, were all ranks like this."""
+        untold = None if prepared.data is None else fit_data.untold_rows(prepared.data)
+        here = prepared.settings.step.batch.global_batch_size
+        return here if untold is None else untold * self.group.topology.world_size
 
     def start(self, settings: Settings, console: Console) -> RunState:
         """Where a run starts: at what was loaded, at its newest checkpoint, or at step 0.
@@ -228,7 +234,10 @@ class Session:
         self.present.refuse_in_fit("load_checkpoint")
         if self._prepared is None:
             meta = resume.latest_meta(checkpointer)
-            self.ensure(resume.stored_inputs(meta), resume.stored_config(meta))
+            config, odd = resume.fitting(resume.stored_config(meta), num_replicas(self.mesh))
+            if odd and self.is_master:
+                warn_on_stderr(odd)
+            self.ensure(resume.stored_inputs(meta), config)
         found = self.restore(checkpointer, step)
         self._loaded = self._loaded or found
         return found
@@ -250,7 +259,7 @@ class Session:
         self._origin = meta
         self.ledger.restore(meta, moment.position)
         history.world_size, history.num_replicas = self.group.topology.world_size, num_replicas(self.mesh)
-        history.effective_batch_size = self.prepared.settings.step.batch.global_batch_size
+        history.effective_batch_size = self._effective_batch(self.prepared)
         history.stopped_by = ""
         self.history = history
         return True

@@ -40,6 +40,7 @@ class Rows:
 
 def as_rows(data: Any) -> Rows | None:
     """`data` as single samples where that is what it gives: `Rows`, torch's and Hugging Face's streams."""
+    _let_grain_work()
     if isinstance(data, Rows):
         return data
     torch_data = sys.modules.get("torch.utils.data")
@@ -48,6 +49,13 @@ def as_rows(data: Any) -> Rows | None:
     if hasattr(data, "_ex_iterable") and hasattr(data, "with_format"):
         return Rows(data.with_format("numpy"), shared=getattr(data, "_distributed", None) is None)
     return None
+
+
+def _let_grain_work() -> None:
+    """grain's worker processes ask absl for flags, which only a main of absl's parses (0.2.18)."""
+    flags = sys.modules.get("absl.flags")
+    if "grain" in sys.modules and flags is not None and not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
 
 
 class RowBatches:

@@ -20,6 +20,7 @@ from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.feeding.keying import Keying, unkeyed
+from cyxjax.train.feeding.loader_batches import rows_of
 from cyxjax.train.feeding.pairs import as_arrays, is_pair
 
 EVAL_ROWS = 256  # of a stream that is evaluated, at once in each process
@@ -100,6 +101,12 @@ def whole_dataset(loader: Any) -> Dataset | None:
     return None
 
 
+def told_batch(loader: Any) -> int | None:
+    """Samples of a batch of this process, where the loader says it."""
+    found = getattr(loader, "batch_size", None)
+    return found if isinstance(found, int) and found >= 1 else None
+
+
 def with_batch_size(
     config: DistributedTrainingConfig, loader: Any, local_replicas: int, num_replicas: int
 ) -> DistributedTrainingConfig:
@@ -108,8 +115,8 @@ def with_batch_size(
     Raises: ConfigError when `global_batch_size` says something else, and where the learning rate is to follow
         a batch that nobody tells.
     """
-    per_process = getattr(loader, "batch_size", None)
-    if not isinstance(per_process, int) or per_process < 1:
+    per_process = told_batch(loader)
+    if per_process is None:
         if config.lr_scaling != "none" and config.global_batch_size is None:
             raise ConfigError(
                 f"lr_scaling={config.lr_scaling!r} scales by the batch, and this {type(loader).__name__} has "
@@ -200,6 +207,13 @@ def in_classes(data: FitData, names: Names) -> FitData:
     """
     names = names or class_names_of(data.train)
     return data._replace(train=with_classes(data.train, names), val=with_classes(data.val, names))
+
+
+def untold_rows(data: FitData) -> int | None:
+    """Samples of this process in the first step of a loader that does not tell its batch; None of others."""
+    if data.indexed or told_batch(data.train) is not None:
+        return None
+    return sum(rows_of(batch) for batch in data.first)
 
 
 def check_epochs(config: DistributedTrainingConfig, data: FitData) -> None:

@@ -1,5 +1,8 @@
 """Loaders and metrics as other libraries' users write them: right, or refused by name."""
 
+import sys
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +10,9 @@ import optax
 import pytest
 
 import cyxjax as cx
+from cyxjax.data.streams.rows import as_rows
 from cyxjax.errors import ConfigError, DataError
+from cyxjax.train import resume
 from cyxjax.train.feeding import fit_data
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
@@ -233,3 +238,36 @@ def test_lists_and_frames_of_inputs_and_targets_are_a_pair(x, y):
 def test_two_lists_of_samples_are_training_and_validation_data():
     found, _ = fit_data.parse(([(X[0], 0), (X[1], 1)], [(X[2], 2)]), None)
     assert (len(found.train), len(found.val)) == (2, 1)
+
+
+def test_the_batch_of_a_loader_that_does_not_tell_it_is_not_made_up(capsys):
+    trainer = fit(Loader(rows=6), epochs=1, verbose=True, batch_size=64)  # "64 samples ... = 64 per step"
+    (plan,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Batch plan")]
+    assert "as many samples as the loader's batches have" in plan
+    assert "first step of this process 6 samples" in plan
+    assert "64" not in plan
+    assert trainer.history.effective_batch_size == 6
+
+
+def test_a_stored_batch_that_the_replicas_cannot_share_does_not_keep_a_model_from_being_loaded():
+    config = cx.distributed.DistributedTrainingConfig
+    stored = config(global_batch_size=12, gradient_accumulation_steps=2)
+    assert resume.fitting(stored, 3) == (stored, "")
+    here, said = resume.fitting(stored, 4)  # 8 shares: 2 samples each
+    assert (here.global_batch_size, here.batch_size) == (None, 2)
+    assert "global_batch_size=12 does not divide by 4 replicas x 2 accumulation" in said
+    exact = config(global_batch_size=24, reproducibility="exact")
+    assert resume.fitting(exact, 5) == (exact, "")
+
+
+def test_grains_workers_find_their_flags(monkeypatch):
+    marked = []
+    flags = SimpleNamespace(is_parsed=lambda: bool(marked), mark_as_parsed=lambda: marked.append(1))
+    monkeypatch.setitem(sys.modules, "absl.flags", SimpleNamespace(FLAGS=flags))
+    monkeypatch.delitem(sys.modules, "grain", raising=False)
+    as_rows(Loader())
+    assert not marked  # whose program it is without grain
+    monkeypatch.setitem(sys.modules, "grain", SimpleNamespace())
+    as_rows(Loader())
+    as_rows(Loader())
+    assert marked == [1]

@@ -233,6 +233,13 @@ def grain_loader(workers=0):
     )
 
 
+def grain_workers():
+    grain = pytest.importorskip("grain", reason="pip install 'cyxjax[grain]'")
+    source = [(X[i], np.int32(Y[i])) for i in range(60)]
+    rows = grain.MapDataset.source(source).shuffle(seed=1).to_iter_dataset()
+    return Rows(rows.mp_prefetch(grain.multiprocessing.MultiprocessingOptions(num_workers=1)))
+
+
 def hugging_face():
     datasets = pytest.importorskip("datasets", reason="pip install 'cyxjax[hf]'")
     table = datasets.Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()})
@@ -269,7 +276,11 @@ def test_a_stream_of_torchs_gives_single_samples(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "make", [grain_batches, grain_loader, hugging_face, hugging_face_shuffled, torch_rows]
+    "make",
+    [
+        *(grain_batches, grain_loader, hugging_face, hugging_face_shuffled, torch_rows),
+        pytest.param(grain_workers, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("steps", [None, 4], ids=["passes", "steps"])
 def test_streams_of_other_libraries_go_on_where_they_were_cut(tmp_path, make, steps):
