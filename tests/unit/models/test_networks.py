@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from jax.extend.core import jaxprs_in_params
 
 from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import ConfigError, DataError
@@ -186,6 +187,25 @@ def test_gpt_attention_is_softmax_of_scaled_scores():
     mixed = (weights / weights.sum(-1, keepdims=True)) @ v
     expected = mixed.transpose(1, 0, 2).reshape(5, 4) @ p["out"]["kernel"] + p["out"]["bias"]
     np.testing.assert_allclose(jax.jit(layer.apply)(variables, x)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_every_product_of_the_gpts_gradient_is_of_matrices_as_they_lie():
+    # A weight's gradient over (B, T, D) sums over two dimensions: XLA on CPU copies what it is made of first.
+    model, variables, tokens = tiny_gpt(num_layers=1)
+    loss = lambda params: model.apply({"params": params}, tokens).sum()  # noqa: E731
+    found = list(products(jax.make_jaxpr(jax.grad(loss))(variables["params"]).jaxpr))
+    assert len(found) == 3 * 7  # qkv, scores, values, out, expand, contract, logits: each and two gradients
+    assert {len(summed) for (summed, _), _ in found} == {1}
+    assert {heads for _, (heads, _) in found} == {(), (0, 1)}
+
+
+def products(jaxpr):
+    """Dimensions of all matrix products of a traced function: ((summed), (batch)), left and right each."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            yield eqn.params["dimension_numbers"]
+        for inner in jaxprs_in_params(eqn.params):
+            yield from products(inner)
 
 
 def test_gpt_remat_changes_memory_not_numbers():
