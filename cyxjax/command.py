@@ -3,7 +3,9 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 from cyxjax.errors import ConfigError, nearest
@@ -42,13 +44,38 @@ class Parser(argparse.ArgumentParser):
         below = [
             p for action in self._actions if isinstance(action.choices, dict) for p in action.choices.values()
         ]
-        return [*self._option_string_actions, *(option for parser in below for option in parser._options())]
+        inner = (option for parser in below for option in parser._options())
+        return list(dict.fromkeys([*self._option_string_actions, *inner]))
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if file is sys.stdout:
             show(message)
         else:
             super()._print_message(message, file)
+
+
+def existing_folder(word: str) -> Path:
+    """The folder that a word of the command line names, which must be there: a type for argparse."""
+    if not Path(word).is_dir():
+        raise argparse.ArgumentTypeError(f"{word}: no such folder")
+    return Path(word)
+
+
+@contextmanager
+def quiet_output() -> Iterator[None]:
+    """A block in which nothing reaches standard output: what is said there, by C++ too, goes to errors.
+
+    So that a script reads one document afterwards, and nothing else.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+        sys.stdout.flush()
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def show(text: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from cyxjax.command import Parser
+from cyxjax.command import Parser, existing_folder
 from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR
 from cyxjax.train.stored.audit import entries_of, examine
@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> Parser:
     parser = Parser(prog="cyxjax audit", description=__doc__, example="cyxjax audit runs/digits")
     parser.add_argument("--json", action="store_true", help="print it as one JSON object")
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, in which ledger.jsonl lies")
+    parser.add_argument(
+        "run", type=existing_folder, metavar="RUN", help="a run folder, in which ledger.jsonl lies"
+    )
     parser.add_argument("--max-findings", type=int, default=10, metavar="N", help="stop after so many")
     return parser

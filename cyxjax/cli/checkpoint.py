@@ -22,7 +22,7 @@ from cyxjax.checkpoint.manifest import BY_SHARE, read_manifest
 from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.command import Parser
 from cyxjax.config.load import open_run
-from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
+from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError, ConfigError
 
 _EXAMPLES = {"export": " digits.safetensors", "prune": " --keep-last 2"}
 
@@ -42,10 +42,10 @@ def _parser() -> Parser:
     )
     commands = parser.add_subparsers(required=True, metavar="ls|verify|export|prune")
     ls = _command(commands, "ls", _ls, "list the steps (their manifests only; verify reads the files)")
-    ls.add_argument("--json", action="store_true", help="print a JSON object a step, one a line")
+    ls.add_argument("--json", action="store_true", help="print all steps as one JSON list")
     verify = _command(commands, "verify", _verify, "read every file and compare its digest; 1 if one differs")
     verify.add_argument("--step", type=int, help="this step only")
-    verify.add_argument("--json", action="store_true", help="print a JSON object a step, one a line")
+    verify.add_argument("--json", action="store_true", help="print all steps as one JSON list")
     export = _command(commands, "export", _export, "write parameters for other programs")
     export.add_argument(
         "file", type=Path, help="the file to write, replaced if there; for orbax a new folder"
@@ -79,6 +79,8 @@ def _command(commands: Any, name: str, run: Callable, text: str) -> Parser:
 
 def _steps_of(directory: Path) -> Path:
     """`directory`, or the checkpoints of the run in it. Raises: CheckpointError if there is no step."""
+    if not directory.is_dir():
+        raise ConfigError(f"{directory}: no such folder. HINT: name a run folder, or its checkpoints folder.")
     inner = open_run(directory).checkpoints
     found = Path(os.path.abspath(inner if inner.is_dir() else directory))
     if (
@@ -103,8 +105,7 @@ def _run_of(directory: Path) -> Path:
 
 def _ls(directory: Path, given: argparse.Namespace) -> int:
     if given.json:
-        for step in list_steps(directory):
-            print(json.dumps({"step": step} | _as_json(directory, step)))
+        print(json.dumps([{"step": step} | _as_json(directory, step) for step in list_steps(directory)]))
         return EXIT_OK
     print(f"{'step':>10}  {'saved (UTC)':<19}  {'MB':>10}  metric")
     for step in list_steps(directory):
@@ -140,17 +141,18 @@ def _line(directory: Path, step: int) -> str:
 
 def _verify(directory: Path, given: argparse.Namespace) -> int:
     steps = list_steps(directory) if given.step is None else [given.step]
-    damaged = 0
+    rows = []
     for step in steps:
         problems = find_problems(step_folder(directory, step), step)
-        damaged += bool(problems)
-        if given.json:
-            print(json.dumps({"step": step, "good": not problems, "problems": problems}))
-            continue
-        print(f"step {step}: {'damaged: ' + '; '.join(problems) if problems else 'good'}")
-    for name in [] if given.json else list_corrupt(directory):
-        print(f"{name}: set aside, it did not verify")
-    return EXIT_USER_ERROR if damaged or not steps else EXIT_OK
+        rows.append({"step": step, "good": not problems, "problems": problems})
+        if not given.json:
+            print(f"step {step}: {'damaged: ' + '; '.join(problems) if problems else 'good'}")
+    if given.json:
+        print(json.dumps(rows))
+    else:
+        for name in list_corrupt(directory):
+            print(f"{name}: set aside, it did not verify")
+    return EXIT_OK if rows and all(row["good"] for row in rows) else EXIT_USER_ERROR
 
 
 def _export(directory: Path, given: argparse.Namespace) -> int:

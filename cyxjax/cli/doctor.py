@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cyxjax.cli.checks import Check
-from cyxjax.command import Parser
+from cyxjax.command import Parser, quiet_output
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR
 from cyxjax.launch import environment
 from cyxjax.launch.clusters import discover
-from cyxjax.launch.topology import DEFAULT_PORT
+from cyxjax.launch.topology import DEFAULT_PORT, Topology
 from cyxjax.launch.versions import PACKAGES, version_of
 
 _EXTRAS = {
@@ -42,13 +42,28 @@ def main(argv: Sequence[str]) -> int:
         checks = all_checks(environment.here(), Path.cwd())
     else:
         checks = of_group(words, environment.here(), Path.cwd())
+    if given.json:
+        with quiet_output():
+            made = list(checks)
+        if told := [check for check in made if speaks_for(place, check)]:
+            good = not any(map(is_failure, made))
+            print(json.dumps({"good": good, "checks": [asdict(check) for check in told]}), flush=True)
+        return EXIT_USER_ERROR if any(map(is_failure, made)) else EXIT_OK
     failed = False
     for check in checks:
-        failed = failed or check.level == "FAIL"
-        # Rank 0 speaks for the group; of one that does not form each rank tells what it saw.
-        if place.is_master or (check.topic, check.level) == ("group", "FAIL"):
-            print(json.dumps(asdict(check)) if given.json else check.line(), flush=True)
+        failed = failed or is_failure(check)
+        if speaks_for(place, check):
+            print(check.line(), flush=True)
     return EXIT_USER_ERROR if failed else EXIT_OK
+
+
+def speaks_for(place: Topology, check: Check) -> bool:
+    """Rank 0 speaks for the group; of one that does not form each rank tells what it saw."""
+    return place.is_master or (check.topic, check.level) == ("group", "FAIL")
+
+
+def is_failure(check: Check) -> bool:
+    return check.level == "FAIL"
 
 
 def of_group(words: Sequence[str], env: Mapping[str, str], folder: Path) -> Iterable[Check]:
@@ -69,7 +84,7 @@ def _parser() -> Parser:
         example="cd /where/runs/go && cyxjax doctor    "
         "(of a group: cyxjax launch --nproc-per-node 2 -m cyxjax.cli doctor)",
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object a check, one a line")
+    parser.add_argument("--json", action="store_true", help="print all checks as one JSON object, at the end")
     return parser
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from cyxjax.checkpoint.arrays import DamagedStep
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.store import StepStore
-from cyxjax.command import Parser
+from cyxjax.command import Parser, existing_folder
 from cyxjax.config.load import open_run
 from cyxjax.data.ledger_file import read_entries
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
@@ -63,7 +63,7 @@ def _parser() -> Parser:
         prog="cyxjax hash", description=__doc__, example="cyxjax hash runs/on-2-hosts runs/on-8-hosts"
     )
     parser.add_argument("--json", action="store_true", help="print it as one JSON object")
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder")
+    parser.add_argument("runs", type=existing_folder, nargs="+", metavar="RUN", help="a run folder")
     parser.add_argument(
         "--all", action="store_true", help="of one run: every checkpoint, not only the newest"
     )

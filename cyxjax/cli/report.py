@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cyxjax.command import Parser
+from cyxjax.command import Parser, existing_folder
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.load import open_run, read_yaml
-from cyxjax.errors import EXIT_OK, ConfigError, DataError
+from cyxjax.errors import EXIT_OK, ConfigError
 from cyxjax.observe.report import outcome, ranks
 from cyxjax.observe.report.facts import RunFacts, read_facts
 from cyxjax.observe.report.page import write
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         write(path, facts)
     except OSError as err:
-        raise DataError(f"{path}: cannot be written: {err.strerror or err}. HINT: --output FILE.") from None
+        raise ConfigError(f"{path}: cannot be written: {err.strerror or err}. HINT: --output FILE.") from None
     print(path)
     return EXIT_OK
 
@@ -42,7 +42,7 @@ def _parser() -> Parser:
         description="Draws a run, or several compared, as one HTML file that opens offline.",
         example="cyxjax report runs/digits runs/digits-lr-0.01 --output compared.html",
     )
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder")
+    parser.add_argument("runs", type=existing_folder, nargs="+", metavar="RUN", help="a run folder")
     parser.add_argument("--json", action="store_true", help="print what came out instead of drawing it")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="default: report.html in RUN, of several: here"
@@ -71,6 +71,6 @@ def told(run: RunFacts) -> dict[str, Any]:
 def _facts(root: Path) -> RunFacts:
     run = open_run(Path(os.path.abspath(root)))
     if not any(path.is_file() for path in (run.history, run.metrics, run.events, run.config)):
-        raise DataError(f"{root} holds no run. HINT: name the run_dir of an experiment.")
+        raise ConfigError(f"{root} holds no run. HINT: name the run_dir of an experiment.")
     config = read_yaml(str(run.config)) if run.config.is_file() else {}
     return read_facts(run, config, TrainConfig().resolved(), audit_of(run))

@@ -11,6 +11,19 @@ from cyxjax.command import Parser
 from cyxjax.errors import EXIT_OK, ConfigError
 
 _TO = ("safetensors", "stablehlo", "onnx")
+# names that promise a format; any other name says nothing
+_OTHER_FORMATS = {
+    ".safetensors",
+    ".stablehlo",
+    ".onnx",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".h5",
+    ".keras",
+    ".npz",
+    ".pkl",
+}
 _READS, _WRITES = (".npy", ".npz", ".csv"), (".npy", ".npz", ".csv")
 
 
@@ -61,7 +74,9 @@ def predict(argv: Sequence[str]) -> int:
     given = _parsed(parser, argv)
     for path, known in ((given.input, _READS), (given.output, _WRITES)):
         if path.suffix not in known:
-            raise ConfigError(f"{path}: expected a name that ends in {', '.join(known)}. HINT: .npy")
+            raise ConfigError(
+                f"{path}: expected a name that ends in {', '.join(known)}. HINT: np.save('x.npy', x)."
+            )
     if not given.input.is_file():
         raise ConfigError(f"{given.input}: no such file. HINT: np.save(file, x) writes one.")
     if not given.output.absolute().parent.is_dir():
@@ -99,6 +114,11 @@ def export(argv: Sequence[str]) -> int:
     if given.to == "safetensors" and (given.platforms or given.batch_size):
         raise ConfigError(
             "--platforms and --batch-size are of a program, safetensors holds none. HINT: --to stablehlo"
+        )
+    if given.file.suffix in _OTHER_FORMATS - {f".{given.to}"}:
+        raise ConfigError(
+            f"{given.file}: --to {given.to} writes another format than this name says. "
+            f"HINT: name it {given.file.stem}.{given.to}, or choose --to."
         )
     if not given.file.absolute().parent.is_dir():
         raise ConfigError(f"{given.file}: there is no such folder. HINT: make it first.")

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from cyxjax.checkpoint.folders import list_steps
-from cyxjax.command import Parser
+from cyxjax.command import Parser, existing_folder
 from cyxjax.config.load import load_config
 from cyxjax.core.mesh import REPLICATED, local_value
 from cyxjax.core.step import Batch, TrainState
@@ -47,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="cyxjax replay", description=__doc__, example="cyxjax replay runs/digits/black_box_step40"
     )
-    parser.add_argument("box", type=Path, metavar="BOX", help="a folder black_box_step... of a run")
+    parser.add_argument(
+        "box", type=existing_folder, metavar="BOX", help="a folder black_box_step... of a run"
+    )
     folder = parser.parse_args(argv).box
     box = read_box(folder)
     trainer, prepared, facts = _rebuilt(box, folder)

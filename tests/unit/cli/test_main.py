@@ -101,9 +101,15 @@ def test_each_command_has_a_page_of_its_own_with_an_example(command, capsys):
         (["hash", "run", "--jsn"], "unknown option --jsn (from the command line). Did you mean '--json'?"),
         (["checkpoint", "ls", "--bogus", "x"], "unknown option --bogus"),
         (["checkpoint", "verify", "x", "--stp=3"], "Did you mean '--step'?"),
-        (["checkpoint", "ls", "a", "--json", "b"], "unrecognized arguments: b"),  # --json is no mistake
+        (["checkpoint", "ls", ".", "--json", "b"], "unrecognized arguments: b"),  # --json is no mistake
         (["doctor", "here"], "unrecognized arguments: here"),
         (["report"], "required: RUN"),
+        (["report", "nosuch"], "nosuch: no such folder"),
+        (["audit", "nosuch"], "nosuch: no such folder"),
+        (["hash", "nosuch"], "nosuch: no such folder"),
+        (["replay", "nosuch"], "nosuch: no such folder"),
+        (["checkpoint", "ls", "nosuch"], "nosuch: no such folder"),
+        (["checkpoint", "nosuch"], "invalid choice: 'nosuch'"),
     ],
 )
 def test_a_wrong_option_is_named_first(words, named, capsys):
@@ -272,6 +278,27 @@ def test_doctor_ends_with_1_when_something_is_in_the_way(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert f"ok    version   python {sys.version_info[0]}." in lines[0]
     assert "FAIL  devices   none. HINT: plug one in." in lines
+
+
+DOCTOR = """
+import os, sys
+from cyxjax.cli import doctor, main
+def talkative():
+    os.write(1, b"[Gloo] Rank 0 is connected\\n")
+    print("a library")
+    return doctor.Check("ok", "devices", "1 x cpu")
+doctor.devices = talkative
+sys.exit(main.main(["doctor", "--json"]))
+"""
+
+
+def test_a_script_reads_one_document_whatever_libraries_say():
+    done = subprocess.run([sys.executable, "-c", DOCTOR], capture_output=True, text=True, check=False)
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["good"]) == (0, True)
+    assert {"ok"} < {"level", *told["checks"][0].values()}
+    assert "[Gloo] Rank 0 is connected" in done.stderr
+    assert "a library" in done.stderr
 
 
 def test_a_configuration_is_json_for_a_script(capsys):

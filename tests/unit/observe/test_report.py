@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cyxjax.cli.report import main
-from cyxjax.errors import ConfigError, DataError
+from cyxjax.errors import ConfigError
 from cyxjax.observe.events import EventLog, read_events
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.media import png
@@ -254,11 +254,12 @@ def test_the_command_writes_into_the_run_folder_or_says_what_is_wrong(tmp_path):
     write_run(tmp_path / "run")
     assert main([str(tmp_path / "run")]) == 0
     assert (tmp_path / "run" / "report.html").read_text().startswith("<!doctype html>")
-    with pytest.raises(DataError, match="holds no run. HINT"):
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(ConfigError, match="holds no run. HINT"):
         main([str(tmp_path / "nothing")])
     with pytest.raises(ConfigError, match="--bogus.*HINT"):
         main([str(tmp_path / "run"), "--bogus"])
-    with pytest.raises(DataError, match=r"cannot be written.*HINT: --output"):
+    with pytest.raises(ConfigError, match=r"cannot be written.*HINT: --output"):
         main([str(tmp_path / "run"), "--output", str(tmp_path / "no" / "such" / "folder.html")])
 
 

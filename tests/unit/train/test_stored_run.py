@@ -173,6 +173,8 @@ def test_predict_reads_and_writes_files(moved, run, tmp_path, capsys):
         (["predict", "nowhere", "x.npy", "o.npy"], "nowhere: no such folder"),
         (["evaluate", "RUN", "--batch-size", "0"], "--batch-size 0: expected a positive number"),
         (["evaluate", "RUN", "--root", "x"], "is not read from files, but root=x"),
+        (["export", "RUN", "o.onnx"], "--to safetensors writes another format than this name says"),
+        (["export", "RUN", "o.pt", "--to", "stablehlo"], "--to stablehlo writes another format"),
         (["export", "RUN", "o.onnx", "--to", "onnx", "--platforms", "cpu"], "--platforms is of StableHLO"),
         (["export", "RUN", "o.st", "--platforms", "cpu"], "safetensors holds none"),
         (["export", "RUN", "o", "--to", "stablehlo", "--platforms", "abacus"], "platform 'abacus': expected"),
