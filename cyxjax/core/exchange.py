@@ -7,7 +7,9 @@ samples/s with four gradients and the metrics apart, 47 k together. On GPU and T
 Nothing that is summed knows of it: `joined` reads the traced reductions of a function and sends them at once.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial, reduce
 from typing import Any
 
@@ -22,6 +24,7 @@ from cyxjax.core.mesh import AXIS
 
 # A larger array goes alone: a copy would cost more than the transfer that it saves.
 _ALONE_BYTES = 1 << 20
+_one_by_one: ContextVar[bool] = ContextVar("sends_one_by_one", default=False)
 _SUMS = ("psum", "psum_invariant")  # the second is what `lax.psum` is in a checked map
 
 
@@ -29,6 +32,27 @@ def sends_one_by_one(mesh: Mesh) -> bool:
     """Whether the arrays of one all-reduce are as many transfers: over gloo they are."""
     devices = mesh.devices.flat
     return devices[0].platform == "cpu" and len({d.process_index for d in devices}) > 1
+
+
+@contextmanager
+def over(mesh: Mesh) -> Iterator[None]:
+    """What is traced inside travels between the processes of `mesh`."""
+    token = _one_by_one.set(sends_one_by_one(mesh))
+    try:
+        yield
+    finally:
+        _one_by_one.reset(token)
+
+
+def reduce_scattered(rows: jax.Array) -> jax.Array:
+    """(n,), the sum over replicas of their rows for this one; rows: (R, n). Inside a map.
+
+    Over gloo XLA's own takes twice as long as an all-reduce of the same rows, and this half as long: two
+    processes, 38 MB, CPU time 114, 66 and 55 ms. Between devices of one process XLA's own copies nothing.
+    """
+    if not _one_by_one.get():
+        return lax.psum_scatter(rows, AXIS, scatter_dimension=0)
+    return reduce(jnp.add, lax.all_to_all(rows, AXIS, 0, 0))
 
 
 def joined(f: Callable) -> Callable:
@@ -137,5 +161,5 @@ def _sum_of(flat: jax.Array) -> jax.Array:
     if count <= 2:  # a + b is b + a
         return lax.psum(flat, AXIS)
     rows = jnp.pad(flat, (0, -flat.size % count)).reshape(count, -1)
-    mine = reduce(jnp.add, lax.all_to_all(rows, AXIS, 0, 0))
+    mine = reduce_scattered(rows)
     return lax.all_gather(mine, AXIS, to="invarying").reshape(-1)[: flat.size]

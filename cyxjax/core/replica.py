@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from cyxjax.core.exchange import joined, sends_one_by_one
+from cyxjax.core.exchange import joined, over, sends_one_by_one
 from cyxjax.core.mesh import AXIS, PER_REPLICA
 
 PyTree = Any
@@ -26,7 +26,7 @@ PyTree = Any
 
 def model_map(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Callable:
     """`f` on each replica, unchecked: any Flax module runs, and `grad` of replicated params stays local."""
-    return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    return _mapped(f, mesh, in_specs, out_specs, checked=False)
 
 
 def sync_map(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Callable:
@@ -36,7 +36,15 @@ def sync_map(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Ca
     What `f` sums over replicas travels as one exchange (`core/exchange.py`).
     """
     f = joined(f) if sends_one_by_one(mesh) else f
-    return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=mesh.size > 1)
+    return _mapped(f, mesh, in_specs, out_specs, checked=mesh.size > 1)
+
+
+def _mapped(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree, checked: bool) -> Callable:
+    def run(*args: Any) -> Any:
+        with over(mesh):
+            return f(*args)
+
+    return jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=checked)
 
 
 def psum(tree: PyTree) -> PyTree:

@@ -2,8 +2,8 @@
 
 all-gather parts -> forward -> (all-gather again) backward -> reduce-scatter gradients -> optimizer on parts
 
-The gathers stand in the model map, where the transpose of a tiled all-gather is the reduce-scatter of the
-gradients. What a part is, and how the optimizer's state is cut and stored, is `zero1`'s.
+The gathers stand in the model map; what goes back through one is the reduce-scatter of the gradients. What a
+part is, and how the optimizer's state is cut and stored, is `zero1`'s.
 """
 
 from functools import partial
@@ -16,6 +16,7 @@ import optax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from cyxjax.core.exchange import reduce_scattered
 from cyxjax.core.memory.remat import GATHERED
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.optimizer_probe import refuse_unless_elementwise
@@ -106,28 +107,27 @@ def _gathered(part: jax.Array, dtype: Any) -> jax.Array:
     count = lax.axis_size(AXIS)
     if count == 1 or not part.size:
         return jnp.broadcast_to(part.astype(dtype), (count, *part.shape))
-    if dtype.itemsize > 2:
-        return lax.all_gather(part, AXIS, tiled=True).reshape(count, -1)
-    return _gathered_short(part, dtype)
+    return _all_gathered(part, dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _gathered_short(part: jax.Array, dtype: Any) -> jax.Array:
+def _all_gathered(part: jax.Array, dtype: Any) -> jax.Array:
+    if dtype.itemsize > 2:
+        return lax.all_gather(part, AXIS)
     # As integers: XLA on CPU widens 16-bit floats before it sends them (jax 0.10.2), integers it leaves.
     bits = lax.bitcast_convert_type(part.astype(dtype), jnp.uint16)
-    whole = lax.all_gather(bits, AXIS, tiled=True).reshape(lax.axis_size(AXIS), -1)
-    return lax.bitcast_convert_type(whole, dtype)
+    return lax.bitcast_convert_type(lax.all_gather(bits, AXIS), dtype)
 
 
-def _short_forward(part: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    return _gathered_short(part, dtype), jnp.zeros((0,), part.dtype)
+def _forward(part: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    return _all_gathered(part, dtype), jnp.zeros((0,), part.dtype)
 
 
-def _short_backward(dtype: Any, like: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
+def _backward(dtype: Any, like: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
     del dtype
     # Gradients of 16 bits are added up as `mean` adds them: the transpose of the gather would round each sum.
-    total = lax.psum_scatter(grad.astype(jnp.float32).reshape(-1), AXIS, tiled=True)
-    return (total.astype(like.dtype),)
+    wide = grad if grad.dtype.itemsize > 2 else grad.astype(jnp.float32)
+    return (reduce_scattered(wide).astype(like.dtype),)
 
 
-_gathered_short.defvjp(_short_forward, _short_backward)
+_all_gathered.defvjp(_forward, _backward)

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from jax import lax
 
+from cyxjax.core.exchange import reduce_scattered
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.optimizer_probe import refuse_unless_elementwise
 from cyxjax.core.strategy import Stepped, Sync
@@ -100,7 +101,7 @@ def _reduce_scattered(grads: PyTree) -> PyTree:
     """Own parts of the mean gradients: one reduction for all leaves of a dtype."""
     count = lax.axis_size(AXIS)
     rows = jax.tree.map(_rows, grads)
-    parts = _joined(rows, lambda r: lax.psum_scatter(r, AXIS, scatter_dimension=0) / count)
+    parts = _joined(rows, lambda r: reduce_scattered(r) / count)
     return jax.tree.map(_as_part, parts, grads)
 
 
