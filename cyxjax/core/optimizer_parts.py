@@ -92,7 +92,7 @@ def averaged_params(state: TrainState) -> PyTree:
     if not parts or any(average.get(name, leaf).shape != leaf.shape for name, leaf in params):
         raise ConfigError(
             "EMA needs the whole average on every replica, and this strategy keeps parts of the optimizer's "
-            "state on each. HINT: use comm='mean' (or bf16, int8, power_sgd) with EMA."
+            "state on each. HINT: use comm='mean' (or fsdp, bf16, int8, power_sgd) with EMA."
         )
     return jax.tree.unflatten(
         jax.tree.structure(state.params), [_on_device(average.get(name, leaf)) for name, leaf in params]

@@ -1,0 +1,51 @@
+"""A run of two processes that keep parts, its moments on the host: resumed, and used by every command."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from cyxjax.cli import main
+from cyxjax.distributed import process_group
+from tests.multiprocess.test_train import command, run
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+TWO = ["-m", "cyxjax.launch", "--nproc-per-node", "2"]
+
+
+def here(*words):
+    try:
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as users run it
+            assert main.main([str(word) for word in words]) == 0
+    finally:
+        process_group.finalize()
+
+
+def evaluated(text):
+    line = next(line for line in text.splitlines() if '"part"' in line)
+    return json.loads(line[line.index("{") :])
+
+
+def test_it_goes_on_and_one_process_and_two_read_the_same(tmp_path, capsys, group):
+    folder, more = tmp_path / "run", ["--model.name", "mlp", "--comm", "fsdp", "--offload", "optimizer"]
+    run([*TWO, *command(folder, 1), *more])
+    assert "Resuming from step 20" in run([*TWO, *command(folder, 2), *more])
+    two = evaluated(run([*TWO, "-m", "cyxjax.cli", "evaluate", str(folder), "--json"]))
+    run([*TWO, "-m", "cyxjax.cli", "export", str(folder), str(tmp_path / "two")])
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(5, 8, 8, 1)).astype(np.float32))
+    here("predict", folder, tmp_path / "x.npy", tmp_path / "y.npy")
+    assert np.isfinite(np.load(tmp_path / "y.npy")).all()
+    here("export", folder, tmp_path / "one")
+    capsys.readouterr()
+    here("evaluate", folder, "--json")
+    one = evaluated(capsys.readouterr().out)
+    assert one["samples"] == two["samples"]
+    assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
+    arrays, same = (load_file(tmp_path / name) for name in ("one", "two"))
+    assert sorted(arrays) == sorted(same)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, same[name])
+    for words in (["audit"], ["checkpoint", "verify"], ["hash"], ["report"]):
+        here(*words, folder)
