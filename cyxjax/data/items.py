@@ -1,12 +1,12 @@
 """Datasets read item by item (`__getitem__`): read in threads, stacked into arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from cyxjax.data.columns import Columns, map_leaves, split
+from cyxjax.data.columns import Columns, leaves, map_leaves, split
 from cyxjax.errors import DataError
 
 
@@ -69,14 +69,43 @@ def _kept(item: Any) -> Any:
     return map_leaves(lambda leaf: leaf.copy() if type(leaf) is np.ndarray else leaf, item)
 
 
+def refuse_words(array: np.ndarray) -> None:
+    """Raises: DataError saying how words become labels where not all of them are known beforehand."""
+    raise DataError(
+        f"words, such as {str(array.reshape(-1)[0])!r}, where numbers are expected. HINT: names = "
+        "sorted(set(words)), then names.index(word); only targets of arrays and frames are made classes here."
+    )
+
+
+def refuse_batches(items: list[Any], columns: Columns) -> None:
+    """Returns for a list of samples. Raises: DataError for one that looks like batches, a target a row."""
+    if not items or not isinstance(items[0], tuple | Mapping):
+        return
+    inputs, targets = split(items[0], columns)
+    rows = {tuple(np.shape(leaf)[:1]) for _, leaf in leaves(inputs)}
+    wide = [tuple(np.shape(leaf)) for _, leaf in leaves(inputs) if np.ndim(leaf) > 1]
+    shape = () if targets is inputs or isinstance(targets, tuple | Mapping) else tuple(np.shape(targets))
+    of_rows = len(shape) == 1 or (len(shape) == 2 and all(shape != one[:2] for one in wide))  # else a mask
+    if wide and of_rows and rows == {shape[:1]} and shape[0] > 1:
+        raise DataError(
+            f"a list of {len(items)} whose first has inputs of shape {wide[0]} and a target of shape {shape}:"
+            f" batches, or samples of {shape[0]} targets? HINT: fit(cx.data.Batches(data)) for batches; "
+            "of samples give the arrays, fit(np.stack(inputs), np.stack(targets))."
+        )
+
+
 def stack(items: list[Any], indices: Sequence[int]) -> Any:
     """Items (arrays, numbers, tuples or dicts of them) stacked leaf by leaf along a new first dimension."""
     try:
-        return map_leaves(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *items)
+        whole = map_leaves(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *items)
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise DataError(
             f"{_odd_one(items, indices)}. HINT: return arrays of one shape, or pad them."
         ) from error
+    for _, leaf in leaves(whole):
+        if leaf.dtype.kind in "US":
+            refuse_words(leaf)
+    return whole
 
 
 def _odd_one(items: list[Any], indices: Sequence[int]) -> str:

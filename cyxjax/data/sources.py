@@ -7,12 +7,15 @@ Nothing here imports torch, datasets or jax: objects are recognised by what they
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from cyxjax.data.columns import Columns, leaves, map_leaves, split
-from cyxjax.data.items import ItemDataset
+from cyxjax.data.extras.frames import is_frame, of_frame
+from cyxjax.data.items import ItemDataset, refuse_batches, refuse_words
 from cyxjax.data.targets.classes import named_labels
 from cyxjax.errors import DataError
 
@@ -106,26 +109,36 @@ def as_dataset(
 
 
 def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
+    if isinstance(data, str | PathLike):
+        _refuse_path(Path(data))
     if getattr(data, "__len__", None) is None:
         return _refuse(data)
     if _is_array(data):
         data = (data,)
     elif isinstance(getattr(data, "tensors", None), tuple):  # torch's TensorDataset
         data = data.tensors
-    elif hasattr(data, "columns") and hasattr(data, "to_numpy"):  # a pandas or polars frame
-        data = {str(name): _of_frame(data[name]) for name in data.columns}
+    elif is_frame(data):
+        return _of_arrays(*of_frame(data, columns))
     if isinstance(data, tuple | Mapping):
         return _of_arrays(*split(data, columns))
     if hasattr(data, "column_names") and hasattr(data, "with_format"):
         return TableDataset(data.with_format("numpy"), columns)
     if isinstance(data, Dataset):
         return data
+    if isinstance(data, list):
+        refuse_batches(data, columns)
     return ItemDataset(data, num_workers, columns) if hasattr(data, "__getitem__") else _refuse(data)
 
 
-def _of_frame(column: Any) -> Any:
-    """A column of a frame as an array; categories of pandas as they are."""
-    return column if hasattr(column, "cat") and hasattr(column, "array") else column.to_numpy()
+_BY_SUFFIX = {"": "image_folder", ".npy": "npy", ".npz": "npz", ".parquet": "parquet"}
+
+
+def _refuse_path(path: Path) -> None:
+    name = _BY_SUFFIX.get(path.suffix, "csv")
+    raise DataError(
+        f"the path {str(path)!r}, which is not read by itself. HINT: data = cx.load_dataset({name!r}, "
+        f"{str(path)!r}), then fit(data.train, data.val)."
+    )
 
 
 def _of_arrays(inputs: Any, targets: Any) -> ArrayDataset:
@@ -138,6 +151,8 @@ def _of_arrays(inputs: Any, targets: Any) -> ArrayDataset:
 
 def _refuse(data: Any) -> Dataset:
     kind = type(data).__name__
+    if hasattr(data, "collect"):
+        raise DataError(f"{kind} holds no rows yet. HINT: give data.collect().")
     if isinstance(data, Iterable):
         raise DataError(f"{kind} has no length and no index. HINT: pass it through as_batches().")
     raise DataError(
@@ -195,7 +210,9 @@ def _as_array(leaf: Any) -> Any:
         )
     if array.dtype.kind == "O":
         array = _plain(array)
-    if array.dtype.kind in "OUSMmV":
+    if array.dtype.kind in "US":
+        refuse_words(array)
+    if array.dtype.kind in "OMmV":
         raise DataError(f"values of dtype {array.dtype}; expected numbers. HINT: encode them as integers.")
     return array
 

@@ -1,8 +1,18 @@
-"""An iterator of batches that is read once, and may be looked at before."""
+"""Batches that somebody has already: in a list, or from an iterator that is read once."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+
+class Batches:
+    """A list (or anything that begins anew when iterated) of batches (inputs, targets) as a loader."""
+
+    def __init__(self, batches: Iterable[Any]):
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
 
 
 class Once:

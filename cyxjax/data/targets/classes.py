@@ -17,6 +17,9 @@ def named_labels(values: Any) -> tuple[np.ndarray, Names] | None:
     Classes are numbered in the order of their names; categories (pandas) in their own.
     Raises: DataError naming a sample without a label.
     """
+    for lacks in ("isna", "is_null"):  # a series of pandas, of polars
+        if hasattr(values, lacks):
+            _refuse_missing(np.asarray(getattr(values, lacks)()))
     categories = getattr(values, "cat", values)  # of a pandas series
     if hasattr(categories, "codes") and hasattr(categories, "categories"):
         codes = np.asarray(categories.codes, np.int32)

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from cyxjax.data.extras.frames import is_frame, matrix_of
 from cyxjax.data.items import stack
 
 _ONE = (bool, int, float, str, np.generic)
@@ -17,16 +18,18 @@ def as_arrays(given: list[Any]) -> list[Any]:
 
 
 def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any]:
+    if is_frame(targets) and len(targets.columns) == 1 and _is_arrays(inputs) | _has_columns(inputs):
+        targets = targets[targets.columns[0]]  # as y is kept beside X
     plain = isinstance(targets, list) and bool(targets) and isinstance(targets[0], _ONE)
-    if _is_frame(inputs) and (plain or (_is_arrays(targets) and not _is_frame(targets))):
-        inputs = inputs.to_numpy()
+    if is_frame(inputs) and (plain or (_is_arrays(targets) and not is_frame(targets))):
+        inputs = matrix_of(inputs)
     if isinstance(inputs, list) and plain and inputs and not isinstance(inputs[0], tuple | dict):
         inputs = stack(inputs, range(len(inputs)))
     return inputs, np.asarray(targets) if isinstance(targets, list) and _is_arrays(inputs) else targets
 
 
-def _is_frame(data: Any) -> bool:
-    return hasattr(data, "columns") and hasattr(data, "to_numpy")
+def _has_columns(data: Any) -> bool:
+    return is_frame(data) and len(data.columns) > 1
 
 
 def is_pair(first: Any, second: Any) -> bool:

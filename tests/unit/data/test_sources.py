@@ -248,7 +248,7 @@ def test_items_that_do_not_stack_are_named():
         ({"label": Y}, "only 'label'"),
         (np.array(3.0), "one number"),
         ((X, [[1], [2, 3]]), "no array can be made"),
-        ((list("abcdef"), Y), "dtype <U1; expected numbers"),
+        ((list("abcdef"), Y), "words, such as 'a', where numbers"),
         (iter([1, 2]), "as_batches"),
         ({1, 2}, "set has no length and no index"),
         (Stream(), "Stream has no length"),

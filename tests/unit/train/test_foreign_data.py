@@ -1,0 +1,132 @@
+"""Data as people hold them, lists, frames, paths, words: read as meant, or refused with the way."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+import cyxjax as cx
+from cyxjax.errors import DataError
+from cyxjax.train.feeding import fit_data
+from tests.unit.train.test_foreign_loaders import Loader, X, Y, bits, fit
+
+BATCHES = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 24, 8)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        BATCHES,  # three samples of eight labels each were trained on
+        [{"x": x, "label": y} for x, y in BATCHES],
+        [(x, np.eye(3)[y]) for x, y in BATCHES],
+        [(x, x, y) for x, y in BATCHES],
+    ],
+)
+def test_a_list_of_batches_is_not_taken_for_samples(given):
+    with pytest.raises(
+        DataError, match=r"a list of 3 .*\(8, 4\) .*batches, or samples .*cx.data.Batches\(data\)"
+    ):
+        fit_data.parse((given,), None)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [(X[0], 1), (X[:2], 1), (X[0], Y[:4]), (X[:4], X[:4]), (np.ones((4, 4, 3)), Y[:16].reshape(4, 4)), X[:4]],
+    ids=["class", "rows", "tokens", "again", "mask", "alone"],
+)
+def test_lists_of_samples_are_samples(sample):
+    found, _ = fit_data.parse(([sample] * 3,), None)
+    assert len(found.train) == 3
+
+
+def test_batches_are_a_loader():
+    assert bits(fit(cx.data.Batches(BATCHES), epochs=2)) == bits(fit(Loader(), epochs=2))
+
+
+@pytest.mark.parametrize("given", ["data.csv", pathlib.Path("d.npz")])
+def test_a_path_is_refused_with_the_call_that_reads_it(given):
+    kind = "csv" if given == "data.csv" else "npz"
+    with pytest.raises(DataError, match=rf"the path '{given}'.*load_dataset\('{kind}', '{given}'\)"):
+        fit_data.parse((given,), None)
+
+
+def test_words_that_are_read_by_item_or_batch_are_refused_with_the_way():
+    words = np.array(["ant", "bee", "cat"])[Y]
+    for given in (
+        list(zip(X, words, strict=True)),
+        Loader(y=words),
+        cx.data.Rows(list(zip(X, words, strict=True))),
+    ):
+        with pytest.raises(DataError, match=r"words, such as 'ant'.*names.index\(word\)"):
+            fit(given)
+
+
+class Column:
+    """What of a column of pandas is looked at."""
+
+    def __init__(self, values):
+        self.values, self.shape = np.asarray(values), (len(values),)
+        self.dtype = self.values.dtype
+
+    def to_numpy(self):
+        return self.values
+
+    def isna(self):
+        return np.array([one is None or one != one for one in self.values])
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+    def __len__(self):
+        return len(self.values)
+
+
+class Table:
+    def __init__(self, **columns):
+        self.found, self.columns = {name: Column(values) for name, values in columns.items()}, list(columns)
+
+    def __len__(self):
+        return len(self.found[self.columns[0]])
+
+    def __getitem__(self, name):
+        return self.found[name]
+
+    def to_numpy(self):
+        raise AssertionError("columns are read one by one")
+
+
+def test_a_frame_alone_gives_its_numbers_as_one_array_and_words_as_classes():
+    words = np.array(["ant", "bee", "cat"])[Y]
+    found = fit_data.parse((Table(a=X[:, 0], b=np.arange(24), label=words),), None)[0].train
+    inputs, targets = found.take(np.arange(24))  # one array a column: the model's IndexError
+    assert inputs.tolist() == np.stack([X[:, 0], np.arange(24)], 1).tolist()
+    assert (targets.tolist(), found.class_names) == (Y.tolist(), ("ant", "bee", "cat"))
+    by_name = cx.data.as_dataset(Table(a=X[:, 0], b=Y, y=Y), inputs=["a", "b"]).take(np.arange(2))[0]
+    assert set(by_name) == {"a", "b"}
+
+
+def test_a_frame_of_one_column_beside_another_is_the_targets():
+    found = fit_data.parse((Table(a=X[:, 0], b=X[:, 1]), Table(price=Y)), None)[0]
+    assert found.val is None
+    assert found.train.take(np.arange(24))[1].tolist() == Y.tolist()
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        (np.array(["red"] * 24), "column 'a' holds 'red'; expected numbers"),
+        (np.array(["red"] * 24, object), "column 'a' holds 'red'"),
+        (np.array([1.0, None] * 12, object), "column 'a' has no value in 12 rows, the first is 1"),
+        (np.full(24, "2020-01-01", "M8[D]"), "column 'a' holds '2020-01-01'"),
+    ],
+)
+def test_a_column_that_holds_no_numbers_is_named(column, said):
+    for given in ((Table(a=column, b=X[:, 0]), Y), (Table(a=column, b=X[:, 0], label=Y),)):
+        with pytest.raises(DataError, match=said):
+            fit_data.parse(given, None)
+
+
+def test_a_missing_label_of_a_series_is_told_by_its_sample():
+    holed = Column(np.array([0.0, 1.0, np.nan] * 8))  # "float32[1] do not fit"
+    with pytest.raises(DataError, match="8 of 24 samples have no label, the first is 2"):
+        fit_data.parse((X, holed), None)
