@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 CONFIG ?= configs/digits.yaml
-TEST_WORKERS ?= 3
+TEST_WORKERS ?= 4
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-# A worker more than the 2 cores of CI: many tests wait for processes. Files in the order of tests/conftest.py.
+# Twice the 2 cores of CI: many tests wait for processes; 3 workers kept 1.5 cores busy. Files in the order of
+# tests/conftest.py.
 # Bytecode is kept: pytest would rewrite each file's asserts in every worker of every run.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 

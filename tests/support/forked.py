@@ -27,6 +27,8 @@ from tests.support.waiting import until
 LOADED = [
     *("cyxjax.train.experiment", "cyxjax.distributed", "cyxjax.launch.__main__"),
     *("cyxjax.launch.supervise.supervisor", "flax.linen", "optax"),
+    # what a training loads with its model and its first program
+    *("cyxjax.core.model.linen_models", "cyxjax.models.mlp", "jaxlib.mlir.dialects.mhlo"),
 ]
 AT_START = ("JAX_", "XLA_", "NPROC")  # a fork's own count, not those of the test that came first
 
