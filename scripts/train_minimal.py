@@ -13,6 +13,8 @@ from pathlib import Path
 
 import cyxjax as cx
 
+BEST, MODEL = "best_model.pt", "model.cyxmodel"
+
 
 def main() -> None:
     options = parse_arguments()
@@ -26,7 +28,31 @@ def main() -> None:
     #    replica per epoch. (Memmaps, datasets and loaders work the same way.)
     digits = cx.load_dataset("digits")
 
-    # 3. A model: layers in a row here, any flax.linen or flax.nnx module just as well.
+    # 3. The trainer compiles forward, backward, reduction and update into one program over all devices.
+    model = build_model()
+    trainer = cx.distributed.DistributedTrainer(
+        model,
+        cx.CrossEntropyLoss(),
+        cx.AdamOptimizer(options.lr),
+        callbacks=[
+            cx.BestCheckpoint(options.out / BEST),  # the epoch with the lowest val_loss
+            cx.EarlyStopping(patience=5),
+        ],
+    )
+    history = trainer.fit(digits.train, digits.val, settings(options))
+
+    # 4. What came of it.
+    trainer.load_checkpoint(str(options.out / BEST))
+    report(trainer, history, digits.test)
+    save(trainer, history, model, options.out)
+    use(options.out, digits.test)
+
+    # 5. Leave together.
+    cx.distributed.cleanup()
+
+
+def build_model() -> cx.SequentialModel:
+    """(B, 8, 8) scans -> (B, 10) logits: layers in a row; any flax.linen or flax.nnx module does as well."""
     model = cx.SequentialModel()
     model.add(cx.FlattenModule())
     model.add(cx.LinearModule(64, 128))
@@ -34,53 +60,48 @@ def main() -> None:
     model.add(cx.LinearModule(128, 10))
     if cx.distributed.is_master():
         print(model.summary())
+    return model
 
-    # 4. How to train. `batch_size` is per replica and micro-step; the learning rate was chosen for batches of
-    #    64 and is scaled to what this group really takes per step, after a warm-up of 20 steps.
+
+def settings(options: argparse.Namespace) -> cx.distributed.DistributedTrainingConfig:
+    """How to train. `batch_size` is per replica and micro-step."""
     config = cx.distributed.DistributedTrainingConfig()
     config.epochs = options.epochs
     config.batch_size = options.batch_size
     config.gradient_accumulation_steps = options.accumulate
+    # The learning rate was chosen for batches of 64, and is scaled to what this group really takes per step.
     config.base_batch_size = 64
     config.lr_scaling = "sqrt"
     config.warmup_steps = 20
     config.checkpoint_dir = str(options.out / "checkpoints")
     config.resume = "auto"  # run the same command again after an interruption, and it goes on
+    return config
 
-    # 5. The trainer compiles forward, backward, reduction and update into one program over all devices.
-    trainer = cx.distributed.DistributedTrainer(
-        model,
-        cx.CrossEntropyLoss(),
-        cx.AdamOptimizer(options.lr),
-        callbacks=[
-            cx.BestCheckpoint(options.out / "best_model.pt"),  # the epoch with the lowest val_loss
-            cx.EarlyStopping(patience=5),
-        ],
-    )
-    history = trainer.fit(digits.train, digits.val, config)
 
-    # 6. Results are the same on every rank; one of them prints. `reduce_tensor` is the mean over ranks, for
-    #    numbers that only a rank knows (here it shows that they agree).
-    trainer.load_checkpoint(str(options.out / "best_model.pt"))
-    loss, accuracy = trainer.evaluate(digits.test)
+def report(trainer, history, test) -> None:
+    """Prints the results on `test`. They are the same on every rank; one of them prints."""
+    loss, accuracy = trainer.evaluate(test)
+    # The mean over ranks, for numbers that only a rank knows (here it shows that they agree).
     mean_loss = float(cx.distributed.reduce_tensor(loss))
     if trainer.is_master():
         print(f"Test loss {mean_loss:.4f}, accuracy {accuracy:.4f} on {history.num_replicas} replicas")
         print(f"{history.samples_per_second:,.0f} samples/s in {history.total_time_seconds:.1f} s")
 
-    # 7. The model is one file, without pickle, and needs no group to be loaded again.
-    path = options.out / "model.cyxmodel"
-    if trainer.is_master():
-        model.save(path)
-        history.save(options.out / "history.json")
-    cx.distributed.barrier()  # nobody reads before rank 0 has written
-    images, labels = digits.test.take(range(5))
-    guesses = cx.SequentialModel.load(path).eval()(images).argmax(axis=-1)
-    if trainer.is_master():
-        print(f"First five of the test: guessed {guesses.tolist()}, labelled {labels.tolist()}")
 
-    # 8. Leave together.
-    cx.distributed.cleanup()
+def save(trainer, history, model: cx.SequentialModel, folder: Path) -> None:
+    """Writes the model, one file without pickle, and the losses of all epochs."""
+    if trainer.is_master():
+        model.save(folder / MODEL)
+        history.save(folder / "history.json")
+    cx.distributed.barrier()  # nobody reads before rank 0 has written
+
+
+def use(folder: Path, test) -> None:
+    """Prints what the saved model, which needs no group, makes of the first scans of `test`."""
+    images, labels = test.take(range(5))
+    guesses = cx.SequentialModel.load(folder / MODEL).eval()(images).argmax(axis=-1)
+    if cx.distributed.is_master():
+        print(f"First five of the test: guessed {guesses.tolist()}, labelled {labels.tolist()}")
 
 
 def parse_arguments() -> argparse.Namespace:
