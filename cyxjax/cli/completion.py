@@ -7,14 +7,16 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout, suppress
+from functools import cache
 
 from cyxjax.command import Parser, show
 from cyxjax.errors import EXIT_OK
 
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9._-]*[a-z0-9]")
+_CHOICE = re.compile(r"(?<!\S)[({]?([a-z0-9]+(?:[|,][a-z0-9]+)+)[)}]?(?!\S)")  # a|b|c, (a | b), {a,b,c}
 _BASH = """# cyxjax for bash: eval "$(cyxjax completion bash)" in ~/.bashrc
 _cyxjax() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" options=""
+    local word="${{COMP_WORDS[COMP_CWORD]}}" options="" words=""
     if [ "$COMP_CWORD" -eq 1 ]; then
         COMPREPLY=($(compgen -W "{commands} --help --version" -- "$word"))
         return
@@ -24,13 +26,31 @@ _cyxjax() {{
     esac
     case "$word" in
         -*) COMPREPLY=($(compgen -W "$options" -- "$word")) ;;
-        *) COMPREPLY=($(compgen -f -- "$word")) ;;
+        *)
+            [ "$COMP_CWORD" -eq 2 ] || words=""
+            COMPREPLY=($(compgen -W "$words" -- "$word") $([ -n "$words" ] || compgen -f -- "$word")) ;;
     esac
 }}
 complete -o filenames -F _cyxjax cyxjax
 """
+# zsh's own, not bash's through bashcompinit: that leaves out the space behind a word
 _ZSH = """# cyxjax for zsh: eval "$(cyxjax completion zsh)" in ~/.zshrc
-autoload -U +X bashcompinit && bashcompinit
+(( $+functions[compdef] )) || {{ autoload -U compinit && compinit }}
+_cyxjax() {{
+    local -a commands options words_here
+    if (( CURRENT == 2 )); then
+        commands=({commands})
+        _describe command commands
+        return
+    fi
+    case "$words[2]" in
+{cases}
+    esac
+    if [[ "$PREFIX" == -* ]]; then compadd -- $options
+    elif (( CURRENT == 3 && $#words_here )); then compadd -- $words_here
+    else _files; fi
+}}
+compdef _cyxjax cyxjax
 """
 
 
@@ -41,7 +61,8 @@ def main(argv: Sequence[str]) -> int:
 
     options = {name: options_of(name) for name in ROWS}
     texts = {name: text for name, (_, text) in ROWS.items()}
-    show(fish(options, texts) if given.shell == "fish" else _ZSH * (given.shell == "zsh") + bash(options))
+    scripts = {"bash": lambda: bash(options), "zsh": lambda: zsh(options, texts)}
+    show(scripts.get(given.shell, lambda: fish(options, texts))())
     return EXIT_OK
 
 
@@ -56,18 +77,50 @@ def _parser() -> Parser:
 
 
 def options_of(command: str) -> list[str]:
-    """The options that a command's help page names."""
+    """The options that a command's help page names, and the pages of the commands below it."""
+    pages = [
+        _page(command),
+        *(_page(command, below) for below in words_of(command) if command != "completion"),
+    ]
+    return sorted({"--help", *_OPTION.findall("".join(pages))})
+
+
+def words_of(command: str) -> list[str]:
+    """What may follow a command that takes one of a few words: of checkpoint ls, verify, export, prune."""
+    usage = _page(command).partition("\n\n")[0].replace(" | ", "|")
+    return [word for group in _CHOICE.findall(usage) for word in re.split(r"[|,]", group)]
+
+
+@cache
+def _page(*words: str) -> str:
     from cyxjax.cli.main import dispatch
 
     page = io.StringIO()
     with redirect_stdout(page), suppress(SystemExit):
-        dispatch([command, "--help"])
-    return sorted({"--help", *_OPTION.findall(page.getvalue())})
+        dispatch([*words, "--help"])
+    return page.getvalue()
 
 
 def bash(options: Mapping[str, Sequence[str]]) -> str:
-    cases = "\n".join(f'        {name}) options="{" ".join(known)}" ;;' for name, known in options.items())
+    cases = "\n".join(
+        f'        {name}) options="{" ".join(known)}" words="{" ".join(words_of(name))}" ;;'
+        for name, known in options.items()
+    )
     return _BASH.format(commands=" ".join(options), cases=cases)
+
+
+def zsh(options: Mapping[str, Sequence[str]], texts: Mapping[str, str]) -> str:
+    commands = " ".join(_quoted(f"{name}:{texts[name]}") for name in options)
+    cases = "\n".join(
+        f"        {name}) options=({' '.join(known)}); words_here=({' '.join(words_of(name))}) ;;"
+        for name, known in options.items()
+    )
+    return _ZSH.format(commands=commands, cases=cases)
+
+
+def _quoted(text: str) -> str:
+    """As one word of zsh."""
+    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def fish(options: Mapping[str, Sequence[str]], texts: Mapping[str, str]) -> str:
@@ -77,4 +130,5 @@ def fish(options: Mapping[str, Sequence[str]], texts: Mapping[str, str]) -> str:
         lines.append(f"complete -c cyxjax -n __fish_use_subcommand -f -a {name} -d '{said}'")
         inside = f"'__fish_seen_subcommand_from {name}'"
         lines += [f"complete -c cyxjax -n {inside} -l {option.removeprefix('--')}" for option in known]
+        lines += [f"complete -c cyxjax -n {inside} -f -a '{' '.join(words_of(name))}'"] * bool(words_of(name))
     return "\n".join(lines) + "\n"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO, cast
 
-from cyxjax.observe.lines import batch_plan_line, done_line, epoch_line, step_line
+from cyxjax.observe.lines import batch_plan_line, done_line, epoch_line, step_line, wrapped
 from cyxjax.observe.live import LiveLine, Pace
 from cyxjax.observe.records import Record, step_of
 
@@ -114,6 +114,7 @@ class RichConsole:
         self._terminal = Terminal(file=cast(TextIO, self._stream), highlight=False, soft_wrap=True)
         self._lock = threading.RLock()
         self._live = LiveLine(self._write, self._lock, _fileno(target))
+        self._has_width = _fileno(target) is not None
 
     def note(self, text: str) -> None:
         self._print(text)
@@ -141,7 +142,9 @@ class RichConsole:
     def _print(self, text: str, style: str | None = None) -> None:
         with self._lock:
             self._live.clear()
-            self._terminal.print(text, style=style, markup=False)
+            width = self._live.width()
+            shown = "\n".join(wrapped(line, width) if self._has_width else line for line in text.split("\n"))
+            self._terminal.print(shown, style=style, markup=False)
 
     def _write(self, text: str) -> None:
         self._stream.write(text)

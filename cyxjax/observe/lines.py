@@ -1,6 +1,7 @@
 """Records as lines people read: the words, and what is left out where there is little room."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -48,6 +49,22 @@ def fitted(fields: Sequence[Field], width: int) -> str:
     while len(kept) > 1 and len(_joined(kept)) > width:
         kept.remove(max(kept, key=lambda field: field.rank))
     return _joined(kept)[: max(width, 0)]
+
+
+def wrapped(text: str, width: int) -> str:
+    """`text` in lines of at most `width` columns, broken behind commas and full stops: no number is torn.
+
+    A part that is too long by itself is broken at its spaces.
+    """
+    lines = [""]
+    for part in re.split(r"(?<=[,;.]) ", text):
+        for piece in [part] if len(part) + 2 <= width else part.split(" "):
+            longer = f"{lines[-1]} {piece}" if lines[-1].strip() else lines[-1] + piece
+            if len(longer) <= width or not lines[-1].strip():
+                lines[-1] = longer
+            else:
+                lines.append(f"  {piece}")
+    return "\n".join(lines)
 
 
 def _joined(fields: Sequence[Field]) -> str:

@@ -76,7 +76,7 @@ class LiveLine:
 
     def draw(self) -> None:
         text = self.text(
-            self._width() - 1
+            self.width() - 1
         )  # a line that reached the edge would wrap, and could not be overwritten
         with self._lock:
             if text and not self._stopped.is_set():
@@ -102,9 +102,9 @@ class LiveLine:
         """The share of training time spent waiting for data, since the start."""
         spent = heartbeat.spent()
         data_s, step_s = (spent.get(phase, 0.0) - self._before.get(phase, 0.0) for phase in ("data", "step"))
-        return data_s / (data_s + step_s) if data_s + step_s > 0 else None
+        return data_s / (data_s + step_s) if step_s > 0 else None  # before the first step it would be all
 
-    def _width(self) -> int:
+    def width(self) -> int:
         """Asked each time: windows are resized."""
         try:
             return (

@@ -157,9 +157,23 @@ def test_bash_completes_commands_options_and_files(capsys, tmp_path, monkeypatch
     assert completed("cyxjax", "audit", "--m") == ["--max-findings"]
     assert "--optimizer.lr" in completed("cyxjax", "train", "--optimizer")
     assert completed("cyxjax", "audit", "runs-") == ["runs-of-mine"]
+    assert completed("cyxjax", "checkpoint", "") == ["ls", "verify", "export", "prune"]
+    assert completed("cyxjax", "checkpoint", "ls", "--j") == ["--json"]
+    assert completed("cyxjax", "checkpoint", "ls", "runs-") == ["runs-of-mine"]
     for shell in ("zsh", "fish"):
         assert main.main(["completion", shell]) == 0
         assert "audit" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh here: apt-get install zsh")
+def test_zsh_takes_its_script(capsys, tmp_path):
+    assert main.main(["completion", "zsh"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    words = f"autoload -U compinit; compinit -u -d {tmp_path}/dump; source {tmp_path}/script"
+    done = subprocess.run(
+        ["zsh", "-f", "-c", words + "; print $_comps[cyxjax]"], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout.split(), done.stderr) == (["_cyxjax"], "")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from cyxjax.launch import heartbeat
 from cyxjax.launch.heartbeat import Pulse
 from cyxjax.launch.supervise.worker import Files
 from cyxjax.observe.console import RichConsole
-from cyxjax.observe.lines import Field, doing, fitted, late, live_fields, span
+from cyxjax.observe.lines import Field, doing, fitted, late, live_fields, span, wrapped
 from cyxjax.observe.live import LiveLine, Pace
 
 RECORD = {"epoch": 2, "batch": 10, "step": 50, "loss": 0.43212, "accuracy": 0.5, "learning_rate": 0.001,
@@ -47,6 +47,32 @@ def test_a_narrow_line_drops_whole_fields_and_no_digit():
     assert line(39, doing="compiling 12 s") == "compiling 12 s, step 57 of 400"
     assert fitted([Field("longer than that", 0)], 6) == "longer"
     assert fitted([], 10) == ""
+
+
+def test_news_on_a_narrow_terminal_are_broken_between_numbers():
+    text = "Epoch 0, Loss: 1.7882, Accuracy: 0.5676, Val loss: 1.0868, Val accuracy: 0.7833, seconds: 2.5"
+    assert wrapped(text, 40).splitlines() == [
+        "Epoch 0, Loss: 1.7882, Accuracy: 0.5676,",
+        "  Val loss: 1.0868,",
+        "  Val accuracy: 0.7833, seconds: 2.5",
+    ]
+    assert wrapped(text, 200) == text
+    assert wrapped("16 samples x 2 replicas = 32 per step", 20).splitlines() == [
+        "16 samples x 2",
+        "  replicas = 32 per",
+        "  step",
+    ]
+    assert wrapped("/a/path/without/a/space", 10) == "/a/path/without/a/space"
+    assert wrapped("", 10) == ""
+
+
+def test_nobody_has_waited_for_data_before_the_first_step(monkeypatch):
+    spent = {"data": 0.5}
+    monkeypatch.setattr(heartbeat, "spent", lambda: spent)
+    line = LiveLine(print, threading.RLock(), None)
+    assert "data" not in line.text(79)
+    spent |= {"step": 1.5}
+    assert "data 25%" in line.text(79)
 
 
 @pytest.mark.parametrize(
