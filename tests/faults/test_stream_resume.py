@@ -1,0 +1,48 @@
+"""A stream that two ranks share, one of them killed: gone on from its place, by two ranks and by one."""
+
+import shutil
+import signal
+
+import pytest
+
+from tests.faults.test_resume import same_to_rounding
+from tests.support.training import Jobs, curves, leaves, sha256_of, write_experiment
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+KILLED = -signal.SIGKILL
+
+
+@pytest.fixture
+def jobs():
+    jobs = Jobs()
+    yield jobs
+    jobs.close()
+
+
+def test_a_killed_rank_costs_no_sample_of_a_stream_in_two_processes_and_in_one(jobs, tmp_path):
+    changes = {
+        "data": {"name": "tests.support.brought:stream"},
+        "model": {"name": "mlp", "options": {"hidden": [4]}},
+        "schedule": {"name": "constant"},
+        "report": False,
+    }
+    whole, config = (write_experiment(tmp_path / name, **changes) for name in ("whole", "two"))
+    ended = jobs.run(whole, world=2)
+    assert ended.codes == [0, 0], ended.text
+    ended = jobs.run(config, world=2, fault="KILL:1:step:10")  # in the second pass; saved at 4 and 8
+    assert ended.codes[1] == KILLED, ended.text
+    assert ended.codes[0] != 0, ended.text
+    alone = write_experiment(tmp_path / "one", **changes)
+    shutil.copytree(tmp_path / "two" / "run", tmp_path / "one" / "run")
+
+    ended = jobs.run(config, world=2)
+    assert ended.codes == [0, 0], ended.text
+    assert "Resuming from step" in ended.text
+    assert curves(config) == curves(whole)
+    assert sha256_of(leaves(config)) == sha256_of(leaves(whole))
+
+    ended = jobs.run(alone)  # one process with two devices
+    assert ended.codes == [0], ended.text
+    assert "Resuming from step" in ended.text
+    assert "WARNING" not in ended.text
+    same_to_rounding(alone, whole)
