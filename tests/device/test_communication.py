@@ -54,7 +54,17 @@ def test_mean_is_one_reduction_of_gradients_and_measures_together():
     assert summary(sent("mean")) == [("all-reduce", 4 * SIZE + SMALL, False)]
 
 
-@pytest.mark.parametrize("name", sorted(set(STRATEGIES) - {"fsdp"}))  # it gathers anew for each micro-batch
+# Micro-steps are the step's, not the strategy's: one that sums, one in parts, one in code, one now and then.
+KINDS = ("mean", "zero1", "int8", "diloco")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in KINDS else [pytest.mark.slow])
+        for name in sorted(set(STRATEGIES) - {"fsdp"})  # it gathers anew for each micro-batch
+    ],
+)
 def test_accumulation_sends_nothing_in_micro_steps(name):
     options = {"rank": 1, "min_compression": 0} if name == "power_sgd" else {}
     sync = build_sync(name, optax.sgd(0.1), options)

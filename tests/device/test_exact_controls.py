@@ -92,7 +92,8 @@ def a_loop_where_a_device_has_many(monkeypatch) -> None:
 def test_a_fault_gives_other_bits(fault: Callable, monkeypatch):
     fault(monkeypatch)
     one = problem("mlp")
-    assert train(one, 3).params != train(one, 1).params
+    devices = 3 if fault is summed_by_psum else 2  # the sum of two has one order
+    assert train(one, devices).params != train(one, 1).params
 
 
 # By default the loop below: one part in the two programs.

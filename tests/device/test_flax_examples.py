@@ -90,7 +90,7 @@ def as_users_have_it():
         yield
 
 
-SLOW = ("gemma", "ppo", "sst2 by name", "lm1b, packed", "seq2seq")
+SLOW = ("gemma", "ppo", "sst2 by name", "lm1b, packed", "seq2seq", "ogbg")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in EXAMPLES])

@@ -40,7 +40,7 @@ def moved(before, after):
     return {name for name in before if (before[name] != after[name]).any()}
 
 
-SIMILAR = ("bucketed", "bf16", "fp16", "int8")  # to mean, but for how they send
+SIMILAR = ("bucketed", "bf16", "fp16", "int8", "local_sgd")  # to mean, or diloco, but for how they send
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,9 @@ def test_a_pattern_that_matches_nothing_is_refused():
         fit(lora={"rank": 2, "pattern": "*/weight"})
 
 
-@pytest.mark.parametrize("comm", ["mean", "fsdp", "zero1", "local_sgd"])
+@pytest.mark.parametrize(
+    "comm", ["mean", "fsdp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1", "local_sgd"))]
+)
 def test_adapters_alone_are_trained_and_saved_as_adapters(comm, tmp_path):
     trainer, before, after = fit(lora={"rank": 2, "alpha": 4}, comm=comm)
     assert moved(before, after) == {"Dense_0/kernel", "Dense_1/kernel"}  # merged: the base with its products

@@ -71,7 +71,9 @@ def test_in_16_bits_no_layer_stays_whole_either():
     assert temporaries < 0.7 * params_bytes < kept.temp_size_in_bytes
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "params=bfloat16,compute=float32"])
+@pytest.mark.parametrize(
+    "precision", ["bfloat16", pytest.param("params=bfloat16,compute=float32", marks=pytest.mark.slow)]
+)
 def test_three_steps_in_16_bits_are_those_of_mean(precision):
     found = []
     for comm in ("fsdp", "mean"):

@@ -30,7 +30,11 @@ def metrics():
     [
         (4, {"gradient_accumulation_steps": 2}),
         pytest.param(4, {"comm": "fsdp"}, marks=pytest.mark.slow),
-        (2, {"reproducibility": "exact", "virtual_replicas": 4, "exact_threads": 8}),
+        pytest.param(
+            2,
+            {"reproducibility": "exact", "virtual_replicas": 4, "exact_threads": 8},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["4 by 2", "4 fsdp", "2 exact"],
 )

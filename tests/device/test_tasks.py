@@ -125,7 +125,11 @@ TASKS = {
 }
 
 
-@pytest.mark.parametrize("name", TASKS)
+# What these two train, "two terms" trains at once.
+SLOW = ("one of two outputs", "regression of one")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in TASKS])
 def test_a_task_trains_as_the_same_by_hand_on_one_device(name):
     use_devices(2)
     make, x, y, task, loss = TASKS[name]

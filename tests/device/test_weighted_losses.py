@@ -63,8 +63,13 @@ def assert_same(train, params):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), train.params, params)
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+COVERED = [(1, 1), (2, 1), (2, 2), (4, 2)]  # each size, with and without micro-batches
+
+
+@pytest.mark.parametrize(
+    ("replicas", "accumulation"),
+    [*COVERED, *(pytest.param(*other, marks=pytest.mark.slow) for other in [(1, 2), (4, 1)])],
+)
 def test_replicas_and_micro_batches_equal_one_weighted_mean(replicas, accumulation):
     use_devices(replicas)
     w = jnp.float32(WEIGHT)

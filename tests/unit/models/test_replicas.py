@@ -47,10 +47,11 @@ def train(model, inputs, targets, num_replicas: int):
     [
         (sequential(), IMAGES, LABELS),
         (ResNet((1,), BasicBlock, 3, width=2, small_images=True), IMAGES, LABELS),
-        (
+        pytest.param(
             m.get_model("gpt")(vocab_size=11, context_length=5, num_layers=1, num_heads=2, width=8),
             TOKENS,
             TOKENS,
+            marks=pytest.mark.slow,  # it has no statistics of a batch
         ),
     ],
     ids=["sequential", "resnet", "gpt"],
