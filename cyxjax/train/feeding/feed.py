@@ -82,14 +82,14 @@ def dataset_feed(
     def train_batches(position: Position, ask: Ask) -> Iterator[Fed]:
         order = Order(len(train), seed, position.epoch, shuffle)
         rest = plan.rest(_first_place(plan, position, warn))
+        end = rest.first + rest.num_used
         # Gathering rows of arrays in memory is cheaper than handing them from one thread to another.
         ahead = 0 if isinstance(train, ArrayDataset) else depth
         with prefetch(iterate(train, order, rest, placer.shares), ahead) as batches:
             for host in batches:
                 tape.note(position.epoch, host)
-                is_last = host.stop == rest.first + rest.num_used
                 drawn = keying(host, position.epoch, host.places)
-                yield Fed(placer.put(drawn, ask()), host.stop, is_last)
+                yield Fed(placer.put(drawn, ask()), host.stop, host.stop == end)
 
     val_batches = partial(eval_batches, placer, val, plan.batch_size, max_eval_batches)
     return Feed(train_batches, plan.num_steps, None if val is None else val_batches)

@@ -1,7 +1,6 @@
 """Host batches on the devices: as rows of one mesh, or as the parts of an exact step."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -34,13 +33,9 @@ class Placer(Protocol):
         """The batch that the step takes. host: rows of `shares`, in their order."""
 
 
-@contextmanager
-def _naming_samples(host: HostBatch) -> Iterator[None]:
-    """Inside, a number that does not fit is told with its sample, where samples have numbers."""
-    try:
-        yield
-    except WrappingError as error:
-        raise (error if host.ids is None else error.at(f"sample {host.ids[error.row]}")) from None
+def _naming_its_sample(error: WrappingError, host: HostBatch) -> WrappingError:
+    """`error` of a number that does not fit, told with its sample where samples have numbers."""
+    return error if host.ids is None else error.at(f"sample {host.ids[error.row]}")
 
 
 class RowPlacer:
@@ -56,8 +51,10 @@ class RowPlacer:
     def put(self, host: HostBatch, signal: tuple[float, bool] = (0.0, False)) -> Batch:
         rows = len(host.weight)
         full = rows * self.num_shares == host.total * len(self.shares) or host.weight.all()
-        with _naming_samples(host):
+        try:  # no context manager: a step is short
             parts = self._put_rows((host.inputs, host.targets) if full else host[:3])
+        except WrappingError as error:
+            raise _naming_its_sample(error, host) from None
         same = self._kept.get((rows, host.total, signal)) or self._keep(rows, host.total, signal)
         return Batch(parts[0], parts[1], same[0] if full else parts[2], same[1], same[2])
 
@@ -80,8 +77,10 @@ class PartPlacer:
         self.shares = [number for parts in layout.parts for number in parts]
 
     def put(self, host: HostBatch, signal: tuple[float, bool] = (0.0, False)) -> PartsBatch:
-        with _naming_samples(host):
+        try:
             refuse_wrapping((host.inputs, host.targets))
+        except WrappingError as error:
+            raise _naming_its_sample(error, host) from None
         size = len(host.weight) // len(self.shares)
         cut = jax.tree.map(lambda a: np.asarray(a).reshape(-1, size, *a.shape[1:]), tuple(host[:3]))
         starts = accumulate(map(len, self._layout.parts), initial=0)

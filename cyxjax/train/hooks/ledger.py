@@ -210,7 +210,8 @@ class LedgerHook(Hook):
         lines = []
         for step, batch in zip(due, _of_all_ranks([step.batch for step in due]), strict=True):
             self._ledger = self._ledger.extend(step.epoch, batch, step.first)
-            lines.append(self._ledger.to_json())
+            if self._path is not None:
+                lines.append(self._ledger.to_json())
         self._at = place
         self._write(lines)
 

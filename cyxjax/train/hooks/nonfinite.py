@@ -36,14 +36,17 @@ class TerminateOnNaN(Hook):
         self._left_out = 0
 
     def on_step(self, info: StepInfo) -> None:
-        self._left_out = 0 if info.sums[0, 1] else self._left_out + 1
+        total, weight = info.sums[
+            0
+        ].tolist()  # Python's numbers: in each step, and numpy's are slow one by one
+        self._left_out = 0 if weight else self._left_out + 1
         if self._left_out >= self._patience:
             raise NonFiniteError(
                 f"the gradients of the last {self._left_out} steps, up to {info.position.step}, were not "
                 "finite and all were left out. HINT: look for NaN in the data, or train in bfloat16.",
                 info.position,
             )
-        loss = info.sums[0, 0] / max(info.sums[0, 1], 1)
+        loss = total / max(weight, 1)
         if not math.isfinite(loss):
             raise NonFiniteError(
                 f"the loss of step {info.position.step} (epoch {info.position.epoch}) is {loss}. "
