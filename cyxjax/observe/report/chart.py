@@ -11,7 +11,7 @@ _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 12, 14, 44
 _SMOOTH_FROM = 40  # points: fewer are drawn as they are
 _LOG_FROM = 50.0  # a quantity that spans more than this is drawn by powers of ten
-NUM_COLOURS = 8
+NUM_COLOURS = 10
 
 
 @dataclass(frozen=True)

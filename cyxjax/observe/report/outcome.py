@@ -1,12 +1,15 @@
 """The first thing the page says: what came out of a run, in a sentence and a few numbers."""
 
 import math
+import re
 from datetime import UTC, datetime
 
 from cyxjax.observe.lines import span
 from cyxjax.observe.report.curves import short
 from cyxjax.observe.report.facts import RunFacts, number
 from cyxjax.observe.report.html import said, text
+
+_OF_A_CLASS = re.compile(r"(?:^| |val_|train_)(?:recall|precision)_.")
 
 
 def headline(run: RunFacts) -> str:
@@ -39,10 +42,20 @@ def results(run: RunFacts) -> dict[str, float]:
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
+def by_class(name: str) -> bool:
+    """Whether a number is one of the many that `per_class` gives: `recall_cat`, `last val_precision_3`."""
+    return _OF_A_CLASS.search(name) is not None
+
+
+def overall(run: RunFacts) -> dict[str, float]:
+    """`results` but for those of a single class, which have a place of their own on the page."""
+    return {name: value for name, value in results(run).items() if not by_class(name)}
+
+
 def shown(run: RunFacts) -> str:
     """The sentence and the tiles."""
     history, tiles = run.history, []
-    order = sorted(results(run).items(), key=lambda item: not item[0].endswith("accuracy"))
+    order = sorted(overall(run).items(), key=lambda item: not item[0].endswith("accuracy"))
     for name, value in order[:6]:
         tiles.append((name, f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else short(value)))
     if history is not None:

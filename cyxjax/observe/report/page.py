@@ -79,7 +79,9 @@ def _pairs(names: Iterable[str]) -> list[str]:
 
 
 def _plots(run: RunFacts) -> str:
-    marks, plots = _marks(run), []
+    marks = _marks(run)
+    plots: list[str] = []
+    of_classes: list[str] = []
     for name in _pairs(run.curves):
         every, train, val = (run.curves.get(key, _NONE) for key in (name, f"train_{name}", f"val_{name}"))
         steps = every if len(every.points) + len(every.broken) > len(train.points) else train
@@ -87,15 +89,23 @@ def _plots(run: RunFacts) -> str:
             Line(f"training {name}", steps.points, 0, broken=steps.broken),
             Line(f"validation {name}", val.points, 1, smooth=False, broken=val.broken),
         ]
-        plots.append(line_chart(name, lines, marks, may_log=_may_log(name)))
+        drawn = line_chart(name, lines, marks, may_log=_may_log(name))
+        (of_classes if outcome.by_class(name) else plots).append(drawn)
     for name, title in _SINGLE.items():
         curve = run.curves.get(name) or run.curves.get(f"train_{name}", _NONE)
         line = Line(
             name.replace("_", " "), curve.points, 2, broken=curve.broken, smooth=name != "learning_rate"
         )
         plots.append(line_chart(title, [line], marks, may_log=_may_log(name)))
-    drawn = "".join(plots)
-    return f'{_legend(marks)}<div class="plots">{drawn}</div>' if drawn else ""
+    drawn = _gathered(plots, of_classes)
+    return f"{_legend(marks)}{drawn}" if drawn else ""
+
+
+def _gathered(plots: Sequence[str], of_classes: Sequence[str]) -> str:
+    """Charts beside each other; those of single classes, which may be hundreds, folded below."""
+    first, folded = "".join(plots), "".join(of_classes)
+    inside = f'<div class="plots">{folded}</div>' if folded else ""
+    return (f'<div class="plots">{first}</div>' if first else "") + more("Curves of each class", inside)
 
 
 def _may_log(name: str) -> bool:
@@ -192,7 +202,7 @@ def _audit(run: RunFacts) -> str:
 
 def _several(runs: Sequence[RunFacts]) -> str:
     runs = _named(runs)
-    found = [outcome.results(run) for run in runs]
+    found = [outcome.overall(run) for run in runs]
     names = list(dict.fromkeys(name for one in found for name in one))
     key = next(iter(names), "")
     best_last = key.endswith("loss")
@@ -204,7 +214,7 @@ def _several(runs: Sequence[RunFacts]) -> str:
             ),
             *(f"{found[i][n]:.4g}" if n in found[i] else "" for n in names),
             f"{history.samples_per_second:,.0f}" if (history := runs[i].history) else "",
-            Markup(f'<span class="name">{text(outcome.headline(runs[i]))}</span>'),
+            Markup(f'<span class="name sentence">{text(outcome.headline(runs[i]))}</span>'),
         )
         for i in order
     ]
@@ -252,7 +262,8 @@ def _named(runs: Sequence[RunFacts]) -> list[RunFacts]:
 
 
 def _overlaid(runs: Sequence[RunFacts]) -> str:
-    plots = []
+    plots: list[str] = []
+    of_classes: list[str] = []
     every = {name for run in runs for name in run.curves}
     for name in _pairs(every):
         lines = []
@@ -262,7 +273,8 @@ def _overlaid(runs: Sequence[RunFacts]) -> str:
             val = run.curves.get(f"val_{name}", _NONE)
             lines.append(Line(run.name, shown.points, i, broken=shown.broken))
             lines.append(Line(f"{run.name}, validation", val.points, i, True, False, val.broken))
-        plots.append(line_chart(name, lines, may_log=_may_log(name)))
+        drawn = line_chart(name, lines, may_log=_may_log(name))
+        (of_classes if outcome.by_class(name) else plots).append(drawn)
     for name, title in _SINGLE.items():
         curves = [run.curves.get(name) or run.curves.get(f"train_{name}", _NONE) for run in runs]
         lines = [
@@ -270,4 +282,4 @@ def _overlaid(runs: Sequence[RunFacts]) -> str:
             for i, (r, c) in enumerate(zip(runs, curves, strict=True))
         ]
         plots.append(line_chart(title, lines, may_log=_may_log(name)))
-    return f'<div class="plots">{"".join(plots)}</div>'
+    return _gathered(plots, of_classes)

@@ -3,10 +3,10 @@
 CSS = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--soft:#57606a;--rule:#d8dee4;--tile:#f6f8fa;
 --good:#1a7f37;--bad:#cf222e;--c0:#0969da;--c1:#bc4c00;--c2:#1a7f37;--c3:#8250df;--c4:#bf3989;--c5:#1b7c83;
---c6:#9a6700;--c7:#6e7781}
+--c6:#9a6700;--c7:#6e7781;--c8:#cf222e;--c9:#0a3069}
 @media (prefers-color-scheme:dark){:root{--paper:#0d1117;--ink:#e6edf3;--soft:#9198a1;--rule:#30363d;
 --tile:#161b22;--good:#3fb950;--bad:#ff7b72;--c0:#58a6ff;--c1:#f0883e;--c2:#3fb950;--c3:#bc8cff;--c4:#f778ba;
---c5:#39c5cf;--c6:#d29922;--c7:#8b949e}}
+--c5:#39c5cf;--c6:#d29922;--c7:#8b949e;--c8:#ff7b72;--c9:#cae8ff}}
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:1180px;padding:20px 16px 60px;background:var(--paper);color:var(--ink);
 font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
@@ -29,7 +29,7 @@ svg text.bad{fill:var(--bad);font-weight:bold}
 .mark{stroke:var(--soft);fill:none}.mark.save{stroke-width:2}.mark.resume{stroke-dasharray:3 3}
 .mark.restart{stroke:var(--c6);stroke-dasharray:3 3}.mark.rollback{stroke:var(--bad)}
 .c0{--c:var(--c0)}.c1{--c:var(--c1)}.c2{--c:var(--c2)}.c3{--c:var(--c3)}.c4{--c:var(--c4)}.c5{--c:var(--c5)}
-.c6{--c:var(--c6)}.c7{--c:var(--c7)}
+.c6{--c:var(--c6)}.c7{--c:var(--c7)}.c8{--c:var(--c8)}.c9{--c:var(--c9)}
 .key{display:inline-block;margin-left:.8em;color:var(--soft);overflow-wrap:anywhere}
 .swatch{display:inline-block;width:14px;height:4px;margin-right:5px;vertical-align:middle;background:var(--c);
 print-color-adjust:exact}
@@ -42,7 +42,7 @@ th,td{text-align:left;padding:3px 10px;border-bottom:1px solid var(--rule);verti
 overflow-wrap:anywhere}
 th{color:var(--soft);font-weight:600;overflow-wrap:normal}
 table.numbers td:not(:first-child),table.numbers th:not(:first-child){text-align:right;white-space:nowrap}
-.name{display:inline-block;min-width:9em;white-space:normal;text-align:left}
+.name{display:inline-block;min-width:9em;white-space:normal;text-align:left}.sentence{min-width:26em}
 table.heat td,table.heat th{text-align:center;white-space:nowrap;padding:3px 6px;min-width:2.4em}
 table.heat td i{display:block;font-style:normal;border-radius:3px;padding:1px 4px;print-color-adjust:exact;
 background:color-mix(in srgb,var(--c) var(--share),transparent)}

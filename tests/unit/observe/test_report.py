@@ -15,10 +15,12 @@ from cyxjax.observe.events import EventLog, read_events
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.media import png
 from cyxjax.observe.report import confusion, samples
+from cyxjax.observe.report.chart import NUM_COLOURS
 from cyxjax.observe.report.confusion import confusion_matrix
 from cyxjax.observe.report.curves import Curve, CurveMaker, powers, short, smoothed, thinned, ticks
 from cyxjax.observe.report.facts import Audit, RunFacts, flat, read_facts
-from cyxjax.observe.report.page import page
+from cyxjax.observe.report.page import _CAUSES, page
+from cyxjax.observe.report.style import CSS
 from cyxjax.run_folder import RunFolder
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}
@@ -92,6 +94,33 @@ def test_the_page_of_a_run_says_what_came_out_first(tmp_path):
     assert "Passed: 8 steps: every sample came once" in seen.words
     assert "script" not in seen.tags
     assert not [value for name, value in seen.attributes if name in ("src", "href") or "http" in str(value)]
+
+
+def test_numbers_of_single_classes_are_folded_and_no_headline(tmp_path):
+    lines = [
+        json.dumps({"step": s, "loss": 1 / s, "recall_cat": 0.5, "precision_cat": 0.25, "top_2": 0.75})
+        for s in range(1, 9)
+    ]
+    folder = write_run(tmp_path / "run", metrics=lines)
+    told = {"loss": 0.5, "recall_cat": 0.125, "top_2": 0.75}
+    folder.events.write_text(json.dumps({"event": "test", "at_unix_s": 1.0, "metrics": told}) + "\n")
+    facts = read(folder)
+    first, folded = page([facts]).split("<summary>Curves of each class</summary>")
+    assert "training top_2" in first
+    assert "test top_2" in first
+    assert "recall_cat" not in first
+    assert "training recall_cat" in folded
+    assert "training precision_cat" in folded
+    both = page([facts, facts])
+    assert "test recall_cat" not in both
+    assert both.index("Curves of each class") < both.index("<b>recall_cat")
+
+
+def test_each_cause_of_lost_time_has_a_colour_of_its_own():
+    assert len(_CAUSES) <= NUM_COLOURS
+    for number in range(NUM_COLOURS):
+        assert f".c{number}{{--c:var(--c{number})}}" in CSS
+        assert CSS.count(f"--c{number}:#") == 2  # light and dark
 
 
 def test_a_folder_with_nothing_whole_in_it_still_has_a_page(tmp_path):
