@@ -5,7 +5,7 @@ import pytest
 
 from cyxjax.checkpoint.store import Snapshot, StepStore
 from cyxjax.cli import hash as command
-from cyxjax.errors import CheckpointError
+from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.observe.state_digests import DigestFile, read_digests
 
 
@@ -134,3 +134,10 @@ def test_a_damaged_step_is_named_with_its_run(tmp_path):
         CheckpointError, match=r"/b: step 4 is damaged: .* bytes, not .* HINT: move .*_00000004"
     ):
         command.main([str(one), str(other)])
+
+
+def test_runs_without_a_checkpoint_and_more_than_two_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no checkpoint. HINT"):
+        command.main([str(tmp_path)])
+    with pytest.raises(ConfigError, match="expected one run or two, got 3 .*HINT: cyxjax hash"):
+        command.main([str(tmp_path)] * 3)

@@ -61,3 +61,11 @@ def test_a_checkpoint_folder_elsewhere_may_have_any_name(tmp_path, file):
         run_dir=str(tmp_path / "run"), checkpoint_dir=str(tmp_path / "config.yaml")
     ).run_folder.refuse_unusable()
     assert f"{file} is no folder" in refused(tmp_path / "run", file)
+
+
+def test_checkpoints_where_nobody_looks_and_steps_that_are_none_are_refused():
+    with pytest.raises(ValueError, match=r"expected a folder inside run_dir, or an absolute path"):
+        TrainConfig(checkpoint_dir="../elsewhere")
+    with pytest.raises(ValueError, match="expected FIRST:STOP with FIRST below STOP"):
+        TrainConfig(profile="15:10")
+    assert TrainConfig(profile="10:15").profiled_steps == (10, 15)

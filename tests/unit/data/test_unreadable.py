@@ -1,0 +1,98 @@
+"""Data that cannot be used as it lies there: refused in one line that names the file and what to do."""
+
+import io
+import tarfile
+
+import numpy as np
+import pytest
+
+from cyxjax.data.catalog import as_splits, load_dataset
+from cyxjax.data.ledger import fingerprint
+from cyxjax.data.mixtures import Mixture
+from cyxjax.data.sources import ArrayDataset
+from cyxjax.data.tar_shards import TarShards
+from cyxjax.errors import ConfigError, DataError
+
+CSV = b"a,b\n" + b"1,0.5\n2,1.5\n" * 20
+WORDS = b"a,b\n" + b"1,cat\n2,dog\n" * 20
+FILES = [
+    ("csv", CSV, {"task": "classification"}, "class labels must be whole numbers or words"),
+    ("csv", WORDS, {"task": "regression"}, "the target is words, such as 'cat'"),
+    ("csv", b"a,b\n\xff,1\n", {}, "save it as UTF-8 text"),
+    ("text", b"\xff\xfe" * 50, {}, "cannot be read as text .* give a UTF-8 text file"),
+    ("text", b"to be or not " * 50, {"val_fraction": 0.0}, "expected positive numbers with a sum below 1"),
+    ("npy", b"no array", {}, "not a readable .npy file"),
+    ("mnist", b"a file, no folder", {}, "no such folder. HINT: set root to where the data files are"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "options", "said"), FILES, ids=[row[3][:20] for row in FILES])
+def test_a_file_that_is_no_data_is_named(tmp_path, name, content, options, said):
+    for file in ("x.npy", "y.npy", "given"):
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises((ConfigError, DataError), match=said) as told:
+        load_dataset(name, tmp_path if name == "npy" else tmp_path / "given", **options)
+    assert str(told.value).count("HINT") == 1
+
+
+def test_targets_that_are_no_numbers_are_refused(tmp_path):
+    np.savez(tmp_path / "d.npz", x=np.ones((4, 2), np.float32), y=np.array(list("abcd")))
+    with pytest.raises(DataError, match=r"d.npz: targets of dtype <U1, shape \(4,\). HINT: save numbers"):
+        load_dataset("npz", tmp_path / "d.npz")
+
+
+def write_image(path):
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow: pip install pillow")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.new("RGB", (4, 4)).save(path)
+
+
+def test_a_folder_of_images_is_refused_by_what_it_lacks(tmp_path):
+    pytest.importorskip("PIL.Image", reason="needs Pillow: pip install pillow")
+    with pytest.raises(DataError, match="no class folders. HINT"):
+        load_dataset("image_folder", tmp_path)
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(DataError, match=r"no images. HINT: expected files such as .*cat/a.png"):
+        load_dataset("image_folder", tmp_path)
+
+
+def test_images_that_are_split_already_keep_their_parts_and_have_the_training_s_classes(tmp_path):
+    for part, count in {"train": 3, "val": 2, "test": 1}.items():
+        for number in range(count):
+            for name in ("cat", "dog"):
+                write_image(tmp_path / part / name / f"{number}.png")
+    splits = load_dataset("image_folder", tmp_path, image_size=4)
+    assert [len(part) for part in splits[:3]] == [6, 4, 2]
+    write_image(tmp_path / "val" / "bird" / "0.png")
+    with pytest.raises(DataError, match="class 'bird' is not among the training classes. HINT"):
+        load_dataset("image_folder", tmp_path, image_size=4)
+
+
+def test_a_tar_without_samples_is_refused(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("README"), io.BytesIO())
+    with pytest.raises(DataError, match="a.tar: no member named such as 00017.jpg. HINT"):
+        TarShards([tmp_path / "a.tar"])
+
+
+def test_what_a_loader_of_one_s_own_gives_is_asked_for_what_a_model_needs():
+    with pytest.raises(DataError, match="data set 'mine' gave a dict; expected cx.data.Splits.*HINT"):
+        as_splits("mine", {})
+
+    class Items:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return np.float32([index]), np.int32(0)
+
+    with pytest.raises(DataError, match="does not say what a model needs to know of it. HINT"):
+        as_splits("mine", (Items(), Items(), Items()))
+
+
+def test_a_mixture_has_samples_and_a_fingerprint_a_place_for_each():
+    data = ArrayDataset(np.ones((2, 1), np.float32), np.zeros(2, np.int32))
+    with pytest.raises(ConfigError, match="num_samples=0: expected 1 or more. HINT"):
+        Mixture([data], [1.0], num_samples=0)
+    with pytest.raises(DataError, match=r"places \(2,\) and ids \(3,\) differ in shape. HINT"):
+        fingerprint(np.arange(2), np.arange(3))
