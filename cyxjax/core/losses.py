@@ -295,5 +295,5 @@ def _check_shape(loss: Loss, output: jax.Array, target: jax.Array, ok: bool) -> 
         raise DataError(
             f"{type(loss).__name__}: output {output.dtype}{list(output.shape)} and target "
             f"{target.dtype}{list(target.shape)} do not fit. HINT: reshape the target (labels are integers "
-            "without the class dimension; regression targets have the output's shape)."
+            "without the class dimension, of (N, 1) y[:, 0]; regression targets have the output's shape)."
         )

@@ -99,9 +99,10 @@ def stack(items: list[Any], indices: Sequence[int]) -> Any:
     try:
         whole = map_leaves(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *items)
     except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise DataError(
-            f"{_odd_one(items, indices)}. HINT: return arrays of one shape, or pad them."
-        ) from error
+        hint = (
+            "return a tuple (input, target)" if isinstance(items[0], list) else "return arrays of one shape"
+        )
+        raise DataError(f"{_odd_one(items, indices)}. HINT: {hint}, or pad them.") from error
     for _, leaf in leaves(whole):
         if leaf.dtype.kind in "US":
             refuse_words(leaf)

@@ -119,6 +119,8 @@ def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
         data = data.tensors
     elif is_frame(data):
         return _of_arrays(*of_frame(data, columns))
+    if type(data) is tuple and len(data) > 2 and all(type(one) is tuple for one in data):
+        refuse_batches(list(data), columns)  # as inputs and targets each would be a pair of arrays
     if isinstance(data, tuple | Mapping):
         return _of_arrays(*split(data, columns))
     if hasattr(data, "column_names") and hasattr(data, "with_format"):

@@ -92,7 +92,10 @@ def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, 
 def _next_commands(config: TrainConfig) -> str:
     """What one may type next."""
     look = f"open {config.run_folder.report}" if config.report else f"cyxjax report {config.run_dir}"
-    return f"Next: {look}; cyxjax audit {config.run_dir}; the same command with more --epochs trains on."
+    audit = (
+        f"; cyxjax audit {config.run_dir}" if config.run_folder.ledger.is_file() else ""
+    )  # not of a stream
+    return f"Next: {look}{audit}; the same command with more --epochs trains on."
 
 
 def _train(

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import cyxjax as cx
+from cyxjax.config.load import load_config
 from cyxjax.errors import DataError
+from cyxjax.train import experiment
 from cyxjax.train.feeding import fit_data
 from tests.unit.train.test_foreign_loaders import Loader, X, Y, bits, fit
 
@@ -20,6 +22,7 @@ BATCHES = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 24, 8)]
         [{"x": x, "label": y} for x, y in BATCHES],
         [(x, np.eye(3)[y]) for x, y in BATCHES],
         [(x, x, y) for x, y in BATCHES],
+        tuple(BATCHES),
     ],
 )
 def test_a_list_of_batches_is_not_taken_for_samples(given):
@@ -37,6 +40,18 @@ def test_a_list_of_batches_is_not_taken_for_samples(given):
 def test_lists_of_samples_are_samples(sample):
     found, _ = fit_data.parse(([sample] * 3,), None)
     assert len(found.train) == 3
+
+
+def test_items_that_are_lists_are_told_of_tuples():
+    with pytest.raises(DataError, match=r"HINT: return a tuple \(input, target\)"):
+        fit_data.parse(([[x, y] for x, y in zip(X, Y, strict=True)],), None)[0].train.take(np.arange(2))
+
+
+def test_only_a_run_that_keeps_a_ledger_is_to_be_audited(tmp_path):
+    config = load_config(["--run-dir", str(tmp_path)])
+    assert "audit" not in experiment._next_commands(config)
+    config.run_folder.ledger.touch()
+    assert f"cyxjax audit {tmp_path};" in experiment._next_commands(config)
 
 
 def test_batches_are_a_loader():
