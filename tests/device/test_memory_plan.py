@@ -1,10 +1,13 @@
 """What a plan says of other numbers of replicas: counted where it can be, drawn out where it cannot."""
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 
 import cyxjax as cx
+from cyxjax.cli import main
 from cyxjax.observe.compiled_plan import state_bytes
 from cyxjax.train.loop import Position
 from cyxjax.train.start.memory_plan import STRATEGIES, Held, held_by, table
@@ -43,3 +46,21 @@ def test_what_is_counted_is_what_the_devices_hold(comm):
     assert found[comm].state_bytes(4) == sum(state_bytes(trainer.state).values())
     assert found[comm].compiled[1][0] == 4
     assert all(np.isfinite(one.whole_bytes(4096)) for one in found.values())
+
+
+@pytest.mark.slow
+def test_the_command_names_the_cheapest_that_fits_at_each_number_of_replicas(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = Path(__file__).parents[2] / "configs" / "digits.yaml"
+    words = ["--data.name", "digits", "--model.name", "mlp", "--cpu-devices", "8", "--device-gb", "0.00025"]
+    named = {}
+    for offload in ("none", "optimizer"):
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as users run it
+            assert main.main(["plan", "--config", str(config), *words, "--offload", offload]) == 0
+        rows = [line.split() for line in capsys.readouterr().out.splitlines() if " -> " in line]
+        named[offload] = {int(row[0]): " ".join(row[row.index("->") + 1 :]) for row in rows}
+    # 77 kB of parameters, 154 of moments: 385 kB whole with gradients and the rest, 208 with the moments cut
+    assert sorted(named["none"]) == [1, 4, 16, 64, 256, 1024, 4096]
+    assert [named["none"][count] for count in (1, 64, 4096)] == ["none fits", "zero1", "zero1"]
+    assert set(named["optimizer"].values()) == {"mean"}
+    assert not list(tmp_path.iterdir())
