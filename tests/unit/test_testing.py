@@ -10,6 +10,7 @@ from flax import linen
 import cyxjax as cx
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError, DesyncError, GroupError
+from tests.multiprocess.conftest import forked_spawn as forked_spawn
 from tests.support.models import Net, NnxNet, data
 
 LOSS = cx.CrossEntropyLoss()
@@ -81,7 +82,7 @@ def two_ranks(factor):
 
 
 @pytest.mark.multiprocess
-def test_ranks_return_what_they_found():
+def test_ranks_return_what_they_found(forked_spawn):
     one, two = cx.testing.run_ranks(2, two_ranks, 10, devices=2)
     assert (one["rank"], two["rank"], two["replicas"]) == (0, 10, 4)
     assert one["rows"].shape == (5, 1)
