@@ -34,12 +34,14 @@ class Row:
     pid: int
     pulse: Pulse
     memory_bytes: int | None  # resident; None where the kernel does not say
+    is_suspended: bool = False  # SIGSTOP, Ctrl-Z, a debugger
 
     def as_json(self, now_s: float) -> dict[str, object]:
         p = self.pulse
         told = {"step": p.step, "phase": p.phase, "for_s": round(_for_s(p, now_s), 1)} if p.at_s else {}
         shares = {"busy_s": p.busy_s, "waiting_s": p.waiting_s} if p.at_s else {}
-        return {"rank": self.rank, "pid": self.pid, **told, **shares, "memory_bytes": self.memory_bytes}
+        rest = {"memory_bytes": self.memory_bytes, "suspended": self.is_suspended}
+        return {"rank": self.rank, "pid": self.pid, **told, **shares, **rest}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -99,7 +101,11 @@ def _none() -> list[RunningRank]:
 
 def look(ranks: Sequence[RunningRank], processes: Path = _PROC) -> list[Row]:
     """The ranks as they are now, in order."""
-    return [Row(r.rank, r.pid, _pulse(r.beat_file), _resident_bytes(processes / str(r.pid))) for r in ranks]
+    folders = [processes / str(r.pid) for r in ranks]
+    return [
+        Row(r.rank, r.pid, _pulse(r.beat_file), _resident_bytes(folder), _is_suspended(folder))
+        for r, folder in zip(ranks, folders, strict=True)
+    ]
 
 
 def _pulse(path: str) -> Pulse:
@@ -114,6 +120,13 @@ def _resident_bytes(folder: Path) -> int | None:
         return int(folder.joinpath("statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _is_suspended(folder: Path) -> bool:
+    try:
+        return folder.joinpath("stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False
 
 
 def shown(job: str, rows: Sequence[Row], before: Mapping[int, Pulse], now_s: float) -> list[str]:
@@ -137,7 +150,8 @@ def _cells(row: Row, now_s: float) -> tuple[str, ...]:
         return (str(row.rank), "-", "no beat yet", "-", "-", size, str(row.pid))
     share = p.waiting_s / max(p.busy_s + p.waiting_s, 1e-9)
     step = str(p.step) if p.step >= 0 else "-"
-    return (str(row.rank), step, p.phase, f"{_for_s(p, now_s):.1f} s", f"{share:.0%}", size, str(row.pid))
+    phase = "suspended" if row.is_suspended else p.phase
+    return (str(row.rank), step, phase, f"{_for_s(p, now_s):.1f} s", f"{share:.0%}", size, str(row.pid))
 
 
 def _for_s(pulse: Pulse, now_s: float) -> float:
@@ -156,11 +170,14 @@ def _speed(rows: Sequence[Row], before: Mapping[int, Pulse]) -> str:
 def waits(rows: Sequence[Row], now_s: float) -> str:
     """Who waits for whom, in a sentence; "" while nobody has waited for long."""
     told = [row for row in rows if row.pulse.at_s and row.pulse.phase != "done"]
-    held = [r for r in told if r.pulse.phase in WAITING and _for_s(r.pulse, now_s) > _HELD_UP_S]
-    others = [r for r in told if r.pulse.phase not in WAITING]
+    waiting = [r for r in told if r.pulse.phase in WAITING and not r.is_suspended]
+    held = [r for r in waiting if _for_s(r.pulse, now_s) > _HELD_UP_S]
+    others = [r for r in told if r.pulse.phase not in WAITING or r.is_suspended]
     if not held or not others:
         return ""
-    cause = min(others, key=lambda r: (r.pulse.step, r.pulse.at_s))
+    cause = min(others, key=lambda r: (not r.is_suspended, r.pulse.step, r.pulse.at_s))
     at = f"{cause.pulse.phase} for {_for_s(cause.pulse, now_s):.0f} s, step {cause.pulse.step}"
+    if cause.is_suspended:
+        at = f"suspended, step {cause.pulse.step}. HINT: `kill -CONT {cause.pid}` goes on"
     verb = "waits" if len(held) == 1 else "wait"
     return f"{ranks_text([r.rank for r in held])} {verb} for rank {cause.rank}: {at}"

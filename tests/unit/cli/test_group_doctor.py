@@ -3,11 +3,17 @@
 import socket
 import time
 
+import jax
+import numpy as np
 import pytest
 
+from cyxjax.cli import group_trials
 from cyxjax.cli.group_checks import judge
 from cyxjax.cli.group_doctor import Clock, neighbours, ping, read_run
-from cyxjax.cli.group_trials import others_files, own_file
+from cyxjax.cli.group_trials import others_files, own_file, two_steps, wires
+from cyxjax.core import mesh, replica
+from cyxjax.distributed.process_group import ProcessGroup
+from cyxjax.launch.topology import Topology
 
 SEEN = {"error": "", "addresses": ["10.0.0.1"], "name": "a"}
 CONTENT = {"samples": 10, "records": {"3": [["int", "7"]]}}
@@ -166,3 +172,29 @@ def test_an_experiment_is_read_or_the_reason_told(tmp_path):
     assert run["data"]["training data"]["samples"] > 1000
     assert "Did you mean" in read_run(["--data.name", "digitz"])["problem"]
     assert read_run([]) == {"config": {}, "data": {}, "problem": ""}
+
+
+@pytest.fixture
+def group():
+    return ProcessGroup(Topology(), "gloo", mesh.build_mesh(jax.devices()[:1]))
+
+
+def test_an_all_reduce_that_adds_up_wrongly_is_told(group, monkeypatch):
+    monkeypatch.setattr(group_trials, "_SIZES", (4, 1024))
+    (fine,) = wires(group)
+    assert (fine.level, fine.topic) == ("ok", "wires")
+    true_sum = replica.psum
+    monkeypatch.setattr(replica, "psum", lambda rows: true_sum(rows) + 1)
+    (wrong,) = wires(group)
+    assert (wrong.level, wrong.topic) == ("FAIL", "wires")
+    devices = group.mesh.size
+    assert wrong.found.startswith(f"{devices} ones add up to {devices + 1} (4 bytes). HINT: ")
+
+
+def test_devices_that_train_other_parameters_than_one_are_told(group, monkeypatch):
+    results = iter([{"kernel": np.full(3, 1.25)}, {"kernel": np.ones(3)}])  # of the group, then of one device
+    monkeypatch.setattr(group_trials, "_trained", lambda devices, replicas: next(results))
+    monkeypatch.setattr(mesh, "local_value", np.asarray)
+    found = two_steps(group)
+    assert (found.level, found.topic) == ("FAIL", "training")
+    assert "train other parameters than one: kernel by 0.25. HINT: " in found.found

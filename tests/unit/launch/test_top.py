@@ -11,8 +11,8 @@ from cyxjax.launch.supervise.dump import running
 from cyxjax.launch.supervise.top import Row, look, shown, waits
 
 
-def row(rank, step, phase, at_s, memory=512_000_000, busy_s=1.0, waiting_s=3.0):
-    return Row(rank, 100 + rank, Pulse(step, phase, at_s, busy_s, waiting_s), memory)
+def row(rank, step, phase, at_s, memory=512_000_000, busy_s=1.0, waiting_s=3.0, suspended=False):
+    return Row(rank, 100 + rank, Pulse(step, phase, at_s, busy_s, waiting_s), memory, suspended)
 
 
 @pytest.fixture
@@ -54,6 +54,19 @@ def test_json_is_for_scripts(processes, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["job"] == "mine"
     assert [(r["rank"], r["step"], r["phase"]) for r in told["ranks"]] == [(0, 7, "step"), (1, 7, "data")]
+
+
+def test_a_suspended_rank_is_whom_the_others_wait_for_whatever_its_phase(processes):
+    path = processes / "101" / "stat"
+    path.write_text("101 (a ) b) T 90 0")
+    ranks = [rank for rank in running(processes) if rank.run_id == "mine"]
+    assert [r.is_suspended for r in look(ranks, processes)] == [False, True]
+    path.unlink()
+    assert [r.is_suspended for r in look(ranks, processes)] == [False, False]
+    rows = [row(0, 7, "step", 10.0), row(1, 7, "step", 10.0, suspended=True), row(2, 5, "data", 14.0)]
+    assert waits(rows, 15.0) == ("rank 0 waits for rank 1: suspended, step 7. HINT: `kill -CONT 101` goes on")
+    assert shown("mine", rows, {}, 15.0)[3].split()[:3] == ["1", "7", "suspended"]
+    assert rows[1].as_json(15.0)["suspended"] is True
 
 
 def test_two_jobs_must_be_told_apart(processes, capsys):
