@@ -8,9 +8,11 @@ A package offers a thing as an entry point of the group of its kind, for example
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
+from inspect import Parameter, signature
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ GROUPS = {
     "sink": "cyxjax.sinks",
     "strategy": "cyxjax.strategies",
 }
+_KINDS: dict[type, type] = {bool: bool, int: Integral, float: Real}  # of a default -> what may be given
 _FORM = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -68,6 +71,40 @@ def offered(kind: str) -> dict[str, str]:
                 f"{point.value}. HINT: name the one you mean by its module:attribute."
             )
     return found
+
+
+def checked_kinds(what: str, function: Callable, options: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """`options`, each of its default's kind, or its annotation's where it has none; 1e3 is a whole number.
+
+    Else half a rank, or "no" for false, would be taken, or end in the library's own words.
+    Raises: ConfigError whose key is below `key`.
+    """
+    known, checked = signature(function).parameters, dict(options)
+    for option in options.keys() & known.keys():
+        value, parameter, kind = options[option], known[option], _kind_of(known[option])
+        if kind is int and isinstance(value, float) and value.is_integer():
+            checked[option] = int(value)
+        elif kind is not None and not _fits(value, kind, parameter):
+            given = parameter.default is not Parameter.empty
+            way = f"leave it out for {parameter.default!r}" if given else f"write {option}: NUMBER"
+            raise ConfigError(
+                f"{key}: {option}={value!r} does not suit {what}, expected {kind.__name__}. HINT: {way}.",
+                key=f"{key}.{option}",
+            )
+    return checked
+
+
+def _fits(value: Any, kind: type, parameter: Parameter) -> bool:
+    if value is None:
+        return bool(re.search("None|Optional", str(parameter.annotation)))
+    # True is an Integral, and would be rank 1.
+    return isinstance(value, bool) == (kind is bool) and isinstance(value, _KINDS[kind])
+
+
+def _kind_of(parameter: Parameter) -> type | None:
+    if parameter.default is not Parameter.empty:
+        return type(parameter.default) if type(parameter.default) in _KINDS else None
+    return next((kind for kind in _KINDS if parameter.annotation in (kind, kind.__name__)), None)
 
 
 def _attribute(kind: str, path: str, key: str) -> Any:

@@ -111,13 +111,14 @@ class RunFolder:
             if first and (first[0] in taken or first[0].startswith("black_box_step")):
                 raise ConfigError(
                     f"checkpoint_dir={self.checkpoint_dir}: {first[0]} is the run folder's own file. "
-                    f"HINT: checkpoint_dir: {CHECKPOINTS}"
+                    f"HINT: checkpoint_dir: {CHECKPOINTS}",
+                    key="checkpoint_dir",
                 )
 
 
 def _refuse_never_a_folder(key: str, path: Path) -> None:
     if not str(path).isprintable():  # a line break, a zero byte: no terminal and no log shows it as it is
-        raise ConfigError(f"{key}={str(path)!r}: holds what cannot be printed. HINT: name a folder.")
+        raise ConfigError(f"{key}={str(path)!r}: holds what cannot be printed. HINT: name a folder.", key=key)
     there = Path(os.path.abspath(path))
     while True:  # the nearest that is there
         try:
@@ -126,6 +127,8 @@ def _refuse_never_a_folder(key: str, path: Path) -> None:
         except (FileNotFoundError, NotADirectoryError):
             there = there.parent
         except OSError as error:  # longer than a name may be, a circle of links
-            raise ConfigError(f"{key}={path}: {error.strerror}. HINT: name another folder.") from None
+            raise ConfigError(
+                f"{key}={path}: {error.strerror}. HINT: name another folder.", key=key
+            ) from None
     if not stat.S_ISDIR(mode):
-        raise ConfigError(f"{key}={path}: {there} is no folder. HINT: name another one.")
+        raise ConfigError(f"{key}={path}: {there} is no folder. HINT: name another one.", key=key)

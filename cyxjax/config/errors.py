@@ -7,7 +7,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from cyxjax.errors import ConfigError, nearest
+from cyxjax.errors import CheckpointError, ConfigError, DataError, nearest
 
 Source = str | Callable[[str], str]  # where values came from: a text, or a function of the dotted key
 
@@ -103,18 +103,32 @@ def _paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
 
 
 @contextmanager
-def blamed(config: BaseModel, section: str = "") -> Iterator[None]:
-    """A ConfigError about a value of `config`, or of its `section`, says where that value stands."""
+def blamed(config: Any, section: str = "") -> Iterator[None]:
+    """A ConfigError about a value of `config`, or of its `section`, says where that value stands.
+
+    A DataError says it of the section, or of what meets in a run: the data, the model and the loss.
+    """
     try:
         yield
+    except DataError as err:
+        met = (f"model.name={config.model.name}", f"data.name={config.data.name}", f"loss={config.loss}")
+        if isinstance(err.__cause__, DataError):  # told already
+            raise
+        raise DataError(f"{_where(config, section)}: {section or ', '.join(met)}: {err}") from err
+    except CheckpointError as err:  # resume: must
+        raise type(err)(f"{_where(config, 'resume')}: {err}") from err
     except ConfigError as err:
         key = ".".join(filter(None, (section, err.key)))
         if not key:
             raise
-        source: Source = vars(config)["_source"]
-        where = source if isinstance(source, str) else source(key)
         text = str(err) if str(err).startswith(key) else f"{key}: {err}"
-        raise ConfigError(f"{where}: {text}") from err
+        raise ConfigError(f"{_where(config, key)}: {text}") from err
+
+
+def _where(config: Any, key: str) -> str:
+    """The file or command line that said `key`; "" for several keys at once."""
+    source: Source = vars(config)["_source"]
+    return source if isinstance(source, str) else source(key)
 
 
 def explain(

@@ -15,7 +15,7 @@ import numpy as np
 from cyxjax.core.objective.foreign_metrics import as_statistic, unpacked
 from cyxjax.core.rows import Losses, loss_rows, weighed
 from cyxjax.core.statistics import Packed
-from cyxjax.errors import ConfigError
+from cyxjax.errors import ConfigError, DataError
 
 PyTree = Any
 Metric = Callable[[PyTree, PyTree], jax.Array | tuple[jax.Array, jax.Array] | None]
@@ -184,6 +184,15 @@ class Metrics:
         if sums[place:, 1].any():
             made[GRAD_NORM] = _mean(sums[place])
         return made
+
+    def over_all(self, sums: np.ndarray, what: str) -> dict[str, Any]:
+        """`means` of all of `what`. Raises: DataError where the loss is a mean of nothing."""
+        if not sums[: self._first, 1].any():
+            raise DataError(
+                f"no sample of {what} weighs anything in the loss: weights are 0, or labels ignored, in all. "
+                "HINT: look at ignore_index, class weights and masks."
+            )
+        return self.means(sums)
 
 
 def numbers(means: Mapping[str, Any]) -> dict[str, float]:

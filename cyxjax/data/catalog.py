@@ -13,7 +13,7 @@ from cyxjax.data.sources import as_dataset
 from cyxjax.data.splits import DatasetInfo, Splits, Task, split_rows
 from cyxjax.data.targets.forms import class_names_of, with_classes
 from cyxjax.errors import ConfigError, DataError, nearest
-from cyxjax.plugins import named
+from cyxjax.plugins import checked_kinds, named
 
 Loader = Callable[..., Splits]
 
@@ -54,7 +54,7 @@ def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> S
         raise ConfigError(
             f"data set {name!r} is a {type(loader).__name__}. HINT: name a function.", key="name"
         )
-    _check_options(name, loader, options)
+    options = _checked(name, loader, options)
     return as_splits(name, loader(*_root(name, loader, root), **options))
 
 
@@ -106,7 +106,8 @@ def _root(name: str, loader: Loader, root: str | Path | None) -> tuple[Path, ...
     return () if root is None else (Path(root),)
 
 
-def _check_options(name: str, loader: Loader, options: dict[str, Any]) -> None:
+def _checked(name: str, loader: Loader, options: dict[str, Any]) -> dict[str, Any]:
+    """`options` of the kinds that the loader takes. Raises: ConfigError."""
     known = _options(loader)
     for option in options:
         if option not in known:
@@ -114,6 +115,9 @@ def _check_options(name: str, loader: Loader, options: dict[str, Any]) -> None:
                 f"data set {name!r} has no option {option!r}. HINT: {nearest(option, known)}",
                 key=f"options.{option}",
             )
+    for takes in (loader, split_rows):  # the latter for what is handed on
+        options = checked_kinds(f"data set {name!r}", takes, options, "options")
+    return options
 
 
 def _options(loader: Loader) -> set[str]:

@@ -87,7 +87,8 @@ def next_token_windows(tokens: np.ndarray, sequence_length: int) -> ArrayDataset
     if num_windows <= 0:
         raise ConfigError(
             f"sequence_length={sequence_length} with a stretch of {len(tokens)} characters; expected 1 to "
-            f"{len(tokens) - 1}. HINT: use a shorter sequence_length or a longer text."
+            f"{len(tokens) - 1}. HINT: use a shorter sequence_length or a longer text.",
+            key="options.sequence_length",
         )
     used, shape = num_windows * sequence_length, (num_windows, sequence_length)
     return ArrayDataset(tokens[:used].reshape(shape), tokens[1 : used + 1].reshape(shape))

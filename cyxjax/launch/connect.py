@@ -9,6 +9,7 @@ from cyxjax.errors import GroupError
 from cyxjax.launch import heartbeat, save_request
 from cyxjax.launch.backend import jax_private
 from cyxjax.launch.environment import local_devices, visible_gpus
+from cyxjax.launch.failure import habits
 from cyxjax.launch.failure import hooks as exits
 from cyxjax.launch.ranks_here import HostShare
 from cyxjax.launch.rendezvous import client
@@ -80,6 +81,8 @@ def _guard_alone(topology: Topology, env: Mapping[str, str]) -> None:
     """One rank under our launcher: no peers to tell, but errors go on file and stacks can be asked for."""
     if topology.hosted:
         exits.install(topology.rank, topology.restart_count, env)
+    else:
+        habits.install()
 
 
 def _fail_and_linger(membership: Membership) -> Callable[[str], None]:

@@ -1,15 +1,13 @@
 """Strategies by name. A new one is a file beside this and a row here and in the contract test."""
 
 from collections.abc import Callable, Mapping
-from inspect import signature
-from numbers import Integral, Real
 from typing import Any
 
 import optax
 
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
-from cyxjax.plugins import named
+from cyxjax.plugins import checked_kinds, named
 from cyxjax.sync.bucketed import bucketed
 from cyxjax.sync.compressed import bf16, fp16, int8
 from cyxjax.sync.diloco import diloco
@@ -32,7 +30,6 @@ STRATEGIES: dict[str, Callable[..., Sync]] = {
     "local_sgd": local_sgd,
     "diloco": diloco,
 }
-_KINDS: dict[type, type] = {bool: bool, int: Integral, float: Real}  # of a default -> what may be given
 _CUTS_LEAVES = {"zero1", "fsdp"}
 _CLIPS_ITSELF = {"zero1", "fsdp"}  # its optimizer sees parts of the gradients, whose norm says nothing
 
@@ -50,8 +47,7 @@ def build_sync(
     Raises: ConfigError for an unknown name, an option it does not take or one of another kind.
     """
     make = named("strategy", name, STRATEGIES, unknown=f"comm={name!r} is not a strategy.", key="comm")
-    given = dict(options or {})
-    _check_kinds(name, make, given)
+    given = checked_kinds(f"comm={name!r}", make, options or {}, "comm_options")
     if max_grad_norm is not None and name in _CLIPS_ITSELF:
         given["max_grad_norm"] = max_grad_norm
     elif max_grad_norm is not None:
@@ -60,6 +56,8 @@ def build_sync(
         given["params"] = params()
     try:
         sync = make(optimizer, **given)
+    except ConfigError as err:
+        raise ConfigError(str(err), key=err.key or "comm_options") from err
     except TypeError as err:
         raise ConfigError(
             f"comm_options={dict(options or {})} do not suit comm={name!r}: {err}. "
@@ -72,20 +70,6 @@ def build_sync(
             key="comm",
         )
     return sync
-
-
-def _check_kinds(name: str, make: Callable[..., Sync], options: Mapping[str, Any]) -> None:
-    """Raises: ConfigError for an option whose kind is not its default's: half a rank, or "no" for false."""
-    for option, parameter in signature(make).parameters.items():
-        value, kind = options.get(option, parameter.default), type(parameter.default)
-        # True is an Integral, and would be rank 1.
-        fits = isinstance(value, bool) == (kind is bool) and isinstance(value, _KINDS.get(kind, object))
-        if option in options and not fits:
-            raise ConfigError(
-                f"comm_options: {option}={value!r} does not suit comm={name!r}, expected {kind.__name__}. "
-                f"HINT: leave it out for {parameter.default!r}.",
-                key=f"comm_options.{option}",
-            )
 
 
 def _clipping(optimizer: optax.GradientTransformation, max_norm: float) -> optax.GradientTransformation:

@@ -153,7 +153,7 @@ def fit(
         due = not seen and (by_steps or looks.at_end_of(epoch, epochs))
         val = _evaluated(program, feed, moment) if due else {}
         position = Position(moment.position.step, epoch)
-        info = EpochInfo(position, program.metrics.means(moment.sums), val)
+        info = EpochInfo(position, program.metrics.over_all(moment.sums, "an epoch of training"), val)
         moment = RunState(position, moment.state, np.zeros_like(moment.sums))
         tell(partial(_same, moment))
         stop |= _any(hook.on_epoch(info) for hook in hooks)
@@ -290,4 +290,4 @@ def evaluate(program: Program, state: TrainState, batches: Iterable[Batch]) -> d
             sums += np.asarray(waiting.popleft(), np.float64)
     for handle in waiting:
         sums += np.asarray(handle, np.float64)
-    return program.metrics.means(sums)
+    return program.metrics.over_all(sums, "the data evaluated on")

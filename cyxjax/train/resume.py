@@ -23,6 +23,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.folders import list_steps
 from cyxjax.checkpoint.off import Checkpoints, NullCheckpointer
 from cyxjax.checkpoint.store import Best
 from cyxjax.checkpoint.together import ALONE, Crew, is_spread
@@ -151,6 +152,19 @@ def _with_tuples(tree: PyTree) -> PyTree:
     parts = {name: _with_tuples(part) for name, part in tree.items()}
     places = [str(i) for i in range(len(parts))]
     return tuple(parts[place] for place in places) if set(places) == set(parts) else parts
+
+
+def nothing_to_resume(folder: str | Path) -> CheckpointError:
+    """What a run that must go on ends with where there is nothing to go on from."""
+    return CheckpointError(
+        f"resume='must', but {folder} holds no checkpoint. HINT: check the run folder, or use resume='auto'."
+    )
+
+
+def refuse_without_steps(folder: str | Path, group: ProcessGroup) -> None:
+    """Raises: CheckpointError where no rank sees a step in `folder`, before anything is made there."""
+    if not any(agree(group, "looking for checkpoints", note=bool(list_steps(Path(folder))))):
+        raise nothing_to_resume(folder)
 
 
 def restorer_for(folder: str | Path, group: ProcessGroup, *, saves: bool = False) -> Checkpointer | None:

@@ -14,7 +14,7 @@ from cyxjax.core.step import TrainState
 from cyxjax.data.targets.classes import Names
 from cyxjax.data.targets.forms import class_names_of
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.errors import CheckpointError, ConfigError, DataError, GroupError, NotSavedError
+from cyxjax.errors import ConfigError, DataError, GroupError, NotSavedError
 from cyxjax.launch import environment
 from cyxjax.launch.backend import programs
 from cyxjax.launch.heartbeat import beat
@@ -32,6 +32,7 @@ from cyxjax.train.start import changed, exact, same_run
 from cyxjax.train.start.build import Built, Recipe
 from cyxjax.train.start.dispatch import check_apart, check_flags, check_repeats, check_threads
 from cyxjax.train.start.prepare import Prepared, check_run, first_run, for_fit, for_inputs, next_run
+from cyxjax.train.state.inputs import refuse_other_inputs
 from cyxjax.train.state.present import UNTRAINED, Present
 
 PyTree = Any
@@ -127,6 +128,9 @@ class Session:
             class_names=self.class_names,
         )
         assert prepared.data is not None
+        self._check_inputs(prepared.inputs)
+        if prepared.settings.saving.resume == "must" and not self._loaded:
+            resume.refuse_without_steps(prepared.settings.saving.folder, self.group)
         self.marks.begin(fit_data.is_shared(prepared.data.train), self._loaded)
         self.class_names = class_names_of(prepared.data.train) or self.class_names
         check_threads(prepared.settings.exactness, self.group.threads)
@@ -145,6 +149,14 @@ class Session:
             config = config or DistributedTrainingConfig()
             settings = resolve(config, num_replicas(self.mesh), remat=self.remat)
             self._begin(for_inputs(self.recipe, self.mesh, settings, inputs))
+        else:
+            self._check_inputs(inputs)
+
+    def _check_inputs(self, inputs: PyTree) -> None:
+        """Raises: DataError for samples that the parameters there are do not fit."""
+        if self._prepared is not None and self.present.known:
+            known, replicas = self._prepared.inputs, num_replicas(self.mesh)
+            refuse_other_inputs(known, inputs, self.output_shapes, replicas)
 
     def _begin(self, prepared: Prepared) -> None:
         """A state for `prepared`: parameters go on, the optimizer starts anew; a loaded state stays."""
@@ -221,10 +233,7 @@ class Session:
                 f"Resuming from step {place.step} (epoch {place.epoch}, sample {place.samples}) in {folder}"
             )
         elif saving.resume == "must":
-            raise CheckpointError(
-                f"resume='must', but {folder} holds no checkpoint. "
-                "HINT: check the run folder, or use resume='auto'."
-            )
+            raise resume.nothing_to_resume(folder)
         beat(-1, "idle")
 
     # ---- on disk and off --------------------------------------------------------------------------

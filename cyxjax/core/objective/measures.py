@@ -20,7 +20,8 @@ def top_k(k: int, *, ignore_index: int | None = None) -> Metric:
     def hits(output: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
         if k > output.shape[-1]:
             raise ConfigError(
-                f"top_k({k}) of {output.shape[-1]} classes is always right. HINT: k below their number."
+                f"top_k({k}) of {output.shape[-1]} classes is always right. HINT: k below their number.",
+                key="metrics",
             )
         counts = _counts(target, ignore_index)
         label = jnp.where(counts, target, 0).astype(jnp.int32)

@@ -182,7 +182,19 @@ def seen_through(measure: Any, output: Pick, target: Pick) -> Any:
     if (statistic := as_statistic("of the task", measure)) is not None:
         inner = statistic.update
         return statistic._replace(update=lambda s, o, t, w: inner(s, picked(o, output), picked(t, target), w))
-    return lambda o, t: measure(picked(o, output), picked(t, target))
+    return Seen(measure, output, target)
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A loss or a metric that sees a part of the model's output and of the target."""
+
+    measure: Callable[[PyTree, PyTree], Any]
+    output: Pick
+    target: Pick
+
+    def __call__(self, output: PyTree, target: PyTree) -> Any:
+        return self.measure(picked(output, self.output), picked(target, self.target))
 
 
 def _seen_globally(loss: GlobalLoss, output: Pick, target: Pick) -> Callable:

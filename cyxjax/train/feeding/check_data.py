@@ -89,6 +89,11 @@ def telling_samples(data: FitData) -> tuple[PyTree, PyTree]:
     return data.train.take(np.array(sorted(rows)))
 
 
+def a_few_inputs(data: FitData) -> PyTree:
+    """Inputs to try the model on, (n, ...), n equal on all ranks: of a loader, which may differ, one."""
+    return jax.tree.map(lambda a: np.asarray(a)[: 8 if data.indexed else 1], telling_samples(data)[0])
+
+
 def check(
     data: FitData,
     run: Callable[[PyTree], PyTree],

@@ -8,7 +8,7 @@ import optax
 
 from cyxjax.config.schedules import OPTAX_SCHEDULES
 from cyxjax.errors import ConfigError
-from cyxjax.plugins import named
+from cyxjax.plugins import checked_kinds, named
 from cyxjax.train.settings import RatePlan
 
 Schedule = Callable[[Any], Any]
@@ -56,10 +56,13 @@ def _own(plan: RatePlan) -> Schedule:
             "in silence. HINT: 1 or more steps, or schedule.name: constant.",
             key="schedule.options",
         )
+    options = plan.options
+    if callable(found):
+        options = checked_kinds(f"schedule {plan.name!r}", found, options, "schedule.options")
     implied = {name: one for name, one in _OF_ONE.items() if name in takes and plan.name in ours}
     implied |= {"init_value": 0.0} if "peak_value" in implied and "init_value" in implied else {}
     try:
-        made = found(**(implied | plan.options))
+        made = found(**(implied | options))
         float(made(0))
     except (TypeError, ValueError) as err:
         raise ConfigError(

@@ -11,7 +11,7 @@ import optax
 from cyxjax.config.sections import OPTAX, TOLD_THE_LOSS, OptimizerConfig
 from cyxjax.core.makers import maker_of
 from cyxjax.errors import ConfigError, nearest
-from cyxjax.plugins import named
+from cyxjax.plugins import checked_kinds, named
 
 Rate = float | Callable[[Any], Any]
 """A learning rate, or a schedule: optimizer steps done -> learning rate (optax's, or your own)."""
@@ -291,4 +291,4 @@ def _accepted(section: OptimizerConfig, rule: Callable, options: dict[str, Any])
             raise ConfigError(
                 f"optimizer {section.name!r}: {option!r} {said}. HINT: {near}", key=f"options.{option}"
             )
-    return options
+    return checked_kinds(f"optimizer {section.name!r}", rule, options, "options")

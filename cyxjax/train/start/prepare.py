@@ -10,6 +10,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.first_parts import build_draw, holds_values
 from cyxjax.core.mesh import local_replicas, local_value, num_replicas, put_replicated
 from cyxjax.core.model.augment import check_augment
+from cyxjax.core.objective.log_probabilities import refuse_scores, takes_log_probabilities
 from cyxjax.core.objective.own_loss import is_the_models_own, refuse_coupled_loss
 from cyxjax.core.optimizer_probe import check_update, explained, refuse_without_gradient
 from cyxjax.core.step import TrainState
@@ -17,6 +18,7 @@ from cyxjax.train.feeding import check_data, fit_data
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.keying import keying_for
+from cyxjax.train.feeding.predicting import predict_all, source_of
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Feed, Position, RunState
@@ -119,6 +121,10 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
     run = lambda inputs: jax.eval_shape(built.predict_step, seen, inputs)  # noqa: E731
     if prepared.data is not None:
         check_data.check(prepared.data, run, recipe.loss, replicas, built.batch_size, recipe.metrics)
+        if takes_log_probabilities(recipe.loss):
+            few = check_data.a_few_inputs(prepared.data)
+            output = predict_all(built.predict_step, built.program.consensus(state), mesh, source_of(few), 1)
+            refuse_scores(recipe.loss, output)
 
 
 def first_run(

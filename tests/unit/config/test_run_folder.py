@@ -35,7 +35,7 @@ def refused(run_dir, checkpoint_dir="checkpoints"):
 
 @pytest.mark.parametrize("inside", ["", "a/b"])
 def test_a_file_is_no_run_folder(file, inside):
-    assert refused(file / inside).startswith(f"run_dir={file / inside}: {file} is no folder.")
+    assert refused(file / inside).startswith(f"TrainConfig: run_dir={file / inside}: {file} is no folder.")
 
 
 def test_names_that_no_folder_can_have(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.load import load_config
-from cyxjax.errors import ConfigError
+from cyxjax.errors import CheckpointError, ConfigError, CyxjaxError, DataError
 from cyxjax.train.experiment import prepare
 
 
@@ -24,15 +24,37 @@ from cyxjax.train.experiment import prepare
         ("loss: mes", "x.yaml: loss='mes' is not known. HINT: Did you mean 'mse'?"),
         ("comm: zer1", "x.yaml: comm='zer1' is not a strategy. HINT: Did you mean 'zero1'?"),
         ("comm_options: {rank: 2}", "x.yaml: comm_options={'rank': 2} do not suit comm='mean'"),
+        (
+            "optimizer: {name: adam, options: {eps: x}}",
+            "x.yaml: optimizer.options.eps: options: eps='x' does not suit optimizer 'adam', expected float",
+        ),
+        ("optimizer: {name: adamw, options: {nesterov: maybe}}", "x.yaml: optimizer.options.nesterov: "),
+        ("optimizer: {name: lars, options: {eps: null}}", "x.yaml: optimizer.options.eps: options: eps=None"),
+        (
+            "schedule: {name: exponential_decay, options: {transition_steps: many, decay_rate: 0.9}}",
+            "x.yaml: schedule.options.transition_steps: schedule.options: transition_steps='many' does not",
+        ),
+        ("comm: power_sgd\ncomm_options: {rank: 1.5}", "x.yaml: comm_options.rank: comm_options: rank=1.5"),
+        ("comm: power_sgd\ncomm_options: {rank: -1}", "x.yaml: comm_options: power_sgd: rank=-1"),
+        ("comm: local_sgd\ncomm_options: {every: 0}", "x.yaml: comm_options: every=0: expected"),
+        ("metrics: [{name: top_k, options: {k: x}}]", "x.yaml: metrics.0: options: k='x' does not suit"),
+        ("metrics: [{name: top_k, options: {k: 50}}]", "x.yaml: metrics: top_k(50) of 10 classes"),
+        ("callbacks: [{name: EMA, options: {decay: x}}]", "x.yaml: callbacks.0: options: decay='x'"),
+        ("data: {options: {val_fraction: half}}", "x.yaml: data.options.val_fraction: "),
+        ("data: {name: text, options: {sequence_length: long}}", "x.yaml: data.options.sequence_length: "),
+        ("data: {name: text, options: {sequence_length: 0}}", "x.yaml: data.options.sequence_length: "),
+        ("checkpoint_dir: config.yaml", "x.yaml: checkpoint_dir=config.yaml: config.yaml is the run"),
+        ("run_dir: x.yaml/out", "x.yaml: run_dir=x.yaml/out: "),
         ("monitor: val_los", "x.yaml: monitor='val_los' is no metric of this run. HINT: Did you mean"),
     ],
 )
 def test_a_value_of_a_file_is_found_by_its_message(tmp_path, monkeypatch, text, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.yaml").write_text(text + "\n")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(CyxjaxError) as caught:
         prepare(load_config(["--config", "x.yaml", "--verbose", "false"]))
     assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
     assert "HINT: " in str(caught.value)
     assert [p.name for p in tmp_path.iterdir()] == ["x.yaml"]
 
@@ -42,6 +64,27 @@ def test_a_value_of_the_command_line_is_told_as_one(tmp_path, monkeypatch):
     (tmp_path / "x.yaml").write_text("model: {name: mlp}\n")
     with pytest.raises(ConfigError, match=r"^command line: model\.name: No model named 'mpl'\."):
         prepare(load_config(["--config", "x.yaml", "--model.name", "mpl"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("loss: mse", "x.yaml: model.name=mlp, data.name=digits, loss=mse: MSELoss: output float32"),
+        ("loss: nll", "x.yaml: model.name=mlp, data.name=digits, loss=nll: NLLLoss takes log-probabilities"),
+        ("data: {name: csv, root: t.csv, options: {target: z}}", "x.yaml: data: t.csv: no column 'z'"),
+        ("resume: must", "x.yaml: resume='must', but runs/x/checkpoints holds no checkpoint"),
+    ],
+)
+def test_what_does_not_go_together_names_who_meets(tmp_path, monkeypatch, text, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.yaml").write_text(text + "\n")
+    (tmp_path / "t.csv").write_text("a,y\n1,0\n2,1\n")
+    kind = CheckpointError if "must" in text else DataError
+    with pytest.raises(kind) as caught:
+        prepare(load_config(["--config", "x.yaml", "--verbose", "false", "--model.options.hidden", "[4]"]))
+    assert str(caught.value).replace("x.yaml with the command line", "x.yaml").startswith(message)
+    assert "HINT: " in str(caught.value)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["t.csv", "x.yaml"]  # no empty run folder either
 
 
 def test_where_a_configuration_came_from_is_no_part_of_its_value(tmp_path):

@@ -1,0 +1,42 @@
+"""Whether samples are such as a trainer's parameters were made for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from cyxjax.core.trees import named_leaves
+from cyxjax.errors import CyxjaxError, DataError
+
+PyTree = Any
+
+
+def refuse_other_inputs(known: PyTree, given: PyTree, run: Callable[[PyTree], Any], replicas: int) -> None:
+    """Returns where the model takes `given` with the parameters it has: other lengths may do.
+
+    known, given: one sample's inputs, (1, ...). run: traces the model on shapes, a sample for each replica.
+    Raises: DataError with both shapes, where else the model's library would speak of its kernels.
+    """
+    if _said(known) == _said(given):
+        return
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((replicas, *a.shape[1:]), a.dtype), given)
+    try:
+        run(shapes)
+    except CyxjaxError:
+        raise
+    except Exception as err:  # whatever a model raises
+        text = " ".join(str(err).split())[:160]
+        raise DataError(
+            f"the samples are {_said(given)}, and the trainer's parameters were made for {_said(known)}: the "
+            f"model does not take them ({type(err).__name__}: {text}). HINT: prepare them as before, or "
+            "begin with a new trainer."
+        ) from err
+
+
+def _said(inputs: PyTree) -> str:
+    """Names, dtypes and shapes: "float32[N, 6]"."""
+    each = [
+        f"{name + ' ' if name else ''}{leaf.dtype}[{', '.join(['N', *map(str, leaf.shape[1:])])}]"
+        for name, leaf in named_leaves(inputs)
+    ]
+    return ", ".join(each)

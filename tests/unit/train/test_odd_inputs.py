@@ -1,0 +1,97 @@
+"""Samples, weights and outputs that no training can be right with: one line, and the trainer is as it was."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen
+
+import cyxjax as cx
+from cyxjax.core.losses import as_per_example
+from cyxjax.core.objective.log_probabilities import refuse_scores, takes_log_probabilities
+from cyxjax.errors import CheckpointError, DataError
+from tests.support.trainers import CLASSES, X, Y, config, trainer
+from tests.support.trainers import own_group as own_group
+
+IGNORED = np.full(len(Y), -100, np.int32)
+
+
+class Places(linen.Module):
+    """Takes rows of any length."""
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(CLASSES)(x[:, :, None]).mean(1)
+
+
+class Net(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(CLASSES)(x)
+
+
+def test_another_number_of_features_is_one_line_and_changes_nothing():
+    train = trainer(Net())
+    train.fit(X, Y, config(epochs=1))
+    before = train.params
+    said = (
+        r"samples are float32\[N, 4\], and the trainer's parameters were made for float32\[N, 6\].*HINT: prep"
+    )
+    for call in (
+        lambda x: train.fit(x, Y, config(epochs=1)),
+        lambda x: train.predict(x),
+        lambda x: train.evaluate(x, Y),
+    ):
+        with pytest.raises(DataError, match=said) as caught:
+            call(X[:, :4])
+        assert "\n" not in str(caught.value)
+    np.testing.assert_array_equal(train.params["Dense_0"]["kernel"], before["Dense_0"]["kernel"])
+    assert train.predict(X).shape == (len(X), CLASSES)
+    train.fit(X, Y, config(epochs=1))
+
+
+def test_another_length_is_fine_where_the_model_takes_it():
+    train = trainer(Places())
+    train.fit(X, Y, config(epochs=1))
+    assert train.predict(X[:, :4]).shape == (len(X), CLASSES)
+
+
+def test_a_mean_of_nothing_is_refused():
+    ignoring = cx.CrossEntropyLoss(ignore_index=-100)
+    with pytest.raises(
+        DataError, match=r"no sample of an epoch of training weighs anything.*HINT: .*ignore_index"
+    ):
+        trainer(Net(), ignoring).fit(X, IGNORED, config(epochs=1))
+    train = trainer(Net(), ignoring)
+    with pytest.raises(DataError, match="no sample of the data evaluated on weighs anything"):
+        train.fit(X, Y, X, IGNORED, config(epochs=1))
+    half = np.where(np.arange(len(Y)) < 40, IGNORED, Y)  # steps in which nothing counts are no harm
+    history = train.fit(X, half, config(epochs=1, shuffle=False))
+    assert np.isfinite(history.train_losses[0])
+
+
+def test_scores_are_no_log_probabilities():
+    normal = np.asarray(jax.nn.log_softmax(jnp.asarray(X)))
+    nll = as_per_example(cx.NLLLoss())
+    in_part = as_per_example(cx.Task({"a": cx.NLLLoss(), "b": cx.CrossEntropyLoss()}, output="scores"))
+    for loss, form in ((nll, lambda o: o), (in_part, lambda o: {"scores": o, "other": o})):
+        assert takes_log_probabilities(loss)
+        refuse_scores(loss, form(normal))
+        refuse_scores(
+            loss, form(np.where(np.arange(6) == 2, -np.inf, 0) - np.log(5))
+        )  # a class that is masked
+        for wrong in (X, np.exp(normal)):
+            with pytest.raises(
+                DataError, match=r"sum to [\d.e+]+\. HINT: cx\.CrossEntropyLoss\(\) takes raw"
+            ):
+                refuse_scores(loss, form(wrong))
+    assert not takes_log_probabilities(as_per_example(cx.CrossEntropyLoss()))
+    with pytest.raises(DataError, match="NLLLoss takes log-probabilities"):
+        trainer(Net(), cx.NLLLoss()).fit(X, Y, config(epochs=1))
+
+
+def test_a_run_that_must_go_on_makes_no_folder(tmp_path):
+    saving = {"checkpoint_dir": str(tmp_path / "runs" / "checkpoints"), "checkpoint_every_n_epochs": 1}
+    with pytest.raises(CheckpointError, match="resume='must', but .* holds no checkpoint"):
+        trainer(Net()).fit(X, Y, config(resume="must", **saving))
+    assert list(tmp_path.iterdir()) == []
