@@ -48,7 +48,7 @@ def replacing(path: str | os.PathLike[str], *, synced: bool = True) -> Iterator[
     try:
         yield draft
         if synced:
-            _sync_file(draft)
+            sync_file(draft)
         os.replace(draft, path)
     except BaseException:
         with suppress(OSError):
@@ -58,7 +58,8 @@ def replacing(path: str | os.PathLike[str], *, synced: bool = True) -> Iterator[
         sync_folder(path.parent)
 
 
-def _sync_file(path: Path) -> None:
+def sync_file(path: str | os.PathLike[str]) -> None:
+    """The bytes of the file at `path` survive a power cut; its name does when its folder is synced."""
     fd = os.open(path, os.O_RDWR | _FLAGS)
     try:
         os.fsync(fd)

@@ -27,7 +27,7 @@ from cyxjax.checkpoint.manifest import (
 )
 from cyxjax.checkpoint.together import Crew, write_together
 from cyxjax.errors import CheckpointError
-from cyxjax.files import PRIVATE, write_whole
+from cyxjax.files import PRIVATE, sync_file, write_whole
 
 Best = Literal["min", "max"]
 
@@ -78,7 +78,8 @@ def _commit(
     """Writes the manifest: the files are those of a step from then on."""
     step, _, meta, metric = snapshot
     manifest = Manifest(step, leaves, files, meta, metric, dict(installed_versions()), time.time(), version)
-    write_whole(folder / MANIFEST, manifest.encode(), mode=PRIVATE)
+    write_whole(folder / MANIFEST, manifest.encode(), mode=PRIVATE, synced=False)
+    sync_file(folder / MANIFEST)  # its name is synced with the folder, once, before that becomes a step
 
 
 class StepStore:

@@ -1,5 +1,8 @@
 """What a save costs beside the disk, in calls of functions: it runs beside the steps, on the same cores."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 
 from cyxjax.checkpoint import store
@@ -46,3 +49,20 @@ def test_a_save_reads_no_manifest_again_but_one_that_changed(tmp_path, monkeypat
     manifest = step_folder(steps.directory, 2) / MANIFEST
     manifest.write_bytes(manifest.read_bytes()[:-9])
     assert steps.metrics() == {1: 1.0, 3: 3.0}
+
+
+def test_a_save_syncs_each_file_and_folder_once_before_it_is_a_step(tmp_path, monkeypatch):
+    # Each waits for the disk, some 5 ms, and the end of a run for all of them; the folder was synced twice.
+    steps, done, rename, sync = StepStore(tmp_path, is_writer=True), [], Path.rename, os.fsync
+
+    def synced(fd):
+        done.append(os.fstat(fd).st_ino)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", lambda *paths: done.append("renamed") or rename(*paths))
+    steps.write(Snapshot(1, {"a": np.zeros(2, np.float32)}, {}, None))
+    parts = [step_folder(tmp_path, 1), *step_folder(tmp_path, 1).rglob("*")]
+    assert len(parts) == 4  # itself, the manifest, the folder of arrays and their file
+    assert sorted(done[:-2]) == sorted(path.stat().st_ino for path in parts)
+    assert done[-2:] == ["renamed", tmp_path.stat().st_ino]
