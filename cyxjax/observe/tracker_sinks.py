@@ -17,6 +17,7 @@ from cyxjax.files import redact
 from cyxjax.observe.media import Image, Media, Text, png
 from cyxjax.observe.records import Record, is_media, step_of, write_atomic
 
+_MOST_PARAMS = 100  # that one call takes
 _LONGEST_PARAM = 500  # characters; what MLflow's servers of all versions take
 
 
@@ -185,7 +186,8 @@ class MlflowSink:
         experiment = known.experiment_id if known else self._client.create_experiment("cyxjax")
         run_id = str(self._client.create_run(experiment, run_name=folder.name).info.run_id)
         params = [Param(key, redact(str(value))[:_LONGEST_PARAM]) for key, value in _flat(config)]
-        self._client.log_batch(run_id, params=params[:100])
+        for first in range(0, len(params), _MOST_PARAMS):
+            self._client.log_batch(run_id, params=params[first : first + _MOST_PARAMS])
         return _new_id(folder / "mlflow_id.json", run_id)
 
     def _last_steps(self) -> dict[str, int]:

@@ -94,7 +94,8 @@ def test_mlflow_keeps_a_run_in_the_folder_and_goes_on_with_it(tmp_path):
     pytest.importorskip("mlflow", reason="pip install 'cyxjax[mlflow]'")
     from mlflow.tracking import MlflowClient
 
-    config = {"epochs": 2, "optimizer": {"lr": 0.1}}
+    many = {f"option_{n}": str(n) for n in range(120)}  # MLflow takes a hundred in a call
+    config = {"epochs": 2, "optimizer": {"lr": 0.1}, **many}
     for resume_step, steps in ((None, (1, 2, 3)), (2, (3, 4))):
         sink = build_sinks(
             ["mlflow"], tmp_path, is_master=True, config=config, resume_step=resume_step, warn=pytest.fail
@@ -107,7 +108,7 @@ def test_mlflow_keeps_a_run_in_the_folder_and_goes_on_with_it(tmp_path):
     client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
     (run,) = client.search_runs([client.get_experiment_by_name("cyxjax").experiment_id])
     assert run.info.status == "FINISHED"
-    assert run.data.params == {"epochs": "2", "optimizer.lr": "0.1"}
+    assert run.data.params == {"epochs": "2", "optimizer.lr": "0.1", **many}
     curve = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "loss")]
     assert curve == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3)), (4, 2.25)]  # no step twice
     kept = {
