@@ -16,7 +16,7 @@ _HERE = Path(__file__).parent
 _NOT_THEIRS = (
     *(str(Path(str(m.__file__)).parent) for m in (jax, flax)),
     str(_HERE),
-    str(_HERE.parent / "core"),
+    str(_HERE.parents[1] / "core"),
 )
 
 

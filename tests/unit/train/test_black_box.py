@@ -88,6 +88,7 @@ def test_an_aborted_run_is_replayed_to_the_layer(setting, tmp_path, capsys):
     assert "layer body/last (Dense): invalid value (nan)" in shown
     assert "layer body (Fragile): invalid value (inf) encountered in div" in shown
     assert re.search(r"test_black_box\.py:\d+ \(__call__\)", shown)
+    assert "linen_models.py" not in shown  # through which each layer is called
 
 
 @pytest.mark.parametrize(
