@@ -1,4 +1,4 @@
-"""Samples from tar shards, mixed three to one with samples of another kind, decoded by threads.
+"""Samples from tar shards, mixed three to one with others, decoded by threads, augmented on the device.
 
 python scripts/examples/tar_stream.py    (under the launcher too: the losses are the same)
 """
@@ -8,6 +8,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+import jax
 import numpy as np
 from flax import linen
 
@@ -19,6 +20,11 @@ class Net(linen.Module):
     def __call__(self, x, train=False):
         x = linen.relu(linen.Conv(8, (3, 3))(x)).mean((1, 2))
         return linen.Dense(3)(x)
+
+
+def flipped(key, x):
+    """One picture (H, W, C), left to right or as it is; its key is the same wherever it is trained on."""
+    return jax.lax.cond(jax.random.bernoulli(key), lambda x: x[:, ::-1], lambda x: x, x)
 
 
 def picture(label, rng):
@@ -48,7 +54,8 @@ def main(epochs=3):
         others = np.stack([picture(label, rng) for label in labels]), labels
         shards = cx.data.as_dataset(cx.data.TarShards(f"{folder}/train-*.tar", "npy", "cls"), num_workers=2)
         data = cx.data.Mixture([shards, others], [3, 1])
-        trainer = cx.distributed.DistributedTrainer(Net(), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.2))
+        optimizer = cx.SGDOptimizer(0.2)
+        trainer = cx.distributed.DistributedTrainer(Net(), cx.CrossEntropyLoss(), optimizer, augment=flipped)
         config = cx.distributed.DistributedTrainingConfig(
             epochs=epochs, global_batch_size=16, checkpoint_every_n_epochs=0
         )
