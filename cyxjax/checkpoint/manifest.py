@@ -181,6 +181,14 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises: CheckpointError if it is missing, a link, too large or altered.
     """
+    return decode(manifest_bytes(folder))
+
+
+def manifest_bytes(folder: Path) -> bytes:
+    """What stands in the manifest of the step in `folder`, of which nothing is believed yet.
+
+    Raises: CheckpointError, with nothing read, if it is missing, no plain file or too large.
+    """
     path = folder / MANIFEST
     try:
         info = path.lstat()
@@ -188,7 +196,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise CheckpointError(
                 f"{MANIFEST} is no plain file below {MAX_MANIFEST_BYTES} bytes. HINT: take another step."
             )
-        return decode(path.read_bytes())
+        return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{MANIFEST}: {error.strerror}. HINT: take another step.") from error
 

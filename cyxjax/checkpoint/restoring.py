@@ -17,7 +17,7 @@ from cyxjax.checkpoint import tree
 from cyxjax.checkpoint.arrays import DamagedStep, StoredArrays
 from cyxjax.checkpoint.digests import find_problems
 from cyxjax.checkpoint.folders import ARRAYS, list_corrupt, list_steps, step_folder
-from cyxjax.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from cyxjax.checkpoint.manifest import Manifest, manifest_bytes, read_manifest
 from cyxjax.checkpoint.pieces import is_share
 from cyxjax.checkpoint.together import Crew
 from cyxjax.checkpoint.tree import Adapt, Put, PyTree
@@ -125,9 +125,9 @@ def _seal(folder: Path) -> str | None:
     if not folder.is_dir():
         return None
     try:
-        return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
-    except OSError as error:  # a problem of the step
-        return f"not readable: {error.strerror}"
+        return hashlib.sha256(manifest_bytes(folder)).hexdigest()
+    except CheckpointError as error:  # a problem of the step
+        return str(error)
 
 
 def _said_by(problems: list[list[str]]) -> list[str]:

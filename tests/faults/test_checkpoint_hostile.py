@@ -11,6 +11,7 @@ import os
 import pickle
 import random
 import shutil
+import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 
@@ -177,6 +178,17 @@ def test_deep_nesting_is_refused(run, nested):
 
 def test_a_manifest_of_gigabytes_is_not_read(run):
     os.truncate(step_folder(run, 1) / MANIFEST, 3 << 30)  # sparse
+    tracemalloc.start()
+    refuse(run, "no plain file below")
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 100 << 20
+
+
+def test_a_manifest_that_is_a_pipe_is_waited_for_by_nobody(run):
+    manifest = step_folder(run, 1) / MANIFEST
+    manifest.unlink()
+    os.mkfifo(manifest)
     refuse(run, "no plain file below")
 
 
