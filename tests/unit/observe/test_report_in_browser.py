@@ -66,8 +66,8 @@ def _unfiltered(rows, depth):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [500, 800, 1280])  # a window of chromium is at least 500 wide
-@pytest.mark.parametrize("dark", [False, True])
+# A window of chromium is at least 500 wide; colours follow no width.
+@pytest.mark.parametrize(("width", "dark"), [(500, False), (800, True), (1280, False)])
 def test_a_page_is_drawn_and_nothing_leaves_it(shown, width, dark):
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     browse(shown, scheme, f"--window-size={width},900", f"--screenshot={shown}/shot.png")
