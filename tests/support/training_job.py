@@ -35,7 +35,7 @@ def plan_fault(text: str, rank: int) -> None:
     elif what == "FILL":
         from cyxjax.train.hooks import saving
 
-        saving.PATIENCE_S = saving.HURRIED_S = 2.0
+        saving.PATIENCE_S = saving.HURRIED_S = 0.5
         strike_in_a_write(int(step), lambda: fill(Path(*rest)))
     elif what == "STALL":
         strike_at_a_beat(phase, int(step), lambda: time.sleep(float(*rest)))
