@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
@@ -58,7 +58,7 @@ class Leaf:
     @classmethod
     def of(cls, name: str, array: Any, crc32: int) -> "Leaf":
         """The whole leaf that `array` is, whose bytes have that crc32."""
-        return cls(name, tuple(array.shape), np.dtype(array.dtype).name, crc32)
+        return cls(name, tuple(array.shape), _name_of(array.dtype), crc32)
 
     @classmethod
     def in_pieces(cls, name: str, shape: tuple[int, ...], dtype: Any, pieces: tuple[Piece, ...]) -> "Leaf":
@@ -83,9 +83,19 @@ class Leaf:
         return self.size * self.numpy_dtype.itemsize
 
 
+@cache  # a model has thousands of leaves and a few dtypes; numpy puts their names together anew each time
+def _text_of(dtype: Any) -> str:
+    return str(dtype)
+
+
+@cache
+def _name_of(dtype: np.dtype) -> str:
+    return np.dtype(dtype).name
+
+
 def refuse_dtype(name: str, dtype: Any) -> None:
     """Raises: CheckpointError for a dtype that has no place in a checkpoint (object, string, ...)."""
-    if str(dtype) not in _DTYPES:
+    if _text_of(dtype) not in _DTYPES:
         raise CheckpointError(
             f"State leaf {name!r} is of dtype {dtype}; checkpoints hold numbers. HINT: put it in meta."
         )
