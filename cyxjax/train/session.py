@@ -160,7 +160,7 @@ class Session:
 
     def _begin(self, prepared: Prepared) -> None:
         """A state for `prepared`: parameters go on, the optimizer starts anew; a loaded state stays."""
-        previous, self._prepared = self._prepared or prepared, prepared
+        previous = self._prepared or prepared
         metrics = self.recipe.metrics.num_training_rows
         if prepared.settings.step.lora != previous.settings.step.lora:
             raise ConfigError(
@@ -177,6 +177,11 @@ class Session:
         elif not self._loaded:
             agreed = previous.built.agreed(self.run_state.state)
             self.run_state = next_run(prepared, self.mesh, agreed, metrics)
+        else:
+            changed.refuse_other_strategy(previous.settings.step.comm, prepared.settings.step.comm)
+            state = prepared.built.sync.stow(previous.built.sync.fetch(self.run_state.state))
+            self.run_state = self.run_state._replace(state=state)
+        self._prepared = prepared
         if not self._loaded:
             self.loss_spike = {}
             self.history = DistributedTrainingHistory(

@@ -15,7 +15,7 @@ from cyxjax.sync.registry import build_sync
 from cyxjax.train.loop import Position
 from cyxjax.train.start.memory_plan import held_by
 from tests.support.sharded import MODELS, trained
-from tests.support.trainers import config, mlp, use_devices
+from tests.support.trainers import X, Y, config, mlp, use_devices
 from tests.support.trainers import own_group as own_group
 
 SLOW = pytest.mark.slow
@@ -66,8 +66,7 @@ def test_what_waits_on_the_host_is_planned_compiled_and_healed_there():
     use_devices(4)
     optimizer = cx.SGDOptimizer(0.1, momentum=0.9)
     trainer = cx.distributed.DistributedTrainer(mlp(), cx.CrossEntropyLoss(), optimizer)
-    x, y = MODELS["nnx"][1][0].reshape(44, -1)[:, :6], MODELS["nnx"][1][1]
-    prepared = trainer.prepare(x, y, config=config(comm="mean", offload="optimizer"))
+    prepared = trainer.prepare(X, Y, config=config(comm="mean", offload="optimizer"))
     held = state_bytes(trainer.state)
     params = sum(leaf.nbytes for leaf in jax.tree.leaves(trainer.params))
     assert (held["params"], held["host"]) == (params, params)  # one momentum a parameter
@@ -84,6 +83,28 @@ def test_what_waits_on_the_host_is_planned_compiled_and_healed_there():
     healed = sentinel.heal(state, np.zeros(prints.shape[1], np.int32))
     assert kinds(healed.sync) == ({HOST_MEMORY}, {"device"})
     np.testing.assert_array_equal(np.asarray(sentinel.fingerprints(healed)), prints)
+
+
+def test_a_restored_state_waits_on_the_host_again(tmp_path):
+    def made():
+        return cx.distributed.DistributedTrainer(mlp(), cx.CrossEntropyLoss(), cx.MomentumOptimizer(0.1))
+
+    use_devices(3)
+    one, other = made(), made()
+    one.fit(X, Y, config(comm="mean", offload="optimizer", epochs=1))
+    one.save_checkpoint(str(tmp_path / "saved"))
+    other.load_checkpoint(str(tmp_path / "saved"))
+    assert kinds(other.state.sync)[0] == {HOST_MEMORY}
+    with pytest.raises(ConfigError, match=r"as comm='mean' keeps it, .* comm='zero1'.*HINT: comm="):
+        other.fit(X, Y, config(comm="zero1", offload="optimizer"))
+    np.testing.assert_array_equal(other.predict(X), one.predict(X))
+    other.fit(X, Y, config(comm="mean", epochs=2))  # goes on from what was loaded, on the devices
+    assert kinds(other.state.sync)[0] == {"device"}
+    again = config(comm="zero1", epochs=2, checkpoint_dir=str(tmp_path / "saved"), resume="auto")
+    third = made()
+    third.fit(X, Y, again)
+    for a, b in zip(*(jax.tree.leaves(trainer.params) for trainer in (other, third)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_a_device_without_such_memory_and_an_exact_run_refuse_it(monkeypatch):

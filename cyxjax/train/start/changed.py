@@ -27,6 +27,17 @@ _HOW_FAR = ("epochs", "max_steps")
 _LONGEST = 80
 
 
+def refuse_other_strategy(loaded: str, now: str) -> None:
+    """Raises: ConfigError where a fit asks for another strategy than the state that was loaded is kept by."""
+    if loaded != now:
+        raise ConfigError(
+            f"load_checkpoint gave a state as comm={loaded!r} keeps it, this fit has comm={now!r}. HINT: "
+            f"comm={loaded!r}, or fit a new trainer with checkpoint_dir=<that folder>, resume='auto': it "
+            "takes a checkpoint under any strategy.",
+            key="comm",
+        )
+
+
 def told(config: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
     """The configuration, with the rate of an optimizer that a program gave."""
     lr = getattr(optimizer, "lr", None)
