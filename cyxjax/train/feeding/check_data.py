@@ -9,6 +9,7 @@ import numpy as np
 
 from cyxjax.core.losses import BCEWithLogitsLoss
 from cyxjax.core.metrics import Metrics
+from cyxjax.core.objective.loss_calls import refuse_other_arguments
 from cyxjax.core.objective.loss_probe import needs_probe, refuse_unless_blind, refuse_unless_mean
 from cyxjax.core.objective.metric_probe import refuse_unless_of_samples
 from cyxjax.core.objective.own_loss import refuse_a_tree
@@ -109,6 +110,7 @@ def check(
     Raises: DataError that names the data, the sample and what does not fit; ConfigError for a loss that is
         no mean over samples.
     """
+    refuse_other_arguments(loss)
     probed = needs_probe(loss) or bool(metrics.own)
     few = probed or not data.indexed  # the first batch of a loader
     samples = telling_samples(data) if few else data.train.take(np.zeros(1, np.int64))

@@ -3,13 +3,15 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen
 
 import cyxjax as cx
 from cyxjax.core.losses import as_per_example
 from cyxjax.core.objective.log_probabilities import refuse_scores, takes_log_probabilities
-from cyxjax.errors import CheckpointError, DataError
+from cyxjax.core.objective.loss_calls import refuse_other_arguments
+from cyxjax.errors import CheckpointError, ConfigError, DataError
 from tests.support.trainers import CLASSES, X, Y, config, trainer
 from tests.support.trainers import own_group as own_group
 
@@ -88,6 +90,31 @@ def test_scores_are_no_log_probabilities():
     assert not takes_log_probabilities(as_per_example(cx.CrossEntropyLoss()))
     with pytest.raises(DataError, match="NLLLoss takes log-probabilities"):
         trainer(Net(), cx.NLLLoss()).fit(X, Y, config(epochs=1))
+
+
+@pytest.mark.parametrize("fn", [optax.losses.kl_divergence, optax.losses.kl_divergence_with_log_targets])
+def test_a_divergence_of_scores_would_fall_without_end(fn):
+    loss = as_per_example(fn)
+    refuse_scores(loss, np.full((2, 4), np.log(0.25)))
+    with pytest.raises(DataError, match=f"^{fn.__name__} takes log-probabilities"):
+        refuse_scores(loss, X)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda model, rngs, batch: 0.0, r"takes \(model, rngs, batch\), .*HINT: leave the model's call out"),
+        (lambda params, batch: 0.0, r"takes \(params, batch\), a step calls it with \(output, target\)"),
+        (lambda output, target, mask: 0.0, r"takes \(output, target, mask\), .*HINT: lambda output, target"),
+        (lambda output: 0.0, r"takes \(output\), "),
+    ],
+)
+def test_a_loss_of_other_arguments_is_told_how_it_is_called(loss, said):
+    for given in (loss, cx.Task({"a": loss, "b": cx.CrossEntropyLoss()})):
+        with pytest.raises(ConfigError, match=said):
+            trainer(Net(), given).fit(X, Y, config(epochs=1))
+    refuse_other_arguments(as_per_example(lambda o, t, scale=2.0: scale * o.sum(-1)))
+    refuse_other_arguments(as_per_example(optax.losses.squared_error))
 
 
 def test_a_run_that_must_go_on_makes_no_folder(tmp_path):
