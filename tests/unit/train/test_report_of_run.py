@@ -123,7 +123,7 @@ def test_what_commands_say_of_a_run_is_there_as_json_too(tmp_path, capsys):
     assert audited["good"] is True
     assert audited["findings"] == []
     assert "every sample came once" in audited["summary"]
-    assert told("checkpoint", "ls", run)["step"] == 1  # 8 replicas take all samples at once
-    assert told("checkpoint", "verify", run) == {"step": 1, "good": True, "problems": []}
+    assert told("checkpoint", "ls", run)[0]["step"] == 1  # 8 replicas take all samples at once
+    assert told("checkpoint", "verify", run) == [{"step": 1, "good": True, "problems": []}]
     assert told("hash", run)["steps"][0]["step"] == 1
     assert told("hash", run, run)["equal"] is True
