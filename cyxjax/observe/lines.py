@@ -164,9 +164,20 @@ def epoch_line(record: Record) -> str:
     return ", ".join([f"Epoch {record.get('epoch', 0)}", *within, *_all_numbers(record)])
 
 
+def line_of_test(metrics: Mapping[str, float]) -> str:
+    """`Test: loss 0.0477, accuracy 0.9805`; of many metrics the first few, the rest stand in the report."""
+    known = [f"{name} {value:.4f}" for name, value in metrics.items() if not math.isnan(value)]
+    shown = known[: 2 + _MOST_OWN]  # loss and accuracy first
+    return f"Test: {', '.join(shown)}" + (
+        f", and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+    )
+
+
 def done_line(history: Any, run_dir: str | None) -> str:
     """`Done: 5 epochs in 12.3 s, 4,321 samples/s, best Val accuracy 0.9800 (epoch 3), last 0.9700. ...`."""
-    text = f"Done: {len(history.train_losses)} epochs in {span(history.total_time_seconds)}"
+    epochs = len(history.train_losses)
+    done = f"{epochs} epochs" if epochs or not history.num_steps else f"{history.num_steps:,} steps"
+    text = f"Done: {done} in {span(history.total_time_seconds)}"
     text += f", {history.samples_per_second:,.0f} samples/s"
     for name, values, pick in (
         ("accuracy", history.val_accuracies, max),  # NaN: the task has none

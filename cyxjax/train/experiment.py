@@ -16,6 +16,7 @@ from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, CheckpointError, NotSavedErro
 from cyxjax.launch.backend import programs
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.lines import line_of_test
 from cyxjax.observe.records import Sink, or_told, write_atomic
 from cyxjax.observe.sinks import KeptOpen, build_sinks, check_names
 from cyxjax.train import reporting
@@ -61,7 +62,7 @@ def train(experiment: Experiment) -> int:
     console.done(history, str(folder.root))
     _say_how_to_go_on(config, history, console)
     if unsaved is None and not config.fast_dev_run:
-        console.note(_next_commands(config))
+        console.note(_next_commands(config, history))
     process_group.finalize()
     if unsaved is not None:
         raise unsaved  # the last word: what was said before it is true, and of no use without the parameters
@@ -89,13 +90,14 @@ def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, 
         console.note(f"Stopped and saved after step {saved}. Run the same command again to go on from there.")
 
 
-def _next_commands(config: TrainConfig) -> str:
+def _next_commands(config: TrainConfig, history: DistributedTrainingHistory) -> str:
     """What one may type next."""
     look = f"open {config.run_folder.report}" if config.report else f"cyxjax report {config.run_dir}"
     audit = (
         f"; cyxjax audit {config.run_dir}" if config.run_folder.ledger.is_file() else ""
     )  # not of a stream
-    return f"Next: {look}{audit}; the same command with more --epochs trains on."
+    more = "--max-steps" if history.stopped_by == "max_steps" else "--epochs"
+    return f"Next: {look}{audit}; the same command with more {more} trains on."
 
 
 def _train(
@@ -130,8 +132,7 @@ def _train_into(
     history = trainer.history
     if history.stopped_by != "signal":
         test = trainer.evaluate_metrics(splits.test, max_batches=config.max_eval_batches)
-        known = [f"{name} {value:.4f}" for name, value in numbers(test).items() if not math.isnan(value)]
-        console.note("Test: " + ", ".join(known))
+        console.note(line_of_test(numbers(test)))
         results = {f"test_{name}": value for name, value in numbers(test).items() if not math.isnan(value)}
         sink.log({"kind": "test", "step": history.num_steps, **results})
         if config.report:

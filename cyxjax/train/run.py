@@ -177,7 +177,7 @@ def build_hooks(run: Run) -> list[Hook]:
         RecordHook(run.console, run.sink, run.session.recipe.metrics, settings.course.log_every, rate),
         TerminateOnNaN(rollback.patience(settings.guard)),  # before what would take a NaN for a value
         *run.spikes,
-        StopHook(history, run.signals.stop, settings.course.max_time_s),
+        StopHook(history, run.signals.stop, settings.course.max_time_s, settings.course.max_steps),
         *_handing_out(run.session),
         *run.session.recipe.callbacks,  # the user's see what ours have seen
         *_early_stopping(settings.watch),

@@ -79,12 +79,20 @@ class HandOutHook(Hook):
 
 
 class StopHook(Hook):
-    """Asks to stop, once: when a signal came, or when the time is up. All ranks stop at one step."""
+    """Asks to stop, once: when a signal came, or when the time is up. All ranks stop at one step.
+
+    Keeps in the history why a run ended early, after `max_steps` too, where the loop ends by itself.
+    """
 
     def __init__(
-        self, history: DistributedTrainingHistory, signalled: Callable[[], bool], max_time_s: float | None
+        self,
+        history: DistributedTrainingHistory,
+        signalled: Callable[[], bool],
+        max_time_s: float | None,
+        max_steps: int | None = None,
     ):
         self._history, self._signalled, self._max_time_s = history, signalled, max_time_s
+        self._max_steps = max_steps
 
     def on_start(self, moment: RunState) -> None:
         self._started = time.monotonic()
@@ -99,6 +107,11 @@ class StopHook(Hook):
         # Clocks differ between ranks, so none judges by its own: the sum over all says the same to each.
         if info.signals[0] and not self._history.stopped_by:
             self._history.stopped_by = "signal" if info.signals[0] >= 1 else "max_time"
+
+    def on_end(self, moment: RunState, finished: bool) -> None:
+        reached = self._max_steps is not None and moment.position.step >= self._max_steps
+        if reached and not finished and not self._history.stopped_by:
+            self._history.stopped_by = "max_steps"
 
 
 _OUT_OF_TIME = 2.0**-20  # exact in float32, and below 1 when a million replicas add it up

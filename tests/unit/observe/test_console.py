@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cyxjax.observe import NullConsole, PlainConsole, RichConsole, build_console
-from cyxjax.observe.console import done_line
 from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.lines import done_line, line_of_test
 
 STEP = {
     "kind": "step",
@@ -105,6 +105,20 @@ def test_a_log_has_a_line_of_progress_an_interval_however_many_steps_there_are(m
 def test_a_dumb_terminal_gets_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     assert type(build_console(True, True, Terminal())) is PlainConsole
+
+
+def test_a_run_that_ended_within_its_first_epoch_tells_its_steps():
+    history = DistributedTrainingHistory(num_steps=12, total_time_seconds=8.25, stopped_by="max_steps")
+    assert done_line(history, None) == "Done: 12 steps in 8.2 s, 0 samples/s, stopped by max_steps."
+
+
+def test_of_many_metrics_the_line_of_the_test_shows_the_first():
+    assert line_of_test({"loss": 0.25, "accuracy": float("nan")}) == "Test: loss 0.2500"
+    many = {"loss": 0.25, "accuracy": 0.5} | {f"recall_{n}": 1.0 for n in range(10)}
+    assert line_of_test(many) == (
+        "Test: loss 0.2500, accuracy 0.5000, recall_0 1.0000, recall_1 1.0000, recall_2 1.0000, "
+        "recall_3 1.0000, and 6 more"
+    )
 
 
 def test_the_last_line_names_the_epoch_of_the_best():

@@ -67,6 +67,15 @@ def test_early_stopping_waits_for_evaluations_within_an_epoch():
     assert (history.num_steps, history.stopped_by, history.val_steps) == (12, "early_stopping", [4, 8, 12])
 
 
+def test_a_run_that_ends_after_max_steps_says_so_unless_it_had_come_to_its_end():
+    one = trainer()
+    history = one.fit(*ALL, config(epochs=2, max_steps=3))
+    assert (history.num_steps, history.stopped_by) == (3, "max_steps")
+    whole = trainer().fit(*ALL, config(epochs=1))
+    exactly = trainer().fit(*ALL, config(epochs=1, max_steps=whole.num_steps))
+    assert (exactly.num_steps, exactly.stopped_by) == (whole.num_steps, "")
+
+
 def test_the_learning_rate_falls_within_an_epoch():
     slower = cx.ReduceLROnPlateau(factor=0.5, patience=2)
     one = trainer(lr=1e-30, callbacks=[slower])
