@@ -1,6 +1,8 @@
 """`python -m cyxjax.train --config configs/digits.yaml`: one experiment, in this process of the group."""
 
 import sys
+import threading
+import time
 from collections.abc import Sequence
 
 from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, EXIT_USER_ERROR, ConfigError, CyxjaxError, DataError
@@ -21,7 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         prepared = experiment.prepare(config)
         writing = True
-        return experiment.train(prepared)
+        code = experiment.train(prepared)
+        tell_who_is_waited_for()
+        return code
     except KeyboardInterrupt:
         print("cyxjax.train: interrupted. HINT: run the same command again to go on.", file=sys.stderr)
         return EXIT_INTERRUPT
@@ -36,6 +40,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_CONFIG
         print(f"cyxjax.train: {type(err).__name__}: {redact(str(err))}", file=sys.stderr)
         return EXIT_USER_ERROR
+
+
+def tell_who_is_waited_for(patience_s: float = 5.0) -> None:
+    """Names the threads that Python waits for before it ends, if that takes long."""
+    end, own = time.monotonic() + patience_s, (threading.main_thread(), threading.current_thread())
+    waited_for = [one for one in threading.enumerate() if not one.daemon and one not in own]
+    for one in waited_for:
+        one.join(max(0.0, end - time.monotonic()))
+    names = ", ".join(repr(one.name) for one in waited_for if one.is_alive())
+    if names:
+        print(
+            f"cyxjax.train: the run is over; the process waits for the thread {names}, which is no daemon. "
+            "HINT: Thread(..., daemon=True), or end it when the data are read.",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":
