@@ -8,6 +8,7 @@ import pytest
 
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.data import Batches
 from cyxjax.errors import DesyncError
 from cyxjax.train.start import same_run
 from tests.support.trainers import X, Y, config, trainer
@@ -103,7 +104,7 @@ def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch
     monkeypatch.setattr(same_run, "refuse_differences", lambda *facts: None)
     ranks = SimpleNamespace(topology=SimpleNamespace(world_size=2), mesh=None)
     monkeypatch.setattr(same_run, "lower_step", lambda *step: None)
-    prepared = trainer().prepare(batches(X), config=config())
+    prepared = trainer().prepare(Batches(batches(X)), config=config())
     start = lambda loader: same_run.compared(  # noqa: E731
         ranks, prepared._replace(data=same_run.FitData(loader, None, False, first=(loader[0],))), None, {}
     )
