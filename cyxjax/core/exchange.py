@@ -52,7 +52,8 @@ def reduce_scattered(rows: jax.Array) -> jax.Array:
     """
     if not _one_by_one.get():
         return lax.psum_scatter(rows, AXIS, scatter_dimension=0)
-    return reduce(jnp.add, lax.all_to_all(rows, AXIS, 0, 0))
+    # Added up at once: fused with the optimizer a sum would wait for all gradients, and its rows with it.
+    return lax.optimization_barrier(reduce(jnp.add, lax.all_to_all(rows, AXIS, 0, 0)))
 
 
 def joined(f: Callable) -> Callable:

@@ -210,7 +210,17 @@ class Smooth(nn.Module):
         return x
 
 
-def step_of(comm, replicas, width=512, layers=6, options=None, precision="float32", model=Deep, rows=8):
+def step_of(
+    comm,
+    replicas,
+    width=512,
+    layers=6,
+    options=None,
+    precision="float32",
+    model=Deep,
+    rows=8,
+    optimizer=None,
+):
     """The compiled step of a deep perceptron, the bytes of its parameters, and what it is called with.
 
     rows: of a replica.
@@ -219,7 +229,7 @@ def step_of(comm, replicas, width=512, layers=6, options=None, precision="float3
     fns = with_policy(adapt(model(width, layers)), parse_policy(precision))
     x = np.ones((rows * replicas, width), np.float32)
     params, model_state = fns.init(jax.random.key(0), x[:1])
-    sync = build_sync(comm, optax.sgd(0.1), options, params=lambda: params)
+    sync = build_sync(comm, optimizer or optax.sgd(0.1), options, params=lambda: params)
     state = init_state(sync, mesh, params, model_state, 0)
     step = build_train_step(fns, as_per_example(MSELoss()), sync, mesh)
     batch = put(mesh, HostBatch(x, x, np.ones(len(x), np.float32), len(x), np.arange(len(x))))
