@@ -13,12 +13,7 @@ from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, step_key
 from cyxjax.core.losses import PerExample
 from cyxjax.core.memory.remat import memory_options, with_whole
-from cyxjax.core.mesh import (
-    AXIS,
-    PER_REPLICA,
-    REPLICATED,
-    num_replicas,
-)
+from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, num_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.step_value import step_value

@@ -93,9 +93,8 @@ def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, 
 def _next_commands(config: TrainConfig, history: DistributedTrainingHistory) -> str:
     """What one may type next."""
     look = f"open {config.run_folder.report}" if config.report else f"cyxjax report {config.run_dir}"
-    audit = (
-        f"; cyxjax audit {config.run_dir}" if config.run_folder.ledger.is_file() else ""
-    )  # not of a stream
+    kept = config.run_folder.ledger.is_file()  # not of a stream
+    audit = f"; cyxjax audit {config.run_dir}" if kept else ""
     more = "--max-steps" if history.stopped_by == "max_steps" else "--epochs"
     return f"Next: {look}{audit}; the same command with more {more} trains on."
 

@@ -38,8 +38,8 @@ class Permuted(linen.Module):
         return linen.Dense(1)(x[:, order])[:, 0]
 
 
-@pytest.mark.parametrize("comm", ["mean", "fsdp"])
-def test_complex_parameters_go_downhill_as_on_one_device(comm):
+@pytest.mark.parametrize(("comm", "remat"), [("mean", "none"), ("mean", "dots_saveable"), ("fsdp", "none")])
+def test_complex_parameters_go_downhill_as_on_one_device(comm, remat):
     use_devices(2)
     x, w = X[:SAMPLES], adapt(Complex()).init(jax.random.key(42), X[:1])[0]["w"]
     parts = jnp.real(w), jnp.imag(w)  # |x (a + ib)| in real numbers: what descent means is not in question
@@ -52,7 +52,8 @@ def test_complex_parameters_go_downhill_as_on_one_device(comm):
         grads = jax.grad(loss)(parts, x[i : i + 8], TARGET[i : i + 8])
         parts = jax.tree.map(lambda p, g: p - 0.05 * g, parts, grads)
     train = DistributedTrainer(Complex(), cx.MSELoss(), optax.sgd(0.05))
-    train.fit(x, TARGET, config(epochs=1, batch_size=4, shuffle=False, comm=comm, sentinel_every_n_steps=1))
+    how = {"comm": comm, "remat": remat, "sentinel_every_n_steps": 1}
+    train.fit(x, TARGET, config(epochs=1, batch_size=4, shuffle=False, **how))
     expected = np.asarray(parts[0]) + 1j * np.asarray(parts[1])
     np.testing.assert_allclose(train.params["w"], expected, rtol=1e-4, atol=1e-5)  # rounding, three steps
 

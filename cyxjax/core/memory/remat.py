@@ -5,9 +5,11 @@ the values already, and it runs all gathers first. `memory_options` says so, a p
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import Jaxpr, subjaxprs
 from jax.sharding import Mesh
 
@@ -37,10 +39,22 @@ def with_remat(fns: ModelFns, policy: str = "full") -> ModelFns:
         raise ConfigError(f"remat={policy!r} is not a policy. HINT: {nearest(policy, REMAT)}")
 
     def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
-        run = jax.checkpoint(lambda p, s, x, k: fns.apply(p, s, x, k, train), policy=_POLICIES[policy])
+        kept = _but_complex(_POLICIES[policy])
+        run = jax.checkpoint(lambda p, s, x, k: fns.apply(p, s, x, k, train), policy=kept)
         return run(params, model_state, inputs, key)
 
     return fns._replace(apply=apply, recomputes=True)
+
+
+def _but_complex(policy: Callable[..., Any]) -> Callable[..., Any]:
+    """`policy`; complex numbers are computed again: jax 0.10.2 cannot keep any that forward uses too."""
+
+    def keeps(primitive: Any, *given: Any, **params: Any) -> Any:
+        makes = primitive.name in ("complex", "fft")
+        takes = any(jax.dtypes.issubdtype(a.dtype, np.complexfloating) for a in given if hasattr(a, "dtype"))
+        return not makes and not takes and policy(primitive, *given, **params)
+
+    return keeps
 
 
 GATHERED = "gathered"  # what `Sync.whole` names its results (jax.ad_checkpoint.checkpoint_name)
@@ -78,7 +92,7 @@ def with_whole(fns: ModelFns, sync: Sync) -> ModelFns:
             # Inside another, a `jax.checkpoint` keeps what the outer policy lets it keep, and its own policy
             # says nothing. Where the outer keeps nothing it is run again as it is, for one more forward.
             own = fns.recomputes or _recomputes(jax.make_jaxpr(run)(*args).jaxpr)
-            run = jax.checkpoint(run, policy=None if own else keeps)
+            run = jax.checkpoint(run, policy=None if own else _but_complex(keeps))
         return run(*args)
 
     return fns._replace(apply=apply)

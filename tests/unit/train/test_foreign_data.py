@@ -8,6 +8,7 @@ import pytest
 import cyxjax as cx
 from cyxjax.config.load import load_config
 from cyxjax.errors import DataError
+from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train import experiment
 from cyxjax.train.feeding import fit_data
 from tests.unit.train.test_foreign_loaders import Loader, X, Y, bits, fit
@@ -49,9 +50,10 @@ def test_items_that_are_lists_are_told_of_tuples():
 
 def test_only_a_run_that_keeps_a_ledger_is_to_be_audited(tmp_path):
     config = load_config(["--run-dir", str(tmp_path)])
-    assert "audit" not in experiment._next_commands(config)
+    history = DistributedTrainingHistory()
+    assert "audit" not in experiment._next_commands(config, history)
     config.run_folder.ledger.touch()
-    assert f"cyxjax audit {tmp_path};" in experiment._next_commands(config)
+    assert f"cyxjax audit {tmp_path};" in experiment._next_commands(config, history)
 
 
 def test_batches_are_a_loader():
