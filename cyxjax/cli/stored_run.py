@@ -81,6 +81,9 @@ def predict(argv: Sequence[str]) -> int:
         raise ConfigError(f"{given.input}: no such file. HINT: np.save(file, x) writes one.")
     if not given.output.absolute().parent.is_dir():
         raise ConfigError(f"{given.output}: there is no such folder. HINT: make it first.")
+    written, read = [path.absolute().parent.resolve() / path.name for path in (given.output, given.input)]
+    if written in (read, read.resolve()):  # a link is replaced by what is written, not followed
+        raise ConfigError(f"{given.output}: that is the input, it would be lost. HINT: name another file.")
 
     def use(run: Any) -> None:
         from cyxjax.train.stored import tables

@@ -171,6 +171,7 @@ def test_predict_reads_and_writes_files(moved, run, tmp_path, capsys):
         (["predict", "RUN", "text.npy", "o.npy"], "the run was trained on float32[N, 4]"),
         (["predict", "RUN", "x.npy", "away/o.npy"], "there is no such folder"),
         (["predict", "nowhere", "x.npy", "o.npy"], "nowhere: no such folder"),
+        (["predict", "RUN", "x.npy", "./x.npy"], "x.npy: that is the input"),
         (["evaluate", "RUN", "--batch-size", "0"], "--batch-size 0: expected a positive number"),
         (["evaluate", "RUN", "--root", "x"], "is not read from files, but root=x"),
         (["export", "RUN", "o.onnx"], "--to safetensors writes another format than this name says"),
