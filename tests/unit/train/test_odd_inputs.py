@@ -117,6 +117,18 @@ def test_a_loss_of_other_arguments_is_told_how_it_is_called(loss, said):
     refuse_other_arguments(as_per_example(optax.losses.squared_error))
 
 
+_NAMED = "y_true,y_pred target,output labels,logits y,y_hat targets,predictions"
+
+
+def test_a_loss_that_names_the_target_first_is_refused_and_no_other_order_is():
+    for names in _NAMED.split():
+        with pytest.raises(ConfigError, match=r"takes \(\w+, \w+\), .*HINT: .*: loss\(target, output\)\.$"):
+            refuse_other_arguments(as_per_example(eval(f"lambda {names}: 0.0")))
+        refuse_other_arguments(as_per_example(eval(f"lambda {','.join(names.split(',')[::-1])}: 0.0")))
+    for names in ("a,b", "x,y", "y,t", "y,target", "output,y", "x,labels,*output", "labels,*output"):
+        refuse_other_arguments(as_per_example(eval(f"lambda {names}: 0.0")))
+
+
 def test_a_run_that_must_go_on_makes_no_folder(tmp_path):
     saving = {"checkpoint_dir": str(tmp_path / "runs" / "checkpoints"), "checkpoint_every_n_epochs": 1}
     with pytest.raises(CheckpointError, match="resume='must', but .* holds no checkpoint"):
