@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.config.schedules import SCHEDULES
 from cyxjax.errors import ConfigError
 
 
@@ -26,6 +27,7 @@ def rate_plan(
 ) -> RatePlan:
     """From scaling rule, warm-up and decay; what does not decay says no more than its peak."""
     peak = scaling_factor(config.lr_scaling, global_batch_size, config.base_batch_size)
+    _refuse_options_of_ours(section)
     if section is None or getattr(section, "name", "") == "constant":
         return RatePlan("constant", peak, config.warmup_steps)
     if not hasattr(section, "decay_steps"):
@@ -40,6 +42,20 @@ def rate_plan(
         )
     decay_steps = section.decay_steps or total - config.warmup_steps
     return RatePlan(section.name, peak, config.warmup_steps, decay_steps, section.final_fraction)
+
+
+def _refuse_options_of_ours(section: Any) -> None:
+    """Raises: ConfigError for options of a schedule of ours, which has keys: they would change nothing."""
+    options = getattr(section, "options", None)
+    if not options or getattr(section, "name", "") not in SCHEDULES:
+        return
+    key = f"schedule.options.{next(iter(options))}"
+    keys = "optimizer.lr" if section.name == "constant" else "schedule.decay_steps or schedule.final_fraction"
+    raise ConfigError(
+        f"{key}: schedule {section.name!r} has no options, those of optax and your own have. "
+        f"HINT: set {keys} in its place.",
+        key=key,
+    )
 
 
 def scaling_factor(rule: str, global_batch_size: int, base_batch_size: int | None) -> float:

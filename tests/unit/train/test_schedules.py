@@ -134,3 +134,20 @@ def test_a_schedule_over_no_steps_is_refused():
     plan = RatePlan(name="exponential_decay", options={"transition_steps": 0, "decay_rate": 0.9})
     with pytest.raises(ConfigError, match="transition_steps=0 would stay at its first value.*HINT"):
         build_schedule(plan)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("cosine", {"alpha": 0.5}, r"schedule\.options\.alpha: .*'cosine' has no.*final_fraction"),
+        ("linear", {"end_value": 0.5}, r"schedule\.options\.end_value: .*'linear' has no.*final_fraction"),
+        (
+            "constant",
+            {"value": 0.5},
+            r"schedule\.options\.value: .*'constant' has no.*HINT: set optimizer\.lr",
+        ),
+    ],
+)
+def test_options_of_a_schedule_of_ours_are_refused_and_not_ignored(name, options, said):
+    with pytest.raises(ConfigError, match=said):
+        plan(name=name, options=options)
