@@ -134,12 +134,13 @@ def _sum_of_those_there(*leaves: jax.Array | None) -> jax.Array | None:
 def mean_model_state(model_state: PyTree, weight: jax.Array) -> PyTree:
     """Running statistics averaged over replicas, each by its number of samples; inside `sync_map`.
 
-    Leaves that are not floats (counters) take the largest value. A replica without samples counts nothing.
+    Counters, and what else is neither float nor complex, take the largest value. A replica without samples
+    counts nothing.
     """
     if not jax.tree.leaves(model_state):
         return model_state
     total = psum(weight)
-    add = lambda leaf: psum(leaf) if _is_float(leaf) else lax.pmax(leaf, AXIS)  # noqa: E731
+    add = lambda leaf: psum(leaf) if _is_inexact(leaf) else lax.pmax(leaf, AXIS)  # noqa: E731
     return divided_state(jax.tree.map(add, weighted_state(model_state, weight)), total, model_state)
 
 
@@ -147,7 +148,7 @@ def weighted_state(model_state: PyTree, weight: jax.Array) -> PyTree:
     """A share of the mean: floats times `weight`, the samples they come from, which may be none."""
 
     def share(leaf: jax.Array) -> jax.Array:
-        if not _is_float(leaf):
+        if not _is_inexact(leaf):
             return leaf
         return jnp.where(weight > 0, leaf * weight.astype(leaf.dtype), jnp.zeros_like(leaf))
 
@@ -156,9 +157,13 @@ def weighted_state(model_state: PyTree, weight: jax.Array) -> PyTree:
 
 def divided_state(summed: PyTree, total: Any, like: PyTree) -> PyTree:
     """The mean of shares that were added up, in the dtypes of `like`; counters as they are."""
-    mean = lambda leaf, old: (leaf / total if _is_float(leaf) else leaf).astype(old.dtype)  # noqa: E731
+
+    def mean(leaf: jax.Array, old: Any) -> jax.Array:
+        by = jnp.asarray(total, leaf.dtype) if jnp.iscomplexobj(leaf) else total
+        return (leaf / by if _is_inexact(leaf) else leaf).astype(old.dtype)
+
     return jax.tree.map(mean, summed, like)
 
 
-def _is_float(leaf: jax.Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.floating)
+def _is_inexact(leaf: jax.Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)

@@ -31,6 +31,15 @@ class Complex(linen.Module):
         return jnp.abs(x.astype(jnp.complex64) @ self.param("w", draw))
 
 
+class Phased(linen.Module):
+    @linen.compact
+    def __call__(self, x, train=False):
+        seen = self.variable("statistics", "mean", lambda: jnp.zeros((), jnp.complex64))
+        if train:
+            seen.value = jax.lax.complex(x.mean(), -x[:, 0].mean())
+        return linen.Dense(1)(x)[:, 0]
+
+
 class Permuted(linen.Module):
     @linen.compact
     def __call__(self, x):
@@ -56,6 +65,15 @@ def test_complex_parameters_go_downhill_as_on_one_device(comm, remat):
     train.fit(x, TARGET, config(epochs=1, batch_size=4, shuffle=False, **how))
     expected = np.asarray(parts[0]) + 1j * np.asarray(parts[1])
     np.testing.assert_allclose(train.params["w"], expected, rtol=1e-4, atol=1e-5)  # rounding, three steps
+
+
+def test_complex_statistics_are_those_of_the_global_batch():
+    use_devices(2)
+    train = DistributedTrainer(Phased(), cx.MSELoss(), optax.sgd(0.05))
+    train.fit(X[:16], TARGET[:16], config(epochs=1, batch_size=4, shuffle=False))
+    last = X[8:16]
+    found = train.state.model_state["statistics"]["mean"]
+    np.testing.assert_allclose(found, last.mean() - 1j * last[:, 0].mean(), rtol=1e-5)
 
 
 def test_an_optimizer_s_random_key_is_saved_and_goes_on(tmp_path):
