@@ -18,11 +18,13 @@ class BoundLoss:
     output_grad: Any
     """Gradient of `value` with respect to the model's output."""
     ddp: Any
+    output: Any = None
+    """What `value` was computed from."""
     scale: float = 1.0
 
     def backward(self) -> None:
         """Adds the gradients of this loss to what `ddp` has gathered since its last update."""
-        self.ddp.backward(self.output_grad, scale=self.scale)
+        self.ddp.backward(self.output_grad, self.scale, self.output)
 
     def item(self) -> float:
         """The number; waits for it to be computed."""

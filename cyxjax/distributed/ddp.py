@@ -125,13 +125,13 @@ class DistributedDataParallel:
                 "rows alone. HINT: train with cx.distributed.DistributedTrainer(model, loss, optimizer)."
             )
         value, output_grad = facade.loss_and_output_grad(criterion, output, target)
-        return BoundLoss(value, output_grad, self)
+        return BoundLoss(value, output_grad, self, output)
 
-    def backward(self, output_grad: PyTree, scale: float = 1.0) -> None:
+    def backward(self, output_grad: PyTree, scale: float = 1.0, at: PyTree = None) -> None:
         """Adds to the gradients what `scale * output_grad` pulls back through the last forward pass.
 
-        output_grad: of this process's mean loss, in the form of the output. Nothing is sent yet.
-        Raises: GroupError without a forward pass; DataError for another form.
+        output_grad: of this process's mean loss, in the form of the output; `at` which output, where known.
+        Nothing is sent yet. Raises: GroupError without a forward pass; DataError for another form or output.
         """
         since = self._since
         if since.pullback is None:
@@ -139,7 +139,7 @@ class DistributedDataParallel:
                 "backward has no forward pass to go back through: each serves one backward, in training "
                 "mode. HINT: call forward first; after eval(), call train()."
             )
-        values.check_like(output_grad, since.output)
+        values.check_like(output_grad, since.output, at)
         placed = view.place_rows(self._local, output_grad, pad_with_zeros=True)
         factor = np.float32(scale * self._mesh.size / self.get_world_size())
         since.grads = self._programs.backward(since.pullback, placed, factor, since.grads)

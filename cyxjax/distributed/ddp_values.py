@@ -50,13 +50,24 @@ def as_rows(inputs: PyTree) -> tuple[PyTree, int]:
     return inputs, kinds.pop()[0]
 
 
-def check_like(output_grad: PyTree, output: PyTree) -> None:
-    """Raises DataError unless the gradient has the form, shapes and dtypes of the `output` it belongs to."""
+def check_like(output_grad: PyTree, output: PyTree, at: PyTree = None) -> None:
+    """Raises DataError unless the gradient has the form, shapes and dtypes of the `output` it belongs to.
+
+    at: where the gradient was taken, which must be that output, number for number; None: not known.
+    """
     wanted, given = dict(describe(output)), {k: leaf_type(v) for k, v in _leaves(output_grad).items()}
     if wanted != given:
         raise DataError(
             f"output_grad is {given or 'empty'}, the last forward pass gave {wanted}. "
             "HINT: pass criterion.backward(outputs, targets) of that pass's outputs."
+        )
+
+    pairs = zip(jax.tree.leaves(at), jax.tree.leaves(output), strict=False)
+    if any(a is not b and np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in pairs):
+        raise DataError(
+            "the loss is of other values than the last forward pass gave, and what made them of those has no "
+            "way back. HINT: do it within the loss, ddp.loss(lambda out, y: criterion(f(out), y), outputs, "
+            "targets), or in the model; call backward before the next forward pass."
         )
 
 

@@ -25,7 +25,7 @@ from cyxjax.errors import CheckpointError
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
-from cyxjax.observe.sinks import NullSink
+from cyxjax.observe.sinks import NullSink, warn_on_stderr
 from cyxjax.train import loop, resume
 from cyxjax.train.feeding import check_data, fit_data
 from cyxjax.train.feeding.feed import eval_batches
@@ -99,7 +99,10 @@ class DistributedTrainer:
         NotSavedError after the end, with the trained parameters in place, if they could not be saved.
         """
         prepared = self.prepare(*data, config=config, schedule=schedule)
-        return self.fit_prepared(prepared, console=console, open_sink=open_sink)
+        history = self.fit_prepared(prepared, console=console, open_sink=open_sink)
+        if self.stopped_by_signal and self.is_master():
+            warn_on_stderr(f"fit: stopped by a signal after step {history.num_steps}.")
+        return history
 
     def prepare(
         self, *data: Any, config: DistributedTrainingConfig | None = None, schedule: Any = None

@@ -84,6 +84,17 @@ class RowBatches:
         return ""
 
 
+def _kept(row: Any) -> Any:
+    """`row`, whose arrays its source may fill anew with the next sample."""
+    if isinstance(row, np.ndarray):
+        return row.copy()
+    if isinstance(row, dict):
+        return {name: _kept(part) for name, part in row.items()}
+    if isinstance(row, tuple) and hasattr(row, "_fields"):
+        return type(row)(*map(_kept, row))
+    return type(row)(map(_kept, row)) if type(row) in (list, tuple) else row
+
+
 class _Batches:
     """One pass. A stream that knows no place is counted in samples, and passed over by who goes on."""
 
@@ -98,12 +109,15 @@ class _Batches:
     def __next__(self) -> tuple[Any, Any]:
         rank, ranks = self._of.deal
         wanted = self._of.batch_size * ranks
-        group = list(islice(self._source, wanted))
-        if not group or (self._of.drop_last and len(group) < wanted):
+        count, mine = 0, []
+        for row in islice(self._source, wanted):
+            if count % ranks == rank:
+                mine.append(_kept(row))
+            count += 1
+        if not count or (self._of.drop_last and count < wanted):
             raise StopIteration
-        numbers = range(self._given + rank, self._given + len(group), ranks)
-        self._given += len(group)
-        mine = group[rank::ranks]
+        numbers = range(self._given + rank, self._given + count, ranks)
+        self._given += count
         if not mine:  # the last samples of the stream are fewer than the ranks
             raise StopIteration
         return _stacked(mine, numbers, self._of.rows.columns)

@@ -1,5 +1,8 @@
 """Callbacks: what they do to the step, to evaluation and to the history, on two replicas."""
 
+import os
+import signal
+
 import jax
 import numpy as np
 import pytest
@@ -89,6 +92,18 @@ def test_the_learning_rate_falls_with_any_strategy(comm):
     history = one.fit(X, Y, config(epochs=3, comm=comm))
     assert history.learning_rates == pytest.approx([0.1, 0.1, 0.05])
     assert one.program.train_step._cache_size() == 1
+
+
+def test_a_fit_that_a_signal_stopped_says_so(capfd):
+    class Preempted(cx.Callback):
+        def on_epoch(self, info):  # once: a second signal ends the process
+            if info.position.epoch == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    one = trainer(callbacks=[Preempted()])
+    one.fit(X, Y, config(epochs=3))
+    assert one.stopped_by_signal
+    assert f"stopped by a signal after step {one.history.num_steps}." in capfd.readouterr().err
 
 
 def test_training_stops_early_and_a_resumed_run_has_waited_already(tmp_path):

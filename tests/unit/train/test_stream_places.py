@@ -4,6 +4,7 @@ import itertools
 import sys
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -189,6 +190,24 @@ def test_ranks_that_share_a_stream_take_each_sample_once_and_go_on_at_any_number
         it.set_state(state)
         seen += [x for x, _ in it]
     assert sorted(np.concatenate(seen).tolist()) == list(range(20))
+
+
+def test_a_source_may_fill_one_array_anew():
+    one = np.zeros(2)
+
+    def source():
+        for i in range(4):
+            one[:] = i
+            yield {"x": one, "more": (one, [one])}
+
+    (batch, _), *_ = RowBatches(Rows(list_of(source)), 4, 0, 1)
+    for leaf in jax.tree.leaves(batch):
+        np.testing.assert_array_equal(leaf.reshape(4, -1)[:, 0], np.arange(4.0))
+
+
+def list_of(make):
+    """Something that begins anew with each pass."""
+    return type("Source", (), {"__iter__": lambda self: make()})()
 
 
 def test_what_no_json_holds_is_no_place():
