@@ -38,7 +38,15 @@ MODES = {
     **dict.fromkeys(("eval", "is_eval", "eval_mode", "inference", "is_inference"), False),
 }
 """Keywords by which models are told whether they train, and the value that says so."""
-_LIKE_A_MODE = re.compile(r"train|eval|infer|determin|running_average")
+_LIKE_A_MODE = re.compile(
+    r"train|eval|infer|determin|running_average"
+    r"|^((is_)?test(ing)?|(enable|use)_dropout|stochastic|predict|validation)$",
+    re.IGNORECASE,
+)
+_NAMES_A_MODE = re.compile(r"^(mode|phase|split)$", re.IGNORECASE)  # by a word, and much else
+_WORDS_OF_A_MODE = re.compile(
+    r"^(train|training|eval|evaluation|test|valid|val|predict|infer|inference)$", re.IGNORECASE
+)
 
 
 def call_mode(call: Callable, train: bool) -> dict[str, bool]:
@@ -49,11 +57,18 @@ def call_mode(call: Callable, train: bool) -> dict[str, bool]:
     """
     known = inspect.signature(call).parameters
     mode = {name: is_train is train for name, is_train in MODES.items() if name in known}
-    switches = [name for name, one in known.items() if isinstance(one.default, bool) and name not in mode]
-    odd = next((name for name in switches if _LIKE_A_MODE.search(name)), None)
+    bound = getattr(call, "keywords", {})  # of a partial: a value somebody chose
+    odd = next((name for name, one in known.items() if name not in bound and _is_a_switch(name, one)), None)
     if odd is not None and not mode:
         raise ConfigError(
-            f"the model's __call__ takes {odd}={known[odd].default}, which looks like the switch for "
+            f"the model's __call__ takes {odd}={known[odd].default!r}, which looks like the switch for "
             f"training and is not known as one. HINT: rename it to `train`; known: {', '.join(MODES)}."
         )
     return mode
+
+
+def _is_a_switch(name: str, parameter: inspect.Parameter) -> bool:
+    """Whether it reads as one for training: by its name, or as `mode="train"` by name and default."""
+    if isinstance(parameter.default, str):
+        return bool(_NAMES_A_MODE.search(name) and _WORDS_OF_A_MODE.search(parameter.default))
+    return isinstance(parameter.default, bool) and bool(_LIKE_A_MODE.search(name))

@@ -1,5 +1,7 @@
 """flax.linen modules as functions."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -89,3 +91,36 @@ def test_modes_by_other_names(name, in_training):
     exec(f"def call(self, x, {name}=None): return {name}", space)
     assert call_mode(space["call"], True) == {name: in_training}
     assert call_mode(space["call"], False) == {name: not in_training}
+
+
+REFUSED = [
+    "is_test=False",
+    "Testing=True",
+    "enable_dropout=True",
+    "stochastic=False",
+    "predict=True",
+    "Train=False",
+]
+REFUSED += ["phase='train'", "mode='eval'", "split='Train'"]
+TAKEN = [
+    "mode='bilinear'",
+    "split=True",
+    "phase=False",
+    "test=None",
+    "latest=True",
+    "train=False, use_dropout=True",
+]
+
+
+@pytest.mark.parametrize("argument", REFUSED + TAKEN)
+def test_a_switch_by_another_name_is_refused_and_an_option_is_not(argument):
+    space = {}
+    exec(f"def call(self, x, {argument}): pass", space)
+    if argument in TAKEN:
+        assert set(call_mode(space["call"], True)) <= {"train"}
+        return
+    with pytest.raises(ConfigError, match=f"takes {argument}, which looks like the switch.*HINT"):
+        call_mode(space["call"], True)
+    name, value = argument.split("=")
+    bound = partial(space["call"], **{name: value == "True"})  # somebody's own choice
+    assert call_mode(bound, True) == {}
