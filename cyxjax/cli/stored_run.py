@@ -68,7 +68,7 @@ def predict(argv: Sequence[str]) -> int:
         " x.npy scores.csv",
     )
     parser.add_argument(
-        "input", type=Path, help=".npy; .npz with x, or one array for each input's name; .csv with a header"
+        "input", type=Path, help=".npy; .npz with x, or one array for each input's name; .csv"
     )
     parser.add_argument("output", type=Path, help=".npy, .npz (several outputs) or .csv; replaced if there")
     given = _parsed(parser, argv)

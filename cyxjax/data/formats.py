@@ -129,7 +129,7 @@ def read_csv(path: Path, target: str | None = None) -> tuple[npt.NDArray[np.floa
 
     Raises: DataError naming the line and column of a value that is missing or not a number.
     """
-    header, rows = _csv_rows(path)
+    header, rows, _ = _csv_rows(path)
     name = header[-1] if target is None else target
     if name not in header:
         raise DataError(f"{path}: no column {name!r}. HINT: {nearest(name, header)}")
@@ -143,32 +143,55 @@ def read_csv(path: Path, target: str | None = None) -> tuple[npt.NDArray[np.floa
 
 
 def read_table(path: Path) -> npt.NDArray[np.float32]:
-    """All columns, float32 (N, F), of a CSV file with a header. Raises: DataError as `read_csv`."""
-    header, rows = _csv_rows(path)
+    """All columns, float32 (N, F), of a CSV file. A first row of numbers is a sample, any other a header.
+
+    Whole numbers that rise are a header, as pandas writes 0, 1, 2; so are more than 7 that rise or fall, such
+    as the wavelengths of spectra.
+    Raises: DataError as `read_csv`.
+    """
+    header, rows, first = _csv_rows(path, bare=True)
     cells = [
         [_number(path, line, header[i], value) for i, value in enumerate(row)]
-        for line, row in enumerate(rows, 2)
+        for line, row in enumerate(rows, first)
     ]
     return np.array(cells, np.float32).reshape(len(rows), len(header))
 
 
-def _csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
+def _csv_rows(path: Path, *, bare: bool = False) -> tuple[list[str], list[list[str]], int]:
+    """(header, rows below it, number of the first of them). bare: the file may have no header."""
     try:
         refuse_special(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
             header, *rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row] or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read ({error}). HINT: save it as UTF-8 text.") from error
+    first = 2
+    if bare and _is_sample(header):
+        header, rows, first = [str(i + 1) for i in range(len(header))], [header, *rows], 1
     if not rows or len(header) < 2:
         raise DataError(
             f"{path}: {len(rows)} rows of {len(header)} columns. HINT: give a header and data rows."
         )
-    for line, row in enumerate(rows, 2):
+    for line, row in enumerate(rows, first):
         if len(row) != len(header):
+            above = "the header" if first == 2 else "row 1"
             raise DataError(
-                f"{path}, row {line}: {len(row)} values; the header has {len(header)}. HINT: mend it."
+                f"{path}, row {line}: {len(row)} values; {above} has {len(header)}. HINT: mend it."
             )
-    return header, rows
+    return header, rows, first
+
+
+def _is_sample(row: list[str]) -> bool:
+    """Whether `row` is numbers that cannot be a header's: those only rise (0, 1, 3) or are a long scale."""
+    try:
+        numbers = [float(value) for value in row]
+    except ValueError:
+        return False
+    if len(row) < 3:  # any two numbers rise or fall
+        return row not in (["0", "1"], ["1", "2"])
+    steps = np.diff(numbers)
+    counted = all(value.isdigit() for value in row) and np.all(steps > 0)
+    return not (counted or (len(row) > 7 and (np.all(steps > 0) or np.all(steps < 0))))
 
 
 def _number(path: Path, line: int, column: str, value: str) -> float:

@@ -18,7 +18,7 @@ from cyxjax.data.splits import DatasetInfo
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError, DataError
 from cyxjax.train import experiment
-from cyxjax.train.stored import onnx, stablehlo
+from cyxjax.train.stored import onnx, stablehlo, tables
 from tests.support.trainers import use_devices
 
 ROWS = np.random.default_rng(5).normal(size=(5, 4)).astype(np.float32)
@@ -160,6 +160,27 @@ def test_predict_reads_and_writes_files(moved, run, tmp_path, capsys):
     head, *rows = (tmp_path / "out.csv").read_text().split()
     assert head == "class,output_0,output_1"
     assert [int(row.split(",")[0]) for row in rows] == run[1].argmax(1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("first", "rows"),
+    [
+        ("-0.5,1e-3,2,7", 2),
+        ("3,1,0,0", 2),
+        ("0.5,1.5", 2),
+        ("a,b,c", 1),
+        ("1,b,c", 1),
+        ("0,1", 1),
+        ("0,1,3", 1),  # pandas numbers its columns
+        ("4,3.9,3.7,3.6,3.5,3.3,3.2,3.1", 1),  # a spectrum's scale
+    ],
+)
+def test_a_csv_without_a_header_keeps_its_first_sample(first, rows, tmp_path):
+    (tmp_path / "x.csv").write_text(f"{first}\n{','.join('1' for _ in first.split(','))}\n")
+    found = tables.read_inputs(tmp_path / "x.csv", np.zeros((1, first.count(",") + 1), np.float32))
+    assert len(found) == rows
+    if rows == 2:
+        np.testing.assert_array_equal(found[0], np.array(first.split(","), np.float32))
 
 
 @pytest.mark.parametrize(
