@@ -208,7 +208,15 @@ def _no_such(own: Mapping[str, Any], said: Mapping[str, str]) -> ConfigError:
 
 
 def metrics_of(loss: Any, given: Metrics | None) -> Metrics:
-    """What a run measures: what a task says, if `loss` is one, and what was `given`."""
+    """What a run measures: what a task says, if `loss` is one, and what was `given`.
+
+    Raises: ConfigError for metrics that are not a `Metrics`.
+    """
+    if given and not isinstance(given, Metrics):
+        raise ConfigError(
+            f"metrics: expected a cx.Metrics, got {type(given).__name__}. HINT: metrics=cx.Metrics({{'name': "
+            "function}); loss and accuracy are measured already."
+        )
     if hasattr(loss, "to_metrics"):
         return loss.to_metrics() if given is None else loss.to_metrics().joined(given)
     return (given or Metrics()).ignoring(getattr(loss, "ignore_index", None))

@@ -31,6 +31,7 @@ def rate_plan(
     if section is None or getattr(section, "name", "") == "constant":
         return RatePlan("constant", peak, config.warmup_steps)
     if not hasattr(section, "decay_steps"):
+        _check_callable(section)
         return RatePlan("own", peak, config.warmup_steps, own=section)
     if section.name not in ("cosine", "linear"):
         return RatePlan(section.name, peak, config.warmup_steps, options=copy.deepcopy(section.options))
@@ -42,6 +43,16 @@ def rate_plan(
         )
     decay_steps = section.decay_steps or total - config.warmup_steps
     return RatePlan(section.name, peak, config.warmup_steps, decay_steps, section.final_fraction)
+
+
+def _check_callable(given: Any) -> None:
+    """Raises: ConfigError for a schedule that no step can be asked of."""
+    if not callable(given):
+        is_rate = isinstance(given, int | float)
+        way = f"the rate is the optimizer's, lr={given}" if is_rate else "schedule=lambda step: 1.0"
+        raise ConfigError(
+            f"schedule={given!r}: expected a function, steps -> factor on the learning rate. HINT: {way}."
+        )
 
 
 def _refuse_options_of_ours(section: Any) -> None:

@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from cyxjax.core.metrics import Metrics
+from cyxjax.core.metrics import Metrics, metrics_of
+from cyxjax.errors import ConfigError
 
 LOGITS = jnp.array([[2.0, 0.0], [0.0, 3.0], [5.0, 0.0], [0.0, 0.0]], jnp.float32)
 LABELS = jnp.array([0, 1, 1, 0], jnp.int32)
@@ -35,3 +37,11 @@ def test_halves_add_up_to_the_whole():
     whole = (losses, LOGITS, LABELS, weight)
     halves = [Metrics().sums(*jax.tree.map(lambda a, s=s: a[s], whole)) for s in (np.s_[:1], np.s_[1:])]
     np.testing.assert_array_equal(sum(halves), Metrics().sums(*whole))
+
+
+@pytest.mark.parametrize("given", [{"top": jnp.argmax}, ["accuracy"]])
+def test_metrics_that_are_no_metrics_are_refused_with_the_call(given):
+    with pytest.raises(
+        ConfigError, match=r"expected a cx\.Metrics, got (dict|list)\. HINT: metrics=cx\.Metrics\("
+    ):
+        metrics_of(None, given)

@@ -151,3 +151,9 @@ def test_a_schedule_over_no_steps_is_refused():
 def test_options_of_a_schedule_of_ours_are_refused_and_not_ignored(name, options, said):
     with pytest.raises(ConfigError, match=said):
         plan(name=name, options=options)
+
+
+@pytest.mark.parametrize(("given", "way"), [(0.5, r"lr=0\.5"), ("cosine", "lambda step")])
+def test_a_schedule_that_is_no_function_is_refused(given, way):
+    with pytest.raises(ConfigError, match=rf"schedule={given!r}: expected a function.*HINT: .*{way}"):
+        resolve(cx.distributed.DistributedTrainingConfig(), 1, 640, schedule=given)
