@@ -19,6 +19,7 @@ from cyxjax.core.optimizer_parts import (
 )
 from cyxjax.core.step import TrainState
 from cyxjax.errors import ConfigError
+from cyxjax.train.hooks.brought.answers import check_hooks
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN
 from cyxjax.train.hooks.plateau import Plateau, RunParts
 from cyxjax.train.hooks.progress import Rate
@@ -252,7 +253,7 @@ def check_watched(hooks: Iterable[Hook], watchable: Watchable) -> None:
 
 
 def check(hooks: Iterable[Any]) -> list[Hook]:
-    """`hooks` as a list. Raises: ConfigError for what is no hook."""
+    """`hooks` as a list. Raises: ConfigError for what is no hook, or has one that would never run."""
     found = list(hooks) if isinstance(hooks, Iterable) else [hooks]
     if found == [hooks]:
         raise ConfigError(f"callbacks is one {type(hooks).__name__}, expected a list. HINT: callbacks=[...].")
@@ -263,6 +264,7 @@ def check(hooks: Iterable[Any]) -> list[Hook]:
                 f"callbacks hold {given}, expected objects of cyxjax.train.loop.Hook. "
                 "HINT: callbacks=[EarlyStopping(patience=3)], with the object and not its class."
             )
+        check_hooks(one, Callback if isinstance(one, Callback) else Hook)
     return found
 
 

@@ -1,0 +1,42 @@
+"""What hooks answer and are called: what would end a run unsaid, or never run, is refused."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cyxjax as cx
+from cyxjax.errors import ConfigError
+from cyxjax.train.hooks.brought.answers import stops
+from cyxjax.train.hooks.callbacks import check
+
+
+def test_true_stops_and_anything_else_but_nothing_is_refused():
+    told = (True, np.True_, jnp.array(True), None, False, np.False_, jnp.array(False), 0)
+    assert [stops("", "on_step", answer) for answer in told] == [True] * 3 + [False] * 5
+
+    async def late():
+        return True
+
+    for answer in ({"loss": 1.0}, "stop", 1, np.ones(3), late(), (one for one in ())):
+        with pytest.raises(
+            ConfigError, match=rf"on_step of the callback str gave {type(answer).__name__} .*HINT"
+        ):
+            stops("", "on_step", answer)
+
+
+def test_a_hook_that_only_makes_a_coroutine_or_a_generator_is_refused_where_callbacks_are_taken():
+    class Late(cx.Callback):
+        async def on_epoch(self, info):
+            return True
+
+    class Parts(cx.Callback):
+        def on_end(self, moment, finished):
+            yield
+
+        def parts(self):  # one of its own, which nobody else calls
+            yield
+
+    with pytest.raises(ConfigError, match="on_epoch of the callback Late is a coroutine"):
+        check([Late()])
+    with pytest.raises(ConfigError, match="on_end of the callback Parts is a generator"):
+        check([Parts()])
