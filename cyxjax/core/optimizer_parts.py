@@ -91,8 +91,8 @@ def averaged_params(state: TrainState) -> PyTree:
     params = named_leaves(state.params)
     if not parts or any(average.get(name, leaf).shape != leaf.shape for name, leaf in params):
         raise ConfigError(
-            "EMA needs the whole average on every replica, and this strategy keeps parts of the optimizer's "
-            "state on each. HINT: use comm='mean' (or fsdp, bf16, int8, power_sgd) with EMA."
+            "EMA needs the whole average on every replica where the parameters are whole, and this strategy "
+            "has parts of it. HINT: use comm='mean' (or bf16, int8, power_sgd; fsdp, all in parts) with EMA."
         )
     return jax.tree.unflatten(
         jax.tree.structure(state.params), [_on_device(average.get(name, leaf)) for name, leaf in params]

@@ -19,7 +19,7 @@ from tests.support.sharded import Deep, Smooth, drawn, step_of, trained
 def test_no_more_than_some_layers_are_whole_at_a_time(monkeypatch):
     compiled, params_bytes, _ = step_of("fsdp", 4)
     temporaries = compiled.memory_analysis().temp_size_in_bytes
-    # measured 0.32 of all parameters: some gathered layers and their gradients, and parts of all
+    # measured 0.48 of all parameters: some gathered layers and their gradients, and parts of all
     assert temporaries < 0.5 * params_bytes
     assert step_of("mean", 4)[0].memory_analysis().temp_size_in_bytes > 1.9 * params_bytes
     # without the compiler's options every layer is gathered first, and kept
