@@ -15,7 +15,7 @@ from cyxjax.core.model.batch_stats import as_axes, normalise, weighted_moments
 from cyxjax.core.model.calls import call_arguments
 from cyxjax.core.model.first_values import draw
 from cyxjax.core.model.model_fns import MODES, ModelFns, Sown, call_mode
-from cyxjax.core.model.sown import sum_of_sown
+from cyxjax.core.model.sown import holds_losses, sum_of_sown
 
 PyTree = Any
 # For the code that draws first values. An MLP's (CPU, jax 0.10.2) took 0.35 s to compile instead of 0.9 s,
@@ -27,9 +27,9 @@ _MISSING = re.compile(r'needs PRNG for "([^"]+)"')
 def from_linen(module: linen.Module) -> ModelFns:
     """A module as functions; one that is bound to variables starts with those.
 
-    What it sows into a collection named for losses (`self.sow("losses", "name", value_B)`) is added to the
-    loss of each sample in training (`core/model/sown.py`); what it sows elsewhere is left alone, and no
-    state of the model.
+    What it sows into a collection whose last word is `loss` or `losses` (`self.sow("losses", "a", value_B)`)
+    is added to the loss of each sample in training (`core/model/sown.py`); what it sows elsewhere is left
+    alone, and no state of the model.
     """
     bound = module.scope is not None
     module, held = module.unbind() if bound else (module, {})
@@ -54,7 +54,7 @@ def from_linen(module: linen.Module) -> ModelFns:
             called, (args, named) = _called(module, inputs, key, train)
             run = lambda rngs: called.apply(variables, *args, rngs=rngs, **named)  # noqa: E731
             return _with_streams(run, key), model_state
-        losses = [name for name in sorted(sown) if "loss" in name]
+        losses = [name for name in sorted(sown) if holds_losses(name)]
 
         def run_training(inputs: PyTree, key: jax.Array) -> tuple[PyTree, PyTree]:
             called, (args, named) = _called(module, inputs, key, True)

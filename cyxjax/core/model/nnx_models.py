@@ -1,5 +1,6 @@
 """flax.nnx modules as `ModelFns`; only a model of theirs loads this file, and with it half of Flax."""
 
+import re
 from typing import Any
 
 import jax
@@ -9,16 +10,18 @@ from flax import nnx
 from cyxjax.core.model.batch_stats import as_axes, normalise, weighted_moments
 from cyxjax.core.model.calls import call_arguments
 from cyxjax.core.model.model_fns import ModelFns, Sown
-from cyxjax.core.model.sown import sum_of_sown
+from cyxjax.core.model.sown import holds_losses, sum_of_sown
 
 PyTree = Any
+_CAPITAL = re.compile(r"(?=[A-Z][a-z])")  # where a word of a class name begins
 _PARTS: Any = (nnx.Param, nnx.RngKey, nnx.RngCount, ...)
 
 
 def from_nnx(module: nnx.Module) -> ModelFns:
     """nnx models are born with values: `init` returns those and ignores its key.
 
-    What a call sows into a variable type named for losses is added to the loss (`core/model/sown.py`).
+    What a call sows into a variable type whose last word is `Loss` or `Losses` is added to the loss
+    (`core/model/sown.py`).
     """
     model = nnx.clone(module)
     for _, part in nnx.iter_modules(model):
@@ -57,11 +60,14 @@ def from_nnx(module: nnx.Module) -> ModelFns:
 
 
 def _sown_losses(after: nnx.State, rest: nnx.State) -> list[tuple[str, jax.Array]]:
-    """What a call left in variables of a type named for losses that were not there before."""
+    """What a call left in variables of a type named for losses (`AuxLoss`) that were not there before."""
     known = {path for path, _ in nnx.to_flat_state(rest)}
     found = [(type(v).__name__, v) for path, v in nnx.to_flat_state(after) if path not in known]
     return [
-        (name, leaf) for name, v in found if "loss" in name.lower() for leaf in jax.tree.leaves(v.get_value())
+        (name, leaf)
+        for name, v in found
+        if holds_losses(_CAPITAL.sub("_", name).lower())
+        for leaf in jax.tree.leaves(v.get_value())
     ]
 
 

@@ -17,6 +17,11 @@ from cyxjax.errors import DataError
 PyTree = Any
 
 
+def holds_losses(collection: str) -> bool:
+    """Whether its last word is `loss` or `losses`: `aux_loss` does, `loss_stats` and `glossary` do not."""
+    return collection.split("_")[-1] in ("loss", "losses")
+
+
 def sum_of_sown(
     losses: Sequence[tuple[str, jax.Array]], again: Callable, inputs: PyTree, key: Any
 ) -> jax.Array:

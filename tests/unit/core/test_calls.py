@@ -9,6 +9,8 @@ from flax import linen, nnx
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.calls import call_arguments
 from cyxjax.core.model.model_fns import Sown
+from cyxjax.core.model.nnx_models import _sown_losses
+from cyxjax.core.model.sown import holds_losses
 from cyxjax.errors import ConfigError, DataError
 from tests.support.flax_examples import GraphsTuple
 
@@ -100,6 +102,18 @@ def test_what_is_sown_is_a_loss_or_nothing_and_counters_are_state():
         DataError, match=r"sows a loss of shape \(\) into 'losses', and one that hangs on the batch.*HINT"
     ):
         scalar.apply(params, state, x, KEY, True)
+
+
+def test_a_collection_of_losses_is_told_by_its_last_word():
+    for name in ("losses", "loss", "aux_loss", "aux_losses", "auxiliary_losses"):
+        assert holds_losses(name), name
+    for name in ("loss_stats", "glossary", "glosses", "stats", "intermediates"):
+        assert not holds_losses(name), name
+    before = nnx.State({})
+    for name in ("Loss", "AuxLoss", "MoELoss", "AuxLosses", "losses", "aux_loss", "LossStats", "Glossary"):
+        after = nnx.State({"v": type(name, (nnx.Variable,), {})(jnp.ones(2))})
+        told = [] if name in ("LossStats", "Glossary") else [name]
+        assert [kind for kind, _ in _sown_losses(after, before)] == told
 
 
 class Penalty(linen.Module):
