@@ -88,7 +88,7 @@ def predict(argv: Sequence[str]) -> int:
     def use(run: Any) -> None:
         from cyxjax.train.stored import tables
 
-        inputs = tables.read_inputs(given.input, run.trainer.sample_inputs)
+        inputs = tables.read_inputs(given.input, run.trainer.sample_inputs, run.info.column_names)
         outputs = run.predict(inputs, batch_size=given.batch_size)
         if run.trainer.is_master():
             said = tables.write_outputs(given.output, outputs, run.info)

@@ -121,7 +121,7 @@ def load_csv(root: Path, target: str | None = None, task: Task | None = None, **
 
     `task` defaults to classification where all targets are words or whole numbers, else regression.
     """
-    features, raw, classes = read_csv(root, target)
+    features, raw, classes, columns = read_csv(root, target)
     if task == "classification" and raw.dtype.kind == "f":
         raise DataError(f"{root}: class labels must be whole numbers or words. HINT: set task to regression.")
     if task == "regression" and classes:
@@ -129,7 +129,8 @@ def load_csv(root: Path, target: str | None = None, task: Task | None = None, **
             f"{root}: the target is words, such as {classes[0]!r}. HINT: set task to classification."
         )
     targets = _targets(root, raw.astype(np.float32) if task == "regression" else raw)
-    info = replace(_describe("csv", features, targets), class_names=tuple(classes))
+    info = _describe("csv", features, targets)
+    info = replace(info, class_names=tuple(classes), column_names=tuple(columns))
     return split_arrays(features, targets, info, **split)
 
 

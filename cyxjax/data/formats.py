@@ -8,7 +8,7 @@ import gzip
 import io
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -121,8 +121,10 @@ def read_npy(path: Path) -> np.ndarray:
         ) from error
 
 
-def read_csv(path: Path, target: str | None = None) -> tuple[npt.NDArray[np.float32], np.ndarray, list[str]]:
-    """Features float32 (N, F), targets (N,) and class names, of a CSV file with a header.
+def read_csv(
+    path: Path, target: str | None = None
+) -> tuple[npt.NDArray[np.float32], np.ndarray, list[str], list[str]]:
+    """Features float32 (N, F), targets (N,), names of classes and of features, of a CSV file with a header.
 
     The target is the column `target`, or the last. Targets are int32 class numbers where they are words
     (sorted; then named in the third result) or whole numbers (int64 beyond int32), else float32.
@@ -139,26 +141,42 @@ def read_csv(path: Path, target: str | None = None) -> tuple[npt.NDArray[np.floa
         for line, row in enumerate(rows, 2)
     ]
     targets, classes = _csv_targets([row[column] for row in rows])
-    return np.array(features, np.float32).reshape(len(rows), len(header) - 1), targets, classes
+    names = header[:column] + header[column + 1 :]
+    return np.array(features, np.float32).reshape(len(rows), len(names)), targets, classes, names
 
 
-def read_table(path: Path) -> npt.NDArray[np.float32]:
+def read_table(path: Path, names: Sequence[str] = ()) -> npt.NDArray[np.float32]:
     """All columns, float32 (N, F), of a CSV file. A first row of numbers is a sample, any other a header.
 
     Whole numbers that rise are a header, as pandas writes 0, 1, 2; so are more than 7 that rise or fall, such
-    as the wavelengths of spectra.
-    Raises: DataError as `read_csv`.
+    as the wavelengths of spectra. Where the columns' `names` are known, a header of these in any order says
+    which is which; one of numbers says nothing.
+    Raises: DataError as `read_csv`, and for a header of other names.
     """
-    header, rows, first = _csv_rows(path, bare=True)
+    header, rows, first = _csv_rows(path, names)
     cells = [
         [_number(path, line, header[i], value) for i, value in enumerate(row)]
         for line, row in enumerate(rows, first)
     ]
-    return np.array(cells, np.float32).reshape(len(rows), len(header))
+    table = np.array(cells, np.float32).reshape(len(rows), len(header))
+    return table[:, _places(path, header, names)] if first == 2 else table
 
 
-def _csv_rows(path: Path, *, bare: bool = False) -> tuple[list[str], list[list[str]], int]:
-    """(header, rows below it, number of the first of them). bare: the file may have no header."""
+def _places(path: Path, header: list[str], names: Sequence[str]) -> list[int]:
+    """Where in `header` each of `names` stands; as they stand where nothing is known or it names none."""
+    wanted = [name.strip() for name in names]
+    if sorted(wanted) == sorted(header) and len(set(wanted)) == len(wanted):
+        return [header.index(name) for name in wanted]
+    if len(set(wanted)) == len(wanted) > 0 and not _is_numbers(header):
+        raise DataError(
+            f"{path}: columns {', '.join(header)}; the run was trained on {', '.join(wanted)}. "
+            "HINT: give these, in any order."
+        )
+    return list(range(len(header)))
+
+
+def _csv_rows(path: Path, bare: Sequence[str] | None = None) -> tuple[list[str], list[list[str]], int]:
+    """(header, rows below it, number of the first of them). bare: none need be, of these names if there."""
     try:
         refuse_special(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -166,7 +184,7 @@ def _csv_rows(path: Path, *, bare: bool = False) -> tuple[list[str], list[list[s
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read ({error}). HINT: save it as UTF-8 text.") from error
     first = 2
-    if bare and _is_sample(header):
+    if bare is not None and sorted(bare) != sorted(header) and _is_sample(header):
         header, rows, first = [str(i + 1) for i in range(len(header))], [header, *rows], 1
     if not rows or len(header) < 2:
         raise DataError(
@@ -183,15 +201,21 @@ def _csv_rows(path: Path, *, bare: bool = False) -> tuple[list[str], list[list[s
 
 def _is_sample(row: list[str]) -> bool:
     """Whether `row` is numbers that cannot be a header's: those only rise (0, 1, 3) or are a long scale."""
-    try:
-        numbers = [float(value) for value in row]
-    except ValueError:
+    if not _is_numbers(row):
         return False
     if len(row) < 3:  # any two numbers rise or fall
         return row not in (["0", "1"], ["1", "2"])
-    steps = np.diff(numbers)
+    steps = np.diff([float(value) for value in row])
     counted = all(value.isdigit() for value in row) and np.all(steps > 0)
     return not (counted or (len(row) > 7 and (np.all(steps > 0) or np.all(steps < 0))))
+
+
+def _is_numbers(row: list[str]) -> bool:
+    try:
+        [float(value) for value in row]
+    except ValueError:
+        return False
+    return True
 
 
 def _number(path: Path, line: int, column: str, value: str) -> float:

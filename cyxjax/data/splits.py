@@ -24,16 +24,20 @@ class DatasetInfo:
     input_shape: tuple[int, ...]  # of one sample, without the batch dimension
     vocabulary: str = ""  # language: character i is token i
     class_names: tuple[str, ...] = ()  # where the data names its classes
+    column_names: tuple[str, ...] = ()  # of inputs that are columns of a table, where it names them
 
     def to_json(self) -> str:
         """As text, for `from_json`."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        values = asdict(self)
+        if not self.column_names:
+            del values["column_names"]  # readers of before these were kept know no such key
+        return json.dumps(values, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "DatasetInfo":
         """The inverse of `to_json`. Raises: ValueError, TypeError for another text."""
-        values = json.loads(text)
-        values |= {name: tuple(values[name]) for name in ("input_shape", "class_names")}
+        values = {"column_names": ()} | json.loads(text)
+        values |= {name: tuple(values[name]) for name in ("input_shape", "class_names", "column_names")}
         return cls(**values)
 
 

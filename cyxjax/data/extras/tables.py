@@ -1,6 +1,7 @@
 """Data sets by name that other libraries wrote: Parquet, Hugging Face's folders, ArrayRecord."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,11 @@ def load_parquet(
             )
     columns = {name: _column(root, name, table.column(name)) for name in table.column_names}
     given, targets = split_names(root, columns, target)
-    return splits_of("parquet", as_dataset((given, targets)), task, **split)
+    found = splits_of("parquet", as_dataset((given, targets)), task, **split)
+    label = target or next(name for name in TARGET_NAMES if name in columns)
+    names = tuple(name for name in columns if name != label)
+    one_each = isinstance(given, np.ndarray) and given.shape[1:] == (len(names),)
+    return found._replace(info=replace(found.info, column_names=names)) if one_each else found
 
 
 def split_names(root: Path, columns: dict[str, Any], target: str | None) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,17 @@ from cyxjax.files import write_whole
 PyTree = Any
 
 
-def read_inputs(path: Path, like: PyTree) -> PyTree:
+def read_inputs(path: Path, like: PyTree, names: Sequence[str] = ()) -> PyTree:
     """The rows of `path` as the model takes them; like: one sample's inputs, shape (1, ...).
+
+    names: of the columns the run was trained on, where known: a CSV's are taken by these.
 
     Raises: DataError for a file that cannot be read; ConfigError for rows of another shape or kind.
     """
     if path.suffix == ".npy":
         found = {"": read_npy(path)}
     elif path.suffix == ".csv":
-        found = {"": read_table(path)}
+        found = {"": read_table(path, names)}
     else:
         found = read_npz(path)
     wanted = dict(named_leaves(like))

@@ -10,7 +10,7 @@ import pytest
 from cyxjax.data import bundled
 from cyxjax.data.catalog import load_dataset, names
 from cyxjax.data.files import Subset
-from cyxjax.data.splits import stratified_rows
+from cyxjax.data.splits import DatasetInfo, stratified_rows
 from cyxjax.data.text import decode, encode
 from cyxjax.errors import ConfigError, DataError
 
@@ -267,6 +267,7 @@ def test_csv(tmp_path):
     path.write_text("a,kind,b\n" + "".join(f"{i},{'xyz'[i % 3]},{i / 2}\n" for i in range(30)))
     splits = load_dataset("csv", path, target="kind")
     assert (splits.info.num_classes, splits.info.class_names) == (3, ("x", "y", "z"))
+    assert DatasetInfo.from_json(splits.info.to_json()).column_names == ("a", "b")
     inputs, targets = take_all(splits.train)
     assert np.array_equal(inputs[:, 0] % 3, targets)
     assert np.array_equal(inputs[:, 1] * 2, inputs[:, 0])

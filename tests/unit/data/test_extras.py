@@ -36,6 +36,7 @@ def test_a_parquet_file_of_numbers_and_words(parquet, tmp_path):
     path = written(parquet, tmp_path / "a.parquet", a=X[:, 0], b=X[:, 1].astype(int), label=WORDS)
     splits = cx.data.load_dataset("parquet", path)
     assert (splits.info.class_names, splits.info.num_classes) == (("cat", "dog"), 2)
+    assert splits.info.column_names == ("a", "b")
     assert (splits.info.task, splits.info.input_shape) == ("classification", (2,))
     inputs, targets = everything(splits)
     assert sorted(inputs.tolist()) == X.tolist()

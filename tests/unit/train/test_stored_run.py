@@ -184,6 +184,30 @@ def test_a_csv_without_a_header_keeps_its_first_sample(first, rows, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("names", "head", "row"),
+    [
+        ("abc", "c,a,b", [2, 3, 1]),
+        ("abc", "a,b,c", [1, 2, 3]),
+        ("abc", "0,1,2", [1, 2, 3]),  # pandas numbers what it knows no names of
+        ("210", "2,1,0", [1, 2, 3]),
+        ("201", "0,1,2", [3, 1, 2]),
+        ("aab", "b,a,a", [1, 2, 3]),
+        ("", "k,l,m", [1, 2, 3]),
+        ("abc", "k,a,b", "columns k, a, b; the run was trained on a, b, c. HINT"),
+        ("abc", "a,b,c,price", "columns a, b, c, price; the run was trained on a, b, c. HINT"),
+    ],
+)
+def test_columns_of_a_csv_are_taken_by_their_names(names, head, row, tmp_path):
+    (tmp_path / "x.csv").write_text(f"{head}\n{'1,2,3,4'[: 2 * head.count(',') + 1]}\n")
+    read = lambda: tables.read_inputs(tmp_path / "x.csv", np.zeros((1, 3), np.float32), tuple(names))  # noqa: E731
+    if isinstance(row, list):
+        assert read().tolist() == [row]
+    else:
+        with pytest.raises(DataError, match=row):
+            read()
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["predict", "RUN", "x.txt", "o.npy"], "x.txt: expected a name that ends in .npy, .npz, .csv"),
