@@ -40,3 +40,41 @@ def test_a_hook_that_only_makes_a_coroutine_or_a_generator_is_refused_where_call
         check([Late()])
     with pytest.raises(ConfigError, match="on_end of the callback Parts is a generator"):
         check([Parts()])
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("on_epoch_end", "on_epoch"),
+        ("on_train_begin", "on_start"),
+        ("on_train_end", "on_end"),
+        ("on_train_batch_end", "on_step"),
+        ("on_validation_epoch_end", "on_evaluation"),
+        ("on_save_checkpoint", "on_state"),
+    ],
+)
+def test_a_hook_by_another_librarys_name_is_refused(name, nearest):
+    own = type("Own", (cx.Callback,), {name: lambda self, *values: None})
+    with pytest.raises(
+        ConfigError, match=f"Own has {name}, which is never called. HINT: the nearest is {nearest};"
+    ):
+        check([own()])
+
+
+def test_a_method_that_somebody_calls_is_no_lost_hook():
+    class Adapter(cx.Callback):
+        def on_epoch(self, info):
+            return [self.on_epoch_end(one) for one in (info,)] and None
+
+        def on_epoch_end(self, info): ...
+
+        def on_signal(self, number): ...
+
+    class Elsewhere:
+        def on_epoch_end(self, epoch, logs=None): ...
+
+    class Both(cx.Callback, Elsewhere):  # serves two libraries
+        def on_epoch_end(self, epoch, logs=None): ...
+
+    given = [Adapter(), Both(), cx.EarlyStopping(3), cx.EMA(), cx.TerminateOnNaN()]
+    assert check(given) == given

@@ -1,12 +1,30 @@
-"""What a hook may answer: True, False or nothing.
+"""What a hook may answer, True, False or nothing, and what it may be called.
 
-A coroutine would never run, and a dict be read as "stop".
+A hook by another library's name would never be called, a coroutine never run, and a dict be read as "stop".
 """
 
 import inspect
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from cyxjax.errors import ConfigError
+
+_NEAREST = (
+    (re.compile(r"val|test|predict|sanity|evaluat"), "on_evaluation"),
+    (re.compile(r"epoch"), "on_epoch"),
+    (re.compile(r"save|load|checkpoint"), "on_state"),
+    (re.compile(r"batch|step|iter|backward|optimizer"), "on_step"),
+    (re.compile(r"begin|start|before|init|setup"), "on_start"),
+    (re.compile(r"end|finish|complete|teardown|after"), "on_end"),
+)
+_WORD = (
+    r"train(ing)?|fit|run|epochs?|batch(es)?|(sub)?steps?|iteration|val|valid(ation)?|test|eval|evaluat(e|ion)"
+    r"|predict(ion)?|sanity|check|begin|start(ed)?|end(ed)?|finish(ed)?|completed?|init|setup|teardown|before"
+    r"|after|backward|optimizer|zero|grad|save|load|checkpoint|log|loss"
+)
+_ELSEWHERE = re.compile(rf"on(_({_WORD}))+")
+"""Words that the hooks of other libraries (Keras, Lightning, transformers) are made of."""
 
 
 def stops(hook: object, name: str, answer: Any) -> bool:
@@ -33,13 +51,19 @@ def stops(hook: object, name: str, answer: Any) -> bool:
 
 
 def check_hooks(one: object, known: type) -> None:
-    """Raises: ConfigError for a hook of `one` that would only make a coroutine.
+    """Raises: ConfigError for a hook of `one` that is never called, or that would only make a coroutine.
 
     known: the class whose public methods are those that are called.
     """
     for name in dir(known):
         if not name.startswith("_") and callable(method := getattr(type(one), name, None)):
             _check_runs(one, name, method)
+    for name in _on(set(dir(type(one))) - set(dir(known))):
+        if _ELSEWHERE.fullmatch(name) and _nobody_else_calls(type(one), name, known):
+            raise ConfigError(
+                f"the callback {type(one).__name__} has {name}, which is never called. HINT: the nearest is "
+                f"{_nearest(name)}; there are {', '.join(_on(dir(known)))}."
+            )
 
 
 def _check_runs(one: object, name: str, method: Any) -> None:
@@ -54,3 +78,32 @@ def _check_runs(one: object, name: str, method: Any) -> None:
             f"{name} of the callback {type(one).__name__} is {kind}, of which nothing would run. "
             "HINT: make it a plain function; asyncio.run(...) in it runs what is async."
         )
+
+
+def _nobody_else_calls(kind: type, name: str, known: type) -> bool:
+    """Whether neither the class itself calls it, nor a library that one of its bases is of."""
+    ours = [base for base in kind.__mro__ if issubclass(base, known)]
+    if any(hasattr(base, name) for base in kind.__mro__ if base not in ours):
+        return False
+    said = {word for base in ours for one in vars(base).values() for word in _words(_code_of(one))}
+    return not said & {name, "getattr"}
+
+
+def _code_of(one: Any) -> Any:
+    one = getattr(one, "fget", None) or getattr(one, "__func__", one)
+    return getattr(inspect.unwrap(one) if callable(one) else one, "__code__", None)
+
+
+def _words(code: Any) -> set[str]:
+    """Names and texts in a function's code, and in the functions within it."""
+    consts = () if code is None else code.co_consts
+    inner = [_words(one) for one in consts if inspect.iscode(one)]
+    return set(code.co_names if code else ()).union(*inner, (one for one in consts if isinstance(one, str)))
+
+
+def _nearest(name: str) -> str:
+    return next((ours for pattern, ours in _NEAREST if pattern.search(name)), "on_step")
+
+
+def _on(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if name.startswith("on_"))
