@@ -18,7 +18,6 @@ from cyxjax.core.portable import place_state
 from cyxjax.core.step import TrainState
 from cyxjax.data.labels import watched
 from cyxjax.data.ledger import StreamFacts
-from cyxjax.data.targets.forms import with_classes
 from cyxjax.distributed import process_group
 from cyxjax.distributed.ddp_values import hand_back, needs_inputs
 from cyxjax.errors import CheckpointError
@@ -153,11 +152,12 @@ class DistributedTrainer:
         Every rank passes the same samples, or a loader of its share. Raises: DesyncError where they differ.
         """
         given = X if y is None else (X, np.asarray(y) if isinstance(y, list) else y)
-        dataset = with_classes(fit_data.for_evaluation(given), self.class_names)
+        dataset = fit_data.for_evaluation(given, names=self.class_names)
         same_run.refuse_other_samples(self._group, "evaluate", dataset)
         looked = check_data.first_step(FitData(dataset, None, not fit_data.is_loader(dataset)))
         self._session.ensure(check_data.one_input(looked))
         built = self._session.built
+        fit_data.check_words(dataset, self._session.prepared.data, self.class_names)
         looked = looked._replace(train=watched(looked.train))
         looked = check_data.in_form(looked, self.recipe.loss, lambda: shape_of_output(self._session.prepared))
         dataset = check_data.labelled(

@@ -67,6 +67,30 @@ def with_classes(data: Any, names: Names) -> Any:
     return ArrayDataset(data.inputs, renumbered(data.targets, data.class_names, names), names)
 
 
+def refuse_unnumbered(data: Any, trained: Any) -> None:
+    """Raises: DataError for words, where the data `trained` on hold numbers: which is which nobody says."""
+    names = class_names_of(data)
+    if names and _are_numbers(trained):
+        refuse_words_of_no_table(names)
+
+
+def refuse_words_of_no_table(names: Names) -> None:
+    """Raises: DataError for words, `names`, that were not trained on."""
+    raise DataError(
+        f"the labels are words, such as {names[0]!r}, and training was on numbers: there is no table of "
+        "classes. HINT: train with the words, or pass the numbers."
+    )
+
+
+def _are_numbers(data: Any) -> bool:
+    """Whether all labels of `data` are known to be numbers of classes, or one-hot rows, without names."""
+    if isinstance(data, Subset):
+        return _are_numbers(data.dataset)
+    if not isinstance(data, ArrayDataset) or data.class_names or not isinstance(data.targets, np.ndarray):
+        return False
+    return data.targets.dtype.kind in "biu" or (data.targets.ndim > 1 and _is_one_hot(data.targets))
+
+
 def class_names_of(data: Any) -> Names:
     """The names of the classes that the labels of `data` count in; () where it does not name them."""
     if isinstance(data, Subset):

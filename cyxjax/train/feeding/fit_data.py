@@ -15,7 +15,7 @@ from cyxjax.data.sources import Dataset, as_dataset
 from cyxjax.data.streams.once import Once
 from cyxjax.data.streams.rows import RowBatches, as_rows
 from cyxjax.data.targets.classes import Names
-from cyxjax.data.targets.forms import class_names_of, with_classes
+from cyxjax.data.targets.forms import class_names_of, refuse_unnumbered, with_classes
 from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
@@ -203,10 +203,17 @@ def parse(
 def in_classes(data: FitData, names: Names) -> FitData:
     """`data` whose words count as in `names`, or where there are none, as in its training data.
 
-    Raises: DataError for a label that is none of them.
+    Raises: DataError for a label that is none of them, and for words beside numbers.
     """
     names = names or class_names_of(data.train)
+    check_words(data.val, data, names)
     return data._replace(train=with_classes(data.train, names), val=with_classes(data.val, names))
+
+
+def check_words(asked: Any, fitted: FitData | None, names: Names) -> None:
+    """Raises: DataError where `asked` has words, and what was trained on, as far as known, has numbers."""
+    if fitted is not None and not names:
+        refuse_unnumbered(asked, fitted.train)
 
 
 def untold_rows(data: FitData) -> int | None:
@@ -255,16 +262,16 @@ def _from_loader(
     return held_out._replace(order=(read.seed, read.shuffle)), config
 
 
-def for_evaluation(val: Any, num_workers: int = 0) -> Any:
-    """A Dataset, or a loader whose samples only it knows."""
+def for_evaluation(val: Any, num_workers: int = 0, names: Names = ()) -> Any:
+    """A Dataset, whose words count in `names`, or a loader whose samples only it knows."""
     rows = as_rows(val)
     if rows is not None:
         return RowBatches(rows, EVAL_ROWS, *_place())
     if not is_loader(val):
-        return as_dataset(val, num_workers=num_workers)
+        return with_classes(as_dataset(val, num_workers=num_workers), names)
     refuse_iterator(val)
     whole = whole_dataset(val)
-    return val if whole is None else whole
+    return val if whole is None else with_classes(whole, names)
 
 
 def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:

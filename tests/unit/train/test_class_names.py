@@ -54,3 +54,16 @@ def test_per_class_metrics_of_an_experiment_have_the_names():
     assert (info.class_names, info.num_classes) == (tuple(NAMES), 3)
     names = metrics_of(TrainConfig(metrics=[{"name": "per_class", "options": {}}]), info).names
     assert {"recall_cat", "precision_emu"} <= set(names)
+
+
+def test_words_are_refused_where_training_was_on_numbers():
+    """They were numbered anew at each call: two of three classes were other ones."""
+    one, two = trainer(), VAL[1] > 0
+    one.fit(X, Y, config(epochs=1))
+    with pytest.raises(
+        DataError, match=r"words, such as 'dog', .*no table of classes\. HINT: train with the"
+    ):
+        one.evaluate(VAL[0][two], NAMES[VAL[1][two]])
+    for labels in (Y, np.eye(3)[Y]):
+        with pytest.raises(DataError, match="words, such as 'cat', .*no table of classes"):
+            trainer().prepare(X, labels, VAL[0], NAMES[VAL[1]], config=config())

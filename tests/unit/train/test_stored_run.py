@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from unittest import mock
 
 import jax
@@ -78,6 +79,11 @@ def test_it_measures_its_own_samples_and_others(moved, run):
     assert found.evaluate(part="val")["loss"] != run[2]["loss"]
     with pytest.raises(ConfigError, match="part='tset'"):
         found.evaluate(part="tset")
+    words, two = np.array(["no", "yes"])[y], y == 1
+    with pytest.raises(DataError, match="the labels are words, such as 'no', .*no table of classes"):
+        found.evaluate(x, words)
+    named = replace(found, info=replace(found.info, class_names=("no", "yes")))  # as of a CSV file of words
+    assert named.evaluate(x[two], words[two]) == pytest.approx(found.evaluate(x[two], y[two]))
 
 
 def test_it_trains_on(moved):
