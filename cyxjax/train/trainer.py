@@ -100,7 +100,7 @@ class DistributedTrainer:
         prepared = self.prepare(*data, config=config, schedule=schedule)
         history = self.fit_prepared(prepared, console=console, open_sink=open_sink)
         if self.stopped_by_signal and self.is_master():
-            warn_on_stderr(f"fit: stopped by a signal after step {history.num_steps}.")
+            warn_on_stderr(f"fit: stopped by a signal at step {history.num_steps}. HINT: rerun to go on.")
         return history
 
     def prepare(

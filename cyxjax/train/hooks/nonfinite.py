@@ -36,9 +36,8 @@ class TerminateOnNaN(Hook):
         self._left_out = 0
 
     def on_step(self, info: StepInfo) -> None:
-        total, weight = info.sums[
-            0
-        ].tolist()  # Python's numbers: in each step, and numpy's are slow one by one
+        # Python's numbers: this runs in each step, and numpy's are slow one by one.
+        total, weight = info.sums[0].tolist()
         self._left_out = 0 if weight else self._left_out + 1
         if self._left_out >= self._patience:
             raise NonFiniteError(

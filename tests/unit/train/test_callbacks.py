@@ -103,7 +103,7 @@ def test_a_fit_that_a_signal_stopped_says_so(capfd):
     one = trainer(callbacks=[Preempted()])
     one.fit(X, Y, config(epochs=3))
     assert one.stopped_by_signal
-    assert f"stopped by a signal after step {one.history.num_steps}." in capfd.readouterr().err
+    assert f"stopped by a signal at step {one.history.num_steps}. HINT:" in capfd.readouterr().err
 
 
 def test_training_stops_early_and_a_resumed_run_has_waited_already(tmp_path):
