@@ -44,7 +44,8 @@ class DistributedTrainingHistory:
     rollback_batches: list[int] = field(default_factory=list)  # so many batches,
     rollback_steps: list[int] = field(default_factory=list)  # the last so many of which it took back
     goodput: float = 0.0  # part of the time, restarts included, that was steps that count (experiments)
-    stopped_by: str = ""  # "" for all epochs, else why: "max_steps", "max_time", "early_stopping", "signal"
+    # "" for all epochs, else why: "max_steps", "max_time", "early_stopping", "callback", "signal"
+    stopped_by: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; numbers that are not finite as text ("nan", "inf")."""

@@ -201,7 +201,7 @@ def _epoch(
         return RunState(position, state, sum((np.asarray(on, np.float64)[:-1] for _, on in waiting), sums))
 
     tell(now)
-    watching, saving, asking = (_with(hooks, name) for name in ("on_step", "wants_state", "ask"))
+    watching, saving, asking = (overriding(hooks, name) for name in ("on_step", "wants_state", "ask"))
     ask = lambda: _asked(asking)  # noqa: E731
     phase = "compile"  # the supervisor's watchdog is told where this rank is; each phase has its own limit
     beat(position.step, "data")
@@ -247,7 +247,7 @@ def _same(moment: RunState) -> RunState:
     return moment
 
 
-def _with(hooks: list[Hook], name: str) -> list[Hook]:
+def overriding(hooks: list[Hook], name: str) -> list[Hook]:
     """Those hooks that have something to do at the moment `name`: a step is too short to ask the others."""
     return [hook for hook in hooks if getattr(type(hook), name) is not getattr(Hook, name)]
 

@@ -41,7 +41,7 @@ from cyxjax.train.loop import Position, RunState
 from cyxjax.train.settings import SavePolicy
 
 PyTree = Any
-_PATIENCE_S = 3600.0  # of one process waiting while another writes or reads its files
+PATIENCE_S = 3600.0  # of one process waiting while another writes or reads its files
 _opened = itertools.count()  # equal on all ranks, for all open together
 _LOG = logging.getLogger(__name__)
 
@@ -203,7 +203,7 @@ def open_checkpoints(
 
 def _crew(group: ProcessGroup, channel: str) -> Crew:
     def exchange(what: str, note: Any) -> list[Any]:
-        return agree(group, what, note=note, timeout_s=_PATIENCE_S, channel=channel)
+        return agree(group, what, note=note, timeout_s=PATIENCE_S, channel=channel)
 
     return Crew(group.topology.rank, exchange)
 

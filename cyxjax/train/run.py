@@ -17,6 +17,7 @@ from cyxjax.train import loop, out_of_memory, reporting, resume, rollback
 from cyxjax.train.feeding import fit_data, places
 from cyxjax.train.hooks import callbacks, loss_spike
 from cyxjax.train.hooks.black_box import BlackBoxHook
+from cyxjax.train.hooks.brought import joined
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
 from cyxjax.train.hooks.digests import DigestHook
 from cyxjax.train.hooks.events import EventsHook
@@ -26,7 +27,7 @@ from cyxjax.train.hooks.loss_spike import LossSpikeHook
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN
 from cyxjax.train.hooks.profile import ProfileHook
 from cyxjax.train.hooks.progress import HistoryHook, RecordHook
-from cyxjax.train.hooks.saving import CheckpointHook, HandOutHook, StopHook
+from cyxjax.train.hooks.saving import CheckpointHook, StopHook
 from cyxjax.train.hooks.sentinel import SentinelHook
 from cyxjax.train.loop import Feed, Hook, Position, RunState
 from cyxjax.train.monitor import Watchable, watchable_in
@@ -170,7 +171,8 @@ def _saved(run: Run, like: RunState, good_step: int) -> RunState | None:
 def build_hooks(run: Run) -> list[Hook]:
     """New hooks, which begin with the state of `run`; the user's own among them begin anew."""
     settings, history, rate = run.settings, run.session.history, run.built.learning_rate
-    saves = _saving(run)
+    saves, early = _saving(run), _early_stopping(settings.watch)
+    theirs = run.session.recipe.callbacks
     hooks: list[Hook] = [
         *_black_box(run),  # first: it writes before another hook ends the run
         HistoryHook(history, rate),  # before all that read the history
@@ -178,9 +180,8 @@ def build_hooks(run: Run) -> list[Hook]:
         TerminateOnNaN(rollback.patience(settings.guard)),  # before what would take a NaN for a value
         *run.spikes,
         StopHook(history, run.signals.stop, settings.course.max_time_s, settings.course.max_steps),
-        *_handing_out(run.session),
-        *run.session.recipe.callbacks,  # the user's see what ours have seen
-        *_early_stopping(settings.watch),
+        *joined.hooks_of(theirs, history, run.session.group, run.session.hand_out),  # see what ours have seen
+        *early,
         *_sentinel(run, saves),  # before saving: what is saved has been compared
         *_digests(run),
         *_guard(run, saves),  # before all that write into the run folder at a save
@@ -193,7 +194,7 @@ def build_hooks(run: Run) -> list[Hook]:
         *_goodput(run),  # after saves, which are part of where the time went
         *_events(run, saves),  # last: the end is told when all is done
     ]
-    callbacks.begin(hooks, RunParts(history, run.watchable, run.session.save_at))
+    callbacks.begin([*theirs, *early], RunParts(history, run.watchable, run.session.save_at))
     return hooks
 
 
@@ -204,12 +205,6 @@ def _black_box(run: Run) -> list[Hook]:
         return []
     left_out_too = not run.settings.guard.loses_steps
     return [BlackBoxHook(run.folder, experiment, run.session.ledger.tape, replicas, left_out_too)]
-
-
-def _handing_out(session: Session) -> list[Hook]:
-    """Only for hooks that others wrote: ours save by themselves, and values cost a copy an epoch."""
-    others = [one for one in session.recipe.callbacks if not type(one).__module__.startswith("cyxjax.")]
-    return [HandOutHook(session.hand_out)] if others and session.hand_out else []
 
 
 def _early_stopping(watch: Watch) -> list[Hook]:

@@ -106,7 +106,7 @@ class StopHook(Hook):
     def on_step(self, info: StepInfo) -> None:
         # Clocks differ between ranks, so none judges by its own: the sum over all says the same to each.
         if info.signals[0] and not self._history.stopped_by:
-            self._history.stopped_by = "signal" if info.signals[0] >= 1 else "max_time"
+            self._history.stopped_by = _strongest(info.signals[0])
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         reached = self._max_steps is not None and moment.position.step >= self._max_steps
@@ -114,4 +114,10 @@ class StopHook(Hook):
             self._history.stopped_by = "max_steps"
 
 
+def _strongest(wishes: float) -> str:
+    """The strongest reason to stop among `wishes`, summed over replicas."""
+    return "signal" if wishes >= 1 else "max_time" if wishes >= _OUT_OF_TIME else "callback"
+
+
 _OUT_OF_TIME = 2.0**-20  # exact in float32, and below 1 when a million replicas add it up
+BY_CALLBACK = 2.0**-40  # the same below that

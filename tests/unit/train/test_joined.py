@@ -1,0 +1,121 @@
+"""The callbacks of one rank: what they answer counts on all, wherever they are asked."""
+
+import pytest
+
+import cyxjax as cx
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.train.hooks.brought.joined import Joined, hooks_of
+from cyxjax.train.hooks.callbacks import EarlyStopping
+from cyxjax.train.hooks.saving import BY_CALLBACK, StopHook
+from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
+from tests.support.trainers import X, Y, config, trainer
+
+STEP = StepInfo(Position(7), None, (0.0, 0.0))
+EPOCH = EpochInfo(Position(8, 1), {}, {})
+MOMENT = RunState(Position(8, 1), None, None)
+
+
+class Says(cx.Callback):
+    """Stops at `where`."""
+
+    def __init__(self, where: str = ""):
+        self._where = where
+
+    def on_start(self, moment):
+        return self._where == "on_start"
+
+    def on_step(self, info):
+        return self._where == "on_step"
+
+    def on_epoch(self, info):
+        return self._where == "on_epoch"
+
+    def on_evaluation(self, info):
+        return self._where == "on_evaluation"
+
+
+def joined(*hooks, others=False, calls=None):
+    """Hooks of a rank; `others`: what the other rank says."""
+    calls = [] if calls is None else calls
+    history = DistributedTrainingHistory()
+    return Joined(list(hooks), history, lambda *call: calls.append(call) or call[1] or others), history
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("on_start", MOMENT), ("on_epoch", EPOCH), ("on_evaluation", EPOCH)]
+)
+def test_what_one_rank_says_outside_of_steps_counts_on_all(name, value):
+    for mine, theirs in ((name, False), ("", True)):
+        hook, history = joined(Says(), Says(mine), others=theirs, calls=(calls := []))
+        assert getattr(hook, name)(value)
+        assert history.stopped_by == "callback"
+        assert calls == [(f"{name} of the callbacks, after step 8", bool(mine))]  # one exchange for all hooks
+    hook, history = joined(Says(), Says())
+    assert not getattr(hook, name)(value)
+    assert history.stopped_by == ""
+
+
+def test_what_one_rank_says_at_a_step_is_sent_along_and_stops_none_alone():
+    hook, history = joined(Says("on_step"), calls=(calls := []))
+    assert hook.ask() == (0.0, False)
+    assert not hook.on_step(STEP)
+    assert (calls, history.stopped_by) == ([], "")
+    assert hook.ask() == (BY_CALLBACK, False)
+    assert hook.on_epoch(EPOCH)  # where no step was left to send it with
+
+
+def test_a_wish_of_a_callbacks_own_is_no_signal():
+    class Asks(Hook):
+        def ask(self):
+            return True, True
+
+    assert joined(Asks())[0].ask() == (BY_CALLBACK, True)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "reason"),
+    [((BY_CALLBACK,) * 3, "callback"), ((BY_CALLBACK, 2.0**-20), "max_time"), ((2.0**-20, 1.0), "signal")],
+)
+def test_the_strongest_reason_of_all_ranks_is_told(wishes, reason):
+    history = DistributedTrainingHistory()
+    StopHook(history, lambda: False, None).on_step(STEP._replace(signals=(sum(wishes), 0.0)))
+    assert history.stopped_by == reason
+
+
+def test_states_go_through_the_hooks_that_want_them():
+    class Wants(Hook):
+        def __init__(self, at):
+            self._at = at
+
+        def wants_state(self, position, asked_to_save):
+            return position.step == self._at
+
+        def on_state(self, moment):
+            return (moment.state or 0) + self._at
+
+        def next_state(self, info, state):
+            return state + [self._at]
+
+    hook = joined(Wants(8), Wants(9), Wants(8))[0]
+    assert not hook.wants_state(Position(7), False)
+    assert hook.wants_state(Position(8), False)
+    assert hook.on_state(MOMENT) == 16  # 8 given back twice, the second on top of the first
+    assert hook.next_state(EPOCH, []) == [8, 9, 8]
+
+
+def test_no_rank_is_asked_for_hooks_that_are_ours_or_say_nothing():
+    class Watches(cx.Callback):
+        def wants_state(self, position, asked_to_save):
+            return False
+
+    for quiet in ([EarlyStopping(1)], [Watches(), EarlyStopping(1)], []):
+        assert hooks_of(quiet, DistributedTrainingHistory(), None, None) == quiet
+    (one,) = hooks_of([EarlyStopping(1), Says()], DistributedTrainingHistory(), None, None)
+    assert isinstance(one, Joined)
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_a_run_that_a_callback_ended_says_so():
+    history = trainer(callbacks=[Says("on_step")]).fit(X, Y, config(batch_size=1))
+    # Told of steps 1 to 4 when 8 are under way; sent along with step 9, which is told of at step 16 of 30.
+    assert (history.stopped_by, history.num_steps, history.train_losses) == ("callback", 16, [])
