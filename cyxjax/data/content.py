@@ -16,6 +16,7 @@ import numpy as np
 from cyxjax.data.columns import leaves
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset, Dataset
+from cyxjax.data.targets.naming import class_names_of
 
 Summary = list[Any]  # of a leaf: its type and shape, then what its values come to
 MAX_RECORDS = 24
@@ -23,12 +24,14 @@ MAX_S = 1.0  # for reading them: with slower records fewer are read
 MAX_BYTES = 1 << 24  # of an array that is summed up whole, in about 40 ms
 _TOLERANCE = 1e-5
 _WEIGHTS = np.arange(1.0, 18.0)
+_SHOWN = 6  # classes
 _EPOCH = 2**31 - 1  # an order that no training epoch has
 
 
 def content_of(dataset: Dataset, most: int = MAX_RECORDS) -> dict[str, Any]:
     """JSON for `find_difference`: number of samples, and what `most` of them, and whole arrays, come to."""
     content = {"samples": len(dataset), "records": _records(dataset, most)}
+    content["classes"] = list(class_names_of(dataset))
     if isinstance(dataset, ArrayDataset):
         arrays = [leaf for _, leaf in leaves((dataset.inputs, dataset.targets))]
         if all(type(leaf) is np.ndarray and leaf.nbytes <= MAX_BYTES for leaf in arrays):
@@ -43,6 +46,8 @@ def find_difference(
     room = 0.0 if to_the_bit else _TOLERANCE
     if a["samples"] != b["samples"]:
         return "the number of samples", str(a["samples"]), str(b["samples"])
+    if "classes" in a and "classes" in b and a["classes"] != b["classes"]:
+        return "the classes of labels that are words", _names(a["classes"]), _names(b["classes"])
     for name in a["records"]:
         if name in b["records"] and (found := _differ(a["records"][name], b["records"][name], room)):
             return f"sample {name}", *found
@@ -143,6 +148,11 @@ def _alike(a: Summary, b: Summary, tolerance: float) -> bool:
     (kind, total, scale), (kind_b, total_b, scale_b) = a, b
     room = tolerance * max(scale, scale_b)
     return kind == kind_b and abs(total - total_b) <= room and abs(scale - scale_b) <= room
+
+
+def _names(classes: list[str]) -> str:
+    shown = ", ".join(classes[:_SHOWN]) + ", ..." * (len(classes) > _SHOWN)
+    return f"{shown} (crc {zlib.crc32(repr(classes).encode()):08x})" if classes else "none"
 
 
 def _text(summaries: list[Summary] | None) -> str:

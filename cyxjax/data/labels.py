@@ -46,6 +46,7 @@ class WatchedLoader:
         self.what = ""
         self.ignore_index: int | None = None
         self.form: Callable[[Any], Any] = lambda targets: targets  # how what is read becomes labels
+        self.class_names: tuple[str, ...] | None = None  # None: those of the loader
 
     def __getattr__(self, name: str) -> Any:
         if name in ("loader", "take"):  # tf.data has a `take` which is no Dataset's

@@ -11,10 +11,8 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.core.model.lora import merged
 from cyxjax.core.step import TrainState
-from cyxjax.data.targets.classes import Names
-from cyxjax.data.targets.forms import class_names_of
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.errors import ConfigError, DataError, GroupError, NotSavedError
+from cyxjax.errors import ConfigError, GroupError, NotSavedError
 from cyxjax.launch import environment
 from cyxjax.launch.backend import programs
 from cyxjax.launch.heartbeat import beat
@@ -32,6 +30,7 @@ from cyxjax.train.start import changed, exact, same_run
 from cyxjax.train.start.build import Built, Recipe
 from cyxjax.train.start.dispatch import check_apart, check_flags, check_repeats, check_threads
 from cyxjax.train.start.prepare import Prepared, check_run, first_run, for_fit, for_inputs, next_run
+from cyxjax.train.state.classes import ClassTable
 from cyxjax.train.state.inputs import refuse_other_inputs
 from cyxjax.train.state.present import UNTRAINED, Present
 
@@ -57,7 +56,7 @@ class Session:
         self.resumed = False  # the last start went on from a checkpoint
         self._content: dict[str, Any] = {}  # what the data of the present fit hold
         self._told: list[str] = []  # of the values that training begins with
-        self.class_names: Names = ()  # of labels that were words, in the order of the model's outputs
+        self.classes = ClassTable(warn_on_stderr if self.is_master else lambda text: None)
         self.loss_spike: dict[str, Any] = {}  # what the watch on the loss had seen at the checkpoint, by now
         self._origin: dict[str, Any] = {}  # what the checkpoint that was restored said of itself
 
@@ -125,14 +124,13 @@ class Session:
             schedule=schedule,
             remat=self.remat,
             last=self._prepared,
-            class_names=self.class_names,
+            classes=self.classes,
         )
         assert prepared.data is not None
         self._check_inputs(prepared.inputs)
         if prepared.settings.saving.resume == "must" and not self._loaded:
             resume.refuse_without_steps(prepared.settings.saving.folder, self.group)
         self.marks.begin(fit_data.is_shared(prepared.data.train), self._loaded)
-        self.class_names = class_names_of(prepared.data.train) or self.class_names
         check_threads(prepared.settings.exactness, self.group.threads)
         check_flags(prepared.settings.exactness, environment.here())
         check_apart(prepared.settings.exactness, same_run.numbered(prepared.data))
@@ -141,6 +139,7 @@ class Session:
         check_run(prepared, self.run_state.state, self.recipe, self.mesh)
         self._content = same_run.compared(self.group, prepared, self.run_state.state, self._exact)
         check_repeats(prepared.settings.exactness, self._content)
+        self.classes.trained_on(prepared.data.train)
         return prepared
 
     def ensure(self, inputs: PyTree, config: DistributedTrainingConfig | None = None) -> None:
@@ -233,6 +232,8 @@ class Session:
             checkpointer = resume.restorer_for(folder, self.group, saves=saving.saves)
         if checkpointer and self.restore(checkpointer, in_place=True):
             self.resumed = True
+            assert self.prepared.data is not None
+            self.classes.tell_of_numbers("training data", self.prepared.data.train)
             place = self.run_state.position
             console.note(
                 f"Resuming from step {place.step} (epoch {place.epoch}, sample {place.samples}) in {folder}"
@@ -269,7 +270,7 @@ class Session:
         self._stored_exact, self.loss_spike = meta.get("exact", {}), meta.get(loss_spike.META, {})
         topology = self.group.topology
         self.marks.restore(meta, topology.rank, topology.world_size)
-        self._take_classes(tuple(meta.get("classes", ())))
+        self.classes.restore(tuple(meta.get("classes", ())), same_run.same_data(meta, self._content))
         self._origin = meta
         self.ledger.restore(meta, moment.position)
         history.world_size, history.num_replicas = self.group.topology.world_size, num_replicas(self.mesh)
@@ -277,14 +278,6 @@ class Session:
         history.stopped_by = ""
         self.history = history
         return True
-
-    def _take_classes(self, stored: Names) -> None:
-        if stored and self.class_names and stored != self.class_names:
-            raise DataError(
-                f"the checkpoint counts the classes {', '.join(stored)}; these data "
-                f"{', '.join(self.class_names)}. HINT: train on all classes, or begin anew (resume: never)."
-            )
-        self.class_names = stored or self.class_names
 
     def save_at(self, path: str, run_state: RunState) -> None:
         """`run_state` as the only step of the folder `path`. Raises: CheckpointError if it cannot."""
@@ -296,5 +289,5 @@ class Session:
         said = resume.to_meta(run_state, self.history, told, self.prepared.inputs)
         said |= same_run.to_meta(self._content) | {"metrics": list(self.recipe.metrics.names)}
         said |= self.marks.meta(run_state.position)
-        said |= {"classes": list(self.class_names)} if self.class_names else {}
+        said |= {"classes": list(self.classes.names)} if self.classes.names else {}
         return said | self.ledger.meta(run_state) | ({"exact": self._exact} if self._exact else {})

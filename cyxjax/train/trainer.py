@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import Any
 
-import numpy as np
 import optax
 
 from cyxjax.config.run import DistributedTrainingConfig
@@ -16,7 +15,6 @@ from cyxjax.core.model.augment import as_augment
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.portable import place_state
 from cyxjax.core.step import TrainState
-from cyxjax.data.labels import watched
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.distributed import process_group
 from cyxjax.distributed.ddp_values import hand_back, needs_inputs
@@ -151,23 +149,20 @@ class DistributedTrainer:
 
         Every rank passes the same samples, or a loader of its share. Raises: DesyncError where they differ.
         """
-        given = X if y is None else (X, np.asarray(y) if isinstance(y, list) else y)
-        dataset = fit_data.for_evaluation(given, names=self.class_names)
+        dataset = fit_data.for_evaluation(fit_data.paired(X, y))
         same_run.refuse_other_samples(self._group, "evaluate", dataset)
+        dataset = self._session.classes.of_evaluation(dataset)
         looked = check_data.first_step(FitData(dataset, None, not fit_data.is_loader(dataset)))
         self._session.ensure(check_data.one_input(looked))
-        built = self._session.built
-        fit_data.check_words(dataset, self._session.prepared.data, self.class_names)
-        looked = looked._replace(train=watched(looked.train))
         looked = check_data.in_form(looked, self.recipe.loss, lambda: shape_of_output(self._session.prepared))
         dataset = check_data.labelled(
             looked, self._session.output_shapes, num_replicas(self._mesh), self.recipe.metrics
         )
-        step, size = self._session.prepared.settings.step, batch_size or built.batch_size
+        step, size = self._session.prepared.settings.step, batch_size or self._session.built.batch_size
         shape = step.batch._replace(batch_size=size)
         whole_batch.check_full_batches(self._session.recipe.loss, dataset, shape, "data")
         batches = eval_batches(dispatch_for(step, self._mesh).placer(), dataset, size, max_batches)
-        return loop.evaluate(built.program, self.state, batches)
+        return loop.evaluate(self.program, self.state, batches)
 
     def predict(self, X: PyTree, *, batch_size: int | None = None) -> PyTree:
         """The model's outputs for X in evaluation mode, on every rank: numpy, a row for each of X's.
@@ -258,7 +253,11 @@ class DistributedTrainer:
     @property
     def class_names(self) -> tuple[str, ...]:
         """The classes in the order of the outputs, where labels were words or categories; else ()."""
-        return self._session.class_names
+        return self._session.classes.names or ()
+
+    @class_names.setter
+    def class_names(self, names: tuple[str, ...]) -> None:
+        self._session.classes.names = names
 
     @property
     def loss(self) -> PerExample:

@@ -13,7 +13,7 @@ from cyxjax.data.files import Subset
 from cyxjax.data.items import ItemDataset
 from cyxjax.data.sources import ArrayDataset, Dataset, as_dataset
 from cyxjax.data.splits import DatasetInfo, Splits, Task, split_rows
-from cyxjax.data.targets.forms import class_names_of
+from cyxjax.data.targets.naming import class_names_of
 from cyxjax.errors import ConfigError, DataError, nearest
 from cyxjax.plugins import named
 

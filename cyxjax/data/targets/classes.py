@@ -1,11 +1,12 @@
 """Labels that are words or categories: which class has which number."""
 
+import difflib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from cyxjax.errors import DataError, nearest
+from cyxjax.errors import DataError
 
 Names = tuple[str, ...]
 _SHOWN = 8
@@ -60,12 +61,16 @@ def _refuse_missing(missing: np.ndarray) -> None:
 
 def renumbered(labels: np.ndarray, found: Sequence[str], names: Sequence[str]) -> np.ndarray:
     """`labels` that count in `found` as they count in `names`. Raises: DataError for a class of no name."""
-    strange = [name for name in found if name not in names]
-    if strange:
+    if found == names:
+        return labels
+    places = {name: place for place, name in enumerate(names)}
+    numbers = np.array([places.get(name, -1) for name in found], np.int32)[labels]
+    if numbers.size and numbers.min() < 0:
+        strange = found[int(labels[numbers < 0][0])]
+        close = difflib.get_close_matches(strange, names, 1)
         shown = ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
         raise DataError(
-            f"label {strange[0]!r} is none of the {len(names)} classes trained on ({shown}). "
-            f"HINT: {nearest(strange[0], names)}"
+            f"label {strange!r} is none of the {len(names)} classes trained on ({shown}). HINT: "
+            + (f"did you mean {close[0]!r}?" if close else "leave its samples out, or train with them.")
         )
-    table = np.array([names.index(name) for name in found], np.int32)
-    return table[labels]
+    return numbers

@@ -9,7 +9,7 @@ from cyxjax.core.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, L
 from cyxjax.data.files import Subset
 from cyxjax.data.labels import WatchedDataset, WatchedLoader
 from cyxjax.data.sources import ArrayDataset
-from cyxjax.data.targets.classes import Names, renumbered
+from cyxjax.data.targets.naming import class_names_of
 from cyxjax.errors import DataError
 
 Form = Callable[[np.ndarray], np.ndarray]
@@ -38,7 +38,8 @@ def form_of(loss: Any, targets: Any, output: Callable[[], Any]) -> Form | None:
 def refuse_words(data: Any, loss: Any) -> None:
     """Raises: DataError for words that a loss of quantities would take for numbers."""
     given, names = getattr(loss, "__self__", loss), class_names_of(data)
-    if names and isinstance(given, MSELoss | L1Loss | HuberLoss | BCEWithLogitsLoss):
+    both = len(names) == 2 and isinstance(given, BCEWithLogitsLoss)  # no and yes: 0 and 1
+    if names and not both and isinstance(given, MSELoss | L1Loss | HuberLoss | BCEWithLogitsLoss):
         raise DataError(
             f"the targets are words, such as {names[0]!r}, and {type(given).__name__} compares quantities. "
             "HINT: CrossEntropyLoss takes them as classes; a number written as text is float(text)."
@@ -56,46 +57,6 @@ def with_form(data: Any, form: Form) -> Any:
     if isinstance(data, WatchedDataset | WatchedLoader):
         data.form = form
     return data
-
-
-def with_classes(data: Any, names: Names) -> Any:
-    """`data`, whose labels count in `names` where it names its own. Raises: DataError for another class."""
-    if isinstance(data, Subset):
-        return Subset(with_classes(data.dataset, names), data.rows)
-    if not isinstance(data, ArrayDataset) or data.class_names in ((), names) or not names:
-        return data
-    return ArrayDataset(data.inputs, renumbered(data.targets, data.class_names, names), names)
-
-
-def refuse_unnumbered(data: Any, trained: Any) -> None:
-    """Raises: DataError for words, where the data `trained` on hold numbers: which is which nobody says."""
-    names = class_names_of(data)
-    if names and _are_numbers(trained):
-        refuse_words_of_no_table(names)
-
-
-def refuse_words_of_no_table(names: Names) -> None:
-    """Raises: DataError for words, `names`, that were not trained on."""
-    raise DataError(
-        f"the labels are words, such as {names[0]!r}, and training was on numbers: there is no table of "
-        "classes. HINT: train with the words, or pass the numbers."
-    )
-
-
-def _are_numbers(data: Any) -> bool:
-    """Whether all labels of `data` are known to be numbers of classes, or one-hot rows, without names."""
-    if isinstance(data, Subset):
-        return _are_numbers(data.dataset)
-    if not isinstance(data, ArrayDataset) or data.class_names or not isinstance(data.targets, np.ndarray):
-        return False
-    return data.targets.dtype.kind in "biu" or (data.targets.ndim > 1 and _is_one_hot(data.targets))
-
-
-def class_names_of(data: Any) -> Names:
-    """The names of the classes that the labels of `data` count in; () where it does not name them."""
-    if isinstance(data, Subset):
-        return class_names_of(data.dataset)
-    return data.class_names if isinstance(data, ArrayDataset) else ()
 
 
 def _is_one_hot(targets: np.ndarray) -> bool:

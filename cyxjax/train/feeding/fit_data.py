@@ -14,8 +14,6 @@ from cyxjax.data.order import Order
 from cyxjax.data.sources import Dataset, as_dataset
 from cyxjax.data.streams.once import Once
 from cyxjax.data.streams.rows import RowBatches, as_rows
-from cyxjax.data.targets.classes import Names
-from cyxjax.data.targets.forms import class_names_of, refuse_unnumbered, with_classes
 from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
@@ -200,22 +198,6 @@ def parse(
     )
 
 
-def in_classes(data: FitData, names: Names) -> FitData:
-    """`data` whose words count as in `names`, or where there are none, as in its training data.
-
-    Raises: DataError for a label that is none of them, and for words beside numbers.
-    """
-    names = names or class_names_of(data.train)
-    check_words(data.val, data, names)
-    return data._replace(train=with_classes(data.train, names), val=with_classes(data.val, names))
-
-
-def check_words(asked: Any, fitted: FitData | None, names: Names) -> None:
-    """Raises: DataError where `asked` has words, and what was trained on, as far as known, has numbers."""
-    if fitted is not None and not names:
-        refuse_unnumbered(asked, fitted.train)
-
-
 def untold_rows(data: FitData) -> int | None:
     """Samples of this process in the first step of a loader that does not tell its batch; None of others."""
     if data.indexed or told_batch(data.train) is not None:
@@ -262,16 +244,21 @@ def _from_loader(
     return held_out._replace(order=(read.seed, read.shuffle)), config
 
 
-def for_evaluation(val: Any, num_workers: int = 0, names: Names = ()) -> Any:
-    """A Dataset, whose words count in `names`, or a loader whose samples only it knows."""
+def paired(X: Any, y: Any) -> Any:
+    """Inputs and targets as one; X alone, which holds both, where there is no y."""
+    return X if y is None else (X, np.asarray(y) if isinstance(y, list) else y)
+
+
+def for_evaluation(val: Any, num_workers: int = 0) -> Any:
+    """A Dataset, or a loader whose samples only it knows."""
     rows = as_rows(val)
     if rows is not None:
         return RowBatches(rows, EVAL_ROWS, *_place())
     if not is_loader(val):
-        return with_classes(as_dataset(val, num_workers=num_workers), names)
+        return as_dataset(val, num_workers=num_workers)
     refuse_iterator(val)
     whole = whole_dataset(val)
-    return val if whole is None else with_classes(whole, names)
+    return val if whole is None else whole
 
 
 def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:

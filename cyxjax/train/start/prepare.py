@@ -29,6 +29,7 @@ from cyxjax.train.start.init_from import taken
 from cyxjax.train.start.movers import movers_of
 from cyxjax.train.start.too_large import refuse_too_large, shapes_of
 from cyxjax.train.start.whole_batch import check_same_params, check_whole_batch
+from cyxjax.train.state.classes import ClassTable
 
 PyTree = Any
 
@@ -53,11 +54,11 @@ def for_fit(
     schedule: Any,
     remat: str,
     last: Prepared | None,
-    class_names: tuple[str, ...] = (),
+    classes: ClassTable,
 ) -> Prepared:
     """What `fit(*data, config)` needs; the compiled functions of `last` serve again if plans agree.
 
-    class_names: of what was trained before; labels that are words count in them.
+    classes: of what was trained before; labels that are words count in them.
     Here the configuration ends: what comes after takes its parts.
     Raises: ConfigError and DataError for data and configuration that do not go together.
     """
@@ -66,7 +67,7 @@ def for_fit(
     fit_data.check_epochs(config, found)
     found = check_data.first_step(found, config.gradient_accumulation_steps)
     num_samples = len(found.train) if found.indexed else None
-    found = fit_data.in_classes(found, class_names)
+    found = classes.of_fit(found)
     settings = resolve(config, num_replicas(mesh), num_samples, schedule=schedule, remat=remat)
     check_whole_batch(recipe.loss, settings, found)
     one = for_inputs(recipe, mesh, settings, check_data.one_input(found), last)

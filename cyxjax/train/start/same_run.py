@@ -227,6 +227,15 @@ def changes(meta: Mapping[str, Any], data: Mapping[str, Any], *, to_the_bit: boo
         return ["WARNING: what the checkpoint says of its data and code cannot be read: not compared."]
 
 
+def same_data(meta: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
+    """Whether the numbers of the training data are known to be those that `meta` was written with."""
+    name = "training data"
+    then, now = dict(meta.get(META) or {}).get("data", {}).get(name), data.get(name)
+    if then is None or now is None:
+        return False
+    return find_difference({k: v for k, v in then.items() if k != "classes"}, now) is None
+
+
 def _changes(stored: Mapping[str, Any], data: Mapping[str, Any], to_the_bit: bool) -> list[str]:
     lines = []
     for name, now in data.items():

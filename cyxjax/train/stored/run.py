@@ -15,8 +15,6 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.load import read_yaml
 from cyxjax.core.trees import named_leaves
 from cyxjax.data.splits import DatasetInfo, Splits
-from cyxjax.data.targets.classes import named_labels, renumbered
-from cyxjax.data.targets.forms import refuse_words_of_no_table
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError
 from cyxjax.files import read_plain
@@ -78,10 +76,6 @@ class StoredRun:
             if part not in PARTS:
                 raise ConfigError(f"part={part!r}: expected {', '.join(PARTS)}. HINT: part='test'.")
             X = getattr(self.data, part)
-        if y is not None and not self.trainer.class_names and (words := named_labels(y)):
-            if not self.info.class_names:
-                refuse_words_of_no_table(words[1])
-            y = renumbered(*words, self.info.class_names)
         return self.trainer.evaluate_metrics(X, y, batch_size=batch_size)
 
 
@@ -97,6 +91,7 @@ def load_run(path: str | Path, step: int | None = None) -> StoredRun:
     info = stored_info(config)
     trainer = trainer_of(config, info)
     trainer.load_checkpoint(str(config.checkpoint_path), step)
+    trainer.class_names = trainer.class_names or info.class_names  # of a version whose checkpoints had none
     return StoredRun(config, info, trainer)
 
 

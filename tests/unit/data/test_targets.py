@@ -6,8 +6,10 @@ import pytest
 import cyxjax as cx
 from cyxjax.data.files import Subset
 from cyxjax.data.labels import WatchedDataset
+from cyxjax.data.mixtures import Mixture
 from cyxjax.data.sources import as_dataset
-from cyxjax.data.targets.forms import class_names_of, form_of, refuse_words, with_classes, with_form
+from cyxjax.data.targets.forms import form_of, refuse_words, with_form
+from cyxjax.data.targets.naming import class_names_of, with_classes
 from cyxjax.errors import DataError
 
 X = np.zeros((4, 2), np.float32)
@@ -82,9 +84,37 @@ def test_words_of_other_data_count_in_the_first_table():
         with_classes(other, ("cat", "emu"))
 
 
+def test_a_class_without_samples_need_not_be_known_and_a_near_one_is_named():
+    few = as_dataset((X[:2], Categories((1, 1))))  # none is an "emu"
+    assert with_classes(as_dataset((X, Categories((1, 1, 2, 2)))), ("cat", "dog")).targets.tolist() == [
+        1,
+        1,
+        0,
+        0,
+    ]
+    with pytest.raises(DataError, match=r"classes trained on \(cat, dogs\)\. HINT: did you mean 'dogs'\?"):
+        with_classes(few, ("cat", "dogs"))
+    with pytest.raises(DataError, match="HINT: leave its samples out, or train with them"):
+        with_classes(few, ("x", "y"))
+
+
+def test_a_mixture_counts_in_one_table():
+    parts = [as_dataset((X[:2], ["emu", "dog"])), as_dataset((X, WORDS))]
+    mixed = Mixture(parts, [1, 1])
+    assert class_names_of(mixed) == ("cat", "dog", "emu")
+    taken = mixed.take(np.arange(6))[1]
+    assert set(taken[mixed._which == 0].tolist()) == {1, 2}  # not 0 and 1, as in its own table
+    assert taken[mixed._which == 1].tolist() == [2, 0, 1][: int((mixed._which == 1).sum())]
+    with pytest.raises(DataError, match="one with words as labels, such as 'cat', and a ArrayDataset"):
+        Mixture([parts[1], (X, LABELS)], [1, 1])
+
+
 def test_words_are_no_quantities():
     with pytest.raises(DataError, match="words, such as 'cat', and MSELoss"):
         refuse_words(as_dataset((X, WORDS)), cx.MSELoss())
+    with pytest.raises(DataError, match="words, such as 'cat', and BCEWithLogitsLoss"):
+        refuse_words(as_dataset((X, WORDS)), cx.BCEWithLogitsLoss())
+    refuse_words(as_dataset((X[:2], ["no", "yes"])), cx.BCEWithLogitsLoss())  # 0 and 1
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, bool, np.float32, np.float64])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import cyxjax as cx
 from cyxjax.errors import DataError
 from tests.support.trainers import VAL, X, Y, config, trainer, use_devices
 
@@ -56,14 +57,73 @@ def test_per_class_metrics_of_an_experiment_have_the_names():
     assert {"recall_cat", "precision_emu"} <= set(names)
 
 
-def test_words_are_refused_where_training_was_on_numbers():
+def some(two):
+    """(inputs, words) of the samples `two`, by a loader whose order only its sampler knows."""
+    count = int(two.sum())
+    return cx.DataLoader((VAL[0][two], NAMES[VAL[1][two]]), batch_size=4, sampler=list(range(count)))
+
+
+def test_words_are_refused_where_training_was_on_numbers(tmp_path):
     """They were numbered anew at each call: two of three classes were other ones."""
-    one, two = trainer(), VAL[1] > 0
-    one.fit(X, Y, config(epochs=1))
-    with pytest.raises(
-        DataError, match=r"words, such as 'dog', .*no table of classes\. HINT: train with the"
-    ):
+    one, again, two = trainer(), trainer(), VAL[1] > 0
+    with pytest.raises(DataError, match="words, such as 'dog', and nothing was trained: there is no table"):
         one.evaluate(VAL[0][two], NAMES[VAL[1][two]])
+    one.fit(X, Y, config(epochs=1))
+    one.save_checkpoint(str(tmp_path / "saved"))
+    again.load_checkpoint(str(tmp_path / "saved"))
+    for known in (one, again):
+        for data in (
+            (VAL[0][two], NAMES[VAL[1][two]]),
+            (some(two),),
+            (cx.data.Mixture([some(two).dataset], [1]),),
+        ):
+            with pytest.raises(
+                DataError, match=r"words, such as 'dog', .*no table of classes\. HINT: train with the"
+            ):
+                known.evaluate(*data)
+        with pytest.raises(DataError, match="words, such as 'cat', .*no table of classes"):
+            known.prepare(X, NAMES[Y], config=config())
     for labels in (Y, np.eye(3)[Y]):
         with pytest.raises(DataError, match="words, such as 'cat', .*no table of classes"):
             trainer().prepare(X, labels, VAL[0], NAMES[VAL[1]], config=config())
+
+
+def test_words_of_loaders_and_mixtures_count_in_the_table():
+    """Each numbered its own: 'dog', the first of two, was taken for 'cat'."""
+    two = VAL[1] > 0
+    here = config(epochs=1, shuffle=False)
+    expected = trainer().fit((X, Y), (VAL[0][two], VAL[1][two]), here).val_losses
+    one = trainer()
+    loader = cx.DataLoader((X, NAMES[Y]), batch_size=4, sampler=list(range(len(X))))
+    assert one.fit(loader, some(two), here).val_losses == pytest.approx(expected)
+    assert one.class_names == tuple(NAMES)
+    exact = pytest.approx(one.evaluate(VAL[0][two], NAMES[VAL[1][two]]))
+    assert one.evaluate(some(two)) == exact
+    assert one.evaluate(cx.data.Mixture([some(two).dataset], [1])) == exact
+    one.fit(some(two), here)  # its first step's batches too
+    assert one.class_names == tuple(NAMES)
+    odd = cx.DataLoader((X[:3], ["cat", "dog", "fox"]), sampler=[0, 1, 2])
+    with pytest.raises(DataError, match="label 'fox' is none of the 3 classes trained on"):
+        one.evaluate(odd)
+
+
+def test_numbers_after_words_are_said_once_with_the_table(capsys):
+    one = trainer()
+    one.prepare(X, NAMES[Y], *VAL, config=config())
+    said = capsys.readouterr().err
+    assert (
+        "validation data: labels that are numbers count in the classes trained on, which were words" in said
+    )
+    assert "0 is 'cat', 1 is 'dog', 2 is 'emu' (trainer.class_names)." in said
+    one.evaluate(*VAL)
+    one.evaluate(VAL[0], NAMES[VAL[1]])
+    assert "WARNING" not in capsys.readouterr().err
+
+
+def test_a_run_of_numbers_does_not_go_on_with_words(tmp_path):
+    kept = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_epochs": 1, "resume": "auto"}
+    trainer().fit(X, Y, config(epochs=1, **kept))
+    trainer().fit(X, NAMES[Y], config(epochs=1, **kept))  # the same numbers
+    two = Y > 0
+    with pytest.raises(DataError, match="checkpoint is of labels that were numbers; these data dog, emu"):
+        trainer().fit(X[two], NAMES[Y[two]], config(**kept))
