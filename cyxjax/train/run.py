@@ -24,7 +24,7 @@ from cyxjax.train.hooks.events import EventsHook
 from cyxjax.train.hooks.goodput import GoodputHook
 from cyxjax.train.hooks.guard import FolderGuard
 from cyxjax.train.hooks.loss_spike import LossSpikeHook
-from cyxjax.train.hooks.nonfinite import TerminateOnNaN
+from cyxjax.train.hooks.nonfinite import TerminateOnNaN, ToldIfFlat
 from cyxjax.train.hooks.profile import ProfileHook
 from cyxjax.train.hooks.progress import HistoryHook, RecordHook
 from cyxjax.train.hooks.saving import CheckpointHook, StopHook
@@ -179,6 +179,7 @@ def build_hooks(run: Run) -> list[Hook]:
         RecordHook(run.console, run.sink, run.session.recipe.metrics, settings.course.log_every, rate),
         TerminateOnNaN(rollback.patience(settings.guard)),  # before what would take a NaN for a value
         *run.spikes,
+        ToldIfFlat(tells=run.session.is_master),
         StopHook(history, run.signals.stop, settings.course.max_time_s, settings.course.max_steps),
         *joined.hooks_of(theirs, history, run.session.group, run.session.hand_out),  # see what ours have seen
         *early,

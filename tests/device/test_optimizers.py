@@ -12,7 +12,7 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.core.mesh import build_mesh
-from cyxjax.core.optimizer_probe import check_update, explained
+from cyxjax.core.optimizer.probe import check_update, explained
 from cyxjax.core.step import init_state
 from cyxjax.errors import ConfigError
 from cyxjax.sync.registry import STRATEGIES, build_sync

@@ -1,9 +1,11 @@
-"""A loss that is no number, and other steps that training should not go on from."""
+"""A loss that is no number, gradients that are all 0, and other steps that training should not go on from."""
 
 import math
 
+from cyxjax.core.metrics import GRAD_NORM
 from cyxjax.errors import CyxjaxError
-from cyxjax.train.loop import Hook, Position, RunState, StepInfo
+from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
 
 
 class BadStepError(CyxjaxError, RuntimeError):
@@ -53,3 +55,19 @@ class TerminateOnNaN(Hook):
                 "labels that are no class; the last checkpoint is good.",
                 info.position,
             )
+
+
+class ToldIfFlat(Hook):
+    """Says once if the gradient was 0 in all steps of the first epoch that were measured."""
+
+    def __init__(self, tells: bool) -> None:
+        self._tells = tells
+
+    def on_epoch(self, info: EpochInfo) -> None:
+        if self._tells and info.train.get(GRAD_NORM) == 0:
+            warn_on_stderr(
+                "The gradient was 0 in every step that was measured: the loss does not depend on what is "
+                "trained, and nothing is learned. HINT: look for stop_gradient, argmax, a cast to integers, "
+                "a loss that is a constant, or a mask that leaves out every sample."
+            )
+        self._tells = False

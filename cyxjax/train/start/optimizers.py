@@ -23,6 +23,7 @@ class Optimizer(optax.GradientTransformation):
     lr: Any  # a number, a schedule, or None where it is not known
     remade: Callable[..., Any] | None = None  # (lr=, weight_decay=) -> the same with other numbers
     is_frozen: Callable[[str], bool] | None = None  # name of a parameter -> whether it is not trained
+    goes_down: bool = False  # known of ours and of optax's by name; what is not known to is asked
     ddp: Any = None  # the wrapped model whose parameters it was given, as torch's are
 
     def step(self) -> None:
@@ -73,7 +74,7 @@ def _remembering(make: _Make) -> _Make:
                 )
             return made(**(told | changes))
 
-        optimizer.remade = remade
+        optimizer.remade, optimizer.goes_down = remade, True
         return optimizer
 
     return cast("_Make", made)
@@ -198,7 +199,7 @@ def build_optimizer(section: OptimizerConfig) -> optax.GradientTransformation:
     if not known:
         return made
     made = _named(made, getattr(made, "lr", None))
-    made.remade = remade
+    made.remade, made.goes_down = remade, section.name in (*_OURS, *OPTAX, *TOLD_THE_LOSS)
     return made
 
 

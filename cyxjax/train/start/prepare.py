@@ -12,8 +12,10 @@ from cyxjax.core.mesh import local_replicas, local_value, num_replicas, put_repl
 from cyxjax.core.model.augment import check_augment
 from cyxjax.core.objective.log_probabilities import refuse_scores, takes_log_probabilities
 from cyxjax.core.objective.own_loss import is_the_models_own, refuse_coupled_loss
-from cyxjax.core.optimizer_probe import check_update, explained, refuse_without_gradient
+from cyxjax.core.optimizer.direction import refuse_uphill
+from cyxjax.core.optimizer.probe import check_update, explained, refuse_without_gradient
 from cyxjax.core.step import TrainState
+from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.feeding import check_data, fit_data
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
@@ -23,6 +25,7 @@ from cyxjax.train.hooks import callbacks
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Feed, Position, RunState
 from cyxjax.train.monitor import watchable_in
+from cyxjax.train.rates.schedules import build_schedule, refuse_rates
 from cyxjax.train.settings import FirstValues, Settings, resolve
 from cyxjax.train.start.build import Built, Recipe, build, check_precision
 from cyxjax.train.start.init_from import taken
@@ -109,11 +112,7 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
         watchable.of(prepared.settings.watch)
         callbacks.check_watched(recipe.callbacks, watchable)
     refuse_without_gradient(state.params)
-    given = movers_of(recipe.loss, recipe.optimizer)
-    if any(
-        getattr(one.optimizer, "remade", None) is None for one in given
-    ):  # ours fit all, and are tested to
-        check_update(built.sync, mesh, state, prepared.settings.step.comm)
+    _check_movers(prepared, state, recipe, mesh)
     check_same_params(recipe.loss, built.sync, prepared.settings.step.comm)
     if prepared.data is not None and is_the_models_own(recipe.loss):
         refuse_coupled_loss(built.fns, check_data.telling_samples(prepared.data)[0])
@@ -126,6 +125,29 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
             few = check_data.a_few_inputs(prepared.data)
             output = predict_all(built.predict_step, built.program.consensus(state), mesh, source_of(few), 1)
             refuse_scores(recipe.loss, output)
+
+
+def _check_movers(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh) -> None:
+    """The optimizers fit the parameters and the strategy, and go down, at rates that are none below 0."""
+    built, told = prepared.built, []
+    if prepared.feed is not None:
+        factor = build_schedule(prepared.settings.step.rate)
+        told = [refuse_rates(getattr(recipe.optimizer, "lr", None), factor, _num_steps(prepared))]
+    given = [mover.optimizer for mover in movers_of(recipe.loss, recipe.optimizer)]
+    if any(getattr(one, "remade", None) is None for one in given):  # ours fit all, and are tested to
+        check_update(built.sync, mesh, state, prepared.settings.step.comm)
+    if asked := [one for one in given if not getattr(one, "goes_down", False)]:
+        shapes = shapes_of(built.fns, prepared.inputs)
+        told += [refuse_uphill(one, shapes) for one in asked]
+    for line in filter(None, told if not local_replicas(mesh).start else []):
+        warn_on_stderr(line)
+
+
+def _num_steps(prepared: Prepared) -> int | None:
+    """Of the run, where it is known."""
+    course, feed = prepared.settings.course, prepared.feed
+    known = None if feed is None or feed.steps_per_epoch is None else course.epochs * feed.steps_per_epoch
+    return min(known or course.max_steps or 0, course.max_steps or known or 0) or None
 
 
 def first_run(

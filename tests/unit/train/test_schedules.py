@@ -1,5 +1,7 @@
 """Schedules as objects and as named sections; rates as texts; rules that want the loss."""
 
+import math
+
 import jax
 import numpy as np
 import optax
@@ -9,7 +11,9 @@ import cyxjax as cx
 from cyxjax.config.load import load_config
 from cyxjax.config.schedules import OPTAX_SCHEDULES, ScheduleConfig
 from cyxjax.errors import ConfigError
-from cyxjax.train.rates.schedules import build_schedule
+from cyxjax.train.hooks.nonfinite import ToldIfFlat
+from cyxjax.train.loop import EpochInfo, Position
+from cyxjax.train.rates.schedules import build_schedule, refuse_rates
 from cyxjax.train.settings import RatePlan, resolve
 from tests.support.trainers import X, Y, config, mlp
 from tests.support.trainers import own_group as own_group
@@ -157,3 +161,53 @@ def test_options_of_a_schedule_of_ours_are_refused_and_not_ignored(name, options
 def test_a_schedule_that_is_no_function_is_refused(given, way):
     with pytest.raises(ConfigError, match=rf"schedule={given!r}: expected a function.*HINT: .*{way}"):
         resolve(cx.distributed.DistributedTrainingConfig(), 1, 640, schedule=given)
+
+
+@pytest.mark.parametrize(
+    ("rate", "message"),
+    [
+        (lambda step: -1.0, "is -1 at step 0, expected 0 or more"),
+        (lambda step: 1 - step / 50, r"is -0.\d+ at step 5\d, expected 0 or more"),
+        (lambda step: np.float32("nan") * step, "is nan at step 0"),
+        (lambda step: 1.0 if step < 2 else 0.1, "raises TracerBoolConversionError: .* HINT: jnp.where"),
+        (lambda step: math.cos(step), "raises ConcretizationTypeError: .*jnp.cos for math.cos"),
+        (lambda step: np.ones(2) * step, r"gives shape \(2,\) for a step, expected a number"),
+    ],
+    ids=range(6),
+)
+def test_a_rate_that_no_step_can_take_is_refused(rate, message):
+    with pytest.raises(ConfigError, match=f"the schedule {message}"):
+        refuse_rates(0.1, rate, 100)
+    with pytest.raises(ConfigError, match=f"the learning rate {message}"):
+        refuse_rates(rate, lambda step: 1.0, 100)
+
+
+def test_a_rate_of_0_all_through_is_told_and_one_that_ends_or_begins_at_0_is_not():
+    assert "is 0 in all steps of this run that were asked, 0 to 99" in refuse_rates(
+        0.1, lambda step: step // 1000, 100
+    )
+    assert refuse_rates(0.1, lambda step: 1 - step / 99, 100) == ""
+    assert refuse_rates(None, lambda step: step / 1000, 100) == ""
+    assert refuse_rates(0.1, lambda step: step // 1000, None) == ""  # how long it goes is not known
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "schedule", "message"),
+    [
+        (optax.scale_by_adam(), None, "the loss would grow"),
+        (optax.sgd(0.1), lambda step: 1 - step, "the schedule is -1 at step 2"),
+    ],
+)
+def test_what_would_climb_is_refused_by_fit(optimizer, schedule, message):
+    with pytest.raises(ConfigError, match=message):
+        fit(optimizer, schedule)
+
+
+def test_gradients_that_are_0_all_through_are_told_once(capsys):
+    hook = ToldIfFlat(tells=True)
+    for _ in range(2):
+        hook.on_epoch(EpochInfo(Position(), {"loss": 1.0, "grad_norm": 0.0}, {}))
+    assert capsys.readouterr().err.count("The gradient was 0 in every step that was measured") == 1
+    for train in ({"loss": 1.0, "grad_norm": 0.1}, {"loss": 1.0}):
+        ToldIfFlat(tells=True).on_epoch(EpochInfo(Position(), train, {}))
+    assert capsys.readouterr().err == ""

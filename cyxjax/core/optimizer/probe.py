@@ -109,6 +109,7 @@ _ANY = (
 _ALTERNATIVES = {  # part of optax's message -> what to take; a step's loss is known only after its exchange
     "linesearch": "a step has no loss to search along; optax.lbfgs(lr, linesearch=None) works as any rule.",
     "reduce_on_plateau": "one of several is told no loss; callbacks=[cx.ReduceLROnPlateau()] acts by epoch.",
+    "traced array": "a schedule is given the step as an array: jnp.where for `if`, jnp.cos for math.cos.",
     "scale_by_polyak": "one of several is told no loss; optax.adam or another adaptive rule needs none.",
 }
 
