@@ -80,3 +80,10 @@ def map_leaves(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
         values = [map_leaves(fn, value, *(other[i] for other in others)) for i, value in enumerate(tree)]
         return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
     return None if tree is None else fn(tree, *others)
+
+
+def rows_not_finite(array: np.ndarray) -> np.ndarray:
+    """Numbers of the rows that hold NaN or infinity."""
+    if array.dtype.kind not in "fc":
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(1))

@@ -27,7 +27,7 @@ from cyxjax.train import loop, resume
 from cyxjax.train.feeding import check_data, fit_data
 from cyxjax.train.feeding.feed import eval_batches
 from cyxjax.train.feeding.fit_data import FitData
-from cyxjax.train.feeding.predicting import predict_all, source_of
+from cyxjax.train.feeding.predicting import predict_all, source_of, told
 from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
 from cyxjax.train.run import run_from
@@ -175,7 +175,8 @@ class DistributedTrainer:
         self._session.ensure(source.first)
         built = self._session.built
         each = batch_size or built.batch_size
-        return predict_all(built.predict_step, self._session.agreed(), self._mesh, source, each)
+        outputs = predict_all(built.predict_step, self._session.agreed(), self._mesh, source, each)
+        return told(outputs, self.is_master())
 
     def save_checkpoint(self, path: str) -> None:
         """Everything that makes the next step, as a checkpoint folder named `path`; rank 0 writes it.

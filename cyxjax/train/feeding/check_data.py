@@ -13,6 +13,7 @@ from cyxjax.core.objective.loss_calls import refuse_other_arguments
 from cyxjax.core.objective.loss_probe import needs_probe, refuse_unless_blind, refuse_unless_mean
 from cyxjax.core.objective.metric_probe import refuse_unless_of_samples
 from cyxjax.core.objective.own_loss import refuse_a_tree
+from cyxjax.data.columns import rows_not_finite
 from cyxjax.data.labels import check_labels, watched
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.data.targets.forms import form_of, refuse_words, with_form
@@ -142,7 +143,7 @@ def check_finite(dataset: Dataset, what: str) -> None:
         with np.errstate(invalid="ignore", over="ignore"):
             total = leaf.sum(dtype=np.float64)
         if not np.isfinite(total):
-            bad = np.flatnonzero(~np.isfinite(leaf.reshape(len(leaf), -1)).all(1))
+            bad = rows_not_finite(leaf)
             if bad.size:
                 raise DataError(
                     f"{what}: {bad.size} of {len(leaf)} samples hold NaN or infinity, the first is {bad[0]}. "

@@ -10,9 +10,10 @@ import jax
 import numpy as np
 
 from cyxjax.core.trees import named_leaves
+from cyxjax.data.columns import rows_not_finite
 from cyxjax.data.formats import read_npy, read_npz, read_table
 from cyxjax.data.splits import DatasetInfo
-from cyxjax.errors import ConfigError
+from cyxjax.errors import ConfigError, DataError
 from cyxjax.files import write_whole
 
 PyTree = Any
@@ -23,7 +24,7 @@ def read_inputs(path: Path, like: PyTree, names: Sequence[str] = ()) -> PyTree:
 
     names: of the columns the run was trained on, where known: a CSV's are taken by these.
 
-    Raises: DataError for a file that cannot be read; ConfigError for rows of another shape or kind.
+    Raises: DataError for a file that cannot be read or holds NaN; ConfigError for rows of another kind.
     """
     if path.suffix == ".npy":
         found = {"": read_npy(path)}
@@ -60,13 +61,19 @@ def _fitting(path: Path, name: str, array: np.ndarray, like: Any) -> np.ndarray:
             f"{path}{': ' + name if name else ''}: {array.dtype}{list(array.shape)}; the run was trained on "
             f"{like.dtype}[N{''.join(f', {n}' for n in like.shape[1:])}]. HINT: prepare it as its data were."
         )
-    return np.asarray(array).reshape(shape).astype(like.dtype)
+    rows = np.asarray(array).reshape(shape).astype(like.dtype)
+    if (bad := rows_not_finite(rows)).size:
+        raise DataError(
+            f"{path}{': ' + name if name else ''}: {bad.size} of {len(rows)} rows hold NaN or infinity, the "
+            f"first is row {bad[0]}, counted from 0; training takes none. HINT: fill them, or leave them out."
+        )
+    return rows
 
 
 def write_outputs(path: Path, outputs: PyTree, info: DatasetInfo) -> str:
     """Writes `outputs` and says in a few words what. A .csv holds a column a number, and of classes the best.
 
-    Raises: ConfigError for outputs that the format cannot hold.
+    Raises: ConfigError for outputs that the format cannot hold, DataError for NaN where a class is asked for.
     """
     leaves = dict(named_leaves(outputs))
     whole = next(iter(leaves.values()))
@@ -95,6 +102,11 @@ def _csv(path: Path, rows: np.ndarray, info: DatasetInfo) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*(["class"] if classes else []), *head])
+    if classes and (bad := np.flatnonzero(np.isnan(columns).any(1))).size:
+        raise DataError(
+            f"{path}: the outputs of {bad.size} of {len(columns)} rows are NaN, the first is row {bad[0]}, "
+            "counted from 0: they name no class. HINT: look at that row; a .npy file takes them as they are."
+        )
     for row in columns:
         best = int(row.argmax())
         writer.writerow([*([names[best] if names else best] if classes else []), *row.tolist()])

@@ -172,6 +172,21 @@ def test_predict_reads_and_writes_files(moved, run, tmp_path, capsys):
     assert [int(row.split(",")[0]) for row in rows] == run[1].argmax(1).tolist()
 
 
+def test_a_row_that_is_nan_gets_no_class_in_silence(moved, tmp_path, capsys):
+    odd = ROWS.copy()
+    odd[3, 1] = np.nan
+    np.save(tmp_path / "x.npy", odd)
+    assert np.isnan(cx.load_run(moved).predict(odd)).any(1).tolist() == [False] * 3 + [True, False]
+    said = capsys.readouterr().err
+    assert "WARNING: predict: the outputs of 1 of 5 rows are NaN, the first is row 3, counted from 0." in said
+    assert command("predict", moved, tmp_path / "x.npy", tmp_path / "out.csv") == 1
+    assert "x.npy: 1 of 5 rows hold NaN or infinity, the first is row 3, counted" in capsys.readouterr().err
+    info = DatasetInfo("own", "classification", 2, (4,))
+    with pytest.raises(DataError, match="of 1 of 3 rows are NaN, the first is row 1, .* they name no class"):
+        tables.write_outputs(tmp_path / "out.csv", np.array([[0, 1], [np.nan, 0], [1, -np.inf]]), info)
+    assert not (tmp_path / "out.csv").exists()
+
+
 @pytest.mark.parametrize(
     ("first", "rows"),
     [
