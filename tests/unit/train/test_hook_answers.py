@@ -1,5 +1,7 @@
 """What hooks answer and are called: what would end a run unsaid, or never run, is refused."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -76,5 +78,23 @@ def test_a_method_that_somebody_calls_is_no_lost_hook():
     class Both(cx.Callback, Elsewhere):  # serves two libraries
         def on_epoch_end(self, epoch, logs=None): ...
 
-    given = [Adapter(), Both(), cx.EarlyStopping(3), cx.EMA(), cx.TerminateOnNaN()]
+    class Wrapped(cx.Callback):
+        @functools.wraps(Adapter.on_epoch)  # a decorator's
+        def on_epoch(self, info): ...
+
+        @classmethod
+        def told(cls):
+            return [lambda one: one.on_batch_end()]
+
+        def on_batch_end(self): ...
+
+        def on_epoch_end(self, info): ...
+
+    class Named(cx.Callback):  # calls by a name that is made
+        def on_step(self, info):
+            getattr(self, f"on_{info.place}_end")()
+
+        def on_fit_end(self): ...
+
+    given = [Adapter(), Both(), Wrapped(), Named(), cx.EarlyStopping(3), cx.EMA(), cx.TerminateOnNaN()]
     assert check(given) == given

@@ -6,6 +6,7 @@ A hook by another library's name would never be called, a coroutine never run, a
 import inspect
 import re
 from collections.abc import Iterable
+from types import CodeType
 from typing import Any
 
 from cyxjax.errors import ConfigError
@@ -85,20 +86,14 @@ def _nobody_else_calls(kind: type, name: str, known: type) -> bool:
     ours = [base for base in kind.__mro__ if issubclass(base, known)]
     if any(hasattr(base, name) for base in kind.__mro__ if base not in ours):
         return False
-    said = {word for base in ours for one in vars(base).values() for word in _words(_code_of(one))}
-    return not said & {name, "getattr"}
+    codes = [getattr(inspect.unwrap(one), "__code__", None) for base in ours for one in vars(base).values()]
+    used = set().union(*(_names(code) for code in codes if code is not None))
+    return not used & {name, "getattr"}
 
 
-def _code_of(one: Any) -> Any:
-    one = getattr(one, "fget", None) or getattr(one, "__func__", one)
-    return getattr(inspect.unwrap(one) if callable(one) else one, "__code__", None)
-
-
-def _words(code: Any) -> set[str]:
-    """Names and texts in a function's code, and in the functions within it."""
-    consts = () if code is None else code.co_consts
-    inner = [_words(one) for one in consts if inspect.iscode(one)]
-    return set(code.co_names if code else ()).union(*inner, (one for one in consts if isinstance(one, str)))
+def _names(code: CodeType) -> set[str]:
+    """Names that a function, and those within it, look up; a method that is called is one of them."""
+    return set(code.co_names).union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
 def _nearest(name: str) -> str:
