@@ -76,7 +76,11 @@ def plain():
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "mean"])
+# Whose parameters are those of `mean` (test_sync_contract.py, test_fsdp.py) have nothing to show here.
+LOSSLESS = {"mean", "bucketed", "zero1", "fsdp"}
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in LOSSLESS])
 def test_strategies_learn_the_digits_as_well_as_mean(name):
     assert accuracy(name)[0] > plain() - MARGIN
 

@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 
 import cyxjax as cx
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.sinks import build_sinks
+from tests.support import sklearn_metrics as sk
 from tests.support.trainers import CLASSES, VAL, X, Y, config, trainer, use_devices
 from tests.support.trainers import own_group as own_group
 
@@ -55,12 +55,12 @@ def test_replicas_equal_scikit_learn_on_all_samples(replicas, options, tmp_path)
     logits = np.asarray(train.predict(x))
     probability = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     found = train.evaluate_metrics(x, y)
-    assert found["f1"] == pytest.approx(f1_score(y, logits.argmax(-1), average="macro"), rel=1e-6)
+    assert found["f1"] == pytest.approx(sk.f1_score(y, logits.argmax(-1), average="macro"), rel=1e-6)
     assert found["auc"] == pytest.approx(
-        roc_auc_score(y == 2, probability[:, 2]), abs=1e-3
+        sk.roc_auc_score(y == 2, probability[:, 2]), abs=1e-3
     )  # pairs of one bin
     np.testing.assert_array_equal(
-        found["table"], confusion_matrix(y, logits.argmax(-1), labels=range(CLASSES))
+        found["table"], sk.confusion_matrix(y, logits.argmax(-1), labels=range(CLASSES))
     )
 
     # The same in history, records and what is watched.

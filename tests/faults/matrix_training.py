@@ -117,10 +117,9 @@ _STORAGE = [
         "R35",
         "killed in the first step, in a save, in an evaluation, at random moments",
         "rerun: bit for bit the unbroken run",
-        tests_in(
-            _RESUME,
-            "test_killed_in_the_first_step_in_a_save_and_in_an_evaluation",
-            "test_killed_at_random_moments",
+        (
+            *tests_in(_RESUME, "test_killed_in_the_first_step_in_a_save_and_in_an_evaluation"),
+            *tests_in("faults/test_chaos.py", "test_the_same_layout_gives_the_same_bits"),
         ),
     ),
     Row(

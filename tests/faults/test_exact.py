@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from cyxjax.cli.audit import main as audit
 from cyxjax.cli.hash import compare, steps_of
+from cyxjax.data.audit import surviving
+from cyxjax.data.ledger_file import read_entries
 from tests.multiprocess.test_train import environment
 from tests.support import forked
 from tests.support.elastic_hosts import Hosts, two_then_one_then_two
-from tests.support.training import EPOCHS, STEPS_PER_EPOCH, Jobs, newest_step, write_experiment
+from tests.support.training import EPOCHS, SAMPLES, STEPS_PER_EPOCH, Jobs, newest_step, write_experiment
 
 pytestmark = pytest.mark.multiprocess
 EXACT = {"reproducibility": "exact", "keep_last": 99}
@@ -43,7 +46,7 @@ def test_killed_in_two_processes_and_finished_by_one(jobs, tmp_path):
 @pytest.mark.slow
 def test_killed_in_a_save_and_in_an_evaluation_and_resumed_in_other_numbers(jobs, tmp_path):
     whole, config = (write_experiment(tmp_path / name, **EXACT) for name in ("whole", "broken"))
-    assert jobs.run(whole, world=3).codes == [0] * 3
+    assert jobs.run(whole).codes == [0]
     for world, fault in ((1, "KILL:0:write:4"), (3, "KILL:1:eval:6"), (2, "KILL:0:write:12")):
         assert -9 in jobs.run(config, world=world, fault=fault).codes
     assert jobs.run(config, world=2).codes == [0, 0]
@@ -51,7 +54,7 @@ def test_killed_in_a_save_and_in_an_evaluation_and_resumed_in_other_numbers(jobs
 
 
 @pytest.mark.slow
-def test_hosts_that_come_and_go_leave_the_bits_of_an_unbroken_run(tmp_path):
+def test_hosts_that_come_and_go_leave_the_bits_of_an_unbroken_run(tmp_path, capsys):
     options = EXACT | {
         "cpu_devices": 1,
         "epochs": HOST_EPOCHS,
@@ -64,7 +67,13 @@ def test_hosts_that_come_and_go_leave_the_bits_of_an_unbroken_run(tmp_path):
     assert forked.run(["-m", "cyxjax.train", "--config", whole], environment(), 240).returncode == 0
     hosts = Hosts(tmp_path / "hosts", "1:2", "-m", "cyxjax.train", "--config", str(config), fork=True)
     try:
-        two_then_one_then_two(hosts, lambda: newest_step(config), 2 * SAVE_EVERY)
+        first = two_then_one_then_two(hosts, lambda: newest_step(config), 2 * SAVE_EVERY)
     finally:
         hosts.close()
+    for start, size in enumerate((2, 1, 2)):
+        assert f"= 16 per step; world_size {size};" in first.log(0, start)
+    assert "start 3" not in first.err
     same_bits(config, whole)
+    assert audit([str(config.parent / "run")]) == 0, capsys.readouterr().out
+    kept = surviving(read_entries(config.parent / "run" / "ledger.jsonl"))
+    assert (len(kept), kept[-1].ledger.samples) == (HOST_EPOCHS * STEPS_PER_EPOCH, HOST_EPOCHS * SAMPLES)

@@ -71,20 +71,6 @@ def test_killed_in_the_first_step_in_a_save_and_in_an_evaluation(jobs, unbroken,
     same_run(config, unbroken)
 
 
-@pytest.mark.slow
-def test_killed_at_random_moments(jobs, unbroken, tmp_path):
-    config, draw = write_experiment(tmp_path), random.Random()
-    for _ in range(2):
-        phase = draw.choice(["data", "step", "checkpoint", "eval", "write"])
-        step = max(newest_step(config), 0) + draw.randint(1, 5)
-        ended = jobs.run(config, fault=f"KILL:0:{phase}:{step}")
-        assert ended.codes[0] in (KILLED, 0), f"{phase}:{step}: {ended.text}"
-        if ended.codes == [0]:  # the moment never came: the run was nearly over
-            break
-    assert jobs.run(config).codes == [0]
-    same_run(config, unbroken)
-
-
 def test_one_of_two_ranks_is_killed(jobs, tmp_path):
     whole, config = write_experiment(tmp_path / "whole"), write_experiment(tmp_path / "broken")
     assert jobs.run(whole, world=2).codes == [0, 0]
@@ -166,7 +152,7 @@ def test_parameters_in_shares_go_on_in_other_numbers_of_processes_and_strategies
     changes = CUT | {"schedule": {"name": "constant"}}  # a cosine would end with max_steps
     whole, config = (write_experiment(tmp_path / name, **changes) for name in ("whole", "broken"))
     assert jobs.run(whole).codes == [0]
-    rows = [(4, "fsdp", 4), (2, "fsdp", 8), (3, "fsdp", 12), (2, "zero1", 16), (1, "mean", 20)]
+    rows = [(3, "fsdp", 4), (2, "fsdp", 8), (2, "zero1", 12), (1, "mean", 16)]
     for world, comm, until in rows:
         ended = jobs.run(config, "--comm", comm, "--max-steps", until, world=world)
         assert ended.codes == [0] * world, ended.text

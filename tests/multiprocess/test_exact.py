@@ -72,7 +72,9 @@ def test_any_processes_and_devices_leave_the_bits_of_one(alone, tmp_path, proces
     same(alone, tmp_path / "run")
 
 
-@pytest.mark.slow  # by default killed in two processes and finished by one: tests/faults/test_exact.py
+# Killed in two processes and finished by one, of any number: tests/faults/test_exact.py.
+@pytest.mark.slow
+@pytest.mark.wide
 def test_a_run_cut_in_mid_epoch_goes_on_at_another_world_size(tmp_path):
     train(tmp_path / "alone", 1)
     cut_in_two_processes_and_finished_by_one(tmp_path / "run", tmp_path / "alone", devices=1)

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sklearn.metrics import precision_score, recall_score, top_k_accuracy_score
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError
+from tests.support import sklearn_metrics as sk
 
 rng = np.random.default_rng(0)
 LOGITS = rng.normal(size=(40, 4)).astype(np.float32)
@@ -29,11 +29,11 @@ def measured(metrics, logits, labels, cuts):
 def test_they_are_scikit_learn_s_over_any_split(cuts):
     found = measured(cx.Metrics({"top2": cx.top_k(2), **cx.per_class(NAMES)}), LOGITS, LABELS, cuts)
     guess = LOGITS.argmax(-1)
-    assert found["top2"] == pytest.approx(top_k_accuracy_score(LABELS, LOGITS, k=2))
+    assert found["top2"] == pytest.approx(sk.top_k_accuracy_score(LABELS, LOGITS, k=2))
     for name, r, p in zip(
         NAMES,
-        recall_score(LABELS, guess, average=None),
-        precision_score(LABELS, guess, average=None),
+        sk.recall_score(LABELS, guess, average=None),
+        sk.precision_score(LABELS, guess, average=None),
         strict=True,
     ):
         assert (found[f"recall_{name}"], found[f"precision_{name}"]) == (pytest.approx(r), pytest.approx(p))

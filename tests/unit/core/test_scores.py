@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sklearn.metrics import confusion_matrix, f1_score, r2_score, roc_auc_score
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
+from tests.support import sklearn_metrics as sk
 from tests.support.trainers import own_group as own_group
 
 rng = np.random.default_rng(0)
@@ -39,16 +39,16 @@ def measured(metric, output, target, cuts=(3, 20)):
 @pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
 def test_f1_is_scikit_learn_s_over_any_split(average, cuts):
     found = measured(cx.F1(C, average), LOGITS, LABELS, cuts)["it"]
-    assert found == pytest.approx(f1_score(LABELS, LOGITS.argmax(-1), average=average))
+    assert found == pytest.approx(sk.f1_score(LABELS, LOGITS.argmax(-1), average=average))
 
 
 def test_f1_of_each_class_and_of_a_sign():
-    each = f1_score(LABELS, LOGITS[:, :3].argmax(-1), average=None)
+    each = sk.f1_score(LABELS, LOGITS[:, :3].argmax(-1), average=None)
     found = measured(cx.F1(3, None), LOGITS[:, :3], LABELS)
     assert [found[f"it_{label}"] for label in range(3)] == pytest.approx(each)
     for output in (SCORES, SCORES[:, None]):
         assert measured(cx.F1(2, "binary"), output, BINARY)["it"] == pytest.approx(
-            f1_score(BINARY, SCORES > 0)
+            sk.f1_score(BINARY, SCORES > 0)
         )
 
 
@@ -57,20 +57,20 @@ def test_a_confusion_matrix_is_counted_and_what_is_ignored_is_not():
     found = measured(cx.ConfusionMatrix(C, ignore_index=-100), LOGITS, labels)["it"]
     kept = labels >= 0
     np.testing.assert_array_equal(
-        found, confusion_matrix(LABELS[kept], LOGITS.argmax(-1)[kept], labels=range(C))
+        found, sk.confusion_matrix(LABELS[kept], LOGITS.argmax(-1)[kept], labels=range(C))
     )
     # Under a loss of one's own a label may name no class: it is in no row, and not in the last (-1) either.
     assert measured(cx.ConfusionMatrix(C), LOGITS, labels)["it"].sum() == kept.sum()
 
 
 def test_auc_is_exact_but_for_pairs_of_one_bin():
-    exact = roc_auc_score(BINARY, SCORES)
+    exact = sk.roc_auc_score(BINARY, SCORES)
     assert measured(cx.AUC(100_000), SCORES, BINARY)["it"] == pytest.approx(exact, abs=1e-12)
     assert abs(measured(cx.AUC(), SCORES, BINARY)["it"] - exact) < 2e-3  # 1000 bins, 420 pairs
     two = np.stack([np.zeros_like(SCORES), SCORES], 1)
     assert measured(cx.AUC(100_000), two, BINARY)["it"] == pytest.approx(exact, abs=1e-12)
     probability = np.exp(LOGITS) / np.exp(LOGITS).sum(1, keepdims=True)
-    of_2 = roc_auc_score(LABELS == 2, probability[:, 2])
+    of_2 = sk.roc_auc_score(LABELS == 2, probability[:, 2])
     assert measured(cx.AUC(100_000, positive=2), LOGITS, LABELS)["it"] == pytest.approx(of_2, abs=1e-12)
     assert np.isnan(measured(cx.AUC(), SCORES, np.ones(N, np.int32))["it"])
 
@@ -88,9 +88,9 @@ def test_perplexity_and_bits_are_of_the_mean_over_tokens():
 def test_r2_is_scikit_learn_s_and_nan_where_float32_cannot_tell():
     guess = REAL + rng.normal(size=REAL.shape).astype(np.float32) / 4
     found = measured(cx.R2(2, around=1e4), guess, REAL)["it"]
-    assert found == pytest.approx(r2_score(REAL, guess), rel=1e-4)
+    assert found == pytest.approx(sk.r2_score(REAL, guess), rel=1e-4)
     assert measured(cx.R2(), guess[:, 0] - 1e4, REAL[:, 0] - 1e4)["it"] == pytest.approx(
-        r2_score(REAL[:, 0], guess[:, 0]), rel=1e-3
+        sk.r2_score(REAL[:, 0], guess[:, 0]), rel=1e-3
     )
     assert np.isnan(measured(cx.R2(2), guess, REAL)["it"])  # spread 1 around 10,000
 

@@ -1,0 +1,8 @@
+"""scikit-learn's metrics, loaded where one is called: each worker imports every file of tests."""
+
+from importlib import import_module
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(import_module("sklearn.metrics"), name)
