@@ -37,13 +37,15 @@ def evaluate(argv: Sequence[str]) -> int:
     given = _parsed(parser, argv)
 
     def use(run: Any) -> None:
-        config = run.config
-        if given.root is not None:
-            config = config.model_copy(update={"data": config.data.model_copy(update={"root": given.root})})
         from cyxjax.core.metrics import numbers
         from cyxjax.train.start.named import data_of
 
-        samples = getattr(data_of(config), given.part)
+        if given.root is None:
+            splits = run.data
+        else:
+            data = run.config.data.model_copy(update={"root": given.root})
+            splits = data_of(run.config.model_copy(update={"data": data}))
+        samples = getattr(splits, given.part)
         found = run.trainer.evaluate_metrics(
             samples, batch_size=given.batch_size, max_batches=given.max_batches
         )

@@ -56,6 +56,22 @@ def find_difference(
     return None
 
 
+def in_form_of(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """`now` with what `then` says of leaves that have another type or shape there.
+
+    Of targets that were read as words, or a row a class, there is kept what was trained on.
+    """
+    records = {name: _formed(then["records"].get(name), found) for name, found in now["records"].items()}
+    whole = {"whole": _formed(then.get("whole"), now["whole"])} if "whole" in now else {}
+    return {"samples": now["samples"], "records": records, **whole}
+
+
+def _formed(then: list[Summary] | None, now: list[Summary] | None) -> list[Summary] | None:
+    if then is None or now is None or len(then) != len(now):
+        return then
+    return [b if a[0] == b[0] else a for a, b in zip(then, now, strict=True)]
+
+
 def drawn_anew(content: Mapping[str, Any]) -> list[str]:
     """Ids of the samples that were not the same when they were read twice."""
     return [name for name, record in content["records"].items() if ["random"] in (record or [])]

@@ -1,12 +1,16 @@
 """Which code a process runs, as digests: other code under the same version trains to wrong numbers unseen."""
 
 import hashlib
+import os
 import sys
-from functools import cache
+import sysconfig
+from contextlib import suppress
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
 
 PACKAGE = Path(__file__).parents[1]
+_MOST = 64  # modules: they are named in every manifest
 _SHORT = 12  # hex digits shown and compared: chance does not make two alike
 
 
@@ -24,6 +28,45 @@ def code_facts() -> dict[str, str]:
         if program is None
         else rooms | {"the program": f"{program.name} {_digest([program], program.parent)}"}
     )
+
+
+def own_modules() -> dict[str, tuple[str, str]]:
+    """(digest, path) of the user's own files that are loaded, by the name they are imported by.
+
+    The program is among them, by the name under which another one would import it: a model is often read
+    from the program that trained it. Not what is installed: a version says what that is.
+    """
+    found = {}
+    for name, module in sorted(sys.modules.items()):
+        path = _source(module)
+        if path is None or (name == "__main__" and _program(module) is None):
+            continue
+        with suppress(OSError):  # deleted since, or in an archive
+            changed_ns = Path(path).stat().st_mtime_ns
+            found[Path(path).stem if name == "__main__" else name] = _own_digest(path, changed_ns), path
+    return dict(list(found.items())[:_MOST])
+
+
+def _source(module: object) -> str | None:
+    """The file of a module of the user's own; a lazy module is not loaded to be asked."""
+    known = object.__getattribute__(module, "__dict__") if isinstance(module, ModuleType) else {}
+    path = known.get("__file__")
+    if not isinstance(path, str) or not path.endswith(".py") or path.startswith(_libraries()):
+        return None
+    return None if "-packages" in path else path  # site-packages; dist-packages of Debian
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    return (f"{PACKAGE}{os.sep}", *{sysconfig.get_paths()[kind] for kind in kinds})
+
+
+@lru_cache(4096)
+def _own_digest(path: str, changed_ns: int) -> str:
+    """changed_ns: when the file was written, so that one that is edited in the meantime is read again."""
+    del changed_ns
+    return _digest([Path(path)], Path(path).parent)
 
 
 def _rooms() -> dict[str, list[Path]]:

@@ -55,6 +55,7 @@ class Session:
         self.unsaved: NotSavedError | None = None  # what the last fit ended with, if its state is on no disk
         self.resumed = False  # the last start went on from a checkpoint
         self._content: dict[str, Any] = {}  # what the data of the present fit hold
+        self._own_code: dict[str, str] = {}  # the user's files that it runs
         self._told: list[str] = []  # of the values that training begins with
         self.classes = ClassTable(warn_on_stderr if self.is_master else lambda text: None)
         self.loss_spike: dict[str, Any] = {}  # what the watch on the loss had seen at the checkpoint, by now
@@ -140,6 +141,7 @@ class Session:
         self._content = same_run.compared(self.group, prepared, self.run_state.state, self._exact)
         check_repeats(prepared.settings.exactness, self._content)
         self.classes.trained_on(prepared.data.train)
+        self._own_code = same_run.own_code()
         return prepared
 
     def ensure(self, inputs: PyTree, config: DistributedTrainingConfig | None = None) -> None:
@@ -254,6 +256,8 @@ class Session:
                 warn_on_stderr(odd)
             self.ensure(resume.stored_inputs(meta), config)
         found = self.restore(checkpointer, step)
+        for line in same_run.changed_files(self._origin) if found and self.is_master else []:
+            warn_on_stderr(line)
         self._loaded = self._loaded or found
         return found
 
@@ -287,7 +291,7 @@ class Session:
         """What a checkpoint of `run_state` says beside its arrays."""
         told = changed.told(self.prepared.settings.told, self.recipe.optimizer)
         said = resume.to_meta(run_state, self.history, told, self.prepared.inputs)
-        said |= same_run.to_meta(self._content) | {"metrics": list(self.recipe.metrics.names)}
+        said |= same_run.to_meta(self._content, self._own_code) | {"metrics": list(self.recipe.metrics.names)}
         said |= self.marks.meta(run_state.position)
         said |= {"classes": list(self.classes.names)} if self.classes.names else {}
         return said | self.ledger.meta(run_state) | ({"exact": self._exact} if self._exact else {})

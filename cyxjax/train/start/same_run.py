@@ -8,8 +8,9 @@ step and before anything is written.
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,12 +19,12 @@ from jax.sharding import Mesh
 
 from cyxjax.core.step import TrainState
 from cyxjax.data.columns import map_leaves
-from cyxjax.data.content import content_of, find_difference
+from cyxjax.data.content import content_of, find_difference, in_form_of
 from cyxjax.data.sources import Dataset
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import DesyncError
-from cyxjax.launch.program import code_facts
+from cyxjax.launch.program import code_facts, own_modules
 from cyxjax.launch.rendezvous.roster import disagreement
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData, is_shared
@@ -209,9 +210,14 @@ def _compare_data(name: str, contents: list[dict[str, Any] | None], *, to_the_bi
             )
 
 
-def to_meta(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint keeps of code and data, for `changes`."""
-    return {META: {"code": code_facts(), "data": data}}
+def own_code() -> dict[str, str]:
+    """A digest of each of the user's own modules, as they are when a fit begins."""
+    return {name: digest for name, (digest, _) in own_modules().items()}
+
+
+def to_meta(data: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, Any]:
+    """What a checkpoint keeps of code and data, for `changes`; own: as `own_code` said."""
+    return {META: {"code": code_facts(), "data": data, "own": own}}
 
 
 def changes(meta: Mapping[str, Any], data: Mapping[str, Any], *, to_the_bit: bool = False) -> list[str]:
@@ -219,10 +225,31 @@ def changes(meta: Mapping[str, Any], data: Mapping[str, Any], *, to_the_bit: boo
 
     to_the_bit: also for data that differ by a rounding.
     """
+    return _read(meta, lambda kept: [*_other_data(kept, data, to_the_bit), *_other_code(kept)])
+
+
+def changed_files(meta: Mapping[str, Any]) -> list[str]:
+    """A line for the user's own files that are others than those that `meta` was written with."""
+    return _read(meta, _told_of_files)
+
+
+def changed_data(meta: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+    """A line for each of the data, as they are read, that are others than those `meta` was written with."""
+    hint = "HINT: name the data of then (`data.root`), or train on these."
+
+    def told(kept: Mapping[str, Any]) -> list[str]:
+        formed = {name: in_form_of(then, data[name]) for name, then in kept["data"].items() if name in data}
+        return [f"{line} {hint}" for line in _other_data(kept, formed, False)]
+
+    return _read(meta, told)
+
+
+def _read(meta: Mapping[str, Any], compare: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
+    """What `compare` finds; nothing where this was not kept, by a version before, or another program."""
     if META not in meta:
-        return []  # written before this was kept, or by another program
+        return []
     try:
-        return _changes(meta[META], data, to_the_bit)
+        return compare(meta[META])
     except (KeyError, TypeError, ValueError, AttributeError):
         return ["WARNING: what the checkpoint says of its data and code cannot be read: not compared."]
 
@@ -236,16 +263,32 @@ def same_data(meta: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
     return find_difference({k: v for k, v in then.items() if k != "classes"}, now) is None
 
 
-def _changes(stored: Mapping[str, Any], data: Mapping[str, Any], to_the_bit: bool) -> list[str]:
-    lines = []
+def _other_data(kept: Mapping[str, Any], data: Mapping[str, Any], to_the_bit: bool) -> Iterator[str]:
     for name, now in data.items():
-        then = stored["data"].get(name)
+        then = kept["data"].get(name)
         if then is not None and (found := find_difference(then, now, to_the_bit=to_the_bit)):
             what, before, after = found
-            lines.append(
-                f"WARNING: the {name} changed since the checkpoint: {what}: {before} then, {after} now."
-            )
-    other = [name for name, digest in code_facts().items() if stored["code"].get(name, digest) != digest]
-    if other:
-        lines.append(f"WARNING: changed since the checkpoint: {', '.join(other)}.")
-    return lines
+            yield f"WARNING: the {name} changed since the checkpoint: {what}: {before} then, {after} now."
+
+
+def _other_code(kept: Mapping[str, Any]) -> list[str]:
+    now = code_facts()
+    other = [name for name, digest in now.items() if kept["code"].get(name, digest) != digest]
+    program = now.get("the program", "").split(" ")[0]  # named already
+    other += [path for path in _other_files(kept) if Path(path).name != program]
+    return [f"WARNING: changed since the checkpoint: {', '.join(other)}."] if other else []
+
+
+def _other_files(kept: Mapping[str, Any]) -> list[str]:
+    then = kept.get("own", {})
+    return [path for name, (digest, path) in own_modules().items() if then.get(name, digest) != digest]
+
+
+def _told_of_files(kept: Mapping[str, Any]) -> list[str]:
+    files = _other_files(kept)
+    if not files:
+        return []
+    return [
+        f"WARNING: {', '.join(files)} changed since the checkpoint was written: what is loaded computes as "
+        "the code says now. HINT: go back to the code of then, or train again."
+    ]

@@ -11,6 +11,8 @@ import numpy as np
 
 from cyxjax.checkpoint import exporting
 from cyxjax.checkpoint.arrays import Entry
+from cyxjax.checkpoint.folders import step_folder
+from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.load import read_yaml
 from cyxjax.core.trees import named_leaves
@@ -18,7 +20,10 @@ from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError
 from cyxjax.files import read_plain
+from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.experiment import trainer_of
+from cyxjax.train.feeding.fit_data import FitData
+from cyxjax.train.start import same_run
 from cyxjax.train.start.named import data_of
 from cyxjax.train.stored.onnx import write_onnx
 from cyxjax.train.stored.stablehlo import write_stablehlo
@@ -61,8 +66,17 @@ class StoredRun:
 
     @cached_property
     def data(self) -> Splits:
-        """The run's own samples, read again. Raises: ConfigError, DataError where they are no more."""
-        return data_of(self.config)
+        """The run's own samples, read again; what is known to be others than it was trained on is told.
+
+        Raises: ConfigError, DataError where they are no more.
+        """
+        found = data_of(self.config)
+        if self.trainer.is_master():
+            meta = read_manifest(step_folder(self.config.checkpoint_path, self.step)).meta
+            now = same_run.data_facts(FitData(found.train, found.val, True))
+            for line in same_run.changed_data(meta, now):
+                warn_on_stderr(line)
+        return found
 
     def predict(self, X: Any, *, batch_size: int | None = None) -> PyTree:
         """The model's outputs in evaluation mode; X as `DistributedTrainer.predict` takes it."""

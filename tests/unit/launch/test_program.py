@@ -1,8 +1,9 @@
 """Which code a process runs, as digests."""
 
+import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -63,3 +64,30 @@ def test_the_program_is_the_users_file_or_nothing(package, tmp_path, monkeypatch
     assert "the program" not in facts()
     assert found.pop("own").startswith("train.py ")
     assert set(found.values()) == {None}
+
+
+def test_the_users_own_modules_are_told_by_their_digest_and_nothing_that_is_installed(tmp_path, monkeypatch):
+    own, installed = tmp_path / "own_nets.py", tmp_path / "site-packages" / "bought.py"
+    installed.parent.mkdir()
+    for path in (own, installed):
+        path.write_text("x = 1\n")
+        module = ModuleType(path.stem)
+        module.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, path.stem, module)
+    before = program.own_modules()
+    assert before["own_nets"] == (program._digest([own], tmp_path), str(own))
+    assert not {"bought", "json", "numpy", "cyxjax.launch.program"} & set(before)
+    own.write_text("x = 2\n")
+    os.utime(own, ns=(1, 1))  # written within the same tick of the clock as before, it may be
+    assert program.own_modules()["own_nets"][0] != before["own_nets"][0]
+    own.unlink()
+    assert "own_nets" not in program.own_modules()
+
+
+def test_the_program_is_told_by_the_name_another_would_import_it_by(tmp_path, monkeypatch):
+    path = tmp_path / "own_train.py"
+    path.write_text("x = 1\n")
+    main = ModuleType("__main__")
+    main.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert program.own_modules()["own_train"][1] == str(path)

@@ -9,6 +9,7 @@ import pytest
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.data import Batches
+from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import DesyncError
 from cyxjax.train.start import same_run
 from tests.support.trainers import X, Y, config, trainer
@@ -49,6 +50,36 @@ def test_a_resume_on_other_code_names_the_room(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(same_run, "code_facts", lambda: now)
     fit(tmp_path, epochs=2)
     assert "WARNING: changed since the checkpoint: the code of cyxjax/core." in capsys.readouterr().err
+
+
+def test_other_files_of_the_users_are_named_at_a_resume_and_at_a_load(tmp_path, capsys, monkeypatch):
+    own = {"nets": ("1" * 12, "/home/me/nets.py"), "blocks": ("2" * 12, "/home/me/blocks.py")}
+    monkeypatch.setattr(same_run, "own_modules", lambda: own)
+    fit(tmp_path, epochs=1)
+    own["plots"] = "3" * 12, "/home/me/plots.py"  # was not there then: nothing to compare
+    trainer().load_checkpoint(str(tmp_path))
+    assert "WARNING" not in capsys.readouterr().err
+    own["blocks"] = "4" * 12, "/home/me/blocks.py"
+    trainer().load_checkpoint(str(tmp_path))
+    said = capsys.readouterr().err
+    assert "WARNING: /home/me/blocks.py changed since the checkpoint was written: what is loaded" in said
+    assert "nets.py" not in said
+    assert "HINT: go back to the code of then" in said
+    fit(tmp_path, epochs=2)
+    assert "WARNING: changed since the checkpoint: /home/me/blocks.py." in capsys.readouterr().err
+
+
+def test_targets_that_are_kept_in_another_form_are_no_other_data():
+    words, classes = np.array(["no", "yes"])[Y % 2], (Y % 2).astype(np.int32)
+    now, then = (
+        same_run.data_facts(same_run.FitData(ArrayDataset(X, y), None, True)) for y in (words, classes)
+    )
+    meta = same_run.to_meta(then, {})
+    assert same_run.changed_data(meta, now) == []
+    other = same_run.data_facts(same_run.FitData(ArrayDataset(X + 1, words), None, True))
+    (line,) = same_run.changed_data(meta, other)
+    assert line.startswith("WARNING: the training data changed since the checkpoint: sample 0: float32[1,6]")
+    assert "HINT: name the data of then" in line
 
 
 def test_a_checkpoint_that_says_nonsense_or_nothing_of_it_is_no_error():

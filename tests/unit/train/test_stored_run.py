@@ -19,6 +19,7 @@ from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError, DataError
 from cyxjax.train import experiment
 from cyxjax.train.stored import onnx, stablehlo, tables
+from cyxjax.train.stored import run as stored
 from tests.support.trainers import use_devices
 
 ROWS = np.random.default_rng(5).normal(size=(5, 4)).astype(np.float32)
@@ -68,6 +69,25 @@ def test_a_run_is_loaded_where_it_lies_now(moved, run):
     direct = found.model.apply({"params": found.params}, ROWS)
     np.testing.assert_allclose(direct, run[1], rtol=1e-5)
     np.testing.assert_allclose(jax.jit(found.forward)(ROWS), run[1], rtol=1e-5)
+
+
+def test_samples_that_are_others_than_it_was_trained_on_are_told_once(moved, capfd, monkeypatch):
+    assert main.main(["evaluate", str(moved), "--max-batches", "1"]) == 0
+    assert "WARNING" not in capfd.readouterr().err
+    read = stored.data_of
+
+    def later(config):
+        found = read(config)
+        train, rows = found.train, np.arange(len(found.train))[::-1]
+        return found._replace(train=type(train)(*(part[rows] for part in train.take(np.sort(rows)))))
+
+    monkeypatch.setattr(stored, "data_of", later)
+    run = cx.load_run(moved)
+    run.evaluate(part="val")
+    run.evaluate(part="test")
+    said = capfd.readouterr().err
+    assert said.count("WARNING: the training data changed since the checkpoint: sample 0:") == 1
+    assert said.count("WARNING") == 1
 
 
 def test_it_measures_its_own_samples_and_others(moved, run):
