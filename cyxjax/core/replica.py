@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from cyxjax.core.exchange import joined, over, sends_one_by_one
@@ -44,7 +45,37 @@ def _mapped(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree, checke
         with over(mesh):
             return f(*args)
 
-    return jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=checked)
+    def mapped(*args: Any) -> Any:
+        entering, specs, inside = _without_empty(run, args, in_specs, mesh)
+        into = jax.shard_map(inside, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=checked)
+        return into(*entering)
+
+    return mapped
+
+
+def _without_empty(f: Callable, args: tuple, in_specs: PyTree, mesh: Mesh) -> tuple[tuple, PyTree, Callable]:
+    """(what enters the map, its specs, `f` of that): arrays of no numbers are made anew inside.
+
+    XLA of jaxlib 0.11.2 ends the process (SIGSEGV, in compile) where one of several arguments of a map is
+    empty: its zero_sized_hlo_elimination leaves the partitioner a constant there, which has no sharding.
+    """
+    leaves, tree = jax.tree.flatten(args)
+    empty = [0 in jnp.shape(a) for a in leaves]
+    if not any(empty):
+        return args, in_specs, f
+    specs = jax.tree.leaves(by_spec(lambda _, s: s, args, in_specs), is_leaf=lambda s: isinstance(s, P))
+
+    def made(a: Any, spec: P) -> jax.Array:
+        local = lax.full(NamedSharding(mesh, spec).shard_shape(jnp.shape(a)), 0, jax.dtypes.result_type(a))
+        return varying(local) if AXIS in spec else local
+
+    def inside(*entered: Any) -> Any:
+        rest = iter(entered)
+        known = [made(a, s) if e else next(rest) for a, s, e in zip(leaves, specs, empty, strict=True)]
+        return f(*jax.tree.unflatten(tree, known))
+
+    entering = [(a, s) for a, s, e in zip(leaves, specs, empty, strict=True) if not e]
+    return tuple(a for a, _ in entering), tuple(s for _, s in entering), inside
 
 
 def psum(tree: PyTree) -> PyTree:

@@ -8,8 +8,9 @@ import pytest
 from flax import linen
 
 import cyxjax as cx
-from cyxjax.core.mesh import REPLICATED, build_mesh, put_replicated
+from cyxjax.core.mesh import PER_REPLICA, REPLICATED, build_mesh, put_replicated
 from cyxjax.core.model.adapter import adapt
+from cyxjax.core.replica import model_map, psum, sync_map
 from cyxjax.core.sentinel import build_heal
 from cyxjax.errors import ConfigError
 from cyxjax.train.trainer import DistributedTrainer
@@ -105,3 +106,22 @@ def test_a_whole_number_among_the_parameters_is_one_line():
     use_devices(2)
     with pytest.raises(ConfigError, match="parameter 'order' is int32: it has no gradient.*HINT"):
         DistributedTrainer(Permuted(), cx.MSELoss(), optax.sgd(0.1)).fit(X[:SAMPLES], TARGET, config())
+
+
+@pytest.mark.parametrize("to_map", [model_map, sync_map])
+def test_an_empty_array_enters_no_map(to_map):
+    # jaxlib 0.11.2 crashes where one enters beside another array; a key and a bare number are leaves too.
+    rows = {"a": np.ones((4, 3), np.float32), "key": jax.random.split(jax.random.key(0), (4, 0))}
+    whole = {"a": 2.0, "empty": np.zeros((0, 5), np.int8)}
+
+    def f(rows, whole):
+        return rows, {"a": psum(rows["a"]) * whole["a"], "empty": whole["empty"]}
+
+    mapped = to_map(f, build_mesh(jax.devices()[:2]), (PER_REPLICA, REPLICATED), (PER_REPLICA, REPLICATED))
+    traced, made = jax.make_jaxpr(mapped, return_shape=True)(rows, whole)
+    (entering,) = [
+        [v.aval.shape for v in eqn.invars] for eqn in traced.eqns if eqn.primitive.name == "shard_map"
+    ]
+    assert entering == [(4, 3), ()]
+    assert (made[0]["key"].shape, made[0]["key"].dtype) == ((4, 0), rows["key"].dtype)
+    assert [(a.shape, a.dtype) for a in made[1].values()] == [((2, 3), np.float32), ((0, 5), np.int8)]
