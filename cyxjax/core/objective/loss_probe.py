@@ -16,6 +16,7 @@ import numpy as np
 
 from cyxjax.core.losses import PerExample, UserLoss, check_form, each_alone
 from cyxjax.core.mesh import REPLICATED, build_mesh
+from cyxjax.core.objective.aux_probe import refuse_hits
 from cyxjax.core.objective.global_loss import GlobalLoss
 from cyxjax.core.objective.own_loss import is_the_models_own
 from cyxjax.core.objective.probes import nudged, num_samples, probes, resized
@@ -69,6 +70,7 @@ def refuse_unless_mean(
         check_form(form, size)
         _refuse_complex(form)
         if isinstance(form, tuple):
+            refuse_hits(on_axis(lambda o, t: loss.fn(o, t)[1]), probes(output, target, size))
             _refuse_negative(on_axis(of_pair(loss.fn)[1]), probes(output, target, size))
             for one, learned in zip(of_pair(loss.fn), (learns, False), strict=True):
                 refuse_unless_mean(UserLoss(one), output, target, size, learns=learned)

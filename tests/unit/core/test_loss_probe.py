@@ -388,6 +388,49 @@ def test_a_loss_without_a_gradient_is_refused(name):
         probe(*FLAT[name])
 
 
+AUX = {
+    "correct": (LOGITS, LABELS, lambda o, t: (ce(o, t), (o.argmax(-1) == t).astype(jnp.float32))),
+    "correct as bool": (LOGITS, LABELS, lambda o, t: (ce(o, t), o.argmax(-1) == t)),
+    "of one-hot labels": (
+        LOGITS,
+        ONE_HOT,
+        lambda o, t: (optax.softmax_cross_entropy(o, t), o.argmax(-1) == t.argmax(-1)),
+    ),
+    "predictions": (LOGITS, LABELS, lambda o, t: (ce(o, t), o.argmax(-1))),
+    "of a dict": (
+        {"logits": LOGITS, "features": VECTOR},
+        {"label": LABELS},
+        lambda o, t: (ce(o["logits"], t["label"]), o["logits"].argmax(-1) == t["label"]),
+    ),
+    "one logit": (
+        ONE,
+        BINARY,
+        lambda o, t: (optax.sigmoid_binary_cross_entropy(o, t), (o > 0) == t),
+    ),
+    "of tokens": (SEQUENCE, TOKENS["ids"], lambda o, t: (ce(o, t), o.argmax(-1) == t)),
+}
+
+
+@pytest.mark.parametrize("name", AUX)
+def test_hits_and_predictions_are_no_weights(name):
+    with pytest.raises(ConfigError, match=r"second part is (whether|the pred).* HINT: return the loss alone"):
+        probe(*AUX[name])
+
+
+def test_weights_that_look_at_the_output_are_weights():
+    confident = lambda o, t: jax.nn.softmax(o).max(-1) > 0.5  # noqa: E731
+    for weights in (
+        confident,
+        lambda o, t: confident(o, t) & (o.argmax(-1) == t),
+        lambda o, t: ce(o, t) > 1.0,
+        lambda o, t: o.argmax(-1) != t,
+        lambda o, t: t != 2,
+        lambda o, t: jnp.ones(len(t)),
+    ):
+        probe(LOGITS, LABELS, lambda o, t, w=weights: (ce(o, t), w(o, t)))
+    probe(ONE, BINARY, lambda o, t: (optax.sigmoid_binary_cross_entropy(o, t), t))
+
+
 def test_a_constant_and_a_loss_that_is_flat_in_places_are_taken():
     probe(LOGITS, LABELS, lambda o, t: jnp.zeros(len(t)))  # beside what a model sows
     probe(VECTOR, REAL, lambda o, t: jnp.maximum(jnp.abs(o - t) - 1, 0).mean(-1))

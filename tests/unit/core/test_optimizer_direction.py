@@ -66,6 +66,7 @@ GO_DOWN = {
     "signs": optax.sign_sgd(0.1),
     "masked decay": optax.adamw(0.1, mask=lambda p: jax.tree.map(lambda leaf: leaf.ndim > 1, p)),
     "clipped": optax.chain(optax.adaptive_grad_clip(0.01), optax.clip_by_global_norm(1e-3), optax.adam(0.1)),
+    "a mask by size": optax.masked(optax.sgd(0.1), lambda p: jax.tree.map(lambda leaf: leaf.size > 8, p)),
     "for real shapes": optax.chain(
         optax.stateless(lambda g, p: jax.tree.map(lambda a: a.reshape(64, -1), g)), optax.scale(1.0)
     ),
