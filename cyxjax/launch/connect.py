@@ -127,7 +127,8 @@ def _start_jax(topology: Topology, membership: Membership, env: Mapping[str, str
 def _choose_devices(topology: Topology, env: Mapping[str, str]) -> None:
     if topology.backend == "gloo":
         return
-    chosen = local_devices(visible_gpus(env), topology.local_rank, topology.local_world_size)
+    place, limited = (topology.local_rank, topology.local_world_size), "CUDA_VISIBLE_DEVICES" in env
+    chosen = local_devices(visible_gpus(env), *place, limited)
     if chosen is not None:
         import jax
 

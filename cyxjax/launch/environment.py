@@ -59,22 +59,25 @@ def visible_gpus(env: Mapping[str, str], device_folder: str = "/dev") -> list[st
     return usable if present else []
 
 
-def local_devices(gpus: list[str], local_rank: int, local_world_size: int) -> list[int] | None:
+def local_devices(
+    gpus: list[str], local_rank: int, local_world_size: int, limited: bool = True
+) -> list[int] | None:
     """Positions in `gpus` that belong to `local_rank`; None for all of them.
 
-    A process that sees one GPU uses it whatever its LOCAL_RANK: its engine already chose. Several GPUs
+    A process that sees one GPU uses it whatever its LOCAL_RANK where its view is `limited`
+    (CUDA_VISIBLE_DEVICES): its engine already chose; else it is the host's only one. Several GPUs
     are shared out in equal runs, so one process per host keeps them all; where the number of processes
     is unknown (0) each takes one, as under torch.
-    Raises: ConfigError when there are more processes than GPUs.
+    Raises: ConfigError when there are more processes than GPUs: NCCL takes one process a GPU.
     """
-    if len(gpus) <= 1 or local_world_size == 1:
+    if not gpus or local_world_size == 1 or (len(gpus) == 1 and (limited or not local_world_size)):
         return None
     share = len(gpus) // local_world_size if local_world_size else 1
     if share < 1 or (local_rank + 1) * share > len(gpus):
         raise ConfigError(
             f"LOCAL_RANK={local_rank} of {local_world_size or 'some'} processes on this host, which shows "
-            f"{len(gpus)} GPUs ({', '.join(gpus)}). HINT: start at most {len(gpus)} processes per host, "
-            "or set DISTRIBUTED_BACKEND=cpu."
+            f"{len(gpus)} GPU{'s' * (len(gpus) > 1)} ({', '.join(gpus)}). HINT: start at most {len(gpus)} "
+            f"process{'es' * (len(gpus) > 1)} per host, or set DISTRIBUTED_BACKEND=cpu."
         )
     return list(range(local_rank * share, (local_rank + 1) * share))
 
@@ -155,6 +158,7 @@ def prepare(
         _tell_loaded_jax(cpu_devices)
     if topology.backend == "gloo" and asked != "auto":
         env.setdefault("JAX_PLATFORMS", "cpu")  # or a GPU host would train on its GPUs
+        _tell_loaded_jax_platform(env["JAX_PLATFORMS"])
     share, devices = thread_share(topology.local_world_size), read_int(env, "JAX_NUM_CPU_DEVICES", 1)
     _share_threads(env, share, devices) if threads is None else _fix_threads(env, share, threads)
     if topology.world_size > 1:
@@ -255,3 +259,10 @@ def _tell_loaded_jax(cpu_devices: int) -> None:
             f"{cpu_devices} CPU devices were asked for, but jax has started with "
             f"{jax.config.jax_num_cpu_devices} already. HINT: call init() before the first jax array is made."
         ) from error
+
+
+def _tell_loaded_jax_platform(name: str) -> None:
+    """The same for the platform, where nobody has named one; one that runs already is told by the group."""
+    jax = sys.modules.get("jax")
+    if jax is not None and not jax.config.jax_platforms:
+        jax.config.update("jax_platforms", name)

@@ -1,20 +1,12 @@
 """What only a GPU can show: the same step there, and NCCL between its devices."""
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 
 import pytest
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        shutil.which("nvidia-smi") is None,
-        reason="needs an NVIDIA GPU (nvidia-smi is not on the PATH) and `pip install 'cyxjax[gpu]'`",
-    ),
-]
+from tests.gpu.support import needs_gpu, python
+
+pytestmark = needs_gpu
 
 TRAIN = """
 import json, sys
@@ -35,17 +27,7 @@ print(json.dumps({"platform": jax.default_backend(), "losses": history.train_los
 
 
 def train(backend: str, precision: str = "float32") -> dict:
-    """What a fresh process prints: the tests' own jax was told to use the CPU."""
-    env = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "NPROC")}
-    # TF32 would round matrix products to 10 bits; the comparison is with a CPU's float32.
-    env["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
-    done = subprocess.run(
-        [sys.executable, "-c", TRAIN, backend, precision],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = python("-c", TRAIN, backend, precision)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -1,5 +1,6 @@
 """Backends, threads, flags and devices: what is written for jax, and what is left as the user set it."""
 
+import os
 import subprocess
 import sys
 
@@ -73,6 +74,21 @@ def test_devices_of_a_local_rank(gpus, local_rank, here, got):
 def test_more_processes_than_gpus():
     with pytest.raises(ConfigError, match="LOCAL_RANK=2 of 3 processes on this host, which shows 2 GPUs"):
         local_devices(["0", "1"], 2, 3)
+    # Two processes on one H100: NCCL ends with "Duplicate GPU detected" in ten lines of XLA's.
+    with pytest.raises(ConfigError, match="which shows 1 GPU .0.*start at most 1 process per host"):
+        local_devices(["0"], 0, 2, limited=False)
+    assert local_devices(["0"], 0, 1, limited=False) is None
+
+
+def test_a_jax_loaded_before_the_group_takes_the_cpu_too():
+    """It read JAX_PLATFORMS when it was imported; on a GPU host it would start there."""
+    code = (
+        "import os, jax; os.environ['DISTRIBUTED_BACKEND'] = 'cpu'; import cyxjax as cx; "
+        "cx.distributed.init(); print(jax.config.jax_platforms)"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split()[-1:] == ["cpu"], done.stderr
 
 
 def test_visible_gpus_follow_cuda(tmp_path):

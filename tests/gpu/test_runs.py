@@ -1,0 +1,95 @@
+"""Runs on a GPU: every strategy there, bits after a kill, and a checkpoint that goes on on a CPU."""
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.support import needs_gpu, python
+
+pytestmark = needs_gpu
+
+STRATEGIES = """
+import json
+import cyxjax as cx
+from cyxjax.sync.registry import STRATEGIES
+
+data, losses = cx.load_dataset("digits"), {}
+for comm in STRATEGIES:
+    for offload in ("none", "optimizer"):
+        trainer = cx.distributed.DistributedTrainer(
+            cx.get_model("cnn")(num_classes=10), cx.CrossEntropyLoss(), cx.AdamOptimizer(1e-3)
+        )
+        config = cx.distributed.DistributedTrainingConfig(
+            epochs=1, batch_size=64, verbose=False, checkpoint_every_n_epochs=0, comm=comm, offload=offload
+        )
+        losses[f"{comm}, {offload}"] = trainer.fit(data.train, data.val, config).train_losses
+print(json.dumps(losses))
+"""
+
+RUN = """
+import json, os, signal, sys
+import cyxjax as cx
+
+folder, mode, kill_at = sys.argv[1], sys.argv[2], int(sys.argv[3])
+cx.distributed.init(threads=8)
+data = cx.load_dataset("digits")
+
+
+class Kill(cx.Callback):
+    def on_step(self, info):
+        if info.position.step == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+trainer = cx.distributed.DistributedTrainer(
+    cx.get_model("cnn")(num_classes=10), cx.CrossEntropyLoss(), cx.AdamOptimizer(1e-3), callbacks=[Kill()]
+)
+config = cx.distributed.DistributedTrainingConfig(
+    epochs=2, global_batch_size=64, verbose=False, checkpoint_dir=folder + "/checkpoints",
+    checkpoint_every_n_steps=5, reproducibility=mode,
+)
+history = trainer.fit(data.train, data.val, config)
+import jax
+print(json.dumps({"platform": jax.default_backend(), "losses": history.train_losses}))
+"""
+
+
+def said(done) -> dict:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_strategy_trains_on_a_gpu_as_mean_does():
+    """One replica: there is nothing to send, so compression loses nothing, and offload moves bits only."""
+    losses = said(python("-c", STRATEGIES))
+    for name, found in losses.items():
+        assert found == pytest.approx(losses["mean, none"], rel=1e-4), name
+
+
+def test_an_exact_run_that_was_killed_has_the_same_bits(tmp_path: Path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    same = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}  # a GPU's programs are chosen by timing
+    assert said(python("-c", RUN, whole, "exact", 0, **same))["platform"] == "gpu"
+    assert python("-c", RUN, killed, "exact", 14, **same).returncode == -signal.SIGKILL
+    assert said(python("-c", RUN, killed, "exact", 0, **same))["platform"] == "gpu"
+    compared = python("-m", "cyxjax", "hash", whole, killed)
+    assert compared.stdout.startswith("equal"), compared.stdout
+
+
+def test_a_run_of_a_gpu_goes_on_on_a_cpu(tmp_path: Path):
+    assert python("-c", RUN, tmp_path, "none", 14).returncode == -signal.SIGKILL
+    resumed = said(python("-c", RUN, tmp_path, "none", 0, DISTRIBUTED_BACKEND="cpu"))
+    assert resumed["platform"] == "cpu"
+    assert len(resumed["losses"]) == 2
+
+
+def test_more_processes_than_gpus_are_refused(tmp_path: Path):
+    program = tmp_path / "train.py"
+    program.write_text("import cyxjax as cx\ncx.distributed.init()\n")
+    gpus = len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines())
+    many = python("-m", "cyxjax.launch", "--nproc-per-node", gpus + 1, program)
+    assert many.returncode != 0
+    assert "start at most" in many.stderr
