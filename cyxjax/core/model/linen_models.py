@@ -11,6 +11,7 @@ import jax
 from flax import linen
 from flax.errors import InvalidRngError
 
+from cyxjax.core.model import linen_modes
 from cyxjax.core.model.batch_stats import as_axes, normalise, weighted_moments
 from cyxjax.core.model.calls import call_arguments
 from cyxjax.core.model.first_values import draw
@@ -34,11 +35,12 @@ def from_linen(module: linen.Module) -> ModelFns:
     bound = module.scope is not None
     module, held = module.unbind() if bound else (module, {})
     sown: set[str] = set()
+    drops: linen_modes.Drops = {}  # in evaluation
 
     def values(key: jax.Array, inputs: PyTree) -> PyTree:
         keys = dict(zip(("params", "dropout"), jax.random.split(key), strict=True))
         called, (args, named) = _called(module, inputs, key, False)
-        with _noting_sown(sown):
+        with _noting_sown(sown), linen_modes.noting_drops(drops), linen_modes.explained():
             return called.init(keys, *args, **named)
 
     def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
@@ -53,7 +55,8 @@ def from_linen(module: linen.Module) -> ModelFns:
         if not train:
             called, (args, named) = _called(module, inputs, key, train)
             run = lambda rngs: called.apply(variables, *args, rngs=rngs, **named)  # noqa: E731
-            return _with_streams(run, key), model_state
+            with linen_modes.explained():
+                return _with_streams(run, key), model_state
         losses = [name for name in sorted(sown) if holds_losses(name)]
 
         def run_training(inputs: PyTree, key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -63,7 +66,8 @@ def from_linen(module: linen.Module) -> ModelFns:
                 with linen.intercept_methods(_batch_norm):
                     return called.apply(variables, *args, mutable=[*model_state, *losses], rngs=rngs, **named)
 
-            return _with_streams(run, key)
+            with linen_modes.explained():
+                return _with_streams(run, key)
 
         def sown_in(state: PyTree) -> list[tuple[str, jax.Array]]:
             return [(name, leaf) for name in losses for leaf in jax.tree.leaves(state.get(name, ()))]
@@ -74,8 +78,17 @@ def from_linen(module: linen.Module) -> ModelFns:
             output = Sown(output, sum_of_sown(own, again, inputs, key))
         return output, {name: new_state[name] for name in model_state}
 
+    def told(inputs: PyTree) -> list[str]:
+        in_training: linen_modes.Drops = {}
+        if drops:
+            key = jax.random.key(0)
+            params, model_state = jax.eval_shape(init, key, inputs)
+            with linen_modes.noting_drops(in_training):
+                jax.eval_shape(lambda p, s, x: apply(p, s, x, key, True)[1], params, model_state, inputs)
+        return linen_modes.told(drops, in_training)
+
     # By the name of the field alone: flax keeps no word of what `nn.remat` wraps.
-    return ModelFns(init, apply, recomputes=getattr(module, "remat", False) is True)
+    return ModelFns(init, apply, recomputes=getattr(module, "remat", False) is True, told=told)
 
 
 def _called(module: linen.Module, inputs: PyTree, key: jax.Array, train: bool) -> tuple[Any, tuple]:

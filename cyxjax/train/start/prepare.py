@@ -112,7 +112,11 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
         watchable.of(prepared.settings.watch)
         callbacks.check_watched(recipe.callbacks, watchable)
     refuse_without_gradient(state.params)
-    _check_movers(prepared, state, recipe, mesh)
+    told = _check_movers(prepared, state, recipe, mesh)
+    if prepared.feed is not None:
+        told += recipe.fns.told(prepared.inputs)
+    for line in filter(None, told if not local_replicas(mesh).start else []):
+        warn_on_stderr(line)
     check_same_params(recipe.loss, built.sync, prepared.settings.step.comm)
     if prepared.data is not None and is_the_models_own(recipe.loss):
         refuse_coupled_loss(built.fns, check_data.telling_samples(prepared.data)[0])
@@ -127,8 +131,8 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
             refuse_scores(recipe.loss, output)
 
 
-def _check_movers(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh) -> None:
-    """The optimizers fit the parameters and the strategy, and go down, at rates that are none below 0."""
+def _check_movers(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh) -> list[str]:
+    """Lines to tell. The optimizers fit the parameters and the strategy, and go down, at rates above 0."""
     built, told = prepared.built, []
     if prepared.feed is not None:
         factor = build_schedule(prepared.settings.step.rate)
@@ -139,8 +143,7 @@ def _check_movers(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: M
     if asked := [one for one in given if not getattr(one, "goes_down", False)]:
         shapes = shapes_of(built.fns, prepared.inputs)
         told += [refuse_uphill(one, shapes) for one in asked]
-    for line in filter(None, told if not local_replicas(mesh).start else []):
-        warn_on_stderr(line)
+    return told
 
 
 def _num_steps(prepared: Prepared) -> int | None:

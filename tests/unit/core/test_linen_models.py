@@ -1,5 +1,6 @@
 """flax.linen modules as functions."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -124,3 +125,68 @@ def test_a_switch_by_another_name_is_refused_and_an_option_is_not(argument):
     name, value = argument.split("=")
     bound = partial(space["call"], **{name: value == "True"})  # somebody's own choice
     assert call_mode(bound, True) == {}
+
+
+class Net(linen.Module):
+    """A Dropout that is told its mode as `told` says, of what the call was given."""
+
+    told: Callable
+    norm: dict | None = None
+
+    @linen.compact
+    def __call__(self, x, **switches):
+        x = linen.Dropout(0.5)(x, deterministic=self.told(switches))
+        return x if self.norm is None else linen.BatchNorm(**self.norm)(x)
+
+
+class Told(linen.Module):
+    rate: float = 0.5
+
+    @linen.compact
+    def __call__(self, x, train: bool = False):
+        return linen.Dropout(self.rate)(linen.BatchNorm(use_running_average=not train)(x), not train)
+
+
+@pytest.mark.parametrize(
+    ("model", "lines"),
+    [
+        (Net(lambda switches: not switches.get("train", False)), ["Dropout_0 drops nothing in training"]),
+        (Net(lambda switches: False), ["Dropout_0 drops values in evaluation"]),
+        (Told(), []),
+        (linen.Dense(2), []),
+        (linen.Sequential([linen.Dense(2), linen.Dropout(0.0, deterministic=True)]), []),
+    ],
+    ids=["kwargs", "fixed", "told", "no dropout", "rate 0"],
+)
+def test_dropout_that_does_not_follow_the_mode_is_told(model, lines):
+    fns, inputs = from_linen(model), jnp.ones((1, 4))
+    jax.eval_shape(fns.init, jax.random.key(0), inputs)
+    said = fns.told(inputs)
+    assert len(said) == len(lines)
+    assert all(line in one and "HINT" in one for line, one in zip(lines, said, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Net(lambda switches: True, {}), r"layer of the model \(BatchNorm\) is not told use_running_average"),
+        (
+            Net(lambda switches: None),
+            r"\(Dropout or attention\) is not told deterministic. HINT: .*deterministic=not",
+        ),
+        (
+            Net(lambda switches: True, {"use_running_average": False}),
+            "model's BatchNorm_0 uses the batch's statistics in evaluation.* HINT: use_running_average=not",
+        ),
+    ],
+    ids=["norm not told", "dropout not told", "norm in training"],
+)
+def test_a_layer_that_cannot_know_the_mode_is_refused_in_a_line(model, message):
+    fns, inputs = from_linen(model), jnp.ones((1, 4))
+
+    def evaluated(key):
+        return fns.apply(*fns.init(key, inputs), inputs, key, False)[0]
+
+    with pytest.raises(ConfigError, match=message) as caught:
+        jax.eval_shape(evaluated, jax.random.key(0))
+    assert "\n" not in str(caught.value)
