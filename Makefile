@@ -22,9 +22,11 @@ train: $(READY)  ## trains CONFIG (default: configs/digits.yaml); ARGS="--epochs
 test: $(READY)  ## runs the tests but for the slow rows; those: ARGS="-m slow"
 	$(PYTEST) $(ARGS)
 
+# Nothing of it waits, so a worker a core: each loads jax and all files. Left out is what compiles or trains.
+FAST_LEAVES = models train test_testing.py cli/test_init.py core/test_loss_probe.py core/test_first_values.py
 fast: $(READY)  ## runs the tests that compile and train little: under a minute on 2 cores
-	$(PYTEST) -m "not slow and not multiprocess" tests/house tests/unit --ignore=tests/unit/models \
-	  --ignore=tests/unit/train --ignore=tests/unit/test_testing.py --ignore=tests/unit/cli/test_init.py $(ARGS)
+	$(PYTEST) -n 2 -m "not slow and not multiprocess" tests/house tests/unit \
+	  $(FAST_LEAVES:%=--ignore=tests/unit/%) $(ARGS)
 
 cover: $(READY)  ## runs the tests and shows which lines they do not reach
 	$(PYTEST) --cov --cov-report=term-missing:skip-covered $(ARGS)

@@ -154,6 +154,7 @@ print(jax.devices()[0].platform, os.environ.get("JAX_PLATFORMS"))
 """
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize(
     ("variables", "code", "said"),
     [
@@ -171,6 +172,7 @@ def test_a_real_process_on_a_tpu_host(tmp_path, monkeypatch, variables, code, sa
     assert said in done.stdout + done.stderr
 
 
+@pytest.mark.multiprocess
 def test_a_real_process_without_any_leaves_the_platform_to_jax(tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]

@@ -223,6 +223,7 @@ def run_it(folder: Path, **env: str) -> tuple[str, int, int, str]:
     return digest, int(asked), int(found), done.stderr
 
 
+@pytest.mark.multiprocess
 def test_a_second_process_compiles_nothing_and_a_damaged_program_is_compiled_again(tmp_path):
     digest, asked, found, _ = run_it(tmp_path)
     assert (asked > 2, found) == (True, 0)
@@ -234,6 +235,7 @@ def test_a_second_process_compiles_nothing_and_a_damaged_program_is_compiled_aga
     assert run_it(tmp_path, NPROC="3")[2] == 0  # another pool of threads may be compiled for
 
 
+@pytest.mark.multiprocess
 def test_off_writes_nothing_and_a_folder_that_cannot_be_is_one_line(tmp_path):
     _, _, found, stderr = run_it(tmp_path, CYXJAX_COMPILE_CACHE="off", HOME=str(tmp_path))
     assert (found, stderr, list(tmp_path.iterdir())) == (0, "", [])
