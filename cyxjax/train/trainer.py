@@ -176,7 +176,7 @@ class DistributedTrainer:
         built = self._session.built
         each = batch_size or built.batch_size
         outputs = predict_all(built.predict_step, self._session.agreed(), self._mesh, source, each)
-        return told(outputs, self.is_master())
+        return told(outputs, self._session.is_master)
 
     def save_checkpoint(self, path: str) -> None:
         """Everything that makes the next step, as a checkpoint folder named `path`; rank 0 writes it.
