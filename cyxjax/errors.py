@@ -5,7 +5,7 @@ The exit codes below are what `cyxjax.train` and `cyxjax.launch` end with.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 EXIT_OK = 0
 EXIT_USER_ERROR = 1  # an exception in the training program
@@ -46,6 +46,14 @@ class DesyncError(GroupError):
 
 class CheckpointError(CyxjaxError, RuntimeError):
     """A checkpoint that is missing, damaged, locked by another job, or of another model."""
+
+
+class OtherStateError(CheckpointError):
+    """A checkpoint that holds other arrays than are wanted. unlike: what is the matter with each, by name."""
+
+    def __init__(self, text: str, unlike: Mapping[str, str]) -> None:
+        super().__init__(text)
+        self.unlike = dict(unlike)
 
 
 class NotSavedError(CheckpointError):

@@ -7,7 +7,7 @@ import numpy as np
 
 from cyxjax.checkpoint.manifest import Leaf, refuse_dtype
 from cyxjax.checkpoint.pieces import HostShare, host_value, is_share
-from cyxjax.errors import CheckpointError
+from cyxjax.errors import CheckpointError, OtherStateError
 
 PyTree = Any
 # (name, stored array, wanted leaf) -> an array of the wanted shape (of a share: its elements, flat) and
@@ -78,16 +78,17 @@ def differences(leaves: Mapping[str, Leaf], target: PyTree, *, part: bool) -> di
 
 
 def refuse(unlike: Mapping[str, str]) -> None:
-    """Raises: CheckpointError naming the leaves of `unlike`, unless it is empty."""
+    """Raises: OtherStateError naming the leaves of `unlike`, unless it is empty."""
     if not unlike:
         return
     shown = [f"{name} {why}" for name, why in sorted(unlike.items())[:_MAX_LISTED]]
     if len(unlike) > _MAX_LISTED:
         shown.append(f"and {len(unlike) - _MAX_LISTED} more")
-    raise CheckpointError(
+    raise OtherStateError(
         "The checkpoint is of another state: " + "; ".join(shown) + ". "
         "HINT: go on with the model, optimizer, callbacks and comm it was saved with; or begin anew with its "
-        "parameters: init_from: its folder, in another run_dir."
+        "parameters: init_from: its folder, in another run_dir.",
+        unlike,
     )
 
 

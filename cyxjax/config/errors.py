@@ -67,6 +67,17 @@ _ELSEWHERE = {
     "deterministic": "reproducibility",
     "workers": "num_workers",
 }
+# What of an experiment a program says elsewhere than in its DistributedTrainingConfig.
+_TRAINER = "A program gives it to DistributedTrainer(model, loss, optimizer, metrics=..., callbacks=...)."
+_RULE = "A program gives it to the optimizer: cx.AdamOptimizer(1e-3)."
+_IN_A_PROGRAM = {
+    **dict.fromkeys(("model", "loss", "metrics", "callbacks", "optimizer"), _TRAINER),
+    **dict.fromkeys(("lr", "weight_decay", "optimizer.lr"), _RULE),
+    "schedule": "A program gives it to fit: fit(..., schedule=lambda step: ...).",
+    "data": "A program gives data to fit: fit(X, y, config).",
+    "run_dir": "A program names checkpoint_dir, where checkpoints go; run folders are of `cyxjax train`.",
+    **dict.fromkeys(("sinks", "wandb", "report"), "It is of run folders, which `cyxjax train` makes."),
+}
 _ONE_FILE = (
     "A file describes its run whole and takes nothing from another: write the keys out, or give what differs "
     "on the command line."
@@ -84,6 +95,10 @@ def where_it_belongs(key: str, model: type[BaseModel], loc: Iterable[str | int] 
         return _NOT_HERE[key]
     if homes:
         return f"It stands at {' or '.join(homes)}."
+    meant = ours or key
+    said = _IN_A_PROGRAM.get(meant) or _IN_A_PROGRAM.get(meant.partition(".")[0])
+    if said and "model" not in model.model_fields:
+        return said
     if ours and field_at(model, ours.split(".")) is not None:
         return f"Here it is {ours}."
     if len(known) <= _FEW or difflib.get_close_matches(key, known, 1):

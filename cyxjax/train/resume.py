@@ -50,16 +50,20 @@ def to_meta(
     moment: RunState, history: DistributedTrainingHistory, config: dict[str, Any], inputs: PyTree
 ) -> dict[str, Any]:
     """JSON values: position, sums of the epoch under way, history, configuration, input shapes."""
-    shapes = {name: [list(leaf.shape[1:]), str(leaf.dtype)] for name, leaf in named_leaves(inputs)}
     return {
         "position": dict(moment.position._asdict()),
         "sums": moment.sums[:-1].tolist(),
         "grad_norm": moment.sums[-1].tolist(),
         "history": history.to_dict(),
         "config": config,
-        "inputs": shapes,
+        "inputs": shapes_of(inputs),
         "input_fields": list(getattr(inputs, "_fields", ())),  # of a named tuple, those without arrays too
     }
+
+
+def shapes_of(inputs: PyTree) -> dict[str, list[Any]]:
+    """[shape of a sample, type] of each leaf by name, as JSON values."""
+    return {name: [list(leaf.shape[1:]), str(leaf.dtype)] for name, leaf in named_leaves(inputs)}
 
 
 def from_meta(meta: dict[str, Any], state: TrainState) -> tuple[RunState, DistributedTrainingHistory]:

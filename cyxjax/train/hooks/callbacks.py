@@ -222,6 +222,11 @@ def around(hooks: Iterable[Hook], optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
+def in_the_step(hooks: Iterable[Hook]) -> list[Callback]:
+    """Those that put a part into the optimizer, whose state is then another one."""
+    return [one for one in _callbacks(hooks) if type(one).around is not Callback.around]
+
+
 def evaluated(hooks: Iterable[Hook], state: TrainState) -> TrainState:
     """What evaluation sees of a state all replicas agree on."""
     for callback in _callbacks(hooks):

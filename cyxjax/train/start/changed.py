@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 from cyxjax.errors import ConfigError
+from cyxjax.train.hooks.callbacks import in_the_step
+from cyxjax.train.start.build import Recipe
 
 # What decides where a run is kept, how far it goes and what is seen of it, but no number of it.
 _OF_NO_NUMBER = (
@@ -38,11 +40,21 @@ def refuse_other_strategy(loaded: str, now: str) -> None:
         )
 
 
-def told(config: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
-    """The configuration, with the rate of an optimizer that a program gave."""
-    lr = getattr(optimizer, "lr", None)
-    known = "optimizer" in config or isinstance(lr, bool) or not isinstance(lr, int | float)
-    return dict(config) if known else {**config, "optimizer": {"lr": lr}}
+def told(config: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """The configuration, which of an experiment says all, with what is known of a program's optimizer and of
+    its callbacks that take part in the step.
+    """
+    if "optimizer" in config:
+        return dict(config)
+    made = {"lr": getattr(recipe.optimizer, "lr", None), **getattr(recipe.optimizer, "made_with", {})}
+    about = {name: value for name, value in made.items() if _is_plain(value)}
+    inside = ", ".join(type(one).__name__ for one in in_the_step(recipe.callbacks))
+    return {**config, **({"optimizer": about} if about else {}), "callbacks": inside or "none"}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON has it: a number, a text, or several."""
+    return all(isinstance(one, int | float | str) for one in (value if isinstance(value, tuple) else [value]))
 
 
 def changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -72,10 +84,21 @@ def other_values(
     skipped = _OF_NO_NUMBER if decays else (*_OF_NO_NUMBER, *_HOW_FAR)
     found = []
     for key in dict.fromkeys([*after, *before]):
-        compared = key in before or "options." in key or not later
+        compared = key in before or "options." in key or not later or _knows(then, key)
         if compared and key.partition(".")[0] not in skipped and before.get(key) != after.get(key):
             found.append((key, _said(before, key), _said(after, key)))
     return found
+
+
+def _knows(tree: Any, key: str) -> bool:
+    """Whether the dotted `key` was there to be set, also where it, or the section it is in, was None."""
+    for part in key.split("."):
+        if not isinstance(tree, Mapping):
+            return True
+        if part not in tree:
+            return False
+        tree = tree[part]
+    return True
 
 
 def refuse_other_epochs(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:

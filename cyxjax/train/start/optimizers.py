@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import signature
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import optax
@@ -21,6 +22,7 @@ class Optimizer(optax.GradientTransformation):
     """An optax transformation with `lr`, its peak learning rate. Any optax transformation does as well."""
 
     lr: Any  # a number, a schedule, or None where it is not known
+    made_with: Mapping[str, Any] = MappingProxyType({})  # the name of what made it, and what that was given
     remade: Callable[..., Any] | None = None  # (lr=, weight_decay=) -> the same with other numbers
     is_frozen: Callable[[str], bool] | None = None  # name of a parameter -> whether it is not trained
     goes_down: bool = False  # known of ours and of optax's by name; what is not known to is asked
@@ -75,6 +77,7 @@ def _remembering(make: _Make) -> _Make:
             return made(**(told | changes))
 
         optimizer.remade, optimizer.goes_down = remade, True
+        optimizer.made_with = {"name": make.__name__, **told}
         return optimizer
 
     return cast("_Make", made)

@@ -3,6 +3,7 @@
 import pytest
 
 from cyxjax.config.load import load_config
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.errors import ConfigError
 
 
@@ -207,3 +208,24 @@ def test_a_password_in_a_value_is_refused_like_one_under_a_telling_name(tmp_path
 def test_an_empty_path_is_refused_and_not_taken_for_the_folder_one_is_in(experiment, key, text):
     with pytest.raises(ConfigError, match=f"{key} = .*is empty, as a shell's variable.*expected a path"):
         load_config(["--config", experiment(text + "\n")])
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (
+            "run_dir",
+            "A program names checkpoint_dir, where checkpoints go; run folders are of `cyxjax train`",
+        ),
+        ("output_dir", "A program names checkpoint_dir"),
+        ("optimizer", r"A program gives it to DistributedTrainer\(model, loss, optimizer"),
+        ("learning_rate", "A program gives it to the optimizer: cx.AdamOptimizer"),
+        ("lr", "A program gives it to the optimizer: cx.AdamOptimizer"),
+        ("scheduler", "A program gives it to fit: fit"),
+        ("max_epochs", "Here it is epochs"),
+        ("betch_size", "Did you mean 'batch_size'"),
+    ],
+)
+def test_a_program_is_told_where_it_says_what_a_file_has_a_key_for(key, said):
+    with pytest.raises(ConfigError, match=rf"^DistributedTrainingConfig: unknown key '{key}'\. {said}.*HINT"):
+        DistributedTrainingConfig(**{key: 1})

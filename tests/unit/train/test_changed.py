@@ -1,13 +1,27 @@
 """Another rate, seed, model or data on a run folder: one line each at the resume, before training goes on."""
 
+import re
+from types import SimpleNamespace
+
+import optax
 import pytest
+from flax import linen
 
 import cyxjax as cx
 from cyxjax.config.load import load_config
+from cyxjax.errors import OtherStateError
 from cyxjax.train.experiment import run
 from cyxjax.train.start.changed import changed_keys, told
+from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import VAL, X, Y, config, trainer
 from tests.support.trainers import own_group as own_group
+
+
+class Affine(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3)(x)
+
 
 SAID = "WARNING: the configuration changed since the checkpoint: "
 FILE = """
@@ -74,9 +88,67 @@ def test_what_is_compared(then, now, said):
     assert found == said
 
 
-def test_a_rate_that_is_no_number_is_not_told():
-    assert told({}, cx.SGDOptimizer(lambda step: 0.1)) == {}
-    assert told({"optimizer": {"lr": 1}}, cx.SGDOptimizer(0.1)) == {"optimizer": {"lr": 1}}
+def recipe(optimizer, *callbacks):
+    return SimpleNamespace(optimizer=optimizer, callbacks=callbacks)
+
+
+def test_what_a_program_gave_is_told_as_far_as_it_is_numbers():
+    scheduled = told({}, recipe(cx.SGDOptimizer(lambda step: 0.1)))
+    assert scheduled["optimizer"]["name"] == "SGDOptimizer"
+    assert "lr" not in scheduled["optimizer"]
+    adam = told({}, recipe(cx.AdamOptimizer(0.1), cx.EarlyStopping(1), cx.EMA()))
+    assert adam["callbacks"] == "EMA"  # the other is no part of the step
+    assert adam["optimizer"].items() >= {"name": "AdamOptimizer", "lr": 0.1, "betas": (0.9, 0.999)}.items()
+    assert told({}, recipe(optax.sgd(0.1))) == {"callbacks": "none"}
+    assert told({"optimizer": {"lr": 1}}, recipe(cx.SGDOptimizer(0.1))) == {"optimizer": {"lr": 1}}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "said"),
+    [
+        (
+            {},
+            {"optimizer": cx.MomentumOptimizer(0.2)},
+            r"optimizer.name was 'SGDOptimizer', is 'MomentumOptimizer' \(",
+        ),
+        ({}, {"optimizer": cx.SGDOptimizer(0.1, momentum=0.9)}, "optimizer.momentum was 0.0, is 0.9 .*trace"),
+        ({}, {"optimizer": optax.sgd(0.1, 0.9)}, r"optimizer.name was 'SGDOptimizer', is not given \("),
+        ({}, {"callbacks": [cx.EMA()]}, "callbacks was 'none', is 'EMA'"),
+        ({}, {"comm": "local_sgd"}, "comm was 'mean', is 'local_sgd'"),
+        ({}, {"precision": "float16"}, "precision was 'float32', is 'float16'"),
+        (
+            {"optimizer": optax.sgd(0.1)},
+            {"optimizer": optax.sgd(0.1, 0.9)},
+            "the optimizer is another, or what",
+        ),
+        ({}, {"model": cx.SequentialModel([cx.LinearModule(6, 3)])}, "the model's parameters are others"),
+        ({}, {"X": X[:, :5], "model": Affine()}, r"a sample was float32\[6\], is float32\[5\]"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_by_what_was_set_otherwise(first, then, said, tmp_path):
+    def fit(model=None, optimizer=None, callbacks=(), X=X, **values):
+        one = DistributedTrainer(
+            model or Affine(), cx.CrossEntropyLoss(), optimizer or cx.SGDOptimizer(0.1), callbacks=callbacks
+        )
+        kept = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_epochs": 1, "resume": "auto"}
+        return one.fit(X, Y, config(**kept, **values))
+
+    fit(epochs=1, **first)
+    with pytest.raises(OtherStateError) as refused:
+        fit(epochs=2, **then)
+    text = str(refused.value)
+    assert re.search(f"^the checkpoint is of another run than this: {said}", text), text
+    assert f"HINT: set it as it was; or begin anew with its parameters: init_from: {tmp_path}" in text
+    assert len(text) < 600
+
+
+def test_what_was_off_and_is_on_is_told():
+    then = {"max_grad_norm": None, "lora": None, "betas": (0.9, 0.99)}
+    now = {"max_grad_norm": 1.0, "lora": {"rank": 2}, "betas": [0.9, 0.99], "later": 1}
+    assert [line.removeprefix(SAID) for line in changed_keys(then, now)] == [
+        "max_grad_norm was not given, is 1.0.",
+        "lora.rank was not given, is 2.",
+    ]
 
 
 def test_sums_of_other_metrics_are_not_gone_on_with(tmp_path):
