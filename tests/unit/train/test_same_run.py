@@ -113,7 +113,7 @@ def test_ranks_that_evaluate_or_predict_other_samples_are_refused(call, monkeypa
     one.fit(X, Y, config())
     run = (lambda x: one.evaluate(x, Y[: len(x)])) if call == "evaluate" else one.predict
     notes = []
-    group = SimpleNamespace(topology=SimpleNamespace(world_size=2))
+    group = SimpleNamespace(topology=SimpleNamespace(world_size=2, is_master=True))
     monkeypatch.setattr(one, "_group", group)
     monkeypatch.setattr(same_run, "agree", lambda group, call, note: notes.append(note) or notes[:1] + [note])
     run(X)
