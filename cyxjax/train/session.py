@@ -26,10 +26,11 @@ from cyxjax.train.hooks import loss_spike
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.loop import RunState
 from cyxjax.train.settings import SavePolicy, Settings, resolve
-from cyxjax.train.start import changed, exact, other_state, same_run
+from cyxjax.train.start import changed, exact, same_run
 from cyxjax.train.start.build import Built, Recipe
 from cyxjax.train.start.dispatch import check_apart, check_flags, check_repeats, check_threads
 from cyxjax.train.start.prepare import Prepared, check_run, first_run, for_fit, for_inputs, next_run
+from cyxjax.train.state import other_state
 from cyxjax.train.state.classes import ClassTable
 from cyxjax.train.state.inputs import refuse_other_inputs
 from cyxjax.train.state.present import UNTRAINED, Present
