@@ -14,7 +14,9 @@ import numpy as np
 import optax
 
 from cyxjax.core.makers import maker_of
+from cyxjax.core.objective.loss_forms import check_form, check_shape, refuse_complex
 from cyxjax.core.rows import by_sample
+from cyxjax.core.trees import kind_of
 from cyxjax.errors import ConfigError, DataError
 
 PyTree = Any
@@ -103,9 +105,10 @@ class CrossEntropyLoss(Loss):
 
     def per_example(self, output: jax.Array, target: jax.Array) -> Any:
         """With `weight` or `ignore_index` and labels: (values, weights), (B, ...) each."""
+        refuse_complex(self, output, target)
         logits = output.astype(jnp.float32)
         if jnp.issubdtype(target.dtype, jnp.integer):
-            _check_shape(self, output, target, target.shape == output.shape[:-1])
+            check_shape(self, output, target, target.shape == output.shape[:-1])
             if self.weight is not None or self.ignore_index is not None:
                 return self._weighed(logits, target)
             if not self.label_smoothing:
@@ -113,7 +116,7 @@ class CrossEntropyLoss(Loss):
                     optax.softmax_cross_entropy_with_integer_labels(logits, _no_class_is_nan(target))
                 )
             target = _one_hot(target, output.shape[-1])
-        _check_shape(self, output, target, target.shape == output.shape)
+        check_shape(self, output, target, target.shape == output.shape)
         smooth = self.label_smoothing / output.shape[-1]
         target = target * (1 - self.label_smoothing) + smooth
         target = target if self.weight is None else target * self._class_weight(logits)
@@ -148,7 +151,7 @@ class NLLLoss(Loss):
     """-output[target]; output (B, ..., C) log-probabilities, target (B, ...) labels."""
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
-        _check_shape(self, output, target, target.shape == output.shape[:-1])
+        check_shape(self, output, target, target.shape == output.shape[:-1])
         return _rows(-jnp.take_along_axis(output, _no_class_is_nan(target)[..., None], axis=-1))
 
 
@@ -184,7 +187,7 @@ class BCEWithLogitsLoss(Loss):
     """Binary cross-entropy of sigmoid(output) against target in [0, 1], same shape."""
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
-        _check_shape(self, output, target, target.shape == output.shape)
+        check_shape(self, output, target, target.shape == output.shape)
         return _rows(
             optax.sigmoid_binary_cross_entropy(output.astype(jnp.float32), target.astype(jnp.float32))
         )
@@ -195,7 +198,7 @@ def model_loss(output: PyTree, target: PyTree) -> Any:
     del target
     if not isinstance(output, dict) or "loss" not in output:
         raise DataError(
-            f"the model returned {type(output).__name__}, expected a dict with the key 'loss', because "
+            f"the model returned {kind_of(output)}, expected a dict with the key 'loss', because "
             "no loss function was given. HINT: pass a loss such as cx.CrossEntropyLoss() to the trainer."
         )
     return (output["loss"], output["weight"]) if "weight" in output else output["loss"]
@@ -229,32 +232,6 @@ class UserLoss:
         return _rows(values)
 
 
-def check_form(values: Any, batch: int) -> None:
-    """Returns for what a loss of `batch` samples may be: one array, of one value or of a row a sample, or two
-    of a row a sample each: values and what they weigh.
-
-    Raises: DataError saying what it is instead.
-    """
-    if isinstance(values, tuple):
-        shapes = [getattr(one, "shape", None) for one in values]
-        if len(shapes) == 2 and shapes[0] and shapes[0] == shapes[1] and shapes[0][0] == batch:
-            return
-        raise DataError(
-            f"the loss of {batch} samples gave a tuple of shapes {shapes}, expected (values, weights) of "
-            f"one shape, ({batch}, ...). HINT: return the loss alone; what else is to be seen is a metric's."
-        )
-    if not hasattr(values, "shape"):
-        raise DataError(
-            f"the loss gave a {type(values).__name__}, expected one array: a value a sample, or their mean. "
-            "HINT: return the loss alone; what else is to be seen belongs into metrics."
-        )
-    if values.shape and values.shape[0] != batch:
-        raise DataError(
-            f"the loss of {batch} samples has shape {values.shape}, expected ({batch},): one value a sample, "
-            "so that padding weighs nothing. HINT: end with .reshape(len(target), -1).mean(1), or .mean()."
-        )
-
-
 def each_alone(fn: Callable, output: PyTree, target: PyTree) -> jax.Array:
     """What `fn` gives for each example as a batch of its own: (B, ...)."""
     return jax.vmap(lambda o, t: fn(*jax.tree.map(lambda a: a[None], (o, t))))(output, target)
@@ -286,14 +263,5 @@ def of_batch(loss: Any, output: PyTree, target: PyTree) -> jax.Array:
 
 
 def _difference(loss: Loss, output: jax.Array, target: jax.Array) -> jax.Array:
-    _check_shape(loss, output, target, output.shape == target.shape)
+    check_shape(loss, output, target, output.shape == target.shape)
     return output.astype(jnp.float32) - target.astype(jnp.float32)
-
-
-def _check_shape(loss: Loss, output: jax.Array, target: jax.Array, ok: bool) -> None:
-    if not ok:
-        raise DataError(
-            f"{type(loss).__name__}: output {output.dtype}{list(output.shape)} and target "
-            f"{target.dtype}{list(target.shape)} do not fit. HINT: reshape the target (labels are integers "
-            "without the class dimension, of (N, 1) y[:, 0]; regression targets have the output's shape)."
-        )

@@ -26,6 +26,13 @@ def leaf_names(tree: PyTree) -> list[str]:
     return [name for name, _ in named_leaves(tree)]
 
 
+def kind_of(value: Any) -> str:
+    """What `value` is, for a message: a traced array is an array to whoever wrote the function."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"an array {value.dtype}{list(value.shape)}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether a leaf's name is one of `patterns`; `*` stands for any text."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cyxjax.core.losses import PerExample, UserLoss, check_form, each_alone
+from cyxjax.core.losses import PerExample, UserLoss, each_alone
 from cyxjax.core.mesh import REPLICATED, build_mesh
 from cyxjax.core.objective.aux_probe import refuse_hits
 from cyxjax.core.objective.global_loss import GlobalLoss
+from cyxjax.core.objective.loss_forms import check_form
 from cyxjax.core.objective.own_loss import is_the_models_own
 from cyxjax.core.objective.probes import nudged, num_samples, probes, resized
 from cyxjax.core.replica import model_map

@@ -12,6 +12,7 @@ from cyxjax.core.losses import each_alone
 from cyxjax.core.objective.foreign_metrics import as_statistic, is_foreign, state_of
 from cyxjax.core.objective.loss_probe import of_pair, on_host, traced
 from cyxjax.core.objective.probes import num_samples, probes, resized
+from cyxjax.core.objective.untraced import compiled
 from cyxjax.core.statistics import Statistic
 from cyxjax.errors import ConfigError, CyxjaxError
 
@@ -33,8 +34,11 @@ def refuse_unless_of_samples(metrics: Mapping[str, Any], output: PyTree, target:
         if statistic is not None:
             _refuse_unless_sums(name, metric, statistic, output, target, size)
             continue
-        if hasattr(metric, "of_rows") or not traced(metric, *shapes):
-            continue  # the step says why
+        if hasattr(metric, "of_rows"):
+            continue
+        if not traced(metric, *shapes):
+            with compiled(f"metric {name!r}"):
+                jax.eval_shape(metric, *shapes)  # says why
         form = jax.eval_shape(metric, *shapes)
         if form is None:
             continue

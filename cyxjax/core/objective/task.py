@@ -19,6 +19,7 @@ from cyxjax.core.metrics import Metric, Metrics
 from cyxjax.core.objective.foreign_metrics import as_statistic
 from cyxjax.core.objective.global_loss import ContrastiveLoss, GlobalLoss, sees_whole_batch
 from cyxjax.core.objective.terms import SumOfTerms, Term, num_means
+from cyxjax.core.trees import kind_of
 from cyxjax.errors import ConfigError, DataError
 
 PyTree = Any
@@ -216,7 +217,7 @@ def picked(tree: PyTree, pick: Pick) -> PyTree:
     try:
         return getattr(tree, pick) if isinstance(pick, str) and hasattr(tree, "_fields") else tree[pick]
     except (KeyError, IndexError, TypeError, AttributeError):
-        names = sorted(map(str, tree)) if isinstance(tree, Mapping) else f"a {type(tree).__name__}"
+        names = sorted(map(str, tree)) if isinstance(tree, Mapping) else kind_of(tree)
         raise DataError(
             f"the task looks at {pick!r} of an output or target that is {names}. HINT: name one there is."
         ) from None

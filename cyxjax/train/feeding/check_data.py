@@ -13,11 +13,13 @@ from cyxjax.core.objective.loss_calls import refuse_other_arguments
 from cyxjax.core.objective.loss_probe import needs_probe, refuse_unless_blind, refuse_unless_mean
 from cyxjax.core.objective.metric_probe import refuse_unless_of_samples
 from cyxjax.core.objective.own_loss import refuse_a_tree
+from cyxjax.core.objective.untraced import compiled
+from cyxjax.core.trees import kind_of
 from cyxjax.data.columns import rows_not_finite
 from cyxjax.data.labels import check_labels, watched
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.data.targets.forms import form_of, refuse_words, with_form
-from cyxjax.errors import DataError
+from cyxjax.errors import CyxjaxError, DataError
 from cyxjax.train.feeding.fit_data import FitData, is_loader
 
 PyTree = Any
@@ -121,12 +123,29 @@ def check(
     refuse_unless_blind(loss, output, samples[1])
     refuse_unless_of_samples(metrics.own, output, samples[1])
     refuse_a_tree(loss, output)
-    jax.eval_shape(loss, output, targets)  # shapes that do not fit are said here
+    _say_what_does_not_fit(loss, output, targets)
     for what, part in (("training data", data.train), ("validation data", data.val)):
         if part is not None:
             check_finite(part, what)
             check_shares(part, loss, what)
             check_labels(part, *metrics.labels(output, targets), what, metrics.ignore_index)
+
+
+def _say_what_does_not_fit(loss: Any, output: PyTree, targets: PyTree) -> None:
+    """Raises: DataError for what `loss` cannot take; ConfigError for one that cannot be compiled."""
+    try:
+        with compiled("the loss"):
+            jax.eval_shape(loss, output, targets)
+    except CyxjaxError:
+        raise
+    except (TypeError, ValueError) as err:
+        brief = " ".join(str(err).split())
+        brief = brief if len(brief) < 200 else brief[:200] + "..."
+        given = [", ".join(kind_of(leaf) for leaf in jax.tree.leaves(tree)) for tree in (output, targets)]
+        raise DataError(
+            f"the loss does not take the model's output, {given[0]}, with the target, {given[1]}: "
+            f"{type(err).__name__}: {brief} HINT: call it as loss(output, target) on arrays of these shapes."
+        ) from err
 
 
 def _per_replica(sample: PyTree, replicas: int) -> PyTree:

@@ -7,6 +7,7 @@ from inspect import signature
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import optax
 
 from cyxjax.config.sections import OPTAX, TOLD_THE_LOSS, OptimizerConfig
@@ -89,6 +90,7 @@ def _owner(name: str, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any
     if (
         first is None
         or isinstance(first, float | int | str)
+        or (hasattr(first, "dtype") and np.ndim(first) == 0)
         or (callable(first) and not hasattr(first, "made"))
     ):
         return None, args

@@ -1,0 +1,102 @@
+"""What a loss or a metric cannot be given, and functions that cannot be compiled, each in one line."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cyxjax as cx
+from cyxjax.core.facade import loss_and_output_grad
+from cyxjax.core.objective.loss_forms import check_form
+from cyxjax.core.objective.metric_probe import refuse_unless_of_samples
+from cyxjax.core.objective.task import picked
+from cyxjax.errors import ConfigError, DataError
+from cyxjax.train.feeding import check_data
+from cyxjax.train.feeding.fit_data import FitData
+
+X, Y = np.ones((8, 3), np.float32), np.arange(8, dtype=np.int32) % 3
+OUTPUT = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+HERE = re.escape(Path(__file__).name)
+
+
+def by_numpy(output, target):
+    return np.mean(np.asarray(output)) + 0 * target
+
+
+def by_float(output, target):
+    return float(output.mean())
+
+
+def by_item(output, target):
+    return output.mean().item()
+
+
+def by_if(output, target):
+    return output.mean() if output.mean() > 0 else 0.0
+
+
+def checked(loss, output=OUTPUT, **metrics):
+    data = FitData(cx.data.as_dataset((X, Y)), None, True)
+    check_data.check(data, lambda inputs: output, loss, 2, 4, cx.Metrics(metrics))
+
+
+@pytest.mark.parametrize("fn", [by_numpy, by_float, by_item, by_if])
+def test_a_function_that_asks_for_numbers_is_told_where(fn):
+    asks = rf"asks for numbers in {HERE}:\d+, by numpy, float\(\) or `if`.* HINT: jnp for numpy"
+    with pytest.raises(ConfigError, match=f"the loss {asks}") as caught:
+        checked(cx.Task(fn).to_per_example())
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=f"metric 'own' {asks}"):
+        checked(cx.CrossEntropyLoss().per_example, own=fn)
+    with pytest.raises(ConfigError, match=f"the loss {asks}"):
+        loss_and_output_grad(fn, jnp.ones((8, 3)), Y)
+
+
+def test_a_metric_of_scikit_learn_is_told_what_to_do():
+    metrics = pytest.importorskip("sklearn.metrics")
+    with pytest.raises(ConfigError, match=r"metric 'f1' asks for numbers.* from trainer.predict\(X\)"):
+        refuse_unless_of_samples({"f1": metrics.f1_score}, OUTPUT, Y)
+
+
+def test_what_a_loss_raises_for_shapes_and_types_is_said_with_both():
+    def odd(output, target):
+        return jnp.square(output - jnp.ones((5, 4))).mean(-1)
+
+    given = r"output, an array float32\[2, 3\], with the target, an array int32\[2\]: TypeError: .* HINT"
+    with pytest.raises(DataError, match=given) as caught:
+        checked(cx.Task(odd).to_per_example())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("loss", [cx.MSELoss(), cx.L1Loss(), cx.CrossEntropyLoss(), cx.BCEWithLogitsLoss()])
+def test_no_loss_of_ours_takes_the_real_part_of_a_complex_number(loss):
+    z, real = jnp.ones((2, 3), jnp.complex64), jnp.ones((2, 3))
+    with pytest.raises(DataError, match=f"{type(loss).__name__}: the output is complex64.* HINT: both parts"):
+        loss.forward(z, real)
+    with pytest.raises(DataError, match="the target is complex64"):
+        loss.forward(real, z)
+
+
+@pytest.mark.parametrize(
+    "target", [np.array(["a", "b"])[Y % 2], list("abcabcab"), np.array(["a"] * 8, object)]
+)
+def test_words_are_no_targets_of_a_loop_written_by_hand(target):
+    with pytest.raises(
+        DataError, match=r"targets are words, such as 'a'.* HINT: names, targets = numpy.unique"
+    ):
+        loss_and_output_grad(cx.CrossEntropyLoss(), jnp.ones((8, 3)), target)
+
+
+def test_a_rate_may_be_an_array_of_one_number():
+    assert cx.SGDOptimizer(jnp.float32(0.5)).lr == 0.5
+    assert cx.AdamOptimizer(np.float64(0.25)).lr == 0.25
+
+
+def test_a_traced_array_is_called_an_array():
+    with pytest.raises(DataError, match=r"'logits' of an output or target that is an array float32\[2, 3\]"):
+        jax.eval_shape(lambda output: picked(output, "logits"), OUTPUT)
+    with pytest.raises(DataError, match=r"the loss gave None, expected one array"):
+        check_form(None, 2)
