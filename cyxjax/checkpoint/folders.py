@@ -88,12 +88,7 @@ def prepare(directory: Path) -> None:
     Raises: CheckpointError with the path if it cannot be made, is no folder, or is not writable.
     """
     _refuse_name(directory)
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"{directory}: {error.strerror}. HINT: name a folder this user may write."
-        ) from error
+    make_private(directory)
     if not os.access(directory, os.W_OK | os.X_OK):
         raise CheckpointError(f"{directory} is not writable. HINT: name a folder this user may write.")
     list_steps(directory)
@@ -103,6 +98,16 @@ def prepare(directory: Path) -> None:
             match = _LEFTOVER.fullmatch(entry.name)
             if match and entry.is_dir(follow_symlinks=False):
                 _clean_leftover(Path(entry.path), directory / match[1], match[2])
+
+
+def make_private(directory: Path) -> None:
+    """Make `directory` (0700) if it is not there. Raises: CheckpointError with the path if it cannot be."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"{directory}: {error.strerror}. HINT: name a folder this user may write."
+        ) from error
 
 
 def identity(directory: Path) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from cyxjax.checkpoint.folders import make_private
 from cyxjax.checkpoint.holder import Holder as Holder
 from cyxjax.errors import CheckpointError
 from cyxjax.files import flock_now, try_flock, unflock
@@ -36,7 +37,7 @@ class RunLock:
         """Take the lock. Says what was taken over from whom; "" if the lock was free or is ours already."""
         if self._holder is not None:
             return ""
-        _make_folder(self.path.parent)
+        make_private(self.path.parent)
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         me, taken_over = Holder.this_process(), ""
         try:
@@ -166,15 +167,6 @@ def _proof(path: Path, holder: Holder) -> str:
         return holder.proof_of_death(fd)
     finally:
         os.close(fd)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"{folder}: {error.strerror}. HINT: name a folder this user may write."
-        ) from error
 
 
 def _create(path: Path, holder: Holder) -> int | None:

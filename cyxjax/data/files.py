@@ -55,15 +55,7 @@ def _load_idx(folder: Path, name: str, val_fraction: float, split_seed: int) -> 
     test_images, test_labels = _idx_pair(folder, "t10k")
     shape = (*images.shape[1:], 1)
     info = DatasetInfo(name, "classification", int(max(labels.max(), test_labels.max())) + 1, shape)
-    return _with_test(
-        as_images(images, 255),
-        labels,
-        as_images(test_images, 255),
-        test_labels,
-        info,
-        val_fraction,
-        split_seed,
-    )
+    return _with_test((images, labels), (test_images, test_labels), info, val_fraction, split_seed)
 
 
 def load_cifar10(root: Path, val_fraction: float = 0.1, split_seed: int = 0) -> Splits:
@@ -73,15 +65,7 @@ def load_cifar10(root: Path, val_fraction: float = 0.1, split_seed: int = 0) -> 
     images, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
     test_images, test_labels = read_cifar10(_file(folder, "test_batch.bin"))
     info = DatasetInfo("cifar10", "classification", 10, images.shape[1:])
-    return _with_test(
-        as_images(images, 255),
-        labels,
-        as_images(test_images, 255),
-        test_labels,
-        info,
-        val_fraction,
-        split_seed,
-    )
+    return _with_test((images, labels), (test_images, test_labels), info, val_fraction, split_seed)
 
 
 def load_npz(root: Path, **split: Any) -> Splits:
@@ -135,19 +119,19 @@ def load_csv(root: Path, target: str | None = None, task: Task | None = None, **
 
 
 def _with_test(
-    images: np.ndarray,
-    labels: np.ndarray,
-    test_images: np.ndarray,
-    test_labels: np.ndarray,
+    known: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
     info: DatasetInfo,
     val_fraction: float,
     split_seed: int,
 ) -> Splits:
-    train, val = stratified_rows(labels, (1 - val_fraction, val_fraction), split_seed)
+    """known, test: pixels up to 255, and labels. Of each class of the known a fraction is for validation."""
+    train, val = stratified_rows(known[1], (1 - val_fraction, val_fraction), split_seed)
+    images, labels = as_images(known[0], 255), known[1]
     return Splits(
         ArrayDataset(images[train], labels[train]),
         ArrayDataset(images[val], labels[val]),
-        ArrayDataset(test_images, test_labels),
+        ArrayDataset(as_images(test[0], 255), test[1]),
         info,
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.launch.heartbeat import beat
-from cyxjax.train.feeding.looks import EACH_EPOCH, Looks
+from cyxjax.train.feeding.evaluations import EACH_EPOCH, Evaluations
 from cyxjax.train.hooks.brought.answers import stops
 
 Sums = np.ndarray
@@ -133,7 +133,7 @@ def fit(
     *,
     epochs: int,
     in_flight: int = 8,
-    looks: Looks = EACH_EPOCH,
+    evaluations: Evaluations = EACH_EPOCH,
     max_steps: int | None = None,
     tell: Tell = lambda now: None,
 ) -> RunState:
@@ -142,16 +142,16 @@ def fit(
     tell: is given functions of the present moment, for hooks and after errors: a step takes the older state.
     """
     hooks = list(hooks)
-    looks = looks if feed.val is not None else Looks(0, 0)
+    evaluations = evaluations if feed.val is not None else Evaluations(0, 0)
     moment, stop = start, _any((hook, "on_start", hook.on_start(start)) for hook in hooks)
     while moment.position.epoch < epochs and not stop:
-        moment, last, stop = _epoch(program, feed, moment, hooks, in_flight, looks, max_steps, tell)
+        moment, last, stop = _epoch(program, feed, moment, hooks, in_flight, evaluations, max_steps, tell)
         # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
         if stop and not last:
             break
-        by_steps, epoch = looks.after(moment.position.step), moment.position.epoch + 1
+        by_steps, epoch = evaluations.after(moment.position.step), moment.position.epoch + 1
         seen = by_steps and not last  # which step is its last a loader does not say: it was evaluated as any
-        due = not seen and (by_steps or looks.at_end_of(epoch, epochs))
+        due = not seen and (by_steps or evaluations.at_end_of(epoch, epochs))
         val = _evaluated(program, feed, moment) if due else {}
         position = Position(moment.position.step, epoch)
         info = EpochInfo(position, program.metrics.over_all(moment.sums, "an epoch of training"), val)
@@ -174,7 +174,7 @@ def _epoch(
     moment: RunState,
     hooks: list[Hook],
     in_flight: int,
-    looks: Looks,
+    evaluations: Evaluations,
     max_steps: int | None,
     tell: Tell,
 ) -> tuple[RunState, bool, bool]:
@@ -212,7 +212,7 @@ def _epoch(
         waiting.append((position, handle))
         if len(waiting) >= in_flight:
             settle(in_flight // 2)  # half at a time: the host waits seldom, the device never
-        if not last and looks.after(position.step):
+        if not last and evaluations.after(position.step):
             settle(0)
             state, enough = _look(program, feed, RunState(position, state, sums), hooks)
             stop |= enough

@@ -81,4 +81,4 @@ class Watchable(NamedTuple):
 
 def watchable_in(metrics: Metrics, feed: Feed, course: Course) -> Watchable:
     """What a run over `feed` measures."""
-    return Watchable(metrics, feed.val is not None and any(course.looks))
+    return Watchable(metrics, feed.val is not None and any(course.evaluations))

@@ -140,7 +140,7 @@ def train(run: Run, feed: Feed, start: RunState) -> RunState:
                 build_hooks(run),
                 epochs=course.epochs,
                 in_flight=course.in_flight,
-                looks=course.looks,
+                evaluations=course.evaluations,
                 max_steps=course.max_steps,
                 tell=run.session.present.follow,
             )

@@ -14,7 +14,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.model.lora import LoraPlan
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
 from cyxjax.run_folder import RunFolder
-from cyxjax.train.feeding.looks import Looks
+from cyxjax.train.feeding.evaluations import Evaluations
 from cyxjax.train.rates.plan import RatePlan, rate_plan
 
 
@@ -80,7 +80,7 @@ class Course(NamedTuple):
     epochs: int
     max_steps: int | None
     max_time_s: float | None
-    looks: Looks
+    evaluations: Evaluations
     in_flight: int
     log_every: int  # steps
 
@@ -235,7 +235,7 @@ def _course(config: DistributedTrainingConfig) -> Course:
         config.epochs,
         config.max_steps,
         config.max_time,
-        Looks(config.evaluate_every_n_epochs, config.evaluate_every_n_steps),
+        Evaluations(config.evaluate_every_n_epochs, config.evaluate_every_n_steps),
         config.steps_in_flight,
         config.log_every_n_batches,
     )

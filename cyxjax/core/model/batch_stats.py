@@ -35,10 +35,6 @@ def batch_scope(weight: jax.Array | None, axis: str | None) -> Iterator[None]:
         _scope.reset(token)
 
 
-def batch_weight() -> jax.Array | None:
-    return _scope.get().weight
-
-
 def stats_axis() -> str | None:
     return _scope.get().axis
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Looks(NamedTuple):
+class Evaluations(NamedTuple):
     """When the state is evaluated: every so many epochs, every so many steps; 0: not by these."""
 
     every_epochs: int = 1
@@ -18,4 +18,4 @@ class Looks(NamedTuple):
         return bool(self.every_epochs) and (epoch % self.every_epochs == 0 or epoch == epochs)
 
 
-EACH_EPOCH = Looks()
+EACH_EPOCH = Evaluations()
