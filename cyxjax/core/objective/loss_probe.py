@@ -6,7 +6,6 @@ sample by sample it would train on other numbers, and say nothing.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from cyxjax.core.losses import PerExample, UserLoss, each_alone
 from cyxjax.core.mesh import REPLICATED, build_mesh
 from cyxjax.core.objective.aux_probe import refuse_hits
 from cyxjax.core.objective.global_loss import GlobalLoss
+from cyxjax.core.objective.host import on_host
 from cyxjax.core.objective.loss_forms import check_form
 from cyxjax.core.objective.own_loss import is_the_models_own
 from cyxjax.core.objective.probes import nudged, num_samples, probes, resized
@@ -236,14 +236,3 @@ def traced(run: Callable, *shapes: PyTree) -> bool:
     except Exception:  # whatever a user's function raises
         return False
     return True
-
-
-@contextmanager
-def on_host() -> Iterator[jax.Device]:
-    """Small work, which an accelerator would only compile longer; where there is no CPU it does it."""
-    try:
-        device = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS names others
-        device = jax.local_devices()[0]
-    with jax.default_device(device):
-        yield device

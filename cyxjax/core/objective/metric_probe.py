@@ -10,7 +10,8 @@ import numpy as np
 
 from cyxjax.core.losses import each_alone
 from cyxjax.core.objective.foreign_metrics import as_statistic, is_foreign, state_of
-from cyxjax.core.objective.loss_probe import of_pair, on_host, traced
+from cyxjax.core.objective.host import on_host
+from cyxjax.core.objective.loss_probe import of_pair, traced
 from cyxjax.core.objective.probes import num_samples, probes, resized
 from cyxjax.core.objective.untraced import compiled
 from cyxjax.core.statistics import Statistic

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from cyxjax.core.objective.loss_probe import on_host
+from cyxjax.core.objective.host import on_host
 from cyxjax.core.objective.step_value import step_value, with_value
 from cyxjax.core.trees import leaf_names
 from cyxjax.errors import ConfigError

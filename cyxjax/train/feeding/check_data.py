@@ -113,12 +113,12 @@ def check(
     Raises: DataError that names the data, the sample and what does not fit; ConfigError for a loss that is
         no mean over samples.
     """
-    refuse_other_arguments(loss)
     probed = needs_probe(loss) or bool(metrics.own)
     few = probed or not data.indexed  # the first batch of a loader
     samples = telling_samples(data) if few else data.train.take(np.zeros(1, np.int64))
     inputs, targets = (_per_replica(part, replicas) for part in samples)
     output = run(inputs)
+    refuse_other_arguments(loss, output)
     refuse_unless_mean(loss, output, samples[1], batch_size)
     refuse_unless_blind(loss, output, samples[1])
     refuse_unless_of_samples(metrics.own, output, samples[1])

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from cyxjax.config.schedules import OPTAX_SCHEDULES
-from cyxjax.core.objective.loss_probe import on_host
+from cyxjax.core.objective.host import on_host
 from cyxjax.errors import ConfigError
 from cyxjax.plugins import checked_kinds, named
 from cyxjax.train.settings import RatePlan

@@ -117,6 +117,33 @@ def test_a_loss_of_other_arguments_is_told_how_it_is_called(loss, said):
     refuse_other_arguments(as_per_example(optax.losses.squared_error))
 
 
+def asymmetric(y_true, y_pred):
+    return optax.softmax_cross_entropy(y_pred, y_true)
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_symmetric"),
+    [
+        (lambda y_true, y_pred: jnp.square(y_true - y_pred).mean(-1), True),
+        (lambda y_true, y_pred: jnp.abs(y_true - y_pred).mean(), True),
+        (lambda y_true, y_pred: optax.cosine_distance(y_true, y_pred), True),
+        (lambda target, prediction: -2 * (target * prediction).sum(-1) / (target + prediction).sum(-1), True),
+        (asymmetric, False),
+        (lambda y_true, y_pred: jnp.square(jax.lax.stop_gradient(y_true) - y_pred).mean(-1), False),
+        (lambda y_true, y_pred: (y_true - y_pred).mean(-1), False),
+        (lambda y_true, y_pred: (jnp.abs(y_true - y_pred) / y_true).mean(-1), False),
+    ],
+    ids=["squared", "absolute", "cosine", "dice", "cross entropy", "stopped", "bias", "relative"],
+)
+def test_a_loss_that_takes_the_target_first_is_taken_where_that_changes_nothing(loss, is_symmetric):
+    output = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+    if is_symmetric:
+        refuse_other_arguments(as_per_example(loss), output)
+        return
+    with pytest.raises(ConfigError, match=r"a step calls it with \(output, target\)"):
+        refuse_other_arguments(as_per_example(loss), output)
+
+
 _NAMED = "y_true,y_pred target,output labels,logits y,y_hat targets,predictions"
 
 
