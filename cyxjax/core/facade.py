@@ -19,6 +19,7 @@ from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, step_key
 from cyxjax.core.losses import of_batch
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
+from cyxjax.core.model.batch_stats import OWN, StatsAxes
 from cyxjax.core.model.model_fns import ModelFns, Sown
 from cyxjax.core.objective.untraced import compiled
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
@@ -28,6 +29,7 @@ from cyxjax.core.trees import named_leaves
 from cyxjax.errors import DataError
 
 PyTree = Any
+_NONE_ASKS = StatsAxes(refused="in a loop of your own each replica takes its own statistics")
 
 
 class Carried(NamedTuple):
@@ -51,6 +53,7 @@ def build_forward(fns: ModelFns, mesh: Mesh, num_replicas: int, is_first: bool) 
 
     Rows are cut over the local `mesh`; the pullback has a row per replica. is_first: nothing is carried yet.
     """
+    stats = OWN if num_replicas == 1 else _NONE_ASKS
     spec = Carried(REPLICATED if is_first else PER_REPLICA, REPLICATED if is_first else PER_REPLICA)
 
     def local(params: PyTree, carried: Carried, draw: Draw, inputs: PyTree, weight: jax.Array) -> PyTree:
@@ -58,7 +61,9 @@ def build_forward(fns: ModelFns, mesh: Mesh, num_replicas: int, is_first: bool) 
         rows, replica = weight.shape[0], draw.first_replica + lax.axis_index(AXIS)
         key = step_key(draw.key, draw.step)
         key = micro_batch_key(key, draw.slot, replica, rows=rows, num_replicas=num_replicas)
-        output, pullback, model_state = phases.forward(fns, params, carried.model_state, inputs, weight, key)
+        output, pullback, model_state = phases.forward(
+            fns, params, carried.model_state, inputs, weight, key, stats
+        )
         _refuse_sown(output)
         _check_rows(output, rows)
         seen = weight.sum() if carried.count is None else carried.count + weight.sum()

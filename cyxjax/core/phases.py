@@ -14,7 +14,7 @@ from jax import lax
 
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import AXIS
-from cyxjax.core.model.batch_stats import batch_scope
+from cyxjax.core.model.batch_stats import OWN, StatsAxes, batch_scope
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.terms import Shares, flat_shares, reached, routes_of, shares_of
 from cyxjax.core.replica import psum
@@ -30,7 +30,7 @@ def forward(
     inputs: PyTree,
     weight: jax.Array | None,
     key: jax.Array,
-    stats_axis: str | None = None,
+    stats: StatsAxes = OWN,
 ) -> tuple[PyTree, Callable, PyTree]:
     """(output, pullback, new model state) of one micro-batch in training mode.
 
@@ -38,7 +38,7 @@ def forward(
     """
 
     def apply(p: PyTree) -> tuple[PyTree, PyTree]:
-        with batch_scope(weight, stats_axis):
+        with batch_scope(weight, stats):
             return fns.apply(p, model_state, inputs, key, True)
 
     return jax.vjp(apply, params, has_aux=True)

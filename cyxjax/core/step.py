@@ -15,6 +15,7 @@ from cyxjax.core.losses import PerExample
 from cyxjax.core.memory.remat import memory_options, with_whole
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, num_replicas
 from cyxjax.core.metrics import Metrics
+from cyxjax.core.model.batch_stats import OWN, StatsAxes
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.step_value import step_value
 from cyxjax.core.objective.terms import flat_shares, shares_of
@@ -92,14 +93,14 @@ def sum_gradients(
     rows: tuple[PyTree, PyTree, jax.Array],
     scale: Any,
     key: jax.Array,
-    stats_axis: str | None = None,
+    stats: StatsAxes = OWN,
 ) -> tuple[PyTree, Summed]:
     """(new model state, LOCAL gradients of `scale * sum(weight * losses)` and metric sums), one micro-batch.
 
     rows: its inputs, targets and weight. Forward, loss and backward: the phases of one replica, alone.
     """
     inputs, targets, weight = rows
-    output, pullback, model_state = phases.forward(fns, params, model_state, inputs, weight, key, stats_axis)
+    output, pullback, model_state = phases.forward(fns, params, model_state, inputs, weight, key, stats)
     losses, pulled = phases.pull_back(loss, output, pullback, targets, weight, scale)
     return model_state, Summed(pulled, metrics.sums(losses, output, targets, weight))
 
@@ -143,7 +144,7 @@ def build_train_step(
     row before is the norm of the mean gradients (`norm_row`).
     """
     spec, measured, fns = state_spec(sync), metrics or Metrics(), with_whole(fns, sync)
-    stats_axis = AXIS if sync_batchnorm else None
+    stats = StatsAxes(AXIS if sync_batchnorm else None, asked=AXIS)
     replicas = num_replicas(mesh)
 
     def local(state: TrainState, batch: Batch) -> tuple[PyTree, PyTree, jax.Array, jax.Array]:
@@ -157,7 +158,7 @@ def build_train_step(
         def micro(model_state: PyTree, slot: jax.Array, part: Batch) -> tuple[PyTree, Summed]:
             draws = micro_batch_key(key, slot, lax.axis_index(AXIS), rows=rows, num_replicas=replicas)
             return sum_gradients(
-                fns, loss, measured, state.params, model_state, part[:3], scale, draws, stats_axis
+                fns, loss, measured, state.params, model_state, part[:3], scale, draws, stats
             )
 
         model_state, sums = _over_micro_batches(micro, state.model_state, batch, accumulation)

@@ -15,37 +15,51 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from cyxjax.core.mesh import AXIS
+from cyxjax.errors import ConfigError
+
+
+class StatsAxes(NamedTuple):
+    """Mesh axes that batch statistics span; None: a replica's own."""
+
+    every: str | None = None  # of all norms
+    asked: str | None = None  # of those that ask for it by a field `axis_name`
+    refused: str = ""  # why none may ask, if so
+
+
+OWN = StatsAxes()
+
 
 class _Scope(NamedTuple):
     weight: jax.Array | None  # shape (B,), 0 for padding
-    axis: str | None  # mesh axis that statistics span
+    axes: StatsAxes
 
 
-_NO_SCOPE = _Scope(None, None)
+_NO_SCOPE = _Scope(None, OWN)
 _scope: ContextVar[_Scope] = ContextVar("batch_scope", default=_NO_SCOPE)
 
 
 @contextmanager
-def batch_scope(weight: jax.Array | None, axis: str | None) -> Iterator[None]:
-    """Rows count by `weight` (shape (B,)) in batch statistics; with `axis`, over all its replicas."""
-    token = _scope.set(_Scope(weight, axis))
+def batch_scope(weight: jax.Array | None, axes: StatsAxes = OWN) -> Iterator[None]:
+    """Rows count by `weight` (shape (B,)) in batch statistics, which span `axes`."""
+    token = _scope.set(_Scope(weight, axes))
     try:
         yield
     finally:
         _scope.reset(token)
 
 
-def stats_axis() -> str | None:
-    return _scope.get().axis
-
-
-def weighted_moments(x: jax.Array, feature_axes: tuple[int, ...] = (-1,)) -> tuple[jax.Array, jax.Array]:
+def weighted_moments(
+    x: jax.Array, feature_axes: tuple[int, ...] = (-1,), *, mask: Any = None, axis: str | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Mean and biased variance of `x` (B, ...) over all but `feature_axes`, padding excluded.
 
-    Returns two float32 arrays of the features' shape. A replica whose rows are all padding gives 0, 0.
+    mask: True, in a shape that broadcasts to x's, for what counts. axis: as `asked_axis` gives it.
+    Returns two float32 arrays of the features' shape. Where nothing counts they are 0, 0.
     Two passes, as torch does: E[x^2] - E[x]^2 loses half the digits when the mean is large.
     """
-    weight, axis = _scope.get()
+    weight, axes = _scope.get()
+    axis = axes.every if axis is None else axis
     features = {a % x.ndim for a in feature_axes}
     dims = tuple(d for d in range(x.ndim) if d not in features)
     x = x.astype(jnp.float32)
@@ -56,10 +70,43 @@ def weighted_moments(x: jax.Array, feature_axes: tuple[int, ...] = (-1,)) -> tup
     def total(v: jax.Array) -> jax.Array:
         return v if axis is None else lax.psum(v, axis)
 
-    count = jnp.maximum(total(rows.sum() * cells), 1.0)
+    if mask is None:
+        count = total(rows.sum() * cells)
+    else:
+        mask = jnp.broadcast_to(jnp.asarray(mask, bool), x.shape)
+        x = jnp.where(mask, x, 0.0)  # no product: what is masked may be NaN
+        rows = jnp.where(mask, rows, 0.0)
+        count = total(rows.sum(dims))
+    count = jnp.maximum(count, 1.0)
     mean = total((rows * x).sum(dims)) / count
     centred = x - jnp.expand_dims(mean, dims)
     return mean, total((rows * centred * centred).sum(dims)) / count
+
+
+def asked_axis(axis_name: Any, groups: Any) -> str | None:
+    """The mesh axis that a norm with the fields `axis_name` and `axis_index_groups` asks for; None: none.
+
+    Whatever its name, it is the axis of the replicas. Raises: ConfigError where a norm may not ask.
+    """
+    if axis_name is None:
+        return None
+    axes = _scope.get().axes
+    if groups is not None or axes.refused:
+        what = f"axis_index_groups={groups!r}" if groups is not None else f"axis_name={axis_name!r}"
+        why = axes.refused or "statistics are a replica's own or those of all"
+        raise ConfigError(f"a BatchNorm has {what}; {why}. HINT: leave it out of the BatchNorm.")
+    return axes.asked
+
+
+def is_of_the_model(axis_name: Any) -> bool:
+    """Whether the model itself maps over `axis_name` (`vmap(..., axis_name=...)`), around this call."""
+    if axis_name is None or axis_name == AXIS:
+        return False
+    try:
+        lax.axis_size(axis_name)
+    except NameError:
+        return False
+    return True
 
 
 def normalise(
@@ -72,7 +119,7 @@ def normalise(
     epsilon: float,
     dtype: Any,
 ) -> jax.Array:
-    """(x - mean) / sqrt(var + epsilon) * scale + bias in float32, returned in `dtype` (default: x's)."""
+    """(x - mean) / sqrt(var + epsilon) * scale + bias in float32, in `dtype` (default: Flax's)."""
     dims = tuple(d for d in range(x.ndim) if d not in features)
 
     def spread(v: jax.Array) -> jax.Array:
@@ -82,7 +129,14 @@ def normalise(
     gain = gain if scale is None else gain * spread(scale)
     y = (x.astype(jnp.float32) - spread(mean)) * gain
     y = y if bias is None else y + spread(bias)
-    return y.astype(x.dtype if dtype is None else dtype)
+    return y.astype(_flax_dtype(x, scale, bias) if dtype is None else dtype)
+
+
+def _flax_dtype(*arrays: jax.Array | None) -> Any:
+    """What Flax's norms make of them: the dtype all promote to, at least a float."""
+    with jax.numpy_dtype_promotion("standard"):  # a dtype is asked for, nothing is converted unasked
+        found = jnp.result_type(*(a for a in arrays if a is not None))
+        return found if jnp.issubdtype(found, jnp.inexact) else jnp.promote_types(found, jnp.float32)
 
 
 def as_axes(axis: int | tuple[int, ...], ndim: int) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """flax.linen modules as `ModelFns`; only a model of theirs loads this file, and with it half of Flax."""
 
 import dataclasses
+import inspect
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -12,7 +13,13 @@ from flax import linen
 from flax.errors import InvalidRngError
 
 from cyxjax.core.model import linen_modes
-from cyxjax.core.model.batch_stats import as_axes, normalise, weighted_moments
+from cyxjax.core.model.batch_stats import (
+    as_axes,
+    asked_axis,
+    is_of_the_model,
+    normalise,
+    weighted_moments,
+)
 from cyxjax.core.model.calls import call_arguments
 from cyxjax.core.model.first_values import draw
 from cyxjax.core.model.model_fns import MODES, ModelFns, Sown, call_mode
@@ -145,24 +152,29 @@ def _with_streams(run: Callable[[dict[str, jax.Array]], Any], key: jax.Array) ->
             streams[found[1]] = jax.random.fold_in(key, zlib.crc32(found[1].encode()))
 
 
+_FLAX_CALL = inspect.unwrap(linen.BatchNorm.__call__)
+
+
 def _batch_norm(next_fun: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
     """A `linen.intercept_methods` interceptor: BatchNorm in training with our statistics.
 
-    Everything but the statistics is the module's own: its momentum, epsilon, dtype and variables.
+    Everything but the statistics is the module's own: its momentum, epsilon, dtype and variables. A subclass
+    that calls in another way comes here with what it inherits.
     """
     module = context.module
-    if not isinstance(module, linen.BatchNorm) or context.method_name != "__call__":
+    if not isinstance(module, linen.BatchNorm) or context.orig_method.func is not _FLAX_CALL:
         return next_fun(*args, **kwargs)
     running = linen.merge_param(
         "use_running_average",
         module.use_running_average,
         kwargs.get("use_running_average", args[1] if len(args) > 1 else None),
     )
-    if running or module.is_initializing():
+    if running or module.is_initializing() or is_of_the_model(module.axis_name):
         return next_fun(*args, **kwargs)
     x = args[0] if args else kwargs["x"]
     features = as_axes(module.axis, x.ndim)
-    mean, var = weighted_moments(x, features)
+    axis = asked_axis(module.axis_name, module.axis_index_groups)
+    mean, var = weighted_moments(x, features, mask=kwargs.get("mask"), axis=axis)
     for name, batch in (("mean", mean), ("var", var)):
         old: jax.Array = module.get_variable("batch_stats", name)
         module.put_variable("batch_stats", name, module.momentum * old + (1 - module.momentum) * batch)

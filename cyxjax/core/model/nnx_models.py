@@ -1,13 +1,20 @@
 """flax.nnx modules as `ModelFns`; only a model of theirs loads this file, and with it half of Flax."""
 
 import re
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cyxjax.core.model.batch_stats import as_axes, normalise, weighted_moments
+from cyxjax.core.model.batch_stats import (
+    as_axes,
+    asked_axis,
+    is_of_the_model,
+    normalise,
+    weighted_moments,
+)
 from cyxjax.core.model.calls import call_arguments
 from cyxjax.core.model.model_fns import ModelFns, Sown
 from cyxjax.core.model.sown import holds_losses, sum_of_sown
@@ -25,8 +32,8 @@ def from_nnx(module: nnx.Module) -> ModelFns:
     """
     model = nnx.clone(module)
     for _, part in nnx.iter_modules(model):
-        if type(part) is nnx.BatchNorm:
-            part.__class__ = WeightedBatchNorm
+        if isinstance(part, nnx.BatchNorm):
+            part.__class__ = _weighted(type(part))
     graphs: dict[bool, Any] = {}
     for train in (False, True):  # the mode is static structure in nnx: one graph each
         (model.train if train else model.eval)()
@@ -104,18 +111,27 @@ def hand_back(module: nnx.Module, params: PyTree, model_state: PyTree) -> None:
 
 
 class WeightedBatchNorm(nnx.BatchNorm):
-    """`nnx.BatchNorm` whose training statistics are ours; the adapter retypes a model's norms to it."""
+    """`nnx.BatchNorm` whose training statistics are ours; the adapter retypes its copy of a model to it."""
 
     def __call__(
         self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None
     ) -> jax.Array:
         running = self.use_running_average if use_running_average is None else use_running_average
-        if running:
-            return super().__call__(x, use_running_average=True, mask=mask)
+        if running is not False or is_of_the_model(self.axis_name):
+            return super().__call__(x, use_running_average, mask=mask)
         features = as_axes(self.axis, x.ndim)
-        mean, var = weighted_moments(x, features)
+        axis = asked_axis(self.axis_name, self.axis_index_groups)
+        mean, var = weighted_moments(x, features, mask=mask, axis=axis)
         self.mean[...] = self.momentum * self.mean[...] + (1 - self.momentum) * mean
         self.var[...] = self.momentum * self.var[...] + (1 - self.momentum) * var
         scale = None if self.scale is None else self.scale[...]
         bias = None if self.bias is None else self.bias[...]
         return normalise(x, mean, var, scale, bias, features, self.epsilon, self.dtype)
+
+
+@cache
+def _weighted(norm: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
+    """`norm`, where what it inherits from `nnx.BatchNorm` is `WeightedBatchNorm`'s; its own stays its own."""
+    if norm in (nnx.BatchNorm, WeightedBatchNorm):
+        return WeightedBatchNorm
+    return type(norm.__name__, (norm, WeightedBatchNorm), {})

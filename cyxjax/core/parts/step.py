@@ -25,6 +25,7 @@ from cyxjax.core.draws import micro_batch_key, step_key
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import AXIS, REPLICATED, local_replicas
 from cyxjax.core.metrics import Metrics
+from cyxjax.core.model.batch_stats import StatsAxes
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.terms import flat_shares, shares_of
 from cyxjax.core.parts.calls import Made, Part, PartProgram, Parts, compile_together, named
@@ -33,6 +34,7 @@ from cyxjax.core.step import EvalState, TrainState, infer, next_state, sum_gradi
 from cyxjax.core.strategy import Sync
 
 PyTree = Any
+_NONE_ASKS = StatsAxes(refused="reproducibility='exact' takes the statistics of each part")
 Add: TypeAlias = Callable[[Sequence[Made], np.ndarray], list[tuple[PyTree, Any]]]
 """(what parts came to, by device of this process; signal (2,)) -> (sum of all, summed signal) by device."""
 
@@ -108,7 +110,7 @@ def build_part(
         # `write` sees one replica, whose mean is the sum: a share of the mean over all samples is due.
         scale = sync.loss_scale(state.sync) / total
         model_state, summed = sum_gradients(
-            fns, loss, metrics, state.params, state.model_state, one[1:], scale, key
+            fns, loss, metrics, state.params, state.model_state, one[1:], scale, key, _NONE_ASKS
         )
         return summed, phases.weighted_state(model_state, one.weight.sum())
 

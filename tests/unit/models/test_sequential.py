@@ -117,7 +117,7 @@ def test_batch_norm_leaves_padding_out():
     fns = adapt(SequentialModel([BatchNormModule(1)]))
     params, state = fns.init(KEY, None)
     x = jnp.array([[0.0], [2.0], [4.0], [999.0]])  # real rows: mean 2
-    with batch_scope(jnp.array([1.0, 1.0, 1.0, 0.0]), None):
+    with batch_scope(jnp.array([1.0, 1.0, 1.0, 0.0])):
         _, new = fns.apply(params, state, x, KEY, True)
     assert new["0_batch_norm"]["mean"][0] == pytest.approx(0.2)
 

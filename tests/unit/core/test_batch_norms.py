@@ -1,0 +1,166 @@
+"""Flax's BatchNorm in the ways its users write it: beside the module by hand, on rows without padding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+from cyxjax.core import phases
+from cyxjax.core.mesh import AXIS
+from cyxjax.core.model.adapter import adapt
+from cyxjax.core.model.batch_stats import StatsAxes
+from cyxjax.errors import ConfigError
+
+KEY = jax.random.key(0)
+X = np.random.default_rng(0).normal(size=(4, 3, 2)).astype(np.float32)
+MASK = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 1, 0]], bool)[..., None]
+X[~MASK[..., 0]] = np.nan  # a value behind a mask may be anything
+ROWS = np.float32([1, 1, 1, 0])  # the last row is padding
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}  # Flax takes E[x^2] - E[x]^2, ours goes over the rows twice
+
+
+class Masked(linen.Module):
+    @linen.compact
+    def __call__(self, x, train=False):
+        return linen.BatchNorm(use_running_average=not train, momentum=0.5)(x, mask=MASK[: len(x)])
+
+
+class Renamed(linen.BatchNorm):
+    """Nothing of its own."""
+
+
+class Halved(linen.BatchNorm):
+    def __call__(self, x, mask=None):
+        return super().__call__(x, mask=mask) / 2
+
+
+class Within(linen.Module):
+    norm: type
+
+    @linen.compact
+    def __call__(self, x, train=False):
+        return self.norm(use_running_average=not train, momentum=0.5)(x, mask=MASK[: len(x)])
+
+
+class NnxHalved(nnx.BatchNorm):
+    def __call__(self, x, **named):
+        return super().__call__(x, **named) / 2
+
+
+class NnxRenamed(nnx.BatchNorm):
+    """Nothing of its own."""
+
+
+class NnxMasked(nnx.Module):
+    def __init__(self, norm):
+        self.norm = norm(2, momentum=0.5, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.norm(x, mask=MASK[: len(x)])
+
+
+def by_hand(module, x):
+    """(output, running mean) of a training call in Flax alone."""
+    if isinstance(module, nnx.Module):
+        module = nnx.clone(module)
+        module.train()
+        return module(x), module.norm.mean[...]
+    output, state = module.apply(module.init(KEY, x), x, train=True, mutable=["batch_stats"])
+    return output, jax.tree.leaves(state["batch_stats"])[0]
+
+
+MODELS = {
+    "linen mask": Masked(),
+    "linen subclass": Within(Renamed),
+    "linen own call": Within(Halved),
+    "nnx mask": NnxMasked(nnx.BatchNorm),
+    "nnx subclass": NnxMasked(NnxRenamed),
+    "nnx own call": NnxMasked(NnxHalved),
+}
+
+
+@pytest.mark.parametrize("module", MODELS.values(), ids=MODELS)
+def test_a_mask_and_padding_count_together(module):
+    # What Flax makes of the three real rows alone; the fourth holds a value that would be seen.
+    fns = adapt(module)
+    output, _, state = phases.forward(fns, *fns.init(KEY, X), X, jnp.asarray(ROWS), KEY)
+    real, mean = by_hand(module, X[:3])
+    np.testing.assert_allclose(
+        np.asarray(output)[:3][MASK[:3, :, 0]], np.asarray(real)[MASK[:3, :, 0]], **TOLERANCE
+    )
+    found = state["batch_stats"] if isinstance(module, linen.Module) else state
+    np.testing.assert_allclose(jax.tree.leaves(found)[0], mean, **TOLERANCE)
+
+
+def test_the_users_own_nnx_module_keeps_its_classes():
+    module = NnxMasked(NnxHalved)
+    adapt(module)
+    assert type(module.norm) is NnxHalved
+
+
+def test_a_subclass_that_calls_no_statistics_of_flax_is_called():
+    class Plus(linen.BatchNorm):
+        @linen.compact
+        def __call__(self, x):
+            return x + 1
+
+    fns = adapt(Plus())
+    output, _, _ = phases.forward(fns, *fns.init(KEY, X[:, 0]), X[:, 0], None, KEY)
+    np.testing.assert_array_equal(output, X[:, 0] + 1)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.int32])
+def test_the_output_has_the_dtype_that_flax_gives(dtype):
+    module, x = linen.BatchNorm(), jnp.ones((4, 2), dtype)
+    fns = adapt(module)
+    with jax.numpy_dtype_promotion("standard"):
+        params, state = fns.init(KEY, x)
+        output = phases.forward(fns, params, state, x, None, KEY)[0]
+        assert output.dtype == module.apply({"params": params, **state}, x, use_running_average=True).dtype
+
+
+def asking(kind, **fields):
+    if kind == "nnx":
+        return nnx.BatchNorm(2, rngs=nnx.Rngs(0), **fields)
+    return linen.BatchNorm(**fields)
+
+
+@pytest.mark.parametrize("kind", ["linen", "nnx"])
+@pytest.mark.parametrize("name", ["batch", AXIS])
+def test_a_norm_that_asks_for_all_replicas_gets_them(kind, name):
+    fns, x = adapt(asking(kind, axis_name=name)), X[:2, 0]  # two replicas of one row each
+    params, state = fns.init(KEY, x)
+    run = lambda row: phases.forward(fns, params, state, row[None], None, KEY, StatsAxes(asked=AXIS))[0]  # noqa: E731
+    outputs = jax.vmap(run, axis_name=AXIS)(x)[:, 0]
+    np.testing.assert_allclose(outputs, (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5), **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["linen", "nnx"])
+def test_a_norm_that_asks_where_replicas_are_apart_is_refused(kind):
+    for fields, axes in (
+        ({"axis_name": "batch"}, StatsAxes(refused="each part has its own")),
+        ({"axis_name": "batch", "axis_index_groups": [[0, 1]]}, StatsAxes(asked=AXIS)),
+    ):
+        fns = adapt(asking(kind, **fields))
+        with pytest.raises(ConfigError, match="a BatchNorm has axis_.*HINT: leave it out"):
+            phases.forward(fns, *fns.init(KEY, X[:, 0]), X[:, 0], None, KEY, axes)
+
+
+def test_an_axis_that_the_model_maps_over_is_its_own():
+    class Mapped(linen.Module):
+        @linen.compact
+        def __call__(self, x, train=False):
+            norm = linen.vmap(
+                linen.BatchNorm,
+                in_axes=1,
+                out_axes=1,
+                axis_name="heads",
+                variable_axes={"params": None, "batch_stats": None},
+                split_rngs={"params": False},
+            )
+            return norm(use_running_average=not train, axis_name="heads")(x)
+
+    x, fns = np.nan_to_num(X), adapt(Mapped())
+    output = phases.forward(fns, *fns.init(KEY, x), x, None, KEY, StatsAxes(asked=AXIS))[0]
+    np.testing.assert_allclose(output, (x - x.mean((0, 1))) / np.sqrt(x.var((0, 1)) + 1e-5), **TOLERANCE)
