@@ -66,6 +66,11 @@ class UpdatePrograms:
         return facade.build_update(sync, self._mesh, REPLICATED)
 
     @cached_property
+    def at_rate(self) -> "UpdatePrograms":
+        """The same, whose optimizer's state is (a factor of its updates, its own): for a rate that moves."""
+        return UpdatePrograms(self._mesh, self._hook, facade.with_factor(self.optimizer), self._options)
+
+    @cached_property
     def reduce(self) -> Callable:
         """The reduction alone: mean gradients out."""
         return facade.build_reduce(*self._hook, self._mesh, self._options)

@@ -1,5 +1,6 @@
 """What a wrapped model holds: the state of all processes, and what was gathered since the last update."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,14 +114,29 @@ class HeldState:
     def update(self, grads: PyTree, carried: PyTree) -> None:
         """The next state from this process's rows of gradients: reduction and update in one program."""
         rows = self._rows(grads)
-        self._take(self._programs.update(self.whole, rows, view.to_global(self._mesh, carried, PER_REPLICA)))
+        carried = view.to_global(self._mesh, carried, PER_REPLICA)
+        self._take(self._stepped(lambda programs: programs.update, self.whole, rows, carried))
 
     def apply(self, mean_grads: PyTree, carried: PyTree) -> None:
         """The next state from mean gradients."""
         reduced, inner = self.whole.sync
         alone = self.whole._replace(sync=(optax.EmptyState(), inner))  # the reducer has had its turn
-        done = self._programs.apply(alone, mean_grads, view.to_global(self._mesh, carried, PER_REPLICA))
+        carried = view.to_global(self._mesh, carried, PER_REPLICA)
+        done = self._stepped(lambda programs: programs.apply, alone, mean_grads, carried)
         self._take(done._replace(sync=(reduced, done.sync[1])))
+
+    def _stepped(self, chosen: Callable[[UpdatePrograms], Callable], state: TrainState, *given: Any) -> Any:
+        """What the chosen program makes of `state`, at the optimizer's present rate.
+
+        A rate that was set is an argument of a program of its own: compiled once, whatever it is set to.
+        """
+        factor = getattr(self._programs.optimizer, "rate_factor", 1.0)
+        if factor == 1.0:
+            return chosen(self._programs)(state, *given)
+        reduced, inner = state.sync
+        rated = state._replace(sync=(reduced, (np.float32(factor), inner)))
+        done = chosen(self._programs.at_rate)(rated, *given)
+        return done._replace(sync=(done.sync[0], done.sync[1][1]))
 
     def _take(self, state: TrainState) -> None:
         self._state = state

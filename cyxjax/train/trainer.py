@@ -28,6 +28,7 @@ from cyxjax.train.feeding import check_data, fit_data
 from cyxjax.train.feeding.feed import eval_batches
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.predicting import predict_all, source_of, told
+from cyxjax.train.feeding.words import settings_apart
 from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
 from cyxjax.train.run import run_from
@@ -79,6 +80,7 @@ class DistributedTrainer:
         if not needs_inputs(model):
             self._session.hand_out = self._hand_out_values
 
+    @settings_apart
     def fit(
         self,
         *data: Any,
@@ -89,7 +91,6 @@ class DistributedTrainer:
     ) -> DistributedTrainingHistory:
         """Trains and returns the history: fit(X, y, config), fit(X, y, X_val, y_val, config),
         fit(dataset, val_dataset, config) or fit(loader, val_loader, config).
-
         A second call goes on from the trained parameters, also after one that ended in an error. With
         `config.resume` a run that was cut short goes on from its newest good checkpoint.
         Raises: ConfigError and DataError before anything is written;
@@ -135,7 +136,6 @@ class DistributedTrainer:
 
     def evaluate(self, X: Any, y: Any = None, *, batch_size: int | None = None) -> tuple[float, float]:
         """(loss, accuracy) over all samples, each counted once: the same numbers at every world size.
-
         Accuracy is NaN where it means nothing (regression).
         """
         means = self.evaluate_metrics(X, y, batch_size=batch_size)
@@ -181,8 +181,8 @@ class DistributedTrainer:
     def save_checkpoint(self, path: str) -> None:
         """Everything that makes the next step, as a checkpoint folder named `path`; rank 0 writes it.
 
-        Ranks need not call it together unless the strategy keeps a part of the state on each (zero1,
-        local_sgd, ...). Raises: CheckpointError if it cannot be written.
+        Ranks call it together where the strategy keeps a part of the state on each (zero1, local_sgd, ...).
+        Raises: CheckpointError if it cannot be written.
         """
         self._session.save_at(path, self.run_state)
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from cyxjax.errors import ConfigError
 from cyxjax.train.hooks.callbacks import in_the_step
+from cyxjax.train.rates.optimizer import for_trainer
 from cyxjax.train.start.build import Recipe
 
 # What decides where a run is kept, how far it goes and what is seen of it, but no number of it.
@@ -46,7 +47,8 @@ def told(config: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     """
     if "optimizer" in config:
         return dict(config)
-    made = {"lr": getattr(recipe.optimizer, "lr", None), **getattr(recipe.optimizer, "made_with", {})}
+    optimizer = for_trainer(recipe.optimizer)  # at the rate that was set
+    made = {"lr": getattr(optimizer, "lr", None), **getattr(optimizer, "made_with", {})}
     about = {name: value for name, value in made.items() if _is_plain(value)}
     inside = ", ".join(type(one).__name__ for one in in_the_step(recipe.callbacks))
     return {**config, **({"optimizer": about} if about else {}), "callbacks": inside or "none"}

@@ -12,7 +12,7 @@ from cyxjax.config.errors import explain
 from cyxjax.config.sections import GroupConfig
 from cyxjax.core.trees import leaf_names, path_name
 from cyxjax.errors import ConfigError, nearest
-from cyxjax.train.start.optimizers import Optimizer
+from cyxjax.train.rates.optimizer import Optimizer, named_rate
 
 PyTree = Any
 
@@ -36,8 +36,7 @@ def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any] | GroupConfig
         return jax.tree_util.tree_map_with_path(lambda path, _: _group_of(made, path_name(path)), params)
 
     parts = optax.multi_transform(rules, labels)
-    result = Optimizer(parts.init, parts.update)
-    result.lr = getattr(optimizer, "lr", None)
+    result = named_rate(parts, getattr(optimizer, "lr", None))
     if any(group.frozen for group in made):
         result.is_frozen = lambda name: bool(label := _group_of(made, name)) and made[int(label)].frozen
     return result

@@ -13,6 +13,7 @@ from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import leaf_names, matches
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.sync.in_groups import in_groups, in_turn
+from cyxjax.train.rates.optimizer import for_trainer
 
 PyTree = Any
 _MADE = "cx.AdamOptimizer(0.001), or any of optax, called"
@@ -59,6 +60,7 @@ def movers_of(loss: PerExample, optimizer: Any) -> list[Mover]:
             given = repr(rule) if isinstance(rule, str | float | int) else f"a {type(rule).__name__}"
             way = "pass its tx; the trainer keeps the state" if hasattr(rule, "tx") else _MADE
             raise ConfigError(f"{getattr(rule, '__name__', given)} is no optimizer. HINT: {way}.")
+        rule = for_trainer(rule)
         key = (id(rule), term.every, term.offset)
         found.setdefault(key, Mover(rule, term.every, term.offset, [])).terms.append(term)
     return list(found.values())

@@ -4,53 +4,15 @@ import math
 from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import signature
-from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import optax
 
 from cyxjax.config.sections import OPTAX, TOLD_THE_LOSS, OptimizerConfig
 from cyxjax.core.makers import maker_of
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.plugins import checked_kinds, named
-
-Rate = float | Callable[[Any], Any]
-"""A learning rate, or a schedule: optimizer steps done -> learning rate (optax's, or your own)."""
-
-
-class Optimizer(optax.GradientTransformation):
-    """An optax transformation with `lr`, its peak learning rate. Any optax transformation does as well."""
-
-    lr: Any  # a number, a schedule, or None where it is not known
-    made_with: Mapping[str, Any] = MappingProxyType({})  # the name of what made it, and what that was given
-    remade: Callable[..., Any] | None = None  # (lr=, weight_decay=) -> the same with other numbers
-    is_frozen: Callable[[str], bool] | None = None  # name of a parameter -> whether it is not trained
-    goes_down: bool = False  # known of ours and of optax's by name; what is not known to is asked
-    ddp: Any = None  # the wrapped model whose parameters it was given, as torch's are
-
-    def step(self) -> None:
-        """`ddp.update_parameters(self)` of the ddp it was made with. Raises: ConfigError without one."""
-        self._bound("update_parameters(optimizer)").update_parameters(self)
-
-    def zero_grad(self) -> None:
-        """`ddp.zero_grad()`, likewise."""
-        self._bound("zero_grad()").zero_grad()
-
-    def _bound(self, call: str) -> Any:
-        if self.ddp is None:
-            raise ConfigError(
-                f"this optimizer does not know whose parameters it moves. HINT: ddp.{call}, or make it with "
-                "them: cx.AdamOptimizer(ddp, lr=0.001)."
-            )
-        return self.ddp
-
-
-def _named(transformation: optax.GradientTransformation, lr: Any) -> Optimizer:
-    optimizer = Optimizer(transformation.init, transformation.update)
-    optimizer.lr = lr
-    return optimizer
-
+from cyxjax.train.rates.optimizer import Optimizer, Rate, named_rate
 
 _Make = TypeVar("_Make", bound=Callable[..., Optimizer])
 
@@ -62,6 +24,7 @@ def _remembering(make: _Make) -> _Make:
     @wraps(make)
     def made(*args: Any, **given: Any) -> Optimizer:
         ddp, args = _owner(make.__name__, args, given)
+        _check_words(make.__name__, given, takes.parameters)
         bound = takes.bind(*args, **given)
         bound.apply_defaults()
         told = bound.arguments | {"lr": _checked_rate(bound.arguments["lr"])}
@@ -70,11 +33,7 @@ def _remembering(make: _Make) -> _Make:
         optimizer.ddp = ddp
 
         def remade(**changes: Any) -> Optimizer:
-            unknown = next((name for name in changes if name not in takes.parameters), None)
-            if unknown is not None:
-                raise ConfigError(
-                    f"{make.__name__} takes no {unknown}. HINT: it takes {', '.join(takes.parameters)}."
-                )
+            _check_words(make.__name__, changes, takes.parameters)
             return made(**(told | changes))
 
         optimizer.remade, optimizer.goes_down = remade, True
@@ -87,12 +46,8 @@ def _remembering(make: _Make) -> _Make:
 def _owner(name: str, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
     """(the wrapped model whose parameters come first, the other arguments): torch's order of arguments."""
     first = args[0] if args else given.pop("params", None)
-    if (
-        first is None
-        or isinstance(first, float | int | str)
-        or (hasattr(first, "dtype") and np.ndim(first) == 0)
-        or (callable(first) and not hasattr(first, "made"))
-    ):
+    is_number = isinstance(first, float | int | str) or getattr(first, "shape", None) == ()
+    if first is None or is_number or _is_schedule(first, given):
         return None, args
     ddp = first if hasattr(first, "made") else None if hasattr(first, "__next__") else maker_of(first)
     if ddp is None:
@@ -101,6 +56,19 @@ def _owner(name: str, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any
             f"and the trainer or ddp.update_parameters(optimizer) knows them; or {name}(ddp, lr=0.001)."
         )
     return ddp, args[1:]
+
+
+def _is_schedule(first: Any, given: Mapping[str, Any]) -> bool:
+    """Whether it may stand for a rate: a model can be called too, and comes beside one."""
+    is_model = any(hasattr(first, name) for name in ("made", "apply", "parameters", "iter_modules"))
+    return callable(first) and "lr" not in given and not is_model
+
+
+def _check_words(name: str, given: Mapping[str, Any], takes: Mapping[str, Any]) -> None:
+    """Raises: ConfigError for a keyword that the optimizer does not take."""
+    for word in given:
+        if word not in takes:
+            raise ConfigError(f"{name} takes no {word}. HINT: {nearest(word, takes)}")
 
 
 def _checked_rate(lr: Any) -> Any:
@@ -145,7 +113,7 @@ def SGDOptimizer(
     lr: Rate = 0.01, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
 ) -> Optimizer:
     """v = momentum * v + g; p -= lr * v. Source: torch.optim.SGD (dampening 0)."""
-    return _named(_with_l2(weight_decay, optax.sgd(lr, momentum or None, nesterov)), lr)
+    return named_rate(_with_l2(weight_decay, optax.sgd(lr, momentum or None, nesterov)), lr)
 
 
 @_remembering
@@ -162,7 +130,7 @@ def AdamOptimizer(
     weight_decay: float = 0.0,
 ) -> Optimizer:
     """Source: Kingma and Ba 2015, arXiv:1412.6980; defaults as torch.optim.Adam."""
-    return _named(_with_l2(weight_decay, optax.adam(lr, *betas, eps=eps)), lr)
+    return named_rate(_with_l2(weight_decay, optax.adam(lr, *betas, eps=eps)), lr)
 
 
 @_remembering
@@ -173,7 +141,7 @@ def AdamWOptimizer(
     weight_decay: float = 0.01,
 ) -> Optimizer:
     """Adam with decoupled decay. Source: Loshchilov and Hutter 2019, arXiv:1711.05101."""
-    return _named(optax.adamw(lr, *betas, eps=eps, weight_decay=weight_decay), lr)
+    return named_rate(optax.adamw(lr, *betas, eps=eps, weight_decay=weight_decay), lr)
 
 
 @_remembering
@@ -181,13 +149,13 @@ def RMSPropOptimizer(
     lr: Rate = 0.01, decay: float = 0.99, eps: float = 1e-8, momentum: float = 0.0
 ) -> Optimizer:
     """Defaults as torch.optim.RMSprop; eps is added outside the root, as there."""
-    return _named(optax.rmsprop(lr, decay, eps, momentum=momentum or None, eps_in_sqrt=False), lr)
+    return named_rate(optax.rmsprop(lr, decay, eps, momentum=momentum or None, eps_in_sqrt=False), lr)
 
 
 @_remembering
 def AdaGradOptimizer(lr: Rate = 0.01, eps: float = 1e-10) -> Optimizer:
     """Source: Duchi, Hazan and Singer 2011; accumulators start at 0, as in torch.optim.Adagrad."""
-    return _named(optax.adagrad(lr, initial_accumulator_value=0.0, eps=eps), lr)
+    return named_rate(optax.adagrad(lr, initial_accumulator_value=0.0, eps=eps), lr)
 
 
 def build_optimizer(section: OptimizerConfig) -> optax.GradientTransformation:
@@ -203,7 +171,7 @@ def build_optimizer(section: OptimizerConfig) -> optax.GradientTransformation:
 
     if not known:
         return made
-    made = _named(made, getattr(made, "lr", None))
+    made = named_rate(made, getattr(made, "lr", None))
     made.remade, made.goes_down = remade, section.name in (*_OURS, *OPTAX, *TOLD_THE_LOSS)
     return made
 
@@ -214,7 +182,7 @@ def _built(section: OptimizerConfig) -> optax.GradientTransformation:
         given |= _accepted(section, rule, section.options)
         _check_decays(section.name, given)
         decay = 0.0 if section.name in _DECOUPLED else section.weight_decay
-        return _named(_with_l2(decay, rule(section.lr, **given)), section.lr)
+        return named_rate(_with_l2(decay, rule(section.lr, **given)), section.lr)
     found = named(
         "optimizer", section.name, {name: getattr(optax, name) for name in (*OPTAX, *TOLD_THE_LOSS)}
     )
@@ -280,7 +248,7 @@ def _called(section: OptimizerConfig, rule: Callable) -> optax.GradientTransform
             f"optimizer {section.name!r} gave a {type(made).__name__}. HINT: return an optax transformation.",
             key="name",
         )
-    return made if rate is None or hasattr(made, "lr") else _named(made, section.lr)
+    return made if rate is None or hasattr(made, "lr") else named_rate(made, section.lr)
 
 
 _RATES = ("learning_rate", "lr")

@@ -1,0 +1,106 @@
+"""`optimizer.lr = x` holds from the next step on, or is refused in a line; so is a word that is not taken."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+import cyxjax as cx
+from cyxjax.core.mesh import build_mesh
+from cyxjax.distributed.ddp import DistributedDataParallel
+from cyxjax.distributed.process_group import ProcessGroup
+from cyxjax.errors import ConfigError
+from cyxjax.launch.topology import Topology
+from cyxjax.train.rates.optimizer import for_trainer
+from tests.support.trainers import X, Y, config
+
+GRADS = {"w": np.float32([1.0, -2.0])}
+
+
+def moved(make, rates):
+    """The kernel after each step; a rate is set before its step unless it is None."""
+    ddp = DistributedDataParallel(
+        linen.Dense(1, use_bias=False),
+        process_group=ProcessGroup(Topology(), "gloo", build_mesh(jax.devices()[:1])),
+    )
+    ddp.init(np.ones((1, 2), np.float32))
+    optimizer, seen = make(ddp), [np.array(ddp.parameters()["kernel"])]
+    for rate in rates:
+        if rate is not None:
+            optimizer.lr = rate
+        outputs = ddp(np.ones((1, 2), np.float32))
+        ddp.loss(lambda out, _: out.mean(), outputs).backward()  # a gradient of 1 wherever the kernel stands
+        optimizer.step()
+        seen.append(np.array(ddp.parameters()["kernel"]))
+    return ddp, -np.diff(np.stack(seen), axis=0)[:, 0, 0]
+
+
+def test_a_rate_that_is_set_holds_from_the_next_step_on_and_compiles_once():
+    ddp, steps = moved(lambda ddp: cx.SGDOptimizer(ddp, lr=0.5), [None, 0.0, 0.25, 0.125, 0.5])
+    np.testing.assert_allclose(steps, [0.5, 0.0, 0.25, 0.125, 0.5], rtol=1e-5)  # float32
+    assert ddp._state._programs.at_rate.update._cache_size() == 1
+
+
+def test_the_state_of_an_optimizer_whose_rate_was_set_is_that_of_any_other():
+    set_later, _ = moved(lambda ddp: cx.SGDOptimizer(ddp, lr=0.5, momentum=0.9), [0.25])
+    as_made, _ = moved(lambda ddp: cx.SGDOptimizer(ddp, lr=0.25, momentum=0.9), [None])
+    one, other = set_later.state_dict(), as_made.state_dict()
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)  # powers of 2: nothing is rounded
+
+
+@pytest.mark.parametrize(
+    ("lr", "value", "message"),
+    [
+        (0.1, "fast", "lr='fast': expected a number"),
+        (0.1, -0.1, "lr=-0.1: expected a number"),
+        (0.1, True, "lr=True: expected a number"),
+        (0.1, optax.constant_schedule(0.1), "expected a number, 0 or more"),
+        (optax.constant_schedule(0.1), 0.2, "rate is a schedule, which says it for each step. HINT: make it"),
+    ],
+)
+def test_what_could_not_hold_is_refused_where_it_is_set(lr, value, message):
+    optimizer = cx.SGDOptimizer(lr)
+    with pytest.raises(ConfigError, match=message):
+        optimizer.lr = value
+    assert optimizer.lr is lr
+
+
+def test_a_trainer_takes_the_rate_that_was_set_and_lets_it_be_set_no_more(own_group):
+    optimizer = cx.SGDOptimizer(0.1)
+    optimizer.lr = 0.25
+    trainer = cx.distributed.DistributedTrainer(linen.Dense(3), cx.CrossEntropyLoss(), optimizer)
+    assert trainer.fit(X, Y, config(epochs=1)).learning_rates == [0.25]
+    with pytest.raises(
+        ConfigError, match=r"step is compiled with 0.25. HINT: fit\(..., schedule=lambda step"
+    ):
+        optimizer.lr = 0.5
+    assert for_trainer(optimizer) is for_trainer(optimizer)
+    updates, _ = for_trainer(optimizer).update(GRADS, for_trainer(optimizer).init(GRADS), GRADS)
+    np.testing.assert_array_equal(updates["w"], [-0.25, 0.5])
+
+
+def test_a_word_that_an_optimizer_does_not_take_gets_the_one_meant():
+    with pytest.raises(ConfigError, match=r"SGDOptimizer takes no momentun. HINT: Did you mean 'momentum'\?"):
+        cx.SGDOptimizer(0.01, momentun=0.9)
+
+
+@pytest.mark.parametrize("model", [linen.Dense(3), cx.SequentialModel()], ids=["linen", "sequential"])
+def test_a_model_in_place_of_a_wrapped_one_is_refused(model):
+    for given in ({"lr": 0.01}, {}):
+        with pytest.raises(
+            ConfigError, match=r"where its learning rate stands. HINT: AdamOptimizer\(0.001\)"
+        ):
+            cx.AdamOptimizer(model, **given)
+
+
+def test_a_keyword_of_fit_that_is_a_setting_is_told_where_it_belongs(own_group):
+    trainer = cx.distributed.DistributedTrainer(linen.Dense(3), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1))
+    with pytest.raises(
+        ConfigError, match=r"HINT: fit\(..., cx.distributed.DistributedTrainingConfig\(epochs=1\)\)"
+    ):
+        trainer.fit(X, Y, epochs=1)
+    with pytest.raises(ConfigError, match="Did you mean 'epochs'"):
+        trainer.fit(X, Y, epoch=1)
