@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from cyxjax.config.sections import Strict, on_this_machine
 
@@ -36,6 +36,13 @@ class LoraConfig(Strict):
     """Their product is added times alpha / rank."""
     pattern: Patterns = ("*kernel",)
     """Names of the kernels that get adapters, `*` for any text: "attention/*/kernel"."""
+
+    @model_validator(mode="after")
+    def _says_its_rank(self) -> "LoraConfig":
+        """`rank: 0` turns adapters off; a section that only forgot it would train the whole model."""
+        if self.model_fields_set and "rank" not in self.model_fields_set:
+            raise ValueError("no rank, and so no adapters; expected rank: 8, say, or 0 for none")
+        return self
 
 
 def _as_path(value: Any) -> Any:

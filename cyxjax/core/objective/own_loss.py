@@ -8,6 +8,7 @@ import numpy as np
 from cyxjax.core.losses import Loss, PerExample, UserLoss, model_loss
 from cyxjax.core.mesh import REPLICATED, build_mesh
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.objective.terms import terms_of
 from cyxjax.core.replica import model_map
 from cyxjax.core.rows import by_sample
 from cyxjax.errors import ConfigError
@@ -24,9 +25,13 @@ def is_the_models_own(loss: PerExample) -> bool:
 
 
 def refuse_a_tree(loss: Any, output: PyTree) -> None:
-    """Raises ConfigError where a loss of ours, which takes one array, is given a model's dict or tuple."""
-    ours = getattr(loss, "__self__", None)
-    if isinstance(ours, Loss) and not hasattr(output, "shape"):
+    """Raises ConfigError where a loss of ours, which takes one array, is given a model's dict or tuple.
+
+    loss: one, or a sum of terms.
+    """
+    for ours in (getattr(term.loss, "__self__", None) for term in terms_of(loss)):
+        if not isinstance(ours, Loss) or hasattr(output, "shape"):
+            continue
         raise ConfigError(
             f"the model returns a {type(output).__name__}, and {type(ours).__name__} takes one array. HINT: "
             "loss=None (in a file `loss: model`) for a model's own loss, or a function (output, target) that "

@@ -51,6 +51,19 @@ def read_inputs(path: Path, like: PyTree, names: Sequence[str] = ()) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(like), rows)
 
 
+def check_columns(path: object, found: Sequence[str], trained_on: Sequence[str]) -> None:
+    """A table's columns go into a model by their place. Raises: ConfigError where that is another's."""
+    if list(found) == [str(n) for n in range(len(trained_on))]:  # pandas numbers what it knows no names of
+        return
+    pairs = enumerate(zip(found, trained_on, strict=False), 1)
+    at, other, mine = next(((n, a, b) for n, (a, b) in pairs if a != b), (0, "", ""))
+    if at:
+        raise ConfigError(
+            f"{path}: column {at} of the inputs is {other!r}, the run was trained on {mine!r} "
+            f"there. HINT: write the columns in the order {', '.join(trained_on)}."
+        )
+
+
 def _fitting(path: Path, name: str, array: np.ndarray, like: Any) -> np.ndarray:
     """`array` in the dtype the model was trained with. Raises: ConfigError where that is another kind."""
     shape = (len(array) if array.ndim else 0, *like.shape[1:])

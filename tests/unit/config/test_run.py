@@ -30,6 +30,14 @@ def test_attribute_style_is_checked_at_once():
     assert config.epochs == 3
 
 
+def test_lora_says_its_rank():
+    """Without one there are no adapters, and the whole model would be trained."""
+    assert DistributedTrainingConfig(lora={"rank": 0, "alpha": 4}).lora.rank == 0  # off, on purpose
+    for section in ({"alpha": 4}, {"pattern": "*kernel"}):
+        with pytest.raises(ConfigError, match="lora = .*no rank, and so no adapters; expected rank: 8"):
+            DistributedTrainingConfig(lora=section)
+
+
 def test_an_unknown_field_names_the_nearest():
     with pytest.raises(ConfigError, match=r"unknown key 'epoch'\. Did you mean 'epochs'\?"):
         DistributedTrainingConfig(epoch=3)

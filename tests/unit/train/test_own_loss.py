@@ -7,7 +7,8 @@ import pytest
 from flax import linen
 
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.losses import CrossEntropyLoss
+from cyxjax.core.losses import CrossEntropyLoss, MSELoss
+from cyxjax.core.objective.task import Task
 from cyxjax.errors import ConfigError
 from cyxjax.train.trainer import DistributedTrainer
 
@@ -58,6 +59,8 @@ def test_one_value_a_sample_trains(name, tmp_path):
 def test_a_loss_for_one_array_says_how_a_dict_is_taken(tmp_path):
     with pytest.raises(ConfigError, match=r"returns a dict, and CrossEntropyLoss takes one array.*loss=None"):
         fit(each, tmp_path / "run", CrossEntropyLoss())
+    with pytest.raises(ConfigError, match=r"returns a dict, and MSELoss takes one array.*loss=None"):
+        fit(each, tmp_path / "run", Task({"own": each, "far": (MSELoss(), 0.1)}))
     assert not (tmp_path / "run").exists()
 
 

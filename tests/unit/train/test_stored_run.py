@@ -253,6 +253,25 @@ def test_columns_of_a_csv_are_taken_by_their_names(names, head, row, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ("abc", ""),
+        ("012", ""),
+        ("", ""),
+        ("bac", "other.parquet: column 1 of the inputs is 'b', the run was trained on 'a' there. HINT"),
+        ("abx", "column 3 of the inputs is 'x', the run was trained on 'c' there. HINT: .* a, b, c"),
+    ],
+)
+def test_columns_that_lie_elsewhere_are_not_measured(found, told):
+    check = lambda: tables.check_columns("other.parquet", tuple(found), ("a", "b", "c"))  # noqa: E731
+    if not told:
+        check()
+        return
+    with pytest.raises(ConfigError, match=told):
+        check()
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["predict", "RUN", "x.txt", "o.npy"], "x.txt: expected a name that ends in .npy, .npz, .csv"),
