@@ -12,7 +12,8 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.metrics import numbers
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.distributed import process_group
-from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, CheckpointError, NotSavedError
+from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, CheckpointError, ConfigError, NotSavedError
+from cyxjax.files import read_plain
 from cyxjax.launch.backend import programs
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -31,6 +32,7 @@ from cyxjax.train.start.named import (
     optimizer_of,
 )
 from cyxjax.train.start.prepare import Prepared
+from cyxjax.train.stored.tables import check_columns
 from cyxjax.train.trainer import DistributedTrainer
 
 
@@ -114,6 +116,9 @@ def _train_into(
 
     def open_sink(step: int) -> Sink:
         # Not before it is known where the run starts: a run that is refused has changed nothing.
+        if step and config.run_folder.data.is_file():
+            trained_on = stored_info(config).column_names
+            check_columns(config.data.root or config.run_dir, splits.info.column_names, trained_on)
         with _room_on_disk(config.run_dir):
             if trainer.is_master():
                 write_atomic(config.run_folder.config, config.to_yaml())
@@ -173,3 +178,16 @@ def trainer_of(config: TrainConfig, info: DatasetInfo) -> DistributedTrainer:
         callbacks=callbacks_of(config),
         augment=augment_of(config),
     )
+
+
+def stored_info(config: TrainConfig) -> DatasetInfo:
+    """What the model was told of the data; of a run folder that does not say it, from the data themselves."""
+    file = config.run_folder.data
+    if not file.is_file():  # of a version before it was kept
+        return data_of(config).info
+    try:
+        return DatasetInfo.from_json(read_plain(file, 1 << 24).decode())
+    except (OSError, ValueError, TypeError, KeyError) as err:
+        raise ConfigError(
+            f"{file}: {type(err).__name__}: {err}. HINT: delete it; the data say it again."
+        ) from err

@@ -118,11 +118,11 @@ def check(
     samples = telling_samples(data) if few else data.train.take(np.zeros(1, np.int64))
     inputs, targets = (_per_replica(part, replicas) for part in samples)
     output = run(inputs)
+    refuse_a_tree(loss, output)
     refuse_other_arguments(loss, output)
     refuse_unless_mean(loss, output, samples[1], batch_size)
     refuse_unless_blind(loss, output, samples[1])
     refuse_unless_of_samples(metrics.own, output, samples[1])
-    refuse_a_tree(loss, output)
     _say_what_does_not_fit(loss, output, targets)
     for what, part in (("training data", data.train), ("validation data", data.val)):
         if part is not None:

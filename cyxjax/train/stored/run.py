@@ -19,9 +19,8 @@ from cyxjax.core.trees import named_leaves
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError
-from cyxjax.files import read_plain
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train.experiment import trainer_of
+from cyxjax.train.experiment import stored_info, trainer_of
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.start import same_run
 from cyxjax.train.start.named import data_of
@@ -119,19 +118,6 @@ def stored_config(root: Path) -> TrainConfig:
             "taken by trainer.load_checkpoint(path)."
         )
     return TrainConfig.from_values(read_yaml(str(file)) | {"run_dir": str(root)}, str(file))
-
-
-def stored_info(config: TrainConfig) -> DatasetInfo:
-    """What the model was told of the data; of a run folder that does not say it, from the data themselves."""
-    file = config.run_folder.data
-    if not file.is_file():  # of a version before it was kept
-        return data_of(config).info
-    try:
-        return DatasetInfo.from_json(read_plain(file, 1 << 24).decode())
-    except (OSError, ValueError, TypeError, KeyError) as err:
-        raise ConfigError(
-            f"{file}: {type(err).__name__}: {err}. HINT: delete it; the data say it again."
-        ) from err
 
 
 def to_safetensors(run: StoredRun, path: Path) -> str:

@@ -60,7 +60,7 @@ def test_a_loss_for_one_array_says_how_a_dict_is_taken(tmp_path):
     with pytest.raises(ConfigError, match=r"returns a dict, and CrossEntropyLoss takes one array.*loss=None"):
         fit(each, tmp_path / "run", CrossEntropyLoss())
     with pytest.raises(ConfigError, match=r"returns a dict, and MSELoss takes one array.*loss=None"):
-        fit(each, tmp_path / "run", Task({"own": each, "far": (MSELoss(), 0.1)}))
+        fit(each, tmp_path / "run", Task({"near": MSELoss(), "far": (MSELoss(), 0.1)}))
     assert not (tmp_path / "run").exists()
 
 

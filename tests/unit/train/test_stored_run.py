@@ -381,3 +381,26 @@ def test_onnxruntime_gives_our_outputs(moved, run, tmp_path, capsys):
     assert command("export", moved, path, "--to", "onnx", "--batch-size", "3") == 0
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(session.run(None, {"x": ROWS[:3]})[0], run[1][:3], rtol=1e-5)
+
+
+def test_a_table_whose_columns_lie_elsewhere_is_not_trained_on(tmp_path, group):
+    x = np.random.default_rng(0).normal(size=(20, 2)).round(3)
+    for name, columns in {"a": (0, 1), "b": (1, 0)}.items():
+        rows = [f"{row[columns[0]]},{row[columns[1]]},{row.sum()}" for row in x]
+        (tmp_path / f"{name}.csv").write_text(
+            "\n".join(["ab"[columns[0]] + "," + "ab"[columns[1]] + ",y", *rows])
+        )
+
+    def train(name: str, epochs: int) -> None:
+        data = {"name": "csv", "root": str(tmp_path / f"{name}.csv"), "options": {"task": "regression"}}
+        settings = {**SMALL, "model": {"name": "mlp", "options": {"hidden": [2]}}, "loss": "mse"}
+        settings |= {"data": data, "epochs": epochs, "run_dir": str(tmp_path / "run")}
+        experiment.train(experiment.prepare(TrainConfig(**settings)))
+
+    train("a", 1)
+    before = (tmp_path / "run" / "config.yaml").read_text()
+    with pytest.raises(
+        ConfigError, match="b.csv: column 1 of the inputs is 'b', the run was trained on 'a' there"
+    ):
+        train("b", 2)
+    assert (tmp_path / "run" / "config.yaml").read_text() == before
