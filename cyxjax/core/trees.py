@@ -33,6 +33,18 @@ def kind_of(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
+def batch_shapes(samples: PyTree, rows: Any) -> PyTree:
+    """`samples`, arrays (N, ...), as shapes (rows, ...) in the dtypes that jax makes of theirs.
+
+    jax 0.11 warns where a shape is int64 and 64 bits are off, though it takes an array of int64 as int32.
+    """
+
+    def one(a: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, *a.shape[1:]), jax.dtypes.canonicalize_dtype(a.dtype))
+
+    return jax.tree.map(one, samples)
+
+
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether a leaf's name is one of `patterns`; `*` stands for any text."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -20,9 +20,10 @@ from cyxjax.core.objective.global_loss import GlobalLoss
 from cyxjax.core.objective.host import on_host
 from cyxjax.core.objective.loss_forms import check_form
 from cyxjax.core.objective.own_loss import is_the_models_own
-from cyxjax.core.objective.probes import nudged, num_samples, probes, resized
+from cyxjax.core.objective.probes import nudged, num_samples, probes
 from cyxjax.core.replica import model_map
 from cyxjax.core.rows import by_sample
+from cyxjax.core.trees import batch_shapes
 from cyxjax.errors import ConfigError
 
 PyTree = Any
@@ -62,7 +63,7 @@ def refuse_unless_mean(
         on_axis = lambda f: model_map(f, build_mesh([device]), (REPLICATED, REPLICATED), REPLICATED)  # noqa: E731
         whole, alone = on_axis(loss.fn), on_axis(partial(each_alone, loss.fn))
         for size in dict.fromkeys((num_samples(output), batch_size)):
-            shapes = resized(output, size), resized(target, size)
+            shapes = batch_shapes(output, size), batch_shapes(target, size)
             if traced(whole, *shapes):
                 break
         else:
@@ -127,7 +128,11 @@ def refuse_unless_blind(loss: Any, output: PyTree, target: PyTree) -> None:
     if not isinstance(loss, GlobalLoss) or not loss.takes_padding:
         return
     size = 6
-    shapes = resized(output, size), resized(target, size), jax.ShapeDtypeStruct((size,), jnp.float32)
+    shapes = (
+        batch_shapes(output, size),
+        batch_shapes(target, size),
+        jax.ShapeDtypeStruct((size,), jnp.float32),
+    )
     if not traced(loss.of_batch, *shapes):
         return  # the step says why
     with on_host():

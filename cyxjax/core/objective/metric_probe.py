@@ -12,9 +12,10 @@ from cyxjax.core.losses import each_alone
 from cyxjax.core.objective.foreign_metrics import as_statistic, is_foreign, state_of
 from cyxjax.core.objective.host import on_host
 from cyxjax.core.objective.loss_probe import of_pair, traced
-from cyxjax.core.objective.probes import num_samples, probes, resized
+from cyxjax.core.objective.probes import num_samples, probes
 from cyxjax.core.objective.untraced import compiled
 from cyxjax.core.statistics import Statistic
+from cyxjax.core.trees import batch_shapes
 from cyxjax.errors import ConfigError, CyxjaxError
 
 PyTree = Any
@@ -29,7 +30,7 @@ def refuse_unless_of_samples(metrics: Mapping[str, Any], output: PyTree, target:
     output, target: as of `refuse_unless_mean`. Raises: ConfigError naming the metric.
     """
     size = num_samples(output)
-    shapes = resized(output, size), resized(target, size)
+    shapes = batch_shapes(output, size), batch_shapes(target, size)
     for name, metric in metrics.items():
         statistic = as_statistic(name, metric)
         if statistic is not None:
@@ -106,7 +107,7 @@ def _refuse_unless_sums(
     with on_host():
         run = jax.jit(states)
         try:
-            jax.eval_shape(states, resized(output, size), resized(target, size))
+            jax.eval_shape(states, batch_shapes(output, size), batch_shapes(target, size))
         except CyxjaxError:
             raise
         except Exception as err:  # whatever a user's function raises

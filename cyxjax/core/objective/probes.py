@@ -18,13 +18,6 @@ def num_samples(output: PyTree) -> int:
     return 8 if largest < _LARGE else 2
 
 
-def resized(tree: PyTree, size: int) -> PyTree:
-    def row(a: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((size, *a.shape[1:]), jax.dtypes.canonicalize_dtype(a.dtype))
-
-    return jax.tree.map(row, tree)
-
-
 def probes(output: PyTree, target: PyTree, size: int) -> Iterator[tuple[PyTree, PyTree]]:
     """Batches of `size`: outputs of several kinds, as a loss may want logits, probabilities or their logs."""
     rng = np.random.default_rng(0)

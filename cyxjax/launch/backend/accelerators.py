@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _GOOGLE = "0x1ae0"
-# As jax's own hardware_utils has them (a test compares): v2 to v7.
-_TPU_DEVICES = frozenset({"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"})
+# As jax's own hardware_utils has them (a test compares): v2 to v8.
+_TPU_DEVICES = frozenset(
+    {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076", "0x007c", "0x0083"}
+)
 Installed = Callable[[str], bool]
 
 

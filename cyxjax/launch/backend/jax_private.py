@@ -1,7 +1,7 @@
 """Everything we use of jax and jaxlib that is not public, in one place, with one contract test.
 
-Written against jax and jaxlib 0.10.2. Where a private name is missing, the public way is taken: rank 0
-hosts the coordination service itself, and gloo chooses its own address.
+Written against jax and jaxlib 0.10.2 and 0.11.2. Where a private name is missing, the public way is taken:
+rank 0 hosts the coordination service itself, and gloo chooses its own address.
 """
 
 import functools
@@ -192,7 +192,7 @@ def keep_programs(store: Any) -> None:
 
     jaxs_own = getattr(compiler, "_cache_write", None)
     jaxs_own = getattr(jaxs_own, "__wrapped__", jaxs_own)
-    if jaxs_own is None or tuple(inspect.signature(jaxs_own).parameters) != _WRITE:
+    if jaxs_own is None or tuple(inspect.signature(jaxs_own).parameters) not in (_WRITE, _WRITE[:-1]):
         return
     if store is not None:
         compilation_cache._cache, compilation_cache._cache_initialized = store, True
@@ -202,11 +202,12 @@ def keep_programs(store: Any) -> None:
         compiler._cache_write = jaxs_own
 
 
+# From jax 0.11 on without the last: those of a program that is loaded are given to it anew.
 _WRITE = ("cache_key", "compile_time_secs", "module_name", "backend", "executable", "host_callbacks")
 
 
 def _keep_program(
-    key: str, compile_s: float, name: str, backend: Any, executable: Any, callbacks: Any
+    key: str, compile_s: float, name: str, backend: Any, executable: Any, callbacks: Any = ()
 ) -> None:
     """In place of jax's `_cache_write`: on every rank, however little time it took to compile."""
     from jax._src import compilation_cache

@@ -14,7 +14,7 @@ from cyxjax.core.objective.loss_probe import needs_probe, refuse_unless_blind, r
 from cyxjax.core.objective.metric_probe import refuse_unless_of_samples
 from cyxjax.core.objective.own_loss import refuse_a_tree
 from cyxjax.core.objective.untraced import compiled
-from cyxjax.core.trees import kind_of
+from cyxjax.core.trees import batch_shapes, kind_of
 from cyxjax.data.columns import rows_not_finite
 from cyxjax.data.labels import check_labels, watched
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
@@ -58,7 +58,7 @@ def labelled(data: FitData, run: Callable[[PyTree], PyTree], replicas: int, metr
     run and metrics: as of `check`. Raises: DataError naming the sample; of a loader as its batches are read.
     """
     one = data.train.take(np.zeros(1, np.int64)) if data.indexed else data.first[0]
-    inputs, targets = (_per_replica(part, replicas) for part in one)
+    inputs, targets = (batch_shapes(part, replicas) for part in one)
     found = watched(data.train)
     check_labels(found, *metrics.labels(run(inputs), targets), "data", metrics.ignore_index)
     return found
@@ -116,7 +116,7 @@ def check(
     probed = needs_probe(loss) or bool(metrics.own)
     few = probed or not data.indexed  # the first batch of a loader
     samples = telling_samples(data) if few else data.train.take(np.zeros(1, np.int64))
-    inputs, targets = (_per_replica(part, replicas) for part in samples)
+    inputs, targets = (batch_shapes(part, replicas) for part in samples)
     output = run(inputs)
     refuse_a_tree(loss, output)
     refuse_other_arguments(loss, output)
@@ -146,10 +146,6 @@ def _say_what_does_not_fit(loss: Any, output: PyTree, targets: PyTree) -> None:
             f"the loss does not take the model's output, {given[0]}, with the target, {given[1]}: "
             f"{type(err).__name__}: {brief} HINT: call it as loss(output, target) on arrays of these shapes."
         ) from err
-
-
-def _per_replica(sample: PyTree, replicas: int) -> PyTree:
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct((replicas, *a.shape[1:]), a.dtype), sample)
 
 
 def check_finite(dataset: Dataset, what: str) -> None:

@@ -28,7 +28,7 @@ from cyxjax.core.step import (
     state_spec,
 )
 from cyxjax.core.strategy import Sync
-from cyxjax.core.trees import matches
+from cyxjax.core.trees import batch_shapes, matches
 from cyxjax.sync.partial import for_part, part_of, trained
 from cyxjax.sync.registry import build_sync
 from cyxjax.train.hooks import callbacks
@@ -157,6 +157,6 @@ def check_precision(built: Built, state: TrainState, inputs: PyTree, text: str, 
     """
     if not parse_policy(text).needs_loss_scale:
         return
-    each = jax.tree.map(lambda a: jax.ShapeDtypeStruct((replicas, *a.shape[1:]), a.dtype), inputs)
+    each = batch_shapes(inputs, replicas)
     with precision.explained(text, jax.default_backend()):
         built.predict_step.lower(jax.eval_shape(built.program.consensus, state), each)

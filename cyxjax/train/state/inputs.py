@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
-from cyxjax.core.trees import named_leaves
+from cyxjax.core.trees import batch_shapes, named_leaves
 from cyxjax.errors import CyxjaxError, DataError
 
 PyTree = Any
@@ -19,9 +17,8 @@ def refuse_other_inputs(known: PyTree, given: PyTree, run: Callable[[PyTree], An
     """
     if _said(known) == _said(given):
         return
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((replicas, *a.shape[1:]), a.dtype), given)
     try:
-        run(shapes)
+        run(batch_shapes(given, replicas))
     except CyxjaxError:
         raise
     except Exception as err:  # whatever a model raises

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax import export
 
+from cyxjax.core.trees import batch_shapes
 from cyxjax.errors import ConfigError
 from cyxjax.files import write_whole
 from cyxjax.train.stored.exported import (
@@ -67,4 +68,4 @@ def _refuse_without_flatbuffers() -> None:
 
 def _shapes(inputs: PyTree, batch_size: int | None) -> PyTree:
     rows = export.symbolic_shape("rows")[0] if batch_size is None else batch_size
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), inputs)
+    return batch_shapes(inputs, rows)

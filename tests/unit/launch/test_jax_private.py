@@ -81,7 +81,8 @@ class Box(dict):
 
 def test_jax_asks_the_store_and_hands_it_what_it_compiled(monkeypatch):
     jaxs_own, box = inspect.unwrap(compiler._cache_write), Box()
-    assert tuple(inspect.signature(jaxs_own).parameters) == jax_private._WRITE
+    forms = (jax_private._WRITE, jax_private._WRITE[:-1])  # jax 0.10 and 0.11
+    assert tuple(inspect.signature(jaxs_own).parameters) in forms
     monkeypatch.setattr(compilation_cache, "_cache", None)  # the tests' own; back at the end
     monkeypatch.setattr(compilation_cache, "_cache_initialized", False)
     monkeypatch.setattr(compiler, "_cache_write", jaxs_own)
