@@ -1,13 +1,13 @@
 """Data sets kept in files: from a folder or file to train, validation and test splits."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cyxjax.data.formats import read_cifar10, read_csv, read_idx, read_npy, read_npz
-from cyxjax.data.sources import ArrayDataset, Dataset
+from cyxjax.data.sources import ArrayDataset, Subset
 from cyxjax.data.splits import (
     DatasetInfo,
     Splits,
@@ -20,21 +20,6 @@ from cyxjax.data.splits import (
 from cyxjax.errors import DataError
 
 _LAST_LABEL = 2**31 - 1  # as int32, which is how labels are kept
-
-
-@dataclass(frozen=True)
-class Subset:
-    """The samples `rows` of a dataset, without copying it."""
-
-    dataset: Dataset
-    rows: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def take(self, indices: np.ndarray) -> tuple[Any, Any]:
-        """(inputs, targets) of `indices`, counted within the subset."""
-        return self.dataset.take(self.rows[indices])
 
 
 def load_mnist(root: Path, val_fraction: float = 0.1, split_seed: int = 0) -> Splits:

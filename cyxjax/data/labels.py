@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cyxjax.data.files import Subset
-from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
+from cyxjax.data.sources import ArrayDataset, Dataset, Subset, as_batches
 from cyxjax.errors import DataError
 
 

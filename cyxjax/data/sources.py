@@ -84,6 +84,21 @@ class TableDataset:
         return _arrays(split(self.table[indices.tolist()], self.columns))
 
 
+@dataclass(frozen=True)
+class Subset:
+    """The samples `rows` of a dataset, without copying it."""
+
+    dataset: Dataset
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, indices: np.ndarray) -> tuple[Any, Any]:
+        """(inputs, targets) of `indices`, counted within the subset."""
+        return self.dataset.take(self.rows[indices])
+
+
 def as_dataset(
     data: Any,
     *,

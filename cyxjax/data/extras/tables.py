@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from cyxjax.data.columns import TARGET_NAMES, Columns, split
-from cyxjax.data.files import Subset
 from cyxjax.data.items import ItemDataset
-from cyxjax.data.sources import ArrayDataset, Dataset, as_dataset
+from cyxjax.data.sources import ArrayDataset, Dataset, Subset, as_dataset
 from cyxjax.data.splits import DatasetInfo, Splits, Task, split_rows
 from cyxjax.data.targets.naming import class_names_of
 from cyxjax.errors import ConfigError, DataError, nearest

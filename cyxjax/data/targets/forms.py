@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from cyxjax.core.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, L1Loss, MSELoss, NLLLoss
-from cyxjax.data.files import Subset
 from cyxjax.data.labels import WatchedDataset, WatchedLoader
-from cyxjax.data.sources import ArrayDataset
+from cyxjax.data.sources import ArrayDataset, Subset
 from cyxjax.data.targets.naming import class_names_of
 from cyxjax.errors import DataError
 

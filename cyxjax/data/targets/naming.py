@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from cyxjax.data.files import Subset
 from cyxjax.data.labels import WatchedDataset, WatchedLoader
 from cyxjax.data.loader import DataLoader
-from cyxjax.data.sources import ArrayDataset, Dataset
+from cyxjax.data.sources import ArrayDataset, Dataset, Subset
 from cyxjax.data.targets.classes import Names, renumbered
 from cyxjax.errors import DataError
 

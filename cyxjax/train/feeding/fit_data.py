@@ -7,11 +7,10 @@ import numpy as np
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.data.batches import batch_size_from_global
-from cyxjax.data.files import Subset
 from cyxjax.data.labels import watched
 from cyxjax.data.loader import DataLoader, tell_epoch
 from cyxjax.data.order import Order
-from cyxjax.data.sources import Dataset, as_dataset
+from cyxjax.data.sources import Dataset, Subset, as_dataset
 from cyxjax.data.streams.once import Once
 from cyxjax.data.streams.rows import RowBatches, as_rows
 from cyxjax.distributed import process_group

@@ -9,7 +9,7 @@ import pytest
 
 from cyxjax.data import bundled
 from cyxjax.data.catalog import load_dataset, names
-from cyxjax.data.files import Subset
+from cyxjax.data.sources import Subset
 from cyxjax.data.splits import DatasetInfo, stratified_rows
 from cyxjax.data.targets.naming import class_names_of, with_classes
 from cyxjax.data.text import decode, encode

@@ -6,9 +6,8 @@ import pytest
 
 from cyxjax.core.mesh import WrappingError, build_mesh, put_rows
 from cyxjax.data.catalog import load_dataset
-from cyxjax.data.files import Subset
 from cyxjax.data.labels import WatchedDataset, check_labels, watched
-from cyxjax.data.sources import ArrayDataset, as_dataset
+from cyxjax.data.sources import ArrayDataset, Subset, as_dataset
 from cyxjax.errors import DataError
 from cyxjax.train.feeding import fit_data
 from tests.support.trainers import config, trainer
