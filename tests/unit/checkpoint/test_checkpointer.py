@@ -1,5 +1,6 @@
 """Save and restore on a healthy disk: the same bits, the same meta, the right steps kept."""
 
+import errno
 import os
 import stat
 import weakref
@@ -15,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cyxjax.checkpoint import tree
 from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.failures import is_disk_full
 from cyxjax.checkpoint.off import NullCheckpointer
 from cyxjax.errors import CheckpointError
 from cyxjax.train.resume import placing
@@ -267,3 +269,19 @@ def test_a_restore_in_place_gives_up_a_leaf_before_it_reads_another(tmp_path):
     found = Checkpointer(tmp_path).restore(state, put=watched).state
     assert seen == [[True, False], [True, True]]
     assert [leaf.tolist() for leaf in found.values()] == [[1, 1, 1], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (OSError(errno.ENOSPC, "No space"), True),
+        (OSError(errno.EDQUOT, "Quota"), True),
+        (ValueError("RESOURCE_EXHAUSTED: write"), True),
+        (OSError(errno.EIO, "Input/output error"), False),
+        (None, False),
+    ],
+)
+def test_a_full_disk_is_told_also_where_another_error_came_of_it(error, full):
+    outer = RuntimeError("the save failed")
+    outer.__cause__ = error
+    assert is_disk_full(outer) is full

@@ -167,3 +167,31 @@ def test_wrong_words_are_one_line_and_end_with_2(words, capsys):
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "HINT: cyxjax checkpoint" in said
+
+
+def test_a_script_reads_why_a_step_is_none_and_people_what_was_set_aside(run, capsys):
+    (run / "checkpoints" / "step_00000004").mkdir()
+    (run / "checkpoints" / "step_00000005.corrupt-20260101-000000").mkdir()
+    assert main(["ls", str(run), "--json"]) == 0
+    last = json.loads(capsys.readouterr().out)[-1]
+    assert last.keys() == {"step", "error"}
+    assert "MANIFEST.json: No such file" in last["error"]
+    assert main(["verify", str(run)]) == 1
+    assert "step_00000005.corrupt-20260101-000000: set aside, it did not verify" in capsys.readouterr().out
+
+
+def test_checkpoints_kept_elsewhere_in_a_run_folder_are_held_by_its_job(run):
+    (run / "kept").mkdir()
+    (run / "checkpoints").rename(run / "kept" / "steps")
+    (run / "config.yaml").write_text("checkpoint_dir: kept/steps\n")
+    with RunLock(run), pytest.raises(CheckpointError, match="in use by process"):
+        main(["prune", str(run / "kept" / "steps"), "--keep-last", "1"])
+    assert Checkpointer(run / "kept" / "steps").steps() == [1, 2, 3]
+
+
+def test_where_no_step_is_good_nothing_is_exported(run):
+    for step in (1, 2, 3):
+        damage(run, step)
+    with pytest.raises(CheckpointError, match="No step in .* is good. HINT: `cyxjax checkpoint verify`"):
+        main(["export", str(run), str(run / "m")])
+    assert os.listdir(run) == ["checkpoints"]

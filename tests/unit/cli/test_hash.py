@@ -1,5 +1,7 @@
 """`cyxjax hash`: equal runs are called equal; of others, the first step and leaf that differ are named."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -141,3 +143,14 @@ def test_runs_without_a_checkpoint_and_more_than_two_are_refused(tmp_path):
         command.main([str(tmp_path)])
     with pytest.raises(ConfigError, match="expected one run or two, got 3 .*HINT: cyxjax hash"):
         command.main([str(tmp_path)] * 3)
+
+
+def test_a_script_reads_the_newest_step_or_all(tmp_path, capsys):
+    folder = run(tmp_path / "a", [2, 4], exact={"canary": "abc"})
+    assert command.main([str(folder), "--json"]) == 0
+    (newest,) = json.loads(capsys.readouterr().out)["steps"]
+    assert (newest["step"], newest["exact"]) == (4, {"canary": "abc"})
+    assert newest["digest"] == command.read_bits(folder, 4).digest
+    assert newest["leaves"].keys() == {"params/dense/bias", "params/dense/kernel"}
+    assert command.main([str(folder), "--json", "--all"]) == 0
+    assert [one["step"] for one in json.loads(capsys.readouterr().out)["steps"]] == [2, 4]

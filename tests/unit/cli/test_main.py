@@ -10,12 +10,13 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 import cyxjax
 from cyxjax.cli import doctor, main
-from cyxjax.cli.env import describe_place
+from cyxjax.cli.env import _git, describe_place
 from cyxjax.errors import ConfigError
 
 
@@ -337,3 +338,39 @@ def test_a_configuration_is_json_for_a_script(capsys):
     assert main.main(["config", "--json", "--epochs", "7"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["epochs"], told["comm"]) == (7, "mean")
+
+
+def test_doctor_sees_what_this_machine_does_not_offer(tmp_path, monkeypatch):
+    def no_address(*words, **more):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr("socket.getaddrinfo", no_address)
+    assert "has no address: Name or service not known. HINT" in doctor.network().found
+    monkeypatch.setattr("os.access", lambda folder, how: False)
+    told = doctor.disk(tmp_path)
+    assert (told.level, "is not writable. HINT" in told.found) == ("FAIL", True)
+    assert "HINT: ulimit -n" in doctor.open_files(1 << 62).found
+
+
+def test_env_tells_the_commit_and_what_changed_since(tmp_path):
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
+
+    assert _git(tmp_path) == "no git repository here"
+    git("init", "--quiet")
+    git("commit", "--quiet", "--allow-empty", "--message", "first")
+    assert re.fullmatch(r"commit [0-9a-f]{40}, 0 files changed", _git(tmp_path))
+    (tmp_path / "new").touch()
+    assert _git(tmp_path).endswith(", 1 files changed")
+
+
+def test_an_audit_is_one_document_for_a_script(tmp_path, capsys):
+    run = Path(shutil.copytree(Path(__file__).parents[2] / "data" / "run_folder_v1", tmp_path / "run"))
+    assert main.main(["audit", str(run), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["good"], told["findings"]) == (True, [])
+    lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (run / "ledger.jsonl").write_text("".join(lines[:4] + lines[5:]))
+    assert main.main(["audit", str(run), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["good"], len(told["findings"])) == (False, 1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cyxjax.config.load import load_config
+from cyxjax.config.load import load_config, open_run
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.errors import ConfigError
 
@@ -229,3 +229,29 @@ def test_an_empty_path_is_refused_and_not_taken_for_the_folder_one_is_in(experim
 def test_a_program_is_told_where_it_says_what_a_file_has_a_key_for(key, said):
     with pytest.raises(ConfigError, match=rf"^DistributedTrainingConfig: unknown key '{key}'\. {said}.*HINT"):
         DistributedTrainingConfig(**{key: 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("metrics: [3]", "expected a name, or `{name: ..., options: {...}}`"),
+        ("callbacks: [{name: ema, decay: 0.9}]", "expected a name, or"),
+        ("data: {augment: [{name: flip, options: 3}]}", "expected options as `{key: value}`"),
+        ("optimizer: {groups: [bias]}", "expected `{match: PATTERN, lr: NUMBER}`"),
+        ("optimizer: {groups: [{match: bias, lr: -1}]}", "lr: Input should be greater than 0"),
+        ("optimizer: {groups: [{match: bias, rate: 1}]}", "rate: Extra inputs are not permitted"),
+        ("epochs: 2026-13-45", "month must be in 1..12"),
+    ],
+)
+def test_what_a_list_holds_is_refused_with_what_is_expected(experiment, text, said):
+    with pytest.raises(ConfigError) as caught:
+        load_config(["--config", experiment(text + "\n")])
+    assert said.lower() in str(caught.value).lower()
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("x.yaml")
+
+
+def test_a_run_folder_whose_file_names_no_folder_of_checkpoints_is_refused(tmp_path):
+    (tmp_path / "config.yaml").write_text("checkpoint_dir: [a]\n")
+    with pytest.raises(ConfigError, match=r"checkpoint_dir = \['a'\] is no text. HINT: name a folder"):
+        open_run(tmp_path)

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 import cyxjax as cx
-from cyxjax.data.files import Subset
 from cyxjax.data.labels import WatchedDataset
 from cyxjax.data.mixtures import Mixture
-from cyxjax.data.sources import as_dataset
+from cyxjax.data.sources import Subset, as_dataset
 from cyxjax.data.targets.forms import form_of, refuse_words, with_form
-from cyxjax.data.targets.naming import class_names_of, with_classes
+from cyxjax.data.targets.naming import class_names_of, with_classes, with_names
 from cyxjax.errors import DataError
 
 X = np.zeros((4, 2), np.float32)
@@ -82,6 +81,45 @@ def test_words_of_other_data_count_in_the_first_table():
     assert class_names_of(with_classes(part, ("cat", "dog", "emu"))) == ("cat", "dog", "emu")
     with pytest.raises(DataError, match=r"'dog' is none of the 2 classes trained on \(cat, emu\)"):
         with_classes(other, ("cat", "emu"))
+
+
+class Read:
+    """Samples read when they are asked for, whose labels count in (emu, dog)."""
+
+    class_names = ("emu", "dog")
+
+    def __len__(self):
+        return 3
+
+    def take(self, indices):
+        return X[indices], np.array([0, 1, 0])[indices]
+
+
+def test_labels_that_are_read_later_are_numbered_as_they_come():
+    table = ("cat", "dog", "emu")
+    watched = with_classes(WatchedDataset(Read()), table)
+    assert watched.take(np.arange(3))[1].tolist() == [2, 1, 2]
+    assert with_classes(watched, table) is watched
+
+    class Batches:
+        class_names = ("emu", "dog")
+
+        def __iter__(self):
+            yield X[:2], np.array([0, 1])
+
+    loader = with_classes(Batches(), table)
+    assert class_names_of(loader) == table
+    assert [targets.tolist() for _, targets in loader] == [[2, 1]]
+    with pytest.raises(DataError, match=r"'dog' is none of the 2 classes trained on \(cat, emu\)"):
+        with_classes(Read(), ("cat", "emu")).take(np.arange(3))
+
+
+def test_numbers_take_the_names_they_are_given_and_no_others():
+    numbers = as_dataset((X, LABELS))
+    named = with_names(Subset(numbers, np.array([1, 3])), ("cat", "dog", "emu"))
+    assert class_names_of(named) == ("cat", "dog", "emu")
+    assert with_names(named, ("a", "b", "c")) is named
+    assert with_names(numbers, ()) is numbers
 
 
 def test_a_class_without_samples_need_not_be_known_and_a_near_one_is_named():

@@ -166,3 +166,10 @@ def test_rules_meet_other_names():
 def test_differences_are_named(found, rules, strict, error, said):
     with pytest.raises(error, match=said):
         fill(given(**found), TARGETS, rules, strict=strict)
+
+
+def test_a_folder_that_only_looks_like_orbax_is_refused_in_one_line(tmp_path):
+    (tmp_path / "_METADATA").write_text("no metadata")
+    with pytest.raises(CheckpointError, match="cannot be read by orbax: .*HINT: name the folder") as caught:
+        read_weights(tmp_path)
+    assert "\n" not in str(caught.value)
