@@ -233,8 +233,14 @@ class UserLoss:
 
 
 def each_alone(fn: Callable, output: PyTree, target: PyTree) -> jax.Array:
-    """What `fn` gives for each example as a batch of its own: (B, ...)."""
-    return jax.vmap(lambda o, t: fn(*jax.tree.map(lambda a: a[None], (o, t))))(output, target)
+    """What `fn` gives for each example as a batch of its own: (B, ...). What has no rows goes to each."""
+    leaves, form = jax.tree.flatten((output, target))
+
+    def alone(rows: list[jax.Array]) -> jax.Array:
+        own = iter(rows)
+        return fn(*jax.tree.unflatten(form, [next(own)[None] if a.ndim else a for a in leaves]))
+
+    return jax.vmap(alone)([a for a in leaves if a.ndim])
 
 
 def as_per_example(loss: Any) -> PerExample:

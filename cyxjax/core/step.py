@@ -17,6 +17,7 @@ from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, num_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.batch_stats import OWN, StatsAxes
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.objective.scalars import refuse_of_batch
 from cyxjax.core.objective.step_value import step_value
 from cyxjax.core.objective.terms import flat_shares, shares_of
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
@@ -260,13 +261,26 @@ def build_predict_step(
 ) -> Callable[[TrainState, PyTree], PyTree]:
     """A function (state, inputs) -> outputs, rows cut along axis `data` as the inputs are.
 
-    state and parts: as of `build_eval_step`.
+    state and parts: as of `build_eval_step`. An output without rows, of parameters, comes once.
     """
-    spec, fns = _eval_spec(parts), with_whole(fns, parts) if parts else fns
-    local = lambda state, inputs: infer(fns, to_replica(state, spec), inputs)  # noqa: E731
-    mapped = model_map(local, mesh, (spec, PER_REPLICA), PER_REPLICA)
-    options = memory_options(mesh) if parts else {}
-    return jax.jit(lambda state, inputs: mapped(to_evaluate(state), inputs), compiler_options=options)
+    spec, whole_fns = _eval_spec(parts), with_whole(fns, parts) if parts else fns
+
+    def predict(state: TrainState, inputs: PyTree) -> PyTree:
+        has_rows: list[bool] = []
+
+        def local(state: EvalState, inputs: PyTree) -> PyTree:
+            leaves, form = jax.tree.flatten(infer(whole_fns, to_replica(state, spec), inputs))
+            has_rows[:] = [leaf.ndim > 0 for leaf in leaves]
+            return jax.tree.unflatten(form, [jnp.atleast_1d(leaf) for leaf in leaves])
+
+        mapped = model_map(local, mesh, (spec, PER_REPLICA), PER_REPLICA)
+        leaves, form = jax.tree.flatten(mapped(to_evaluate(state), inputs))
+        whole = [leaf if rows else leaf[0] for leaf, rows in zip(leaves, has_rows, strict=True)]
+        output = jax.tree.unflatten(form, whole)
+        refuse_of_batch(fns, output, inputs)
+        return output
+
+    return jax.jit(predict, compiler_options=memory_options(mesh) if parts else {})
 
 
 def _eval_spec(parts: Sync | None) -> EvalState:

@@ -34,13 +34,14 @@ def kind_of(value: Any) -> str:
 
 
 def batch_shapes(samples: PyTree, rows: Any) -> PyTree:
-    """`samples`, arrays (N, ...), as shapes (rows, ...) in the dtypes that jax makes of theirs.
+    """`samples`, arrays (N, ...), as shapes (rows, ...) in the dtypes that jax makes of theirs; () stays ().
 
     jax 0.11 warns where a shape is int64 and 64 bits are off, though it takes an array of int64 as int32.
     """
 
     def one(a: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((rows, *a.shape[1:]), jax.dtypes.canonicalize_dtype(a.dtype))
+        shape = (rows, *a.shape[1:]) if a.shape else ()
+        return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(a.dtype))
 
     return jax.tree.map(one, samples)
 

@@ -36,7 +36,7 @@ def sum_of_sown(
             raise _odd(name, leaf.shape, rows, "")
     scalars = [leaf.ndim == 0 for _, leaf in losses]
     if any(scalars):
-        drawn = _of_inputs(again, inputs, key)
+        drawn = of_inputs(lambda given, _: again(*given), (inputs, key))
         odd = next(
             (
                 n
@@ -55,10 +55,10 @@ def _row(leaf: jax.Array, rows: int) -> jax.Array:
     return leaf.reshape(rows, -1).mean(1) if leaf.ndim else jnp.broadcast_to(leaf, (rows,))
 
 
-def _of_inputs(again: Callable, inputs: PyTree, key: Any) -> list[bool]:
-    """By loss, whether it is made from the inputs or from random draws. Nothing is computed."""
-    closed = jax.make_jaxpr(again)(inputs, key)
-    reached = set(closed.jaxpr.invars)
+def of_inputs(run: Callable, given: PyTree, other: PyTree = ()) -> list[bool]:
+    """By leaf of `run(given, other)`, whether it is made from `given`. Nothing is computed."""
+    closed = jax.make_jaxpr(run)(given, other)
+    reached = set(closed.jaxpr.invars[: len(jax.tree.leaves(given))])
     for eqn in closed.jaxpr.eqns:
         if any(not isinstance(v, Literal) and v in reached for v in eqn.invars):
             reached.update(eqn.outvars)

@@ -78,7 +78,8 @@ class GlobalLoss:
             if values.shape != weight.shape:
                 raise DataError(self._odd(values.shape, weight.shape))
             return Weighed(values.astype(jnp.float32), None)
-        mine = jax.tree.map(lambda a, own: _with_own(a, own, replica), whole[0], output)
+        part = weight.sum() / jnp.maximum(psum(weight.sum()), 1.0)
+        mine = jax.tree.map(lambda a, own: _with_own(a, own, replica, part), whole[0], output)
         value = self.of_batch(mine, *whole[1:])
         # A step sums weight * value over all rows and divides by their number. Here each row holds the whole
         # loss, and a replica's gradient is of its own outputs alone: it counts for all rows, not for its own.
@@ -100,13 +101,20 @@ class GlobalLoss:
 
 
 def _gathered(a: jax.Array) -> jax.Array:
-    """(B, ...) of each replica as (N, ...), in the order of places: row, then replica."""
+    """(B, ...) of each replica as (N, ...), in the order of places: row, then replica; a number as it is."""
+    if not a.ndim:
+        return a
     stacked = lax.all_gather(a, AXIS, axis=1)
     return stacked.reshape(-1, *a.shape[1:])
 
 
-def _with_own(whole: jax.Array, own: jax.Array, replica: jax.Array) -> jax.Array:
-    """`whole` (N, ...), a constant but for the rows `own` (B, ...) of this replica."""
+def _with_own(whole: jax.Array, own: jax.Array, replica: jax.Array, part: jax.Array) -> jax.Array:
+    """`whole` (N, ...), a constant but for the rows `own` (B, ...) of this replica.
+
+    A number of no sample is all replicas': each has the `part` of its gradient that its rows are of all.
+    """
+    if not own.ndim:
+        return lax.stop_gradient(own) + part.astype(own.dtype) * (own - lax.stop_gradient(own))
     others = lax.stop_gradient(whole).reshape(len(own), -1, *own.shape[1:])
     return lax.dynamic_update_index_in_dim(others, own, replica, 1).reshape(whole.shape)
 

@@ -138,7 +138,7 @@ def refuse_unless_blind(loss: Any, output: PyTree, target: PyTree) -> None:
     with on_host():
         alone = jax.jit(loss.of_batch)
         for outputs, targets in probes(output, target, size):
-            longer = jax.tree.map(lambda a: np.concatenate([a, a[:2]]), (outputs, targets))
+            longer = jax.tree.map(_with_padding, (outputs, targets))
             weight = np.array([1] * size + [0] * 2, np.float32)
             short, long = float(alone(outputs, targets, weight[:size])), float(alone(*longer, weight))
             if np.isfinite(short) and not np.isclose(short, long, rtol=1e-3, atol=1e-6):
@@ -147,6 +147,10 @@ def refuse_unless_blind(loss: Any, output: PyTree, target: PyTree) -> None:
                     "padding: weight 0 must not be seen. HINT: weigh every sum over the batch, as "
                     "(weight * v).sum() / weight.sum(), and mask padded columns with -inf."
                 )
+
+
+def _with_padding(leaf: np.ndarray) -> np.ndarray:
+    return np.concatenate([leaf, leaf[:2]]) if leaf.ndim else leaf
 
 
 def _refuse_negative(weights: Callable, probes: Iterator[tuple[PyTree, PyTree]]) -> None:

@@ -86,7 +86,7 @@ def _refuse_unless_sums(
     cut, weight = size // 2, np.ones(size, np.float32)
 
     def update(rows: slice, weight: Any, o: PyTree, t: PyTree) -> PyTree:
-        o, t = jax.tree.map(lambda a: a[rows], (o, t))
+        o, t = jax.tree.map(lambda a: a[rows] if a.ndim else a, (o, t))
         return statistic.update(statistic.init(), o, t, jnp.asarray(weight[rows]))
 
     def states(o: PyTree, t: PyTree) -> tuple[PyTree, ...]:

@@ -32,9 +32,11 @@ def probes(output: PyTree, target: PyTree, size: int) -> Iterator[tuple[PyTree, 
 
 
 def _leaf(make: Callable, rng: np.random.Generator, size: int, like: Any) -> np.ndarray:
-    shape = (size, *like.shape[1:])
+    shape = (size, *like.shape[1:]) if like.shape else ()
     if not jnp.issubdtype(like.dtype, jnp.inexact):
         return rng.integers(0, 2, shape).astype(like.dtype)
+    if not shape:  # a scale, a temperature: above 0
+        return np.asarray(0.5 + rng.random(), like.dtype)
     # Samples of unlike size: a loss that weighs samples shows it where their losses differ.
     scale = np.linspace(0.5, 3, size, dtype=np.float32).reshape(size, *[1] * (len(shape) - 1))
     return make(scale * rng.standard_normal(shape, np.float32)).astype(like.dtype)

@@ -10,7 +10,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from cyxjax.core.mesh import local_replicas, local_rows, num_replicas, put_rows
+from cyxjax.core.mesh import local_replicas, local_rows, local_value, num_replicas, put_rows
 from cyxjax.core.step import TrainState
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError, DesyncError
@@ -90,7 +90,7 @@ def _crc32(tree: PyTree) -> int:
 
 
 def predict_all(predict_step: Callable, state: TrainState, mesh: Mesh, source: Source, each: int) -> PyTree:
-    """numpy, a row for each of `source`; `each`: samples a replica takes at once.
+    """numpy, a row for each of `source`; `each`: samples a replica takes at once. Of no rows: once.
 
     state: as `build_consensus` gives it. Every rank passes the same rows.
     """
@@ -99,7 +99,7 @@ def predict_all(predict_step: Callable, state: TrainState, mesh: Mesh, source: S
     parts = [part for inputs in blocks for part in _predicted(predict_step, state, mesh, inputs, each)]
     if not parts:
         raise DataError(_NOTHING)
-    return jax.tree.map(lambda *p: np.concatenate(p), *parts)
+    return jax.tree.map(lambda *p: np.concatenate(p) if p[0].ndim else p[0], *parts)
 
 
 def told(outputs: PyTree, is_master: bool) -> PyTree:
@@ -128,10 +128,11 @@ def _predicted(
         # The last batch is filled up from the beginning; what is too much is cut off below.
         places = np.arange(start + mine.start * each, start + mine.stop * each) % rows
         batch = put_rows(mesh, jax.tree.map(lambda a, p=places: np.asarray(a)[p], inputs))
-        yield jax.tree.map(lambda a: a[: rows - start], _whole(predict_step(state, batch)))  # noqa: B023
+        made = _whole(predict_step(state, batch))
+        yield jax.tree.map(lambda a: a[: rows - start] if a.ndim else a, made)  # noqa: B023
 
 
 def _whole(rows: PyTree) -> PyTree:
     if jax.process_count() == 1:
-        return jax.tree.map(local_rows, rows)
+        return jax.tree.map(lambda a: local_rows(a) if a.ndim else local_value(a), rows)
     return multihost_utils.process_allgather(rows, tiled=True)

@@ -1,0 +1,36 @@
+"""Outputs that are no row a sample: numbers made of parameters alone (CLIP's scale), and of nothing else."""
+
+from typing import Any
+
+import jax
+
+from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.model.sown import of_inputs
+from cyxjax.core.trees import named_leaves
+from cyxjax.errors import DataError
+
+PyTree = Any
+
+
+def refuse_of_batch(fns: ModelFns, output: PyTree, inputs: PyTree) -> None:
+    """Returns where the numbers of `output` that belong to no sample hang on no sample either.
+
+    output: shapes. inputs: any number of samples'. Nothing is computed.
+    Raises: DataError naming one that does: each share of the batch, and its padding, has another.
+    """
+    if all(leaf.shape for leaf in jax.tree.leaves(output)):
+        return
+    values = jax.eval_shape(fns.init, jax.random.key(0), inputs)
+
+    def run(given: PyTree, values: PyTree) -> PyTree:
+        (inputs, key), (params, model_state) = given, values
+        return fns.apply(params, model_state, inputs, key, False)[0]
+
+    made = of_inputs(run, (inputs, jax.random.key(0)), values)
+    for (name, leaf), is_of_batch in zip(named_leaves(output), made, strict=True):
+        if not leaf.shape and is_of_batch:
+            raise DataError(
+                f"the model's output {name!r} is one number, made from all samples of a batch: another for "
+                "each share of it, with its padding. HINT: return one value a sample, shape (B,), and leave "
+                "the mean to the loss."
+            )
