@@ -12,6 +12,7 @@ from cyxjax.config.sections import (
     DataConfig,
     ModelConfig,
     Named,
+    NameOrNamed,
     OptimizerConfig,
     SinkName,
     WandbConfig,
@@ -33,8 +34,8 @@ class TrainConfig(DistributedTrainingConfig):
     """Virtual devices on a machine without accelerators, shared out among the processes; none: one each."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
-    loss: str = "auto"
-    """cross_entropy, mse, l1, huber, bce_with_logits, nll, model (its own), auto, or module:function."""
+    loss: NameOrNamed = "auto"
+    """cross_entropy, mse, l1, huber, ..., model (its own), module:function; or {name: x, options: ...}."""
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     metrics: tuple[Named, ...] = ()

@@ -67,6 +67,12 @@ def _named(value: Any) -> Any:
     return {"name": one["name"], "options": _numbers(options)}
 
 
+def _name_or_named(value: Any) -> Any:
+    """A name as it is; {name, options} as `_named` has it, without options as the name."""
+    found = value if isinstance(value, str) else _named(value)
+    return found["name"] if isinstance(found, dict) and not found["options"] else found
+
+
 def _optimizer(name: str) -> str:
     known = dict.fromkeys(OPTIMIZERS + OPTAX + TOLD_THE_LOSS)
     if name in WANT_THE_LOSS:
@@ -97,6 +103,7 @@ WANT_THE_LOSS = {  # optax's rules that search along the loss, or need a rule be
 }
 _SINKS = ("jsonl", "csv", "tensorboard", "wandb", "mlflow")
 Named = Annotated[dict[str, Any], BeforeValidator(_named)]
+NameOrNamed = Annotated[str | dict[str, Any], BeforeValidator(_name_or_named)]
 OptimizerName = Annotated[str, AfterValidator(_optimizer)]
 SinkName = Annotated[str, AfterValidator(_sink)]
 

@@ -105,7 +105,7 @@ def test_a_file_s_groups_are_those_of_a_call():
         ([{"match": "hiden/*", "lr": 0.1}], r"group 'hiden/\*' matches no parameter.*HINT: .*hidden"),
         (
             [{"match": "*", "lr": 0.1}, {"match": "head/*", "lr": 0.2}],
-            r"'head/\*' matches only names that an earlier group has",
+            r"'head/\*' matches only names that the group .*before it has. HINT: put it first",
         ),
         ([{"match": "*", "frozen": True}], "every parameter is frozen.*HINT"),
     ],

@@ -78,11 +78,13 @@ def _group_of(groups: Sequence[GroupConfig], name: str) -> str:
 def _check_matches(groups: Sequence[GroupConfig], names: Sequence[str], labels: Sequence[str]) -> None:
     for number, group in enumerate(groups):
         if str(number) not in labels:
-            near = nearest(group.match, names)
-            hidden = any(fnmatchcase(name, group.match) for name in names)
-            why = "only names that an earlier group has" if hidden else "no parameter"
+            first = next((_group_of(groups, name) for name in names if fnmatchcase(name, group.match)), "")
+            why, hint = "no parameter", nearest(group.match, names)
+            if first:
+                why = f"only names that the group {groups[int(first)].match!r} before it has"
+                hint = "put it first; the first group that matches counts."
             raise ConfigError(
-                f"group {group.match!r} matches {why}. HINT: {near}", key=f"optimizer.groups.{number}"
+                f"group {group.match!r} matches {why}. HINT: {hint}", key=f"optimizer.groups.{number}"
             )
     if all(label and groups[int(label)].frozen for label in labels):
         raise ConfigError(

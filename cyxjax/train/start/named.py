@@ -109,12 +109,23 @@ def model_of(config: TrainConfig, info: DatasetInfo) -> Any:
 
 def loss_of(config: TrainConfig, info: DatasetInfo) -> Any:
     """The loss; None for that of the model. Raises: ConfigError."""
-    name = config.loss
+    given = config.loss
+    name, options = (given, {}) if isinstance(given, str) else (given["name"], given["options"])
     if name == "auto":
         name = "model" if config.model.name in _OWN_LOSS else _BY_TASK[info.task]
     known = LOSSES | {"auto": None}
     found = named("loss", name, known, unknown=f"loss={name!r} is not known.", key="loss")
-    return found() if isinstance(found, type) else found
+    if found is None and options:
+        raise ConfigError(
+            "loss: model is the model's own and takes no options. HINT: set model.options.", key="loss"
+        )
+    kind = type(found) if name in LOSSES else found
+    if isinstance(kind, type) and (options or kind is found):
+        return _made("loss", name, {name: kind}, options, "loss")
+    if not options:
+        return found
+    function = _callable("loss", name, LOSSES, "loss")
+    return partial(function, **_options("loss", name, function, options, "loss"))
 
 
 def optimizer_of(config: TrainConfig, loss: Any) -> optax.GradientTransformation | None:

@@ -1,0 +1,52 @@
+"""A loss by its name in a file, with options as everything else that is named."""
+
+import types
+
+import jax.numpy as jnp
+import pytest
+
+from cyxjax.config.experiment import TrainConfig
+from cyxjax.errors import ConfigError
+from cyxjax.train.start.named import loss_of
+
+CLASSES = types.SimpleNamespace(task="classification", num_classes=3)
+
+
+def half(output, target, factor=0.5):
+    return factor * (output - target) ** 2
+
+
+def made(name, **options):
+    return loss_of(TrainConfig(loss={"name": name, "options": options}), CLASSES)
+
+
+def test_options_make_a_loss_of_ours():
+    assert made("cross_entropy", label_smoothing=0.1).label_smoothing == 0.1
+    assert made("auto", ignore_index=0).ignore_index == 0
+    assert TrainConfig(loss={"name": "mse"}).loss == "mse"  # as it was written into run folders before
+
+
+def test_options_are_further_keywords_of_a_function():
+    loss = made("tests.unit.train.test_named_loss:half", factor=2.0)
+    assert loss(jnp.float32(3), jnp.float32(1)) == 8.0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("model", {"beta": 2}, "takes no options. HINT: set model.options"),
+        ("cross_entropy", {"smooth": 0.1}, "unexpected keyword argument 'smooth'"),
+        ("cross_entropy", {"label_smoothing": "much"}, "label_smoothing='much' does not suit"),
+        ("tests.unit.train.test_named_loss:half", {"by": 2}, "unexpected keyword argument 'by'. HINT"),
+        ("msee", {"by": 2}, "loss='msee' is not known. HINT: Did you mean 'mse'"),
+    ],
+)
+def test_what_a_loss_does_not_take_is_refused(name, options, told):
+    with pytest.raises(ConfigError, match=told):
+        made(name, **options)
+
+
+@pytest.mark.parametrize("loss", [3, {"nam": "mse"}, {"name": "mse", "options": [1]}])
+def test_what_names_no_loss_is_refused(loss):
+    with pytest.raises(ConfigError, match="loss = .*expected"):
+        TrainConfig(loss=loss)
