@@ -28,8 +28,9 @@ fast: $(READY)  ## runs the tests that compile and train little: under a minute 
 	$(PYTEST) -n 2 -m "not slow and not multiprocess" tests/house tests/unit \
 	  $(FAST_LEAVES:%=--ignore=tests/unit/%) $(ARGS)
 
-cover: $(READY)  ## runs the tests and shows which lines they do not reach
+cover: $(READY)  ## runs the tests; shows which lines they do not reach, and the share by room
 	$(PYTEST) --cov --cov-report=term-missing:skip-covered $(ARGS)
+	$(RUN) scripts/rooms_covered.py
 
 format: $(READY)  ## writes lines as they should be
 	$(RUN) -m ruff format .
