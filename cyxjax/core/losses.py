@@ -151,7 +151,8 @@ class NLLLoss(Loss):
     """-output[target]; output (B, ..., C) log-probabilities, target (B, ...) labels."""
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
-        check_shape(self, output, target, target.shape == output.shape[:-1])
+        labels = jnp.issubdtype(target.dtype, jnp.integer) and target.shape == output.shape[:-1]
+        check_shape(self, output, target, labels)
         return _rows(-jnp.take_along_axis(output, _no_class_is_nan(target)[..., None], axis=-1))
 
 

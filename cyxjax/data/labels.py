@@ -7,19 +7,45 @@ from typing import Any
 
 import numpy as np
 
+from cyxjax.data.columns import leaves
 from cyxjax.data.sources import ArrayDataset, Dataset, Subset, as_batches
 from cyxjax.errors import DataError
 
 
-class WatchedDataset:
-    """A dataset whose targets are looked at as they are read, once `check_labels` has set `num_classes`."""
+class Watch:
+    """What is looked at in samples as they are read: their form, and labels after `check_labels`."""
 
-    def __init__(self, dataset: Dataset):
-        self.dataset = dataset
+    def __init__(self) -> None:
         self.num_classes: int | None = None
         self.what = ""
         self.ignore_index: int | None = None
         self.form: Callable[[Any], Any] = lambda targets: targets  # how what is read becomes labels
+        self.takes: Callable[[Any, Any, str], None] | None = None  # raises for a form it cannot take
+        self._forms: set[Any] = set()
+
+    def _looked(self, inputs: Any, targets: Any, where: str, ids: np.ndarray | None = None) -> Any:
+        """The targets as labels. Raises: DataError for a label that names no output, and as `takes` does."""
+        targets = self.form(targets)
+        if self.takes is not None and (form := form_of(inputs, targets)) not in self._forms:
+            self.takes(inputs, targets, f"{self.what}{where}")
+            self._forms.add(form)
+        if self.num_classes is not None:
+            _refuse(np.asarray(targets), self.num_classes, f"{self.what}{where}", self.ignore_index, ids)
+        return targets
+
+
+def form_of(inputs: Any, targets: Any) -> tuple[Any, ...]:
+    """Names, shapes of a row and dtypes: equal for batches that differ in their number of rows alone."""
+    found = [*leaves(inputs, "inputs"), *leaves(targets, "targets")]
+    return tuple((name, leaf.shape[1:], leaf.dtype) for name, leaf in found)
+
+
+class WatchedDataset(Watch):
+    """A dataset whose samples are looked at as they are read."""
+
+    def __init__(self, dataset: Dataset):
+        super().__init__()
+        self.dataset = dataset
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -27,24 +53,18 @@ class WatchedDataset:
     def take(self, indices: np.ndarray) -> tuple[Any, Any]:
         """As of the dataset. Raises: DataError for a label that names no output."""
         inputs, targets = self.dataset.take(indices)
-        targets = self.form(targets)
-        if self.num_classes is not None:
-            _refuse(np.asarray(targets), self.num_classes, self.what, self.ignore_index, indices)
-        return inputs, targets
+        return inputs, self._looked(inputs, targets, "", indices)
 
 
-class WatchedLoader:
-    """A loader whose batches' targets are looked at as they come, once `check_labels` has set `num_classes`.
+class WatchedLoader(Watch):
+    """A loader whose batches are looked at as they come.
 
     Its other attributes (`set_epoch`, `sampler`, `batch_size`) are the loader's own.
     """
 
     def __init__(self, loader: Any):
+        super().__init__()
         self.loader = loader
-        self.num_classes: int | None = None
-        self.what = ""
-        self.ignore_index: int | None = None
-        self.form: Callable[[Any], Any] = lambda targets: targets  # how what is read becomes labels
         self.class_names: tuple[str, ...] | None = None  # None: those of the loader
 
     def __getattr__(self, name: str) -> Any:
@@ -58,11 +78,7 @@ class WatchedLoader:
     def watch(self, batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """(inputs, targets) of each batch. Raises: DataError for a label that names no output."""
         for number, (inputs, targets) in enumerate(as_batches(batches)):
-            targets = self.form(targets)
-            if self.num_classes is not None:
-                said = f"{self.what}: batch {number}"
-                _refuse(np.asarray(targets), self.num_classes, said, self.ignore_index)
-            yield inputs, targets
+            yield inputs, self._looked(inputs, targets, f": batch {number}")
 
 
 def watched(data: Any) -> Any:

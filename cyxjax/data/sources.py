@@ -183,16 +183,19 @@ def as_batches(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
 
     Tensors are converted by the numpy protocol, without a copy where their memory allows it. A list is read
     as a tuple, because torch's default collation makes lists.
-    Raises: DataError for a batch whose arrays do not hold one row a sample each.
+    Raises: DataError for a batch whose arrays do not hold one row a sample each, or that holds none.
     """
-    for batch in batches:
+    for number, batch in enumerate(batches):
         pair = _arrays(split(tuple(batch) if isinstance(batch, list) else batch))
-        _refuse_unequal(pair)
+        _refuse_unequal(pair, number)
         yield pair
 
 
-def _refuse_unequal(pair: tuple[Any, Any]) -> None:
+def _refuse_unequal(pair: tuple[Any, Any], number: int) -> None:
     found = [*leaves(pair[0], "inputs"), *leaves(pair[1], "targets")]
+    if not found or any(np.shape(leaf)[:1] == (0,) for _, leaf in found):
+        what = "has 0 samples" if found else "holds no array, it is None"
+        raise DataError(f"batch {number} of the loader {what}. HINT: leave it out: if len(x): yield x, y.")
     rows = {name: np.shape(leaf)[0] if np.ndim(leaf) else None for name, leaf in found}
     if len(set(rows.values())) > 1 or None in rows.values():
         said = ", ".join(f"{name} has {'one number' if n is None else n}" for name, n in rows.items())

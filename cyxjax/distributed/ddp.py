@@ -124,7 +124,7 @@ class DistributedDataParallel:
                 f"{type(criterion).__name__} compares samples of all processes, and a ddp has its own "
                 "rows alone. HINT: train with cx.distributed.DistributedTrainer(model, loss, optimizer)."
             )
-        value, output_grad = facade.loss_and_output_grad(criterion, output, target)
+        value, output_grad = facade.loss_and_output_grad(criterion, output, values.no_words(target))
         return BoundLoss(value, output_grad, self, output)
 
     def backward(self, output_grad: PyTree, scale: float = 1.0, at: PyTree = None) -> None:

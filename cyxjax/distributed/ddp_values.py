@@ -7,6 +7,7 @@ import numpy as np
 
 from cyxjax.core.model.adapter import is_module_of
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.data.items import refuse_words
 from cyxjax.distributed.agreement import describe, leaf_type
 from cyxjax.errors import DataError
 from cyxjax.models.sequential import SequentialModel
@@ -48,6 +49,14 @@ def as_rows(inputs: PyTree) -> tuple[PyTree, int]:
             "first dimension."
         )
     return inputs, kinds.pop()[0]
+
+
+def no_words(target: PyTree) -> PyTree:
+    """`target`. Raises: DataError for words: what is given batch by batch has no table of classes."""
+    for leaf in jax.tree.leaves(target):
+        if isinstance(leaf, str) or np.dtype(getattr(leaf, "dtype", float)).kind in "OSUT":
+            refuse_words(np.asarray(leaf))
+    return target
 
 
 def check_like(output_grad: PyTree, output: PyTree, at: PyTree = None) -> None:

@@ -22,6 +22,7 @@ from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import resume
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.places import Marks
+from cyxjax.train.feeding.taken import Taker
 from cyxjax.train.hooks import loss_spike
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.loop import RunState
@@ -57,6 +58,7 @@ class Session:
         self.resumed = False  # the last start went on from a checkpoint
         self._content: dict[str, Any] = {}  # what the data of the present fit hold
         self._own_code: dict[str, str] = {}  # the user's files that it runs
+        self._probed: set[Any] = set()  # kinds of targets whose loss was shown to be a mean over samples
         self._told: list[str] = []  # of the values that training begins with
         self.classes = ClassTable(warn_on_stderr if self.is_master else lambda text: None)
         self.loss_spike: dict[str, Any] = {}  # what the watch on the loss had seen at the checkpoint, by now
@@ -100,6 +102,11 @@ class Session:
         seen = jax.eval_shape(self.built.program.consensus, self.run_state.state)
         return jax.eval_shape(self.built.predict_step, seen, inputs)
 
+    def taker(self) -> Taker:
+        """Model, loss and metrics as they are, and what was shown of them before."""
+        here = self.output_shapes, self.recipe.loss, self.recipe.metrics, num_replicas(self.mesh)
+        return Taker(*here, self.built.batch_size, self.prepared.inputs, self._probed)
+
     def values(self) -> tuple[PyTree, PyTree]:
         """(params, model_state) that all replicas agree on, host arrays; adapters added to their kernels."""
         seen = self.built.shown(self.run_state.state)
@@ -117,17 +124,8 @@ class Session:
             programs.keep(config.compile_cache, tell=self.is_master)
         tape = self.ledger.open()
         tape.marks = self.marks
-        prepared = for_fit(
-            self.recipe,
-            self.mesh,
-            data,
-            config,
-            tape,
-            schedule=schedule,
-            remat=self.remat,
-            last=self._prepared,
-            classes=self.classes,
-        )
+        kept: Any = {"remat": self.remat, "last": self._prepared, "classes": self.classes}
+        prepared = for_fit(self.recipe, self.mesh, data, config, tape, schedule=schedule, **kept)
         assert prepared.data is not None
         self._check_inputs(prepared.inputs)
         if prepared.settings.saving.resume == "must" and not self._loaded:
@@ -138,7 +136,7 @@ class Session:
         check_apart(prepared.settings.exactness, same_run.numbered(prepared.data))
         self._exact = exact.fingerprint(prepared, self.group.threads)
         self._begin(prepared)
-        check_run(prepared, self.run_state.state, self.recipe, self.mesh)
+        check_run(prepared, self.run_state.state, self.recipe, self.mesh, self.taker())
         self._content = same_run.compared(self.group, prepared, self.run_state.state, self._exact)
         check_repeats(prepared.settings.exactness, self._content)
         self.classes.trained_on(prepared.data.train)

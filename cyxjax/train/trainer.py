@@ -8,7 +8,6 @@ import optax
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import PerExample, as_per_example
-from cyxjax.core.mesh import num_replicas
 from cyxjax.core.metrics import Metrics, metrics_of
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.augment import as_augment
@@ -155,9 +154,7 @@ class DistributedTrainer:
         looked = check_data.first_step(FitData(dataset, None, not fit_data.is_loader(dataset)))
         self._session.ensure(check_data.one_input(looked))
         looked = check_data.in_form(looked, self.recipe.loss, lambda: shape_of_output(self._session.prepared))
-        dataset = check_data.labelled(
-            looked, self._session.output_shapes, num_replicas(self._mesh), self.recipe.metrics
-        )
+        dataset = check_data.labelled(looked, self._session.taker())
         step, size = self._session.prepared.settings.step, batch_size or self._session.built.batch_size
         shape = step.batch._replace(batch_size=size)
         whole_batch.check_full_batches(self._session.recipe.loss, dataset, shape, "data")

@@ -89,6 +89,7 @@ def refuse_unless_mean(
         for probe in tried:
             found = _differing(both, *probe, relative)
             if found is not None:
+                _refuse_spread(*shapes)
                 raise ConfigError(_said(bool(jax.eval_shape(whole, *shapes).ndim), size, *found))
             if has_slopes and not _same_slopes(both_slopes, *probe, relative):
                 raise ConfigError(
@@ -103,6 +104,17 @@ def _refuse_complex(form: PyTree) -> None:
     if any(jnp.issubdtype(one.dtype, jnp.complexfloating) for one in jax.tree.leaves(form)):
         raise ConfigError(
             "the loss is complex; what goes downhill is a real number. HINT: jnp.abs(z) ** 2, or z.real."
+        )
+
+
+def _refuse_spread(output: PyTree, target: PyTree) -> None:
+    """Raises: ConfigError for (N, 1) and (N,), of which numpy's rules make (N, N): each with all others."""
+    first, second = (tuple(getattr(one, "shape", ())) for one in (output, target))
+    if sorted((first[1:], second[1:])) == [(), (1,)]:
+        mend = "y[:, None]" if len(first) == 2 else "y[:, 0]"
+        raise ConfigError(
+            f"the loss compares each sample with all: the output {first} and the target {second} are spread "
+            f"over each other to ({first[0]}, {first[0]}). HINT: give the target as {mend}."
         )
 
 

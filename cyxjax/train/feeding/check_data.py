@@ -1,6 +1,7 @@
 """Whether samples, model, loss and metrics fit together: looked at before anything is compiled or written."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -8,19 +9,13 @@ import jax
 import numpy as np
 
 from cyxjax.core.losses import BCEWithLogitsLoss
-from cyxjax.core.metrics import Metrics
-from cyxjax.core.objective.loss_calls import refuse_other_arguments
-from cyxjax.core.objective.loss_probe import needs_probe, refuse_unless_blind, refuse_unless_mean
-from cyxjax.core.objective.metric_probe import refuse_unless_of_samples
-from cyxjax.core.objective.own_loss import refuse_a_tree
-from cyxjax.core.objective.untraced import compiled
-from cyxjax.core.trees import batch_shapes, kind_of
 from cyxjax.data.columns import rows_not_finite
-from cyxjax.data.labels import check_labels, watched
+from cyxjax.data.labels import Watch, check_labels, watched
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.data.targets.forms import form_of, refuse_words, with_form
-from cyxjax.errors import CyxjaxError, DataError
+from cyxjax.errors import DataError
 from cyxjax.train.feeding.fit_data import FitData, is_loader
+from cyxjax.train.feeding.taken import Taker
 
 PyTree = Any
 
@@ -52,16 +47,22 @@ def one_input(data: Any) -> PyTree:
     return jax.tree.map(lambda a: a[:1], data.first[0][0])
 
 
-def labelled(data: FitData, run: Callable[[PyTree], PyTree], replicas: int, metrics: Metrics) -> Any:
+def labelled(data: FitData, taker: Taker) -> Any:
     """The samples of `data`, to be evaluated, none of whose labels names no class.
 
-    run and metrics: as of `check`. Raises: DataError naming the sample; of a loader as its batches are read.
+    Raises: DataError naming the sample; of a loader as its batches are read.
     """
-    one = data.train.take(np.zeros(1, np.int64)) if data.indexed else data.first[0]
-    inputs, targets = (batch_shapes(part, replicas) for part in one)
     found = watched(data.train)
-    check_labels(found, *metrics.labels(run(inputs), targets), "data", metrics.ignore_index)
+    one = data.train.take(np.zeros(1, np.int64)) if data.indexed else data.first[0]
+    _watch(found, taker.look(one, "data", lambda: telling_samples(data)), taker, "data")
     return found
+
+
+def _watch(data: Any, looked: tuple[PyTree, PyTree], taker: Taker, what: str) -> None:
+    """All samples are looked at as the first ones were. Raises: DataError naming a label of no class."""
+    check_labels(data, *taker.metrics.labels(*looked), what, taker.metrics.ignore_index)
+    if isinstance(data, Watch):
+        data.what, data.takes = what, taker.look_again
 
 
 def in_form(data: FitData, loss: Any, output: Callable[[], PyTree]) -> FitData:
@@ -98,54 +99,28 @@ def a_few_inputs(data: FitData) -> PyTree:
     return jax.tree.map(lambda a: np.asarray(a)[: 8 if data.indexed else 1], telling_samples(data)[0])
 
 
-def check(
-    data: FitData,
-    run: Callable[[PyTree], PyTree],
-    loss: Callable[[PyTree, PyTree], Any],
-    replicas: int,
-    batch_size: int,
-    metrics: Metrics,
-) -> None:
+def check(data: FitData, taker: Taker) -> None:
     """The loss, and shapes, labels and finiteness of indexed data, before anything is compiled or written.
 
-    run: shapes of inputs -> shapes of the model's outputs, for one sample a replica. metrics: say which
-        of them are logits, and which label may name no class.
     Raises: DataError that names the data, the sample and what does not fit; ConfigError for a loss that is
         no mean over samples.
     """
-    probed = needs_probe(loss) or bool(metrics.own)
-    few = probed or not data.indexed  # the first batch of a loader
-    samples = telling_samples(data) if few else data.train.take(np.zeros(1, np.int64))
-    inputs, targets = (batch_shapes(part, replicas) for part in samples)
-    output = run(inputs)
-    refuse_a_tree(loss, output)
-    refuse_other_arguments(loss, output)
-    refuse_unless_mean(loss, output, samples[1], batch_size)
-    refuse_unless_blind(loss, output, samples[1])
-    refuse_unless_of_samples(metrics.own, output, samples[1])
-    _say_what_does_not_fit(loss, output, targets)
-    for what, part in (("training data", data.train), ("validation data", data.val)):
+    parts = {"training data": data, "validation data": None if data.val is None else _to_validate(data.val)}
+    for what, part in parts.items():
         if part is not None:
-            check_finite(part, what)
-            check_shares(part, loss, what)
-            check_labels(part, *metrics.labels(output, targets), what, metrics.ignore_index)
+            one = part.train.take(np.zeros(1, np.int64)) if part.indexed else part.first[0]
+            looked = taker.look(one, what, partial(telling_samples, part), learns=part is data)
+            check_finite(part.train, what)
+            check_shares(part.train, taker.loss, what)
+            _watch(part.train, looked, taker, what)
 
 
-def _say_what_does_not_fit(loss: Any, output: PyTree, targets: PyTree) -> None:
-    """Raises: DataError for what `loss` cannot take; ConfigError for one that cannot be compiled."""
+def _to_validate(val: Any) -> FitData:
+    """Of a loader its first batch, read beforehand."""
     try:
-        with compiled("the loss"):
-            jax.eval_shape(loss, output, targets)
-    except CyxjaxError:
-        raise
-    except (TypeError, ValueError) as err:
-        brief = " ".join(str(err).split())
-        brief = brief if len(brief) < 200 else brief[:200] + "..."
-        given = [", ".join(kind_of(leaf) for leaf in jax.tree.leaves(tree)) for tree in (output, targets)]
-        raise DataError(
-            f"the loss does not take the model's output, {given[0]}, with the target, {given[1]}: "
-            f"{type(err).__name__}: {brief} HINT: call it as loss(output, target) on arrays of these shapes."
-        ) from err
+        return first_step(FitData(val, None, not is_loader(val)))
+    except DataError as err:
+        raise DataError(f"validation data: {err}") from err
 
 
 def check_finite(dataset: Dataset, what: str) -> None:

@@ -81,9 +81,18 @@ def _deal(group: list[tuple[Any, Any]], local: int, accumulation: int, size: int
     counts_here = np.array(counts)[None, :, None]
     weight = (places < counts_here).astype(np.float32)
     index = (starts[None, :, None] + places % np.maximum(counts_here, 1)) % sum(counts)
-    inputs, targets = jax.tree.map(lambda *a: np.concatenate(a)[index.reshape(-1)], *group)
+    inputs, targets = jax.tree.map(lambda *a: _joined(a)[index.reshape(-1)], *group)
     places = (starts[None, :, None] + places).reshape(-1)  # among this process's rows of the step
     return HostBatch(inputs, targets, weight.reshape(-1), sum(counts), places.astype(np.int64))
+
+
+def _joined(leaves: tuple[np.ndarray, ...]) -> np.ndarray:
+    if len(kinds := {leaf.shape[1:] for leaf in leaves}) > 1:
+        raise DataError(
+            f"the batches of one step have rows of shapes {', '.join(map(str, sorted(kinds)))}; "
+            "gradient_accumulation_steps adds up batches of one shape. HINT: pad them to one length."
+        )
+    return np.concatenate(leaves)
 
 
 def agreed(batches: Iterable[HostBatch]) -> Iterator[HostBatch]:

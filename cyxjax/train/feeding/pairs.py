@@ -25,7 +25,9 @@ def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any]:
         inputs = matrix_of(inputs)
     if isinstance(inputs, list) and plain and inputs and not isinstance(inputs[0], tuple | dict):
         inputs = stack(inputs, range(len(inputs)))
-    return inputs, np.asarray(targets) if isinstance(targets, list) and _is_arrays(inputs) else targets
+    samples = isinstance(targets, list) and bool(targets) and isinstance(targets[0], tuple | dict)
+    as_array = isinstance(targets, list) and not samples and _is_arrays(inputs)
+    return inputs, np.asarray(targets) if as_array else targets
 
 
 def _has_columns(data: Any) -> bool:

@@ -21,6 +21,7 @@ from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.keying import keying_for
 from cyxjax.train.feeding.predicting import predict_all, source_of
+from cyxjax.train.feeding.taken import Taker, refuse_untaken_tuple
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Feed, Position, RunState
@@ -73,7 +74,9 @@ def for_fit(
     found = classes.of_fit(found)
     settings = resolve(config, num_replicas(mesh), num_samples, schedule=schedule, remat=remat)
     check_whole_batch(recipe.loss, settings, found)
-    one = for_inputs(recipe, mesh, settings, check_data.one_input(found), last)
+    inputs = check_data.one_input(found)
+    refuse_untaken_tuple(recipe.fns, inputs)
+    one = for_inputs(recipe, mesh, settings, inputs, last)
     check_augment(recipe.augment, one.inputs)
     found = check_data.in_form(found, recipe.loss, lambda: shape_of_output(one))
     found = found._replace(keying=keying_for(recipe.augment, settings.seed))
@@ -97,7 +100,7 @@ def shape_of_output(prepared: Prepared) -> PyTree:
     return jax.eval_shape(lambda p, s, x: built.fns.apply(p, s, x, key, False)[0], *first, prepared.inputs)
 
 
-def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh) -> None:
+def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh, taker: Taker) -> None:
     """What is watched is measured; the optimizer fits the parameters and the strategy; the model takes the
     data in the precision asked for, on this backend; the loss is a mean over samples; the data are finite.
 
@@ -121,10 +124,8 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh)
     if prepared.data is not None and is_the_models_own(recipe.loss):
         refuse_coupled_loss(built.fns, check_data.telling_samples(prepared.data)[0])
     check_precision(built, state, prepared.inputs, prepared.settings.step.precision, replicas)
-    seen = jax.eval_shape(built.program.consensus, state)
-    run = lambda inputs: jax.eval_shape(built.predict_step, seen, inputs)  # noqa: E731
     if prepared.data is not None:
-        check_data.check(prepared.data, run, recipe.loss, replicas, built.batch_size, recipe.metrics)
+        check_data.check(prepared.data, taker)
         if takes_log_probabilities(recipe.loss):
             few = check_data.a_few_inputs(prepared.data)
             output = predict_all(built.predict_step, built.program.consensus(state), mesh, source_of(few), 1)

@@ -16,6 +16,7 @@ from cyxjax.core.objective.task import picked
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.feeding import check_data
 from cyxjax.train.feeding.fit_data import FitData
+from cyxjax.train.feeding.taken import Taker
 
 X, Y = np.ones((8, 3), np.float32), np.arange(8, dtype=np.int32) % 3
 OUTPUT = jax.ShapeDtypeStruct((2, 3), jnp.float32)
@@ -40,7 +41,7 @@ def by_if(output, target):
 
 def checked(loss, output=OUTPUT, **metrics):
     data = FitData(cx.data.as_dataset((X, Y)), None, True)
-    check_data.check(data, lambda inputs: output, loss, 2, 4, cx.Metrics(metrics))
+    check_data.check(data, Taker(lambda inputs: output, loss, cx.Metrics(metrics), 2, 4, X[:1]))
 
 
 @pytest.mark.parametrize("fn", [by_numpy, by_float, by_item, by_if])
