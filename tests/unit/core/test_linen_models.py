@@ -27,6 +27,24 @@ def test_shapes_are_asked_without_drawing_values():
     )
 
 
+def test_a_module_is_traced_once_for_its_shapes_and_its_values():
+    traced = []
+
+    class Told(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            traced.append(x.shape)
+            return linen.Dense(3)(x)
+
+    fns, inputs = from_linen(Told()), jnp.ones((2, 5))
+    jax.eval_shape(fns.init, jax.random.key(0), inputs)
+    one, other = (fns.init(jax.random.key(seed), inputs)[0]["Dense_0"]["kernel"] for seed in (0, 1))
+    assert traced == [(2, 5)]
+    assert (one != other).all()
+    assert fns.init(jax.random.key(0), jnp.ones((2, 4)))[0]["Dense_0"]["kernel"].shape == (4, 3)
+    assert traced == [(2, 5), (2, 4)]
+
+
 def test_zero1_trains_a_linen_module(group, tmp_path):
     # its optimizer is looked at beforehand, with the shapes of the parameters
     config = DistributedTrainingConfig(
