@@ -13,6 +13,7 @@ set of samples in a micro-batch does not depend on how many replicas share it.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,11 +89,17 @@ class BatchPlan:
 
     def stop(self, step: int) -> int:
         """One past the last real place of `step`: how many samples of the epoch are consumed with it."""
-        return min(self.start(step) + self.global_batch_size, self.num_samples)
+        return self.span(step)[1]
+
+    def span(self, step: int) -> tuple[int, int]:
+        """(its first place, one past its last real one)."""
+        start = self.start(step)
+        return start, min(start + self.global_batch_size, self.num_samples)
 
     def total(self, step: int) -> int:
         """Real samples in `step` over all replicas; what the summed loss is divided by."""
-        return self.stop(step) - self.start(step)
+        start, stop = self.span(step)
+        return stop - start
 
     def places(self, step: int, replicas: Sequence[int]) -> Places:
         """Places of `replicas` in `step`: int64, shape (len(replicas), accumulation, batch_size).
@@ -174,11 +181,11 @@ def _read(
     inputs, targets = dataset.take(indices.reshape(-1))
     weight = (places < plan.num_samples).astype(np.float32)
     rows = places.shape[1]
-    for i, step in enumerate(steps):
-        mine = slice(i * rows, (i + 1) * rows)
-        x = map_leaves(lambda leaf, mine=mine: leaf[mine], inputs)
-        y = x if targets is inputs else map_leaves(lambda leaf, mine=mine: leaf[mine], targets)
-        yield HostBatch(x, y, weight[i], plan.total(step), places[i], indices[i], plan.stop(step))
+    for i, (start, stop) in enumerate(map(plan.span, steps)):
+        mine = itemgetter(slice(i * rows, (i + 1) * rows))  # no function of ours: a step is short
+        x = map_leaves(mine, inputs)
+        y = x if targets is inputs else map_leaves(mine, targets)
+        yield HostBatch(x, y, weight[i], stop - start, places[i], indices[i], stop)
 
 
 def batch_size_from_global(global_batch_size: int, num_replicas: int, accumulation: int = 1) -> int:
