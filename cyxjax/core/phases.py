@@ -14,7 +14,7 @@ from jax import lax
 
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import AXIS
-from cyxjax.core.model.batch_stats import OWN, StatsAxes, batch_scope
+from cyxjax.core.model.batch_stats import OWN, StatsAxes, batch_scope, layouts_in
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.terms import Shares, flat_shares, reached, routes_of, shares_of
 from cyxjax.core.replica import psum
@@ -37,8 +37,10 @@ def forward(
     The pullback is a pytree: it may leave `jit`, so the facade needs no second forward.
     """
 
+    layouts = None if weight is None else layouts_in(fns, params, model_state, inputs, key, stats)
+
     def apply(p: PyTree) -> tuple[PyTree, PyTree]:
-        with batch_scope(weight, stats):
+        with batch_scope(weight, stats, layouts):
             return fns.apply(p, model_state, inputs, key, True)
 
     return jax.vjp(apply, params, has_aux=True)

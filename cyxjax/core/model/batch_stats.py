@@ -6,7 +6,7 @@ Why our own: flax averages replica means without their counts (flax#2417), wrong
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from cyxjax.core.mesh import AXIS
+from cyxjax.core.model.batch_layout import Layouts, layouts_of, row_weights, tagged, whole
+from cyxjax.core.model.model_fns import ModelFns, PyTree
 from cyxjax.errors import ConfigError
 
 
@@ -33,20 +35,63 @@ OWN = StatsAxes()
 class _Scope(NamedTuple):
     weight: jax.Array | None  # shape (B,), 0 for padding
     axes: StatsAxes
+    layouts: Layouts | None = None
+    asks: bool = False  # norms say what they take, for `layouts_of`
 
 
 _NO_SCOPE = _Scope(None, OWN)
 _scope: ContextVar[_Scope] = ContextVar("batch_scope", default=_NO_SCOPE)
+_calls: ContextVar[int] = ContextVar("calls_of_norms", default=0)
 
 
 @contextmanager
-def batch_scope(weight: jax.Array | None, axes: StatsAxes = OWN) -> Iterator[None]:
-    """Rows count by `weight` (shape (B,)) in batch statistics, which span `axes`."""
-    token = _scope.set(_Scope(weight, axes))
+def batch_scope(
+    weight: jax.Array | None, axes: StatsAxes = OWN, layouts: Layouts | None = None, asks: bool = False
+) -> Iterator[None]:
+    """Samples count by `weight` (shape (B,)) in batch statistics, which span `axes`.
+
+    layouts: where they lie in what norms take; None: in the first dimension.
+    """
+    token = _scope.set(_Scope(weight, axes, layouts, asks))
     try:
         yield
     finally:
         _scope.reset(token)
+
+
+def layouts_in(
+    fns: ModelFns, params: PyTree, model_state: PyTree, inputs: PyTree, key: Any, axes: StatsAxes = OWN
+) -> Layouts | None:
+    """Where the samples lie in what the norms of a model take in training; None where one cannot tell."""
+    if not jax.tree.leaves(model_state):
+        return {}
+
+    def asked(params: PyTree, model_state: PyTree, inputs: PyTree, key: Any) -> PyTree:
+        with batch_scope(None, axes, asks=True):
+            return fns.apply(params, model_state, inputs, key, True)
+
+    return layouts_of(asked, (params, model_state), inputs, key, len(jax.tree.leaves(inputs)[0]))
+
+
+def unweighed(normed: PyTree) -> PyTree:
+    """What statistics gave that are not ours, in which all samples count: NaN where some are padding."""
+    weight, _, _, asks = _scope.get()
+    if weight is None and not asks:
+        return normed
+    mark = (lambda y: tagged(y, "all")) if weight is None else (lambda y: y * whole(weight).astype(y.dtype))
+    return jax.tree.map(lambda y: mark(y) if jnp.issubdtype(y.dtype, jnp.inexact) else y, normed)
+
+
+def note_call() -> None:
+    """Notes that Flax's own norm is called, for `own_call`."""
+    _calls.set(_calls.get() + 1)
+
+
+def own_call(run: Callable[[], PyTree]) -> PyTree:
+    """What the call of a subclass of a norm gives; its statistics are Flax's where it calls that."""
+    before = _calls.get()
+    normed = run()
+    return normed if _calls.get() > before else unweighed(normed)
 
 
 def weighted_moments(
@@ -58,14 +103,14 @@ def weighted_moments(
     Returns two float32 arrays of the features' shape. Where nothing counts they are 0, 0.
     Two passes, as torch does: E[x^2] - E[x]^2 loses half the digits when the mean is large.
     """
-    weight, axes = _scope.get()
+    weight, axes, layouts, asks = _scope.get()
+    x = tagged(x) if asks else x
     axis = axes.every if axis is None else axis
     features = {a % x.ndim for a in feature_axes}
     dims = tuple(d for d in range(x.ndim) if d not in features)
     x = x.astype(jnp.float32)
-    rows = jnp.ones(x.shape[0], jnp.float32) if weight is None else weight
-    rows = rows.reshape(-1, *[1] * (x.ndim - 1))
-    cells = x.size // (x.shape[0] * math.prod(x.shape[d] for d in features))
+    rows = jnp.ones([1] * x.ndim) if weight is None else row_weights(x, weight, layouts)
+    cells = x.size // (rows.size * math.prod(x.shape[d] for d in features))
 
     def total(v: jax.Array) -> jax.Array:
         return v if axis is None else lax.psum(v, axis)

@@ -18,6 +18,9 @@ from cyxjax.core.model.batch_stats import (
     asked_axis,
     is_of_the_model,
     normalise,
+    note_call,
+    own_call,
+    unweighed,
     weighted_moments,
 )
 from cyxjax.core.model.calls import call_arguments
@@ -165,15 +168,20 @@ def _batch_norm(next_fun: Callable, args: tuple, kwargs: dict, context: Any) -> 
     that calls in another way comes here with what it inherits.
     """
     module = context.module
-    if not isinstance(module, linen.BatchNorm) or context.orig_method.func is not _FLAX_CALL:
+    if not isinstance(module, linen.BatchNorm) or context.method_name != "__call__":
         return next_fun(*args, **kwargs)
+    if context.orig_method.func is not _FLAX_CALL:
+        return own_call(lambda: next_fun(*args, **kwargs))
+    note_call()
     running = linen.merge_param(
         "use_running_average",
         module.use_running_average,
         kwargs.get("use_running_average", args[1] if len(args) > 1 else None),
     )
-    if running or module.is_initializing() or is_of_the_model(module.axis_name):
+    if running or module.is_initializing():
         return next_fun(*args, **kwargs)
+    if is_of_the_model(module.axis_name):
+        return unweighed(next_fun(*args, **kwargs))
     x = args[0] if args else kwargs["x"]
     features = as_axes(module.axis, x.ndim)
     axis = asked_axis(module.axis_name, module.axis_index_groups)

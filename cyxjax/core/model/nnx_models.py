@@ -13,6 +13,9 @@ from cyxjax.core.model.batch_stats import (
     asked_axis,
     is_of_the_model,
     normalise,
+    note_call,
+    own_call,
+    unweighed,
     weighted_moments,
 )
 from cyxjax.core.model.calls import call_arguments
@@ -117,8 +120,11 @@ class WeightedBatchNorm(nnx.BatchNorm):
         self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None
     ) -> jax.Array:
         running = self.use_running_average if use_running_average is None else use_running_average
-        if running is not False or is_of_the_model(self.axis_name):
+        note_call()
+        if running is not False:
             return super().__call__(x, use_running_average, mask=mask)
+        if is_of_the_model(self.axis_name):
+            return unweighed(super().__call__(x, use_running_average, mask=mask))
         features = as_axes(self.axis, x.ndim)
         axis = asked_axis(self.axis_name, self.axis_index_groups)
         mean, var = weighted_moments(x, features, mask=mask, axis=axis)
@@ -134,4 +140,9 @@ def _weighted(norm: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
     """`norm`, where what it inherits from `nnx.BatchNorm` is `WeightedBatchNorm`'s; its own stays its own."""
     if norm in (nnx.BatchNorm, WeightedBatchNorm):
         return WeightedBatchNorm
-    return type(norm.__name__, (norm, WeightedBatchNorm), {})
+
+    def call(self: nnx.BatchNorm, *args: Any, **named: Any) -> Any:
+        return own_call(lambda: norm.__call__(self, *args, **named))
+
+    inherits = norm.__call__ is nnx.BatchNorm.__call__
+    return type(norm.__name__, (norm, WeightedBatchNorm), {} if inherits else {"__call__": call})

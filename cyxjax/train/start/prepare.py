@@ -32,7 +32,7 @@ from cyxjax.train.start.build import Built, Recipe, build, check_precision
 from cyxjax.train.start.init_from import taken
 from cyxjax.train.start.movers import movers_of
 from cyxjax.train.start.too_large import refuse_too_large, shapes_of
-from cyxjax.train.start.whole_batch import check_same_params, check_whole_batch
+from cyxjax.train.start.whole_batch import check_norms, check_same_params, check_whole_batch
 from cyxjax.train.state.classes import ClassTable
 
 PyTree = Any
@@ -118,6 +118,7 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh,
     told = _check_movers(prepared, state, recipe, mesh)
     if prepared.feed is not None:
         told += recipe.fns.told(prepared.inputs)
+        told += check_norms(recipe.fns, prepared.settings, prepared.inputs)
     for line in filter(None, told if not local_replicas(mesh).start else []):
         warn_on_stderr(line)
     check_same_params(recipe.loss, built.sync, prepared.settings.step.comm)

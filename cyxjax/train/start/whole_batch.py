@@ -1,13 +1,20 @@
-"""What a run must be for a loss over the global batch (`core/objective/global_loss.py`), asked first."""
+"""What a run must be for a loss over the global batch (`core/objective/global_loss.py`), and for norms that
+cannot leave padding out; asked first."""
 
 from typing import Any
 
+import jax
+
 from cyxjax.core.mesh import REPLICATED
+from cyxjax.core.model.batch_stats import layouts_in
+from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.global_loss import sees_whole_batch
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
 from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.settings import BatchShape, Settings
+
+_WAY = "HINT: drop_last=True, or keep the samples in the first dimension of what it takes."
 
 
 def check_whole_batch(loss: Any, settings: Settings, data: FitData | None) -> None:
@@ -59,3 +66,25 @@ def check_same_params(loss: Any, sync: Sync, comm: str) -> None:
             f"comm={comm!r} lets replicas have parameters of their own, and the loss compares their outputs. "
             "HINT: comm='mean', or another that keeps them equal."
         )
+
+
+def check_norms(fns: ModelFns, settings: Settings, inputs: Any) -> list[str]:
+    """Lines to tell. Batch norms of the model can leave padding out, where there is or may be some.
+
+    inputs: one sample's, (1, ...). Raises: ConfigError with the shape of what a norm takes.
+    """
+    epoch, rows = settings.reading.epoch, settings.step.batch.batch_size
+    if epoch is not None and (epoch.drop_last or epoch.num_samples % epoch.global_batch_size == 0):
+        return []
+    batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), inputs)
+    key = jax.random.key(0)
+    params, model_state = jax.eval_shape(fns.init, key, inputs)
+    found = layouts_in(fns, params, model_state, batch, key) or {}
+    odd = next((shape for shape, layout in found.items() if isinstance(layout, str)), None)
+    if odd is None:
+        return []
+    what = f"a BatchNorm of the model takes {odd} of {rows} samples, and which is whose cannot be told"
+    if epoch is None:
+        return [f"{what[0].upper()}{what[1:]}: a short batch of the loader would give NaN. {_WAY}"]
+    short = f"{epoch.num_samples} samples in batches of {epoch.global_batch_size} end in a short one"
+    raise ConfigError(f"{what}: {short}, whose padding would count in its statistics. {_WAY}")
