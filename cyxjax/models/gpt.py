@@ -30,13 +30,13 @@ class Attention(nn.Module):
     use_bias: bool
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+    def __call__(self, x_BTD: jax.Array, train: bool = False) -> jax.Array:
         B, T, D = x_BTD.shape
         make_qkv = nn.Dense(3 * D, self.use_bias, kernel_init=nn.initializers.normal(_STDDEV), name="qkv")
         qkv = _by_rows(make_qkv, x_BTD)
         shape = (B, T, self.num_heads, D // self.num_heads)
         q_BTNK, k_BTNK, v_BTNK = (part.reshape(shape) for part in jnp.split(qkv, 3, axis=-1))
-        y_BTNK = _attend(q_BTNK, k_BTNK, v_BTNK)
+        y_BTNK = (_attend_here if train else _attend)(q_BTNK, k_BTNK, v_BTNK)
         out_init = nn.initializers.normal(self.out_stddev)
         out = nn.Dense(D, self.use_bias, kernel_init=out_init, name="out")
         return _by_rows(out, y_BTNK.reshape(B, T, D))
@@ -55,7 +55,7 @@ class Block(nn.Module):
         D = x_BTD.shape[-1]
         drop = nn.Dropout(self.dropout, deterministic=not train)
         attention = Attention(self.num_heads, self.out_stddev, self.use_bias, name="attention")
-        x_BTD = x_BTD + drop(attention(_norm("norm_1", self.use_bias)(x_BTD)))
+        x_BTD = x_BTD + drop(attention(_norm("norm_1", self.use_bias)(x_BTD), train))
         y_BTD = _norm("norm_2", self.use_bias)(x_BTD)
         in_init, out_init = nn.initializers.normal(_STDDEV), nn.initializers.normal(self.out_stddev)
         expand = nn.Dense(4 * D, self.use_bias, kernel_init=in_init, name="expand")
@@ -132,18 +132,39 @@ def _by_rows(product: Callable[[jax.Array], jax.Array], x_BTD: jax.Array) -> jax
     return product(x_BTD.reshape(B * T, D)).reshape(B, T, -1)
 
 
-def _attend(q_BTNK: jax.Array, k_BTNK: jax.Array, v_BTNK: jax.Array) -> jax.Array:
-    """The values of places 0..t, weighted by how well their keys fit the query of place t.
+def _attend(*parts_BTNK: jax.Array) -> jax.Array:
+    """The values of places 0..t, weighted by how well their keys fit the query of place t, given (q, k, v).
 
-    jax's attention has fused kernels on GPU and TPU. On CPU it leaves heads between places and their numbers,
-    and for float16 asks for a precision that jax 0.10.2 does not lower: there float16 is widened first.
+    Each platform that the program is compiled for has its own way, also where it is another than this
+    process's (a model that is exported on a GPU and runs on CPUs).
     """
-    if jax.default_backend() != "cpu":
-        return jax.nn.dot_product_attention(q_BTNK, k_BTNK, v_BTNK, is_causal=True)
-    if q_BTNK.dtype != jnp.float16:
-        return _attend_head_by_head(q_BTNK, k_BTNK, v_BTNK)
-    wide = (part.astype(jnp.float32) for part in (q_BTNK, k_BTNK, v_BTNK))
-    return _attend_head_by_head(*wide).astype(q_BTNK.dtype)
+    return jax.lax.platform_dependent(*parts_BTNK, cpu=_attend_on_cpu, default=_attend_fused)
+
+
+def _attend_here(*parts_BTNK: jax.Array) -> jax.Array:
+    """`_attend` on this process's platform.
+
+    A gradient of `_attend` keeps what every platform's way needs, until it is compiled: for nothing where
+    forward and backward are programs of their own (the facade).
+    """
+    return (_attend_on_cpu if jax.default_backend() == "cpu" else _attend_fused)(*parts_BTNK)
+
+
+def _attend_fused(*parts_BTNK: jax.Array) -> jax.Array:
+    """jax's attention, which has fused kernels on GPU and TPU."""
+    with jax.numpy_dtype_promotion("standard"):  # it multiplies float16 by a float32 of its own
+        return jax.nn.dot_product_attention(*parts_BTNK, is_causal=True)
+
+
+def _attend_on_cpu(*parts_BTNK: jax.Array) -> jax.Array:
+    """jax's attention leaves heads between places and their numbers there.
+
+    For float16 it asks for a precision that jax 0.10.2 does not lower: float16 is widened first.
+    """
+    if parts_BTNK[0].dtype != jnp.float16:
+        return _attend_head_by_head(*parts_BTNK)
+    wide = (part.astype(jnp.float32) for part in parts_BTNK)
+    return _attend_head_by_head(*wide).astype(parts_BTNK[0].dtype)
 
 
 def _attend_head_by_head(*parts_BTNK: jax.Array) -> jax.Array:

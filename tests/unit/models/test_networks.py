@@ -189,10 +189,25 @@ def test_gpt_attention_is_softmax_of_scaled_scores():
     np.testing.assert_allclose(jax.jit(layer.apply)(variables, x)[0], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_attention_is_lowered_for_the_platform_that_runs_it(monkeypatch):
+    x = jax.random.normal(jax.random.key(1), (1, 5, 4), jnp.float16)
+    layer = Attention(num_heads=2, out_stddev=0.5, use_bias=True)
+    drawn = jax.jit(layer.init)(jax.random.key(0), x.astype(jnp.float32))
+    variables = jax.tree.map(lambda a: a.astype(x.dtype), drawn)
+    here = jax.jit(layer.apply)(variables, x)
+    # As on a GPU's host; jax's own attention asks a CPU for a precision of float16 that it has not.
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    np.testing.assert_array_equal(jax.jit(lambda v, x: layer.apply(v, x))(variables, x), here)
+    traced = jax.jit(lambda v, x: layer.apply(v, x)).trace(variables, x)
+    cpu, cuda = (traced.lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "cuda"))
+    assert cpu.count("dot_general") == cuda.count("dot_general") == 4  # one way in each, not both
+    assert cpu != cuda
+
+
 def test_every_product_of_the_gpts_gradient_is_of_matrices_as_they_lie():
     # A weight's gradient over (B, T, D) sums over two dimensions: XLA on CPU copies what it is made of first.
     model, variables, tokens = tiny_gpt(num_layers=1)
-    loss = lambda params: model.apply({"params": params}, tokens).sum()  # noqa: E731
+    loss = lambda params: model.apply({"params": params}, tokens, True).sum()  # noqa: E731
     found = list(products(jax.make_jaxpr(jax.grad(loss))(variables["params"]).jaxpr))
     assert len(found) == 3 * 7  # qkv, scores, values, out, expand, contract, logits: each and two gradients
     assert {len(summed) for (summed, _), _ in found} == {1}
