@@ -110,11 +110,13 @@ def build_backward(mesh: Mesh) -> Callable:
     return jax.jit(run, donate_argnums=3)
 
 
-def build_update(sync: Sync, mesh: Mesh, grads_spec: Any, options: dict[str, Any] | None = None) -> Callable:
+def build_update(
+    sync: Sync, mesh: Mesh, grads_spec: Any, options: dict[str, Any] | None = None, *, keeps: bool = False
+) -> Callable:
     """A function (TrainState, grads, Carried) -> the next TrainState, all processes together.
 
     grads_spec: PER_REPLICA for local gradients, REPLICATED for a mean that needs no reduction any more.
-    options: for the compiler. State and gradients are donated.
+    options: for the compiler. The state is donated, but for parameters and model state where it `keeps` them.
     """
     spec = state_spec(sync)
 
@@ -126,7 +128,15 @@ def build_update(sync: Sync, mesh: Mesh, grads_spec: Any, options: dict[str, Any
         return from_replica(TrainState(state.step + 1, params, model_state, strategy, state.key), spec)
 
     run = sync_map(local, mesh, (spec, grads_spec, PER_REPLICA), spec)
-    return jax.jit(run, donate_argnums=0, compiler_options=options)
+    if not keeps:
+        return jax.jit(run, donate_argnums=0, compiler_options=options)
+
+    def with_kept(rest: TrainState, params: PyTree, model_state: PyTree, *given: PyTree) -> TrainState:
+        return run(rest._replace(params=params, model_state=model_state), *given)
+
+    kept = jax.jit(with_kept, donate_argnums=0, compiler_options=options)
+    empty = {"params": None, "model_state": None}
+    return lambda state, *given: kept(state._replace(**empty), state.params, state.model_state, *given)
 
 
 def build_reduce(

@@ -9,7 +9,6 @@ A shell: it holds the state and moves it between the programs of `core/facade.py
 compiled trainer's, bit for bit; the trainer is faster, since its step is one program and not three.
 """
 
-import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,14 +25,15 @@ from cyxjax.core.mesh import REPLICATED, local_replicas, local_value
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.objective.global_loss import sees_whole_batch
 from cyxjax.core.step import TrainState
-from cyxjax.distributed import collectives, comm_hooks
+from cyxjax.distributed import collectives, comm_hooks, own_model
 from cyxjax.distributed import ddp_values as values
-from cyxjax.distributed.agreement import describe
 from cyxjax.distributed.bound_loss import BoundLoss
 from cyxjax.distributed.ddp_config import DDPConfig, check_device_ids, compiler_options
 from cyxjax.distributed.ddp_programs import ModelPrograms
 from cyxjax.distributed.ddp_state import Gathered, HeldState
+from cyxjax.distributed.known_inputs import KnownInputs
 from cyxjax.distributed.process_group import ProcessGroup, current
+from cyxjax.distributed.unused import UnusedLeaves
 from cyxjax.errors import ConfigError, GroupError
 
 PyTree = Any
@@ -70,19 +70,20 @@ class DistributedDataParallel:
         self._group = current() if process_group is None else process_group
         self._mesh, self._local = self._group.mesh, view.local_mesh(self._group.mesh)
         check_device_ids(device_ids, self._local.size)
-        self._config = (config or DDPConfig()).with_torch_names(
-            bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view
-        )
-        self._config.check()
-        self._model, self._fns, self._seed = model, adapt(model), seed
+        given = (bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view)
+        self._config = (config or DDPConfig()).with_torch_names(*given).check()
+        self._model, self._fns, self._seed, own = model, adapt(model), seed, own_model.of(model)
         self._programs = ModelPrograms(self._fns, self._local, self._mesh.size)
         platform = self._mesh.devices.flat[0].platform
         options = compiler_options(platform, self._config.bucket_size_mb)
-        self._state = HeldState(self._mesh, comm_hooks.from_config(self._config.comm_hook), options)
+        hook = comm_hooks.from_config(self._config.comm_hook)
+        self._state = HeldState(self._mesh, hook, options, keeps=own.by_reference)
+        self._shared = own_model.Shared(own, self._state, self.get_world_size())
+        self._known = KnownInputs()
         self._since = Gathered()  # the last update
-        self._unused: np.ndarray | None = None  # by leaf: its gradient was zero in every update
+        self._unused = UnusedLeaves()
         self._handed_out: Any = lambda: None  # weak: the first array of what `parameters` gave last
-        self._may_sync, self.training = True, True
+        self._may_sync = True
         if not values.needs_inputs(model):
             self.init(None)
 
@@ -96,17 +97,21 @@ class DistributedDataParallel:
         inputs, rows = values.as_rows(inputs)
         if not self._state.exists:
             self.init(inputs)
+        self._shared.meet()
         here, since = self._state.here, self._since
         placed = view.place_rows(self._local, inputs)
         if not self.training:
             if since.is_zeroed:
                 self._since = Gathered()
-            return view.cut_rows(self._programs.infer()(here.params, here.model_state, placed), rows)
+            run = self._programs.infer()
+            return view.cut_rows(self._known.run(run, inputs, here.params, here.model_state, placed), rows)
         carried = since.carried or facade.Carried(here.model_state, None)
-        draw = facade.Draw(here.key, here.step, np.int32(since.num_forwards), self._first_replica)
+        first = np.int32(local_replicas(self._mesh).start)
+        draw = facade.Draw(here.key, here.step, np.int32(since.num_forwards), first)
         run = self._programs.forward(since.carried is None)
         weight = view.row_weight(rows, self._local)
-        output, since.pullback, since.carried = run(here.params, carried, draw, placed, weight)
+        ran = self._known.run(run, inputs, here.params, carried, draw, placed, weight)
+        output, since.pullback, since.carried = ran
         since.is_zeroed = False
         since.output, since.num_forwards = view.cut_rows(output, rows), since.num_forwards + 1
         makers.note(since.output, self)
@@ -163,16 +168,18 @@ class DistributedDataParallel:
         optimizer: any optax transformation, the same object in every step. Gradients are zero afterwards.
         """
         self._refuse_in_no_sync("update_parameters")
+        self._shared.meet()
         self._state.use_optimizer(optimizer)
         if self._config.find_unused_parameters:
             self.sync_gradients()
-            self._note_unused()
+            self._unused.note(self._since.mean_grads, self._state.whole.params, self.is_master())
         since = self._since
         if since.mean_grads is None:
             self._state.update(since.grads, since.carried)
         else:
             self._state.apply(since.mean_grads, since.carried)
         self._since = Gathered()
+        self._shared.tell()
 
     def zero_grad(self) -> None:
         """Forgets gradients since the last update, and forward passes but one that waits for its backward.
@@ -219,9 +226,12 @@ class DistributedDataParallel:
             key = collectives.broadcast(key)  # ranks may have been given different seeds
             drawn = collectives.broadcast(drawn) if self._config.broadcast_parameters else drawn
         self._state.place(TrainState._make([np.int32(0), *drawn, None, key]))
+        self._shared.tell()
+        self._known.took(inputs)
 
     def parameters(self) -> PyTree:
         """The parameters as host arrays. Raises: GroupError before a model that needs inputs has seen any."""
+        self._shared.meet()
         found = jax.tree.map(local_value, self._state.whole.params)
         self._handed_out = weakref.ref(jax.tree.leaves(found)[0])
         makers.note(found, self)
@@ -234,6 +244,7 @@ class DistributedDataParallel:
 
     def state_dict(self) -> dict[str, PyTree]:
         """Host arrays {"step", "params", "model_state", "optimizer"}, without what a hook has yet to send."""
+        self._shared.meet()
         state = self._state.whole
         held = {"step": state.step, "params": state.params, "model_state": state.model_state}
         return jax.tree.map(local_value, held | {"optimizer": state.sync[1]})
@@ -245,10 +256,16 @@ class DistributedDataParallel:
         self._state.place(
             TrainState(saved["step"], saved["params"], saved["model_state"], saved["optimizer"], key)
         )
+        self._shared.tell()
+
+    @property
+    def training(self) -> bool:
+        """Whether dropout and batch statistics are on: the mode of the model itself, where it has one."""
+        return self._shared.own.training
 
     def train(self, mode: bool = True) -> "DistributedDataParallel":
-        """Dropout and batch statistics are on from now on; returns itself."""
-        self.training = mode
+        """Dropout and batch statistics are on from now on, in the model too; returns itself."""
+        self._shared.own.training = mode
         return self
 
     def eval(self) -> "DistributedDataParallel":
@@ -256,20 +273,14 @@ class DistributedDataParallel:
         return self.train(False)
 
     def get_model(self) -> Any:
-        """The model that was wrapped; nnx models and SequentialModel hold the trained values then."""
-        if self._state.exists:
-            trained = jax.tree.map(local_value, (self._state.whole.params, self._state.whole.model_state))
-            values.hand_back(self._model, *trained)
+        """The model that was wrapped; nnx models and SequentialModel hold the trained values."""
         return self._model
 
     module = property(get_model)  # torch's name
 
     def unused_parameters(self) -> list[str]:
         """Leaves whose gradient was zero in every update so far; [] without find_unused_parameters."""
-        if self._unused is None:
-            return []
-        names = [name for name, _ in describe(self._state.whole.params)]
-        return [name for name, unused in zip(names, self._unused, strict=True) if unused]
+        return self._unused.names(self._state.whole.params) if self._state.exists else []
 
     def is_master(self) -> bool:
         return self._group.topology.is_master
@@ -282,17 +293,6 @@ class DistributedDataParallel:
 
     def _key(self) -> jax.Array:
         return jax.random.key_data(jax.random.key(self._seed))
-
-    @property
-    def _first_replica(self) -> np.int32:
-        return np.int32(local_replicas(self._mesh).start)
-
-    def _note_unused(self) -> None:
-        zero = np.asarray(local_value(facade.zero_leaves(self._since.mean_grads)))
-        first, self._unused = self._unused is None, zero if self._unused is None else self._unused & zero
-        if first and zero.any() and self.is_master():
-            names = ", ".join(self.unused_parameters())
-            warnings.warn(f"parameters without a gradient in the first update: {names}", stacklevel=3)
 
     def _refuse_in_no_sync(self, call: str) -> None:
         if not self._may_sync:

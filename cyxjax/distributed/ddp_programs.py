@@ -50,25 +50,30 @@ class ModelPrograms:
 class UpdatePrograms:
     """Reduction and update, programs of all processes together, for one hook and one optimizer."""
 
-    def __init__(self, mesh: Mesh, hook: CommHook, optimizer: Any, options: dict[str, Any] | None) -> None:
+    def __init__(
+        self, mesh: Mesh, hook: CommHook, optimizer: Any, options: dict[str, Any] | None, keeps: bool = False
+    ) -> None:
+        """keeps: the values a step begins with outlive it, for the user's own model holds them."""
         self._mesh, self._hook, self.optimizer, self._options = mesh, hook, optimizer, options
+        self._keeps = keeps
 
     @cached_property
     def update(self) -> Callable:
         """Reduction and update in one: local gradients in."""
         sync = reduce_then(self._hook.reducer, self.optimizer, self._hook.spec)
-        return facade.build_update(sync, self._mesh, PER_REPLICA, self._options)
+        return facade.build_update(sync, self._mesh, PER_REPLICA, self._options, keeps=self._keeps)
 
     @cached_property
     def apply(self) -> Callable:
         """The update alone: mean gradients in."""
         sync = reduce_then(optax.identity(), self.optimizer)
-        return facade.build_update(sync, self._mesh, REPLICATED)
+        return facade.build_update(sync, self._mesh, REPLICATED, keeps=self._keeps)
 
     @cached_property
     def at_rate(self) -> "UpdatePrograms":
         """The same, whose optimizer's state is (a factor of its updates, its own): for a rate that moves."""
-        return UpdatePrograms(self._mesh, self._hook, facade.with_factor(self.optimizer), self._options)
+        rated = facade.with_factor(self.optimizer)
+        return UpdatePrograms(self._mesh, self._hook, rated, self._options, self._keeps)
 
     @cached_property
     def reduce(self) -> Callable:

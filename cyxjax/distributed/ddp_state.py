@@ -41,9 +41,12 @@ class Gathered:
 class HeldState:
     """The training state on the mesh, `here` its view on this process's devices, and how it is updated."""
 
-    def __init__(self, mesh: Mesh, hook: CommHook, options: dict[str, Any] | None) -> None:
-        self._mesh, self._hook, self._options = mesh, hook, options
-        self._programs = UpdatePrograms(mesh, hook, None, options)
+    def __init__(
+        self, mesh: Mesh, hook: CommHook, options: dict[str, Any] | None, keeps: bool = False
+    ) -> None:
+        """keeps: as `UpdatePrograms` take it."""
+        self._mesh, self._hook, self._options, self._keeps = mesh, hook, options, keeps
+        self._programs = self._built(None)
         self._state: TrainState | None = None  # sync: the reducer's and the optimizer's state (or None)
         self._here: TrainState | None = None
 
@@ -78,9 +81,20 @@ class HeldState:
         reduced = facade.init_on(self._mesh, *self._hook, placed.params)
         self._take(placed._replace(sync=(reduced, placed.sync)))
 
+    def on_one_device(self) -> tuple[PyTree, PyTree]:
+        """(params, model_state), whole, on this process's first device: views, no copies."""
+        return jax.tree.map(lambda a: a.addressable_data(0), (self.whole.params, self.whole.model_state))
+
+    def set_values(self, params: PyTree, model_state: PyTree) -> None:
+        """Goes on from these, equal on all ranks; the optimizer's state stays."""
+        values = jax.tree.map(np.asarray, (params, model_state))
+        params, model_state = put_replicated(self._mesh, values)
+        self._take(self.whole._replace(params=params, model_state=model_state))
+
     def use_hook(self, hook: CommHook) -> None:
         """Gradients travel by `hook` from now on; before the first update."""
-        self._hook, self._programs = hook, UpdatePrograms(self._mesh, hook, None, self._options)
+        self._hook = hook
+        self._programs = self._built(None)
         if self._state is not None:
             reduced = facade.init_on(self._mesh, *hook, self._state.params)
             self._take(self._state._replace(sync=(reduced, self._state.sync[1])))
@@ -99,7 +113,7 @@ class HeldState:
             )
         if not getattr(optimizer, "goes_down", False):
             refuse_uphill(optimizer, self.whole.params)
-        self._programs = UpdatePrograms(self._mesh, self._hook, optimizer, self._options)
+        self._programs = self._built(optimizer)
         if self.whole.sync[1] is None:
             inner = facade.init_on(self._mesh, optimizer, REPLICATED, self.whole.params)
             self._state = self.whole._replace(sync=(self.whole.sync[0], inner))
@@ -137,6 +151,9 @@ class HeldState:
         rated = state._replace(sync=(reduced, (np.float32(factor), inner)))
         done = chosen(self._programs.at_rate)(rated, *given)
         return done._replace(sync=(done.sync[0], done.sync[1][1]))
+
+    def _built(self, optimizer: Any) -> UpdatePrograms:
+        return UpdatePrograms(self._mesh, self._hook, optimizer, self._options, self._keeps)
 
     def _take(self, state: TrainState) -> None:
         self._state = state

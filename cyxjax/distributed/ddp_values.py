@@ -1,4 +1,4 @@
-"""What goes into and out of a wrapped model: first values, rows, and trained values handed back."""
+"""What goes into a wrapped model: first values, rows, gradients of its output."""
 
 from typing import Any
 
@@ -26,16 +26,6 @@ def first_values(fns: ModelFns, seed: int, inputs: PyTree) -> tuple[PyTree, PyTr
         lambda a: np.asarray(a[:1]) if a.shape[0] else np.zeros((1, *a.shape[1:]), a.dtype), inputs
     )
     return jax.tree.map(np.asarray, fns.init(jax.random.key(seed), sample))
-
-
-def hand_back(model: Any, params: PyTree, model_state: PyTree) -> None:
-    """Puts trained values into `model` if it is of a kind that holds any (linen modules do not)."""
-    if isinstance(model, SequentialModel):
-        model.set_values(params, model_state)
-    elif is_module_of("flax.nnx", model):
-        from cyxjax.core.model import nnx_models
-
-        nnx_models.hand_back(model, params, model_state)
 
 
 def as_rows(inputs: PyTree) -> tuple[PyTree, int]:

@@ -39,6 +39,9 @@ class SequentialModel:
         self._values: Values | None = None
         self._seed = seed
         self._num_calls = 0
+        self._newest: Callable[[], Values] | None = None  # asked when values are next used
+        self._source: Callable[[], Values] | None = None  # who gave the parameters; None: not a wrapper
+        self.statistics_moved = False  # by a direct call, since a wrapper gave them
         self.training = True
         for one in layers:
             self.add(one)
@@ -51,6 +54,8 @@ class SequentialModel:
     def add(self, one: Layer) -> "SequentialModel":
         """Appends a layer and returns the model; values the model has already are kept."""
         check_layer(one)
+        if self._newest is not None:
+            self._held()
         self._layers = (*self._layers, one)
         if self._values is not None:
             more = _host(_init_layers(self._layers, self._key(), len(self._layers) - 1))
@@ -63,6 +68,8 @@ class SequentialModel:
 
         `init` returns copies of the values the model holds, if it holds any, and ignores its key then.
         """
+        if self._newest is not None:
+            self._held()
         layers, values = self._layers, self._values
 
         def init(key: jax.Array, inputs: PyTree) -> Values:
@@ -91,6 +98,16 @@ class SequentialModel:
         Raises: CheckpointError naming the first array that is missing, extra, or of another shape.
         """
         self._values = _fitting(self._layers, (params, model_state), "the values given")
+        self._newest = self._source = None
+
+    def follow(self, newest: Callable[[], Values]) -> None:
+        """Holds the values that `newest()` gives, of a wrapper that trains them; asked when they are used."""
+        self._newest = self._source = newest
+        self.statistics_moved = False
+
+    def follows(self, newest: Callable[[], Values]) -> bool:
+        """Whether the parameters are still what `newest` gave: nobody has set others since."""
+        return self._source is newest
 
     def train(self, mode: bool = True) -> "SequentialModel":
         """Direct calls drop out and use batch statistics from now on; returns the model."""
@@ -109,6 +126,7 @@ class SequentialModel:
         if self.training:
             self._num_calls += 1  # the next call drops out other numbers
             self._values = (params, _host(new_state))
+            self.statistics_moved = self.statistics_moved or bool(new_state)
         return output
 
     __call__ = forward
@@ -165,7 +183,15 @@ class SequentialModel:
     def _key(self) -> jax.Array:
         return jax.random.key(self._seed)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy stays as it is, whatever is trained further."""
+        if self._newest is not None:
+            self._held()
+        return self.__dict__ | {"_newest": None, "_source": None}
+
     def _held(self) -> Values:
+        if self._newest is not None:
+            self._values, self._newest = _host(self._newest()), None
         if self._values is None:
             self._values = _host(_init_layers(self._layers, self._key()))
         return self._values

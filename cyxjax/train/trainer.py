@@ -16,7 +16,7 @@ from cyxjax.core.portable import place_state
 from cyxjax.core.step import TrainState
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.distributed import process_group
-from cyxjax.distributed.ddp_values import hand_back, needs_inputs
+from cyxjax.distributed.own_model import HandedOut
 from cyxjax.errors import CheckpointError
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -64,7 +64,7 @@ class DistributedTrainer:
     ):
         loss = as_per_example(loss_fn)
         movers_of(loss, optimizer)  # there is one for all
-        self._model = model
+        self._model, self._own = model, HandedOut(model)
         recipe = Recipe(
             adapt(model),
             loss,
@@ -76,7 +76,7 @@ class DistributedTrainer:
         self._group = process_group.ensure()
         self._mesh = self._group.mesh
         self._session = Session(recipe, self._group)
-        if not needs_inputs(model):
+        if self._own.holds_values:
             self._session.hand_out = self._hand_out_values
 
     @settings_apart
@@ -105,9 +105,9 @@ class DistributedTrainer:
         self, *data: Any, config: DistributedTrainingConfig | None = None, schedule: Any = None
     ) -> Prepared:
         """What `fit` does before it writes or trains anything, for `fit_prepared`.
-
         Raises: ConfigError and DataError where data, model and configuration do not fit together.
         """
+        self._own.refuse_set()
         return self._session.prepare(data, config, schedule)
 
     def fit_prepared(
@@ -152,6 +152,7 @@ class DistributedTrainer:
         same_run.refuse_other_samples(self._group, "evaluate", dataset)
         dataset = self._session.classes.of_evaluation(dataset)
         looked = check_data.first_step(FitData(dataset, None, not fit_data.is_loader(dataset)))
+        self._own.refuse_set()
         self._session.ensure(check_data.one_input(looked))
         looked = check_data.in_form(looked, self.recipe.loss, lambda: shape_of_output(self._session.prepared))
         dataset = check_data.labelled(looked, self._session.taker())
@@ -169,6 +170,7 @@ class DistributedTrainer:
         """
         source = source_of(X)
         same_run.refuse_other_samples(self._group, "predict", source.compared)
+        self._own.refuse_set()
         self._session.ensure(source.first)
         built = self._session.built
         each = batch_size or built.batch_size
@@ -177,7 +179,6 @@ class DistributedTrainer:
 
     def save_checkpoint(self, path: str) -> None:
         """Everything that makes the next step, as a checkpoint folder named `path`; rank 0 writes it.
-
         Ranks call it together where the strategy keeps a part of the state on each (zero1, local_sgd, ...).
         Raises: CheckpointError if it cannot be written.
         """
@@ -185,7 +186,6 @@ class DistributedTrainer:
 
     def load_checkpoint(self, path: str, step: int | None = None) -> None:
         """Goes back to what `save_checkpoint` (or a run) saved in `path`: its newest good step, or `step`.
-
         Raises: CheckpointError if there is none, or it is of another model.
         """
         resume.meet("load_checkpoint")  # a peer may still be writing what is read here
@@ -293,5 +293,5 @@ class DistributedTrainer:
 
     def _hand_out_values(self) -> None:
         """A model that holds values (SequentialModel, nnx) takes over the trained ones, to be saved by it."""
-        if not needs_inputs(self._model):
-            hand_back(self._model, *self._session.values())
+        if self._own.holds_values:
+            self._own.tell(self._session.values())

@@ -86,9 +86,14 @@ def _as_rngs(name: str, key: jax.Array) -> Any:
     return nnx.Rngs(key) if name == "rngs" else key
 
 
+def is_drawn(value: Any) -> bool:
+    """Whether it is of a random stream, which a step keys anew."""
+    return isinstance(value, nnx.RngKey | nnx.RngCount)
+
+
 def _is_rest(path: Any, value: Any) -> bool:
     del path
-    return isinstance(value, nnx.Variable) and not isinstance(value, nnx.Param | nnx.RngKey | nnx.RngCount)
+    return isinstance(value, nnx.Variable) and not (isinstance(value, nnx.Param) or is_drawn(value))
 
 
 def _filled(template: nnx.State, values: PyTree) -> nnx.State:
@@ -102,15 +107,6 @@ def _rekeyed(keys: nnx.State, key: jax.Array) -> nnx.State:
     """The model's random streams, keyed anew from this step's key: draws depend on nothing else."""
     leaves, tree = jax.tree.flatten(keys)
     return jax.tree.unflatten(tree, [jax.random.fold_in(key, i) for i in range(len(leaves))])
-
-
-def hand_back(module: nnx.Module, params: PyTree, model_state: PyTree) -> None:
-    """Puts trained values into `module`."""
-    _, *states = nnx.split(module, *_PARTS)
-    own, _, _, rest = states
-    nnx.replace_by_pure_dict(own, params)
-    nnx.replace_by_pure_dict(rest, model_state)
-    nnx.update(module, own, rest)
 
 
 class WeightedBatchNorm(nnx.BatchNorm):

@@ -14,7 +14,8 @@ from cyxjax.core.objective.loss_probe import needs_probe, refuse_unless_blind, r
 from cyxjax.core.objective.metric_probe import refuse_unless_of_samples
 from cyxjax.core.objective.own_loss import refuse_a_tree
 from cyxjax.core.objective.untraced import compiled
-from cyxjax.core.trees import batch_shapes, kind_of, named_leaves
+from cyxjax.core.trees import batch_shapes, kind_of
+from cyxjax.distributed.known_inputs import described
 from cyxjax.errors import CyxjaxError, DataError
 
 PyTree = Any
@@ -115,15 +116,6 @@ def refuse_untaken_tuple(fns: ModelFns, inputs: PyTree) -> None:
             f"{described(inputs)}, which the model does not take ({_short(err)}). HINT: weights go with the "
             "target: (x, {'y': y, 'w': w}) and a loss of pairs, lambda out, t: (loss(out, t['y']), t['w'])."
         ) from err
-
-
-def described(tree: PyTree) -> str:
-    """Names, dtypes and shapes of samples: "float32[N, 6]"."""
-    each = [
-        f"{name + ' ' if name else ''}{leaf.dtype}[{', '.join(['N', *map(str, leaf.shape[1:])])}]"
-        for name, leaf in named_leaves(tree)
-    ]
-    return ", ".join(each) or "None"
 
 
 def _short(err: Exception) -> str:

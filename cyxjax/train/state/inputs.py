@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from cyxjax.core.trees import batch_shapes
-from cyxjax.errors import CyxjaxError, DataError
-from cyxjax.train.feeding.taken import described
+from cyxjax.distributed.known_inputs import described, other_inputs
+from cyxjax.errors import CyxjaxError
 
 PyTree = Any
 
@@ -23,9 +23,5 @@ def refuse_other_inputs(known: PyTree, given: PyTree, run: Callable[[PyTree], An
     except CyxjaxError:
         raise
     except Exception as err:  # whatever a model raises
-        text = " ".join(str(err).split())[:160]
-        raise DataError(
-            f"the samples are {described(given)}, and the trainer's parameters were made for "
-            f"{described(known)}: the model does not take them ({type(err).__name__}: {text}). HINT: prepare "
-            "them as before, or begin with a new trainer."
-        ) from err
+        made = (described(given), described(known), "the trainer's", "begin with a new trainer")
+        raise other_inputs(err, *made) from err

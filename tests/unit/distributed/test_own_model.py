@@ -1,0 +1,177 @@
+"""The user's own object and its wrapper: values and mode are those of whoever spoke last."""
+
+import copy
+
+import jax
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+import cyxjax as cx
+from cyxjax.core.mesh import build_mesh
+from cyxjax.distributed.ddp import DistributedDataParallel
+from cyxjax.distributed.process_group import ProcessGroup
+from cyxjax.errors import ConfigError, DataError
+from cyxjax.launch.topology import Topology
+
+X = np.eye(2, dtype=np.float32)
+Y = np.zeros((2, 2), np.float32)
+
+
+def wrap(model):
+    return DistributedDataParallel(
+        model, process_group=ProcessGroup(Topology(), "gloo", build_mesh(jax.devices()[:1]))
+    )
+
+
+class Flax(nnx.Module):
+    """A layer, a norm's statistics, a switch: all that a wrapper shares."""
+
+    def __init__(self, width=2):
+        self.dense = nnx.Linear(2, width, rngs=nnx.Rngs(0))
+        self.seen = nnx.BatchStat(np.zeros((), np.float32))
+        self.drop = nnx.Dropout(0.9, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        self.seen[...] = self.seen[...] + 1
+        return self.drop(self.dense(x))
+
+
+def sequential():
+    return cx.SequentialModel([cx.LinearModule(2, 2), cx.BatchNormModule(2), cx.DropoutModule(0.9)])
+
+
+def step(ddp, optimizer):
+    ddp.train()
+    ddp.loss(cx.MSELoss(), ddp(X), Y).backward()
+    ddp.update_parameters(optimizer)
+    ddp.eval()
+
+
+@pytest.fixture(params=[sequential, Flax])
+def model(request):
+    return request.param()
+
+
+def test_the_model_itself_has_the_trained_values_after_each_step(model):
+    ddp, optimizer = wrap(model), cx.SGDOptimizer(0.5)
+    model.eval()
+    before = np.array(model(X))
+    for _ in range(2):
+        step(ddp, optimizer)
+        np.testing.assert_array_equal(model(X), ddp(X))
+    assert np.abs(np.asarray(model(X)) - before).max() > 1e-3
+
+
+def test_a_sequential_model_saves_and_copies_what_was_trained(tmp_path):
+    model = sequential()
+    ddp, optimizer = wrap(model), cx.SGDOptimizer(0.5)
+    step(ddp, optimizer)
+    model.save(tmp_path / "model")
+    twin, after_one = copy.deepcopy(model), np.array(ddp(X))
+    step(ddp, optimizer)
+    np.testing.assert_array_equal(cx.SequentialModel.load(tmp_path / "model").eval()(X), after_one)
+    np.testing.assert_array_equal(twin(X), after_one)  # a copy is not trained further
+    np.testing.assert_array_equal(model(X), ddp(X))
+
+
+def test_what_was_read_of_an_nnx_module_outlives_the_next_step():
+    model = Flax()
+    ddp, optimizer = wrap(model), cx.SGDOptimizer(0.5)
+    step(ddp, optimizer)
+    best = model.dense.kernel[...]
+    kernel = np.array(best)
+    step(ddp, optimizer)
+    np.testing.assert_array_equal(best, kernel)
+    assert np.abs(np.asarray(model.dense.kernel[...]) - kernel).max() > 0
+
+
+def test_values_set_in_the_model_are_the_wrappers(model):
+    ddp = wrap(model)
+    ddp.eval()
+    if isinstance(model, cx.SequentialModel):
+        model.set_values(jax.tree.map(np.zeros_like, model.parameters()), model.model_state())
+    else:
+        model.dense.kernel[...] = model.dense.kernel[...] * 0
+    assert not np.any(ddp(X))
+    assert not any(map(np.any, jax.tree.leaves(ddp.parameters())))
+
+
+def test_a_part_of_an_nnx_module_that_was_replaced_is_the_wrappers_if_it_fits():
+    model = Flax()
+    ddp = wrap(model)
+    model.eval()
+    model.dense = nnx.Linear(2, 2, rngs=nnx.Rngs(5))
+    np.testing.assert_array_equal(ddp(X), model(X))
+    model.dense = nnx.Linear(2, 3, rngs=nnx.Rngs(5))
+    with pytest.raises(ConfigError, match=r"'dense/bias' was set to \['float32\[3\]'\], it is"):
+        ddp(X)
+    model.dense = nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(5))
+    with pytest.raises(ConfigError, match="'dense/bias' went after it was wrapped"):
+        ddp(X)
+
+
+def test_statistics_that_a_direct_call_moved_are_the_wrappers(model):
+    ddp = wrap(model)
+    model(X)  # in training mode
+    held = jax.tree.leaves(ddp.state_dict()["model_state"])
+    own = jax.tree.leaves(model.model_state()) if hasattr(model, "model_state") else [model.seen[...]]
+    assert any(map(np.any, own))
+    for a, b in zip(held, own, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_same_bits_in_other_arrays_are_nothing_new():
+    model = Flax()
+    ddp = wrap(model)
+    model.dense.kernel[...] = jax.numpy.array(model.dense.kernel[...])  # as nnx.jit leaves them
+    assert ddp._shared.own.taken() is None
+
+
+def test_train_and_eval_of_the_model_reach_the_wrapper_and_back(model):
+    ddp = wrap(model)
+    assert ddp.training
+    model.eval()
+    assert not ddp.training
+    np.testing.assert_array_equal(ddp(X), ddp(X))
+    ddp.train()
+    assert model.training if isinstance(model, cx.SequentialModel) else not model.drop.deterministic
+    assert np.any(np.asarray(ddp(np.ones((64, 2), np.float32))) == 0)  # 0.9 dropped
+
+
+def test_layers_of_an_nnx_module_in_two_modes_are_refused():
+    class Two(Flax):
+        def __init__(self):
+            super().__init__()
+            self.norm = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+
+    model = Two()
+    ddp = wrap(model)
+    model.norm.eval()
+    with pytest.raises(ConfigError, match=r"runs them all in one mode. HINT: model.train\(\), or model.eval"):
+        ddp(X)
+
+
+def test_values_set_beside_one_of_several_ranks_are_refused(model):
+    ddp = wrap(model)
+    ddp._shared._world_size = 2
+    model(X)
+    with pytest.raises(ConfigError, match=r"whether on all ranks alike is not known. HINT: ddp.load_state"):
+        ddp.parameters()
+
+
+def test_a_layer_added_after_the_wrap_is_refused():
+    model = cx.SequentialModel([cx.LinearModule(2, 2)])
+    ddp = wrap(model)
+    model.add(cx.ReLUModule())
+    with pytest.raises(ConfigError, match="the model has 2 layers and had 1 when it was wrapped"):
+        ddp(X)
+
+
+def test_inputs_of_another_width_are_told_with_both():
+    ddp = wrap(linen.Dense(2))
+    ddp(X)
+    with pytest.raises(DataError, match=r"samples are float32\[N, 3\], and this ddp's .* float32\[N, 2\]"):
+        ddp(np.ones((2, 3), np.float32))
+    with pytest.raises(DataError, match=r"samples are float32\[N, 3\]"):
+        ddp.eval()(np.ones((2, 3), np.float32))
