@@ -1,5 +1,7 @@
 """Files written whole, appended to and locked; secrets in text: `cyxjax.files`, the one copy."""
 
+import contextlib
+import errno
 import os
 import stat
 import subprocess
@@ -8,7 +10,16 @@ import sys
 import pytest
 
 from cyxjax import files
-from cyxjax.files import append, is_flocked, read_plain, redact, refuse_special, try_flock, write_whole
+from cyxjax.files import (
+    append,
+    is_flocked,
+    read_plain,
+    redact,
+    refuse_special,
+    sync_folder,
+    try_flock,
+    write_whole,
+)
 
 
 def test_a_file_is_replaced_whole_and_nothing_stays_beside_it(tmp_path):
@@ -220,3 +231,17 @@ def test_what_is_printed_without_streams_goes_into_no_file(tmp_path, closed):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "file").read_text() == ""
     assert done.stdout == ("" if 1 in closed else "out\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "passed"), [(errno.EINVAL, True), (errno.ENOTSUP, True), (errno.EIO, False)]
+)
+def test_a_folder_that_cannot_be_synced_is_passed_over_where_there_is_no_such_call(
+    tmp_path, monkeypatch, number, passed
+):
+    def fails(fd):
+        raise OSError(number, "no")
+
+    monkeypatch.setattr("os.fsync", fails)
+    with contextlib.nullcontext() if passed else pytest.raises(OSError, match="no"):
+        sync_folder(tmp_path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cyxjax.errors import EXIT_CONFIG, ConfigError, GroupError
+from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, ConfigError, GroupError
 from cyxjax.launch import job_files
 from cyxjax.launch.clusters import discover
 from cyxjax.launch.job_files import (
@@ -128,3 +128,22 @@ def test_a_bad_command_line_is_one_line(argv, capsys):
 def test_commands_are_quoted_for_the_shell():
     text = slurm_script(JobSpec(["python", "x.py", "$(reboot)", "a;b"]))
     assert shlex.split(text.rstrip().splitlines()[-1]) == ["python", "x.py", "$(reboot)", "a;b"]
+
+
+def test_a_script_is_checked_and_queued_by_slurm_or_its_refusal_is_shown(tmp_path, monkeypatch, capsys):
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(
+        '#!/bin/sh\n[ -e refuse ] && { echo "no such partition" >&2; exit 1; }\necho "sbatch $*"\n'
+    )
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(sbatch.parent), prepend=":")
+    monkeypatch.chdir(tmp_path)
+    assert job_files.main(["slurm", "--name", "mine", "--submit", *PROGRAM]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["wrote mine.sbatch", "sbatch --test-only mine.sbatch", "sbatch mine.sbatch"]
+    (tmp_path / "refuse").touch()
+    assert job_files.main(["slurm", "--check", "--output", "x.sbatch", *PROGRAM]) == EXIT_INFRASTRUCTURE
+    assert "sbatch refused x.sbatch: no such partition. HINT" in capsys.readouterr().err
+    assert job_files.main(["slurm", "--output", "none/x.sbatch", *PROGRAM]) == EXIT_CONFIG
+    assert "--output=none/x.sbatch: No such file or directory. HINT" in capsys.readouterr().err

@@ -5,7 +5,9 @@ import threading
 
 import pytest
 
+from cyxjax.launch.heartbeat import Pulse
 from cyxjax.launch.supervise import stacks
+from cyxjax.launch.supervise.watchdog import _refine
 
 
 def dump_while(waiting, tmp_path) -> str:
@@ -64,3 +66,25 @@ def test_a_real_dump_of_a_thread_is_read(tmp_path):
     # taken by a timer, no thread is the current one: the last block, the main thread, is taken for it
     assert "test_stacks.py" in stacks.where(stacks.main_thread(dump))
     assert any(frame.name == "slow_item" for frame in stacks.helpers(dump))
+
+
+JAX = ('"/x/site-packages/jax/array.py", line 1 in value', '"/home/me/train.py", line 3 in main')
+ELSEWHERE = ('"/x/site-packages/jax/array.py", line 1 in value', '"/home/me/train.py", line 9 in save')
+OWN = ('"/home/me/train.py", line 5 in loop',)
+
+
+@pytest.mark.parametrize(
+    ("phase", "dumps", "blamed"),
+    [
+        ("step", (JAX, JAX, OWN), 2),  # the only one that is not in jax
+        ("step", (JAX, ELSEWHERE, JAX), 1),  # the only one at its place
+        ("step", (JAX, ELSEWHERE), 0),  # either may be the one
+        ("step", (OWN, OWN, JAX), 2),
+        ("step", (JAX, JAX, JAX), 0),
+        ("step", (JAX,), 0),
+        ("data", (JAX, JAX, OWN), 0),  # it is in a phase of its own
+    ],
+)
+def test_where_all_wait_the_one_that_stands_elsewhere_is_waited_for(phase, dumps, blamed):
+    frames = {rank: stacks.main_thread(block("Current thread", *dump)) for rank, dump in enumerate(dumps)}
+    assert _refine(0, dict.fromkeys(frames, Pulse(7, phase, 1.0, 0.0, 0.0)), frames) == blamed

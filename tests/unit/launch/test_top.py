@@ -1,6 +1,7 @@
 """`cyxjax top`: what it says of ranks from their beats and the kernel's files."""
 
 import json
+import shutil
 
 import pytest
 
@@ -103,3 +104,16 @@ def test_who_waits_for_whom():
     assert waits([row(0, 120, "step", 99.9), busy], 100.0) == ""  # not for long
     assert waits([row(0, 120, "step", 90.0), row(1, 120, "step", 90.0)], 100.0) == ""  # all in one step
     assert waits([row(0, 120, "done", 90.0), busy], 100.0) == ""
+
+
+def test_a_job_is_watched_until_it_has_ended(processes, monkeypatch, capsys):
+    def ended(seconds):
+        for pid in (100, 101):
+            shutil.rmtree(processes / str(pid))
+
+    monkeypatch.setattr(top.sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(top.time, "sleep", ended)
+    assert top.main(["mine"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("mine") == 1
+    assert said.endswith("The job has ended.\n")
