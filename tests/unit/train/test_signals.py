@@ -1,0 +1,96 @@
+"""What the operating system asks of a training: a polite stop, at the second word the end, a checkpoint."""
+
+import signal
+import threading
+
+import pytest
+
+from cyxjax.errors import EXIT_INTERRUPT
+from cyxjax.train.signals import StopSignals
+
+
+class Ended(Exception):
+    """In place of the end of this process."""
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    """The exit codes this process would have ended with."""
+    codes = []
+
+    def end(code):
+        codes.append(code)
+        raise Ended
+
+    monkeypatch.setattr("os._exit", end)
+    return codes
+
+
+@pytest.fixture
+def handler():
+    """Sets a handler as it was before the training, and puts back what pytest had."""
+    kept = []
+
+    def put(number, action):
+        kept.append((number, signal.signal(number, action)))
+
+    yield put
+    for number, action in reversed(kept):
+        signal.signal(number, action)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_first_asks_for_a_stop_and_the_second_ends_the_process(number, ends, handler):
+    handler(number, signal.SIG_DFL)
+    with StopSignals() as signals:
+        assert not signals.stop()
+        signal.raise_signal(number)
+        assert (signals.stop(), signals.received, ends) == (True, number, [])
+        with pytest.raises(Ended):
+            signal.raise_signal(number)
+    assert ends == [128 + number]
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_a_second_ctrl_c_interrupts_as_ever(ends, handler):
+    handler(signal.SIGINT, signal.SIG_DFL)
+    with StopSignals() as signals:
+        signal.raise_signal(signal.SIGINT)
+        assert signals.received == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert ends == []
+
+
+def test_the_handler_that_was_there_is_called_before_the_end(ends, handler):
+    heard = []
+    handler(signal.SIGINT, lambda number, frame: heard.append(number))
+    with StopSignals():
+        signal.raise_signal(signal.SIGTERM)
+        assert heard == []
+        with pytest.raises(Ended):
+            signal.raise_signal(signal.SIGINT)
+    assert (heard, ends) == ([signal.SIGINT], [EXIT_INTERRUPT])
+
+
+def test_what_was_ignored_stays_ignored_and_sigusr1_asks_for_a_checkpoint(handler):
+    handler(signal.SIGHUP, signal.SIG_IGN)  # nohup
+    with StopSignals() as signals:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGUSR1)
+        assert not signals.stop()
+        assert [signals.take_save(), signals.take_save()] == [True, False]
+
+
+def test_outside_the_main_thread_nothing_is_caught(handler):
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    found = []
+
+    def look():
+        with StopSignals():
+            found.append({number: signal.getsignal(number) for number in before})
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [before]
