@@ -210,7 +210,7 @@ class Session:
             changed.refuse_other_epochs(self._origin.get("config", {}), settings.told)
         if self.is_master:
             other_mode = exact.changed_mode(self._origin, settings.exactness.mode) if self.resumed else []
-            told = changed.told(settings.told, self.recipe)
+            told = changed.told(settings.told, self.recipe, self.prepared.augment)
             other = changed.changed_keys(self._origin.get("config", {}), told)
             data = same_run.changes(self._origin, self._content, to_the_bit=bool(self._exact))
             for line in other_mode + other + data:
@@ -263,7 +263,7 @@ class Session:
     def restore(self, checkpointer: Checkpointer, step: int | None = None, *, in_place: bool = False) -> bool:
         """Takes the newest good step of a folder as the present state; whether there was one."""
         here, sync = self.run_state.state, self.built.sync
-        now = changed.told(self.prepared.settings.told, self.recipe)
+        now = changed.told(self.prepared.settings.told, self.recipe, self.prepared.augment)
         with other_state.in_words(checkpointer, step, now, resume.shapes_of(self.prepared.inputs)):
             found = resume.load(checkpointer, here, sync, self.mesh, step, in_place=in_place)
         if found is None:
@@ -290,7 +290,7 @@ class Session:
 
     def describe(self, run_state: RunState) -> dict[str, Any]:
         """What a checkpoint of `run_state` says beside its arrays."""
-        told = changed.told(self.prepared.settings.told, self.recipe)
+        told = changed.told(self.prepared.settings.told, self.recipe, self.prepared.augment)
         said = resume.to_meta(run_state, self.history, told, self.prepared.inputs)
         said |= same_run.to_meta(self._content, self._own_code) | {"metrics": list(self.recipe.metrics.names)}
         said |= self.marks.meta(run_state.position)

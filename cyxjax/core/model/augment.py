@@ -4,6 +4,8 @@ The inputs of a training batch travel with what names their samples' draws (`Key
 prediction do not, and stay as they are.
 """
 
+import hashlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -68,14 +70,16 @@ def as_augment(given: Augment | Sequence[Augment] | None) -> Augment | None:
     return in_turn
 
 
-def check_augment(augment: Augment | None, inputs: PyTree) -> None:
-    """`augment` keeps the form of a sample, and draws by its key alone. inputs: one sample's, (1, ...).
+def check_augment(augment: Augment | None, inputs: PyTree) -> str:
+    """What tells `augment`, which keeps the form of a sample and draws by its key alone, from others.
 
-    Nothing is computed. Raises: ConfigError for a function that fails, gives another form, or is another one
-        each time it is traced: what numpy draws would be the same for all samples and epochs.
+    Equal for functions whose programs are, under one version of jax; "none" of none. inputs: one sample's,
+    (1, ...). Nothing is computed.
+    Raises: ConfigError for a function that fails, gives another form, or is another one each time it is
+        traced: what numpy draws would be the same for all samples and epochs.
     """
     if augment is None:
-        return
+        return "none"
     one = jax.tree.map(_shape_of, inputs)
     (made, given), (again, _) = _traced(augment, one), _traced(augment, one)
     if _text(given) != _text(one):
@@ -90,6 +94,11 @@ def check_augment(augment: Augment | None, inputs: PyTree) -> None:
             "give one draw for all samples and epochs. HINT: draw with its key: jax.random.uniform(key).",
             key="data.augment",
         )
+    # Functions that a program calls are written with their address in memory.
+    program = re.sub(r"0x[0-9a-f]+", "", str(made)).encode()
+    consts = [np.ascontiguousarray(const).tobytes() for const in made.consts]
+    digest = hashlib.sha256(b"".join([program, *consts])).hexdigest()[:12]
+    return f"a function {digest} (jax {jax.__version__})"
 
 
 def _traced(augment: Augment, one: PyTree) -> tuple[Any, PyTree]:

@@ -46,8 +46,16 @@ def _words(array: np.ndarray) -> np.ndarray | None:
         return np.array(array.tolist())
     if array.dtype.kind != "O" or not any(isinstance(one, str) for one in array.flat):
         return None
-    odd = np.array([not isinstance(one, str) for one in array.flat]).reshape(array.shape)
-    _refuse_missing(odd)
+    others = np.array([not isinstance(one, str) for one in array.flat]).reshape(array.shape)
+    for place in np.argwhere(others):  # a NaN, or pandas' own, is not equal to itself
+        one = array[tuple(place)]
+        if not (one is None or type(one).__name__ in ("NAType", "NaTType") or one != one):
+            word = next(word for word in array.flat if isinstance(word, str))
+            raise DataError(
+                f"labels are words, such as {word!r}, and sample {place[0]} has {one!r}, "
+                f"a {type(one).__name__}. HINT: make all words, [str(one) for one in y], or all numbers."
+            )
+    _refuse_missing(others)
     return array.astype(str)
 
 
@@ -55,7 +63,8 @@ def _refuse_missing(missing: np.ndarray) -> None:
     if missing.any():
         raise DataError(
             f"{int(missing.sum())} of {len(missing)} samples have no label, the first is "
-            f"{int(np.argwhere(missing)[0][0])}. HINT: leave them out: keep = y.notna(), X[keep], y[keep]."
+            f"{int(np.argwhere(missing)[0][0])}. HINT: leave them out, X[keep], y[keep]; of pandas "
+            "keep = y.notna()."
         )
 
 

@@ -41,9 +41,9 @@ def refuse_other_strategy(loaded: str, now: str) -> None:
         )
 
 
-def told(config: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """The configuration, which of an experiment says all, with what is known of a program's optimizer and of
-    its callbacks that take part in the step.
+def told(config: Mapping[str, Any], recipe: Recipe, augment: str = "") -> dict[str, Any]:
+    """The configuration, which of an experiment says all, with what is known of a program's optimizer, of its
+    callbacks that take part in the step, and of its augmentation (`augment`, where known).
     """
     if "optimizer" in config:
         return dict(config)
@@ -51,7 +51,8 @@ def told(config: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     made = {"lr": getattr(optimizer, "lr", None), **getattr(optimizer, "made_with", {})}
     about = {name: value for name, value in made.items() if _is_plain(value)}
     inside = ", ".join(type(one).__name__ for one in in_the_step(recipe.callbacks))
-    return {**config, **({"optimizer": about} if about else {}), "callbacks": inside or "none"}
+    known = {"optimizer": about, "augment": augment, "callbacks": inside or "none"}
+    return {**config, **{name: value for name, value in known.items() if value}}
 
 
 def _is_plain(value: Any) -> bool:
@@ -87,9 +88,17 @@ def other_values(
     found = []
     for key in dict.fromkeys([*after, *before]):
         compared = key in before or "options." in key or not later or _knows(then, key)
+        if key == "augment" and not _comparable(before.get(key, ""), after.get(key, "")):
+            continue
         if compared and key.partition(".")[0] not in skipped and before.get(key) != after.get(key):
             found.append((key, _said(before, key), _said(after, key)))
     return found
+
+
+def _comparable(was: str, now: str) -> bool:
+    """Whether both augmentations are known, and their programs as one version of jax writes them."""
+    versions = {text.rpartition("(jax ")[2] for text in (was, now) if text != "none"}
+    return bool(was and now) and len(versions) < 2
 
 
 def _knows(tree: Any, key: str) -> bool:

@@ -26,6 +26,7 @@ from cyxjax.train.hooks import callbacks
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Feed, Position, RunState
 from cyxjax.train.monitor import watchable_in
+from cyxjax.train.rates.plan import refuse_idle_base
 from cyxjax.train.rates.schedules import build_schedule, refuse_rates
 from cyxjax.train.settings import FirstValues, Settings, resolve
 from cyxjax.train.start.build import Built, Recipe, build, check_precision
@@ -46,6 +47,7 @@ class Prepared(NamedTuple):
     inputs: PyTree  # one sample's, shape (1, ...)
     feed: Feed | None = None  # None: not to train, but to evaluate, predict or load
     data: FitData | None = None
+    augment: str = ""  # what tells it from others; "" where nothing is to be trained
 
 
 def for_fit(
@@ -69,6 +71,7 @@ def for_fit(
     found, config = fit_data.parse(data, config, len(local_replicas(mesh)), num_replicas(mesh))
     fit_data.check_numbered(config, found)
     fit_data.check_epochs(config, found)
+    refuse_idle_base(config)
     found = check_data.first_step(found, config.gradient_accumulation_steps)
     num_samples = len(found.train) if found.indexed else None
     found = classes.of_fit(found)
@@ -77,11 +80,11 @@ def for_fit(
     inputs = check_data.one_input(found)
     refuse_untaken_tuple(recipe.fns, inputs)
     one = for_inputs(recipe, mesh, settings, inputs, last)
-    check_augment(recipe.augment, one.inputs)
+    augment = check_augment(recipe.augment, one.inputs)
     found = check_data.in_form(found, recipe.loss, lambda: shape_of_output(one))
     found = found._replace(keying=keying_for(recipe.augment, settings.seed))
     feed = build_feed(found, settings.step, settings.reading, mesh, tape)
-    return one._replace(feed=feed, data=found)
+    return one._replace(feed=feed, data=found, augment=augment)
 
 
 def for_inputs(

@@ -1,5 +1,7 @@
 """Targets as people have them become labels, or are refused with the fix."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -72,6 +74,15 @@ def test_a_frame_of_pandas_with_a_category():
 def test_a_missing_label_is_refused_by_its_sample(holed):
     with pytest.raises(DataError, match="1 of 4 samples have no label, the first is 1"):
         as_dataset((X, holed))
+
+
+@pytest.mark.parametrize("odd", [1, 2.5, ("a",)])
+def test_what_is_no_word_among_words_is_named(odd):
+    mixed = np.array(["a", None, "b", "b"], object)
+    mixed[2] = odd
+    said = rf"'a', and sample 2 has {re.escape(repr(odd))}, a {type(odd).__name__}\. HINT: make all words"
+    with pytest.raises(DataError, match=said):
+        as_dataset((X, mixed))
 
 
 def test_words_of_other_data_count_in_the_first_table():

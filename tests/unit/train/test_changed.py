@@ -167,3 +167,19 @@ def test_sums_of_other_metrics_are_not_gone_on_with(tmp_path):
     measure("first", ones=lambda o, t: o[:, 0] * 0 + 1)
     history = measure("second", twos=lambda o, t: o[:, 0] * 0 + 2)
     assert history.metrics["train_twos"] == [2.0]  # 1.87 with the sums of the other
+
+
+def test_another_augment_is_told_and_what_is_not_known_is_not(tmp_path, capsys):
+    kept = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_epochs": 1, "resume": "auto"}
+    for epochs, augment in enumerate([None, None, lambda key, x: x * 2, lambda key, x: x * 3], 1):
+        one = DistributedTrainer(Affine(), cx.CrossEntropyLoss(), optax.sgd(0.1), augment=augment)
+        one.fit(X, Y, config(epochs=epochs, **kept))
+        lines = [line for line in capsys.readouterr().err.splitlines() if "augment" in line]
+        assert len(lines) == (epochs > 2)
+    assert re.search(r"augment was 'a function \w{12} \(jax .*\)', is 'a function \w{12} \(jax", lines[0])
+    assert (
+        changed_keys({"a": 1, "augment": "a function 1 (jax 1)"}, {"a": 1, "augment": "a function 2 (jax 2)"})
+        == []
+    )
+    assert changed_keys({"a": 1}, {"a": 1, "augment": "none"}) == []
+    assert changed_keys({"a": 1, "augment": "none"}, {"a": 1}) == []

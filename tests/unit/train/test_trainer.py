@@ -195,6 +195,8 @@ def test_learning_rates_are_scaled_and_warmed_up():
     assert trainer().fit(X, Y, linear).learning_rates == pytest.approx([0.4 * 4 / 8, 0.4, 0.4])
     root = config(batch_size=8, lr_scaling="sqrt", base_batch_size=4)
     assert trainer().fit(X, Y, root).learning_rates == pytest.approx([0.2, 0.2])
+    with pytest.raises(ConfigError, match="base_batch_size=4 changes nothing with lr_scaling='none'"):
+        trainer().prepare(X, Y, config=config(base_batch_size=4))
     with pytest.raises(ConfigError, match="needs base_batch_size"):
         config(lr_scaling="linear")
 
