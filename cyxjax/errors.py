@@ -60,6 +60,25 @@ class NotSavedError(CheckpointError):
     """Training is over, its parameters are in memory, and the final state is on no disk."""
 
 
+class GivenOnce:
+    """What an object was given when it was made, and is set later, would change nothing: it is refused."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        kind = type(self)
+        # Of our own classes alone: what a subclass of the user's keeps under that name is its own.
+        if GivenOnce in kind.__bases__ and not hasattr(kind, name) and name in _given_to(kind):
+            raise ConfigError(
+                f"{kind.__name__}.{name} was set after it was made, which would change nothing. "
+                f"HINT: {kind.__name__}(..., {name}=...)."
+            )
+        super().__setattr__(name, value)
+
+
+def _given_to(kind: type) -> tuple[str, ...]:
+    code = vars(kind)["__init__"].__code__
+    return code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`Did you mean 'x'?` for the closest of `known` names, else the list of what is known."""
     names = sorted(known)

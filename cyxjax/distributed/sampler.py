@@ -41,7 +41,7 @@ class DistributedSampler:
         self.shuffle, self.seed, self.drop_last = shuffle, int(seed), drop_last
         self.epoch = 0
         self._size = _size_of(dataset if dataset_size is None else dataset_size)
-        self._order = Order(self._size, seed, 0, shuffle)
+        Order(self._size, self.seed, 0, shuffle)  # which refuses what has no order
         self._epoch_was_set = self._warned = False
         self._passes = 0
         _check_rank(self.rank, self.num_replicas)
@@ -49,7 +49,11 @@ class DistributedSampler:
     def set_epoch(self, epoch: int) -> None:
         """Makes the next pass the order of `epoch`; immediate at any dataset size. The same on every rank."""
         self.epoch, self._epoch_was_set = int(epoch), True
-        self._order = Order(self._size, self.seed, self.epoch, self.shuffle)
+
+    @property
+    def _order(self) -> Order:
+        """By what its attributes say now: whatever is set holds from the next pass on."""
+        return Order(self._size, self.seed, self.epoch, self.shuffle)
 
     def get_indices(self, start: int = 0, stop: int | None = None) -> Places:
         """This rank's indices in order, int64, shape (local_size(),); or some, by slice."""
@@ -78,7 +82,7 @@ class DistributedSampler:
     def begin_pass(self) -> None:
         """Told at the start of each pass; warns once at the second pass if the order never changed."""
         self._passes += 1
-        if self._passes > 1 and self.shuffle and not (self._epoch_was_set or self._warned):
+        if self._passes > 1 and self.shuffle and not (self.epoch or self._epoch_was_set or self._warned):
             self._warned = True
             warnings.warn(
                 "DistributedSampler: a second pass began and set_epoch was never called, so every epoch has "

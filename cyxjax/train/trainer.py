@@ -17,7 +17,7 @@ from cyxjax.core.step import TrainState
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.distributed import process_group
 from cyxjax.distributed.own_model import HandedOut
-from cyxjax.errors import CheckpointError
+from cyxjax.errors import CheckpointError, GivenOnce
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
@@ -42,7 +42,7 @@ from cyxjax.train.state.present import handed_out_after_errors
 PyTree = Any
 
 
-class DistributedTrainer:
+class DistributedTrainer(GivenOnce):
     """Trains a Flax model on every device of every process, as if on one device with the whole batch.
 
     model: linen or nnx module, (init, apply) pair, or SequentialModel. loss_fn: a loss of cyxjax, a function

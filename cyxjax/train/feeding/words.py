@@ -1,6 +1,7 @@
-"""Keywords of `fit` that belong into its configuration."""
+"""What `fit` is given beside data: its configuration, fixed while it runs, and keywords that belong there."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import wraps
 from inspect import signature
 from typing import ParamSpec, TypeVar
@@ -13,7 +14,9 @@ R = TypeVar("R")
 
 
 def settings_apart(call: Callable[P, R]) -> Callable[P, R]:
-    """`call`, which says of a keyword that is not its own where it belongs. Raises: ConfigError."""
+    """`call`, which says of a keyword that is not its own where it belongs, and while which no setting can be
+    changed. Raises: ConfigError.
+    """
     own = signature(call).parameters.keys() - {"self", "data"}
 
     @wraps(call)
@@ -27,6 +30,10 @@ def settings_apart(call: Callable[P, R]) -> Callable[P, R]:
             else:
                 way = nearest(word, {*own, *DistributedTrainingConfig.model_fields})
             raise ConfigError(f"{name} takes no {word}={value!r} itself. HINT: {way}", key=word)
-        return call(*args, **words)
+        with ExitStack() as held:
+            for one in (*args, *words.values()):
+                if isinstance(one, DistributedTrainingConfig):
+                    held.enter_context(one.in_a_fit())
+            return call(*args, **words)
 
     return checked

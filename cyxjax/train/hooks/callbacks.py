@@ -18,7 +18,7 @@ from cyxjax.core.optimizer.parts import (
     with_parameter_average,
 )
 from cyxjax.core.step import TrainState
-from cyxjax.errors import ConfigError
+from cyxjax.errors import ConfigError, GivenOnce
 from cyxjax.train.hooks.brought.answers import check_hooks
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN
 from cyxjax.train.hooks.plateau import Plateau, RunParts
@@ -56,7 +56,7 @@ class Callback(Hook):
         """Before each fit."""
 
 
-class EarlyStopping(Callback):
+class EarlyStopping(GivenOnce, Callback):
     """Stops after `patience` evaluations without a `monitor` (such as val_loss) better by `min_delta`.
 
     mode: "min" or "max", which of its values is better; None: as the metric says.
@@ -93,7 +93,7 @@ class EarlyStopping(Callback):
     on_evaluation = on_epoch
 
 
-class ReduceLROnPlateau(Callback):
+class ReduceLROnPlateau(GivenOnce, Callback):
     """Multiplies the learning rate by `factor` after `patience` evaluations without a better `monitor`.
 
     The factor is a number in the optimizer's state, so the step is not compiled again; it multiplies what
@@ -145,7 +145,7 @@ class ReduceLROnPlateau(Callback):
             self._current = max(self._current * self._factor, self._min_factor)
 
 
-class EMA(Callback):
+class EMA(GivenOnce, Callback):
     """Evaluates, predicts with and hands out the exponential moving average of the parameters.
 
     After step t the average moves to d * average + (1 - d) * parameters, d = min(decay, (1 + t) / (10 + t)):
@@ -166,7 +166,7 @@ class EMA(Callback):
         return state._replace(params=averaged_params(state))
 
 
-class BestCheckpoint(Callback):
+class BestCheckpoint(GivenOnce, Callback):
     """Keeps at `path` a checkpoint of the evaluation with the best `monitor`, for `load_checkpoint(path)`.
 
     mode: as EarlyStopping takes it. if_measured: a run without validation data, which has no val_loss, is

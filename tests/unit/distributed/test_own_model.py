@@ -11,7 +11,7 @@ import cyxjax as cx
 from cyxjax.core.mesh import build_mesh
 from cyxjax.distributed.ddp import DistributedDataParallel
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.errors import ConfigError, DataError
+from cyxjax.errors import ConfigError, DataError, GroupError
 from cyxjax.launch.topology import Topology
 
 X = np.eye(2, dtype=np.float32)
@@ -175,3 +175,26 @@ def test_inputs_of_another_width_are_told_with_both():
         ddp(np.ones((2, 3), np.float32))
     with pytest.raises(DataError, match=r"samples are float32\[N, 3\]"):
         ddp.eval()(np.ones((2, 3), np.float32))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda ddp, loss: [loss(out, Y) for out in (ddp(X), ddp(X))][0],
+        lambda ddp, loss: loss(ddp(X), Y) + loss(ddp(X), Y),
+        lambda ddp, loss: loss(ddp(X) / 2.0, Y),
+        lambda ddp, loss: loss(ddp(X), Y) + 0.1 * (ddp.parameters()["kernel"] ** 2).sum(),
+        lambda ddp, loss: loss(ddp.eval()(X), Y),
+    ],
+    ids=["two passes", "a sum", "out / T", "a penalty", "eval"],
+)
+def test_a_loss_without_a_way_back_says_what_has_one(written):
+    ddp = wrap(linen.Dense(2))
+    ddp.init(X)
+    value = written(ddp, cx.MSELoss())
+    assert np.isfinite(float(value))
+    assert not hasattr(value, "backward")
+    with pytest.raises(
+        GroupError, match=r"no way back.* HINT: .*in train\(\) mode, ddp.loss\(lambda out, y: "
+    ):
+        value.backward()

@@ -48,3 +48,67 @@ def test_a_layer_added_after_a_fit_is_refused_by_the_trainer_and_trained_by_a_ne
     with pytest.raises(ConfigError, match="has 4 layers and had 3 when it was wrapped"):
         trainer.predict(X)
     assert np.all(fitted(model).predict(X) >= 0)
+
+
+def test_what_a_trainer_was_made_with_is_refused_where_it_is_set():
+    trainer = DistributedTrainer(mlp(), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1))
+    for name in ("callbacks", "optimizer", "metrics", "augment", "model", "loss_fn"):
+        with pytest.raises(
+            ConfigError, match=rf"DistributedTrainer.{name} was set .* HINT: .*\(..., {name}="
+        ):
+            setattr(trainer, name, None)
+    trainer.note = "mine"
+    assert trainer.note == "mine"
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        (lambda: cx.EarlyStopping(patience=3), "patience"),
+        (lambda: cx.EarlyStopping(patience=3), "min_delta"),
+        (lambda: cx.ReduceLROnPlateau(), "factor"),
+        (lambda: cx.EMA(), "decay"),
+        (lambda: cx.BestCheckpoint(), "path"),
+    ],
+)
+def test_what_a_callback_was_made_with_is_refused_where_it_is_set(made, name):
+    with pytest.raises(ConfigError, match=rf"\.{name} was set after it was made, which would change nothing"):
+        setattr(made(), name, 1)
+
+
+def test_a_subclass_keeps_what_it_likes():
+    class Patient(cx.EarlyStopping):
+        def __init__(self):
+            super().__init__(patience=3)
+            self.patience = 3
+
+    assert Patient().patience == 3
+
+
+def test_what_is_set_on_a_sampler_holds_from_the_next_pass_on():
+    sampler = cx.distributed.DistributedSampler(8, seed=0)
+    sampler.shuffle = False
+    assert list(sampler) == list(range(8))
+    sampler.shuffle, sampler.seed, sampler.epoch = True, 3, 2
+    again = cx.distributed.DistributedSampler(8, seed=3)
+    again.set_epoch(2)
+    assert list(sampler) == list(again) != list(range(8))
+
+
+def test_a_configuration_is_fixed_while_its_fit_runs():
+    seen = []
+
+    class Longer(cx.Callback):
+        def on_epoch(self, info):
+            settings.model_copy().epochs = 9  # a copy is nobody's
+            with pytest.raises(
+                ConfigError, match="epochs=9 was set in the middle of a fit.* HINT: set it before"
+            ):
+                settings.epochs = 9
+            seen.append(info)
+
+    settings = config(epochs=1)
+    trainer = DistributedTrainer(mlp(), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1), callbacks=[Longer()])
+    trainer.fit(X, Y, settings)
+    settings.epochs = 2
+    assert len(seen) == 1
