@@ -16,7 +16,7 @@ _CHANGED = re.compile(r'Cannot update variable "(\w+)" in "/?([^"]*)" because co
 _SAYS_SO = {"use_running_average": "BatchNorm", "deterministic": "Dropout or attention"}
 
 Drops = dict[str, bool]
-"""Path of a Dropout whose rate is above 0 -> whether it dropped values"""
+"""Path of a Dropout or attention whose rate is above 0, or of what draws from "dropout" -> whether it drew"""
 
 
 @contextmanager
@@ -48,7 +48,13 @@ def explained() -> Iterator[None]:
 
 @contextmanager
 def noting_drops(found: Drops) -> Iterator[None]:
-    """Notes what each Dropout does that is called."""
+    """Notes what each Dropout does that is called, and what else draws from the stream of that name."""
+    make_rng = linen.Module.make_rng
+
+    def drawn(self: linen.Module, name: str = "params") -> Any:
+        if name == "dropout":
+            found[_path(self)] = True
+        return make_rng(self, name)
 
     def note(next_fun: Callable, args: tuple, kwargs: dict[str, Any], context: Any) -> Any:
         module = context.module
@@ -56,11 +62,22 @@ def noting_drops(found: Drops) -> Iterator[None]:
             given = kwargs.get("deterministic", args[1] if len(args) > 1 else None)
             is_off = module.deterministic if given is None else given
             if isinstance(module.rate, int | float) and module.rate > 0 and isinstance(is_off, bool | int):
-                found["/".join(module.path)] = not is_off
+                found[_path(module)] = not is_off
+        attends = isinstance(module, linen.MultiHeadDotProductAttention) and module.dropout_rate > 0
+        if attends and context.method_name == "__call__":
+            found.setdefault(_path(module), False)
         return next_fun(*args, **kwargs)
 
-    with linen.intercept_methods(note):
-        yield
+    linen.Module.make_rng = drawn  # type: ignore[method-assign]
+    try:
+        with linen.intercept_methods(note):
+            yield
+    finally:
+        linen.Module.make_rng = make_rng  # type: ignore[method-assign]
+
+
+def _path(module: linen.Module) -> str:
+    return "/".join(module.path) or "own call"
 
 
 def told(in_evaluation: Drops, in_training: Drops) -> list[str]:

@@ -157,6 +157,25 @@ class Net(linen.Module):
         return x if self.norm is None else linen.BatchNorm(**self.norm)(x)
 
 
+class Attending(linen.Module):
+    deterministic: Callable
+
+    @linen.compact
+    def __call__(self, x, train: bool = False):
+        attention = linen.MultiHeadDotProductAttention(1, dropout_rate=0.5)
+        return attention(x[:, None], deterministic=self.deterministic(train))
+
+
+class Dropping(linen.Module):
+    """Draws from "dropout" by itself, as stochastic depth does."""
+
+    drops: Callable
+
+    @linen.compact
+    def __call__(self, x, train: bool = False):
+        return x * jax.random.uniform(self.make_rng("dropout")) if self.drops(train) else x
+
+
 class Told(linen.Module):
     rate: float = 0.5
 
@@ -170,11 +189,27 @@ class Told(linen.Module):
     [
         (Net(lambda switches: not switches.get("train", False)), ["Dropout_0 drops nothing in training"]),
         (Net(lambda switches: False), ["Dropout_0 drops values in evaluation"]),
+        (Attending(lambda train: False), ["Attention_0 drops values in evaluation"]),
+        (Attending(lambda train: True), ["Attention_0 drops nothing in training"]),
+        (Attending(lambda train: not train), []),
+        (Dropping(lambda train: True), ["own call drops values in evaluation"]),
+        (Dropping(lambda train: train), []),
         (Told(), []),
         (linen.Dense(2), []),
         (linen.Sequential([linen.Dense(2), linen.Dropout(0.0, deterministic=True)]), []),
     ],
-    ids=["kwargs", "fixed", "told", "no dropout", "rate 0"],
+    ids=[
+        "kwargs",
+        "fixed",
+        "attention on",
+        "attention off",
+        "attention told",
+        "own draws",
+        "own draws told",
+        "told",
+        "no dropout",
+        "rate 0",
+    ],
 )
 def test_dropout_that_does_not_follow_the_mode_is_told(model, lines):
     fns, inputs = from_linen(model), jnp.ones((1, 4))
