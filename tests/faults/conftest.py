@@ -1,6 +1,7 @@
 """What the fault tests share."""
 
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -11,6 +12,8 @@ def small_disk(tmp_path):
     """A file system of its own with 8 MB."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small tmpfs needs root; run this test as root")
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount here: apt-get install mount")
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "cyxjax", disk], capture_output=True)

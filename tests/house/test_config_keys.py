@@ -69,7 +69,15 @@ SECTIONS = ("cyxjax.config.sections", "cyxjax.config.schedules")
 # Where the whole configuration is seen: the calls that take one, and the file that cuts it into parts.
 BORDER = {
     *("__main__", "experiment", "simple_trainer", "trainer", "session", "settings", "resume"),
-    *("feeding/fit_data", "start/prepare", "rates/plan", "start/named", "replay/steps", "stored/run"),
+    *(
+        "feeding/fit_data",
+        "feeding/words",
+        "start/prepare",
+        "rates/plan",
+        "start/named",
+        "replay/steps",
+        "stored/run",
+    ),
 }
 
 
