@@ -33,12 +33,12 @@ class _Asked(NamedTuple):
     is_raw: list[bool]  # the first update was the gradient itself
 
 
-def refuse_uphill(optimizer: optax.GradientTransformation, params: PyTree) -> str:
+def refuse_uphill(optimizer: optax.GradientTransformation, params: PyTree, *, alone: bool = True) -> str:
     """ "" for a rule that goes down, or stands still; a line to tell where it moves some parameters up.
 
     params: shapes of the real tree; arrays of its structure, with two numbers along a dimension, stand in.
     What counts is the response to the gradient's sign: no decay, noise or momentum. A rule that takes no such
-    arrays is left alone.
+    arrays is left alone. alone: nothing else moves the parameters; of several one may climb on purpose.
     Raises: ConfigError for one that climbs, or that hands on the gradients of some parameters as they came.
     """
     try:
@@ -58,6 +58,8 @@ def refuse_uphill(optimizer: optax.GradientTransformation, params: PyTree) -> st
     if not up:
         return ""
     if not any(one < 0 for one in asked.climbed):
+        if not alone:
+            return f"One of the optimizers moves what it trains up the gradient. {_WAY}"
         raise ConfigError(
             "the optimizer adds to the parameters what points along the gradient: the loss would grow. "
             f"{_WAY}"

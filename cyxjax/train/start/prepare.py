@@ -147,7 +147,7 @@ def _check_movers(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: M
         check_update(built.sync, mesh, state, prepared.settings.step.comm)
     if asked := [one for one in given if not getattr(one, "goes_down", False)]:
         shapes = shapes_of(built.fns, prepared.inputs)
-        told += [refuse_uphill(one, shapes) for one in asked]
+        told += [refuse_uphill(one, shapes, alone=len(given) == 1) for one in asked]
     return told
 
 

@@ -149,6 +149,13 @@ def test_a_group_that_climbs_beside_others_is_told():
     )
 
 
+def test_of_several_optimizers_one_may_climb_and_is_told():
+    assert "One of the optimizers moves what it trains up" in refuse_uphill(
+        optax.sgd(-0.1), PARAMS, alone=False
+    )
+    assert refuse_uphill(optax.sgd(0.1), PARAMS, alone=False) == ""
+
+
 def test_complex_parameters_and_those_of_half_precision():
     params = {"a": jax.ShapeDtypeStruct((3,), jnp.complex64), "b": jax.ShapeDtypeStruct((), jnp.bfloat16)}
     assert told(optax.sgd(0.1), params) == ""
