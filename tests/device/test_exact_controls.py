@@ -149,7 +149,8 @@ def in_a_loop(part, state, rows, total):
 
 
 @pytest.mark.parametrize(
-    ("way", "name"), [pytest.param(over_two_devices, "gpt", marks=pytest.mark.slow), (in_a_loop, "cnn")]
+    ("way", "name"),
+    [pytest.param(over_two_devices, "gpt", marks=[pytest.mark.slow, pytest.mark.wide]), (in_a_loop, "cnn")],
 )
 def test_another_program_gives_other_bits_of_the_same_part(way, name, as_users_compile):  # noqa: F811
     # the same rows, number and state, and the same function: only what XLA makes of it differs

@@ -102,7 +102,8 @@ def test_other_threads_are_refused_by_name(tmp_path):
     assert not (tmp_path / "refused").exists()
 
 
-@pytest.mark.slow  # by default on two devices: tests/device/test_exact.py
+@pytest.mark.slow
+@pytest.mark.wide  # by default on two devices: tests/device/test_exact.py
 def test_a_plain_run_of_two_processes_gives_other_bits(alone, tmp_path):
     # the control: the comparison sees an order of additions, and names the first leaf
     train(tmp_path / "run", 2, "--max-steps", "2", devices=2, mode="none", **AS_USERS)

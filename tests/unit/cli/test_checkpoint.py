@@ -6,7 +6,6 @@ import tracemalloc
 
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
 
@@ -108,6 +107,8 @@ def test_export_of_chosen_parts(run):
 
 def test_export_to_orbax_is_opened_by_plain_orbax(run):
     assert main(["export", str(run), str(run / "tree"), "--to", "orbax"]) == 0
+    import orbax.checkpoint as ocp  # each worker imports every file of tests
+
     tree = ocp.PyTreeCheckpointer().restore((run / "tree").absolute())
     assert sorted(tree) == ["model_state", "params"]
     assert np.asarray(tree["params"]["Dense_0"]["kernel"]).tolist() == [[0, 1, 2], [3, 4, 5]]

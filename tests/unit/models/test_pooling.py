@@ -57,7 +57,7 @@ def cases(draw):
     return rng.choice(np.float32(values), (2, *sides, 2)), window, strides, padding
 
 
-@pytest.mark.parametrize("examples", [12, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [12, pytest.param(40, marks=(pytest.mark.slow, pytest.mark.wide))])
 def test_values_and_gradients_are_flaxs_to_the_bit(examples):
     @settings(max_examples=examples, deadline=None, derandomize=True)
     @given(cases())

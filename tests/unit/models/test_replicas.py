@@ -51,7 +51,7 @@ def train(model, inputs, targets, num_replicas: int):
             m.get_model("gpt")(vocab_size=11, context_length=5, num_layers=1, num_heads=2, width=8),
             TOKENS,
             TOKENS,
-            marks=pytest.mark.slow,  # it has no statistics of a batch
+            marks=[pytest.mark.slow, pytest.mark.wide],  # it has no statistics of a batch
         ),
     ],
     ids=["sequential", "resnet", "gpt"],
