@@ -19,14 +19,15 @@ from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, step_key
 from cyxjax.core.losses import of_batch
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
-from cyxjax.core.model.batch_stats import OWN, StatsAxes
+from cyxjax.core.model.batch_layout import Layouts, untold
+from cyxjax.core.model.batch_stats import OWN, StatsAxes, layouts_in
 from cyxjax.core.model.model_fns import ModelFns, Sown
 from cyxjax.core.objective.untraced import compiled
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
 from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.strategy import Reducer, Sync
 from cyxjax.core.trees import named_leaves
-from cyxjax.errors import DataError
+from cyxjax.errors import ConfigError, DataError
 
 PyTree = Any
 _NONE_ASKS = StatsAxes(refused="in a loop of your own each replica takes its own statistics")
@@ -48,10 +49,13 @@ class Draw(NamedTuple):
     first_replica: Any  # int32 (): the number of this process's first replica
 
 
-def build_forward(fns: ModelFns, mesh: Mesh, num_replicas: int, is_first: bool) -> Callable:
+def build_forward(
+    fns: ModelFns, mesh: Mesh, num_replicas: int, is_first: bool, padded: bool = False
+) -> Callable:
     """A function (params, Carried, Draw, inputs, weight) -> (output, pullback, Carried) in training mode.
 
     Rows are cut over the local `mesh`; the pullback has a row per replica. is_first: nothing is carried yet.
+    padded: some rows weigh nothing. Raises: ConfigError, called, for a norm that cannot leave those out.
     """
     stats = OWN if num_replicas == 1 else _NONE_ASKS
     spec = Carried(REPLICATED if is_first else PER_REPLICA, REPLICATED if is_first else PER_REPLICA)
@@ -61,6 +65,8 @@ def build_forward(fns: ModelFns, mesh: Mesh, num_replicas: int, is_first: bool) 
         rows, replica = weight.shape[0], draw.first_replica + lax.axis_index(AXIS)
         key = step_key(draw.key, draw.step)
         key = micro_batch_key(key, draw.slot, replica, rows=rows, num_replicas=num_replicas)
+        if padded:
+            _refuse_padding(layouts_in(fns, params, carried.model_state, inputs, key), rows, mesh.size)
         output, pullback, model_state = phases.forward(
             fns, params, carried.model_state, inputs, weight, key, stats
         )
@@ -78,6 +84,14 @@ def build_forward(fns: ModelFns, mesh: Mesh, num_replicas: int, is_first: bool) 
         return output, pullback, carried
 
     return forward
+
+
+def _refuse_padding(layouts: Layouts | None, rows: int, num_devices: int) -> None:
+    if what := untold(layouts, rows):
+        raise ConfigError(
+            f"{what}: the rows of this batch do not divide by {num_devices} devices, and padding would count "
+            f"in its statistics. HINT: a batch of a multiple of {num_devices} rows."
+        )
 
 
 def build_infer(fns: ModelFns, mesh: Mesh) -> Callable[[PyTree, PyTree, PyTree], PyTree]:

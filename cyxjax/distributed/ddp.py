@@ -108,7 +108,7 @@ class DistributedDataParallel:
         carried = since.carried or facade.Carried(here.model_state, None)
         first = np.int32(local_replicas(self._mesh).start)
         draw = facade.Draw(here.key, here.step, np.int32(since.num_forwards), first)
-        run = self._programs.forward(since.carried is None)
+        run = self._programs.forward(since.carried is None, bool(rows % self._local.size))
         weight = view.row_weight(rows, self._local)
         ran = self._known.run(run, inputs, here.params, carried, draw, placed, weight)
         output, since.pullback, since.carried = ran

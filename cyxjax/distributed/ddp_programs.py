@@ -22,14 +22,15 @@ class ModelPrograms:
         self._fns, self._mesh, self._num_replicas = fns, local_mesh, num_replicas
         self._built: dict[tuple, Callable] = {}
 
-    def forward(self, is_first: bool) -> Callable:
-        """`facade.build_forward`; is_first: the first pass since an update."""
+    def forward(self, is_first: bool, padded: bool) -> Callable:
+        """`facade.build_forward`; is_first: the first pass since an update; padded: of rows."""
         dtype = autocast_dtype()
 
         def build() -> Callable:
-            return facade.build_forward(cast_to(self._fns, dtype), self._mesh, self._num_replicas, is_first)
+            fns = cast_to(self._fns, dtype)
+            return facade.build_forward(fns, self._mesh, self._num_replicas, is_first, padded)
 
-        return self._once(("forward", dtype, is_first), build)
+        return self._once(("forward", dtype, is_first, padded), build)
 
     def infer(self) -> Callable:
         """`facade.build_infer`."""

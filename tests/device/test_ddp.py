@@ -324,3 +324,26 @@ def test_information():
     ddp = wrap(Net(), 2)
     assert (ddp.is_master(), ddp.get_rank(), ddp.get_world_size()) == (True, 0, 1)
     assert local_value(jax.numpy.ones(2)).sum() == 2
+
+
+class Mixed(linen.Module):
+    """Its norm takes the batch in an order one cannot tell."""
+
+    axis_name: str | None = None
+
+    @linen.compact
+    def __call__(self, x, train: bool = False):
+        mixed = x.reshape(x.shape[1], -1)  # no dimension is the batch's alone, and it is none's first
+        return linen.BatchNorm(use_running_average=not train, axis=0, axis_name=self.axis_name)(
+            mixed
+        ).reshape(x.shape)
+
+
+def test_a_norm_that_cannot_have_its_statistics_is_refused():
+    x = np.ones((7, 8), np.float32)
+    with pytest.raises(
+        ConfigError, match="rows of this batch do not divide by 2 devices.*HINT: a batch of a"
+    ):
+        wrap(Mixed(), 2)(x)
+    with pytest.raises(ConfigError, match="axis_name='batch'; in a loop of your own.*HINT: leave it out"):
+        wrap(Mixed(axis_name="batch"), 2)(x[:6])

@@ -205,7 +205,7 @@ def _pairs(one: Any, two: Any) -> Iterator[tuple[Any, Any]]:
 def row_weights(x: jax.Array, weight: jax.Array, layouts: Layouts | None) -> jax.Array:
     """What each sample weighs (`weight`, shape (B,)) where it lies in `x`; in a shape that broadcasts to x's.
 
-    NaN where one cannot tell and some weigh nothing: `refuse_unweighed` said so before, if it could know.
+    NaN where one cannot tell and some weigh nothing: whoever knew of padding asked `untold` before.
     """
     found = _plain(x.shape, len(weight)) if layouts is None else layouts.get(x.shape, _UNKNOWN)
     if found is None:
@@ -214,6 +214,13 @@ def row_weights(x: jax.Array, weight: jax.Array, layouts: Layouts | None) -> jax
         return whole(weight).reshape([1] * x.ndim)
     rows = jnp.tile(jnp.repeat(weight, found.inner), found.outer)
     return rows.reshape([-1 if d == found.dim else 1 for d in range(x.ndim)])
+
+
+def untold(layouts: Layouts | None, rows: int) -> str:
+    """What to say of a norm that takes `rows` samples in an order one cannot tell; "" where there is none."""
+    odd = next((shape for shape, found in (layouts or {}).items() if isinstance(found, str)), None)
+    what = f"a BatchNorm of the model takes {odd} of {rows} samples, and which is whose cannot be told"
+    return "" if odd is None else what
 
 
 def whole(weight: jax.Array) -> jax.Array:

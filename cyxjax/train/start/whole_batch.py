@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from cyxjax.core.mesh import REPLICATED
+from cyxjax.core.model.batch_layout import untold
 from cyxjax.core.model.batch_stats import layouts_in
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.global_loss import sees_whole_batch
@@ -79,11 +80,9 @@ def check_norms(fns: ModelFns, settings: Settings, inputs: Any) -> list[str]:
     batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), inputs)
     key = jax.random.key(0)
     params, model_state = jax.eval_shape(fns.init, key, inputs)
-    found = layouts_in(fns, params, model_state, batch, key) or {}
-    odd = next((shape for shape, layout in found.items() if isinstance(layout, str)), None)
-    if odd is None:
+    what = untold(layouts_in(fns, params, model_state, batch, key), rows)
+    if not what:
         return []
-    what = f"a BatchNorm of the model takes {odd} of {rows} samples, and which is whose cannot be told"
     if epoch is None:
         return [f"{what[0].upper()}{what[1:]}: a short batch of the loader would give NaN. {_WAY}"]
     short = f"{epoch.num_samples} samples in batches of {epoch.global_batch_size} end in a short one"
