@@ -44,7 +44,7 @@ def as_rows(inputs: PyTree) -> tuple[PyTree, int]:
 def no_words(target: PyTree) -> PyTree:
     """`target`. Raises: DataError for words: what is given batch by batch has no table of classes."""
     for leaf in jax.tree.leaves(target):
-        if isinstance(leaf, str) or np.dtype(getattr(leaf, "dtype", float)).kind in "OSUT":
+        if isinstance(leaf, str) or getattr(getattr(leaf, "dtype", None), "kind", "") in (*"OSUT",):
             refuse_words(np.asarray(leaf))
     return target
 

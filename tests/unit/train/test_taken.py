@@ -1,5 +1,7 @@
 """Samples that the model or the loss does not take are refused in one line, before a step is made of them."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -150,7 +152,9 @@ def test_no_loss_of_ours_spreads(loss):
 
 
 def test_the_facade_refuses_words():
+    torch_like = SimpleNamespace(dtype=SimpleNamespace())  # its dtypes have no kind
     for words in (np.array(["ant", "bee"]), ["ant", "bee"], {"y": np.array(["ant", "bee"], object)}):
         with pytest.raises(DataError, match="words, such as 'ant', where numbers are expected. HINT"):
             ddp_values.no_words(words)
-    assert ddp_values.no_words(Y) is Y
+    for numbers in (Y, jnp.ones(2, jnp.bfloat16), {"key": jax.random.key(0)}, torch_like):
+        assert ddp_values.no_words(numbers) is numbers
