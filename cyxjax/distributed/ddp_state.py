@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from cyxjax.core import facade
 from cyxjax.core import local_view as view
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED, put_replicated
-from cyxjax.core.optimizer.direction import refuse_uphill
+from cyxjax.core.optimizer.direction import refuse_set_rate, refuse_uphill
 from cyxjax.core.step import TrainState
 from cyxjax.distributed.bound_loss import explain_backward
 from cyxjax.distributed.comm_hooks import CommHook
@@ -106,6 +106,7 @@ class HeldState:
 
         Raises: ConfigError for another one than before, and for one that climbs.
         """
+        refuse_set_rate(optimizer)  # at any step
         if self._programs.optimizer is optimizer:
             return
         if self._programs.optimizer is not None:

@@ -26,6 +26,15 @@ _WAY = (
 )
 
 
+def refuse_set_rate(optimizer: Any) -> None:
+    """Raises: ConfigError for one of optax's own that `lr` was set on: it has its rate inside."""
+    if type(optimizer).__module__.startswith("optax") and "lr" in getattr(optimizer, "__dict__", ()):
+        raise ConfigError(
+            f"lr={optimizer.lr!r} was set on a transformation of optax, which keeps the rate it has. "
+            "HINT: cx.AdamOptimizer(0.001), whose lr can be set; or a schedule in place of the number."
+        )
+
+
 class _Asked(NamedTuple):
     """What two runs from one state got, with gradients g and -g: numbers a leaf, in the order of leaves."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import optax
 
+from cyxjax.core.optimizer.direction import refuse_set_rate
 from cyxjax.errors import ConfigError
 
 Rate = float | Callable[[Any], Any]
@@ -91,6 +92,7 @@ def for_trainer(optimizer: Any) -> Any:
 
     Raises: ConfigError where it cannot be made again with that rate.
     """
+    refuse_set_rate(optimizer)
     if not isinstance(optimizer, Optimizer):
         return optimizer
     if not optimizer.is_compiled and optimizer.rate_factor != 1.0:
