@@ -1,6 +1,7 @@
 """What a wrapped model holds: the state of all processes, and what was gathered since the last update."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from cyxjax.distributed.bound_loss import explain_backward
 from cyxjax.distributed.comm_hooks import CommHook
 from cyxjax.distributed.ddp_programs import UpdatePrograms
 from cyxjax.errors import ConfigError, GroupError
+from cyxjax.launch import heartbeat
 
 PyTree = Any
 
@@ -124,7 +126,9 @@ class HeldState:
     def reduce(self, grads: PyTree) -> PyTree:
         """Mean gradients, replicated, from this process's rows."""
         reduced, inner = self.whole.sync
-        mean_grads, reduced = self._programs.reduce(self._rows(grads), reduced, self.whole.params)
+        rows = self._rows(grads)
+        with self._waiting():
+            mean_grads, reduced = self._programs.reduce(rows, reduced, self.whole.params)
         self._state = self.whole._replace(sync=(reduced, inner))
         return mean_grads
 
@@ -132,7 +136,8 @@ class HeldState:
         """The next state from this process's rows of gradients: reduction and update in one program."""
         rows = self._rows(grads)
         carried = view.to_global(self._mesh, carried, PER_REPLICA)
-        self._take(self._stepped(lambda programs: programs.update, self.whole, rows, carried))
+        with self._waiting():
+            self._take(self._stepped(lambda programs: programs.update, self.whole, rows, carried))
 
     def apply(self, mean_grads: PyTree, carried: PyTree) -> None:
         """The next state from mean gradients."""
@@ -157,6 +162,11 @@ class HeldState:
 
     def _built(self, optimizer: Any) -> UpdatePrograms:
         return UpdatePrograms(self._mesh, self._hook, optimizer, self._options, self._keeps)
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        """Tells the supervisor of a step that waits for the others; only CPUs wait where it is sent off."""
+        waits = self._mesh.devices.flat[0].platform == "cpu" and jax.process_count() > 1
+        return heartbeat.together(heartbeat.pulse().step + 1) if waits else nullcontext()
 
     def _take(self, state: TrainState) -> None:
         self._state = state

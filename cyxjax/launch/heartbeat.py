@@ -10,7 +10,8 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -158,6 +159,24 @@ def beat(step: int, phase: str) -> None:
     before = _writer.tell(step, phase)
     if before.at_s:
         _spent[before.phase] = _spent.get(before.phase, 0.0) + _writer.pulse().at_s - before.at_s
+
+
+@contextmanager
+def together(step: int | None = None) -> Iterator[None]:
+    """Tells the supervisor that this rank waits for the others inside; after it, what it told before.
+
+    step: of a program that counts none itself. Nothing is told before the first step of all.
+    """
+    before = _writer.pulse()
+    step = before.step if step is None else step
+    if step < 0:
+        yield
+        return
+    beat(step, "collective")
+    try:
+        yield
+    finally:
+        beat(step, before.phase)
 
 
 _spent: dict[str, float] = {}

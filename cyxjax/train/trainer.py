@@ -188,6 +188,7 @@ class DistributedTrainer(GivenOnce):
         """Goes back to what `save_checkpoint` (or a run) saved in `path`: its newest good step, or `step`.
         Raises: CheckpointError if there is none, or it is of another model.
         """
+        self._session.present.refuse_in_fit("load_checkpoint")  # one rank alone would wait below
         resume.meet("load_checkpoint")  # a peer may still be writing what is read here
         checkpointer = resume.restorer_for(path, self._group)
         if checkpointer is None:

@@ -3,6 +3,8 @@
 import pytest
 
 import cyxjax as cx
+from tests.multiprocess.test_train import environment
+from tests.support import forked
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
@@ -43,3 +45,32 @@ def test_a_callback_that_stops_one_rank_stops_all_at_the_step_where_one_process_
     # tests/unit/train/test_joined.py.
     wanted = [[0, "callback"], [16, "callback"], [30, "callback"], [25, "callback"]]
     assert cx.testing.run_ranks(2, stopped, 1) == [wanted, wanted]
+
+
+LEAVES = """
+import jax, numpy as np
+from flax import linen
+import cyxjax as cx
+
+cx.distributed.init()
+x, y = np.ones((4, 3), np.float32), np.zeros(4, np.int32)
+net = linen.Dense(2)
+ddp = cx.distributed.DistributedDataParallel(net.bind(net.init(jax.random.key(0), x)))
+optimizer, loss = cx.SGDOptimizer(0.1), cx.CrossEntropyLoss()
+for step in range(4):
+    if step == 2 and cx.distributed.get_rank() == 1:
+        break
+    ddp.loss(loss, ddp(x), y).backward()
+    ddp.update_parameters(optimizer)
+"""
+
+
+def test_a_loop_that_one_rank_leaves_is_ended_and_named(tmp_path):
+    program = tmp_path / "leaves.py"
+    program.write_text(LEAVES)
+    words = ["-m", "cyxjax.launch", "--nproc-per-node", "2", "--log-dir", str(tmp_path), str(program)]
+    done = forked.run(words, environment(), 120)
+    assert done.returncode == 1, done.stderr
+    assert "EarlyEnd: rank 1 finished at step 1, but rank 0 cannot go on without it in step 2" in done.stderr
+    assert "step 2, collective" in done.stderr
+    assert "from leaves.py:" in done.stderr

@@ -3,8 +3,9 @@
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 _WAITS = ("threading.py", "queue.py", "_base.py", "selectors.py")  # where Python code waits for a thread
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$')
 
@@ -67,6 +68,18 @@ def where(frames: list[Frame]) -> str:
     """'train.py:88 slow_loader': the innermost frame that is the user's; '' for an empty stack."""
     own = [frame for frame in frames if not frame.is_library] or frames
     return str(own[0]) if own else ""
+
+
+def users(frames: list[Frame]) -> Frame | None:
+    """The innermost frame of the user's own code."""
+    return next((frame for frame in frames if not (frame.is_library or frame.is_ours)), None)
+
+
+def waits_for_others(frames: list[Frame]) -> bool:
+    """True in a compiled step, and where ranks exchange what they are about to do."""
+    innermost = frames[0] if frames else None
+    exchanges = innermost is not None and innermost.is_ours and innermost.name == "exchange"
+    return exchanges or is_inside_jax(frames)
 
 
 def is_inside_jax(frames: list[Frame]) -> bool:

@@ -74,11 +74,12 @@ class Watch:
             for rank, pulse in pulses.items()
         ]
         pulse, kind = pulses[blamed], "EarlyEnd" if verdict.early_end else "Hang"
-        said = verdict.reason if verdict.early_end else f"{verdict.reason}; rank {blamed} holds up the others"
+        apart = "" if verdict.early_end or stopped else _in_different_calls(frames)
+        holds_up = "" if verdict.early_end else f"; {apart or f'rank {blamed} holds up the others'}"
         return ErrorRecord(
             blamed,
             kind,
-            said + "".join(f"\n  {line}" for line in lines),
+            verdict.reason + holds_up + "".join(f"\n  {line}" for line in lines),
             exit_code=EXIT_USER_ERROR if verdict.early_end else EXIT_HANG,
             host=socket.gethostname(),
             pid=next(worker.pid for worker in workers if worker.rank == blamed),
@@ -129,11 +130,23 @@ def _refine(rank: int, pulses: dict[int, Pulse], frames: dict[int, list[stacks.F
     return alone[0] if len(alone) == 1 and len(places) == 2 else rank
 
 
+def _in_different_calls(frames: dict[int, list[stacks.Frame]]) -> str:
+    """What to say of ranks that wait for each other, each called from another line of the program; or ""."""
+    lines = {stacks.users(stack) for stack in frames.values()}
+    if len(lines) == 1 or None in lines or not all(map(stacks.waits_for_others, frames.values())):
+        return ""
+    return (
+        "the ranks wait for each other in different calls. HINT: every rank makes the same calls in the same "
+        "order: look for `if rank == ...`, or a loop that one rank leaves"
+    )
+
+
 def _where(
     rank: int, pulse: Pulse, frames: list[stacks.Frame], waits_for: list[stacks.Frame], stopped: bool
 ) -> str:
     """'rank 1: step 412, data, at prefetch.py:88 __next__, while a thread is at slow.py:9 __getitem__'."""
-    at = f", at {stacks.where(frames)}" if frames else ""
+    at, user = f", at {stacks.where(frames)}" if frames else "", stacks.users(frames)
+    at += f", from {user}" if user and str(user) != stacks.where(frames) else ""
     if waits_for:
         at += f", while a thread is at {' and '.join(map(str, waits_for[:3]))}"
     return f"rank {rank}: step {pulse.step}, {pulse.phase}{', suspended' if stopped else ''}{at}"

@@ -24,6 +24,7 @@ _OF_PHASE = {
     "compile": "compile",
     "data": "input",
     "eval": "evaluation",
+    "collective": "evaluation",  # what the ranks ask each other between steps: most of it is about that
     "checkpoint": "checkpoint",
     "step": "step",
 }

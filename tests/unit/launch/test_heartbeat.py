@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 
 from cyxjax.launch import heartbeat
 
@@ -47,3 +48,18 @@ def test_off_is_a_value_that_remembers():
     off = heartbeat.NullBeat()
     off.tell(3, "eval")
     assert (off.pulse().step, off.pulse().phase) == (3, "eval")
+
+
+def test_who_waits_for_the_others_says_so_while_it_does(monkeypatch):
+    off = heartbeat.NullBeat()
+    monkeypatch.setattr(heartbeat, "_writer", off)
+    with heartbeat.together():  # before the first step of all: a start has a limit of its own
+        assert off.pulse().phase == ""
+    off.tell(3, "eval")
+    with suppress(ValueError), heartbeat.together():
+        assert (off.pulse().step, off.pulse().phase) == (3, "collective")
+        raise ValueError
+    assert (off.pulse().step, off.pulse().phase) == (3, "eval")
+    with heartbeat.together(4):  # of a program that counts its steps by these calls alone
+        assert off.pulse().step == 4
+    assert (off.pulse().step, off.pulse().phase) == (4, "eval")

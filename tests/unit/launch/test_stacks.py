@@ -7,7 +7,7 @@ import pytest
 
 from cyxjax.launch.heartbeat import Pulse
 from cyxjax.launch.supervise import stacks
-from cyxjax.launch.supervise.watchdog import _refine
+from cyxjax.launch.supervise.watchdog import _in_different_calls, _refine, _where
 
 
 def dump_while(waiting, tmp_path) -> str:
@@ -88,3 +88,39 @@ OWN = ('"/home/me/train.py", line 5 in loop',)
 def test_where_all_wait_the_one_that_stands_elsewhere_is_waited_for(phase, dumps, blamed):
     frames = {rank: stacks.main_thread(block("Current thread", *dump)) for rank, dump in enumerate(dumps)}
     assert _refine(0, dict.fromkeys(frames, Pulse(7, phase, 1.0, 0.0, 0.0)), frames) == blamed
+
+
+def frames_of(*frames: str) -> list[stacks.Frame]:
+    return stacks.main_thread(block("Current thread", *frames))
+
+
+EXCHANGE = f'"{stacks._PACKAGE}distributed/store.py", line 43 in exchange'
+FIT = f'"{stacks._PACKAGE}train/loop.py", line 9 in evaluate'
+
+
+def test_this_package_is_known_by_where_it_lies():
+    import cyxjax
+
+    assert frames_of(f'"{cyxjax.__file__}", line 1 in init')[0].is_ours
+
+
+def test_ranks_that_wait_for_each_other_in_different_calls_are_said_to():
+    alone = frames_of(EXCHANGE, '"/home/me/train.py", line 19 in on_step', FIT, JAX[1])
+    others = frames_of(JAX[0], FIT, JAX[1])
+    said = _in_different_calls({0: alone, 1: others})
+    assert said.startswith(
+        "the ranks wait for each other in different calls. HINT: every rank makes the same"
+    )
+    assert _in_different_calls({0: others, 1: others}) == ""
+    busy = frames_of('"/home/me/slow.py", line 9 in __getitem__', FIT, JAX[1])  # it does not wait
+    assert _in_different_calls({0: busy, 1: others}) == ""
+    assert _in_different_calls({0: alone, 1: []}) == ""  # it could not answer
+
+
+def test_a_line_of_a_hang_names_the_users_line_too():
+    pulse = Pulse(4, "collective")
+    alone = frames_of(EXCHANGE, '"/home/me/train.py", line 19 in on_step', FIT)
+    said = _where(0, pulse, alone, [], False)
+    assert said == "rank 0: step 4, collective, at store.py:43 exchange, from train.py:19 on_step"
+    own = frames_of('"/home/me/train.py", line 3 in main')
+    assert _where(0, pulse, own, [], False) == "rank 0: step 4, collective, at train.py:3 main"

@@ -6,6 +6,7 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.errors import GroupError
+from cyxjax.train import resume
 from tests.support.trainers import VAL, X, Y, config, mlp, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -74,6 +75,15 @@ def test_a_call_that_a_running_fit_would_not_take_is_refused(tmp_path, call):
     if call == "load_checkpoint":  # and it may be called afterwards
         one.load_checkpoint(path)
         assert one.evaluate(*VAL) == other.evaluate(*VAL)
+
+
+def test_a_load_within_a_fit_is_refused_before_it_waits_for_the_other_ranks(monkeypatch):
+    one, _ = asking(epoch=lambda t, at: t.load_checkpoint("anywhere"))
+    waited = []
+    monkeypatch.setattr(resume, "meet", waited.append)
+    with pytest.raises(GroupError, match="load_checkpoint.* was called while a fit"):
+        one.fit(X, Y, config(epochs=1))
+    assert waited == []
 
 
 def fails(at_step):
