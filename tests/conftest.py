@@ -61,7 +61,12 @@ LONG_ROOMS = ("faults", "multiprocess", "guides", "device")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts long files first, so that none is left for the end, when other workers have nothing to do."""
+    """Puts long files first, so that none is left for the end, when other workers have nothing to do.
+
+    Raises: UsageError for a name with an address in it: it differs between workers, which then run nothing.
+    """
+    if named := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"{named[0][:120]}...: an address is no name. HINT: ids=[...].")
     files = dict.fromkeys(item.path for item in items)
     rooms = Counter(file.parent for file in files)
     before: Counter[Path] = Counter()

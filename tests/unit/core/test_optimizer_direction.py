@@ -127,7 +127,7 @@ def test_every_rule_of_optax_with_a_rate_passes_and_no_part_of_one_does():
         optax.chain(optax.add_decayed_weights(0.1), optax.clip(1.0)),
         optax.identity(),
     ],
-    ids=str,
+    ids=["no rate", "a norm", "rate None", "rate below 0", "two signs", "decay alone", "nothing"],
 )
 def test_what_climbs_is_refused(rule):
     way = r"optax.chain\(optimizer, optax.scale_by_learning_rate\(0.001\)\)"
