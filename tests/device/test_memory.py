@@ -1,5 +1,7 @@
 """Time for memory: what recomputation and ZeRO-1 save, from the compiled program, and that numbers stay."""
 
+from importlib.metadata import version
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -113,7 +115,9 @@ def test_recomputation_by_block_saves_memory_on_cpu_because_the_compiler_is_told
     if options == "left out":
         monkeypatch.setattr("cyxjax.core.step.memory_options", lambda mesh: {})
     share = temporaries(Blocks(remat=True)) / plain
-    assert share < 0.8 if options == "given" else share > 0.9  # measured 0.73 and 0.97
+    # Measured 0.75 and 0.97; left to itself XLA of jax 0.11.2 recomputes too: 0.53.
+    undone = options == "left out" and version("jaxlib").startswith("0.10.")
+    assert share > 0.9 if undone else share < 0.8
 
 
 class StrangersBlocks(linen.Module):
