@@ -28,12 +28,14 @@ from cyxjax.launch.program import code_facts, own_modules
 from cyxjax.launch.rendezvous.roster import disagreement
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData, is_shared
+from cyxjax.train.feeding.loader_batches import refuse_other_programs, refuse_shared_samples
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Position
 from cyxjax.train.settings import Settings
 from cyxjax.train.start.prepare import Prepared
 
 META = "same_run"
+_PROGRAM = "the program of a step (the model's or the loss's code)"
 _FEW = 3  # records that are compared where a call has no time to read more
 # What may differ between ranks: where each reads and writes, what it shows, how it reads ahead.
 _A_RANKS_OWN = (
@@ -65,7 +67,10 @@ def compared(
         refuse_differences(group, config_facts(prepared.settings.told), content, step, exact)
         if isinstance(first, _OneStep):
             refuse_other_streams(group, prepared.data.train)
-            refuse_shared_samples(agree(group, "the first batches of loaders", note=first.digest()))
+            mine = [first.digest(), str(jax.tree.map(np.shape, data.first)), digest_of(lowered)]
+            ranks = agree(group, "the first batches of loaders", note=mine)
+            refuse_shared_samples([digest for digest, *_ in ranks])
+            refuse_other_programs(_PROGRAM, [(shapes, program) for _, shapes, program in ranks])
     return content
 
 
@@ -134,17 +139,6 @@ class _OneStep:
         return hashlib.sha256(b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)).hexdigest()
 
 
-def refuse_shared_samples(digests: list[str]) -> None:
-    """digests: of the first batch on each rank. Raises: DesyncError where two ranks read the same one."""
-    for rank, digest in enumerate(digests):
-        if digest and digest in digests[:rank]:
-            raise DesyncError(
-                f"the loaders of ranks {digests.index(digest)} and {rank} begin with the same samples: each "
-                "would be trained on more than once an epoch. HINT: give the loader a DistributedSampler, or "
-                "pass the dataset itself to fit."
-            )
-
-
 def refuse_other_streams(group: ProcessGroup, train: Any) -> None:
     """Raises: DesyncError where ranks are to share one stream, and read others."""
     if not is_shared(train):
@@ -188,7 +182,7 @@ def refuse_differences(
         _compare_data(name, [rank["data"].get(name) for rank in ranks], to_the_bit=bool(exact))
     for name in exact:  # one configuration: all ranks have it or none
         _compare(f"{name} that the bits of this exact run hang on", [rank["exact"][name] for rank in ranks])
-    _compare("the program of a step (the model's or the loss's code)", [rank["step"] for rank in ranks])
+    _compare(_PROGRAM, [rank["step"] for rank in ranks])
 
 
 def _compare(what: str, values: list[str]) -> None:

@@ -149,3 +149,11 @@ def test_rows_that_are_all_alike_tell_of_no_rank():
     alike = same_run._OneStep(batches(np.ones((16, 3), np.float32), np.zeros(16, np.int32)))
     assert alike.digest() == ""
     same_run.refuse_shared_samples([alike.digest()] * 2)
+
+
+def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_refused():
+    """A loss or a metric that asks for its rank: what each rank counts would silently differ."""
+    refuse = same_run.refuse_other_programs
+    refuse("the program", [("(3, 4)", "aa"), ("(2, 4)", "bb"), ("(3, 4)", "aa")])
+    with pytest.raises(DesyncError, match="ranks differ in the program: aa on rank 0; cc on rank 2"):
+        refuse("the program", [("(3, 4)", "aa"), ("(2, 4)", "bb"), ("(3, 4)", "cc")])
