@@ -5,31 +5,6 @@ from typing import Any
 
 import jax
 
-from cyxjax.errors import GroupError
-
-
-class NoWayBackError(GroupError, AttributeError):
-    """`.backward()` of an array: it has none, as `hasattr` says, and the message says what has."""
-
-
-class _NoBackward:
-    """Stands for the attribute that jax's arrays lack, to say more than its name."""
-
-    def __get__(self, array: Any, kind: Any = None) -> Any:
-        raise NoWayBackError(
-            "an array has no way back: the loss is of another output than the last forward pass gave (an "
-            "earlier pass, out / T), a sum with something else, or of a pass after eval(). HINT: put it all "
-            "into one function of one pass in train() mode, ddp.loss(lambda out, y: ..., outputs, targets)"
-            ".backward()."
-        )
-
-
-def explain_backward(array: jax.Array) -> None:
-    """From now on arrays of this kind say what to write in place of `.backward()`; nothing else changes."""
-    kind: Any = type(array)
-    if "backward" not in vars(kind):
-        kind.backward = _NoBackward()
-
 
 @dataclass(frozen=True)
 class BoundLoss:

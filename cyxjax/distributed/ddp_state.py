@@ -15,7 +15,6 @@ from cyxjax.core import local_view as view
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED, put_replicated
 from cyxjax.core.optimizer.direction import refuse_set_rate, refuse_uphill
 from cyxjax.core.step import TrainState
-from cyxjax.distributed.bound_loss import explain_backward
 from cyxjax.distributed.comm_hooks import CommHook
 from cyxjax.distributed.ddp_programs import UpdatePrograms
 from cyxjax.errors import ConfigError, GroupError
@@ -81,7 +80,6 @@ class HeldState:
     def place(self, host: TrainState) -> None:
         """Puts host values on the mesh, equal on all ranks; `sync` is the optimizer's state or None."""
         placed = put_replicated(self._mesh, jax.tree.map(np.asarray, host))
-        explain_backward(placed.step)
         reduced = facade.init_on(self._mesh, *self._hook, placed.params)
         self._take(placed._replace(sync=(reduced, placed.sync)))
 

@@ -4,7 +4,8 @@ import sys
 from types import TracebackType
 
 _OF_ARRAYS = {
-    "backward": "jax's arrays carry no graph: ddp.loss(lambda out, _: out.sum(), output).backward()",
+    "backward": "jax's arrays carry no graph: all that makes a loss goes into one function of one pass in "
+    "train() mode, ddp.loss(lambda out, y: ..., output, targets).backward()",
     **dict.fromkeys(("cuda", "cpu", "to"), "leave it out: arrays are placed where the step runs"),
     "detach": "leave it out, or jax.lax.stop_gradient(x) within a loss",
     "numpy": "numpy.asarray(x)",

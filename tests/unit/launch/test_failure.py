@@ -135,7 +135,8 @@ def noted(reach):
 def test_torch_s_habits_are_told_our_way():
     array, module = jnp.ones(3), linen.Dense(3)
     assert noted(lambda: array.sum().backward()) == [
-        "HINT: jax's arrays carry no graph: ddp.loss(lambda out, _: out.sum(), output).backward()."
+        "HINT: jax's arrays carry no graph: all that makes a loss goes into one function of one pass in "
+        "train() mode, ddp.loss(lambda out, y: ..., output, targets).backward()."
     ]
     assert noted(lambda: module.to("cuda"))[0].startswith("HINT: leave it out: devices are chosen when")
     assert noted(lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)).parameters())[0].startswith("HINT: cx.AdamOpt")
