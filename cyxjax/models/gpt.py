@@ -138,7 +138,7 @@ def _attend(*parts_BTNK: jax.Array) -> jax.Array:
     Each platform that the program is compiled for has its own way, also where it is another than this
     process's (a model that is exported on a GPU and runs on CPUs).
     """
-    return jax.lax.platform_dependent(*parts_BTNK, cpu=_attend_on_cpu, default=_attend_fused)
+    return jax.lax.platform_dependent(*parts_BTNK, cpu=_attend_on_cpu, default=_attend_by_jax)
 
 
 def _attend_here(*parts_BTNK: jax.Array) -> jax.Array:
@@ -147,11 +147,11 @@ def _attend_here(*parts_BTNK: jax.Array) -> jax.Array:
     A gradient of `_attend` keeps what every platform's way needs, until it is compiled: for nothing where
     forward and backward are programs of their own (the facade).
     """
-    return (_attend_on_cpu if jax.default_backend() == "cpu" else _attend_fused)(*parts_BTNK)
+    return (_attend_on_cpu if jax.default_backend() == "cpu" else _attend_by_jax)(*parts_BTNK)
 
 
-def _attend_fused(*parts_BTNK: jax.Array) -> jax.Array:
-    """jax's attention, which has fused kernels on GPU and TPU."""
+def _attend_by_jax(*parts_BTNK: jax.Array) -> jax.Array:
+    """jax's attention, left to XLA: cuDNN's is quicker for long texts (scripts/bench, One GPU), not yet taken."""
     with jax.numpy_dtype_promotion("standard"):  # it multiplies float16 by a float32 of its own
         return jax.nn.dot_product_attention(*parts_BTNK, is_causal=True)
 
