@@ -151,7 +151,7 @@ def _attend_here(*parts_BTNK: jax.Array) -> jax.Array:
 
 
 def _attend_by_jax(*parts_BTNK: jax.Array) -> jax.Array:
-    """jax's attention, left to XLA: cuDNN's is quicker for long texts (scripts/bench, One GPU), not yet taken."""
+    """jax's attention, left to XLA; cuDNN's is quicker for long texts, and not taken yet (scripts/bench)."""
     with jax.numpy_dtype_promotion("standard"):  # it multiplies float16 by a float32 of its own
         return jax.nn.dot_product_attention(*parts_BTNK, is_causal=True)
 
