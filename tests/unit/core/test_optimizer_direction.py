@@ -40,7 +40,7 @@ def takes_a_rate(module):
         for name in dir(module)
         if isinstance(found := getattr(module, name), types.FunctionType | functools.partial)
         and next(iter(inspect.signature(found).parameters), "") == "learning_rate"
-        and not name.startswith("scale")
+        and not name.startswith(("scale", "_"))
     )
 
 
