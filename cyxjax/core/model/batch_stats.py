@@ -99,7 +99,7 @@ def weighted_moments(
 ) -> tuple[jax.Array, jax.Array]:
     """Mean and biased variance of `x` (B, ...) over all but `feature_axes`, padding excluded.
 
-    mask: True, in a shape that broadcasts to x's, for what counts. axis: as `asked_axis` gives it.
+    mask: True, in a shape that broadcasts to x's, for what counts. axis: that they span; None: the scope's.
     Returns two float32 arrays of the features' shape. Where nothing counts they are 0, 0.
     Two passes, as torch does: E[x^2] - E[x]^2 loses half the digits when the mean is large.
     """
@@ -128,7 +128,13 @@ def weighted_moments(
     return mean, total((rows * centred * centred).sum(dims)) / count
 
 
-def asked_axis(axis_name: Any, groups: Any) -> str | None:
+def moments_of(norm: Any, x: jax.Array, mask: Any) -> tuple[jax.Array, jax.Array]:
+    """`weighted_moments` as a norm of Flax's asks for them by its fields, which linen and nnx name alike."""
+    axis = _asked_axis(norm.axis_name, norm.axis_index_groups)
+    return weighted_moments(x, _features(norm, x), mask=mask, axis=axis)
+
+
+def _asked_axis(axis_name: Any, groups: Any) -> str | None:
     """The mesh axis that a norm with the fields `axis_name` and `axis_index_groups` asks for; None: none.
 
     Whatever its name, it is the axis of the replicas. Raises: ConfigError where a norm may not ask.
@@ -155,26 +161,28 @@ def is_of_the_model(axis_name: Any) -> bool:
 
 
 def normalise(
+    norm: Any,
     x: jax.Array,
     mean: jax.Array,
     var: jax.Array,
     scale: jax.Array | None,
     bias: jax.Array | None,
-    features: tuple[int, ...],
-    epsilon: float,
-    dtype: Any,
 ) -> jax.Array:
-    """(x - mean) / sqrt(var + epsilon) * scale + bias in float32, in `dtype` (default: Flax's)."""
+    """(x - mean) / sqrt(var + epsilon) * scale + bias in float32, in the norm's dtype (default: Flax's).
+
+    norm: of Flax's, as in `moments_of`.
+    """
+    features = _features(norm, x)
     dims = tuple(d for d in range(x.ndim) if d not in features)
 
     def spread(v: jax.Array) -> jax.Array:
         return jnp.expand_dims(v.astype(jnp.float32), dims)
 
-    gain = lax.rsqrt(spread(var) + epsilon)
+    gain = lax.rsqrt(spread(var) + norm.epsilon)
     gain = gain if scale is None else gain * spread(scale)
     y = (x.astype(jnp.float32) - spread(mean)) * gain
     y = y if bias is None else y + spread(bias)
-    return y.astype(_flax_dtype(x, scale, bias) if dtype is None else dtype)
+    return y.astype(_flax_dtype(x, scale, bias) if norm.dtype is None else norm.dtype)
 
 
 def _flax_dtype(*arrays: jax.Array | None) -> Any:
@@ -184,5 +192,7 @@ def _flax_dtype(*arrays: jax.Array | None) -> Any:
         return found if jnp.issubdtype(found, jnp.inexact) else jnp.promote_types(found, jnp.float32)
 
 
-def as_axes(axis: int | tuple[int, ...], ndim: int) -> tuple[int, ...]:
-    return tuple(a % ndim for a in (axis if isinstance(axis, tuple) else (axis,)))
+def _features(norm: Any, x: jax.Array) -> tuple[int, ...]:
+    """Dimensions of `x` that are no samples' of a norm, counted from 0."""
+    axis: int | tuple[int, ...] = norm.axis
+    return tuple(a % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,)))

@@ -14,14 +14,12 @@ from flax.errors import InvalidRngError
 
 from cyxjax.core.model import linen_modes
 from cyxjax.core.model.batch_stats import (
-    as_axes,
-    asked_axis,
     is_of_the_model,
+    moments_of,
     normalise,
     note_call,
     own_call,
     unweighed,
-    weighted_moments,
 )
 from cyxjax.core.model.calls import call_arguments
 from cyxjax.core.model.first_values import draw
@@ -82,12 +80,9 @@ def from_linen(module: linen.Module) -> ModelFns:
             with linen_modes.explained():
                 return _with_streams(run, key)
 
-        def sown_in(state: PyTree) -> list[tuple[str, jax.Array]]:
-            return [(name, leaf) for name in losses for leaf in jax.tree.leaves(state.get(name, ()))]
-
         output, new_state = run_training(inputs, key)
-        if own := sown_in(new_state):
-            again = lambda inputs, key: [one for _, one in sown_in(run_training(inputs, key)[1])]  # noqa: E731
+        if own := _sown_in(new_state, losses):
+            again = lambda x, key: [one for _, one in _sown_in(run_training(x, key)[1], losses)]  # noqa: E731
             output = Sown(output, sum_of_sown(own, again, inputs, key))
         return output, {name: new_state[name] for name in model_state}
 
@@ -102,6 +97,11 @@ def from_linen(module: linen.Module) -> ModelFns:
 
     # By the name of the field alone: flax keeps no word of what `nn.remat` wraps.
     return ModelFns(init, apply, recomputes=getattr(module, "remat", False) is True, told=told)
+
+
+def _sown_in(state: PyTree, names: list[str]) -> list[tuple[str, jax.Array]]:
+    """(collection, leaf) of all that stands in the collections `names`."""
+    return [(name, leaf) for name in names for leaf in jax.tree.leaves(state.get(name, ()))]
 
 
 def _called(module: linen.Module, inputs: PyTree, key: jax.Array, train: bool) -> tuple[Any, tuple]:
@@ -183,12 +183,10 @@ def _batch_norm(next_fun: Callable, args: tuple, kwargs: dict, context: Any) -> 
     if is_of_the_model(module.axis_name):
         return unweighed(next_fun(*args, **kwargs))
     x = args[0] if args else kwargs["x"]
-    features = as_axes(module.axis, x.ndim)
-    axis = asked_axis(module.axis_name, module.axis_index_groups)
-    mean, var = weighted_moments(x, features, mask=kwargs.get("mask"), axis=axis)
+    mean, var = moments_of(module, x, kwargs.get("mask"))
     for name, batch in (("mean", mean), ("var", var)):
         old: jax.Array = module.get_variable("batch_stats", name)
         module.put_variable("batch_stats", name, module.momentum * old + (1 - module.momentum) * batch)
     scale = module.get_variable("params", "scale") if module.use_scale else None
     bias = module.get_variable("params", "bias") if module.use_bias else None
-    return normalise(x, mean, var, scale, bias, features, module.epsilon, module.dtype)
+    return normalise(module, x, mean, var, scale, bias)

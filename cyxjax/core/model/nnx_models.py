@@ -9,14 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cyxjax.core.model.batch_stats import (
-    as_axes,
-    asked_axis,
     is_of_the_model,
+    moments_of,
     normalise,
     note_call,
     own_call,
     unweighed,
-    weighted_moments,
 )
 from cyxjax.core.model.calls import call_arguments
 from cyxjax.core.model.model_fns import ModelFns, Sown
@@ -121,14 +119,12 @@ class WeightedBatchNorm(nnx.BatchNorm):
             return super().__call__(x, use_running_average, mask=mask)
         if is_of_the_model(self.axis_name):
             return unweighed(super().__call__(x, use_running_average, mask=mask))
-        features = as_axes(self.axis, x.ndim)
-        axis = asked_axis(self.axis_name, self.axis_index_groups)
-        mean, var = weighted_moments(x, features, mask=mask, axis=axis)
+        mean, var = moments_of(self, x, mask)
         self.mean[...] = self.momentum * self.mean[...] + (1 - self.momentum) * mean
         self.var[...] = self.momentum * self.var[...] + (1 - self.momentum) * var
         scale = None if self.scale is None else self.scale[...]
         bias = None if self.bias is None else self.bias[...]
-        return normalise(x, mean, var, scale, bias, features, self.epsilon, self.dtype)
+        return normalise(self, x, mean, var, scale, bias)
 
 
 @cache
