@@ -168,20 +168,6 @@ def build_reduce(
     return jax.jit(run, donate_argnums=1, compiler_options=options)
 
 
-def with_factor(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`optimizer` with its updates multiplied; state: (the factor, its own)."""
-
-    def init(params: PyTree) -> PyTree:
-        return jnp.float32(1), optimizer.init(params)
-
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
-        factor, inner = state
-        updates, inner = optimizer.update(updates, inner, params)
-        return jax.tree.map(lambda u: u * factor.astype(u.dtype), updates), (factor, inner)
-
-    return optax.GradientTransformation(init, update)
-
-
 def init_on(mesh: Mesh, transformation: optax.GradientTransformation, spec: PyTree, params: PyTree) -> PyTree:
     """The first state of a reducer or an optimizer, placed as `spec` says."""
     init = lambda p: from_replica(transformation.init(p), spec)  # noqa: E731

@@ -11,6 +11,7 @@ from cyxjax.core import facade
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED
 from cyxjax.core.model.autocast import autocast_dtype, cast_to
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.optimizer.parts import with_learning_rate_factor
 from cyxjax.core.strategy import reduce_then
 from cyxjax.distributed.comm_hooks import CommHook
 
@@ -72,8 +73,8 @@ class UpdatePrograms:
 
     @cached_property
     def at_rate(self) -> "UpdatePrograms":
-        """The same, whose optimizer's state is (a factor of its updates, its own): for a rate that moves."""
-        rated = facade.with_factor(self.optimizer)
+        """The same, whose optimizer's state is (its own, a factor of its updates): for a rate that moves."""
+        rated = with_learning_rate_factor(self.optimizer)
         return UpdatePrograms(self._mesh, self._hook, rated, self._options, self._keeps)
 
     @cached_property

@@ -14,6 +14,7 @@ from cyxjax.core import facade
 from cyxjax.core import local_view as view
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED, put_replicated
 from cyxjax.core.optimizer.direction import refuse_set_rate, refuse_uphill
+from cyxjax.core.optimizer.parts import LearningRateFactor
 from cyxjax.core.step import TrainState
 from cyxjax.distributed.comm_hooks import CommHook
 from cyxjax.distributed.ddp_programs import UpdatePrograms
@@ -154,9 +155,9 @@ class HeldState:
         if factor == 1.0:
             return chosen(self._programs)(state, *given)
         reduced, inner = state.sync
-        rated = state._replace(sync=(reduced, (np.float32(factor), inner)))
+        rated = state._replace(sync=(reduced, (inner, LearningRateFactor(np.float32(factor)))))
         done = chosen(self._programs.at_rate)(rated, *given)
-        return done._replace(sync=(done.sync[0], done.sync[1][1]))
+        return done._replace(sync=(done.sync[0], done.sync[1][0]))
 
     def _built(self, optimizer: Any) -> UpdatePrograms:
         return UpdatePrograms(self._mesh, self._hook, optimizer, self._options, self._keeps)
