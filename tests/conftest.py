@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -39,7 +38,7 @@ import pytest
 from hypothesis import settings
 
 from cyxjax.launch.backend import programs
-from tests.support import contexts, leaks
+from tests.support import contexts, leaks, order
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -57,10 +56,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # what was imported is no garbage, and need not be looked through
 
 
-# Rooms of long files, which begin together: those that wait for processes beside those that compute.
-LONG_ROOMS = ("faults", "multiprocess", "guides", "device")
-
-
+@pytest.hookimpl(trylast=True)  # what is not to be run has been left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts long files first, so that none is left for the end, when other workers have nothing to do.
 
@@ -68,13 +64,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     if named := [item.nodeid for item in items if " at 0x" in item.nodeid]:
         raise pytest.UsageError(f"{named[0][:120]}...: an address is no name. HINT: ids=[...].")
-    files = dict.fromkeys(item.path for item in items)
-    rooms = Counter(file.parent for file in files)
-    before: Counter[Path] = Counter()
-    for file in files:
-        files[file] = (file.parent.name not in LONG_ROOMS, before[file.parent] / rooms[file.parent])
-        before[file.parent] += 1
-    items.sort(key=lambda item: files[item.path])
+    slow = all(item.get_closest_marker("slow") for item in items)
+    files = order.begin_with_the_longest(dict.fromkeys(item.path for item in items), slow)
+    places = {file: place for place, file in enumerate(files)}
+    items.sort(key=lambda item: places[item.path])
 
 
 @pytest.fixture(params=[1, 2, 4, 8])

@@ -1,0 +1,126 @@
+"""Which files of tests begin first: the longest, those that wait for processes among those that compute."""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+WAITING = ("faults", "multiprocess")  # rooms that leave the cores idle at times
+SHORT_S = 2  # a file that is not in the table, about
+
+# Room and file, seconds of its rows, of its slow rows, where either is long: sums of a run's `--junitxml`.
+# A file that is new or has become quick only costs the balance; a name that is gone is refused by a test.
+SECONDS = """
+device/augment 1 15
+device/communication 16 5
+device/convergence 0 26
+device/convergence_text 0 38
+device/ddp 16 0
+device/exact 6 8
+device/exact_controls 11 2
+device/exact_options 8 6
+device/exact_others 0 55
+device/exact_trainer 14 0
+device/flax_examples 10 46
+device/frozen 6 8
+device/fsdp 7 74
+device/fsdp_foreign 0 20
+device/fsdp_leaves 8 10
+device/fsdp_memory 8 2
+device/global_losses 7 8
+device/movers 9 15
+device/offload 4 10
+device/optimizers 7 39
+device/stored_parts 4 24
+device/sync_contract 11 0
+device/tasks 11 43
+device/weighted_losses 8 6
+faults/chaos 0 33
+faults/checkpoint_kill 7 0
+faults/exact 14 67
+faults/group_doctor 0 17
+faults/launch_dump 8 0
+faults/launch_elastic 0 64
+faults/launch_forming 14 0
+faults/launch_matrix 53 0
+faults/launch_suspended 10 70
+faults/launch_upkeep 8 4
+faults/other_host 12 0
+faults/polite_stop 0 40
+faults/resume 43 82
+faults/run_matrix 18 0
+faults/run_sink 8 0
+faults/run_storage 16 0
+faults/soak 0 26
+faults/stream_resume 0 21
+gallery/gallery 9 62
+guides/cricket 13 0
+guides/cyxwiz 9 0
+guides/frameworm 18 0
+guides/tensorbrain 7 0
+house/documents 0 13
+house/mutants 1 17
+house/notebooks 0 39
+house/readme 0 18
+multiprocess/collectives 8 9
+multiprocess/ddp 11 0
+multiprocess/exact 0 40
+multiprocess/exchange 9 10
+multiprocess/launch_engines 6 0
+multiprocess/launch_hosts 0 131
+multiprocess/launch_slurm 14 0
+multiprocess/launch_supervisor 6 0
+multiprocess/programs 7 15
+multiprocess/save_memory 0 13
+multiprocess/stored_parts 0 16
+multiprocess/train 15 31
+unit/checkpoint/run_lock 7 0
+unit/cli/main 10 0
+unit/core/loss_probe 13 3
+unit/core/scores 9 0
+unit/data/prefetch 10 0
+unit/launch/door 5 15
+unit/launch/rendezvous 11 0
+unit/models/networks 10 0
+unit/models/pooling 3 9
+unit/models/replicas 3 9
+unit/observe/live 4 22
+unit/observe/report_in_browser 0 23
+unit/observe/tracking 7 0
+unit/testing 6 0
+unit/train/changed 7 0
+unit/train/off_is_off 7 0
+unit/train/steps 21 0
+unit/train/stored_run 14 2
+unit/train/stream_places 13 23
+unit/train/taken 9 0
+unit/train/trainer 17 0
+unit/train/trainer_state 10 0
+"""
+
+
+def begin_with_the_longest(files: Iterable[Path], slow: bool) -> list[Path]:
+    """`files` in the order in which workers are to take them; of two that take as long, as they came.
+
+    slow: whether their slow rows are what is run.
+    """
+    seconds = {name: float(both[slow]) for name, *both in map(str.split, SECONDS.strip().splitlines())}
+    took = {file: seconds.get(_name(file), SHORT_S) for file in files}
+    total = Counter[bool]()
+    for file in took:
+        total[_waits(file)] += took[file]
+    begun, at = Counter[bool](), {}
+    for file in sorted(took, key=lambda file: -took[file]):
+        # Where it begins, of the time of its kind: so both kinds take part from the first file to the last.
+        at[file] = begun[_waits(file)] / total[_waits(file)]
+        begun[_waits(file)] += took[file]
+    return sorted(took, key=lambda file: at[file])
+
+
+def _waits(file: Path) -> bool:
+    return file.parent.name in WAITING
+
+
+def _name(file: Path) -> str:
+    """`unit/cli/main` for tests/unit/cli/test_main.py."""
+    room = file.parent.as_posix().rpartition("/tests/")[2]
+    return f"{room}/{file.stem.removeprefix('test_')}"
