@@ -52,9 +52,16 @@ def test_it_trains_evaluates_and_predicts_as_mean_does(model, replicas, settings
         assert_as_mean(model, replicas, settings)
 
 
+# The others one after another, and in processes: tests/faults/test_resume.py.
 @pytest.mark.parametrize(
     ("first", "then"),
-    [("fsdp", "mean"), *(pytest.param(*row, marks=SLOW) for row in [("mean", "fsdp"), ("fsdp", "zero1")])],
+    [
+        ("fsdp", "mean"),
+        *(
+            pytest.param(*row, marks=[SLOW, pytest.mark.wide])
+            for row in [("mean", "fsdp"), ("fsdp", "zero1")]
+        ),
+    ],
 )
 def test_a_checkpoint_goes_on_as_any_strategy(first, then, tmp_path):
     trained(first, "cnn", 4, tmp_path, epochs=1)

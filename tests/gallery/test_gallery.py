@@ -22,11 +22,11 @@ def losses(name, **options):
         return example.main(**options)
 
 
-def all_losses():
-    return {name: losses(name, epochs=1) for name in NAMES}
+def all_losses(names):
+    return {name: losses(name, epochs=1) for name in names}
 
 
-# The row of two processes runs all of them on two devices too.
+# The wide row of two processes runs all of them on two devices too.
 SLOW = ("own_model", "worker_stream")
 
 
@@ -41,13 +41,22 @@ def test_an_example_learns_on_two_devices(name, group, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-@pytest.mark.timeout(600)  # all examples, one after another, beside whatever else runs
-def test_two_processes_have_the_losses_of_two_devices(group, tmp_path, monkeypatch):
+@pytest.mark.timeout(600)  # one after another, beside whatever else runs
+@pytest.mark.parametrize(
+    "names",
+    [
+        # optimizers in turns with noise of each replica's, masked tokens of packed rows, a stream cut by rank
+        ("gan", "packed_text", "worker_stream"),
+        pytest.param(NAMES, marks=pytest.mark.wide),
+    ],
+    ids=["three", "all"],
+)
+def test_two_processes_have_the_losses_of_two_devices(names, group, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     use_devices(2)
-    alone = all_losses()
-    one, two = cx.testing.run_ranks(2, all_losses)
-    for name in NAMES:
+    alone = all_losses(names)
+    one, two = cx.testing.run_ranks(2, all_losses, names)
+    for name in names:
         assert one[name] == two[name]
         assert one[name] == pytest.approx(alone[name], rel=1e-5), name  # another order of sums
 
