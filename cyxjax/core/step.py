@@ -21,7 +21,7 @@ from cyxjax.core.objective.scalars import refuse_of_batch
 from cyxjax.core.objective.step_value import step_value
 from cyxjax.core.objective.terms import flat_shares, shares_of
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
-from cyxjax.core.strategy import Stepped, Sync, norm_row
+from cyxjax.core.strategy import Stepped, Sync, norm_row, written_after
 
 PyTree = Any
 
@@ -117,8 +117,9 @@ def next_state(
     """
     with step_value(sums[0]):
         stepped = Stepped(*sync.update(grads, state.sync, state.params))
-    params, strategy = stepped[:2]
-    sums = jnp.concatenate([sums[:-1], norm_row(stepped, state.step)[None], sums[-1:]])
+    row = norm_row(stepped, state.step)
+    params, strategy = written_after(row, stepped), stepped.state
+    sums = jnp.concatenate([sums[:-1], row[None], sums[-1:]])
     kept = sync.skipped(strategy) == sync.skipped(state.sync)
     model_state = jax.tree.map(lambda new, old: jnp.where(kept, new, old), model_state, state.model_state)
     counts = kept | (jnp.arange(sums.shape[0]) == sums.shape[0] - 1)[:, None]
