@@ -76,6 +76,7 @@ def test_schemes_learn_text_as_well_as_mean(name):
     assert val_loss(name) < plain() + MARGIN_OF.get(name, MARGIN)
 
 
+@pytest.mark.wide  # the digits: test_convergence.py
 def test_bfloat16_learns_text_as_well_as_float32():
     # Not float16: on CPU XLA (jax 0.10.2) has no product of float16 with a float32 sum, which attention asks
     # for. The digits train in float16.

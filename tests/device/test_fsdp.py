@@ -32,10 +32,11 @@ SLOW = pytest.mark.slow
 
 # One row by default, those that differ in kind among the slow ones, and all of them where this is worked on.
 QUICK = [("cnn", 2, "clip-accumulation")]
-# (A transformer in float32: test_fsdp_foreign.py.)
+# (A transformer in float32: test_fsdp_foreign.py; crossed: test_fsdp_leaves.py.)
 SAMPLE = [("nnx", 2, "skip"), ("cnn", 4, "float16"), ("cnn", 4, "average"), ("gpt", 8, "bfloat16")]
-SAMPLE += [("cnn", 4, "remat"), ("cnn", 4, "zero2"), ("crossed", 3, "clip-accumulation")]
+SAMPLE += [("cnn", 4, "remat"), ("cnn", 4, "zero2")]
 TABLE = [(m, r, s) for m in ("cnn", "nnx", "gpt", "crossed") for r in (2, 4, 8) for s in SETTINGS]
+TABLE += [("crossed", 3, "clip-accumulation")]
 REST = [row for row in TABLE if row not in QUICK + SAMPLE]
 
 

@@ -84,7 +84,9 @@ def test_one_of_two_ranks_is_killed(jobs, tmp_path):
     same_run(config, whole)
 
 
+# Default: each of two ranks; one of three in a step. Slow: one of three in an evaluation (test_exact.py).
 @pytest.mark.slow
+@pytest.mark.wide
 def test_one_after_another_of_three_ranks_is_killed(jobs, tmp_path):
     changes = {"global_batch_size": 12}
     whole = write_experiment(tmp_path / "whole", **changes)
@@ -164,7 +166,7 @@ def test_parameters_in_shares_go_on_in_other_numbers_of_processes_and_strategies
 
 
 @pytest.mark.slow
-@pytest.mark.wide  # slow: two kills of one rank, three of three; tests/faults/test_chaos.py
+@pytest.mark.wide  # default: two kills of two ranks; slow: tests/faults/test_chaos.py
 @pytest.mark.timeout(900)
 def test_a_dozen_kills_of_two_ranks(jobs, tmp_path):
     whole, config = write_experiment(tmp_path / "whole"), write_experiment(tmp_path / "broken")
