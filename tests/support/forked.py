@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.support import forked_ranks
+from tests.support import contexts, forked_ranks
 from tests.support.waiting import until
 
 LOADED = [
@@ -169,6 +169,7 @@ def enter(variables: Mapping[str, str]) -> None:
     """Makes `variables` the environment, for jax too, which has read its own when it was loaded."""
     import jax
 
+    contexts.share()
     os.environ.clear()
     os.environ.update(variables)
     for name in variables:
