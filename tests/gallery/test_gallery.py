@@ -7,6 +7,7 @@ import jax
 import pytest
 
 import cyxjax as cx
+from tests.multiprocess.conftest import forked_spawn as forked_spawn
 from tests.support.trainers import use_devices
 
 EXAMPLES = Path(__file__).parents[2] / "scripts" / "examples"
@@ -51,7 +52,7 @@ def test_an_example_learns_on_two_devices(name, group, tmp_path, monkeypatch):
     ],
     ids=["three", "all"],
 )
-def test_two_processes_have_the_losses_of_two_devices(names, group, tmp_path, monkeypatch):
+def test_two_processes_have_the_losses_of_two_devices(names, group, forked_spawn, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     use_devices(2)
     alone = all_losses(names)

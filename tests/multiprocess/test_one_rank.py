@@ -40,7 +40,7 @@ def stopped(rank):
     return found
 
 
-def test_a_callback_that_stops_one_rank_stops_all_at_the_step_where_one_process_does():
+def test_a_callback_that_stops_one_rank_stops_all_at_the_step_where_one_process_does(forked_spawn):
     # Step 2 is told of at step 8; the wish goes along with step 9, which is told of at step 16: as in
     # tests/unit/train/test_joined.py.
     wanted = [[0, "callback"], [16, "callback"], [30, "callback"], [25, "callback"]]
