@@ -9,6 +9,7 @@ from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
 from cyxjax.plugins import checked_kinds, named
 from cyxjax.sync.bucketed import bucketed
+from cyxjax.sync.clipping import shortened
 from cyxjax.sync.compressed import bf16, fp16, int8
 from cyxjax.sync.diloco import diloco
 from cyxjax.sync.fsdp import fsdp
@@ -74,9 +75,8 @@ def build_sync(
 
 def _clipping(optimizer: optax.GradientTransformation, max_norm: float) -> optax.GradientTransformation:
     """`optimizer` that sees gradients of at most `max_norm`. Its state is the same with and without."""
-    clip = optax.clip_by_global_norm(max_norm)
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
-        return optimizer.update(clip.update(updates, optax.EmptyState())[0], state, params)
+        return optimizer.update(shortened(updates, optax.tree.norm(updates), max_norm), state, params)
 
     return optax.GradientTransformation(optimizer.init, update)

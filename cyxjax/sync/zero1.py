@@ -16,6 +16,7 @@ from cyxjax.core.exchange import reduce_scattered
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.optimizer.probe import refuse_unless_elementwise
 from cyxjax.core.strategy import Stepped, Sync
+from cyxjax.sync.clipping import shortened
 from cyxjax.sync.coded_mean import in_pieces
 
 PyTree = Any
@@ -131,6 +132,4 @@ def clipped(parts: PyTree, max_norm: float | None) -> PyTree:
     """Parts of gradients whose norm over all replicas' parts is at most `max_norm`, as optax clips them."""
     if max_norm is None:
         return parts
-    norm = jnp.sqrt(lax.psum(optax.tree.norm(parts, squared=True), AXIS))
-    factor = jnp.where(norm < max_norm, 1.0, max_norm / norm)
-    return jax.tree.map(lambda g: g * factor.astype(g.dtype), parts)
+    return shortened(parts, jnp.sqrt(lax.psum(optax.tree.norm(parts, squared=True), AXIS)), max_norm)
