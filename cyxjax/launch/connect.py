@@ -51,12 +51,22 @@ def connect(
     jax_private.refuse_started_backend()
     hooks = exits.install(topology.rank, topology.restart_count, env)
     host = None if topology.hosted or not topology.is_master else _host(topology)
-    membership = client.join(topology, facts)
+    membership = _meet(topology, facts, host)
     hooks.report = membership.fail if host is None else _fail_and_linger(membership)
     _connection = Connection(membership, hooks, host)
     membership.watch(hooks.lose)
     _start_jax(topology, membership, env)
     heartbeat.beat(-1, "idle")
+
+
+def _meet(topology: Topology, facts: Mapping[str, str] | None, host: Host | None) -> Membership:
+    """The membership. Where there is none, those whom `host` tells the reason have all heard it first."""
+    try:
+        return client.join(topology, facts)
+    except BaseException:
+        if host is not None:  # this process, which now ends, may have been told before the others
+            host.end()
+        raise
 
 
 def disconnect() -> None:
