@@ -2,6 +2,7 @@
 
     python scripts/bench/peers.py [--torch-python PATH] [--keras-python PATH] [--turns 5] [--json FILE]
     python scripts/bench/peers.py --quick     # a few steps of everything, to prove that it runs
+    python scripts/bench/peers.py --device gpu --peak-tflops 989 --replicas 1    # one H100; torch is compiled
 
 Each turn of each peer is processes of its own, which compile, warm up and time the same number of optimizer
 steps of the same work; turns go A B A B, so that a slower hour is slower for all. Printed are medians,
@@ -19,6 +20,7 @@ import statistics
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from peers_work import WORKS
@@ -44,7 +46,7 @@ def main() -> int:
     print(text)
     if args.json:
         Path(args.json).write_text(
-            json.dumps({"machine": machine(), "samples_per_s": cells}, indent=1) + "\n"
+            json.dumps({"machine": machine(args.device), "samples_per_s": cells}, indent=1) + "\n"
         )
     if args.write:
         write(HERE / "README.md", text, "peers")
@@ -57,8 +59,12 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
+    parser.add_argument("--works", nargs="+", choices=WORKS, help="all but those of a GPU's size")
     parser.add_argument("--replicas", nargs="+", type=int, choices=(1, 2), default=[1, 2])
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument(
+        "--peak-tflops", type=float, help="of a device, dense: samples/s with their share of it"
+    )
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--torch-python", default=sys.executable, help="a python that has torch")
     parser.add_argument("--keras-python", default=sys.executable, help="a python that has keras and jax")
@@ -66,6 +72,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--write", action="store_true", help="the table, into README.md beside this file")
     parser.add_argument("--quick", action="store_true", help="a few steps, one turn: proves that it runs")
     args = parser.parse_args()
+    args.works = args.works or [name for name, work in WORKS.items() if work.gflop is None]
     if args.quick:
         args.turns = 1
     return args
@@ -73,7 +80,8 @@ def parse() -> argparse.Namespace:
 
 def turn(peer: str, work: str, replicas: int, args: argparse.Namespace) -> float | str:
     """Samples/s of one turn; a text where there is none."""
-    script = [str(HERE / f"peers_{peer}.py"), work, str(replicas), *(["--quick"] if args.quick else [])]
+    script = [str(HERE / f"peers_{peer}.py"), work, str(replicas), "--device", args.device]
+    script += ["--quick"] if args.quick else []
     if replicas == 1 or peer == "keras":
         command = [python_of(peer, args), *script]
     elif peer == "torch":
@@ -88,16 +96,16 @@ def turn(peer: str, work: str, replicas: int, args: argparse.Namespace) -> float
         command = [args.torch_python, *agent, *script]
     else:
         command = [sys.executable, "-m", "cyxjax.launch", "--nproc-per-node", str(replicas), *script]
-    return read(*run(command, devices=replicas if peer == "keras" else 1))
+    return read(*run(command, replicas if peer == "keras" else 1, args.device))
 
 
 def python_of(peer: str, args: argparse.Namespace) -> str:
     return {"torch": args.torch_python, "keras": args.keras_python}.get(peer, sys.executable)
 
 
-def run(command: list[str], devices: int, limit_s: float = _LIMIT_S) -> tuple[str, str]:
+def run(command: list[str], devices: int, device: str = "cpu", limit_s: float = _LIMIT_S) -> tuple[str, str]:
     """(stdout, stderr) of a command in a session of its own, all of which is gone afterwards."""
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    env = {**os.environ, "JAX_PLATFORMS": {"gpu": "cuda"}.get(device, device)}
     if devices > 1:  # several devices of one process starve on a pool of one thread a core
         env["NPROC"] = str(max(devices, os.cpu_count() or 1))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -131,15 +139,19 @@ def table(cells: dict[str, dict[str, Turns]], args: argparse.Namespace) -> str:
     """Markdown: medians, and how many times each peer we are."""
     others = [peer for peer in args.peers if peer != "ours"]
     lines = [
-        f"{machine()}; `python scripts/bench/peers.py`, {args.turns} turns, medians; in brackets ours by it.",
+        f"{machine(args.device)}; `python scripts/bench/peers.py`, {args.turns} turns, medians; in brackets "
+        f"ours by it{', in % of its peak' if args.peak_tflops else ''}.",
         "",
         f"| samples/s | {' | '.join(PEERS[peer] for peer in args.peers)} |",
         f"| --- |{' ---: |' * len(args.peers)}",
     ]
     for row, turns in cells.items():
         shares = {peer: ratio(turns.get("ours", []), turns[peer]) for peer in others}
+        work = WORKS.get(row.split(",")[0])
+        used = partial(of_peak, work and work.gflop, args.peak_tflops)
         shown_cells = [
-            f"{middle(turns[peer])}{f' ({shares[peer]})' if shares.get(peer) else ''}" for peer in args.peers
+            f"{middle(turns[peer])}{used(turns[peer])}{f' ({shares[peer]})' if shares.get(peer) else ''}"
+            for peer in args.peers
         ]
         lines.append(f"| {row} | {' | '.join(shown_cells)} |")
     return "\n".join(lines)
@@ -148,6 +160,16 @@ def table(cells: dict[str, dict[str, Turns]], args: argparse.Namespace) -> str:
 def middle(turns: Turns) -> str:
     known = [t for t in turns if isinstance(t, float)]
     return f"{statistics.median(known):,.0f}" if known else shown(turns[-1])
+
+
+def of_peak(gflop: float | None, peak_tflops: float | None, turns: Turns) -> str:
+    """The share of a device's peak that the model's own operations use (MFU), where both are known."""
+    known = [t for t in turns if isinstance(t, float)]
+    return (
+        f", {statistics.median(known) * gflop / peak_tflops / 10:.0f} %"
+        if gflop and peak_tflops and known
+        else ""
+    )
 
 
 def ratio(ours: Turns, theirs: Turns) -> str:
@@ -162,8 +184,14 @@ def shown(value: float | str) -> str:
     return f"{value:,.0f}" if isinstance(value, float) else value.replace("|", "/")
 
 
-def machine() -> str:
-    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+def machine(device: str = "cpu") -> str:
+    name = platform.machine()
+    if device == "gpu":
+        names = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True
+        )
+        name = names.stdout.decode().splitlines()[0]
+    return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
 def write(readme: Path, text: str, name: str) -> None:

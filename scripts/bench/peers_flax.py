@@ -8,14 +8,17 @@ import cyxjax as cx
 
 
 def model(work: str) -> Any:
-    if work == "gpt":
+    if work in sizes.TEXTS:
+        size = sizes.TEXTS[work]
         return cx.get_model("gpt")(
-            vocab_size=sizes.VOCABULARY,
-            context_length=sizes.CONTEXT,
-            num_layers=sizes.LAYERS,
-            num_heads=sizes.HEADS,
-            width=sizes.WIDTH,
+            vocab_size=size.vocabulary,
+            context_length=size.context,
+            num_layers=size.layers,
+            num_heads=size.heads,
+            width=size.width,
         )
+    if work == "resnet50":
+        return cx.get_model("resnet50")(num_classes=sizes.CLASSES)
     if work == "resnet18":
         return cx.get_model("resnet18")(num_classes=sizes.CLASSES, width=sizes.STAGES[0], small_images=True)
     if work in sizes.DENSE:

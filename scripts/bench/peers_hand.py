@@ -21,10 +21,14 @@ from peers_work import WORKS, data, say, steps_of, task
 import cyxjax as cx
 
 
-def build_step(net, tx, replicas: int, mesh: Mesh):
+def build_step(net, tx, replicas: int, mesh: Mesh, dtype: str):
+    def computed_in(leaf):
+        return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
     def loss_fn(params, stats, x, y):
+        params, x = jax.tree.map(computed_in, (params, x))
         logits, stats = net.apply({"params": params, **stats}, x, train=True, mutable=list(stats))
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), y).mean()
         return loss, (stats, (jnp.argmax(logits, -1) == y).mean())
 
     def step(params, stats, opt, x, y):
@@ -57,7 +61,10 @@ def main() -> None:
         params, stats = jax.tree.map(everywhere, (params, stats))
     else:
         place = lambda a: a  # noqa: E731
-    state, step = (params, stats, tx.init(params)), build_step(net, tx, args.replicas, mesh)
+    state, step = (
+        (params, stats, tx.init(params)),
+        build_step(net, tx, args.replicas, mesh, WORKS[args.work].dtype),
+    )
 
     def run(steps: int) -> float:
         nonlocal state

@@ -19,26 +19,8 @@ def model(work: str):
     import keras
     from keras import layers as ks
 
-    class Places(ks.Layer):
-        def build(self, shape):
-            self.table = self.add_weight(shape=(sizes.CONTEXT, sizes.WIDTH), initializer="uniform")
-
-        def call(self, x):
-            return x + self.table
-
-    if work == "gpt":
-        tokens = keras.Input((sizes.CONTEXT,), dtype="int32")
-        x = Places()(ks.Embedding(sizes.VOCABULARY, sizes.WIDTH)(tokens))
-        for _ in range(sizes.LAYERS):
-            seen = ks.LayerNormalization(epsilon=1e-5)(x)
-            x = x + ks.MultiHeadAttention(sizes.HEADS, sizes.WIDTH // sizes.HEADS)(
-                seen, seen, use_causal_mask=True
-            )
-            up = ks.Dense(4 * sizes.WIDTH, activation="gelu")(ks.LayerNormalization(epsilon=1e-5)(x))
-            x = x + ks.Dense(sizes.WIDTH)(up)
-        return keras.Model(
-            tokens, ks.Dense(sizes.VOCABULARY, use_bias=False)(ks.LayerNormalization(epsilon=1e-5)(x))
-        )
+    if work in sizes.TEXTS:
+        return gpt(keras, sizes.TEXTS[work])
     if work == "resnet18":
         return resnet(keras)
     if work in sizes.DENSE:
@@ -49,6 +31,27 @@ def model(work: str):
     else:
         parts = [keras.Input((784,)), *(ks.Dense(size, activation="relu") for size in sizes.HIDDEN[work])]
     return keras.Sequential([*parts, ks.Dense(sizes.CLASSES)])
+
+
+def gpt(keras, size):
+    ks = keras.layers
+
+    class Places(ks.Layer):
+        def build(self, shape):
+            self.table = self.add_weight(shape=(size.context, size.width), initializer="uniform")
+
+        def call(self, x):
+            return x + self.table
+
+    tokens = keras.Input((size.context,), dtype="int32")
+    x = Places()(ks.Embedding(size.vocabulary, size.width)(tokens))
+    for _ in range(size.layers):
+        seen = ks.LayerNormalization(epsilon=1e-5)(x)
+        x = x + ks.MultiHeadAttention(size.heads, size.width // size.heads)(seen, seen, use_causal_mask=True)
+        up = ks.Dense(4 * size.width, activation="gelu")(ks.LayerNormalization(epsilon=1e-5)(x))
+        x = x + ks.Dense(size.width)(up)
+    head = ks.Dense(size.vocabulary, use_bias=False)
+    return keras.Model(tokens, head(ks.LayerNormalization(epsilon=1e-5)(x)))
 
 
 def resnet(keras):

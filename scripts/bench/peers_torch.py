@@ -1,7 +1,9 @@
-"""torch, one process of peers.py: DistributedDataParallel over gloo, fed by a gather of shuffled rows."""
+"""torch, one process of peers.py: DDP over gloo fed by a gather of shuffled rows; on a GPU NCCL, compiled."""
 
+import contextlib
 import os
 import time
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -14,30 +16,27 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self, width: int, heads: int):
         super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(sizes.WIDTH), nn.LayerNorm(sizes.WIDTH)
-        self.qkv, self.out = nn.Linear(sizes.WIDTH, 3 * sizes.WIDTH), nn.Linear(sizes.WIDTH, sizes.WIDTH)
-        self.up, self.down = nn.Linear(sizes.WIDTH, 4 * sizes.WIDTH), nn.Linear(4 * sizes.WIDTH, sizes.WIDTH)
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        parts = self.qkv(self.norm_1(x)).unflatten(-1, (3, sizes.HEADS, -1)).permute(2, 0, 3, 1, 4)
+        parts = self.qkv(self.norm_1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         seen = scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.out(seen)
         return x + self.down(gelu(self.up(self.norm_2(x))))
 
 
 class GPT(nn.Module):
-    def __init__(self):
+    def __init__(self, size: sizes.Text):
         super().__init__()
-        self.token, self.place = (
-            nn.Embedding(sizes.VOCABULARY, sizes.WIDTH),
-            nn.Embedding(sizes.CONTEXT, sizes.WIDTH),
-        )
-        self.blocks, self.norm = (
-            nn.Sequential(*(Block() for _ in range(sizes.LAYERS))),
-            nn.LayerNorm(sizes.WIDTH),
-        )
+        self.token = nn.Embedding(size.vocabulary, size.width)
+        self.place = nn.Embedding(size.context, size.width)
+        self.blocks = nn.Sequential(*(Block(size.width, size.heads) for _ in range(size.layers)))
+        self.norm = nn.LayerNorm(size.width)
 
     def forward(self, tokens):
         x = self.token(tokens) + self.place.weight
@@ -71,8 +70,12 @@ def conv(before: int, features: int, size: int, stride: int) -> nn.Module:
 
 
 def model(work: str) -> nn.Module:
-    if work == "gpt":
-        return GPT()
+    if work in sizes.TEXTS:
+        return GPT(sizes.TEXTS[work])
+    if work == "resnet50":
+        from torchvision.models import resnet50
+
+        return resnet50(num_classes=sizes.CLASSES)
     if work == "resnet18":
         return ResNet18()
     if work in sizes.DENSE:
@@ -89,17 +92,31 @@ def model(work: str) -> nn.Module:
 
 def main() -> None:
     args = task()
-    rank, batch = int(os.environ.get("RANK", 0)), WORKS[args.work].batch
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.replicas))
-    net = model(args.work)
+    rank, batch, gpu = int(os.environ.get("RANK", 0)), WORKS[args.work].batch, args.device == "gpu"
+    net, place, autocast = model(args.work), lambda rows: rows, contextlib.nullcontext
+    if gpu:
+        torch.set_float32_matmul_precision("high")  # as JAX does there
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        net = net.cuda().to(memory_format=torch.channels_last)
+        place = lambda rows: rows.pin_memory().cuda(non_blocking=True)  # noqa: E731
+    else:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.replicas))
+    if WORKS[args.work].dtype == "bfloat16":
+        autocast = partial(torch.autocast, "cuda" if gpu else "cpu", torch.bfloat16)
     if args.replicas > 1:
-        dist.init_process_group("gloo")
+        dist.init_process_group("nccl" if gpu else "gloo")
         net = nn.parallel.DistributedDataParallel(net)
     x, y = data(args.work)
-    if args.work in sizes.IMAGES:
-        x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     x, y = torch.from_numpy(x), torch.from_numpy(y).long()
-    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+    if args.work in sizes.IMAGES:  # channels first; on a GPU they lie as they came
+        x = x.permute(0, 3, 1, 2) if gpu else x.permute(0, 3, 1, 2).contiguous()
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3, fused=gpu)
+
+    def loss_of(inputs, targets):
+        with autocast():
+            return cross_entropy(net(inputs).flatten(0, -2), targets.flatten())
+
+    loss_of = torch.compile(loss_of) if gpu else loss_of
 
     def run(steps: int) -> float:
         start, per_epoch = time.perf_counter(), len(x) // (batch * args.replicas)
@@ -109,12 +126,13 @@ def main() -> None:
             at = (i % per_epoch * args.replicas + rank) * batch
             rows = order[at : at + batch]
             optimizer.zero_grad()
-            logits = net(x[rows])
-            cross_entropy(logits.flatten(0, -2), y[rows].flatten()).backward()
+            loss = loss_of(place(x[rows]), place(y[rows]))
+            loss.backward()
             optimizer.step()
+        loss.item()  # waits for a GPU
         return time.perf_counter() - start
 
-    run(3)  # buckets are rebuilt
+    run(3)  # buckets are rebuilt, and a GPU's program is compiled
     seconds = run(steps_of(args))
     if rank == 0:
         say(args, seconds)

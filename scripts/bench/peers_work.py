@@ -11,6 +11,18 @@ class Work(NamedTuple):
     batch: int  # samples a replica and step
     steps: int  # of a timed turn
     rows: int  # samples in the data
+    gflop: float | None = None  # of a sample, forward and backward; where stated, the work is of a GPU
+    dtype: str = "float32"  # what the model computes in; parameters and optimizer are float32
+
+
+class Text(NamedTuple):
+    """A GPT: its layers, and its data."""
+
+    layers: int
+    width: int
+    heads: int
+    context: int
+    vocabulary: int
 
 
 WORKS = {
@@ -20,13 +32,18 @@ WORKS = {
     "digits": Work(32, 1000, 1_437),  # 8x8, the same network: the work of configs/digits.yaml
     "resnet18": Work(32, 20, 1_280),  # 32x32x3, batch normalisation, a 3x3 stem
     "gpt": Work(8, 60, 512),  # 4 layers of 256, 4 heads, context 128, 96 symbols
+    # 4.09 G multiplications of the forward pass, three times, 2 operations each
+    "resnet50": Work(128, 100, 1_280, 24.5, "bfloat16"),  # 224x224x3
+    # 6 N T + 12 L D T^2 of N = 123.6 M parameters but places (Chowdhery et al. 2022, PaLM, appendix B)
+    "gpt2": Work(16, 100, 512, 875.6, "bfloat16"),  # GPT-2 small, context 1,024
 }
+TEXTS = {"gpt": Text(4, 256, 4, 128, 96), "gpt2": Text(12, 768, 12, 1024, 50_304)}
 HIDDEN = {"mlp": (256,), "wide_mlp": (2048, 2048)}
-IMAGES = {"cnn": (28, 28, 1), "digits": (8, 8, 1), "resnet18": (32, 32, 3)}
-FEATURES, CLASSES = (32, 64), 10
+IMAGES = {"cnn": (28, 28, 1), "digits": (8, 8, 1), "resnet18": (32, 32, 3), "resnet50": (224, 224, 3)}
+FEATURES = (32, 64)
 DENSE = {"cnn": 256, "digits": 128}
+CLASSES = 10
 STAGES = (64, 128, 256, 512)  # of ResNet-18, two blocks each; each but the first begins by halving the image
-LAYERS, WIDTH, HEADS, CONTEXT, VOCABULARY = 4, 256, 4, 128, 96
 QUICK_STEPS = 4
 
 
@@ -36,6 +53,7 @@ def task() -> argparse.Namespace:
     parser.add_argument("work", choices=WORKS)
     parser.add_argument("replicas", type=int)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     return parser.parse_args()
 
 
@@ -46,11 +64,12 @@ def steps_of(args: argparse.Namespace) -> int:
 def data(work: str) -> tuple[np.ndarray, np.ndarray]:
     """(inputs, targets), channels last; random: what is timed does not depend on it."""
     rng, rows = np.random.default_rng(0), WORKS[work].rows
-    if work == "gpt":
-        text = rng.integers(0, VOCABULARY, (rows, CONTEXT + 1)).astype(np.int32)
+    if work in TEXTS:
+        size = TEXTS[work]
+        text = rng.integers(0, size.vocabulary, (rows, size.context + 1)).astype(np.int32)
         return text[:, :-1], text[:, 1:]
     shape = (rows, *IMAGES.get(work, (784,)))
-    return rng.normal(size=shape).astype(np.float32), rng.integers(0, CLASSES, rows).astype(np.int32)
+    return rng.standard_normal(shape, np.float32), rng.integers(0, CLASSES, rows).astype(np.int32)
 
 
 def say(args: argparse.Namespace, seconds: float) -> None:

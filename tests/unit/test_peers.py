@@ -20,7 +20,7 @@ def peers(monkeypatch):
 def test_a_row_holds_medians_and_the_ratio_of_turns_that_followed_each_other(peers):
     # ours / torch turn by turn: 2, 0.5, 1 -> 1, though the medians' ratio is 20 / 10 = 2
     turns = {"ours": [20.0, 5.0, 30.0], "torch": [10.0, 10.0, 30.0], "keras": ["not run: no keras"]}
-    args = argparse.Namespace(peers=list(turns), turns=3)
+    args = argparse.Namespace(peers=list(turns), turns=3, device="cpu", peak_tflops=None)
     row = peers.table({"mlp, 1 process": turns}, args).splitlines()[-1]
     assert row == "| mlp, 1 process | 20 | 10 (1.00) | not run: no keras |"
 
