@@ -90,7 +90,9 @@ def init(
     programs.keep(tell=topology.is_master)
 
     from cyxjax.core.mesh import build_mesh, local_replicas  # only now may jax start
+    from cyxjax.core.parts import repeatable
 
+    repeatable.heed(here().get("XLA_FLAGS", ""))
     mesh = build_mesh()
     platforms.check_started(topology, chosen, mesh.devices.flat[0].platform)
     _current = ProcessGroup(topology, chosen, mesh, backends.pool_threads(len(local_replicas(mesh))))

@@ -9,11 +9,13 @@ V tokens in the vocabulary.
 """
 
 from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from cyxjax.core.parts.repeatable import must_repeat
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.models.config import Count, Rate
 from cyxjax.models.network import Network
@@ -100,8 +102,11 @@ class GPT(Network):
             )
         x_BTD = _norm("norm", self.use_bias)(x_BTD)
         if self.tie_weights:
-            return _by_rows(token_embedding.attend, x_BTD).astype(jnp.float32)
-        head = nn.Dense(self.vocab_size, use_bias=False, kernel_init=init, name="head")
+            head: Callable = lambda x_MD: _product(x_MD, token_embedding.embedding.T)  # noqa: E731
+        else:
+            head = nn.Dense(
+                self.vocab_size, use_bias=False, kernel_init=init, dot_general=_product, name="head"
+            )
         return _by_rows(head, x_BTD).astype(jnp.float32)
 
     def _check(self, tokens_BT: jax.Array) -> None:
@@ -132,6 +137,19 @@ def _by_rows(product: Callable[[jax.Array], jax.Array], x_BTD: jax.Array) -> jax
     return product(x_BTD.reshape(B * T, D)).reshape(B, T, -1)
 
 
+_TILE = 128  # numbers in a row, of what a GPU multiplies best
+
+
+def _product(x_MD: jax.Array, kernel_DV: jax.Array, *_: Any, **__: Any) -> jax.Array:
+    """(M, V); on a GPU of rows that are filled up to whole tiles.
+
+    GPT-2 small in bfloat16, 8 texts: an H100 takes 68 ms a step with 50,257 tokens, 23 with 50,304.
+    """
+    V = kernel_DV.shape[1]
+    spare = -V % _TILE if jax.default_backend() == "gpu" else 0
+    return (x_MD @ jnp.pad(kernel_DV, ((0, 0), (0, spare))))[:, :V] if spare else x_MD @ kernel_DV
+
+
 def _attend(*parts_BTNK: jax.Array) -> jax.Array:
     """The values of places 0..t, weighted by how well their keys fit the query of place t, given (q, k, v).
 
@@ -151,9 +169,22 @@ def _attend_here(*parts_BTNK: jax.Array) -> jax.Array:
 
 
 def _attend_by_jax(*parts_BTNK: jax.Array) -> jax.Array:
-    """jax's attention, left to XLA; cuDNN's is quicker for long texts, and not taken yet (scripts/bench)."""
+    """jax's attention: cuDNN's kernels for long texts in half precision, else XLA's."""
+    by: Literal["cudnn", "xla"] = "cudnn" if _is_for_cudnn(parts_BTNK[0]) else "xla"
     with jax.numpy_dtype_promotion("standard"):  # it multiplies float16 by a float32 of its own
-        return jax.nn.dot_product_attention(*parts_BTNK, is_causal=True)
+        return jax.nn.dot_product_attention(*parts_BTNK, is_causal=True, implementation=by)
+
+
+# Forward and backward on an H100, bfloat16, 12 heads of 64, cuDNN's and XLA's: 16 texts of 1,024 in 0.5 and
+# 3.5 ms, 64 of 256 in 0.36 and 0.95; few short ones, 8 of 128 with 4 heads, in 0.14 and 0.06.
+_LONG = 256
+
+
+def _is_for_cudnn(q_BTNK: jax.Array) -> bool:
+    """Whether cuDNN has kernels for it here that are quicker; none of its backward pass repeats its bits."""
+    T, K = q_BTNK.shape[1], q_BTNK.shape[3]
+    served = q_BTNK.dtype in (jnp.float16, jnp.bfloat16) and K % 8 == 0 and K <= 128
+    return served and T >= _LONG and jax.default_backend() == "gpu" and not must_repeat()
 
 
 def _attend_on_cpu(*parts_BTNK: jax.Array) -> jax.Array:

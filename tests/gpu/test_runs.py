@@ -31,11 +31,18 @@ print(json.dumps(losses))
 
 RUN = """
 import json, os, signal, sys
+import numpy as np
 import cyxjax as cx
 
-folder, mode, kill_at = sys.argv[1], sys.argv[2], int(sys.argv[3])
+folder, mode, kill_at, work = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 cx.distributed.init(threads=8)
-data = cx.load_dataset("digits")
+if work == "gpt":  # long enough for cuDNN's attention
+    text = np.random.default_rng(0).integers(0, 96, (512, 513)).astype(np.int32)
+    model = cx.get_model("gpt")(vocab_size=96, context_length=512, num_layers=2, num_heads=4, width=256)
+    data, precision = (text[:, :-1], text[:, 1:]), "bfloat16"
+else:
+    digits = cx.load_dataset("digits")
+    model, data, precision = cx.get_model(work)(num_classes=10), (digits.train, digits.val), "float32"
 
 
 class Kill(cx.Callback):
@@ -45,13 +52,13 @@ class Kill(cx.Callback):
 
 
 trainer = cx.distributed.DistributedTrainer(
-    cx.get_model("cnn")(num_classes=10), cx.CrossEntropyLoss(), cx.AdamOptimizer(1e-3), callbacks=[Kill()]
+    model, cx.CrossEntropyLoss(), cx.AdamOptimizer(1e-3), callbacks=[Kill()]
 )
 config = cx.distributed.DistributedTrainingConfig(
     epochs=2, global_batch_size=64, verbose=False, checkpoint_dir=folder + "/checkpoints",
-    checkpoint_every_n_steps=5, reproducibility=mode,
+    checkpoint_every_n_steps=5, reproducibility=mode, precision=precision,
 )
-history = trainer.fit(data.train, data.val, config)
+history = trainer.fit(*data, config)
 import jax
 print(json.dumps({"platform": jax.default_backend(), "losses": history.train_losses}))
 """
@@ -69,19 +76,21 @@ def test_every_strategy_trains_on_a_gpu_as_mean_does():
         assert found == pytest.approx(losses["mean, none"], rel=1e-4), name
 
 
-def test_an_exact_run_that_was_killed_has_the_same_bits(tmp_path: Path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    same = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}  # a GPU's programs are chosen by timing
-    assert said(python("-c", RUN, whole, "exact", 0, **same))["platform"] == "gpu"
-    assert python("-c", RUN, killed, "exact", 14, **same).returncode == -signal.SIGKILL
-    assert said(python("-c", RUN, killed, "exact", 0, **same))["platform"] == "gpu"
-    compared = python("-m", "cyxjax", "hash", whole, killed)
+@pytest.mark.parametrize("work", ["cnn", "gpt"])
+def test_an_exact_run_that_was_killed_has_the_same_bits(work, tmp_path: Path):
+    """Each process compiles its programs anew: none is chosen by timing it."""
+    runs = [tmp_path / "whole", tmp_path / "killed"]
+    fresh = iter({"JAX_COMPILATION_CACHE_DIR": str(tmp_path / f"programs_{n}")} for n in range(3))
+    assert said(python("-c", RUN, runs[0], "exact", 0, work, **next(fresh)))["platform"] == "gpu"
+    assert python("-c", RUN, runs[1], "exact", 14, work, **next(fresh)).returncode == -signal.SIGKILL
+    assert said(python("-c", RUN, runs[1], "exact", 0, work, **next(fresh)))["platform"] == "gpu"
+    compared = python("-m", "cyxjax", "hash", *runs)
     assert compared.stdout.startswith("equal"), compared.stdout
 
 
 def test_a_run_of_a_gpu_goes_on_on_a_cpu(tmp_path: Path):
-    assert python("-c", RUN, tmp_path, "none", 14).returncode == -signal.SIGKILL
-    resumed = said(python("-c", RUN, tmp_path, "none", 0, DISTRIBUTED_BACKEND="cpu"))
+    assert python("-c", RUN, tmp_path, "none", 14, "cnn").returncode == -signal.SIGKILL
+    resumed = said(python("-c", RUN, tmp_path, "none", 0, "cnn", DISTRIBUTED_BACKEND="cpu"))
     assert resumed["platform"] == "cpu"
     assert len(resumed["losses"]) == 2
 

@@ -8,13 +8,14 @@ is must not depend on the layout either. It is read off the program of a part an
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from jax import lax
 from jax.extend.core import Jaxpr, subjaxprs
+
+from cyxjax.core.parts.repeatable import OPTIONS, repeatable
 
 PyTree = Any
 
@@ -117,7 +118,7 @@ class InALoop:
             return lax.fori_loop(bounds[0], bounds[1], one, into)
 
         loop.__name__ = f"loop_of_{function.__name__}"
-        self._program = jax.jit(named(loop, threads), donate_argnums=4)
+        self._program = jax.jit(named(loop, threads), donate_argnums=4, compiler_options=OPTIONS)
 
     def __call__(self, states: Sequence[Any], parts: Sequence[Parts], total: Any) -> list[Any]:
         return [self._one(*both, total) for both in zip(states, parts, strict=True)]
@@ -159,7 +160,7 @@ class PartProgram:
 
     def __init__(self, function: Callable, threads: int | None, num_parts: int):
         self._function, self._threads, self._num_parts = function, threads, num_parts
-        self.alone = jax.jit(named(function, threads))
+        self.alone = jax.jit(named(function, threads), compiler_options=OPTIONS)
         self._calls: Calls | None = None
         self._compiled = False
 
@@ -212,10 +213,14 @@ def compile_together(programs: Iterable[jax.stages.Lowered]) -> None:
 
 
 def named(function: Callable, threads: int | None) -> Callable:
-    """`function` under a name that says the threads of the pool it is compiled for.
+    """`function`, to be compiled with `OPTIONS`, under a name that says the threads of its pool.
 
     Compilers cut sums by them, and a cache of programs on disk knows a program by its text alone.
     """
-    renamed = partial(function)
-    renamed.__name__ = f"{function.__name__}_of_{threads}_threads"  # type: ignore[attr-defined]
+
+    def renamed(*args: Any) -> Any:
+        with repeatable():
+            return function(*args)
+
+    renamed.__name__ = f"{function.__name__}_of_{threads}_threads"
     return renamed

@@ -29,6 +29,7 @@ from cyxjax.core.model.batch_stats import StatsAxes
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.terms import flat_shares, shares_of
 from cyxjax.core.parts.calls import Made, Part, PartProgram, Parts, compile_together, named
+from cyxjax.core.parts.repeatable import OPTIONS
 from cyxjax.core.replica import sync_map
 from cyxjax.core.step import EvalState, TrainState, infer, next_state, sum_gradients, to_evaluate
 from cyxjax.core.strategy import Sync
@@ -130,7 +131,8 @@ def build_write(sync: Sync, device: jax.Device, metrics: Metrics, threads: int |
 
     alone = Mesh(np.array([device]), (AXIS,))
     mapped = named(sync_map(write, alone, (REPLICATED,) * 4, REPLICATED), threads)
-    return jax.jit(mapped, donate_argnums=0, out_shardings=SingleDeviceSharding(device))
+    alone_there = SingleDeviceSharding(device)
+    return jax.jit(mapped, donate_argnums=0, out_shardings=alone_there, compiler_options=OPTIONS)
 
 
 def build_parts_eval(

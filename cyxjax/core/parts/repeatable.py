@@ -1,0 +1,37 @@
+"""What a program needs on a GPU to give the same bits each time, compiled anew too; CPUs' programs do."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+OPTIONS = {"xla_gpu_deterministic_ops": True}
+"""For the compiler: no sums by atomic additions, and no kernels chosen by timing them."""
+
+_ASKING = (*OPTIONS, "xla_gpu_exclude_nondeterministic_ops")
+_here: ContextVar[bool] = ContextVar("repeatable", default=False)
+_everywhere = False
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """What is traced inside will be compiled with `OPTIONS`."""
+    token = _here.set(True)
+    try:
+        yield
+    finally:
+        _here.reset(token)
+
+
+def heed(flags: str) -> None:
+    """Whether `flags` (XLA_FLAGS) ask for repeatable programs, for all that this process traces."""
+    global _everywhere
+    said = dict(flag.lstrip("-").partition("=")[::2] for flag in flags.split())
+    _everywhere = any(said.get(name, "false").lower() not in ("false", "0") for name in _ASKING)
+
+
+def must_repeat() -> bool:
+    """Whether what is traced now must: a kernel that cannot is not to be asked for.
+
+    cuDNN's attention cannot, and XLA of jax 0.11.2 then ends with an IndexError of its own.
+    """
+    return _everywhere or _here.get()

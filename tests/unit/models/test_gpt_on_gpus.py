@@ -1,0 +1,67 @@
+"""What a GPT asks a GPU for; on a CPU, which is told that it is one: `tests/gpu` has the real thing."""
+
+from contextlib import nullcontext
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cyxjax.core.parts import repeatable
+from cyxjax.models import gpt
+from cyxjax.models.registry import get_model
+
+TINY = {"context_length": 16, "num_layers": 1, "num_heads": 2, "width": 16}
+
+
+@pytest.mark.parametrize("tie_weights", [True, False])
+def test_a_gpu_multiplies_whole_tiles_of_tokens(monkeypatch, tie_weights):
+    model = get_model("gpt")(TINY | {"vocab_size": 17, "tie_weights": tie_weights})
+    tokens = jnp.arange(20, dtype=jnp.int32).reshape(2, 10) % 17
+    variables = model.init(jax.random.key(0), tokens)
+    grads = jax.grad(lambda v: (model.apply(v, tokens) ** 2).sum())
+    here = model.apply(variables, tokens), grads(variables)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    there = model.apply(variables, tokens), grads(variables)
+    assert " = pad[" in str(jax.make_jaxpr(model.apply)(variables, tokens))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), here, there)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "places", "width", "repeats", "by"),
+    [
+        (jnp.bfloat16, 256, 64, False, "cudnn"),
+        (jnp.float16, 1024, 128, False, "cudnn"),
+        (jnp.float32, 1024, 64, False, "xla"),  # cuDNN has half precision alone
+        (jnp.bfloat16, 128, 64, False, "xla"),  # short: XLA's is quicker
+        (jnp.bfloat16, 256, 20, False, "xla"),  # no multiple of 8
+        (jnp.bfloat16, 256, 64, True, "xla"),  # its backward pass does not repeat its bits
+    ],
+)
+def test_long_texts_in_half_precision_take_cudnns_attention_on_a_gpu(
+    monkeypatch, dtype, places, width, repeats, by
+):
+    asked = []
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, *_, **how: asked.append(how) or q)
+    with repeatable.repeatable() if repeats else nullcontext():
+        gpt._attend_here(*[jnp.zeros((1, places, 2, width), dtype)] * 3)
+    assert asked == [{"is_causal": True, "implementation": by}]
+
+
+@pytest.mark.parametrize(
+    ("flags", "asked"),
+    [
+        ("", False),
+        ("--xla_gpu_deterministic_ops=true --xla_dump_to=x", True),
+        ("--xla_gpu_exclude_nondeterministic_ops", True),
+        ("--xla_gpu_deterministic_ops=false", False),
+        ("--xla_gpu_deterministic_ops=true --xla_gpu_deterministic_ops=0", False),
+    ],
+)
+def test_flags_that_ask_for_repeatable_programs_are_heeded(flags, asked):
+    try:
+        repeatable.heed(flags)
+        assert repeatable.must_repeat() == asked
+    finally:
+        repeatable.heed("")
