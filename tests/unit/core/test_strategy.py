@@ -40,3 +40,14 @@ def test_parameters_wait_for_no_norm_that_nobody_takes_or_that_is_of_parts():
     params, row = {"a": np.ones(2)}, np.zeros(2, np.float32)
     assert written_after(row, Stepped(params, None)) is params
     assert written_after(row, Stepped(params, None, {"a": np.ones(1)}, in_parts=True)) is params
+
+
+def test_a_gpu_is_given_no_branch_which_its_host_would_wait_for(monkeypatch):
+    leaves = [np.full(3, 2.0, np.float32)] * 3
+    row = lambda step, grads: norm_row(Stepped(None, None, grads), step)  # noqa: E731
+    with monkeypatch.context() as there:
+        there.setattr(jax, "default_backend", lambda: "gpu")
+        traced = jax.make_jaxpr(row)(np.int32(8), leaves)
+        found = [jax.jit(lambda n, leaves: row(n, leaves))(np.int32(n), leaves) for n in (8, 9)]
+    assert "cond" not in str(traced)
+    np.testing.assert_array_equal(found, [[6.0, 1.0], [0.0, 0.0]])
