@@ -1,14 +1,15 @@
 """All of a fit that comes before its first write, computed once: what fit, plan and replay start from."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.first_parts import build_draw, holds_values
-from cyxjax.core.mesh import local_replicas, local_value, num_replicas, put_replicated
+from cyxjax.core.mesh import REPLICATED, local_replicas, local_value, num_replicas, put_replicated
 from cyxjax.core.model.augment import check_augment
 from cyxjax.core.objective.log_probabilities import refuse_scores, takes_log_probabilities
 from cyxjax.core.objective.own_loss import is_the_models_own, refuse_coupled_loss
@@ -174,15 +175,22 @@ def first_run(
             params, model_state = jax.tree.map(np.asarray, drawn)
             if first is not None:
                 params, model_state, told = taken(first, params, model_state)
+            params, model_state = put_replicated(mesh, (params, model_state))
             state = built.init(params, model_state, seed)
     return RunState(Position(), state, np.zeros((num_metrics, 2))), told
 
 
 def next_run(prepared: Prepared, mesh: Mesh, agreed: TrainState, num_metrics: int) -> RunState:
     """A new run from the parameters of `agreed`; steps count on, so that keys and folders stay apart."""
-    params, model_state = jax.tree.map(local_value, (agreed.params, agreed.model_state))
+    params, model_state = jax.tree.map(partial(_on_mesh, mesh), (agreed.params, agreed.model_state))
     with explained(f"with comm={prepared.settings.step.comm!r}"):
         state = prepared.built.init(params, model_state, prepared.settings.seed)
     steps = local_value(agreed.step)
     state = state._replace(step=put_replicated(mesh, steps))
     return RunState(Position(int(steps)), state, np.zeros((num_metrics, 2)))
+
+
+def _on_mesh(mesh: Mesh, leaf: jax.Array) -> jax.Array:
+    """`leaf` as `first_run` puts its own, so that one program makes both states; no copy where it lies so."""
+    lies_so = leaf.sharding == NamedSharding(mesh, REPLICATED)
+    return leaf if lies_so else put_replicated(mesh, local_value(leaf))
