@@ -15,6 +15,7 @@ import numpy as np
 
 from cyxjax.data.columns import Columns, leaves, map_leaves, split
 from cyxjax.data.extras.frames import is_frame, of_frame
+from cyxjax.data.extras.gather import rows
 from cyxjax.data.items import ItemDataset, refuse_batches, refuse_words
 from cyxjax.data.targets.classes import named_labels
 from cyxjax.errors import DataError
@@ -54,10 +55,10 @@ class ArrayDataset:
 
     def take(self, indices: np.ndarray) -> tuple[Any, Any]:
         """Rows `indices`, copied; inputs that are also the targets are read once."""
-        inputs = map_leaves(lambda leaf: _rows(leaf, indices), self.inputs)
+        inputs = map_leaves(lambda leaf: rows(leaf, indices), self.inputs)
         if self.targets is self.inputs:
             return inputs, inputs
-        return inputs, map_leaves(lambda leaf: _rows(leaf, indices), self.targets)
+        return inputs, map_leaves(lambda leaf: rows(leaf, indices), self.targets)
 
     @cached_property
     def row_bytes(self) -> int:
@@ -250,12 +251,6 @@ def _plain(array: np.ndarray) -> np.ndarray:
             ) from None
         return array
     return plain if plain.dtype.kind in "biufc" else array
-
-
-def _rows(leaf: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """`leaf[indices]`; by `take`, twice as fast, where that does not copy the whole array first."""
-    in_rows = leaf.flags.c_contiguous and leaf.flags.aligned and leaf.dtype.isnative
-    return np.asarray(leaf).take(indices, axis=0) if in_rows else leaf[indices]
 
 
 def _length(name: str, leaf: Any) -> int:

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from cyxjax.core.mesh import local_replicas
 from cyxjax.core.step import Batch
 from cyxjax.data.batches import BatchPlan, iterate
+from cyxjax.data.extras.gather import LARGE_BYTES
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.data.order import Order
 from cyxjax.data.prefetch import prefetch
@@ -79,12 +80,15 @@ def dataset_feed(
     tape, warn = tape or Tape(), warner()
     tape.facts = StreamFacts(len(train), plan.global_batch_size, plan.drop_last, seed, shuffle)
 
+    per_step = plan.global_batch_size // placer.num_shares * len(placer.shares)  # samples of this process
+
     def train_batches(position: Position, ask: Ask) -> Iterator[Fed]:
         order = Order(len(train), seed, position.epoch, shuffle)
         rest = plan.rest(_first_place(plan, position, warn))
         end = rest.first + rest.num_used
-        # Gathering rows of arrays in memory is cheaper than handing them from one thread to another.
-        ahead = 0 if isinstance(train, ArrayDataset) else depth
+        # Few rows of arrays in memory are gathered sooner than handed from one thread to another.
+        is_quick = isinstance(train, ArrayDataset) and train.row_bytes * per_step < LARGE_BYTES
+        ahead = 0 if is_quick else depth
         with prefetch(iterate(train, order, rest, placer.shares), ahead) as batches:
             for host in batches:
                 tape.note(position.epoch, host)
