@@ -111,7 +111,7 @@ def begin_with_the_longest(files: Iterable[Path], slow: bool) -> list[Path]:
     begun, at = Counter[bool](), {}
     for file in sorted(took, key=lambda file: -took[file]):
         # Where it begins, of the time of its kind: so both kinds take part from the first file to the last.
-        at[file] = begun[_waits(file)] / total[_waits(file)]
+        at[file] = begun[_waits(file)] / (total[_waits(file)] or 1)  # 0: none of their rows is run
         begun[_waits(file)] += took[file]
     return sorted(took, key=lambda file: at[file])
 
