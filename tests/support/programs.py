@@ -4,6 +4,9 @@ import json
 import os
 import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,9 +62,20 @@ def report(folder: str | Path, rank: int, values: dict[str, Any]) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
+    """A port that no other worker's tests are given, nor the system hands out before a rank listens on it."""
+    while True:
+        with socket.socket() as held, suppress(OSError):
+            held.bind(("127.0.0.1", next(_PORTS)))
+            return held.getsockname()[1]
+
+
+def _ports_of(worker: str) -> Iterator[int]:
+    """500 ports each for workers gw0 to gw31, below those that systems hand out; again from the start."""
+    first = 10_000 + 500 * (int(worker.removeprefix("gw") or 0) % 32)
+    return cycle(range(first, first + 500))
+
+
+_PORTS = _ports_of(os.environ.get("PYTEST_XDIST_WORKER", ""))
 
 
 def _read(ended: list[subprocess.CompletedProcess[str]], folder: Path, nproc: int) -> Ranks:
