@@ -184,7 +184,14 @@ def _is_for_cudnn(q_BTNK: jax.Array) -> bool:
     """Whether cuDNN has kernels for it here that are quicker; none of its backward pass repeats its bits."""
     T, K = q_BTNK.shape[1], q_BTNK.shape[3]
     served = q_BTNK.dtype in (jnp.float16, jnp.bfloat16) and K % 8 == 0 and K <= 128
-    return served and T >= _LONG and jax.default_backend() == "gpu" and not must_repeat()
+    return served and T >= _LONG and not must_repeat() and _has_cudnns_attention()
+
+
+def _has_cudnns_attention() -> bool:
+    """On GPUs from Ampere on; jax refuses it on an older one, which XLA's serves as well."""
+    if jax.default_backend() != "gpu":
+        return False
+    return float(getattr(jax.local_devices()[0], "compute_capability", 0)) >= 8.0
 
 
 def _attend_on_cpu(*parts_BTNK: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """What a GPT asks a GPU for; on a CPU, which is told that it is one: `tests/gpu` has the real thing."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,7 @@ def test_long_texts_in_half_precision_take_cudnns_attention_on_a_gpu(
     monkeypatch, dtype, places, width, repeats, by
 ):
     asked = []
+    monkeypatch.setattr(gpt, "_has_cudnns_attention", lambda: True)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, *_, **how: asked.append(how) or q)
     with repeatable.repeatable() if repeats else nullcontext():
@@ -65,3 +67,12 @@ def test_flags_that_ask_for_repeatable_programs_are_heeded(flags, asked):
         assert repeatable.must_repeat() == asked
     finally:
         repeatable.heed("")
+
+
+@pytest.mark.parametrize(
+    ("capability", "has"), [("7.5", False), ("8.0", True), ("9.0", True), ("12.0", True)]
+)
+def test_a_gpu_older_than_ampere_is_not_asked_for_cudnns_attention(monkeypatch, capability, has):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(compute_capability=capability)])
+    assert gpt._has_cudnns_attention() == has
