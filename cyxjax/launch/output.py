@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import IO, BinaryIO
 
+from cyxjax.launch import terminal
 from cyxjax.launch.rendezvous.protocol import printable
 from cyxjax.launch.rendezvous.roster import ranks_text
 
@@ -43,6 +44,7 @@ class Screen:
         self._change = threading.Condition()
         self._waiting: deque[bytes] = deque()
         self._bytes, self._left_out = 0, 0
+        self._live = False  # a line that the next one replaces stands at the foot
         self._stalled = self._gone = False
         self._moves = 0
         threading.Thread(target=self._run, name="cyxjax-screen", daemon=True).start()
@@ -57,7 +59,19 @@ class Screen:
             if not self._has_room(data):
                 self._left_out += data.count(b"\n") or 1
                 return
-            self._add(data)
+            self._add(self._cleared() + data)
+
+    def put_live(self, text: bytes) -> None:
+        """Shows `text` at the foot, in place of the live line before; not while other lines are waiting."""
+        with self._change:
+            if not self._bytes and not self._gone:
+                self._add(b"\r" + text + terminal.CLEAR_TO_END.encode())
+                self._live = bool(text)
+
+    def _cleared(self) -> bytes:
+        """What takes the live line away, if there is one."""
+        was_live, self._live = self._live, False
+        return b"\r" + terminal.CLEAR_TO_END.encode() if was_live else b""
 
     def flush(self, patience_s: float) -> None:
         """Waits until all is shown, as long as the reader takes something every `patience_s`."""
@@ -154,6 +168,10 @@ class Pump:
     def _run(self) -> None:
         while line := self._source.readline(MAX_LINE):
             if any(noise in line for noise in _NOISE):
+                continue
+            if (live := terminal.marked(line)) is not None:
+                if self._sink is not None:
+                    self._sink.put_live(self._prefix + live if live else b"")
                 continue
             self.tail.append(line.decode(errors="replace").rstrip("\n"))
             if self._log is not None:

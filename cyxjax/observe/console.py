@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO, cast
 
-from cyxjax.observe.lines import batch_plan_line, done_line, epoch_line, step_line, wrapped
+from cyxjax.launch.terminal import relayed_columns
+from cyxjax.observe.lines import Columns, batch_plan_line, done_line, wrapped
 from cyxjax.observe.live import LiveLine, Pace
 from cyxjax.observe.records import Record, step_of
 
@@ -27,8 +28,8 @@ class Console(Protocol):
     ) -> None:
         """How the effective batch comes about, once at the start. batch_size: None where a loader decides."""
 
-    def begin(self, total_steps: int | None) -> None:
-        """Training begins; it ends after so many steps of the whole run, None where that is not known."""
+    def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
+        """Training begins; it ends after so many steps and epochs of the whole run, None where not known."""
 
     def end(self) -> None:
         """Training is over, or was ended by an error: nothing is drawn any more but lines."""
@@ -36,8 +37,8 @@ class Console(Protocol):
     def step(self, record: Record) -> None:
         """Progress inside an epoch, every `log_every_n_batches` steps."""
 
-    def epoch(self, record: Record) -> None:
-        """The end of an epoch."""
+    def epoch(self, record: Record, is_best: bool = False) -> None:
+        """The end of an epoch. is_best: of what the run monitors, no earlier epoch had a better value."""
 
     def done(self, history: Any, run_dir: str | None = None) -> None:
         """The last line: what came out, and where it lies."""
@@ -50,10 +51,10 @@ class NullConsole:
     def batch_plan(
         self, *, batch_size: int | None, num_replicas: int, accumulation: int, **more: object
     ) -> None: ...
-    def begin(self, total_steps: int | None) -> None: ...
+    def begin(self, total_steps: int | None, epochs: int | None = None) -> None: ...
     def end(self) -> None: ...
     def step(self, record: Record) -> None: ...
-    def epoch(self, record: Record) -> None: ...
+    def epoch(self, record: Record, is_best: bool = False) -> None: ...
     def done(self, history: Any, run_dir: str | None = None) -> None: ...
 
 
@@ -65,7 +66,7 @@ class PlainConsole:
 
     def __init__(self, stream: TextIO | None = None, *, every_s: float = _EVERY_S) -> None:
         self._stream = _PatientStream(stream if stream is not None else sys.stdout)
-        self._every_s, self._pace = every_s, Pace()
+        self._every_s, self._pace, self._columns = every_s, Pace(), Columns()
         self._told_s: float | None = None  # when a step last made a line
 
     def note(self, text: str) -> None:
@@ -76,8 +77,8 @@ class PlainConsole:
     ) -> None:
         self._write(batch_plan_line(batch_size, num_replicas, accumulation, more))
 
-    def begin(self, total_steps: int | None) -> None:
-        self._pace, self._told_s = Pace(total_steps), None
+    def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
+        self._pace, self._columns, self._told_s = Pace(total_steps), Columns(epochs), None
 
     def end(self) -> None:
         return
@@ -87,10 +88,10 @@ class PlainConsole:
         left_s = self._pace.left_s(step_of(record), now)
         if self._told_s is None or now - self._told_s >= self._every_s:
             self._told_s = now
-            self._write(step_line(record, self._pace.total_steps, left_s))
+            self._write(self._columns.step_line(record, self._pace.total_steps, left_s))
 
-    def epoch(self, record: Record) -> None:
-        self._write(epoch_line(record))
+    def epoch(self, record: Record, is_best: bool = False) -> None:
+        self._write(self._columns.epoch_line(record, is_best))
 
     def done(self, history: Any, run_dir: str | None = None) -> None:
         self._write(done_line(history, run_dir))
@@ -106,15 +107,19 @@ class RichConsole:
     No live display of rich's: its thread hides the cursor, and a run that is killed would leave it hidden.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, columns: int | None = None) -> None:
+        """columns: the width of the terminal on which a launcher shows what this process writes."""
         from rich.console import Console as Terminal
 
-        target = stream if stream is not None else sys.stdout
+        target, relayed = stream if stream is not None else sys.stdout, columns is not None
         self._stream = _PatientStream(target)
-        self._terminal = Terminal(file=cast(TextIO, self._stream), highlight=False, soft_wrap=True)
+        self._terminal = Terminal(
+            file=cast(TextIO, self._stream), highlight=False, soft_wrap=True, force_terminal=relayed or None
+        )
         self._lock = threading.RLock()
-        self._live = LiveLine(self._write, self._lock, _fileno(target))
+        self._live = LiveLine(self._write, self._lock, _fileno(target), columns)
         self._has_width = _fileno(target) is not None
+        self._columns = Columns()
 
     def note(self, text: str) -> None:
         self._print(text)
@@ -124,8 +129,9 @@ class RichConsole:
     ) -> None:
         self._print(batch_plan_line(batch_size, num_replicas, accumulation, more), style="dim")
 
-    def begin(self, total_steps: int | None) -> None:
-        self._live.start(total_steps)
+    def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
+        self._columns = Columns(epochs)
+        self._live.start(total_steps, epochs)
 
     def end(self) -> None:
         self._live.stop()
@@ -133,8 +139,8 @@ class RichConsole:
     def step(self, record: Record) -> None:
         self._live.tell(record)
 
-    def epoch(self, record: Record) -> None:
-        self._print(epoch_line(record), style="bold")
+    def epoch(self, record: Record, is_best: bool = False) -> None:
+        self._print(self._columns.epoch_line(record, is_best), style="bold green" if is_best else "bold")
 
     def done(self, history: Any, run_dir: str | None = None) -> None:
         self._print(done_line(history, run_dir), style="green")
@@ -188,10 +194,12 @@ class _PatientStream:
 
 
 def build_console(is_master: bool, verbose: bool = True, stream: TextIO | None = None) -> Console:
-    """The console for this rank: rich on a terminal, plain lines elsewhere, or silence."""
+    """The console for this rank: rich on a terminal (a launcher's too), plain lines elsewhere, or silence."""
     if not (is_master and verbose):
         return NullConsole()
-    target = stream if stream is not None else sys.stdout
+    target, columns = stream if stream is not None else sys.stdout, relayed_columns()
+    if stream is None and columns is not None:
+        return RichConsole(columns=columns)
     return RichConsole(stream) if target.isatty() and not _is_dumb(target) else PlainConsole(stream)
 
 

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cyxjax.launch.heartbeat import WAITING, Pulse
@@ -79,11 +80,12 @@ def live_fields(
     total_steps: int | None,
     left_s: float | None,
     waiting: float | None,
+    epochs: int | None = None,
 ) -> list[Field]:
     """What a live line says. waiting: the share of time spent waiting for data, 0 to 1."""
     fields = [Field(doing, 1)] if doing else []
     if record:
-        fields.append(Field(f"Epoch {record.get('epoch', 0)}", 3))
+        fields.append(Field(epoch_text(record, epochs), 3))
     if step >= 0:
         fields.append(Field(f"step {step}" + (f" of {total_steps}" if total_steps else ""), 0))
     fields += [Field(text, 2 + 2 * n) for n, key in enumerate(_ORDER) for text in _numbers(record, [key])]
@@ -134,6 +136,17 @@ def span(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 replica`, `20 epochs`, `4,000 steps`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def epoch_text(record: Record, epochs: int | None) -> str:
+    """`Epoch  3/20`: epochs are counted from 1 where people read them. epochs: of the whole run, if known."""
+    number = int(plain(record.get("epoch", 0))) + 1
+    return f"Epoch {number:>{len(str(epochs))}}/{epochs}" if epochs else f"Epoch {number}"
+
+
 def batch_plan_line(
     batch_size: int | None, num_replicas: int, accumulation: int, more: Mapping[str, object]
 ) -> str:
@@ -141,27 +154,43 @@ def batch_plan_line(
 
     batch_size: None where a loader decides it, batch by batch.
     """
-    dealt = f"{num_replicas} replicas x {accumulation} accumulation"
+    dealt = f"{counted(num_replicas, 'replica')} x {accumulation} accumulation"
     if batch_size is None:
         parts = [f"as many samples as the loader's batches have, over {dealt}"]
     else:
         total = batch_size * num_replicas * accumulation
-        parts = [f"{batch_size} samples x {dealt} = {total} per step"]
+        parts = [f"{counted(batch_size, 'sample')} x {dealt} = {total} per step"]
     parts += [f"{key} {value}" for key, value in more.items()]
     return "Batch plan: " + "; ".join(parts)
 
 
-def step_line(record: Record, total_steps: int | None = None, left_s: float | None = None) -> str:
-    """`Epoch 0, Batch 10, Loss: 0.4321, ..., step 10 of 400, 12.0 s left`."""
-    parts = [f"Epoch {record.get('epoch', 0)}", f"Batch {_batch(record)}", *_all_numbers(record)]
-    parts += [f"step {record.get('step', 0)} of {total_steps}"] if total_steps else []
-    return ", ".join([*parts, *([f"{span(left_s)} left"] if left_s is not None else [])])
+@dataclass
+class Columns:
+    """Lines of one run under each other: a number takes the widest room that a number of its name has had."""
 
+    epochs: int | None = None  # of the whole run, where known
+    _widths: dict[str, int] = field(default_factory=dict)
 
-def epoch_line(record: Record) -> str:
-    """`Epoch 0, Loss: 0.4321, Accuracy: 0.9100, Val loss: ...`; within an epoch `Epoch 0, Batch 40, ...`."""
-    within = [f"Batch {record['batch']}"] if "batch" in record else []
-    return ", ".join([f"Epoch {record.get('epoch', 0)}", *within, *_all_numbers(record)])
+    def step_line(self, record: Record, total_steps: int | None = None, left_s: float | None = None) -> str:
+        """`Epoch 1/20, Batch 10, Loss: 0.4321, ..., step 10 of 400, 12.0 s left`."""
+        batch = record.get("batch", record.get("step", 0))
+        parts = [epoch_text(record, self.epochs), f"Batch {batch}", *self._numbers(record)]
+        parts += [f"step {record.get('step', 0)} of {total_steps}"] if total_steps else []
+        return ", ".join([*parts, *([f"{span(left_s)} left"] if left_s is not None else [])])
+
+    def epoch_line(self, record: Record, is_best: bool = False) -> str:
+        """`Epoch  1/20, Loss: 0.4321, Accuracy: 0.9100, ..., best`; within an epoch `..., Batch 40, ...`."""
+        within = [f"Batch {record['batch']}"] if "batch" in record else []
+        best = ["best so far"] if is_best else []
+        return ", ".join([epoch_text(record, self.epochs), *within, *self._numbers(record), *best])
+
+    def _numbers(self, record: Record) -> list[str]:
+        aligned = []
+        for text in _all_numbers(record):
+            name, _, value = text.partition(": ")
+            width = self._widths[name] = max(len(value), self._widths.get(name, 0))
+            aligned.append(f"{name}: {value:>{width}}")
+        return aligned
 
 
 def line_of_test(metrics: Mapping[str, float]) -> str:
@@ -176,7 +205,8 @@ def line_of_test(metrics: Mapping[str, float]) -> str:
 def done_line(history: Any, run_dir: str | None) -> str:
     """`Done: 5 epochs in 12.3 s, 4,321 samples/s, best Val accuracy 0.9800 (epoch 3), last 0.9700. ...`."""
     epochs = len(history.train_losses)
-    done = f"{epochs} epochs" if epochs or not history.num_steps else f"{history.num_steps:,} steps"
+    by_epochs = epochs or not history.num_steps
+    done = counted(epochs, "epoch") if by_epochs else counted(history.num_steps, "step")
     text = f"Done: {done} in {span(history.total_time_seconds)}"
     text += f", {history.samples_per_second:,.0f} samples/s"
     for name, values, pick in (
@@ -195,11 +225,7 @@ def done_line(history: Any, run_dir: str | None) -> str:
 
 
 def _epoch_of(history: Any, place: int) -> str:
-    return f" (epoch {history.val_epochs[place]})" if place < len(history.val_epochs) else ""
-
-
-def _batch(record: Record) -> object:
-    return record.get("batch", record.get("step", 0))
+    return f" (epoch {history.val_epochs[place] + 1})" if place < len(history.val_epochs) else ""
 
 
 def _all_numbers(record: Record) -> list[str]:

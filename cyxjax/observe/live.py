@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import cast
 
 from cyxjax.launch import heartbeat
+from cyxjax.launch.terminal import CLEAR_TO_END, live_line
 from cyxjax.observe.lines import LONG_S, doing, fitted, late, live_fields
 from cyxjax.observe.records import Record, step_of
 
-CLEAR_TO_END = "\x1b[K"
 _EVERY_S = 0.5
 _USUAL_WIDTH = 80
 
@@ -37,17 +37,26 @@ class LiveLine:
 
     What it knows are the newest record and the heartbeat; the loop never waits for it. The cursor stays
     visible: a run that is killed leaves it so. write: puts text on the terminal. lock: of who writes there.
+    columns: the width of the launcher's terminal, where the launcher draws the line; None: this process does.
     """
 
-    def __init__(self, write: Callable[[str], object], lock: threading.RLock, fileno: int | None) -> None:
-        self._write, self._lock, self._fileno = write, lock, fileno
+    def __init__(
+        self,
+        write: Callable[[str], object],
+        lock: threading.RLock,
+        fileno: int | None,
+        columns: int | None = None,
+    ) -> None:
+        self._write, self._lock, self._fileno, self._columns = write, lock, fileno, columns
         self._record: Record = {}
         self._pace, self._left_s = Pace(), cast(float | None, None)
+        self._epochs: int | None = None
         self._drawn, self._stopped = False, threading.Event()
         self._before: dict[str, float] = {}
         self._thread: threading.Thread | None = None
 
-    def start(self, total_steps: int | None) -> None:
+    def start(self, total_steps: int | None, epochs: int | None = None) -> None:
+        self._epochs = epochs
         self._pace, self._before = Pace(total_steps), heartbeat.spent()
         self._record, self._left_s = {}, None
         self._stopped.clear()
@@ -61,6 +70,8 @@ class LiveLine:
             self._thread.join(2 * _EVERY_S)  # not longer: a terminal can be stopped (Ctrl-S)
             self._thread = None
         with self._lock:
+            if self._drawn and self._columns is not None:
+                self._write(live_line("", relayed=True))
             self.clear()
 
     def tell(self, record: Record) -> None:
@@ -70,7 +81,7 @@ class LiveLine:
 
     def clear(self) -> None:
         """Makes room for a line that stays. Called with the lock held."""
-        if self._drawn:
+        if self._drawn and self._columns is None:  # a launcher clears the line that it has drawn
             self._write(f"\r{CLEAR_TO_END}")
             self._drawn = False
 
@@ -80,7 +91,7 @@ class LiveLine:
         )  # a line that reached the edge would wrap, and could not be overwritten
         with self._lock:
             if text and not self._stopped.is_set():
-                self._write(f"\r{text}{CLEAR_TO_END}")
+                self._write(live_line(text, relayed=self._columns is not None))
                 self._drawn = True
 
     def text(self, width: int) -> str:
@@ -95,6 +106,7 @@ class LiveLine:
             total_steps=self._pace.total_steps,
             left_s=self._left_s,
             waiting=self._waiting(),
+            epochs=self._epochs,
         )
         return fitted(fields, width)
 
@@ -105,7 +117,9 @@ class LiveLine:
         return data_s / (data_s + step_s) if step_s > 0 else None  # before the first step it would be all
 
     def width(self) -> int:
-        """Asked each time: windows are resized."""
+        """Asked each time: windows are resized. Of a launcher's terminal: as it was at the start."""
+        if self._columns is not None:
+            return self._columns
         try:
             return (
                 os.get_terminal_size(self._fileno).columns or _USUAL_WIDTH

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, EXIT_USER_ERROR, ConfigError, CyxjaxError, DataError
 from cyxjax.files import open_closed_streams, redact
 from cyxjax.launch import save_request
+from cyxjax.launch.clusters import discover
+from cyxjax.launch.environment import here
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from cyxjax.config.load import load_config  # here: a Ctrl-C while it loads is one line too
 
         config = load_config(sys.argv[1:] if argv is None else argv)
+        if config.verbose and discover(here()).rank == 0:
+            print("Starting: loading jax, the data and the model", flush=True)
         from cyxjax.train import experiment  # imports jax: not needed for --help or a wrong key
 
         prepared = experiment.prepare(config)

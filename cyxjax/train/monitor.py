@@ -35,6 +35,11 @@ class Monitor(NamedTuple):
         values = curve(history, self.name)
         return values[-1] if values and math.isfinite(values[-1]) else None
 
+    def is_best(self, history: DistributedTrainingHistory) -> bool:
+        """Whether the newest value is finite, and better than all before it."""
+        *before, last = map(self.score, curve(history, self.name) or [math.nan])
+        return math.isfinite(last) and all(last < value for value in before if math.isfinite(value))
+
 
 class Watchable(NamedTuple):
     """What there is to watch in a run."""

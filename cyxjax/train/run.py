@@ -95,7 +95,8 @@ def run_from(
             *(session, built, settings, watchable, signals, spikes, checkpointer, sink, console, still_ours),
             events,
         )
-        console.begin(_total_steps(prepared.feed, start.position, settings.course))
+        course = settings.course
+        console.begin(_total_steps(prepared.feed, start.position, course), course.epochs)
         try:
             end = train(run, prepared.feed, start)
         finally:
@@ -172,11 +173,14 @@ def build_hooks(run: Run) -> list[Hook]:
     """New hooks, which begin with the state of `run`; the user's own among them begin anew."""
     settings, history, rate = run.settings, run.session.history, run.built.learning_rate
     saves, early = _saving(run), _early_stopping(settings.watch)
-    theirs = run.session.recipe.callbacks
+    theirs, monitor = run.session.recipe.callbacks, run.watchable.of(settings.watch)
     hooks: list[Hook] = [
         *_black_box(run),  # first: it writes before another hook ends the run
         HistoryHook(history, rate),  # before all that read the history
-        RecordHook(run.console, run.sink, run.session.recipe.metrics, settings.course.log_every, rate),
+        RecordHook(
+            *(run.console, run.sink, run.session.recipe.metrics, settings.course.log_every, rate),
+            is_best=lambda: monitor.is_best(history),
+        ),
         TerminateOnNaN(rollback.patience(settings.guard)),  # before what would take a NaN for a value
         *run.spikes,
         ToldIfFlat(tells=run.session.is_master),

@@ -50,7 +50,7 @@ def ranks(tmp_path_factory):
 def test_one_process_still_trains(alone):
     folder, printed = alone
     assert "Process 0/1 started (local rank 0)" in printed
-    assert "Batch plan: 64 samples x 1 replicas x 1 accumulation = 64 per step" in printed
+    assert "Batch plan: 64 samples x 1 replica x 1 accumulation = 64 per step" in printed
     assert (folder / "model.cyxmodel").is_file()
 
 
@@ -66,7 +66,7 @@ def test_metrics_of_two_ranks_are_those_of_one(alone, two_ranks):
 def test_only_rank_zero_prints_progress(two_ranks):
     printed = two_ranks[1]
     assert printed.count("Process 0/2 started") == printed.count("Process 1/2 started") == 1
-    assert "[rank 0] Epoch 0, " in printed
+    assert "[rank 0] Epoch 1/" in printed
     assert "[rank 1] Epoch" not in printed
     assert len(re.findall(r"Test loss \d+\.\d{4}, accuracy", printed)) == 1
 

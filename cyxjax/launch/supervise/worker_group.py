@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, ConfigError
-from cyxjax.launch import output
+from cyxjax.launch import output, terminal
 from cyxjax.launch.failure import report
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.options import Options
@@ -133,12 +133,14 @@ class WorkerGroup:
     def _spawn(self, place: HostShare, local_rank: int, number: int) -> Worker:
         rank = place.base_rank + local_rank
         files = Files.within(self._scratch.path, rank, number)
+        prefix = f"[rank {rank}] " if place.world_size > 1 else ""
+        variables = environment(place, local_rank, number, files, self._env, self._detected_s)
         worker = Worker(
             rank,
             self.options.command,
-            environment(place, local_rank, number, files, self._env, self._detected_s),
+            variables | terminal.variables(prefix),
             files,
-            prefix=f"[rank {rank}] " if place.world_size > 1 else "",
+            prefix=prefix,
             shown=local_rank in self.options.shown and local_rank not in self.options.only_files,
             log_dir=self.options.log_dir,
             start=number,

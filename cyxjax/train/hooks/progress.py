@@ -86,7 +86,16 @@ class HistoryHook(Hook):
 class RecordHook(Hook):
     """Turns numbers into records for the console and the sinks: every so many steps, and each epoch."""
 
-    def __init__(self, console: Console, sink: Sink, metrics: Metrics, every: int, learning_rate: Rate):
+    def __init__(
+        self,
+        console: Console,
+        sink: Sink,
+        metrics: Metrics,
+        every: int,
+        learning_rate: Rate,
+        is_best: Callable[[], bool] = lambda: False,  # whether the newest value of what is monitored is
+    ):
+        self._is_best = is_best
         self._console, self._sink, self._metrics = console, sink, metrics
         self._every, self._rate = every, learning_rate
         self._sums, self._since = np.zeros((metrics.num_training_rows, 2)), time.monotonic()
@@ -123,7 +132,7 @@ class RecordHook(Hook):
         }
         self._reset()
         self._epoch_started = time.monotonic()
-        self._console.epoch(record)
+        self._console.epoch(record, bool(info.val) and self._is_best())
         self._sink.log(record)
 
     def on_evaluation(self, info: EpochInfo) -> None:

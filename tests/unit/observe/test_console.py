@@ -51,11 +51,32 @@ def test_plain_lines():
     assert stream.getvalue().splitlines() == [
         "Process 0/2 started",
         "Batch plan: 32 samples x 4 replicas x 2 accumulation = 256 per step; world_size 2",
-        "Epoch 2, Batch 10, Loss: 0.4321, Accuracy: 0.5000, LR: 0.001",
-        "Epoch 2, Loss: 0.2500, Val loss: nan, samples/s: 4,321",
+        "Epoch 3, Batch 10, Loss: 0.4321, Accuracy: 0.5000, LR: 0.001",
+        "Epoch 3, Loss: 0.2500, Val loss: nan, samples/s: 4,321",
         "Done: 2 epochs in 2.0 s, 4,321 samples/s, best Val accuracy 0.7500, last 0.7500. "
         "Run folder: runs/[x]",
     ]
+
+
+def test_epochs_stand_under_each_other_and_the_best_one_is_marked():
+    stream = io.StringIO()
+    console = PlainConsole(stream)
+    console.begin(400, 20)
+    for epoch, loss in ((8, 12.5), (9, 0.25)):
+        console.epoch({"epoch": epoch, "train_loss": loss, "seconds": 0.5}, is_best=epoch == 9)
+    assert stream.getvalue().splitlines() == [
+        "Epoch  9/20, Loss: 12.5000, seconds: 0.5",
+        "Epoch 10/20, Loss:  0.2500, seconds: 0.5, best so far",
+    ]
+
+
+def test_one_of_a_thing_is_no_plural():
+    stream = io.StringIO()
+    console = PlainConsole(stream)
+    console.batch_plan(batch_size=1, num_replicas=1, accumulation=1)
+    console.done(DistributedTrainingHistory(train_losses=[1.0]))
+    assert stream.getvalue().startswith("Batch plan: 1 sample x 1 replica x 1 accumulation = 1 per step")
+    assert "Done: 1 epoch in" in stream.getvalue()
 
 
 def test_a_terminal_gets_the_same_news():
@@ -129,7 +150,7 @@ def test_the_last_line_names_the_epoch_of_the_best():
         total_time_seconds=125.0,
     )
     assert "4 epochs in 2 min 5 s" in done_line(history, None)
-    assert "best Val accuracy 0.7500 (epoch 2), last 0.2500." in done_line(history, None)
+    assert "best Val accuracy 0.7500 (epoch 3), last 0.2500." in done_line(history, None)
 
 
 @pytest.mark.parametrize("kind", [PlainConsole, RichConsole])

@@ -33,7 +33,7 @@ def line(width, **changes):
 
 def test_a_narrow_line_drops_whole_fields_and_no_digit():
     assert line(200) == (
-        "Epoch 2, step 57 of 400, Loss: 0.4321, Accuracy: 0.5000, samples/s: 12,346, LR: 0.001, data 25%, "
+        "Epoch 3, step 57 of 400, Loss: 0.4321, Accuracy: 0.5000, samples/s: 12,346, LR: 0.001, data 25%, "
         "1 min 23 s left"
     )
     whole = set(line(200).split(", "))
@@ -42,7 +42,7 @@ def test_a_narrow_line_drops_whole_fields_and_no_digit():
         assert len(shown) <= width
         assert set(shown.split(", ")) <= whole
         assert "step 57 of 400" in shown
-    assert line(79) == "Epoch 2, step 57 of 400, Loss: 0.4321, Accuracy: 0.5000, 1 min 23 s left"
+    assert line(79) == "Epoch 3, step 57 of 400, Loss: 0.4321, Accuracy: 0.5000, 1 min 23 s left"
     assert line(39) == "step 57 of 400, Loss: 0.4321"
     assert line(39, doing="compiling 12 s") == "compiling 12 s, step 57 of 400"
     assert fitted([Field("longer than that", 0)], 6) == "longer"
@@ -223,7 +223,7 @@ def test_a_run_on_a_terminal_of_40_columns(terminal, tmp_path):
     text = read_until(master, lambda text: "Next: " in text and text.endswith("\n"), 120.0)
     assert child.wait(60) == 0, text
     assert all(len(drawn) < 40 for drawn in DRAWN.findall(text))
-    assert "Epoch 1, Loss: " in text
+    assert "Epoch 2/2, Loss: " in text
     assert not re.search(r"\x1b\[3\dm|\x1b\[9\dm", text)  # NO_COLOR
     assert "Done: 2 epochs" in text
 
@@ -240,4 +240,31 @@ def test_a_run_into_a_file_writes_lines_only(tmp_path, start):
     text = (tmp_path / "log").read_text()
     assert code.returncode == 0, text
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text)
-    assert re.search(r"Epoch 0, Batch 10, Loss: .*, step 10 of 40", text)
+    assert re.search(r"Epoch 1/2, Batch 10, Loss: .*, step 10 of 40", text)
+
+
+@pytest.mark.slow
+def test_the_launcher_draws_the_live_line_of_rank_0_in_colour_and_keeps_it_out_of_the_log(terminal, tmp_path):
+    master, slave = terminal
+    env = os.environ | {"TERM": "xterm"}
+    start = [
+        sys.executable,
+        "-m",
+        "cyxjax.launch",
+        "--nproc-per-node",
+        "2",
+        "--log-dir",
+        str(tmp_path / "logs"),
+    ]
+    command = [*start, *TRAIN[1:], "--run-dir", str(tmp_path / "run"), "--log-every-n-batches", "1"]
+    child = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env)
+    text = read_until(master, lambda text: "Next: " in text and text.endswith("\n"), 150.0)
+    assert child.wait(60) == 0, text
+    drawn = DRAWN.findall(text)
+    assert any("step " in line and line.startswith("[rank 0] ") for line in drawn), text
+    assert max(map(len, drawn)) < 80
+    assert re.search(r"\x1b\[1[;m]", text)  # bold, as in one process
+    assert "cyxjax-live" not in text
+    log = (tmp_path / "logs" / "start_0" / "rank_0.log").read_text()
+    assert "Epoch 2/2, Loss: " in log
+    assert "cyxjax-live" not in log

@@ -11,7 +11,7 @@ from cyxjax.core.metrics import Metrics
 from cyxjax.errors import ConfigError
 from cyxjax.observe.console import NullConsole
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.lines import epoch_line, step_line
+from cyxjax.observe.lines import Columns
 from cyxjax.observe.records import Record
 from cyxjax.train import resume
 from cyxjax.train.hooks.progress import HistoryHook, RecordHook
@@ -86,8 +86,9 @@ def test_a_checkpoint_in_mid_epoch_keeps_the_sum_and_one_of_before_has_none():
 
 def test_it_stands_on_no_line():
     record = {"step": 8, "epoch": 0, "loss": 0.5, "grad_norm": 3.0, "top2": 0.25}
-    assert step_line(record) == "Epoch 0, Batch 8, Loss: 0.5000, top2: 0.2500"
-    assert epoch_line({"epoch": 0, "train_grad_norm": 3.0, "train_loss": 0.5}) == "Epoch 0, Loss: 0.5000"
+    assert Columns().step_line(record) == "Epoch 1, Batch 8, Loss: 0.5000, top2: 0.2500"
+    shown = Columns(3).epoch_line({"epoch": 0, "train_grad_norm": 3.0, "train_loss": 0.5})
+    assert shown == "Epoch 1/3, Loss: 0.5000"
 
 
 def test_a_metric_may_not_take_its_name():

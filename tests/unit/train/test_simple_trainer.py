@@ -27,7 +27,7 @@ def test_it_trains_from_loaders_keeps_the_best_epoch_and_prints_its_progress(tmp
     assert (one.is_main, one.is_distributed) == (True, False)
     out = capsys.readouterr().out
     assert "Batch plan: 4 samples x 2 replicas x 1 accumulation = 8 per step" in out
-    assert "Epoch 2, Loss: " in out
+    assert "Epoch 3/3, Loss: " in out
     other = simple()
     other.load_checkpoint(path)
     assert other.evaluate(*VAL)[0] == pytest.approx(min(history.val_losses), rel=1e-6)
