@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from cyxjax.core.losses import (
     CrossEntropyLoss,
     MSELoss,
+    NLLLoss,
     PerExample,
     UserLoss,
     as_per_example,
@@ -196,6 +197,17 @@ class Seen:
 
     def __call__(self, output: PyTree, target: PyTree) -> Any:
         return self.measure(picked(output, self.output), picked(target, self.target))
+
+
+def takes_labels(loss: Any) -> bool:
+    """Whether `loss`, or a term of it, is a classification loss of ours, whose integer targets are labels.
+
+    Under a loss of the user's, integers may be counts, ranks, actions or padding.
+    """
+    if isinstance(loss, Seen):
+        return takes_labels(loss.measure)
+    ours = isinstance(getattr(loss, "__self__", None), CrossEntropyLoss | NLLLoss)
+    return ours or any(takes_labels(term.loss) for term in getattr(loss, "terms", ()))
 
 
 def _seen_globally(loss: GlobalLoss, output: Pick, target: Pick) -> Callable:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from cyxjax.core.losses import BCEWithLogitsLoss
-from cyxjax.data.columns import rows_not_finite
+from cyxjax.core.objective.task import takes_labels
 from cyxjax.data.labels import Watch, check_labels, watched
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.data.targets.forms import form_of, refuse_words, with_form
@@ -48,7 +48,7 @@ def one_input(data: Any) -> PyTree:
 
 
 def labelled(data: FitData, taker: Taker) -> Any:
-    """The samples of `data`, to be evaluated, none of whose labels names no class.
+    """The samples of `data`, to be evaluated, whose labels all name a class where the loss takes labels.
 
     Raises: DataError naming the sample; of a loader as its batches are read.
     """
@@ -59,8 +59,11 @@ def labelled(data: FitData, taker: Taker) -> Any:
 
 
 def _watch(data: Any, looked: tuple[PyTree, PyTree], taker: Taker, what: str) -> None:
-    """All samples are looked at as the first ones were. Raises: DataError naming a label of no class."""
-    check_labels(data, *taker.metrics.labels(*looked), what, taker.metrics.ignore_index)
+    """All samples are looked at as the first ones were; integer targets are class labels for a classification
+    loss of ours alone. Raises: DataError naming a label of no class.
+    """
+    if takes_labels(taker.loss):
+        check_labels(data, *taker.metrics.labels(*looked), what, taker.metrics.ignore_index)
     if isinstance(data, Watch):
         data.what, data.takes = what, taker.look_again
 
@@ -100,7 +103,7 @@ def a_few_inputs(data: FitData) -> PyTree:
 
 
 def check(data: FitData, taker: Taker) -> None:
-    """The loss, and shapes, labels and finiteness of indexed data, before anything is compiled or written.
+    """The loss, and shapes and labels of indexed data, before anything is compiled or written.
 
     Raises: DataError that names the data, the sample and what does not fit; ConfigError for a loss that is
         no mean over samples.
@@ -110,7 +113,6 @@ def check(data: FitData, taker: Taker) -> None:
         if part is not None:
             one = part.train.take(np.zeros(1, np.int64)) if part.indexed else part.first[0]
             looked = taker.look(one, what, partial(telling_samples, part), learns=part is data)
-            check_finite(part.train, what)
             check_shares(part.train, taker.loss, what)
             _watch(part.train, looked, taker, what)
 
@@ -121,24 +123,6 @@ def _to_validate(val: Any) -> FitData:
         return first_step(FitData(val, None, not is_loader(val)))
     except DataError as err:
         raise DataError(f"validation data: {err}") from err
-
-
-def check_finite(dataset: Dataset, what: str) -> None:
-    """In-memory inputs hold no NaN. Raises: DataError naming the first sample that does."""
-    if not isinstance(dataset, ArrayDataset):
-        return
-    for leaf in jax.tree.leaves((dataset.inputs, dataset.targets)):
-        if type(leaf) is not np.ndarray or leaf.dtype.kind != "f":
-            continue  # memmaps are not read through
-        with np.errstate(invalid="ignore", over="ignore"):
-            total = leaf.sum(dtype=np.float64)
-        if not np.isfinite(total):
-            bad = rows_not_finite(leaf)
-            if bad.size:
-                raise DataError(
-                    f"{what}: {bad.size} of {len(leaf)} samples hold NaN or infinity, the first is {bad[0]}. "
-                    "HINT: clean them, e.g. X = numpy.nan_to_num(X), or leave them out."
-                )
 
 
 def check_shares(dataset: Dataset, loss: Any, what: str) -> None:

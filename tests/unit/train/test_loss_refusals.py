@@ -10,7 +10,7 @@ import cyxjax as cx
 from cyxjax.core.losses import as_per_example
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.train.feeding.check_data import check_finite, check_shares, telling_samples
+from cyxjax.train.feeding.check_data import check_shares, telling_samples
 from cyxjax.train.feeding.fit_data import FitData
 from tests.support.trainers import CLASSES, FEATURES, VAL, X, Y, config, trainer
 
@@ -77,10 +77,3 @@ def test_targets_outside_a_binary_cross_entropy_are_named(low, high):
     with pytest.raises(DataError, match=r"training data: sample 3 has target (-1|2)\.0, and BCEWith.* HINT"):
         check_shares(data, loss, "training data")
     check_shares(data, as_per_example(cx.MSELoss()), "training data")
-
-
-@pytest.mark.filterwarnings("error")
-def test_infinities_are_named_without_a_warning_of_numpy():
-    x = np.array([[1], [np.inf], [-np.inf]], np.float32)
-    with pytest.raises(DataError, match="2 of 3 samples hold NaN or infinity, the first is 1"):
-        check_finite(ArrayDataset(x, np.ones(3, np.float32)), "training data")

@@ -1,0 +1,118 @@
+"""Under a loss of the user's, integer targets mean what the loss makes of them, and inputs may hold NaN."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+import cyxjax as cx
+from cyxjax.errors import DataError
+from tests.support.trainers import CLASSES, FEATURES, X, Y, config, trainer
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+
+ce = optax.softmax_cross_entropy_with_integer_labels
+TABLE = jnp.linspace(-1, 1, 1000)
+
+
+def ignoring(code):
+    def loss(output, target):
+        counts = target != code
+        return ce(output, jnp.where(counts, target, 0)), counts.astype(jnp.float32)
+
+    return loss
+
+
+def ordinal(output, target):
+    """Of K ordered thresholds as many are passed as the target says, -3 to 40 here."""
+    passed = (target[:, None].astype(jnp.float32) > jnp.linspace(-3, 40, CLASSES)).astype(jnp.float32)
+    return optax.sigmoid_binary_cross_entropy(output, passed).mean(-1)
+
+
+def gaussian(output, target):
+    mean, raw = output[:, 0], output[:, 1]
+    return 0.5 * (raw + jnp.square(mean - target.astype(jnp.float32)) * jnp.exp(-raw))
+
+
+def row_numbers(output, target):
+    return jnp.square(output[:, 0] - TABLE[target])
+
+
+def policy(output, target):
+    """REINFORCE: -1 stands for no action."""
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(output), jnp.maximum(target, 0)[:, None], 1)[:, 0]
+    return jnp.where(target >= 0, -chosen, 0.0)
+
+
+rng = np.random.default_rng(0)
+PROGRAMS = {
+    "-100 in the pair": (ignoring(-100), np.where(np.arange(len(Y)) % 3, Y, -100)),
+    "-1 as padding": (ignoring(-1), np.where(np.arange(len(Y)) % 3, Y, -1)),
+    "ordinal regression": (ordinal, rng.integers(-3, 40, len(Y))),
+    "counts": (gaussian, rng.poisson(6, len(Y))),
+    "row numbers": (row_numbers, rng.integers(0, 1000, len(Y))),
+    "actions": (policy, rng.integers(-1, CLASSES, len(Y))),
+}
+
+
+class Batches:
+    def __init__(self, target):
+        self.target = target
+
+    def __iter__(self):
+        return ((X[i : i + 16], self.target[i : i + 16]) for i in range(0, len(X), 16))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_integers_are_what_the_users_loss_makes_of_them(name):
+    loss, target = PROGRAMS[name]
+    target = target.astype(np.int32)
+    by_arrays, by_loader = trainer(loss=loss), trainer(loss=loss)
+    history = by_arrays.fit(X, target, config(batch_size=8, shuffle=False))
+    by_loader.fit(Batches(target), config())
+    assert np.isfinite(history.train_losses).all()
+    # Two replicas of 8 samples: the same batches, dealt out in the same order.
+    jax.tree.map(np.testing.assert_array_equal, by_arrays.params, by_loader.params)
+    assert np.isfinite(by_arrays.evaluate(X, target)[0])
+
+
+def test_labels_of_our_own_losses_name_a_class():
+    odd = np.where(np.arange(len(Y)) == 5, 7, Y)
+    task = cx.Task({"class": cx.CrossEntropyLoss(), "size": (lambda o, t: jnp.square(o).mean(-1), 0.1)})
+    for loss in (cx.CrossEntropyLoss(), cx.NLLLoss(), task, cx.Task(cx.CrossEntropyLoss(), output=None)):
+        with pytest.raises(DataError, match="7"):
+            trainer(loss=loss).fit(X, odd, config())
+
+
+class Imputing(linen.Module):
+    """Reads a missing number as 0, and a column that says which were missing."""
+
+    @linen.compact
+    def __call__(self, x):
+        there = jnp.isfinite(x)
+        return linen.Dense(CLASSES)(jnp.concatenate([jnp.where(there, x, 0.0), there.astype(x.dtype)], -1))
+
+
+@pytest.mark.parametrize("missing", [np.nan, -np.inf])
+@pytest.mark.parametrize("loss", [cx.CrossEntropyLoss(), ce])
+def test_numbers_that_the_model_imputes_may_be_missing(missing, loss):
+    holes = np.where(rng.random(X.shape) < 0.2, np.float32(missing), X)
+    filled = trainer(Imputing(), loss=loss)
+    history = filled.fit(holes, Y, holes, Y, config())
+    assert history.train_losses[-1] < history.train_losses[0]
+    assert np.isfinite(filled.evaluate(holes, Y)[0])
+    assert filled.predict(holes).shape == (len(X), CLASSES)
+    assert holes.shape[1] == FEATURES
+
+
+def test_targets_that_the_loss_masks_may_be_missing():
+    target = np.where(rng.random((len(X), CLASSES)) < 0.3, np.nan, 1.0).astype(np.float32)
+
+    def masked(output, wanted):
+        there = jnp.isfinite(wanted)
+        return jnp.square(output - jnp.where(there, wanted, 0.0)), there.astype(jnp.float32)
+
+    history = trainer(loss=masked).fit(X, target, config())
+    assert history.train_losses[-1] < history.train_losses[0]
