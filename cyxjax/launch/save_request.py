@@ -1,9 +1,13 @@
-"""SIGUSR1 asks for a checkpoint: remembered from a process's first moments to its last, so it ends nobody."""
+"""Requests by signal. SIGUSR1 asks for a checkpoint and ends no process, from its start to its end."""
 
 import atexit
 import signal
 import threading
 from types import FrameType
+
+# Signals that ask for a stop are one request within this time, whoever sends them to whichever processes of
+# a job: a service manager signals every process at once, and the launcher passes its own signal on.
+ONE_REQUEST_S = 2.0
 
 _NUMBER = getattr(signal, "SIGUSR1", None)  # Windows has none
 _asked = threading.Event()

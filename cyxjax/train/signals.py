@@ -1,8 +1,10 @@
 """Signals as values: what the operating system asked of this process, for hooks to read between steps."""
 
+import atexit
 import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 
 from cyxjax.errors import EXIT_INTERRUPT
@@ -14,14 +16,17 @@ _STOPS = ("SIGTERM", "SIGINT", "SIGHUP")
 class StopSignals:
     """While open, SIGTERM, SIGHUP and Ctrl-C ask for a polite stop and SIGUSR1 for a checkpoint.
 
-    A second one does not wait: the previous handler is called. What this process was told to ignore when it
-    began (nohup: SIGHUP; a shell's `&`: SIGINT) it goes on to ignore. Outside the main thread, where Python
-    cannot catch signals, it does nothing.
+    Signals within ONE_REQUEST_S of the first are the same request, also after the end of the context. A later
+    one does not wait for the save: the previous handler is called. A signal that was ignored before (nohup:
+    SIGHUP; a shell's `&`: SIGINT) stays ignored. Outside the main thread, where Python cannot catch signals,
+    nothing is changed.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self._received_s = 0.0
         self._previous: dict[int, object] = {}
+        self._is_open = False
 
     def stop(self) -> bool:
         """Whether a stop was asked for."""
@@ -33,6 +38,7 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
+            self._is_open = True
             there = [getattr(signal, name) for name in _STOPS if hasattr(signal, name)]
             for number in there:
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -44,13 +50,34 @@ class StopSignals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_open = False
+        if not self._repeats():
+            self._restore()
+        else:  # at the end of the process Python would set the default action, which ends it by the signal
+            atexit.register(self._ignore)
+
+    def _repeats(self) -> bool:
+        """Whether a signal at this moment belongs to the request that was received."""
+        return self.received is not None and time.monotonic() < self._received_s + save_request.ONE_REQUEST_S
+
+    def _restore(self) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._previous = {}
 
+    def _ignore(self) -> None:
+        for number in self._previous:
+            signal.signal(number, signal.SIG_IGN)
+
     def _caught(self, number: int, frame: FrameType | None) -> None:
+        if self._repeats():
+            return
+        if not self._is_open:
+            self._restore()
+            signal.raise_signal(number)
+            return
         if self.received is None:
-            self.received = signal.Signals(number)
+            self.received, self._received_s = signal.Signals(number), time.monotonic()
             return
         previous = self._previous.get(number)
         if number == signal.SIGINT and not callable(previous):

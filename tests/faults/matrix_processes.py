@@ -100,6 +100,18 @@ _STOPS = [
     ),
     Row(
         "R11",
+        "SIGTERM or SIGINT to launcher and ranks at once, up to five times within 1 s",
+        "one request: one save; exit 143, 130",
+        (
+            *tests_in(_STOP, "test_a_signal_to_launcher_and_ranks_within_two_seconds_is_one_request"),
+            *tests_in(
+                _LAUNCH,
+                "test_r11_ranks_that_a_signal_ends_before_it_comes_to_the_launcher_have_not_failed",
+            ),
+        ),
+    ),
+    Row(
+        "R11",
         "SIGTERM to one rank in a step, compiling, evaluating or saving; `--max-time`",
         "all ranks stop after one step, which verifies; the next run goes on from it",
         tests_in(
@@ -114,7 +126,7 @@ _STOPS = [
         "SIGTERM ignored; a second SIGTERM",
         "killed at the end of the grace; at once. The last good step stays",
         (
-            *tests_in(_LAUNCH, f"{_TERM}[R12-light-ignore-flags2-143-did not stop within 1 s]"),
+            *tests_in(_LAUNCH, f"{_TERM}[R12-light-ignore-flags2-143-killed after 1 s]"),
             *tests_in(_LAUNCH, "test_r12_a_second_sigterm_ends_the_patience"),
             *tests_in(_STOP, "test_a_second_signal_does_not_wait_for_the_save"),
         ),

@@ -4,12 +4,14 @@ Row numbers (R1, R2, ...) are those of the project's fault table. Every run is b
 no process behind.
 """
 
+import os
 import signal
 import time
 
 import pytest
 
 from cyxjax.errors import EXIT_HANG, EXIT_INFRASTRUCTURE, EXIT_INTERRUPT, EXIT_PREEMPTED, EXIT_USER_ERROR
+from cyxjax.launch.save_request import ONE_REQUEST_S
 from tests.support.launching import launch, start, until
 
 pytestmark = pytest.mark.multiprocess
@@ -121,7 +123,7 @@ def test_r10_a_slow_rank_is_named_and_left_alone(tmp_path):
     [
         ("R11", "light", "save", (), EXIT_PREEMPTED, "SIGTERM: the ranks have 30 s"),
         ("R11 under jax", "jax", "save", (), EXIT_PREEMPTED, "SIGTERM: the ranks have 30 s"),
-        ("R12", "light", "ignore", ("--grace", "1"), EXIT_PREEMPTED, "did not stop within 1 s"),
+        ("R12", "light", "ignore", ("--grace", "1"), EXIT_PREEMPTED, "killed after 1 s"),
     ],
 )
 def test_sigterm_to_the_launcher(tmp_path, row, kind, on_term, flags, code, said):
@@ -141,9 +143,28 @@ def test_r12_a_second_sigterm_ends_the_patience(tmp_path):
     assert run.reached("under way", 1)
     run.process.send_signal(signal.SIGTERM)
     assert run.told("the ranks have 300 s to stop")
+    asked_s = time.monotonic()
+    for _ in range(3):  # of the same request
+        run.process.send_signal(signal.SIGTERM)
+    assert not until(lambda: run.process.poll() is not None, 0.9 * ONE_REQUEST_S)
+    time.sleep(max(0.0, asked_s + 1.1 * ONE_REQUEST_S - time.monotonic()))
     run.process.send_signal(signal.SIGTERM)
     run.wait()
     assert (run.code, run.survivors()) == (EXIT_PREEMPTED, [])
+    assert "300 s and" not in run.err
+    assert "killed at the second signal" in run.err
+
+
+def test_r11_ranks_that_a_signal_ends_before_it_comes_to_the_launcher_have_not_failed(tmp_path):
+    run = start(tmp_path, 2, "--max-restarts", "3", KIND="light", STEPS=4000)  # no handler: as in a start
+    assert run.reached("under way", 0)
+    assert run.reached("under way", 1)
+    for pid in run.survivors():
+        os.kill(pid, signal.SIGTERM)
+    time.sleep(0.1)
+    run.process.send_signal(signal.SIGTERM)
+    run.wait()
+    assert (run.code, run.survivors(), run.first) == (EXIT_PREEMPTED, [], {})
 
 
 def test_r13_ctrl_c_leaves_nothing(tmp_path):

@@ -1,14 +1,18 @@
 """SIGTERM, Ctrl-C and --max-time: all ranks stop after one step, save it, and say how to go on."""
 
+import os
 import signal
+import time
+from contextlib import suppress
 
 import pytest
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.folders import list_steps
 from cyxjax.cli import audit
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
 from tests.support.launching import start
-from tests.support.training import EPOCHS, STEPS_PER_EPOCH, Jobs, newest_step, write_experiment
+from tests.support.training import EPOCHS, STEPS_PER_EPOCH, Jobs, checkpoints, newest_step, write_experiment
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 LAST = EPOCHS * STEPS_PER_EPOCH
@@ -80,3 +84,30 @@ def test_the_launcher_passes_the_signal_on(tmp_path):
     assert run.code == EXIT_PREEMPTED, run.err
     assert run.no_survivors_within(30)
     assert "Run the same command again" in run.log(0)
+
+
+@pytest.mark.parametrize(
+    ("number", "moments_s", "code"),
+    [
+        (signal.SIGTERM, (0.0,), EXIT_PREEMPTED),  # systemd with KillMode=control-group
+        (signal.SIGTERM, (0.0, 0.05, 0.3, 0.6, 1.0), EXIT_PREEMPTED),
+        (signal.SIGINT, (0.0, 0.05), EXIT_INTERRUPT),
+    ],
+)
+def test_a_signal_to_launcher_and_ranks_within_two_seconds_is_one_request(tmp_path, number, moments_s, code):
+    config = write_experiment(tmp_path, epochs=100_000, checkpoint_every_n_steps=1_000_000)
+    run = start(tmp_path / "logs", 2, "-m", "cyxjax.train", "--config", script=config, fork=True)
+    assert run.reached("Epoch 1,", rank=0), run.wait(5).err
+    pids, begin = [*run.survivors(), run.process.pid], time.monotonic()
+    assert len(pids) == 3
+    for moment_s in moments_s:
+        time.sleep(max(0.0, begin + moment_s - time.monotonic()))
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        pids.reverse()
+    run.wait()
+    assert run.code == code, run.err
+    assert run.log(0).count("Stopped and saved after step") == 1, run.log(0) + run.err
+    assert list_steps(checkpoints(config))
+    assert run.no_survivors_within(30)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.cli import main as cli
+from cyxjax.launch.save_request import ONE_REQUEST_S
 from tests.support import forked
 
 
@@ -46,7 +47,7 @@ def plan_fault(text: str, rank: int) -> None:
 def plan_signals(number: signal.Signals, phase: str, step: int, times: int) -> None:
     def strike() -> None:
         for i in range(times):
-            time.sleep(0.3 * (i > 0))  # two signals at once may arrive as one
+            time.sleep(1.1 * ONE_REQUEST_S * (i > 0))  # sooner it would be the same request
             os.kill(os.getpid(), number)
 
     if phase == "write":

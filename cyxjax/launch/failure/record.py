@@ -23,6 +23,7 @@ from cyxjax.files import PRIVATE, redact, write_whole
 from cyxjax.launch.heartbeat import Pulse
 
 VARIABLE = "CYXJAX_ERROR_FILE"
+STOPS = ("SIGTERM", "SIGINT", "SIGHUP")  # signals that ask for a stop
 # Texts of errors that a rank gets because another rank, or the network, failed first.
 # jax raises them as JaxRuntimeError or, from a conversion to numpy, as a plain ValueError.
 _SECONDARY = re.compile(
@@ -76,6 +77,11 @@ class ErrorRecord:
         first = self.message.strip().splitlines()[0] if self.message.strip() else ""
         text = f"{self.type}: {first}" if first else self.type
         return f"{text} ({self.source})" if self.source else text
+
+    @property
+    def is_stop(self) -> bool:
+        """True for a process that ended because a signal asked it to stop."""
+        return self.type in STOPS or self.exit_code == EXIT_INTERRUPT
 
     @property
     def signature(self) -> tuple[str, str, str, int]:

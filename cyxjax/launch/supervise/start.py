@@ -12,8 +12,9 @@ class Start:
     """One start of the group on this host.
 
     deadline_s: when whoever still runs is killed. signalled, signalled_s: what asked it to end, and when;
-    nudged: it was no signal but the group, which goes on in another size. detected_s: from a rank's last sign
-    of life to when we knew of the failure. unheard: ranks that were asked to save before they could listen.
+    hurried: a later signal asked again. nudged: no signal but the group asked, which changes its size.
+    detected_s: from a rank's last sign of life to when we knew of the failure. unheard: ranks that were asked
+    to save before they could listen.
     """
 
     number: int
@@ -39,8 +40,20 @@ class Start:
         return max(worker.pulse().step for worker in self.workers)
 
     @property
+    def only_stops(self) -> bool:
+        """True where a signal that asks for a stop has ended all ranks that failed before the others."""
+        return bool(self.records) and all(record.secondary or record.is_stop for record in self.records)
+
+    @property
     def is_asked_to_end(self) -> bool:
         return self.signalled is not None or self.nudged
+
+    def ask_to_end(self, number: int, within_s: float) -> None:
+        """Files that signal `number` asks the ranks to end."""
+        self.signalled, self.signalled_s = number, time.monotonic()
+        if self.only_stops:  # the same request came to them first
+            self.records, self.deadline_s = [], None
+        self.end_within(within_s)
 
     def note(self, record: ErrorRecord, within_s: float) -> None:
         """Files a failure, after which the others have `within_s` to end."""

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
-from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
+from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED
 from cyxjax.launch import output
 from cyxjax.launch.failure import report
 from cyxjax.launch.options import Options
 from cyxjax.launch.rendezvous.coordinator import Host, warn_without_token
 from cyxjax.launch.supervise.restarts import Budget
 from cyxjax.launch.supervise.start import Start
-from cyxjax.launch.supervise.worker_group import WorkerGroup
+from cyxjax.launch.supervise.worker_group import WorkerGroup, code_after
 
 
 class Supervisor:
@@ -46,8 +46,8 @@ class Supervisor:
             self._workers.tell(start, first, decision.line)
             if not decision.again:
                 return decision.exit_code
-            if self._workers.sleep(decision.delay_s) is not None:
-                return EXIT_INTERRUPT
+            if (number_of_signal := self._workers.sleep(decision.delay_s)) is not None:
+                return code_after(number_of_signal)
             number += 1
 
     def _one_start(self, number: int) -> Start:

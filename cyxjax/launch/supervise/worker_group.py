@@ -11,9 +11,10 @@ from types import FrameType, TracebackType
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, ConfigError
 from cyxjax.launch import output, terminal
 from cyxjax.launch.failure import report
-from cyxjax.launch.failure.record import ErrorRecord
+from cyxjax.launch.failure.record import STOPS, ErrorRecord
 from cyxjax.launch.options import Options
 from cyxjax.launch.ranks_here import HostShare
+from cyxjax.launch.save_request import ONE_REQUEST_S
 from cyxjax.launch.supervise.reaper import Reaper
 from cyxjax.launch.supervise.scratch import Scratch
 from cyxjax.launch.supervise.start import Start
@@ -23,9 +24,7 @@ from cyxjax.launch.supervise.worker import Files, Worker, environment
 TICK_S = 0.25  # how often beats are read; ends and signals are noticed at once
 SETTLE_S = 0.3  # after the first error: time for the others to end by themselves and say why
 WAIT_FOR_CAUSE_S = 1.5  # after a consequence: time for its cause to show
-INTERRUPT_GRACE_S = 2.0
-ENDING = ("SIGTERM", "SIGINT", "SIGHUP")
-CAUGHT = (*ENDING, "SIGUSR1", "SIGUSR2", "SIGTSTP")
+CAUGHT = (*STOPS, "SIGUSR1", "SIGUSR2", "SIGTSTP")
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ Event = Worker | int | Nudge
 class WorkerGroup:
     """The ranks of this host, start after start; a context in which signals go to them and none outlives it.
 
+    After a signal that asks for a stop, this process ignores further ones: it is about to end.
     nudge: other threads may call it at any time.
     """
 
@@ -53,6 +53,7 @@ class WorkerGroup:
         self._scratch = Scratch()
         self.nudge = self._events.put
         self._previous: dict[str, object] = {}
+        self._is_asked_to_end = False
         self._detected_s = 0.0  # of the start before
 
     def __enter__(self) -> "WorkerGroup":
@@ -64,7 +65,8 @@ class WorkerGroup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        for name, handler in self._previous.items():
+        for name, previous in self._previous.items():
+            handler = signal.SIG_IGN if self._is_asked_to_end and name in STOPS else previous
             signal.signal(getattr(signal, name), handler)  # type: ignore[arg-type]  # what signal() gave
         self._reaper.close()
         self._scratch.clear()
@@ -76,6 +78,8 @@ class WorkerGroup:
             for local_rank in range(place.nproc):
                 start.workers.append(self._spawn(place, local_rank, number))
             self._attend(start, Watch(self.options.limits))
+            if start.only_stops and (number_of_signal := self.sleep(SETTLE_S)) is not None:
+                start.ask_to_end(number_of_signal, within_s=0.0)
             self._detected_s = start.detected_s
         finally:
             for worker in start.running:  # only after an error of our own
@@ -107,7 +111,7 @@ class WorkerGroup:
         name = signal.Signals(event).name
         if name == "SIGTSTP":
             signal.raise_signal(signal.SIGSTOP)
-        return event if name in ENDING else None
+        return event if name in STOPS else None
 
     def tell(self, start: Start, first: ErrorRecord, then: str) -> None:
         """Shows and files how a start failed, and in one line what follows."""
@@ -120,15 +124,13 @@ class WorkerGroup:
 
     def after_signal(self, start: Start) -> int:
         """The exit code of a start that a signal ended."""
-        if start.signalled == signal.SIGINT:
-            return EXIT_INTERRUPT
+        assert start.signalled is not None
         if start.killed:
-            output.say(
-                f"{output.ranks(start.killed)} did not stop within {self.options.grace_s:g} s and were "
-                "killed; the last finished checkpoint stands"
-            )
+            why = "at the second signal" if start.hurried else f"after {self.options.grace_s:g} s"
+            output.say(f"{output.ranks(start.killed)} killed {why}; the last finished checkpoint stands")
         finished = all(worker.returncode == EXIT_OK for worker in start.workers)
-        return EXIT_OK if finished else EXIT_PREEMPTED
+        code = code_after(start.signalled)
+        return EXIT_OK if finished and code == EXIT_PREEMPTED else code
 
     def _spawn(self, place: HostShare, local_rank: int, number: int) -> Worker:
         rank = place.base_rank + local_rank
@@ -207,6 +209,7 @@ class WorkerGroup:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
+        self._is_asked_to_end |= signal.Signals(number).name in STOPS
         self._events.put(number)
 
     def _obey(self, start: Start, number: int, watch: Watch) -> None:
@@ -220,18 +223,19 @@ class WorkerGroup:
             return
         if name == "SIGUSR1":
             start.unheard |= {worker.rank for worker in start.running if not worker.pulse().can_dump}
-        for worker in start.running:  # that a terminal closes is no request of its own to a rank
-            worker.signal(signal.SIGTERM if name == "SIGHUP" else number)
-        if name == "SIGUSR1":
+        if start.signalled is not None and name != "SIGUSR1":
+            if time.monotonic() > start.signalled_s + ONE_REQUEST_S:
+                start.hurried = True
+                start.end_within(0.0)
             return
-        if start.signalled is not None:  # asked twice: no more patience
-            start.hurried = True
-            start.end_within(0.0)
-            return
-        start.signalled, start.signalled_s = number, time.monotonic()
-        grace_s = INTERRUPT_GRACE_S if number == signal.SIGINT else self.options.grace_s
-        output.say(f"{signal.Signals(number).name}: the ranks have {grace_s:g} s to stop")
-        start.end_within(grace_s)
+        if name == "SIGUSR1" or not start.is_asked_to_end:
+            for worker in start.running:  # that a terminal closes is no request of its own to a rank
+                worker.signal(signal.SIGTERM if name == "SIGHUP" else number)
+        if name != "SIGUSR1":
+            output.say(
+                f"{name}: the ranks have {self.options.grace_s:g} s to stop; a second signal kills them"
+            )
+            start.ask_to_end(number, within_s=self.options.grace_s)
 
     def _follow(self, start: Start, nudge: Nudge) -> None:
         """Ends a start because the group is to change; a polite end lets the trainer save first."""
@@ -245,6 +249,11 @@ class WorkerGroup:
         for worker in start.running:
             worker.signal(signal.SIGTERM)
         start.end_within(self.options.grace_s)
+
+
+def code_after(number: int) -> int:
+    """The exit code after signal `number` asked for a stop."""
+    return EXIT_INTERRUPT if number == signal.SIGINT else EXIT_PREEMPTED
 
 
 def _suspend(start: Start) -> None:

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from cyxjax.errors import EXIT_INTERRUPT
+from cyxjax.launch.save_request import ONE_REQUEST_S
 from cyxjax.train.signals import StopSignals
 
 
@@ -39,35 +40,61 @@ def handler():
         signal.signal(number, action)
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that signals are measured by; a test moves it."""
+    now_s = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    return now_s
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_the_first_asks_for_a_stop_and_the_second_ends_the_process(number, ends, handler):
+def test_the_first_asks_for_a_stop_and_the_second_ends_the_process(number, ends, handler, clock):
     handler(number, signal.SIG_DFL)
     with StopSignals() as signals:
         assert not signals.stop()
         signal.raise_signal(number)
         assert (signals.stop(), signals.received, ends) == (True, number, [])
+        clock[0] += ONE_REQUEST_S
         with pytest.raises(Ended):
             signal.raise_signal(number)
     assert ends == [128 + number]
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
-def test_a_second_ctrl_c_interrupts_as_ever(ends, handler):
+def test_signals_within_two_seconds_are_one_request_also_after_the_training(ends, handler, clock):
+    handler(signal.SIGTERM, signal.SIG_DFL)
+    handler(signal.SIGINT, signal.default_int_handler)
+    with StopSignals() as signals:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+            clock[0] += 0.6
+    signal.raise_signal(signal.SIGINT)
+    assert (signals.received, ends) == (signal.SIGTERM, [])
+    clock[0] += 0.3
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_second_ctrl_c_interrupts_as_ever(ends, handler, clock):
     handler(signal.SIGINT, signal.SIG_DFL)
     with StopSignals() as signals:
         signal.raise_signal(signal.SIGINT)
         assert signals.received == signal.SIGINT
+        clock[0] += ONE_REQUEST_S
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert ends == []
 
 
-def test_the_handler_that_was_there_is_called_before_the_end(ends, handler):
+def test_the_handler_that_was_there_is_called_before_the_end(ends, handler, clock):
     heard = []
     handler(signal.SIGINT, lambda number, frame: heard.append(number))
     with StopSignals():
         signal.raise_signal(signal.SIGTERM)
         assert heard == []
+        clock[0] += ONE_REQUEST_S
         with pytest.raises(Ended):
             signal.raise_signal(signal.SIGINT)
     assert (heard, ends) == ([signal.SIGINT], [EXIT_INTERRUPT])
