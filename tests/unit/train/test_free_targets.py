@@ -27,7 +27,7 @@ def ignoring(code):
 
 def ordinal(output, target):
     """Of K ordered thresholds as many are passed as the target says, -3 to 40 here."""
-    passed = (target[:, None].astype(jnp.float32) > jnp.linspace(-3, 40, CLASSES)).astype(jnp.float32)
+    passed = (target[:, None].astype(jnp.float32) > jnp.linspace(-3, 40, CLASSES)[None]).astype(jnp.float32)
     return optax.sigmoid_binary_cross_entropy(output, passed).mean(-1)
 
 
