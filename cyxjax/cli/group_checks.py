@@ -5,7 +5,7 @@ from typing import Any
 
 from cyxjax.cli.checks import Check
 from cyxjax.data.content import find_difference
-from cyxjax.launch.rendezvous.roster import disagreement, ranks_text
+from cyxjax.launch.group.roster import disagreement, ranks_text
 
 _LOW_BYTES = 1 << 30
 _CLOCK_S = 1.0  # beyond it the times in logs and records of two hosts tell a wrong order

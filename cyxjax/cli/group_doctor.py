@@ -20,7 +20,7 @@ from cyxjax.cli.group_checks import judge
 from cyxjax.cli.group_trials import others_files, own_file, two_steps, wires
 from cyxjax.errors import CyxjaxError
 from cyxjax.files import redact
-from cyxjax.launch.rendezvous.ports import resolve
+from cyxjax.launch.group.ports import resolve
 from cyxjax.launch.topology import Topology
 from cyxjax.launch.versions import software
 

@@ -14,9 +14,9 @@ from typing import Any
 from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch import environment
 from cyxjax.launch.environment import here
-from cyxjax.launch.ranks_here import HostShare
-from cyxjax.launch.rendezvous.client import log
-from cyxjax.launch.rendezvous.coordinator import Host
+from cyxjax.launch.group.client import log
+from cyxjax.launch.group.coordinator import Coordinator
+from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.topology import DEFAULT_ADDR, DEFAULT_PORT, read_int
 
 GRACE_S = 2.0  # between asking the other ranks to end and ending them
@@ -67,7 +67,7 @@ class Spawned:
         args: tuple[Any, ...],
         ranks: range,
         world_size: int,
-        host: Host | None,
+        host: Coordinator | None,
     ) -> None:
         self._host = host
         self._ends: dict[int, tuple[Any, Connection]] = {}  # rank -> process, where its error comes out
@@ -169,10 +169,10 @@ def _as_torch(fn: Callable[..., Any], rank: int, world_size: int, *args: Any) ->
     return fn(rank, *args)
 
 
-def _host(world_size: int) -> Host:
+def _host(world_size: int) -> Coordinator:
     """The meeting place of the ranks, held by the parent: its port is taken before any rank starts."""
     token = secrets.token_hex(16)
-    host = Host(HostShare(world_size, 0, world_size, DEFAULT_ADDR, 0, "", token=token), log)
+    host = Coordinator(LocalRanks(world_size, 0, world_size, DEFAULT_ADDR, 0, "", token=token), log)
     host.open(0)
     return host
 

@@ -11,10 +11,10 @@ from cyxjax.launch.backend import jax_private
 from cyxjax.launch.environment import local_devices, visible_gpus
 from cyxjax.launch.failure import habits
 from cyxjax.launch.failure import hooks as exits
-from cyxjax.launch.ranks_here import HostShare
-from cyxjax.launch.rendezvous import client
-from cyxjax.launch.rendezvous.client import Membership
-from cyxjax.launch.rendezvous.coordinator import Host, warn_without_token
+from cyxjax.launch.group import client
+from cyxjax.launch.group.client import GroupConnection
+from cyxjax.launch.group.coordinator import Coordinator, warn_without_token
+from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.topology import Topology, in_job, is_loopback
 
 LEAVE_S = 300.0  # how long a finished rank waits for the others (a last save, a last evaluation)
@@ -24,9 +24,9 @@ LEAVE_S = 300.0  # how long a finished rank waits for the others (a last save, a
 class Connection:
     """What stands while this process is in the group; `host` only where rank 0 holds the meeting place."""
 
-    membership: Membership
+    membership: GroupConnection
     exits: exits.Exits
-    host: Host | None = None
+    host: Coordinator | None = None
 
 
 _connection: Connection | None = None
@@ -59,7 +59,7 @@ def connect(
     heartbeat.beat(-1, "idle")
 
 
-def _meet(topology: Topology, facts: Mapping[str, str] | None, host: Host | None) -> Membership:
+def _meet(topology: Topology, facts: Mapping[str, str] | None, host: Coordinator | None) -> GroupConnection:
     """The membership. Where there is none, those whom `host` tells the reason have all heard it first."""
     try:
         return client.join(topology, facts)
@@ -95,7 +95,7 @@ def _guard_alone(topology: Topology, env: Mapping[str, str]) -> None:
         habits.install()
 
 
-def _fail_and_linger(membership: Membership) -> Callable[[str], None]:
+def _fail_and_linger(membership: GroupConnection) -> Callable[[str], None]:
     """For the rank that hosts the meeting place: its thread needs a moment to pass the word on."""
 
     def fail(summary: str) -> None:
@@ -105,9 +105,9 @@ def _fail_and_linger(membership: Membership) -> Callable[[str], None]:
     return fail
 
 
-def _host(topology: Topology) -> Host:
+def _host(topology: Topology) -> Coordinator:
     """Opens the meeting place in this process: there is no supervisor, so rank 0 does it."""
-    place = HostShare(
+    place = LocalRanks(
         max(1, topology.local_world_size),
         0,
         topology.world_size,
@@ -119,12 +119,12 @@ def _host(topology: Topology) -> Host:
     )
     if not is_loopback(place.master_addr):  # by hand, one host's ranks are not known to be all
         warn_without_token(place, client.log)
-    host = Host(place, client.log, serves=False)
+    host = Coordinator(place, client.log, serves=False)
     host.open(topology.restart_count)
     return host
 
 
-def _start_jax(topology: Topology, membership: Membership, env: Mapping[str, str]) -> None:
+def _start_jax(topology: Topology, membership: GroupConnection, env: Mapping[str, str]) -> None:
     _choose_devices(topology, env)
     jax_private.use_gloo_address(membership.own_address, env.get("GLOO_SOCKET_IFNAME"))
     address, served = str(membership.coordinator["address"]), bool(membership.coordinator["served"])

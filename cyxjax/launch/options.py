@@ -11,7 +11,7 @@ from cyxjax.command import Parser
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.launch.environment import visible_gpus
 from cyxjax.launch.heartbeat import Limits
-from cyxjax.launch.ranks_here import HostShare, elastic_hosts, find_place
+from cyxjax.launch.local_ranks import LocalRanks, elastic_hosts, find_place
 
 Number = TypeVar("Number", int, float)
 
@@ -27,7 +27,7 @@ class Options:
     grace_s: between SIGTERM and SIGKILL. limits: how long a rank may make no progress.
     """
 
-    place: HostShare
+    place: LocalRanks
     command: list[str]
     max_restarts: int = 0
     log_dir: str | None = None

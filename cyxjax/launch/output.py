@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import IO, BinaryIO
 
 from cyxjax.launch import terminal
-from cyxjax.launch.rendezvous.protocol import printable
-from cyxjax.launch.rendezvous.roster import ranks_text
+from cyxjax.launch.group.protocol import printable
+from cyxjax.launch.group.roster import ranks_text
 
 MAX_LINE = 65_536  # a longer line is shown in pieces, so that memory stays bounded
 TAIL_LINES = 50

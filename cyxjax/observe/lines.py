@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from cyxjax.launch.group.roster import ranks_text
 from cyxjax.launch.heartbeat import WAITING, Pulse
-from cyxjax.launch.rendezvous.roster import ranks_text
 from cyxjax.observe.records import Record, plain
 
 _SHOWN = {  # key of a record -> (how it is called on a line, how its number is written)

@@ -23,10 +23,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from cyxjax.launch.rendezvous import client, ports
-from cyxjax.launch.rendezvous.client import Membership
-from cyxjax.launch.rendezvous.roster import Job
-from cyxjax.launch.rendezvous.server import RendezvousServer
+from cyxjax.launch.group import client, ports
+from cyxjax.launch.group.client import GroupConnection
+from cyxjax.launch.group.roster import Job
+from cyxjax.launch.group.server import RendezvousServer
 from cyxjax.launch.topology import Topology
 
 PROCESSES = 8
@@ -112,7 +112,7 @@ def parts(ranks: int) -> Iterator[tuple[RendezvousServer, list[subprocess.Popen]
 
 def be_ranks(port: int, ranks: int, first: int, end: int) -> None:
     """Ranks `first` to `end` - 1 of one group, a thread each; does what the parent says."""
-    members: list[Membership] = []
+    members: list[GroupConnection] = []
     heard = threading.Semaphore(0)
     client.versions()  # loads what it reads from
     print("ready 0", flush=True)

@@ -2,7 +2,7 @@
 
 from tests.faults.matrix_row import Row, tests_in
 
-_DOOR, _PAUSED = "unit/launch/test_door.py", "faults/test_launch_suspended.py"
+_DOOR, _PAUSED = "unit/launch/test_handshake.py", "faults/test_launch_suspended.py"
 _UPKEEP = "faults/test_launch_upkeep.py"
 
 LAUNCHER = [

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from cyxjax.errors import EXIT_CONFIG
-from cyxjax.launch.rendezvous import ports
+from cyxjax.launch.group import ports
 from tests.support import forked
 from tests.support.launching import RANK, until
 

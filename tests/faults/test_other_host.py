@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import cyxjax
-from cyxjax.launch.rendezvous import ports
+from cyxjax.launch.group import ports
 from tests.support import forked
 
 pytestmark = pytest.mark.multiprocess

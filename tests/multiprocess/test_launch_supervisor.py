@@ -90,7 +90,7 @@ def test_a_log_folder_that_cannot_be_is_a_configuration_error(talk):
 
 
 def test_a_port_in_use_is_refused_before_anything_starts():
-    from cyxjax.launch.rendezvous import ports
+    from cyxjax.launch.group import ports
 
     with ports.listen("127.0.0.1", 0) as stranger:
         done = run("--nproc-per-node", 2, "--master-port", stranger.getsockname()[1], RANK)

@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from cyxjax.launch.rendezvous import ports
+from cyxjax.launch.group import ports
 
 ROOT = Path(__file__).parents[2]
 DONE = "finished 3 steps, start 0, total"

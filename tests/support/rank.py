@@ -19,8 +19,8 @@ from cyxjax.launch.clusters import discover
 from cyxjax.launch.connect import connect, disconnect
 from cyxjax.launch.environment import prepare
 from cyxjax.launch.failure import hooks as exits
+from cyxjax.launch.group import client
 from cyxjax.launch.heartbeat import beat as tell
-from cyxjax.launch.rendezvous import client
 
 STEPS = int(os.environ.get("STEPS", "8"))
 STEP_S = float(os.environ.get("STEP_S", "0.05"))

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.failure.report import first_of
-from cyxjax.launch.rendezvous import protocol
+from cyxjax.launch.group import protocol
 
 FOLLOW_S = 2.0  # after a host failed: time for the ranks of the others to notice, and to say what they saw
 _TOLD = ("rank", "type", "secondary", "exit_code", "host", "start", "step", "source", "at_s")

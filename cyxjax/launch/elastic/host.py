@@ -14,10 +14,10 @@ from cyxjax.launch import output
 from cyxjax.launch.elastic.group_start import end_message
 from cyxjax.launch.elastic.registry import Registry
 from cyxjax.launch.failure.report import first_of
+from cyxjax.launch.group import ports, protocol
+from cyxjax.launch.group.coordinator import warn_without_token
+from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.options import Options
-from cyxjax.launch.ranks_here import HostShare
-from cyxjax.launch.rendezvous import ports, protocol
-from cyxjax.launch.rendezvous.coordinator import warn_without_token
 from cyxjax.launch.supervise.start import Start
 from cyxjax.launch.supervise.worker_group import TICK_S, Nudge, WorkerGroup
 from cyxjax.launch.topology import join_address
@@ -43,7 +43,7 @@ class Link:
     Raises: GroupError when the registry does not answer within the group's timeout; Stopped.
     """
 
-    def __init__(self, place: HostShare, workers: WorkerGroup) -> None:
+    def __init__(self, place: LocalRanks, workers: WorkerGroup) -> None:
         self.inbox: queue.SimpleQueue[protocol.Message | None] = queue.SimpleQueue()
         self.start = -1  # the one under way, which the loss of the connection ends
         self._workers = workers
@@ -179,7 +179,7 @@ def _code_after(number: int) -> int:
     return EXIT_INTERRUPT if number == signal.SIGINT else EXIT_PREEMPTED
 
 
-def _dial(place: HostShare, workers: WorkerGroup) -> protocol.Channel:
+def _dial(place: LocalRanks, workers: WorkerGroup) -> protocol.Channel:
     """A connection on which the registry has heard who we are. Raises: GroupError, Stopped."""
     end = time.monotonic() + place.timeout_ms / 1000
     while True:
@@ -193,7 +193,7 @@ def _dial(place: HostShare, workers: WorkerGroup) -> protocol.Channel:
             raise Stopped(number)
 
 
-def _introduce(connection: socket.socket, place: HostShare) -> protocol.Channel:
+def _introduce(connection: socket.socket, place: LocalRanks) -> protocol.Channel:
     channel = protocol.Channel(connection)
     hello: protocol.Message = {"host": socket.gethostname(), "nproc": place.nproc, "run_id": place.run_id}
     hello |= {"first": place.is_first}
@@ -211,14 +211,14 @@ def _introduce(connection: socket.socket, place: HostShare) -> protocol.Channel:
     return channel
 
 
-def _not_ours(place: HostShare) -> GroupError:
+def _not_ours(place: LocalRanks) -> GroupError:
     return GroupError(
         f"{join_address(place.master_addr, place.master_port)} answers, but not as a cyxjax job. "
         "HINT: choose another --master-port, on every host alike."
     )
 
 
-def _unreachable(place: HostShare, error: OSError) -> GroupError:
+def _unreachable(place: LocalRanks, error: OSError) -> GroupError:
     return GroupError(
         f"no answer from the first host at {join_address(place.master_addr, place.master_port)} for "
         f"{place.timeout_ms / 1000:g} s: {error.strerror or error}. HINT: start the launcher with "

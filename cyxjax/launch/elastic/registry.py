@@ -15,8 +15,8 @@ from dataclasses import replace
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED, CyxjaxError
 from cyxjax.launch.elastic.rounds import Over, Rounds, Said
 from cyxjax.launch.elastic.server import HostServer
-from cyxjax.launch.ranks_here import HostShare
-from cyxjax.launch.rendezvous.coordinator import Host
+from cyxjax.launch.group.coordinator import Coordinator
+from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.supervise.restarts import Budget
 
 Log = Callable[[str], None]
@@ -28,7 +28,7 @@ class Registry:
     low, high: the fewest and the most hosts. The job waits for `low` of them for the group's timeout.
     """
 
-    def __init__(self, place: HostShare, low: int, high: int, max_restarts: int, log: Log) -> None:
+    def __init__(self, place: LocalRanks, low: int, high: int, max_restarts: int, log: Log) -> None:
         self._events: queue.SimpleQueue[Said] = queue.SimpleQueue()
         self._server = HostServer(place, self._events.put, log)
         self.place = self._server.place
@@ -85,7 +85,7 @@ class Registry:
 
     @contextmanager
     def meeting(self, number: int, num_ranks: int) -> Iterator[int]:
-        host = Host(replace(self.place, world_size=num_ranks, base_rank=0, master_port=0))
+        host = Coordinator(replace(self.place, world_size=num_ranks, base_rank=0, master_port=0))
         host.open(number)
         try:
             yield host.place.master_port

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_PREEMPTED
 from cyxjax.launch.elastic.group_start import GroupStart, Member, told
-from cyxjax.launch.rendezvous import protocol
+from cyxjax.launch.group import protocol
 from cyxjax.launch.supervise.restarts import Budget
 
 LAST_CALL_S = 2.0  # after a host came: time for others to come with it

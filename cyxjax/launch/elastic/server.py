@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from cyxjax.launch.elastic.rounds import Said
-from cyxjax.launch.ranks_here import HostShare
-from cyxjax.launch.rendezvous import ports, protocol
-from cyxjax.launch.rendezvous.door import Door, Guest
-from cyxjax.launch.rendezvous.reactor import Log, Reactor
+from cyxjax.launch.group import ports, protocol
+from cyxjax.launch.group.handshake import Handshake, PendingConnection
+from cyxjax.launch.group.reactor import Log, Reactor
+from cyxjax.launch.local_ranks import LocalRanks
 
 MAX_RANKS = 65_536  # on one host
 
@@ -44,24 +44,24 @@ class HostServer:
     Raises: GroupError when the port is held by another process; ConfigError when the address is not ours.
     """
 
-    def __init__(self, place: HostShare, tell: Callable[[Said], None], log: Log) -> None:
+    def __init__(self, place: LocalRanks, tell: Callable[[Said], None], log: Log) -> None:
         self._listener = ports.listen(place.master_addr, place.master_port)
         self.place = replace(place, master_port=self._listener.getsockname()[1])
         self._tell = tell
-        self._door = Door(self._listener, place.token, self._welcome, log)
-        self._reactor = Reactor("cyxjax-door", self._door.tick, self._door.close, log)
+        self._handshake = Handshake(self._listener, place.token, self._welcome, log)
+        self._reactor = Reactor("cyxjax-door", self._handshake.tick, self._handshake.close, log)
 
     def open(self) -> None:
-        self._door.open(self._reactor)
+        self._handshake.open(self._reactor)
         self._reactor.start()
 
     def close(self) -> None:
         self._reactor.close()
         self._listener.close()
 
-    def _welcome(self, guest: Guest, hello: protocol.Message) -> None:
+    def _welcome(self, guest: PendingConnection, hello: protocol.Message) -> None:
         if why := self._refusal(hello):
-            self._door.refuse(guest, why, f"refused a host at {guest.address}: {why}")
+            self._handshake.refuse(guest, why, f"refused a host at {guest.address}: {why}")
             return
         guest.socket.setblocking(True)
         ports.keep_alive(guest.socket)
@@ -69,7 +69,7 @@ class HostServer:
         agent = Agent(guest.socket, host, hello["nproc"], hello.get("first") is True)
         threading.Thread(target=self._hear, args=(agent, guest), name="cyxjax-agent", daemon=True).start()
 
-    def _hear(self, agent: Agent, guest: Guest) -> None:
+    def _hear(self, agent: Agent, guest: PendingConnection) -> None:
         """Hands on what an agent says until the end of its connection."""
         self._tell((agent, {"came": True}))
         with agent.connection, suppress(protocol.BadMessage, OSError):  # like the end of the connection

@@ -10,8 +10,8 @@ from pathlib import Path
 from cyxjax.errors import EXIT_OK, ConfigError, GroupError
 from cyxjax.files import redact
 from cyxjax.launch.failure import hooks
+from cyxjax.launch.group.roster import ranks_text
 from cyxjax.launch.heartbeat import VARIABLE as BEATS
-from cyxjax.launch.rendezvous.roster import ranks_text
 from cyxjax.launch.supervise import stacks
 
 WAIT_S = 3.0  # the launcher asks the ranks within a quarter of a second, and waits a second for them

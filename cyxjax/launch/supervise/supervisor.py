@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED
 from cyxjax.launch import output
 from cyxjax.launch.failure import report
+from cyxjax.launch.group.coordinator import Coordinator, warn_without_token
 from cyxjax.launch.options import Options
-from cyxjax.launch.rendezvous.coordinator import Host, warn_without_token
 from cyxjax.launch.supervise.restarts import Budget
 from cyxjax.launch.supervise.start import Start
 from cyxjax.launch.supervise.worker_group import WorkerGroup, code_after
@@ -17,7 +17,7 @@ class Supervisor:
 
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
         self._options = options
-        self._host = Host(options.place) if options.place.is_first else None
+        self._host = Coordinator(options.place) if options.place.is_first else None
         self._workers = WorkerGroup(options, env)
         self._place = self._host.place if self._host else options.place
         warn_without_token(self._place, output.say)

@@ -15,8 +15,8 @@ from pathlib import Path
 from cyxjax.command import Parser
 from cyxjax.errors import EXIT_OK, ConfigError, GroupError
 from cyxjax.launch import heartbeat
+from cyxjax.launch.group.roster import ranks_text
 from cyxjax.launch.heartbeat import WAITING, Pulse
-from cyxjax.launch.rendezvous.roster import ranks_text
 from cyxjax.launch.supervise.dump import RunningRank, find, running
 from cyxjax.launch.supervise.hang import stragglers
 

@@ -16,7 +16,7 @@ from cyxjax.launch.failure import hooks
 from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.heartbeat import Pulse
-from cyxjax.launch.ranks_here import HostShare
+from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.supervise import reaper
 
 
@@ -35,7 +35,7 @@ class Files:
 
 
 def environment(
-    place: HostShare,
+    place: LocalRanks,
     local_rank: int,
     start: int,
     files: Files,

@@ -12,8 +12,8 @@ from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, ConfigError
 from cyxjax.launch import output, terminal
 from cyxjax.launch.failure import report
 from cyxjax.launch.failure.record import STOPS, ErrorRecord
+from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.options import Options
-from cyxjax.launch.ranks_here import HostShare
 from cyxjax.launch.save_request import ONE_REQUEST_S
 from cyxjax.launch.supervise.reaper import Reaper
 from cyxjax.launch.supervise.scratch import Scratch
@@ -71,7 +71,7 @@ class WorkerGroup:
         self._reaper.close()
         self._scratch.clear()
 
-    def run(self, place: HostShare, number: int) -> Start:
+    def run(self, place: LocalRanks, number: int) -> Start:
         """Start number `number` at `place`, from its first process to the end of its last."""
         start = Start(number, [])
         try:
@@ -132,7 +132,7 @@ class WorkerGroup:
         code = code_after(start.signalled)
         return EXIT_OK if finished and code == EXIT_PREEMPTED else code
 
-    def _spawn(self, place: HostShare, local_rank: int, number: int) -> Worker:
+    def _spawn(self, place: LocalRanks, local_rank: int, number: int) -> Worker:
         rank = place.base_rank + local_rank
         files = Files.within(self._scratch.path, rank, number)
         prefix = f"[rank {rank}] " if place.world_size > 1 else ""

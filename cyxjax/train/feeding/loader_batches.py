@@ -15,7 +15,7 @@ from cyxjax.data.batches import HostBatch
 from cyxjax.data.loader import tell_epoch
 from cyxjax.data.streams.place import Reader
 from cyxjax.errors import DataError, DesyncError
-from cyxjax.launch.rendezvous.roster import disagreement
+from cyxjax.launch.group.roster import disagreement
 
 
 def stream(

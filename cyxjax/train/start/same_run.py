@@ -24,8 +24,8 @@ from cyxjax.data.sources import Dataset
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import DesyncError
+from cyxjax.launch.group.roster import disagreement
 from cyxjax.launch.program import code_facts, own_modules
-from cyxjax.launch.rendezvous.roster import disagreement
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData, is_shared
 from cyxjax.train.feeding.loader_batches import refuse_other_programs, refuse_shared_samples

@@ -10,8 +10,8 @@ from cyxjax.launch.elastic.group_start import GroupStart, end_message
 from cyxjax.launch.elastic.registry import Registry
 from cyxjax.launch.elastic.server import Agent, HostServer
 from cyxjax.launch.failure.record import ErrorRecord
-from cyxjax.launch.ranks_here import HostShare
-from cyxjax.launch.rendezvous import protocol
+from cyxjax.launch.group import protocol
+from cyxjax.launch.local_ranks import LocalRanks
 
 AGENT = {"host": "h", "nproc": 1, "run_id": "job", "first": True}
 NO_ENDS = [
@@ -50,7 +50,7 @@ def test_the_end_that_a_host_tells_is_kept_and_cannot_steer_a_terminal():
 
 def test_a_host_comes_once_whatever_it_says():
     said: list = []
-    server = HostServer(HostShare(1, 0, 2, "127.0.0.1", 0, "job"), said.append, print)
+    server = HostServer(LocalRanks(1, 0, 2, "127.0.0.1", 0, "job"), said.append, print)
     server.open()
     try:
         with socket.create_connection(("127.0.0.1", server.place.master_port), timeout=10) as connection:
@@ -68,7 +68,7 @@ def test_a_host_comes_once_whatever_it_says():
 
 def test_a_host_that_talks_nonsense_is_left_out_and_the_registry_goes_on():
     log: list[str] = []
-    place = HostShare(1, 0, 2, "127.0.0.1", 0, "job", token="secret")
+    place = LocalRanks(1, 0, 2, "127.0.0.1", 0, "job", token="secret")
     registry = Registry(place, 1, 1, 0, log.append).start()
     try:
         with socket.create_connection(("127.0.0.1", registry.place.master_port), timeout=10) as connection:

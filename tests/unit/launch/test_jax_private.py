@@ -9,7 +9,7 @@ from jaxlib import _jax
 
 from cyxjax.errors import GroupError
 from cyxjax.launch.backend import jax_private
-from cyxjax.launch.rendezvous import ports
+from cyxjax.launch.group import ports
 
 
 def test_the_private_names_are_there():

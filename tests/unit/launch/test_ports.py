@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from cyxjax.errors import ConfigError, GroupError
-from cyxjax.launch.rendezvous import ports
+from cyxjax.launch.group import ports
 
 
 def test_a_held_port_is_refused_naming_its_holder():

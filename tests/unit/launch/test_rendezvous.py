@@ -10,10 +10,10 @@ import pytest
 
 from cyxjax.errors import GroupError
 from cyxjax.launch import connect
-from cyxjax.launch.rendezvous import client, door, ports, protocol
-from cyxjax.launch.rendezvous.client import Membership
-from cyxjax.launch.rendezvous.roster import Job
-from cyxjax.launch.rendezvous.server import RendezvousServer
+from cyxjax.launch.group import client, handshake, ports, protocol
+from cyxjax.launch.group.client import GroupConnection
+from cyxjax.launch.group.roster import Job
+from cyxjax.launch.group.server import RendezvousServer
 from cyxjax.launch.topology import Topology
 
 
@@ -22,7 +22,7 @@ class Place:
 
     def __init__(self, world_size, timeout_s=10.0, **job):
         self.log: list[str] = []
-        self.members: list[Membership] = []
+        self.members: list[GroupConnection] = []
         self.listener = ports.listen("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         self.job = Job(world_size, "job", timeout_s=timeout_s, token="secret", **job)
@@ -45,7 +45,7 @@ class Place:
         self.listener.close()
 
     def join_all(self, calls):
-        """The outcome of each call: a Membership or the GroupError it raised."""
+        """The outcome of each call: a GroupConnection or the GroupError it raised."""
 
         def outcome(call):
             try:
@@ -76,9 +76,9 @@ def test_a_group_forms_and_learns_the_coordinator(place):
 
 
 def test_more_ranks_than_strangers_are_borne_all_meet_at_once(place):
-    ranks = door.MAX_STRANGERS + 40
+    ranks = handshake.MAX_STRANGERS + 40
     members = place(ranks, timeout_s=60.0).join_all([{"rank": n, "timeout_ms": 60_000} for n in range(ranks)])
-    assert [type(member) for member in members] == [Membership] * ranks
+    assert [type(member) for member in members] == [GroupConnection] * ranks
 
 
 def test_a_late_rank_is_waited_for(place):
@@ -195,7 +195,7 @@ def test_a_thousand_strangers_do_no_harm(place):
 
 
 def test_a_stranger_that_says_nothing_is_dropped(place, monkeypatch):
-    monkeypatch.setattr("cyxjax.launch.rendezvous.door.STRANGER_S", 0.2)
+    monkeypatch.setattr("cyxjax.launch.group.handshake.STRANGER_S", 0.2)
     meeting = place(2)
     with socket.create_connection(("127.0.0.1", meeting.port), timeout=5) as stranger:
         assert b"nonce" in stranger.recv(1000)
@@ -203,7 +203,7 @@ def test_a_stranger_that_says_nothing_is_dropped(place, monkeypatch):
 
 
 def test_a_newer_start_waits_for_the_meeting_place_to_catch_up(place, monkeypatch):
-    monkeypatch.setattr("cyxjax.launch.rendezvous.client.PATIENCE_S", 0.5)
+    monkeypatch.setattr("cyxjax.launch.group.client.PATIENCE_S", 0.5)
     meeting = place(1, timeout_s=1.0)
     began = time.monotonic()
     said = meeting.join_all([{"rank": 0, "restart_count": 1, "timeout_ms": 500}])[0]
@@ -212,7 +212,7 @@ def test_a_newer_start_waits_for_the_meeting_place_to_catch_up(place, monkeypatc
 
 
 def test_a_rank_that_comes_back_to_a_broken_group_waits_for_the_restart(place, monkeypatch):
-    monkeypatch.setattr("cyxjax.launch.rendezvous.client.PATIENCE_S", 0.5)
+    monkeypatch.setattr("cyxjax.launch.group.client.PATIENCE_S", 0.5)
     meeting = place(2)
     members = meeting.join_all([{"rank": 0}, {"rank": 1}])
     members[1].fail("killed")

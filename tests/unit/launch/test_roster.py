@@ -3,8 +3,8 @@
 import pytest
 
 from cyxjax.errors import ConfigError
-from cyxjax.launch.rendezvous import protocol
-from cyxjax.launch.rendezvous.roster import Hello, Job, Roster, ranks_text
+from cyxjax.launch.group import protocol
+from cyxjax.launch.group.roster import Hello, Job, Roster, ranks_text
 
 
 def hello(rank, **changes):

@@ -7,15 +7,15 @@ import pytest
 
 from cyxjax.errors import GroupError
 from cyxjax.launch import connect
-from cyxjax.launch.rendezvous import client, ports
-from cyxjax.launch.rendezvous.coordinator import Host
-from cyxjax.launch.rendezvous.server import RendezvousServer
+from cyxjax.launch.group import client, ports
+from cyxjax.launch.group.coordinator import Coordinator
+from cyxjax.launch.group.server import RendezvousServer
 from cyxjax.launch.topology import Topology
 
 
 def test_all_are_told_why_no_group_forms_before_rank_0_ends(monkeypatch):
     # Rank 0 hears it first, and the meeting place stands still: rank 1 knocked at a closed door for a minute.
-    told, ending, end = [], threading.Event(), Host.end
+    told, ending, end = [], threading.Event(), Coordinator.end
 
     def tell_all(self, message):
         for peer in sorted(self._peers, key=lambda peer: peer.hello.rank):
@@ -25,7 +25,7 @@ def test_all_are_told_why_no_group_forms_before_rank_0_ends(monkeypatch):
             told.append(peer.hello.rank)
 
     monkeypatch.setattr(RendezvousServer, "_tell_all", tell_all)
-    monkeypatch.setattr(Host, "end", lambda self: (ending.set(), end(self)))
+    monkeypatch.setattr(Coordinator, "end", lambda self: (ending.set(), end(self)))
     with ports.listen("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     rank_0, rank_1 = (

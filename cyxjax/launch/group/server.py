@@ -1,7 +1,7 @@
 """The meeting place: the one socket all ranks of a job come to before jax starts, and stay connected to.
 
 It runs as a thread in the first host's supervisor, or in rank 0 where no supervisor is. Who may come in is
-the door's affair (door.py).
+the door's affair (handshake.py).
 """
 
 import socket
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import partial
 
 from cyxjax.errors import CyxjaxError
-from cyxjax.launch.rendezvous import ports, protocol
-from cyxjax.launch.rendezvous.door import Door, Guest
-from cyxjax.launch.rendezvous.reactor import Log, Reactor
-from cyxjax.launch.rendezvous.roster import Hello, Job, Roster, disagreement, ranks_text
+from cyxjax.launch.group import ports, protocol
+from cyxjax.launch.group.handshake import Handshake, PendingConnection
+from cyxjax.launch.group.reactor import Log, Reactor
+from cyxjax.launch.group.roster import Hello, Job, Roster, disagreement, ranks_text
 
 LINE_EVERY_S = 10.0
 ASLEEP_S = 5.0  # between two ticks: this process was suspended, and nobody could come meanwhile
@@ -22,7 +22,7 @@ ASLEEP_S = 5.0  # between two ticks: this process was suspended, and nobody coul
 class _Peer:
     """A rank of the job, by its standing connection. `left`: it has said why, or goodbye."""
 
-    def __init__(self, guest: Guest, hello: Hello) -> None:
+    def __init__(self, guest: PendingConnection, hello: Hello) -> None:
         self.guest, self.hello = guest, hello
         self.left = False
 
@@ -45,7 +45,7 @@ class RendezvousServer:
         self.roster = Roster(job)
         self.formed = False
         self._open, self._log = open_coordinator, log
-        self._door = Door(listener, job.token, self._welcome, log)
+        self._handshake = Handshake(listener, job.token, self._welcome, log)
         self._reactor = Reactor("cyxjax-meeting", self._keep_time, self._end, log)
         self._peers: dict[_Peer, None] = {}  # a look-up for each of thousands of ranks
         self._told_lost = False
@@ -56,7 +56,7 @@ class RendezvousServer:
         self._odd_one: Hello | None = None  # a rank of this job that believes in another WORLD_SIZE
 
     def start(self) -> "RendezvousServer":
-        self._door.open(self._reactor)
+        self._handshake.open(self._reactor)
         self._reactor.start()
         return self
 
@@ -78,19 +78,19 @@ class RendezvousServer:
     def _end(self) -> None:
         for peer in list(self._peers):
             self._drop(peer)
-        self._door.close()
+        self._handshake.close()
 
-    def _welcome(self, guest: Guest, message: protocol.Message) -> None:
+    def _welcome(self, guest: PendingConnection, message: protocol.Message) -> None:
         try:
             hello = Hello.parse(message)
         except CyxjaxError as error:
-            self._door.refuse(guest, str(error))
+            self._handshake.refuse(guest, str(error))
             return
         if self._is_early(hello):
             guest.send({"later": True})
-            self._door.drop(guest)
+            self._handshake.drop(guest)
         elif why := self.roster.refusal(hello):
-            self._door.refuse(guest, why, f"refused {hello}: {why}")
+            self._handshake.refuse(guest, why, f"refused {hello}: {why}")
             same_job = hello.run_id == self.job.run_id
             if same_job and hello.world_size != self.job.world_size and not self.formed:
                 self._odd_one = hello
@@ -177,7 +177,7 @@ class RendezvousServer:
         asleep_s, self._ticked_at = now - self._ticked_at, now
         if asleep_s > ASLEEP_S and self._first_at is not None:
             self._first_at += asleep_s
-        self._door.tick()
+        self._handshake.tick()
         if self.formed:
             self._say_who_finished(now)
         elif self._first_at is not None:
@@ -221,12 +221,12 @@ class RendezvousServer:
         self._tell_all({"abort": why})
         peers, self._peers = self._peers, {}
         for peer in peers:
-            self._door.drop(peer.guest)
+            self._handshake.drop(peer.guest)
         self.roster, self._first_at, self._next_line = Roster(self.job), None, LINE_EVERY_S
 
     def _drop(self, peer: _Peer) -> None:
         """Ends the connection. Twice is harmless: by an abort, and by its own end."""
-        self._door.drop(peer.guest)
+        self._handshake.drop(peer.guest)
         if peer not in self._peers:
             return
         del self._peers[peer]

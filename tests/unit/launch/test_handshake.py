@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from cyxjax.errors import GroupError
 from cyxjax.launch.elastic.server import HostServer
-from cyxjax.launch.ranks_here import HostShare
-from cyxjax.launch.rendezvous import client, door, ports, protocol
-from cyxjax.launch.rendezvous.door import BoundedLog
-from cyxjax.launch.rendezvous.roster import Job
-from cyxjax.launch.rendezvous.server import RendezvousServer
+from cyxjax.launch.group import client, handshake, ports, protocol
+from cyxjax.launch.group.handshake import BoundedLog
+from cyxjax.launch.group.roster import Job
+from cyxjax.launch.group.server import RendezvousServer
+from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.topology import Topology
 
 TOKEN = "secret"
@@ -58,11 +58,11 @@ class Meeting:
         job = Job(2, "job", timeout_s=20.0, token=TOKEN)
         self.server = RendezvousServer(self.listener, job, lambda roster: {"address": "x:1"}, self.log.append)
         self.server.start()
-        self.thread, self.door = self.server._reactor.thread, self.server._door
+        self.thread, self.handshake = self.server._reactor.thread, self.server._handshake
         self.port = self.listener.getsockname()[1]
 
     def serves(self) -> bool:
-        members: list[client.Membership] = []
+        members: list[client.GroupConnection] = []
 
         def join(rank):
             place = Topology(rank, 2, master_port=self.port, token=TOKEN, run_id="job", timeout_ms=15_000)
@@ -88,10 +88,10 @@ class Hosts:
     def __init__(self):
         self.log: list[str] = []
         self.said: queue.SimpleQueue = queue.SimpleQueue()
-        place = HostShare(1, 0, 1, "127.0.0.1", 0, "job", token=TOKEN)
+        place = LocalRanks(1, 0, 1, "127.0.0.1", 0, "job", token=TOKEN)
         self.server = HostServer(place, self.said.put, self.log.append)
         self.server.open()
-        self.thread, self.door = self.server._reactor.thread, self.server._door
+        self.thread, self.handshake = self.server._reactor.thread, self.server._handshake
         self.port = self.server.place.master_port
 
     def serves(self) -> bool:
@@ -133,13 +133,13 @@ def hear(live, data: bytes) -> None:
     """What the thread of `live` does with `data` of one connection, done here: it may raise nothing."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        guest = door.Guest(ours, "10.0.0.9")
-        live.door._strangers.append(guest)
+        guest = handshake.PendingConnection(ours, "10.0.0.9")
+        live.handshake._strangers.append(guest)
         for start in range(0, len(data), protocol.MAX_LINE):
             if ours.fileno() != -1:  # not hung up yet
                 theirs.send(data[start : start + protocol.MAX_LINE])
-                live.door._read(guest)
-        live.door.drop(guest)
+                live.handshake._read(guest)
+        live.handshake.drop(guest)
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_thousands_of_broken_inputs_raise_nothing(live, number):
         hear(live, data)
     for _ in range(number):
         hear(live, mutated(rng))
-    assert live.door._strangers == []
+    assert live.handshake._strangers == []
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -183,19 +183,19 @@ def test_whatever_a_signed_hello_claims_it_is_let_in_or_refused(live, pairs, cla
     message = {**(HELLO if isinstance(live, Meeting) else AGENT), **claims}
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        guest = door.Guest(ours, "10.0.0.9")
-        live.door._strangers.append(guest)
+        guest = handshake.PendingConnection(ours, "10.0.0.9")
+        live.handshake._strangers.append(guest)
         try:
             signed = {**message, "mac": protocol.sign(TOKEN if good else "guess", guest.nonce, message)}
             theirs.send(protocol.encode(signed))
         except (UnicodeEncodeError, OSError):
-            live.door.drop(guest)
+            live.handshake.drop(guest)
             return
-        live.door._read(guest)
+        live.handshake._read(guest)
         if not good:
             theirs.settimeout(1)
             assert b"wrong or missing job token" in theirs.recv(4096) or ours.fileno() == -1
-    assert guest not in live.door._strangers
+    assert guest not in live.handshake._strangers
 
 
 @settings(max_examples=200, deadline=None)
@@ -239,7 +239,7 @@ def test_an_error_of_ours_ends_one_connection_and_is_told_once(live, monkeypatch
 
 
 def test_a_hello_in_drips_has_one_deadline(live, monkeypatch):
-    monkeypatch.setattr(door, "STRANGER_S", 0.6)
+    monkeypatch.setattr(handshake, "STRANGER_S", 0.6)
     began = time.monotonic()
     with socket.create_connection(("127.0.0.1", live.port), timeout=5) as stranger:
         stranger.settimeout(0.1)
@@ -257,7 +257,7 @@ def test_dripping_strangers_on_all_places_do_not_keep_the_job_out(live):
     with contextlib.ExitStack() as stack:
         strangers = [
             stack.enter_context(socket.create_connection(("127.0.0.1", live.port), timeout=5))
-            for _ in range(2 * door.MAX_STRANGERS)
+            for _ in range(2 * handshake.MAX_STRANGERS)
         ]
         for stranger in strangers:
             with contextlib.suppress(OSError):
@@ -267,12 +267,14 @@ def test_dripping_strangers_on_all_places_do_not_keep_the_job_out(live):
 
 def test_strangers_of_the_most_crowded_address_go_first():
     listener = ports.listen("127.0.0.1", 0)
-    there = door.Door(listener, TOKEN, lambda guest, hello: None, print)
+    there = handshake.Handshake(listener, TOKEN, lambda guest, hello: None, print)
     removed = []
     there._reactor = type("R", (), {"remove": lambda self, source: removed.append(source)})()
     pairs = [socket.socketpair() for _ in range(4)]
     addresses = ["10.0.0.1", "10.0.0.9", "10.0.0.9", "10.0.0.2"]
-    there._strangers = [door.Guest(ours, at) for (ours, _), at in zip(pairs, addresses, strict=True)]
+    there._strangers = [
+        handshake.PendingConnection(ours, at) for (ours, _), at in zip(pairs, addresses, strict=True)
+    ]
     crowd = there._strangers[1]
     there._drop_one_above(3)
     there._drop_one_above(3)
@@ -304,8 +306,8 @@ def test_held_lines_are_summed_up_once_an_interval():
         log.say(f"line {number}")
     log.tick(time.monotonic())
     assert said == ["line 0"]
-    log.tick(time.monotonic() + door.LINE_EVERY_S)
-    log.tick(time.monotonic() + 3 * door.LINE_EVERY_S)
+    log.tick(time.monotonic() + handshake.LINE_EVERY_S)
+    log.tick(time.monotonic() + 3 * handshake.LINE_EVERY_S)
     assert said == ["line 0", "line 4 (3 more refused since the last such line)"]
 
 

@@ -15,14 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from cyxjax.errors import CyxjaxError, GroupError
-from cyxjax.launch.rendezvous import ports, protocol
-from cyxjax.launch.rendezvous.roster import Hello
+from cyxjax.launch.group import ports, protocol
+from cyxjax.launch.group.roster import Hello
 from cyxjax.launch.topology import Topology, is_loopback, join_address
 
 GONE = "the meeting place at {} is gone: the launcher or rank 0 has ended, or its host cannot be reached"
 
 
-class Membership:
+class GroupConnection:
     """This rank's standing connection to the meeting place: its end means the end of the group.
 
     coordinator: what the meeting place said of jax's coordinator. own_address: the address of this host
@@ -131,7 +131,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def join(topology: Topology, facts: Mapping[str, str] | None = None, log: Log = log) -> Membership:
+def join(topology: Topology, facts: Mapping[str, str] | None = None, log: Log = log) -> GroupConnection:
     """Meets the other ranks at MASTER_ADDR:MASTER_PORT and returns when all are there and agree.
 
     facts: more that must be equal on every rank, such as a hash of the configuration.
@@ -245,7 +245,7 @@ class _Silent(Exception):
 
 def _enter(
     connection: socket.socket, hello: Hello, topology: Topology, deadline: _Deadline
-) -> Membership | None:
+) -> GroupConnection | None:
     """The membership once the group has formed; None to knock again. Raises: GroupError, _Silent."""
     channel = protocol.Channel(connection)
     ports.keep_alive(connection)
@@ -265,7 +265,7 @@ def _enter(
     if answer is None or "later" in answer:  # it closed before a word: full, or just starting
         return None
     if isinstance(answer.get("formed"), dict):
-        return Membership(channel, answer["formed"])
+        return GroupConnection(channel, answer["formed"])
     why = answer.get("abort") or f"refused by {topology.address}: {answer.get('refused')}"
     raise GroupError(protocol.printable(why, protocol.MAX_LINE))
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from cyxjax.launch.rendezvous import protocol
-from cyxjax.launch.rendezvous.reactor import Log, Reactor
+from cyxjax.launch.group import protocol
+from cyxjax.launch.group.reactor import Log, Reactor
 
 STRANGER_S = 5.0  # time to say hello, all of it
 MAX_STRANGERS = 128  # at once; when another knocks one goes, of the address that has most
@@ -23,7 +23,7 @@ WRONG_TOKEN = "wrong or missing job token. HINT: set CYXJAX_TOKEN alike on every
 
 
 @dataclass(eq=False)
-class Guest:
+class PendingConnection:
     """A connection that came to the door. After its hello, `lines` and `early` hold what else it has said."""
 
     socket: socket.socket
@@ -42,7 +42,7 @@ class Guest:
             return False
 
 
-class Door:
+class Handshake:
     """Greets whoever connects to `listener`, in the thread of `reactor`.
 
     welcome: called with the guest and its hello once the hello has proved `token`; the guest is its own then,
@@ -53,13 +53,13 @@ class Door:
         self,
         listener: socket.socket,
         token: str,
-        welcome: Callable[[Guest, protocol.Message], None],
+        welcome: Callable[[PendingConnection, protocol.Message], None],
         log: Log,
     ) -> None:
         self._listener, self._token, self._welcome = listener, token, welcome
         # Apart, so that the noise of strangers does not hide what a rank of the job is told.
         self._of_strangers, self._of_known = BoundedLog(log), BoundedLog(log)
-        self._strangers: list[Guest] = []  # in the order in which they came
+        self._strangers: list[PendingConnection] = []  # in the order in which they came
 
     def open(self, reactor: Reactor) -> None:
         self._reactor = reactor
@@ -82,14 +82,14 @@ class Door:
         self._of_strangers.tick(float("inf"))
         self._of_known.tick(float("inf"))
 
-    def refuse(self, guest: Guest, why: str, line: str = "") -> None:
+    def refuse(self, guest: PendingConnection, why: str, line: str = "") -> None:
         """Tells `guest`, which has proved the token, why it may not come in, and the log in one `line`."""
         if line:
             self._of_known.say(line)
         guest.send({"refused": why})
         self.drop(guest)
 
-    def drop(self, guest: Guest) -> None:
+    def drop(self, guest: PendingConnection) -> None:
         """Ends the connection. Twice is harmless."""
         self._reactor.remove(guest.socket)
         with suppress(ValueError):
@@ -106,7 +106,7 @@ class Door:
             return
         self._drop_one_above(MAX_STRANGERS - 1)
         connection.setblocking(False)
-        guest = Guest(connection, str(where[0]))
+        guest = PendingConnection(connection, str(where[0]))
         self._strangers.append(guest)
         self._reactor.add(connection, partial(self._read, guest), partial(self.drop, guest))
         if not guest.send({"cyxjax": protocol.PROTOCOL, "nonce": guest.nonce}):
@@ -118,7 +118,7 @@ class Door:
             crowd = Counter(guest.address for guest in self._strangers).most_common(1)[0][0]
             self.drop(next(guest for guest in self._strangers if guest.address == crowd))
 
-    def _read(self, guest: Guest) -> None:
+    def _read(self, guest: PendingConnection) -> None:
         try:
             data = guest.socket.recv(protocol.MAX_LINE)
             messages = guest.lines.feed(data)
@@ -132,7 +132,7 @@ class Door:
         elif not data:
             self.drop(guest)
 
-    def _greet(self, guest: Guest, hello: protocol.Message) -> None:
+    def _greet(self, guest: PendingConnection, hello: protocol.Message) -> None:
         if not protocol.verify(self._token, guest.nonce, hello):
             self._of_strangers.say(f"refused a connection from {guest.address}: wrong or missing job token")
             self.refuse(guest, WRONG_TOKEN)

@@ -7,23 +7,23 @@ from dataclasses import replace
 
 from cyxjax.launch import output
 from cyxjax.launch.backend import jax_private
-from cyxjax.launch.ranks_here import HostShare
-from cyxjax.launch.rendezvous import ports
-from cyxjax.launch.rendezvous.reactor import Log
-from cyxjax.launch.rendezvous.roster import Job, Roster
-from cyxjax.launch.rendezvous.server import RendezvousServer
+from cyxjax.launch.group import ports
+from cyxjax.launch.group.reactor import Log
+from cyxjax.launch.group.roster import Job, Roster
+from cyxjax.launch.group.server import RendezvousServer
+from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.topology import join_address
 
 LOAD_AFTER_S = 0.1
 
 
-def warn_without_token(place: HostShare, log: Log) -> None:
+def warn_without_token(place: LocalRanks, log: Log) -> None:
     """One line for a job without a secret, which only a launcher of all its ranks can make up by itself."""
     if not (place.token or place.is_alone):
         log(f"CYXJAX_TOKEN is not set: whoever reaches {place.master_addr} can join this job")
 
 
-class Host:
+class Coordinator:
     """One listener for the life of the job; a meeting place, and where it `serves` a service, for each start.
 
     With the service in a supervisor no rank is special: rank 0 may die like any other. Where no supervisor is
@@ -31,7 +31,7 @@ class Host:
     Raises: GroupError when the port is held by another process; ConfigError when the address is not ours.
     """
 
-    def __init__(self, place: HostShare, log: Log = output.say, *, serves: bool = True) -> None:
+    def __init__(self, place: LocalRanks, log: Log = output.say, *, serves: bool = True) -> None:
         self._listener = ports.listen(place.master_addr, place.master_port)
         self.place = replace(place, master_port=self._listener.getsockname()[1])
         self._log, self._serves = log, serves

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cyxjax.errors import ConfigError
-from cyxjax.launch.rendezvous.protocol import printable
+from cyxjax.launch.group.protocol import printable
 
 
 @dataclass(frozen=True)

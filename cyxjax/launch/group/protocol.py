@@ -1,7 +1,7 @@
 """What is said at the meeting place: bounded lines of JSON, and a proof of the job's token.
 
 The token itself never travels: the meeting place sends a nonce, whoever comes answers with an HMAC of it.
-The other side of the greeting is in door.py.
+The other side of the greeting is in handshake.py.
 """
 
 import json

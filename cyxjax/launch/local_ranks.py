@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from cyxjax.errors import ConfigError
 from cyxjax.launch.clusters import jax_env, kubernetes, open_mpi, pmi, slurm
-from cyxjax.launch.rendezvous import protocol
+from cyxjax.launch.group import protocol
 from cyxjax.launch.topology import DEFAULT_ADDR, DEFAULT_PORT, Topology, common_fields, read_int
 
 _ENGINES = (jax_env.detect, slurm.detect, open_mpi.detect, pmi.detect, kubernetes.detect)
 
 
 @dataclass(frozen=True)
-class HostShare:
+class LocalRanks:
     """Ranks base_rank ... base_rank + nproc - 1 of world_size run here. master_port 0: any free port."""
 
     nproc: int
@@ -37,7 +37,7 @@ class HostShare:
         return self.nproc == self.world_size
 
 
-def find_place(given: argparse.Namespace, nproc: int, env: Mapping[str, str]) -> HostShare:
+def find_place(given: argparse.Namespace, nproc: int, env: Mapping[str, str]) -> LocalRanks:
     """This host's share of the group. Raises: ConfigError when flags and environment do not fit together."""
     common = common_fields(env)
     hosts = elastic_hosts(given.nnodes)
@@ -58,7 +58,7 @@ def find_place(given: argparse.Namespace, nproc: int, env: Mapping[str, str]) ->
             "HINT: RANK is the first rank of this host; WORLD_SIZE counts all hosts' processes."
         )
     run_id = given.rdzv_id or common["run_id"] or (engine.run_id if engine else "")
-    return HostShare(
+    return LocalRanks(
         nproc=nproc,
         base_rank=base,
         world_size=world,
