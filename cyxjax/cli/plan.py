@@ -3,7 +3,7 @@
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from cyxjax.config.load import load_config
 from cyxjax.errors import EXIT_OK, ConfigError
 from cyxjax.observe import model_error, scaling
 from cyxjax.observe.compiled_plan import bytes_per_step, collectives, memory_bytes, plan_lines, state_bytes
+from cyxjax.observe.lines import wrapped
 
 _GB = "--device-gb"
 _OWN = {  # options that are no key of an experiment -> an example of their value
@@ -74,11 +75,17 @@ def main(argv: Sequence[str]) -> int:
         print("\n".join(plan_lines(found, held, memory_bytes(compiled))))
         print(f"computed in a step: {work_line(lowered.cost_analysis())}")
         if wish.device_gb is not None:
-            print("\n".join(_by_replicas(trainer, prepared, batch, wish.device_gb)))
+            _show(_by_replicas(trainer, prepared, batch, wish.device_gb))
         if drawn_out:
-            print("\n".join(_scaling_lines(*drawn_out, wish, prepared.settings.step.batch.num_shares)))
+            _show(_scaling_lines(*drawn_out, wish, prepared.settings.step.batch.num_shares))
     process_group.finalize()
     return EXIT_OK
+
+
+def _show(lines: Iterable[str]) -> None:
+    """Prints `lines` in the 80 columns of a usual terminal."""
+    for line in lines:
+        print(wrapped(line, 80))
 
 
 def _facts(lowered: Any, compiled: Any, state: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from cyxjax.errors import ConfigError
 from cyxjax.observe.compiled_plan import size
-from cyxjax.observe.lines import span
+from cyxjax.observe.lines import counted, span
 from cyxjax.sync.power_sgd import compressible
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -91,22 +91,22 @@ def steps_s(
 def curve(
     work: Work, sent: Mapping[str, Sequence[Exchange]], wire: Wire, counts: Sequence[int]
 ) -> Iterator[str]:
-    """Lines: milliseconds of a step by strategy and replicas, the quickest, and an epoch with it."""
+    """Lines of at most 80 columns: milliseconds of a step by strategy and replicas, and an epoch."""
     yield f"a step in ms: computing {1000 * work.compute_s:.2f} (measured here), then sending;"
     yield f"wires of {size(wire.bytes_per_s)}/s and {1e6 * wire.latency_s:g} us between any two replicas:"
-    yield f"  {'replicas':>8}  " + " ".join(f"{name:>10}" for name in sent) + "  quickest*   an epoch with it"
-    for count, took in steps_s(work, sent, wire, counts).items():
+    widths = {name: max(len(name), 7) for name in sent}
+    yield f"  {'replicas':>8}" + "".join(f" {name:>{width}}" for name, width in widths.items())
+    found = steps_s(work, sent, wire, counts)
+    for count, took in found.items():
+        yield f"  {count:>8}" + "".join(f" {1000 * took[name]:>{width}.2f}" for name, width in widths.items())
+    yield "the quickest of those that average in every step, and an epoch with it:"
+    for count, took in found.items():
         best = min((name for name in took if name not in _SELDOM), key=lambda name: took[name])
         epoch = ""
         if work.samples is not None:
             steps = -(-work.samples // (work.samples_per_step * count))
-            epoch = f"{steps:,} steps, {span(steps * took[best])}"
-        yield (
-            f"  {count:>8}  "
-            + " ".join(f"{1000 * s:>10.2f}" for s in took.values())
-            + f"  {best:<10}  {epoch}"
-        )
-    yield "* of those that average in every step"
+            epoch = f"{counted(steps, 'step')}, {span(steps * took[best])}"
+        yield f"  {count:>8}  {best:<10}  {epoch}"
 
 
 def save_every_s(save_s: float, mtbf_s: float) -> float:

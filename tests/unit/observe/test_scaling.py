@@ -68,9 +68,19 @@ def test_a_curve_names_the_quickest_and_an_epoch():
     work = Work(0.1, 1000, 10, 10**9)
     sent = {"mean": [Exchange(True, 1e6)], "bf16": [Exchange(False, 5e5, 2)], "diloco": [Exchange(True, 1.0)]}
     lines = list(scaling.curve(work, sent, Wire(1e6, 1e-9), (1, 4)))
-    assert lines[3].split() == ["1", "100.00", "100.00", "100.00", "mean", "100", "steps,", "10.0", "s"]
+    assert lines[3].split() == ["1", "100.00", "100.00", "100.00"]
     # 4 replicas: 25 steps of 0.1 + 2 x 3/4 x 0.5 = 0.85 s (and the latencies) under bf16.
-    assert lines[4].split() == ["4", "1600.00", "850.00", "100.00", "bf16", "25", "steps,", "21.3", "s"]
+    assert lines[4].split() == ["4", "1600.00", "850.00", "100.00"]
+    assert lines[6].split() == ["1", "mean", "100", "steps,", "10.0", "s"]
+    assert lines[7].split() == ["4", "bf16", "25", "steps,", "21.3", "s"]
+
+
+def test_the_curve_of_all_strategies_fits_a_usual_terminal():
+    names = ("mean", "bf16", "int8", "zero1", "fsdp", "local_sgd", "diloco", "power_sgd")
+    lines = scaling.curve(
+        Work(0.1, 10**6, 10, 10**9), dict.fromkeys(names, [Exchange(True, 1e6)]), Wire(1e9, 1e-5), (1, 4096)
+    )
+    assert max(map(len, lines)) <= 80
 
 
 def test_saves_are_as_often_as_daly_says_and_no_other_interval_is_better():
