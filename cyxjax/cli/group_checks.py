@@ -120,7 +120,8 @@ def _run(ranks: Sequence[Facts]) -> Iterator[Check]:
 def _data(ranks: Sequence[Facts]) -> Iterator[Check]:
     for name, first in ranks[0]["data"].items():
         for rank, facts in enumerate(ranks):
-            found = find_difference(first, facts["data"].get(name, {"samples": 0, "records": {}}))
+            other = facts["data"].get(name, {"samples": 0, "records": {}})
+            found = find_difference(first, other, to_the_bit=False)
             if found:
                 what, mine, its = found
                 yield Check(

@@ -56,7 +56,7 @@ class Session:
         self._stored_exact: dict[str, str] = {}  # in the checkpoint that was restored
         self.unsaved: NotSavedError | None = None  # what the last fit ended with, if its state is on no disk
         self.resumed = False  # the last start went on from a checkpoint
-        self._content: dict[str, Any] = {}  # what the data of the present fit hold
+        self.content: dict[str, Any] = {}  # what the data of the present fit hold
         self._own_code: dict[str, str] = {}  # the user's files that it runs
         self._probed: set[Any] = set()  # kinds of targets whose loss was shown to be a mean over samples
         self._told: list[str] = []  # of the values that training begins with
@@ -67,11 +67,6 @@ class Session:
     @property
     def is_master(self) -> bool:
         return self.group.topology.is_master
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """What the data of the present fit hold."""
-        return self._content
 
     @property
     def prepared(self) -> Prepared:
@@ -137,10 +132,10 @@ class Session:
         self._exact = exact.fingerprint(prepared, self.group.threads)
         self._begin(prepared)
         check_run(prepared, self.run_state.state, self.recipe, self.mesh, self.taker())
-        self._content = same_run.compared(self.group, prepared, self.run_state.state, self._exact)
-        check_repeats(prepared.settings.exactness, self._content)
+        self.content = same_run.compared(self.group, prepared, self.run_state.state, self._exact)
+        check_repeats(prepared.settings.exactness, self.content)
         self.classes.trained_on(prepared.data.train)
-        self._own_code = same_run.own_code()
+        self._own_code = changed.own_code()
         return prepared
 
     def ensure(self, inputs: PyTree, config: DistributedTrainingConfig | None = None) -> None:
@@ -212,16 +207,20 @@ class Session:
             other_mode = exact.changed_mode(self._origin, settings.exactness.mode) if self.resumed else []
             told = changed.told(settings.told, self.recipe, self.prepared.augment)
             other = changed.changed_keys(self._origin.get("config", {}), told)
-            data = same_run.changes(self._origin, self._content, to_the_bit=bool(self._exact))
+            data = changed.changes(self._origin, self.content)
             for line in other_mode + other + data:
                 warn_on_stderr(line)  # not to the console: it may be switched off
-        exact.judge(self._stored_exact, self._exact, settings.exactness.on_other_bits, warn_on_stderr)
+        samples = (
+            changed.other_samples(self._origin, self.content) if self._stored_exact and self._exact else []
+        )
+        different = exact.differences(self._stored_exact, self._exact) + samples
+        exact.judge(different, settings.exactness.on_other_bits, warn_on_stderr)
         self._stored_exact = {}
         self._origin = {}
         for line in [] if self.resumed else self._told:
             console.note(line)
         self._told = []
-        if self.group.topology.world_size > 1 and not self._content:
+        if self.group.topology.world_size > 1 and not self.content:
             console.note("A loader's samples have no numbers: the data of the ranks were not compared.")
         return self.run_state
 
@@ -255,7 +254,7 @@ class Session:
                 warn_on_stderr(odd)
             self.ensure(resume.stored_inputs(meta), config)
         found = self.restore(checkpointer, step)
-        for line in same_run.changed_files(self._origin) if found and self.is_master else []:
+        for line in changed.changed_files(self._origin) if found and self.is_master else []:
             warn_on_stderr(line)
         self._loaded = self._loaded or found
         return found
@@ -275,7 +274,7 @@ class Session:
         self._stored_exact, self.loss_spike = meta.get("exact", {}), meta.get(loss_spike.META, {})
         topology = self.group.topology
         self.marks.restore(meta, topology.rank, topology.world_size)
-        self.classes.restore(tuple(meta.get("classes", ())), same_run.same_data(meta, self._content))
+        self.classes.restore(tuple(meta.get("classes", ())), changed.same_data(meta, self.content))
         self._origin = meta
         self.ledger.restore(meta, moment.position)
         history.world_size, history.num_replicas = self.group.topology.world_size, num_replicas(self.mesh)
@@ -292,7 +291,7 @@ class Session:
         """What a checkpoint of `run_state` says beside its arrays."""
         told = changed.told(self.prepared.settings.told, self.recipe, self.prepared.augment)
         said = resume.to_meta(run_state, self.history, told, self.prepared.inputs)
-        said |= same_run.to_meta(self._content, self._own_code) | {"metrics": list(self.recipe.metrics.names)}
+        said |= changed.to_meta(self.content, self._own_code) | {"metrics": list(self.recipe.metrics.names)}
         said |= self.marks.meta(run_state.position)
         said |= {"classes": list(self.classes.names)} if self.classes.names else {}
         return said | self.ledger.meta(run_state) | ({"exact": self._exact} if self._exact else {})

@@ -1,15 +1,19 @@
-"""What a resumed run is told otherwise than the one it goes on from: one line for each key, was and is."""
+"""What changed since the checkpoint a run goes on from: configuration, data and code, a line for each."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cyxjax.data.content import find_difference, in_form_of
 from cyxjax.errors import ConfigError
+from cyxjax.launch.program import code_facts, own_modules
 from cyxjax.train.hooks.callbacks import in_the_step
 from cyxjax.train.rates.optimizer import for_trainer
 from cyxjax.train.start.build import Recipe
 
+META = "same_run"
 # What decides where a run is kept, how far it goes and what is seen of it, but no number of it.
 _OF_NO_NUMBER = (
     *("run_dir", "resume", "fast_dev_run", "verbose", "log_every_n_batches", "sinks", "wandb", "report"),
@@ -148,3 +152,101 @@ def sums_of(meta: Mapping[str, Any], stored: np.ndarray, names: tuple[str, ...],
     """The sums of the epoch under way; zeros where they are of other metrics than are measured now."""
     same = tuple(meta.get("metrics", names)) == names and stored.shape == (num_rows, 2)
     return stored if same else np.zeros((num_rows, 2))
+
+
+def own_code() -> dict[str, str]:
+    """A digest of each of the user's own modules, as they are when a fit begins."""
+    return {name: digest for name, (digest, _) in own_modules().items()}
+
+
+def to_meta(data: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, Any]:
+    """What a checkpoint keeps of code and data, for `changes`; own: as `own_code` said."""
+    return {META: {"code": code_facts(), "data": data, "own": own}}
+
+
+def changes(meta: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+    """A line each for the data and the code that a resumed run has changed since `meta` was written."""
+    return _read(meta, lambda kept: [*_other_data(kept, data), *_other_code(kept)])
+
+
+def other_samples(meta: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+    """A clause for training data that differ, by a bit or more, from those `meta` was written with."""
+    train = {name: found for name, found in data.items() if name == "training data"}
+    return _read(
+        meta,
+        lambda kept: [
+            f"{what} of the {name} was {before}, is {after}"
+            for name, what, before, after in _differing(kept, train)
+        ],
+    )
+
+
+def changed_files(meta: Mapping[str, Any]) -> list[str]:
+    """A line for the user's own files that are others than those that `meta` was written with."""
+    return _read(meta, _told_of_files)
+
+
+def changed_data(meta: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+    """A line for each of the data, as they are read, that are others than those `meta` was written with."""
+    hint = "HINT: name the data of then (`data.root`), or train on these."
+
+    def told(kept: Mapping[str, Any]) -> list[str]:
+        formed = {name: in_form_of(then, data[name]) for name, then in kept["data"].items() if name in data}
+        return [f"{line} {hint}" for line in _other_data(kept, formed)]
+
+    return _read(meta, told)
+
+
+def _read(meta: Mapping[str, Any], compare: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
+    """What `compare` finds; nothing where this was not kept, by a version before, or another program."""
+    if META not in meta:
+        return []
+    try:
+        return compare(meta[META])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return ["WARNING: what the checkpoint says of its data and code cannot be read: not compared."]
+
+
+def same_data(meta: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
+    """Whether the numbers of the training data are known to be those that `meta` was written with."""
+    name = "training data"
+    then, now = dict(meta.get(META) or {}).get("data", {}).get(name), data.get(name)
+    if then is None or now is None:
+        return False
+    return find_difference({k: v for k, v in then.items() if k != "classes"}, now) is None
+
+
+def _other_data(kept: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[str]:
+    for name, what, before, after in _differing(kept, data):
+        yield f"WARNING: the {name} changed since the checkpoint: {what}: {before} then, {after} now."
+
+
+def _differing(kept: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """(name, what differs, then, now) of the data that changed."""
+    for name, now in data.items():
+        then = kept["data"].get(name)
+        if then is not None and (found := find_difference(then, now)):
+            yield name, *found
+
+
+def _other_code(kept: Mapping[str, Any]) -> list[str]:
+    now = code_facts()
+    other = [name for name, digest in now.items() if kept["code"].get(name, digest) != digest]
+    program = now.get("the program", "").split(" ")[0]  # named already
+    other += [path for path in _other_files(kept) if Path(path).name != program]
+    return [f"WARNING: changed since the checkpoint: {', '.join(other)}."] if other else []
+
+
+def _other_files(kept: Mapping[str, Any]) -> list[str]:
+    then = kept.get("own", {})
+    return [path for name, (digest, path) in own_modules().items() if then.get(name, digest) != digest]
+
+
+def _told_of_files(kept: Mapping[str, Any]) -> list[str]:
+    files = _other_files(kept)
+    if not files:
+        return []
+    return [
+        f"WARNING: {', '.join(files)} changed since the checkpoint was written: what is loaded computes as "
+        "the code says now. HINT: go back to the code of then, or train again."
+    ]

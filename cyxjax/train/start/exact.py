@@ -90,14 +90,11 @@ def differences(stored: dict[str, str], now: dict[str, str]) -> list[str]:
     ]
 
 
-def judge(
-    stored: dict[str, str],
-    now: dict[str, str],
-    policy: Literal["refuse", "warn"],
-    warn: Callable[[str], None],
-) -> None:
-    """Lets a run go on whose bits hang on what they hung on before. Raises: CheckpointError if not."""
-    found = differences(stored, now)
+def judge(found: list[str], policy: Literal["refuse", "warn"], warn: Callable[[str], None]) -> None:
+    """Lets an exact run go on where `found`, what changed since its checkpoint, is empty or accepted.
+
+    Raises: CheckpointError if not.
+    """
     if not found:
         return
     text = f"this exact run would go on with other bits: {'; '.join(found)}."

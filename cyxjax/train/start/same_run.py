@@ -1,5 +1,4 @@
-"""Whether all ranks are about to train the same: configuration, compiled step, code and data; and whether a
-resumed run goes on with what it was trained on.
+"""Whether all ranks are about to train the same: configuration, compiled step, code and data.
 
 Ranks that differ in one of these train to wrong numbers without an error, so every rank refuses, before a
 step and before anything is written.
@@ -8,9 +7,8 @@ step and before anything is written.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,13 +17,13 @@ from jax.sharding import Mesh
 
 from cyxjax.core.step import TrainState
 from cyxjax.data.columns import map_leaves
-from cyxjax.data.content import content_of, find_difference, in_form_of
+from cyxjax.data.content import content_of, find_difference
 from cyxjax.data.sources import Dataset
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import DesyncError
 from cyxjax.launch.group.roster import disagreement
-from cyxjax.launch.program import code_facts, own_modules
+from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData, is_shared
 from cyxjax.train.feeding.loader_batches import refuse_other_programs, refuse_shared_samples
@@ -34,7 +32,6 @@ from cyxjax.train.loop import Position
 from cyxjax.train.settings import Settings
 from cyxjax.train.start.prepare import Prepared
 
-META = "same_run"
 _PROGRAM = "the program of a step (the model's or the loss's code)"
 _FEW = 3  # records that are compared where a call has no time to read more
 # What may differ between ranks: where each reads and writes, what it shows, how it reads ahead.
@@ -179,7 +176,10 @@ def refuse_differences(
     for name in dict.fromkeys(name for rank in ranks for name in rank["config"]):
         _compare(f"{name} of the configuration", [rank["config"].get(name, "(none)") for rank in ranks])
     for name in dict.fromkeys(name for rank in ranks for name in rank["data"]):
-        _compare_data(name, [rank["data"].get(name) for rank in ranks], to_the_bit=bool(exact))
+        held = [rank["data"].get(name) for rank in ranks]
+        _compare_data(name, held, to_the_bit=bool(exact))
+        if group.topology.is_master:
+            _tell_of_rounding(name, held)
     for name in exact:  # one configuration: all ranks have it or none
         _compare(f"{name} that the bits of this exact run hang on", [rank["exact"][name] for rank in ranks])
     _compare(_PROGRAM, [rank["step"] for rank in ranks])
@@ -204,85 +204,15 @@ def _compare_data(name: str, contents: list[dict[str, Any] | None], *, to_the_bi
             )
 
 
-def own_code() -> dict[str, str]:
-    """A digest of each of the user's own modules, as they are when a fit begins."""
-    return {name: digest for name, (digest, _) in own_modules().items()}
-
-
-def to_meta(data: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, Any]:
-    """What a checkpoint keeps of code and data, for `changes`; own: as `own_code` said."""
-    return {META: {"code": code_facts(), "data": data, "own": own}}
-
-
-def changes(meta: Mapping[str, Any], data: Mapping[str, Any], *, to_the_bit: bool = False) -> list[str]:
-    """A line each for the data and the code that a resumed run has changed since `meta` was written.
-
-    to_the_bit: also for data that differ by a rounding.
-    """
-    return _read(meta, lambda kept: [*_other_data(kept, data, to_the_bit), *_other_code(kept)])
-
-
-def changed_files(meta: Mapping[str, Any]) -> list[str]:
-    """A line for the user's own files that are others than those that `meta` was written with."""
-    return _read(meta, _told_of_files)
-
-
-def changed_data(meta: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
-    """A line for each of the data, as they are read, that are others than those `meta` was written with."""
-    hint = "HINT: name the data of then (`data.root`), or train on these."
-
-    def told(kept: Mapping[str, Any]) -> list[str]:
-        formed = {name: in_form_of(then, data[name]) for name, then in kept["data"].items() if name in data}
-        return [f"{line} {hint}" for line in _other_data(kept, formed, False)]
-
-    return _read(meta, told)
-
-
-def _read(meta: Mapping[str, Any], compare: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
-    """What `compare` finds; nothing where this was not kept, by a version before, or another program."""
-    if META not in meta:
-        return []
-    try:
-        return compare(meta[META])
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return ["WARNING: what the checkpoint says of its data and code cannot be read: not compared."]
-
-
-def same_data(meta: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
-    """Whether the numbers of the training data are known to be those that `meta` was written with."""
-    name = "training data"
-    then, now = dict(meta.get(META) or {}).get("data", {}).get(name), data.get(name)
-    if then is None or now is None:
-        return False
-    return find_difference({k: v for k, v in then.items() if k != "classes"}, now) is None
-
-
-def _other_data(kept: Mapping[str, Any], data: Mapping[str, Any], to_the_bit: bool) -> Iterator[str]:
-    for name, now in data.items():
-        then = kept["data"].get(name)
-        if then is not None and (found := find_difference(then, now, to_the_bit=to_the_bit)):
-            what, before, after = found
-            yield f"WARNING: the {name} changed since the checkpoint: {what}: {before} then, {after} now."
-
-
-def _other_code(kept: Mapping[str, Any]) -> list[str]:
-    now = code_facts()
-    other = [name for name, digest in now.items() if kept["code"].get(name, digest) != digest]
-    program = now.get("the program", "").split(" ")[0]  # named already
-    other += [path for path in _other_files(kept) if Path(path).name != program]
-    return [f"WARNING: changed since the checkpoint: {', '.join(other)}."] if other else []
-
-
-def _other_files(kept: Mapping[str, Any]) -> list[str]:
-    then = kept.get("own", {})
-    return [path for name, (digest, path) in own_modules().items() if then.get(name, digest) != digest]
-
-
-def _told_of_files(kept: Mapping[str, Any]) -> list[str]:
-    files = _other_files(kept)
-    if not files:
-        return []
-    return [
-        f"WARNING: {', '.join(files)} changed since the checkpoint was written: what is loaded computes as "
-        "the code says now. HINT: go back to the code of then, or train again."
-    ]
+def _tell_of_rounding(name: str, contents: list[dict[str, Any] | None]) -> None:
+    """A line where ranks that may train together hold floats that are not equal to the last bit."""
+    first = contents[0]
+    for rank, other in enumerate(contents):
+        if first is not None and other is not None and (found := find_difference(first, other)):
+            what, mine, its = found
+            warn_on_stderr(
+                f"WARNING: the {name} of rank {rank} are not those of rank 0 to the last bit: {what}: {mine} "
+                f"on rank 0; {its} on rank {rank}. Processors may round a preprocessing differently. "
+                "HINT: if they should be equal, give every host the same files, in the same order."
+            )
+            return

@@ -6,36 +6,99 @@ import time
 import numpy as np
 import pytest
 
+from cyxjax.data import content
 from cyxjax.data.content import MAX_RECORDS, content_of, find_difference, read_otherwise
-from cyxjax.data.sources import ArrayDataset, as_dataset
+from cyxjax.data.sources import ArrayDataset, Subset, as_dataset
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(200, 5)).astype(np.float32)
 Y = RNG.integers(0, 10, 200).astype(np.int64)
 
 
-def difference(a, b):
+def difference(a, b, **how):
     """Of two datasets, after a way through JSON, as between ranks and in a checkpoint."""
-    return find_difference(*(json.loads(json.dumps(content_of(d))) for d in (a, b)))
+    return find_difference(*(json.loads(json.dumps(content_of(d))) for d in (a, b)), **how)
 
 
-def test_equal_data_agree_and_so_does_what_another_processor_rounds_otherwise():
+def test_equal_data_agree_and_between_hosts_also_what_another_processor_rounds_otherwise():
     assert difference(ArrayDataset(X, Y), ArrayDataset(X.copy(), Y.copy())) is None
     rounded = X.copy()
     rounded[100, 2] = np.nextafter(X[100, 2], np.float32(9))
-    assert difference(ArrayDataset(X, Y), ArrayDataset(np.nextafter(X, 9, dtype=np.float32), Y)) is None
-    contents = [content_of(ArrayDataset(x, Y)) for x in (X, rounded, X.copy())]
-    assert find_difference(contents[0], contents[2], to_the_bit=True) is None
-    what, mine, its = find_difference(*contents[:2], to_the_bit=True)  # a rounding of one value of 1000
-    assert what == "the values of all samples"
+    for other in (rounded, np.nextafter(X, 9, dtype=np.float32)):
+        assert difference(ArrayDataset(X, Y), ArrayDataset(other, Y), to_the_bit=False) is None
+    what, mine, its = difference(ArrayDataset(X, Y), ArrayDataset(rounded, Y))
+    assert what == "the bytes of all samples"
     assert mine != its
+
+
+def swapped(array, i=5, j=7):
+    order = np.arange(len(array))
+    order[[i, j]] = j, i
+    return array[order]
+
+
+@pytest.mark.parametrize("to_the_bit", [True, False])
+@pytest.mark.parametrize("length", [17, 34, 784])
+def test_two_samples_that_are_swapped_are_seen(length, to_the_bit):
+    """Every byte counts at its place, whatever the length of a sample."""
+    x = np.random.default_rng(0).integers(0, 256, (3000, length)).astype(np.uint8)
+    other = swapped(x, 1234, 2345)
+    assert difference(ArrayDataset(x, x), ArrayDataset(other, other), to_the_bit=to_the_bit) is not None
+    floats = [ArrayDataset(a.astype(np.float32), a) for a in (x, other)]
+    assert difference(*floats)[0] == "the bytes of all samples"
+
+
+def test_one_byte_of_40_megabytes_is_seen_in_memory_and_in_a_mapped_file(tmp_path):
+    x = np.arange(10_000_000, dtype=np.int32).reshape(10_000, 1000)
+    x.tofile(tmp_path / "x")
+    mapped = np.memmap(tmp_path / "x", np.int32, "r", shape=x.shape)
+    assert difference(ArrayDataset(x, x), ArrayDataset(mapped, mapped)) is None
+    other = x.copy()
+    other.view(np.uint8).reshape(-1)[23_456_789] ^= 1
+    assert difference(ArrayDataset(mapped, mapped), ArrayDataset(other, other)) is not None
+
+
+def test_large_mapped_files_are_sampled(tmp_path, monkeypatch):
+    monkeypatch.setattr(content, "MAX_MAPPED_BYTES", X.nbytes - 1)
+    X.tofile(tmp_path / "x")
+    mapped = np.memmap(tmp_path / "x", np.float32, "r", shape=X.shape)
+    for leaf in (mapped, np.asarray(mapped)[:]):
+        found = content_of(ArrayDataset(leaf, Y))
+        assert "bytes" not in found
+        assert len(found["records"]) == MAX_RECORDS
+    assert "bytes" in content_of(ArrayDataset(X, Y))
+
+
+def test_subsets_are_read_whole_by_the_samples_that_are_theirs():
+    rows = np.sort(RNG.permutation(200)[:150])
+    part = Subset(Subset(ArrayDataset(X, Y), rows), np.arange(100))
+    assert content_of(part) == content_of(ArrayDataset(X[rows[:100]], Y[rows[:100]]))
+    outside = X.copy()
+    outside[rows[120]] += 1
+    assert difference(part, Subset(ArrayDataset(outside, Y), rows[:100])) is None
+
+
+@pytest.mark.parametrize("cut", [np.s_[:, ::2], np.s_[::-1], np.s_[:, :, None]])
+def test_views_are_read_by_their_values(cut):
+    view = X[:, :4][cut]
+    assert difference(ArrayDataset(view, Y), ArrayDataset(np.ascontiguousarray(view), Y)) is None
+
+
+def test_what_a_checkpoint_of_0_2_0_holds_is_compared_by_its_samples_alone():
+    """It has sums under "whole", and no checksums of floats."""
+    then, now = (content_of(ArrayDataset(X, Y)) for _ in range(2))
+    del then["bytes"]
+    then["whole"] = [["float32[200,5]", 1.0, 2.0], ["int64[200]", 12345]]
+    then["records"] = {i: [leaf[:3] for leaf in record] for i, record in then["records"].items()}
+    assert find_difference(then, now) is None
+    assert find_difference(then, content_of(ArrayDataset(X + 1, Y)))[0] == "sample 0"
 
 
 def test_one_label_among_all_is_seen_where_arrays_are_in_memory():
     other = Y.copy()
     other[77] += 1
     what, mine, its = difference(ArrayDataset(X, Y), ArrayDataset(X, other))
-    assert what in ("sample 77", "the values of all samples")
+    assert what in ("sample 77", "the bytes of all samples")
     assert mine != its
 
 
@@ -114,13 +177,13 @@ def test_few_records_are_read_and_fewer_of_slow_ones():
 
 
 @pytest.mark.parametrize("size", [0, 1, 17, 40])
-def test_floats_come_to_a_weighted_sum(size):
+def test_floats_of_a_sample_come_to_a_weighted_sum(size):
     # weights 1, 2, ..., 17, 1, 2, ...; 0.5 at each place; NaN counts as 0
     values = np.full(size + 1, 0.5, np.float32)
     values[0] = np.nan
-    content = content_of(ArrayDataset(values[None], values[None]))
+    found = content_of(ArrayDataset(values[None], values[None]))
     expected = 0.5 * sum(1 + place % 17 for place in range(1, size + 1))
-    assert content["whole"][0] == [f"float32[1,{size + 1}]", expected, 0.5 * size * 17]
+    assert found["records"]["0"][0][:3] == [f"float32[1,{size + 1}]", expected, 0.5 * size * 17]
 
 
 class Padded:

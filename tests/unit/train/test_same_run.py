@@ -11,7 +11,7 @@ from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.data import Batches
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import DesyncError
-from cyxjax.train.start import same_run
+from cyxjax.train.start import changed, same_run
 from tests.support.trainers import X, Y, config, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -28,7 +28,7 @@ def test_a_resume_on_the_same_data_and_code_says_nothing(tmp_path, capsys):
     fit(tmp_path, epochs=2)
     assert "WARNING" not in capsys.readouterr().err
     step = list_steps(tmp_path)[-1]
-    kept = read_manifest(step_folder(tmp_path, step)).meta[same_run.META]
+    kept = read_manifest(step_folder(tmp_path, step)).meta[changed.META]
     assert kept["data"]["training data"]["samples"] == len(X)
     assert "the code of cyxjax/core" in kept["code"]
     assert len(json.dumps(kept)) < 8000  # in every manifest
@@ -46,15 +46,15 @@ def test_a_resume_on_other_data_names_what_changed(tmp_path, capsys):
 
 def test_a_resume_on_other_code_names_the_room(tmp_path, capsys, monkeypatch):
     fit(tmp_path, epochs=1)
-    now = same_run.code_facts() | {"the code of cyxjax/core": "0" * 12}
-    monkeypatch.setattr(same_run, "code_facts", lambda: now)
+    now = changed.code_facts() | {"the code of cyxjax/core": "0" * 12}
+    monkeypatch.setattr(changed, "code_facts", lambda: now)
     fit(tmp_path, epochs=2)
     assert "WARNING: changed since the checkpoint: the code of cyxjax/core." in capsys.readouterr().err
 
 
 def test_other_files_of_the_users_are_named_at_a_resume_and_at_a_load(tmp_path, capsys, monkeypatch):
     own = {"nets": ("1" * 12, "/home/me/nets.py"), "blocks": ("2" * 12, "/home/me/blocks.py")}
-    monkeypatch.setattr(same_run, "own_modules", lambda: own)
+    monkeypatch.setattr(changed, "own_modules", lambda: own)
     fit(tmp_path, epochs=1)
     own["plots"] = "3" * 12, "/home/me/plots.py"  # was not there then: nothing to compare
     trainer().load_checkpoint(str(tmp_path))
@@ -74,19 +74,19 @@ def test_targets_that_are_kept_in_another_form_are_no_other_data():
     now, then = (
         same_run.data_facts(same_run.FitData(ArrayDataset(X, y), None, True)) for y in (words, classes)
     )
-    meta = same_run.to_meta(then, {})
-    assert same_run.changed_data(meta, now) == []
+    meta = changed.to_meta(then, {})
+    assert changed.changed_data(meta, now) == []
     other = same_run.data_facts(same_run.FitData(ArrayDataset(X + 1, words), None, True))
-    (line,) = same_run.changed_data(meta, other)
+    (line,) = changed.changed_data(meta, other)
     assert line.startswith("WARNING: the training data changed since the checkpoint: sample 0: float32[1,6]")
     assert "HINT: name the data of then" in line
 
 
 def test_a_checkpoint_that_says_nonsense_or_nothing_of_it_is_no_error():
     content = same_run.data_facts(same_run.FitData((), None, False))
-    assert same_run.changes({}, content) == []
+    assert changed.changes({}, content) == []
     for crafted in (None, [], {"data": 3, "code": {}}, {"data": {}, "code": 7}):
-        assert len(same_run.changes({same_run.META: crafted}, {"training data": {"samples": 1}})) == 1
+        assert len(changed.changes({changed.META: crafted}, {"training data": {"samples": 1}})) == 1
 
 
 def test_shapes_of_a_batch_are_known_without_reading_one():
