@@ -23,6 +23,7 @@ from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.command import Parser
 from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError, ConfigError
+from cyxjax.observe.state_digests import contradicted_leaves
 
 _EXAMPLES = {"export": " digits.safetensors", "prune": " --keep-last 2"}
 
@@ -143,7 +144,10 @@ def _verify(directory: Path, given: argparse.Namespace) -> int:
     steps = list_steps(directory) if given.step is None else [given.step]
     rows = []
     for step in steps:
-        problems = find_problems(step_folder(directory, step), step)
+        problems = find_problems(step_folder(directory, step), step) or [
+            f"{leaf} has another digest than bits.jsonl records of this step"
+            for leaf in contradicted_leaves(directory, step, open_run(_run_of(directory)).bits)
+        ]
         rows.append({"step": step, "good": not problems, "problems": problems})
         if not given.json:
             print(f"step {step}: {'damaged: ' + '; '.join(problems) if problems else 'good'}")

@@ -14,7 +14,7 @@ from cyxjax.command import Parser, existing_folder
 from cyxjax.config.load import open_run
 from cyxjax.data.ledger_file import read_entries
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
-from cyxjax.observe.state_digests import read_digests
+from cyxjax.observe.state_digests import contradicted_leaves, read_digests
 from cyxjax.train.start.changed import other_values
 
 # Of a history, what follows from the numbers alone: no times, no counts of processes.
@@ -91,6 +91,11 @@ def read_bits(run: Path, step: int) -> StepBits:
         raise CheckpointError(
             f"{run}: step {step} is damaged: {found}. HINT: move {folder} elsewhere to compare the rest."
         ) from error
+    if other := contradicted_leaves(store.directory, step, open_run(run).bits):
+        raise CheckpointError(
+            f"{run}: step {step} is not the state that the run recorded in bits.jsonl: {other[0]} differs. "
+            f"HINT: move {step_folder(store.directory, step)} elsewhere to compare the rest."
+        )
     meta = manifest.meta
     curves = {name: meta.get("history", {}).get(name) for name in _CURVES}
     history = {"curves": curves, **{name: meta.get(name) for name in ("sums", "grad_norm", "position")}}

@@ -1,14 +1,21 @@
-"""Digests of a run's whole state every so many steps, a line each in `bits.jsonl`: for `cyxjax hash RUN RUN`.
+"""Digests of a run's whole state, every so many steps and at each save, a line each in `bits.jsonl`.
+
+`cyxjax hash RUN RUN` compares two runs by them; a checkpoint whose arrays have other digests is refused.
 
 `{"step": 100, "leaves": {"params/Dense_0/kernel": "5f1c...", ...}}`; `{"begin": 100}` where a run goes on
 from step 100: what was written of later steps before it belongs to a course that was given up.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from cyxjax.checkpoint.arrays import StoredArrays
+from cyxjax.checkpoint.folders import ARRAYS, step_folder
+from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.files import append, read_plain
 from cyxjax.observe.records import or_told
 
@@ -57,3 +64,37 @@ def read_digests(path: Path) -> dict[int, dict[str, str]]:
         except (ValueError, KeyError, TypeError):
             continue  # torn by a crash
     return found
+
+
+def contradicted_leaves(directory: Path, step: int, path: Path) -> list[str]:
+    """Names of the leaves of a stored step whose digest is not the one that the file at `path` records of it.
+
+    Raises: DamagedStep if the step cannot be read.
+    """
+    recorded = read_digests(path).get(step, {})
+    if not recorded:
+        return []
+    folder = step_folder(directory, step)
+    manifest = read_manifest(folder)
+    stored = StoredArrays(folder / ARRAYS, manifest.leaves, manifest.format_version[0])
+    known = [leaf for leaf in manifest.leaves if leaf.name in recorded]
+    return [x.name for x in known if leaf_digest(stored.blocks(x.name), x.size) != recorded[x.name]]
+
+
+def leaf_digest(blocks: Iterable[np.ndarray], size: int) -> str:
+    """The digest of an array of `size` elements, given in C order in flat parts; on the host.
+
+    The sums modulo 2^32 over a leaf's bits of core/sentinel.py: plain, and weighted by place.
+    """
+    plain, weighted, start = 0, 0, 0
+    for block in blocks:
+        parts = (block.real, block.imag) if np.iscomplexobj(block) else (block,)
+        for i, part in enumerate(parts):
+            width = min(part.dtype.itemsize, 4)
+            bits = np.ascontiguousarray(part).view(f"u{width}").astype(np.uint64)
+            first = (start + i * size) * (part.dtype.itemsize // width)
+            places = np.arange(first, first + bits.size, dtype=np.uint64)
+            plain += int(bits.sum())
+            weighted += int((bits * (2 * places + 1)).sum())  # wraps at 2^64, a multiple of 2^32
+        start += block.size
+    return f"{plain % 2**32:08x}{weighted % 2**32:08x}"

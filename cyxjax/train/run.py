@@ -188,7 +188,7 @@ def build_hooks(run: Run) -> list[Hook]:
         *joined.hooks_of(theirs, history, run.session.group, run.session.hand_out),  # see what ours have seen
         *early,
         *_sentinel(run, saves),  # before saving: what is saved has been compared
-        *_digests(run),
+        *_digests(run, saves),  # before saving: a step on disk has its digests
         *_guard(run, saves),  # before all that write into the run folder at a save
         run.session.ledger.begin(  # is part of a save
             saves.wants_state, run.folder.ledger if run.folder else None, run.console.note
@@ -233,13 +233,13 @@ def _sentinel(run: Run, saves: Hook) -> list[Hook]:
     ]
 
 
-def _digests(run: Run) -> list[Hook]:
+def _digests(run: Run, saves: Hook) -> list[Hook]:
     """On all ranks of an exact experiment."""
     exactness = run.settings.exactness
     if exactness.mode == "none" or not exactness.digest_every or run.settings.run_folder is None:
         return []
     file = DigestFile(run.folder.bits, run.console.note) if run.folder else None
-    return [DigestHook(run.built.sentinel, file, exactness.digest_every)]
+    return [DigestHook(run.built.sentinel, file, exactness.digest_every, saves.wants_state)]
 
 
 def _guard(run: Run, saves: Hook) -> list[Hook]:

@@ -26,7 +26,7 @@ from cyxjax.train.feeding.taken import Taker
 from cyxjax.train.hooks import loss_spike
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.loop import RunState
-from cyxjax.train.settings import SavePolicy, Settings, resolve
+from cyxjax.train.settings import Settings, resolve
 from cyxjax.train.start import changed, exact, same_run
 from cyxjax.train.start.build import Built, Recipe
 from cyxjax.train.start.dispatch import check_apart, check_flags, check_repeats, check_threads
@@ -200,7 +200,7 @@ class Session:
         if self._loaded:
             self._loaded = False
         else:
-            self._resume(settings.saving, console)
+            self._resume(settings, console)
         if self.resumed:
             changed.refuse_other_epochs(self._origin.get("config", {}), settings.told)
         if self.is_master:
@@ -224,9 +224,10 @@ class Session:
             console.note("A loader's samples have no numbers: the data of the ranks were not compared.")
         return self.run_state
 
-    def _resume(self, saving: SavePolicy, console: Console) -> None:
-        """Takes the newest checkpoint of the run's folder, where there is one and `saving` wants it."""
-        folder, checkpointer = saving.folder, None
+    def _resume(self, settings: Settings, console: Console) -> None:
+        """Takes the newest checkpoint of the run's folder, where there is one and `settings` want it."""
+        saving, checkpointer = settings.saving, None
+        folder = saving.folder
         beat(-1, "checkpoint")
         if saving.resume != "never":
             checkpointer = resume.restorer_for(folder, self.group, saves=saving.saves)
@@ -235,6 +236,7 @@ class Session:
             assert self.prepared.data is not None
             self.classes.tell_of_numbers("training data", self.prepared.data.train)
             place = self.run_state.position
+            exact.judge_step(checkpointer.directory, place.step, settings, self.group, warn_on_stderr)
             console.note(
                 f"Resuming from step {place.step} (epoch {place.epoch}, sample {place.samples}) in {folder}"
             )

@@ -20,9 +20,13 @@ from cyxjax.core.parts.calls import Part, Parts
 from cyxjax.core.parts.step import PartsStep, by_device
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.sources import Dataset
+from cyxjax.distributed.agreement import agree
+from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError
+from cyxjax.observe.state_digests import contradicted_leaves
 from cyxjax.sync.exact import widened
 from cyxjax.train.feeding.keying import Keying, unkeyed
+from cyxjax.train.settings import Settings
 from cyxjax.train.start.prepare import Prepared, first_run
 
 _DIGITS = 16
@@ -104,6 +108,30 @@ def judge(found: list[str], policy: Literal["refuse", "warn"], warn: Callable[[s
             "it with exact=warn."
         )
     warn(f"WARNING: {text}")
+
+
+def judge_step(
+    directory: Path, step: int, settings: Settings, group: ProcessGroup, warn: Callable[[str], None]
+) -> None:
+    """Compares the stored `step` of an exact run with the digests that the run recorded; all ranks call it.
+
+    Rank 0 reads, for it wrote both. Raises: CheckpointError on every rank if the step has other bits.
+    """
+    if settings.exactness.mode == "none" or settings.run_folder is None:
+        return
+    bits = settings.run_folder.bits
+    found = contradicted_leaves(directory, step, bits) if group.topology.is_master else []
+    found = agree(group, "comparing the checkpoint with its digests", note=found)[0]
+    if not found:
+        return
+    text = (
+        f"checkpoint step {step} in {directory} is not the state that this run recorded in {bits.name}: "
+        f"{len(found)} leaves have other digests, the first is {found[0]}."
+    )
+    if settings.exactness.on_other_bits == "refuse":
+        raise CheckpointError(f"{text} HINT: move that step elsewhere to resume from an older one.")
+    if group.topology.is_master:
+        warn(f"WARNING: {text}")
 
 
 def changed_mode(meta: dict[str, Any], mode: str) -> list[str]:
