@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE
+from cyxjax.launch.supervise.processes import stat
 from tests.support.launching import RANK, Run, start
 
 pytestmark = pytest.mark.multiprocess
@@ -83,6 +85,34 @@ def test_a_process_that_is_no_rank_is_left_alone():
     finally:
         other.kill()
         other.wait()
+
+
+def test_an_orphan_of_a_rank_is_no_rank_and_who_adopted_it_is_left_alone(tmp_path: Path):
+    rank = tmp_path / "rank.py"
+    rank.write_text(
+        "import subprocess, sys\n"
+        "child = [sys.executable, '-c', 'import time; time.sleep(1000)']\n"
+        "print(subprocess.Popen(child, start_new_session=True, stdin=-3, stdout=-3, stderr=-3).pid)\n"
+    )
+    launch = [sys.executable, "-m", "cyxjax.launch", "--run-id", "orphan", str(rank)]
+    # As PID 1 of a container: it adopts what its children leave, and has no handler for SIGUSR2.
+    init = (
+        "import ctypes, subprocess, sys, time\n"
+        "ctypes.CDLL(None).prctl(36, 1)\n"
+        "subprocess.run(sys.argv[1:], check=True)\n"
+        "print('ended', flush=True)\ntime.sleep(1000)\n"
+    )
+    words, pipe = [sys.executable, "-c", init, *launch], {"stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, **pipe) as adopter:
+        try:
+            orphan = int(adopter.stdout.readline())
+            assert adopter.stdout.readline() == "ended\n"
+            assert stat(orphan).parent == adopter.pid
+            assert dump("orphan").returncode == EXIT_INFRASTRUCTURE
+            assert adopter.poll() is None
+        finally:
+            os.kill(orphan, signal.SIGKILL)
+            adopter.kill()
 
 
 def test_without_a_job_the_usage_is_said():

@@ -13,6 +13,8 @@ from cyxjax.launch.failure import hooks
 from cyxjax.launch.group.roster import ranks_text
 from cyxjax.launch.heartbeat import VARIABLE as BEATS
 from cyxjax.launch.supervise import stacks
+from cyxjax.launch.supervise.processes import PROC, identity, stat
+from cyxjax.launch.supervise.worker import LAUNCHER
 
 WAIT_S = 3.0  # the launcher asks the ranks within a quarter of a second, and waits a second for them
 
@@ -36,7 +38,7 @@ class RunningRank:
             return ""
 
 
-def main(words: Sequence[str], processes: Path = Path("/proc")) -> int:
+def main(words: Sequence[str], processes: Path = PROC) -> int:
     """Asks the launcher of the job that `words` names to dump its ranks' stacks, and prints them.
 
     words: one word, the job's run id, or the process number of its launcher or of a rank.
@@ -74,22 +76,23 @@ _HOW = "give a run id or pid from this list; without /proc, `kill -USR2` the lau
 
 
 def running(processes: Path) -> list[RunningRank]:
-    """Ranks that launchers of this user have started on this host; what a rank itself started is no rank."""
-    found = [rank for folder in processes.glob("[0-9]*") if (rank := _read(folder)) is not None]
-    pids = {rank.pid for rank in found}
-    return [rank for rank in found if rank.launcher not in pids]
+    """Ranks that launchers of this user have started on this host, and that are still their children.
+
+    A process that a rank has started has the rank's environment, but another parent; as an orphan, too.
+    """
+    return [rank for folder in processes.glob("[0-9]*") if (rank := _read(folder)) is not None]
 
 
 def _read(folder: Path) -> RunningRank | None:
     try:
         entries = folder.joinpath("environ").read_bytes().decode(errors="replace").split("\0")
-        parent = int(folder.joinpath("stat").read_text().rpartition(")")[2].split()[1])
     except OSError:  # another user's, or one that ended while we looked
         return None
     env = dict(entry.partition("=")[::2] for entry in entries if "=" in entry)
-    if hooks.STACKS not in env or not env.get("RANK", "").isdigit():
+    own = stat(int(folder.name), folder.parent)
+    if own is None or env.get(LAUNCHER) != identity(own.parent, folder.parent):
         return None
-    place = (int(folder.name), parent, int(env["RANK"]))
+    place = (int(folder.name), own.parent, int(env["RANK"]))
     return RunningRank(*place, env.get("CYXJAX_RUN_ID", ""), env[hooks.STACKS], env.get(BEATS, ""))
 
 

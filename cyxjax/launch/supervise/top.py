@@ -19,8 +19,8 @@ from cyxjax.launch.group.roster import ranks_text
 from cyxjax.launch.heartbeat import WAITING, Pulse
 from cyxjax.launch.supervise.dump import RunningRank, find, running
 from cyxjax.launch.supervise.hang import stragglers
+from cyxjax.launch.supervise.processes import PROC, stat
 
-_PROC = Path("/proc")
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 _HEAD = ("rank", "step", "phase", "for", "in steps", "memory", "pid")
 _HELD_UP_S = 1.0  # steps are shorter than that, or nobody would ask
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     given = _parser().parse_args(argv)
     if not 0.1 <= given.every <= 3600:
         raise ConfigError(f"--every {given.every:g}: expected 0.1 to 3600 seconds. HINT: leave it out for 1.")
-    ranks = _chosen(given.job, running(_PROC))
+    ranks = _chosen(given.job, running(PROC))
     once = given.once or given.json or not sys.stdout.isatty()
     before: dict[int, Pulse] = {}
     with suppress(KeyboardInterrupt):
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
                 break
             before = {row.rank: row.pulse for row in rows}
             time.sleep(given.every)
-            if not any((_PROC / str(rank.pid)).exists() for rank in ranks):
+            if not any((PROC / str(rank.pid)).exists() for rank in ranks):
                 print("The job has ended.")
                 break
     return EXIT_OK
@@ -99,12 +99,18 @@ def _none() -> list[RunningRank]:
     raise GroupError("no job of yours runs on this host. HINT: start one with `cyxjax launch`.")
 
 
-def look(ranks: Sequence[RunningRank], processes: Path = _PROC) -> list[Row]:
+def look(ranks: Sequence[RunningRank], processes: Path = PROC) -> list[Row]:
     """The ranks as they are now, in order."""
-    folders = [processes / str(r.pid) for r in ranks]
+    stats = [stat(r.pid, processes) for r in ranks]
     return [
-        Row(r.rank, r.pid, _pulse(r.beat_file), _resident_bytes(folder), _is_suspended(folder))
-        for r, folder in zip(ranks, folders, strict=True)
+        Row(
+            r.rank,
+            r.pid,
+            _pulse(r.beat_file),
+            _resident_bytes(processes / str(r.pid)),
+            bool(s and s.is_stopped),
+        )
+        for r, s in zip(ranks, stats, strict=True)
     ]
 
 
@@ -120,13 +126,6 @@ def _resident_bytes(folder: Path) -> int | None:
         return int(folder.joinpath("statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return None
-
-
-def _is_suspended(folder: Path) -> bool:
-    try:
-        return folder.joinpath("stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except (OSError, IndexError):
-        return False
 
 
 def shown(job: str, rows: Sequence[Row], before: Mapping[int, Pulse], now_s: float) -> list[str]:

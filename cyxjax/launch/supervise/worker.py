@@ -17,7 +17,9 @@ from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.heartbeat import Pulse
 from cyxjax.launch.local_ranks import LocalRanks
-from cyxjax.launch.supervise import reaper
+from cyxjax.launch.supervise import processes, reaper
+
+LAUNCHER = "CYXJAX_LAUNCHER"  # the process that started a rank: pid and start time
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ def environment(
         "CYXJAX_RUN_ID": place.run_id,
         "CYXJAX_TOKEN": place.token,
         "CYXJAX_HOSTED": "1",
+        LAUNCHER: processes.identity(os.getpid()),
         heartbeat.VARIABLE: files.beat,
         heartbeat.DETECTED: f"{detected_s:.3f}",
         records.VARIABLE: files.error,
@@ -144,11 +147,8 @@ class Worker:
 
     def is_stopped(self) -> bool:
         """True while the process is suspended (SIGSTOP, or a debugger holds it)."""
-        try:
-            with open(f"/proc/{self.pid}/stat") as file:
-                return file.read().rpartition(")")[2].split()[0] in "Tt"
-        except OSError:
-            return False
+        found = processes.stat(self.pid)
+        return found is not None and found.is_stopped
 
     def stacks(self) -> str:
         """What the rank's stack dumps hold so far."""

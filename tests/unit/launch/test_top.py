@@ -10,6 +10,7 @@ from cyxjax.launch.heartbeat import FileBeat, Pulse
 from cyxjax.launch.supervise import top
 from cyxjax.launch.supervise.dump import running
 from cyxjax.launch.supervise.top import Row, look, shown, waits
+from cyxjax.launch.supervise.worker import LAUNCHER
 
 
 def row(rank, step, phase, at_s, memory=512_000_000, busy_s=1.0, waiting_s=3.0, suspended=False):
@@ -24,18 +25,26 @@ def processes(tmp_path, monkeypatch):
         folder, beat = tmp_path / "proc" / str(pid), tmp_path / f"{pid}.beat"
         folder.mkdir(parents=True)
         names = {"RANK": number, "CYXJAX_RUN_ID": job, "CYXJAX_BEAT_FILE": beat, top_stacks(): "x"}
+        names[LAUNCHER] = f"{launcher}:7"
         folder.joinpath("environ").write_text("\0".join(f"{k}={v}" for k, v in names.items()))
-        folder.joinpath("stat").write_text(f"{pid} (python) S {launcher} 0")
+        folder.joinpath("stat").write_text(stat_line(pid, "S", launcher))
         folder.joinpath("statm").write_text("1000 25 5 1 0 9 0")
         return FileBeat(str(beat))
 
+    for launcher in (90, 190):
+        (tmp_path / "proc" / str(launcher)).mkdir(parents=True)
+        (tmp_path / "proc" / str(launcher) / "stat").write_text(stat_line(launcher, "S", 1, start=7))
     beats = [rank(101, 90, 1, "mine"), rank(100, 90, 0, "mine")]
     rank(200, 190, 0, "other")
-    monkeypatch.setattr(top, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(top, "PROC", tmp_path / "proc")
     monkeypatch.setattr(top.os, "sysconf", lambda name: 4096)
     beats[0].tell(7, "data")
     beats[1].tell(7, "step")
     return tmp_path / "proc"
+
+
+def stat_line(pid, state, parent, start=8):
+    return f"{pid} (a ) b) {state} {parent} {'0 ' * 17}{start} 0"
 
 
 def top_stacks():
@@ -50,6 +59,13 @@ def test_ranks_are_found_by_their_job_and_read_without_asking_them(processes):
     assert {r.memory_bytes for r in rows} == {25 * 4096}
 
 
+@pytest.mark.parametrize("start", [8, None])  # another process has the number now; none has
+def test_what_a_dead_launcher_left_is_no_rank(processes, start):
+    launcher = processes / "90" / "stat"
+    launcher.unlink() if start is None else launcher.write_text(stat_line(90, "S", 1, start))
+    assert {rank.run_id for rank in running(processes)} == {"other"}
+
+
 def test_json_is_for_scripts(processes, capsys):
     assert top.main(["mine", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -59,7 +75,7 @@ def test_json_is_for_scripts(processes, capsys):
 
 def test_a_suspended_rank_is_whom_the_others_wait_for_whatever_its_phase(processes):
     path = processes / "101" / "stat"
-    path.write_text("101 (a ) b) T 90 0")
+    path.write_text(stat_line(101, "T", 90))
     ranks = [rank for rank in running(processes) if rank.run_id == "mine"]
     assert [r.is_suspended for r in look(ranks, processes)] == [False, True]
     path.unlink()
@@ -78,7 +94,7 @@ def test_two_jobs_must_be_told_apart(processes, capsys):
 
 
 def test_no_job_is_said_to_be_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(top, "_PROC", tmp_path)
+    monkeypatch.setattr(top, "PROC", tmp_path)
     with pytest.raises(GroupError, match=r"no job of yours.*HINT"):
         top.main([])
     with pytest.raises(ConfigError, match=r"--every 0: expected.*HINT"):
