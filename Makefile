@@ -11,7 +11,7 @@ READY = $(VENV)/.ready
 # Bytecode is kept: pytest would rewrite each file's asserts in every worker of every run.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help train test fast cover format lint setup lock
+.PHONY: help train test fast cover format notebooks lint setup lock
 
 help:  ## lists the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -35,6 +35,10 @@ cover: $(READY)  ## runs the tests; shows which lines they do not reach, and the
 format: $(READY)  ## writes lines as they should be
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
+
+notebooks: $(READY)  ## runs the notebooks and writes their outputs into the files
+	$(RUN) -m jupytext --sync notebooks/*.py
+	CYXJAX_WRITE_NOTEBOOKS=1 $(RUN) -m pytest -m slow tests/house/test_notebooks.py
 
 lint: $(READY)  ## formatting, ruff, mypy; changes nothing
 	$(RUN) -m ruff format --check .

@@ -37,6 +37,10 @@ trainer = cx.distributed.DistributedTrainer(Net(), cx.CrossEntropyLoss(), cx.Ada
 config = cx.distributed.DistributedTrainingConfig(epochs=4, batch_size=32, log_every_n_batches=20)
 config.checkpoint_every_n_epochs = 0
 history = trainer.fit(data.train, data.val, config)
+history  # its epochs as a table, and the curves of the losses
+
+# %%
+history.plot()  # a matplotlib Figure; with a path it writes a file
 
 # %%
 loss, accuracy = trainer.evaluate(data.test)
@@ -44,9 +48,8 @@ print(f"test loss {loss:.4f}, accuracy {accuracy:.4f}")
 assert accuracy > 0.85
 
 # %% [markdown]
-# `history` draws itself (with `pip install 'cyxjax[plot]'`), and a trainer saves everything that makes the
-# next step. A launch of several processes does not belong in a notebook: use `python -m cyxjax.launch` in a
-# terminal.
+# A trainer saves everything that makes the next step. A launch of several processes does not belong in a
+# notebook: use `python -m cyxjax.launch` in a terminal.
 
 # %%
 trainer.save_checkpoint("digits_checkpoint")

@@ -67,7 +67,7 @@ class PlainConsole:
     def __init__(self, stream: TextIO | None = None, *, every_s: float = _EVERY_S) -> None:
         self._stream = _PatientStream(stream if stream is not None else sys.stdout)
         self._every_s, self._pace, self._columns = every_s, Pace(), Columns()
-        self._told_s: float | None = None  # when a step last made a line
+        self._shown_s: float | None = None  # when a step last made a line
 
     def note(self, text: str) -> None:
         self._write(text)
@@ -78,17 +78,23 @@ class PlainConsole:
         self._write(batch_plan_line(batch_size, num_replicas, accumulation, more))
 
     def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
-        self._pace, self._columns, self._told_s = Pace(total_steps), Columns(epochs), None
+        self._pace, self._columns, self._shown_s = Pace(total_steps), Columns(epochs), None
 
     def end(self) -> None:
         return
 
     def step(self, record: Record) -> None:
-        now = time.monotonic()
+        text = self.due_step_line(record, time.monotonic())
+        if text is not None:
+            self._write(text)
+
+    def due_step_line(self, record: Record, now: float) -> str | None:
+        """The line of progress; None where the one before was shown less than `every_s` seconds ago."""
         left_s = self._pace.left_s(step_of(record), now)
-        if self._told_s is None or now - self._told_s >= self._every_s:
-            self._told_s = now
-            self._write(self._columns.step_line(record, self._pace.total_steps, left_s))
+        if self._shown_s is not None and now - self._shown_s < self._every_s:
+            return None
+        self._shown_s = now
+        return self._columns.step_line(record, self._pace.total_steps, left_s)
 
     def epoch(self, record: Record, is_best: bool = False) -> None:
         self._write(self._columns.epoch_line(record, is_best))
@@ -194,9 +200,13 @@ class _PatientStream:
 
 
 def build_console(is_master: bool, verbose: bool = True, stream: TextIO | None = None) -> Console:
-    """The console for this rank: rich on a terminal (a launcher's too), plain lines elsewhere, or silence."""
+    """The console for this rank: for a terminal (a launcher's too), a notebook, a log, or none."""
     if not (is_master and verbose):
         return NullConsole()
+    if stream is None and type(sys.stdout).__module__.partition(".")[0] == "ipykernel":
+        from cyxjax.observe.notebook import NotebookConsole
+
+        return NotebookConsole()
     target, columns = stream if stream is not None else sys.stdout, relayed_columns()
     if stream is None and columns is not None:
         return RichConsole(columns=columns)

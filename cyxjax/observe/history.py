@@ -1,5 +1,6 @@
 """What a training run gives back: one number per epoch for each curve, and what it took."""
 
+import io
 import json
 import math
 from collections.abc import Mapping
@@ -120,10 +121,18 @@ class DistributedTrainingHistory:
             raise ImportError("to_pandas needs pandas. HINT: pip install pandas, or take rows().") from None
         return pandas.DataFrame(self.rows())
 
-    def plot(self, path: str | Path, others: Mapping[str, Self] | None = None) -> Path:
-        """Draws loss and accuracy over epochs into `path` (.svg, .png or .pdf); gives the path back.
+    def _repr_html_(self) -> str:
+        """What a notebook shows of a history: its epochs as a table, and the curves of the losses."""
+        from cyxjax.observe.notebook import history_html
 
-        others: histories to compare with, by the name that stands beside their curves.
+        title = f"{self.num_replicas} replicas, {self.samples_per_second:,.0f} samples/s"
+        return history_html(self.rows(), title)
+
+    def plot(self, path: str | Path | None = None, others: Mapping[str, Self] | None = None) -> Any:
+        """Draws loss and accuracy over epochs.
+
+        path: a file to write (.svg, .png or .pdf), which is returned as a Path; None: returns the matplotlib
+        Figure, which a notebook shows. others: histories to compare with, by the names of their curves.
         Raises: DataError when there is no epoch to draw, ImportError when matplotlib is not installed.
         """
         if not self.train_losses:
@@ -132,12 +141,21 @@ class DistributedTrainingHistory:
             from matplotlib.figure import Figure  # no pyplot: no window, no state left behind
         except ImportError:
             raise ImportError("Plots need matplotlib. HINT: pip install 'cyxjax[plot]'") from None
-        figure = Figure(figsize=(9, 3.5), layout="constrained")
+
+        class NotebookFigure(Figure):
+            def _repr_png_(self) -> bytes:  # a notebook shows figures of pyplot only, unless they say how
+                written = io.BytesIO()
+                self.savefig(written, format="png", dpi=80)
+                return written.getvalue()
+
+        figure = NotebookFigure(figsize=(9, 3.5), layout="constrained")
         losses, accuracies = figure.subplots(1, 2)
         for name, one in {"": self, **(others or {})}.items():
             one._curves(losses, "loss", one.train_losses, one.val_losses, name)
             one._curves(accuracies, "accuracy", one.train_accuracies, one.val_accuracies, name)
         figure.suptitle(f"{self.num_replicas} replicas, {self.samples_per_second:,.0f} samples/s")
+        if path is None:
+            return figure
         figure.savefig(path)
         return Path(path)
 

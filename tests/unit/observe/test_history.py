@@ -104,6 +104,23 @@ def test_plot_draws_each_curve(tmp_path, name, start):
         assert path.read_text().count("<!-- validation -->") == 2
 
 
+def test_a_plot_without_a_path_is_a_figure_that_a_notebook_shows():
+    pytest.importorskip("matplotlib", reason="pip install 'cyxjax[plot]'")
+    figure = example().plot()
+    assert len(figure.axes) == 2
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_notebook_shows_a_history_as_a_table_with_curves():
+    html = TABLE._repr_html_()
+    assert html.count("<tr>") == 1 + 3
+    assert "<td>2.5</td>" in html
+    assert html.count("<polyline") == 2
+    many = DistributedTrainingHistory(train_losses=[1.0] * 100, epochs=[*range(100)])
+    assert many._repr_html_().count("<tr>") == 1 + 6 + 1 + 6
+    assert "<svg" not in DistributedTrainingHistory()._repr_html_()
+
+
 def test_several_histories_are_drawn_in_one_plot_each_under_its_name(tmp_path):
     pytest.importorskip("matplotlib", reason="pip install 'cyxjax[plot]'")
     text = example().plot(tmp_path / "h.svg", others={"lr 0.1": example(), "lr 0.2": example()}).read_text()
