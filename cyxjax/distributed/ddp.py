@@ -31,7 +31,6 @@ from cyxjax.distributed.bound_loss import BoundLoss
 from cyxjax.distributed.ddp_config import DDPConfig, check_device_ids, compiler_options
 from cyxjax.distributed.ddp_programs import ModelPrograms
 from cyxjax.distributed.ddp_state import Gathered, HeldState
-from cyxjax.distributed.known_inputs import KnownInputs
 from cyxjax.distributed.process_group import ProcessGroup, current
 from cyxjax.distributed.unused import UnusedLeaves
 from cyxjax.errors import ConfigError, GroupError
@@ -79,7 +78,6 @@ class DistributedDataParallel:
         hook = comm_hooks.from_config(self._config.comm_hook)
         self._state = HeldState(self._mesh, hook, options, keeps=own.by_reference)
         self._shared = own_model.Shared(own, self._state, self.get_world_size())
-        self._known = KnownInputs()
         self._since = Gathered()  # the last update
         self._unused = UnusedLeaves()
         self._handed_out: Any = lambda: None  # weak: the first array of what `parameters` gave last
@@ -104,14 +102,13 @@ class DistributedDataParallel:
             if since.is_zeroed:
                 self._since = Gathered()
             run = self._programs.infer()
-            return view.cut_rows(self._known.run(run, inputs, here.params, here.model_state, placed), rows)
+            return view.cut_rows(run(here.params, here.model_state, placed), rows)
         carried = since.carried or facade.Carried(here.model_state, None)
         first = np.int32(local_replicas(self._mesh).start)
         draw = facade.Draw(here.key, here.step, np.int32(since.num_forwards), first)
         run = self._programs.forward(since.carried is None, bool(rows % self._local.size))
         weight = view.row_weight(rows, self._local)
-        ran = self._known.run(run, inputs, here.params, carried, draw, placed, weight)
-        output, since.pullback, since.carried = ran
+        output, since.pullback, since.carried = run(here.params, carried, draw, placed, weight)
         since.is_zeroed = False
         since.output, since.num_forwards = view.cut_rows(output, rows), since.num_forwards + 1
         makers.note(since.output, self)
@@ -227,7 +224,6 @@ class DistributedDataParallel:
             drawn = collectives.broadcast(drawn) if self._config.broadcast_parameters else drawn
         self._state.place(TrainState._make([np.int32(0), *drawn, None, key]))
         self._shared.tell()
-        self._known.took(inputs)
 
     def parameters(self) -> PyTree:
         """The parameters as host arrays. Raises: GroupError before a model that needs inputs has seen any."""

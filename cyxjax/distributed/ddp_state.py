@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from cyxjax.core import facade
 from cyxjax.core import local_view as view
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED, put_replicated
-from cyxjax.core.optimizer.direction import refuse_set_rate, refuse_uphill
 from cyxjax.core.optimizer.parts import LearningRateFactor
 from cyxjax.core.step import TrainState
 from cyxjax.distributed.comm_hooks import CommHook
@@ -103,11 +102,7 @@ class HeldState:
             self._take(self._state._replace(sync=(reduced, self._state.sync[1])))
 
     def use_optimizer(self, optimizer: optax.GradientTransformation) -> None:
-        """Makes the optimizer's state at its first use.
-
-        Raises: ConfigError for another one than before, and for one that climbs.
-        """
-        refuse_set_rate(optimizer)  # at any step
+        """Makes the optimizer's state at its first use. Raises: ConfigError for another one than before."""
         if self._programs.optimizer is optimizer:
             return
         if self._programs.optimizer is not None:
@@ -115,8 +110,6 @@ class HeldState:
                 "update_parameters was given another optimizer than before, whose state starts from nothing. "
                 "HINT: make the optimizer once, before the loop."
             )
-        if not getattr(optimizer, "goes_down", False):
-            refuse_uphill(optimizer, self.whole.params)
         self._programs = self._built(optimizer)
         if self.whole.sync[1] is None:
             inner = facade.init_on(self._mesh, optimizer, REPLICATED, self.whole.params)

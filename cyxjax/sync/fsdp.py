@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from cyxjax.core.exchange import reduce_scattered
 from cyxjax.core.memory.remat import GATHERED
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
-from cyxjax.core.optimizer.probe import refuse_unless_elementwise
+from cyxjax.core.optimizer.elementwise import refuse_unless_elementwise
 from cyxjax.core.strategy import Stepped, Sync
 from cyxjax.errors import ConfigError
 from cyxjax.sync import zero1

@@ -1,7 +1,7 @@
 """One experiment from its configuration: data, model, trainer, and a run folder that says what happened."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from typing import NamedTuple
 
@@ -54,8 +54,8 @@ def train(experiment: Experiment) -> int:
     """Trains what was prepared; the exit code."""
     config, _, trainer, _ = experiment
     console, folder = build_console(trainer.is_master(), config.verbose), config.run_folder
-    with RunLock(folder.root) if trainer.is_master() else nullcontext() as lock:
-        history, unsaved = _train(experiment, console, lock.check if lock else lambda: "")
+    with RunLock(folder.root) if trainer.is_master() else nullcontext():
+        history, unsaved = _train(experiment, console)
         if trainer.is_master():
             with or_told(folder.history, console.note):
                 history.save(folder.history)
@@ -102,15 +102,15 @@ def _next_commands(config: TrainConfig, history: DistributedTrainingHistory) -> 
 
 
 def _train(
-    experiment: Experiment, console: Console, still_ours: Callable[[], str]
+    experiment: Experiment, console: Console
 ) -> tuple[DistributedTrainingHistory, NotSavedError | None]:
     """Fits, and unless a signal said to hurry, evaluates on the test samples."""
     with closing(KeptOpen()) as sink:
-        return _train_into(sink, experiment, console, still_ours)
+        return _train_into(sink, experiment, console)
 
 
 def _train_into(
-    sink: KeptOpen, experiment: Experiment, console: Console, still_ours: Callable[[], str]
+    sink: KeptOpen, experiment: Experiment, console: Console
 ) -> tuple[DistributedTrainingHistory, NotSavedError | None]:
     config, splits, trainer, prepared = experiment
 
@@ -130,7 +130,7 @@ def _train_into(
 
     unsaved = None
     try:
-        trainer.fit_prepared(prepared, console=console, open_sink=open_sink, still_ours=still_ours)
+        trainer.fit_prepared(prepared, console=console, open_sink=open_sink)
     except NotSavedError as error:
         unsaved = error
     history = trainer.history

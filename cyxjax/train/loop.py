@@ -15,7 +15,6 @@ from cyxjax.core.metrics import Metrics
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.launch.heartbeat import beat
 from cyxjax.train.feeding.evaluations import EACH_EPOCH, Evaluations
-from cyxjax.train.hooks.brought.answers import stops
 
 Sums = np.ndarray
 """float64 (Metrics.num_training_rows, 2): of a mean its weighted sum and weight, of a statistic numbers."""
@@ -143,7 +142,7 @@ def fit(
     """
     hooks = list(hooks)
     evaluations = evaluations if feed.val is not None else Evaluations(0, 0)
-    moment, stop = start, _any((hook, "on_start", hook.on_start(start)) for hook in hooks)
+    moment, stop = start, _any(hook.on_start(start) for hook in hooks)
     while moment.position.epoch < epochs and not stop:
         moment, last, stop = _epoch(program, feed, moment, hooks, in_flight, evaluations, max_steps, tell)
         # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
@@ -157,7 +156,7 @@ def fit(
         info = EpochInfo(position, program.metrics.over_all(moment.sums, "an epoch of training"), val)
         moment = RunState(position, moment.state, np.zeros_like(moment.sums))
         tell(partial(_same, moment))
-        stop |= _any((hook, "on_epoch", hook.on_epoch(info)) for hook in hooks)
+        stop |= _any(hook.on_epoch(info) for hook in hooks)
         moment = moment._replace(state=_next(hooks, info, moment.state))
         moment = _show_state(hooks, moment, False)
         tell(partial(_same, moment))
@@ -193,7 +192,7 @@ def _epoch(
             sums = sums + info.sums
             stop |= info.signals[0] > 0
             for hook in watching:  # a step is short: no generator, no list
-                stop |= stops(hook, "on_step", hook.on_step(info))
+                stop |= stops(hook.on_step(info))
             save |= info.signals[1] > 0
 
     def now() -> RunState:
@@ -233,7 +232,7 @@ def _epoch(
 def _look(program: Program, feed: Feed, moment: RunState, hooks: list[Hook]) -> tuple[TrainState, bool]:
     """(the state to go on from, whether to stop) after an evaluation within an epoch."""
     info = EpochInfo(moment.position, {}, _evaluated(program, feed, moment))
-    enough = _any((hook, "on_evaluation", hook.on_evaluation(info)) for hook in hooks)
+    enough = _any(hook.on_evaluation(info) for hook in hooks)
     return _next(hooks, info, moment.state), enough
 
 
@@ -270,8 +269,14 @@ def _asked(hooks: list[Hook]) -> tuple[float, bool]:
     return strongest, save
 
 
-def _any(answers: Iterable[tuple[Hook, str, bool | None]]) -> bool:
-    return any([stops(*one) for one in answers])  # a list: every hook is told, also after one said stop
+def stops(answer: Any) -> bool:
+    """Whether what a hook returned asks to stop: `True` does, as a bool of Python, numpy or jax."""
+    is_bool = isinstance(answer, bool) or getattr(answer, "dtype", None) == np.bool_
+    return bool(is_bool and np.all(answer))
+
+
+def _any(answers: Iterable[bool | None]) -> bool:
+    return any([stops(one) for one in answers])  # a list: every hook is called, also after one asked to stop
 
 
 def _evaluated(program: Program, feed: Feed, moment: RunState) -> dict[str, Any]:

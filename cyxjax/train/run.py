@@ -1,6 +1,5 @@
 """One fit: what its parts need to know, how it goes, and its hooks in the order they are told."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from cyxjax.checkpoint.off import Checkpoints
@@ -15,14 +14,12 @@ from cyxjax.observe.state_digests import DigestFile
 from cyxjax.run_folder import RunFolder
 from cyxjax.train import loop, out_of_memory, reporting, resume, rollback
 from cyxjax.train.feeding import fit_data, places
-from cyxjax.train.hooks import callbacks, loss_spike
+from cyxjax.train.hooks import callbacks, composite, loss_spike
 from cyxjax.train.hooks.black_box import BlackBoxHook
-from cyxjax.train.hooks.brought import joined
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
 from cyxjax.train.hooks.digests import DigestHook
 from cyxjax.train.hooks.events import EventsHook
 from cyxjax.train.hooks.goodput import GoodputHook
-from cyxjax.train.hooks.guard import FolderGuard
 from cyxjax.train.hooks.loss_spike import LossSpikeHook
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN, ToldIfFlat
 from cyxjax.train.hooks.profile import ProfileHook
@@ -50,7 +47,6 @@ class Run(NamedTuple):
     checkpointer: Checkpoints
     sink: Sink
     console: Console
-    still_ours: Callable[[], str]
     events: Events  # one log: the hooks after a rollback go on in it
 
     @property
@@ -65,12 +61,8 @@ def run_from(
     start: RunState,
     sink: Sink,
     console: Console,
-    still_ours: Callable[[], str],
 ) -> RunState:
-    """Trains what was prepared from `start` to its end, with all its hooks; the history is the session's.
-
-    still_ours: whether the run folder is this job's; see FolderGuard.
-    """
+    """Trains what was prepared from `start` to its end, with all its hooks; the history is the session's."""
     built, settings, devices = prepared.built, prepared.settings, num_replicas(session.mesh)
     assert prepared.feed is not None
     shares = settings.step.batch.num_shares
@@ -92,7 +84,7 @@ def run_from(
         folder = settings.run_folder if settings.report else None
         events = reporting.event_log(folder, session.is_master, console.note)
         run = Run(
-            *(session, built, settings, watchable, signals, spikes, checkpointer, sink, console, still_ours),
+            *(session, built, settings, watchable, signals, spikes, checkpointer, sink, console),
             events,
         )
         course = settings.course
@@ -185,11 +177,11 @@ def build_hooks(run: Run) -> list[Hook]:
         *run.spikes,
         ToldIfFlat(tells=run.session.is_master),
         StopHook(history, run.signals.stop, settings.course.max_time_s, settings.course.max_steps),
-        *joined.hooks_of(theirs, history, run.session.group, run.session.hand_out),  # see what ours have seen
+        # After ours, whose numbers they see.
+        *composite.hooks_of(theirs, history, run.session.group, run.session.hand_out),
         *early,
         *_sentinel(run, saves),  # before saving: what is saved has been compared
         *_digests(run, saves),  # before saving: a step on disk has its digests
-        *_guard(run, saves),  # before all that write into the run folder at a save
         run.session.ledger.begin(  # is part of a save
             saves.wants_state, run.folder.ledger if run.folder else None, run.console.note
         ),
@@ -240,12 +232,6 @@ def _digests(run: Run, saves: Hook) -> list[Hook]:
         return []
     file = DigestFile(run.folder.bits, run.console.note) if run.folder else None
     return [DigestHook(run.built.sentinel, file, exactness.digest_every, saves.wants_state)]
-
-
-def _guard(run: Run, saves: Hook) -> list[Hook]:
-    if run.folder is None:
-        return []
-    return [FolderGuard(run.still_ours, saves.wants_state, run.console.note)]
 
 
 def _saving(run: Run) -> CheckpointHook:

@@ -33,7 +33,6 @@ from cyxjax.train.start.dispatch import check_apart, check_flags, check_repeats,
 from cyxjax.train.start.prepare import Prepared, check_run, first_run, for_fit, for_inputs, next_run
 from cyxjax.train.state import other_state
 from cyxjax.train.state.classes import ClassTable
-from cyxjax.train.state.inputs import refuse_other_inputs
 from cyxjax.train.state.present import UNTRAINED, Present
 
 PyTree = Any
@@ -122,7 +121,6 @@ class Session:
         kept: Any = {"remat": self.remat, "last": self._prepared, "classes": self.classes}
         prepared = for_fit(self.recipe, self.mesh, data, config, tape, schedule=schedule, **kept)
         assert prepared.data is not None
-        self._check_inputs(prepared.inputs)
         if prepared.settings.saving.resume == "must" and not self._loaded:
             resume.refuse_without_steps(prepared.settings.saving.folder, self.group)
         self.marks.begin(fit_data.is_shared(prepared.data.train), self._loaded)
@@ -144,14 +142,6 @@ class Session:
             config = config or DistributedTrainingConfig()
             settings = resolve(config, num_replicas(self.mesh), remat=self.remat)
             self._begin(for_inputs(self.recipe, self.mesh, settings, inputs))
-        else:
-            self._check_inputs(inputs)
-
-    def _check_inputs(self, inputs: PyTree) -> None:
-        """Raises: DataError for samples that the parameters there are do not fit."""
-        if self._prepared is not None and self.present.known:
-            known, replicas = self._prepared.inputs, num_replicas(self.mesh)
-            refuse_other_inputs(known, inputs, self.output_shapes, replicas)
 
     def _begin(self, prepared: Prepared) -> None:
         """A state for `prepared`: parameters go on, the optimizer starts anew; a loaded state stays."""

@@ -116,9 +116,8 @@ class DistributedTrainer(GivenOnce):
         *,
         console: Console | None = None,
         open_sink: Callable[[int], Sink] = lambda step: NullSink(),
-        still_ours: Callable[[], str] = lambda: "",
     ) -> DistributedTrainingHistory:
-        """Trains what `prepare` gave, once; see `fit`. still_ours: see `run_from`."""
+        """Trains what `prepare` gave, once; see `fit`."""
         session, settings = self._session, prepared.settings
         console, epochs = console or build_console(self.is_master(), settings.verbose), settings.course.epochs
         start = session.start(settings, console)
@@ -127,7 +126,7 @@ class DistributedTrainer(GivenOnce):
                 console.note(f"All {epochs} epochs are done. HINT: raise `epochs` to train on.")
                 return session.history
             with session.present.fitting(), handed_out_after_errors(self._hand_out_values):
-                session.run_state = run_from(session, prepared, start, sink, console, still_ours)
+                session.run_state = run_from(session, prepared, start, sink, console)
         self._hand_out_values()
         if session.unsaved is not None:
             raise session.unsaved

@@ -12,7 +12,6 @@ from cyxjax.core.mesh import PER_REPLICA, REPLICATED, build_mesh, put_replicated
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.replica import model_map, psum, sync_map
 from cyxjax.core.sentinel import build_heal
-from cyxjax.errors import ConfigError
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import FEATURES, Line, X, config, use_devices
 from tests.support.trainers import own_group as own_group
@@ -39,13 +38,6 @@ class Phased(linen.Module):
         if train:
             seen.value = jax.lax.complex(x.mean(), -x[:, 0].mean())
         return linen.Dense(1)(x)[:, 0]
-
-
-class Permuted(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        order = self.param("order", lambda key: jax.random.permutation(key, FEATURES).astype(jnp.int32))
-        return linen.Dense(1)(x[:, order])[:, 0]
 
 
 @pytest.mark.parametrize(("comm", "remat"), [("mean", "none"), ("mean", "dots_saveable"), ("fsdp", "none")])
@@ -100,12 +92,6 @@ def test_a_sentinel_sees_and_heals_complex_numbers_and_keys():
     healed = build_heal(mesh, REPLICATED)(placed, sources)
     assert (healed["c"] == tree["c"]).all()
     assert (jax.random.key_data(healed["k"]) == jax.random.key_data(tree["k"])).all()
-
-
-def test_a_whole_number_among_the_parameters_is_one_line():
-    use_devices(2)
-    with pytest.raises(ConfigError, match="parameter 'order' is int32: it has no gradient.*HINT"):
-        DistributedTrainer(Permuted(), cx.MSELoss(), optax.sgd(0.1)).fit(X[:SAMPLES], TARGET, config())
 
 
 @pytest.mark.parametrize("to_map", [model_map, sync_map])

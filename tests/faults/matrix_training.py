@@ -109,8 +109,8 @@ _STORAGE = [
     ),
     Row(
         "R33",
-        "under a running job: lock file or folder deleted, folder, checkpoints or ledger swapped for a link",
-        "told; no second job gets in; nothing is written elsewhere; the run goes on, or ends with a line",
+        "under a running job: checkpoints deleted, checkpoints or ledger swapped for a link",
+        "told; nothing is written elsewhere; the run goes on, or ends with a line",
         ("unit/train/test_folder_taken.py",),
     ),
     Row(

@@ -14,8 +14,7 @@ from cyxjax.core.objective.loss_probe import needs_probe, refuse_unless_blind, r
 from cyxjax.core.objective.metric_probe import refuse_unless_of_samples
 from cyxjax.core.objective.own_loss import refuse_a_tree
 from cyxjax.core.objective.untraced import compiled
-from cyxjax.core.trees import batch_shapes, kind_of
-from cyxjax.distributed.known_inputs import described
+from cyxjax.core.trees import batch_shapes, described, kind_of
 from cyxjax.errors import CyxjaxError, DataError
 
 PyTree = Any

@@ -19,7 +19,7 @@ from cyxjax.core.optimizer.parts import (
 )
 from cyxjax.core.step import TrainState
 from cyxjax.errors import ConfigError, GivenOnce
-from cyxjax.train.hooks.brought.answers import check_hooks
+from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN
 from cyxjax.train.hooks.plateau import Plateau, RunParts
 from cyxjax.train.hooks.progress import Rate
@@ -258,7 +258,7 @@ def check_watched(hooks: Iterable[Hook], watchable: Watchable) -> None:
 
 
 def check(hooks: Iterable[Any]) -> list[Hook]:
-    """`hooks` as a list. Raises: ConfigError for what is no hook, or has one that would never run."""
+    """`hooks` as a list. Raises: ConfigError for what is no hook."""
     found = list(hooks) if isinstance(hooks, Iterable) else [hooks]
     if found == [hooks]:
         raise ConfigError(f"callbacks is one {type(hooks).__name__}, expected a list. HINT: callbacks=[...].")
@@ -269,8 +269,19 @@ def check(hooks: Iterable[Any]) -> list[Hook]:
                 f"callbacks hold {given}, expected objects of cyxjax.train.loop.Hook. "
                 "HINT: callbacks=[EarlyStopping(patience=3)], with the object and not its class."
             )
-        check_hooks(one, Callback if isinstance(one, Callback) else Hook)
+        _warn_of_other_methods(one, Callback if isinstance(one, Callback) else Hook)
     return found
+
+
+def _warn_of_other_methods(hook: Hook, known: type) -> None:
+    """Prints a line for each on_... method of `hook` that cyxjax does not call. known: the class of hooks."""
+    called = [name for name in dir(known) if name.startswith("on_")]
+    for name in sorted(set(dir(hook)) - set(dir(known))):
+        if name.startswith("on_") and callable(getattr(type(hook), name, None)):
+            warn_on_stderr(
+                f"the callback {type(hook).__name__} has a method {name}, which cyxjax does not call. "
+                f"HINT: use one of {', '.join(called)}."
+            )
 
 
 def _callbacks(hooks: Iterable[Hook]) -> list[Callback]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import optax
 
-from cyxjax.core.optimizer.direction import refuse_set_rate
 from cyxjax.errors import ConfigError
 
 Rate = float | Callable[[Any], Any]
@@ -20,7 +19,6 @@ class Optimizer(optax.GradientTransformation):
     made_with: Mapping[str, Any] = MappingProxyType({})  # the name of what made it, and what that was given
     remade: Callable[..., Any] | None = None  # (lr=, weight_decay=) -> the same with other numbers
     is_frozen: Callable[[str], bool] | None = None  # name of a parameter -> whether it is not trained
-    goes_down: bool = False  # known of ours and of optax's by name; what is not known to is asked
     ddp: Any = None  # the wrapped model whose parameters it was given, as torch's are
     made_lr: Any = None  # what it was made with: a number, a schedule, or None where it is not known
     is_compiled: bool = False  # a trainer has it, whose step holds its rate
@@ -92,7 +90,6 @@ def for_trainer(optimizer: Any) -> Any:
 
     Raises: ConfigError where it cannot be made again with that rate.
     """
-    refuse_set_rate(optimizer)
     if not isinstance(optimizer, Optimizer):
         return optimizer
     if not optimizer.is_compiled and optimizer.rate_factor != 1.0:

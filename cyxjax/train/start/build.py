@@ -17,6 +17,7 @@ from cyxjax.core.model.augment import Augment, with_augment
 from cyxjax.core.model.frozen import with_frozen
 from cyxjax.core.model.lora import ADAPTERS, with_lora
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.optimizer.explained import with_explained_errors
 from cyxjax.core.optimizer.parts import with_saved_keys
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.sentinel import Sentinel, build_sentinel
@@ -88,7 +89,8 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Buil
     fns = with_augment(fns, recipe.augment)  # before anything is cast: it sees what the data hold
 
     def around(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        return with_saved_keys(callbacks.around(recipe.callbacks, with_schedule(optimizer, factor)))
+        optimizer = with_schedule(with_explained_errors(optimizer), factor)
+        return with_saved_keys(callbacks.around(recipe.callbacks, optimizer))
 
     movers = [mover._replace(optimizer=around(mover.optimizer)) for mover in told_the_loss(given)]
     shapes = lambda: jax.eval_shape(fns.init, jax.random.key(0), inputs)[0]  # noqa: E731

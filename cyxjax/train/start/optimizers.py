@@ -36,7 +36,7 @@ def _remembering(make: _Make) -> _Make:
             _check_words(make.__name__, changes, takes.parameters)
             return made(**(told | changes))
 
-        optimizer.remade, optimizer.goes_down = remade, True
+        optimizer.remade = remade
         optimizer.made_with = {"name": make.__name__, **told}
         return optimizer
 
@@ -172,7 +172,7 @@ def build_optimizer(section: OptimizerConfig) -> optax.GradientTransformation:
     if not known:
         return made
     made = named_rate(made, getattr(made, "lr", None))
-    made.remade, made.goes_down = remade, section.name in (*_OURS, *OPTAX, *TOLD_THE_LOSS)
+    made.remade = remade
     return made
 
 

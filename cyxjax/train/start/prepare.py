@@ -13,8 +13,6 @@ from cyxjax.core.mesh import REPLICATED, local_replicas, local_value, num_replic
 from cyxjax.core.model.augment import check_augment
 from cyxjax.core.objective.log_probabilities import refuse_scores, takes_log_probabilities
 from cyxjax.core.objective.own_loss import is_the_models_own, refuse_coupled_loss
-from cyxjax.core.optimizer.direction import refuse_uphill
-from cyxjax.core.optimizer.probe import check_update, explained, refuse_without_gradient
 from cyxjax.core.step import TrainState
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.feeding import check_data, fit_data
@@ -32,8 +30,6 @@ from cyxjax.train.rates.schedules import build_schedule, refuse_rates
 from cyxjax.train.settings import FirstValues, Settings, resolve
 from cyxjax.train.start.build import Built, Recipe, build, check_precision
 from cyxjax.train.start.init_from import taken
-from cyxjax.train.start.movers import movers_of
-from cyxjax.train.start.too_large import refuse_too_large, shapes_of
 from cyxjax.train.start.whole_batch import check_norms, check_same_params, check_whole_batch
 from cyxjax.train.state.classes import ClassTable
 
@@ -118,9 +114,10 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh,
         watchable = watchable_in(recipe.metrics, prepared.feed, prepared.settings.course)
         watchable.of(prepared.settings.watch)
         callbacks.check_watched(recipe.callbacks, watchable)
-    refuse_without_gradient(state.params)
-    told = _check_movers(prepared, state, recipe, mesh)
+    told = []
     if prepared.feed is not None:
+        factor = build_schedule(prepared.settings.step.rate)
+        told += [refuse_rates(getattr(recipe.optimizer, "lr", None), factor, _num_steps(prepared))]
         told += recipe.fns.told(prepared.inputs)
         told += check_norms(recipe.fns, prepared.settings, prepared.inputs)
     for line in filter(None, told if not local_replicas(mesh).start else []):
@@ -137,21 +134,6 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh,
             refuse_scores(recipe.loss, output)
 
 
-def _check_movers(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh) -> list[str]:
-    """Lines to tell. The optimizers fit the parameters and the strategy, and go down, at rates above 0."""
-    built, told = prepared.built, []
-    if prepared.feed is not None:
-        factor = build_schedule(prepared.settings.step.rate)
-        told = [refuse_rates(getattr(recipe.optimizer, "lr", None), factor, _num_steps(prepared))]
-    given = [mover.optimizer for mover in movers_of(recipe.loss, recipe.optimizer)]
-    if any(getattr(one, "remade", None) is None for one in given):  # ours fit all, and are tested to
-        check_update(built.sync, mesh, state, prepared.settings.step.comm)
-    if asked := [one for one in given if not getattr(one, "goes_down", False)]:
-        shapes = shapes_of(built.fns, prepared.inputs)
-        told += [refuse_uphill(one, shapes, alone=len(given) == 1) for one in asked]
-    return told
-
-
 def _num_steps(prepared: Prepared) -> int | None:
     """Of the run, where it is known."""
     course, feed = prepared.settings.course, prepared.feed
@@ -164,27 +146,24 @@ def first_run(
 ) -> tuple[RunState, list[str]]:
     """(step 0, what to tell of its parameters): drawn from the seed, or what `first` names."""
     built, seed, inputs = prepared.built, prepared.settings.seed, prepared.inputs
-    refuse_too_large(shapes_of(built.fns, inputs), mesh, in_parts=built.sync.keeps_parts)
     told: list[str] = []
     first = first if first is not None and first.path is not None else None
-    with explained(f"with comm={prepared.settings.step.comm!r}"):
-        if first is None and built.sync.keeps_parts and not holds_values(built.fns, inputs):
-            state = build_draw(built.fns, built.sync, mesh)(seed, inputs)
-        else:
-            drawn = built.fns.init(jax.random.key(seed), inputs)
-            params, model_state = jax.tree.map(np.asarray, drawn)
-            if first is not None:
-                params, model_state, told = taken(first, params, model_state)
-            params, model_state = put_replicated(mesh, (params, model_state))
-            state = built.init(params, model_state, seed)
+    if first is None and built.sync.keeps_parts and not holds_values(built.fns, inputs):
+        state = build_draw(built.fns, built.sync, mesh)(seed, inputs)
+    else:
+        drawn = built.fns.init(jax.random.key(seed), inputs)
+        params, model_state = jax.tree.map(np.asarray, drawn)
+        if first is not None:
+            params, model_state, told = taken(first, params, model_state)
+        params, model_state = put_replicated(mesh, (params, model_state))
+        state = built.init(params, model_state, seed)
     return RunState(Position(), state, np.zeros((num_metrics, 2))), told
 
 
 def next_run(prepared: Prepared, mesh: Mesh, agreed: TrainState, num_metrics: int) -> RunState:
     """A new run from the parameters of `agreed`; steps count on, so that keys and folders stay apart."""
     params, model_state = jax.tree.map(partial(_on_mesh, mesh), (agreed.params, agreed.model_state))
-    with explained(f"with comm={prepared.settings.step.comm!r}"):
-        state = prepared.built.init(params, model_state, prepared.settings.seed)
+    state = prepared.built.init(params, model_state, prepared.settings.seed)
     steps = local_value(agreed.step)
     state = state._replace(step=put_replicated(mesh, steps))
     return RunState(Position(int(steps)), state, np.zeros((num_metrics, 2)))

@@ -9,11 +9,11 @@ from flax import linen
 
 from cyxjax.checkpoint import checkpointer as saves
 from cyxjax.checkpoint.folders import list_steps
-from cyxjax.checkpoint.run_lock import LOCK, RunLock
+from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.cli import audit
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
-from cyxjax.errors import CheckpointError, DataError, NotSavedError
+from cyxjax.errors import DataError, NotSavedError
 from cyxjax.train.hooks import saving
 from cyxjax.train.loop import Hook
 from cyxjax.train.trainer import DistributedTrainer
@@ -45,26 +45,8 @@ def run(folder, step, act, **changes):
     trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1), callbacks=[hook])
     options = {"epochs": 3, "global_batch_size": 8, "checkpoint_every_n_steps": 2, "steps_in_flight": 1}
     config = TrainConfig(run_dir=str(folder), **options | changes)
-    with RunLock(folder) as lock:
-        return trainer.fit_prepared(trainer.prepare(x, y, config=config), still_ours=lock.check)
-
-
-def test_a_deleted_lock_file_is_told_and_lets_no_second_job_in(tmp_path, capsys):
-    def delete():
-        (tmp_path / "run" / LOCK).unlink()
-        with pytest.raises(CheckpointError, match="whose lock file was deleted"):
-            RunLock(tmp_path / "run").acquire()
-
-    run(tmp_path / "run", 3, delete)
-    assert "run.lock was deleted or overwritten under this job" in capsys.readouterr().out
-    assert audit.main([str(tmp_path / "run")]) == 0
-
-
-def test_a_deleted_run_folder_ends_the_run_and_is_not_made_anew(tmp_path):
-    with pytest.raises(CheckpointError, match="run was (deleted|replaced).* under this job"):
-        run(tmp_path / "run", 3, lambda: (tmp_path / "run").rename(tmp_path / "gone"))
-    # The array store may have made the folder again for what it had under way; nothing else goes on there.
-    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+    with RunLock(folder):
+        return trainer.fit_prepared(trainer.prepare(x, y, config=config))
 
 
 def swap(folder, target):

@@ -32,26 +32,6 @@ class Net(linen.Module):
         return linen.Dense(CLASSES)(x)
 
 
-def test_another_number_of_features_is_one_line_and_changes_nothing():
-    train = trainer(Net())
-    train.fit(X, Y, config(epochs=1))
-    before = train.params
-    said = (
-        r"samples are float32\[N, 4\], and the trainer's parameters were made for float32\[N, 6\].*HINT: prep"
-    )
-    for call in (
-        lambda x: train.fit(x, Y, config(epochs=1)),
-        lambda x: train.predict(x),
-        lambda x: train.evaluate(x, Y),
-    ):
-        with pytest.raises(DataError, match=said) as caught:
-            call(X[:, :4])
-        assert "\n" not in str(caught.value)
-    np.testing.assert_array_equal(train.params["Dense_0"]["kernel"], before["Dense_0"]["kernel"])
-    assert train.predict(X).shape == (len(X), CLASSES)
-    train.fit(X, Y, config(epochs=1))
-
-
 def test_another_length_is_fine_where_the_model_takes_it():
     train = trainer(Places())
     train.fit(X, Y, config(epochs=1))

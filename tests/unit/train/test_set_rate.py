@@ -104,18 +104,3 @@ def test_a_keyword_of_fit_that_is_a_setting_is_told_where_it_belongs(own_group):
         trainer.fit(X, Y, epochs=1)
     with pytest.raises(ConfigError, match="Did you mean 'epochs'"):
         trainer.fit(X, Y, epoch=1)
-
-
-def test_a_rate_set_on_an_optimizer_of_optax_is_refused_by_both(own_group):
-    for make in (optax.sgd, optax.adam):
-        rule = make(0.1)
-        rule.lr = 0.01
-        with pytest.raises(
-            ConfigError, match=r"lr=0.01 was set on a transformation of optax.* HINT: cx.Adam"
-        ):
-            cx.distributed.DistributedTrainer(linen.Dense(3), cx.CrossEntropyLoss(), rule)
-        ddp = DistributedDataParallel(
-            linen.Dense(1), process_group=ProcessGroup(Topology(), "gloo", build_mesh())
-        )
-        with pytest.raises(ConfigError, match="was set on a transformation of optax"):
-            ddp.update_parameters(rule)

@@ -1,6 +1,6 @@
-"""The callbacks of a trainer as one hook, whose word counts on every rank: one that says stop stops all.
+"""The callbacks of a trainer as one hook: if one callback on one rank asks to stop, all ranks stop.
 
-A rank that stopped by its own callback alone would leave the others waiting in the next step.
+A rank that stopped alone would leave the others waiting in the next step.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,9 +10,8 @@ from cyxjax.core.step import TrainState
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train.hooks.brought.answers import stops
 from cyxjax.train.hooks.saving import BY_CALLBACK, HandOutHook
-from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo, overriding
+from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo, overriding, stops
 from cyxjax.train.resume import PATIENCE_S
 
 AnyRank = Callable[[str, bool], bool]
@@ -26,21 +25,21 @@ def hooks_of(
     group: ProcessGroup,
     hand_out: Callable[[], None] | None,
 ) -> list[Hook]:
-    """What a run tells in place of `callbacks`. Ours alone are told one by one: they judge by numbers that
-    are equal on all ranks, save by themselves, and pay for no exchange.
+    """The hooks that a run calls for `callbacks`. Callbacks of cyxjax alone stay as they are: they decide by
+    numbers that are equal on all ranks, and need no exchange.
 
     hand_out: gives a model that holds values the present ones: a copy, once an epoch.
     """
     found = list(callbacks)
     others = [one for one in found if not type(one).__module__.startswith("cyxjax.")]
     if not any(overriding(others, name) for name in _SPEAK):
-        joined = found
+        hooks = found
     else:
-        joined = [Joined(found, history, lambda what, mine: _on_any_rank(group, what, mine))]
-    return [HandOutHook(hand_out), *joined] if others and hand_out else joined
+        hooks = [CompositeCallback(found, history, lambda what, mine: _on_any_rank(group, what, mine))]
+    return [HandOutHook(hand_out), *hooks] if others and hand_out else hooks
 
 
-class Joined(Hook):
+class CompositeCallback(Hook):
     """Hooks of which one on one rank can stop the run on all, at one step.
 
     A stop said at a step is sent along with the next, as a signal's is: no exchange of its own. At epochs and
@@ -53,14 +52,14 @@ class Joined(Hook):
         self._at_steps, self._asking, self._wanting = (
             overriding(hooks, name) for name in ("on_step", "ask", "wants_state")
         )
-        self._said = False  # at a step, of this rank
+        self._wants_stop = False  # at a step, of this rank
         self._due: list[Hook] = []  # who wants to see the state
 
     def on_start(self, moment: RunState) -> bool:
-        return self._told("on_start", moment)
+        return self._call("on_start", moment)
 
     def ask(self) -> tuple[float, bool]:
-        stop, save = self._said, False
+        stop, save = self._wants_stop, False
         for hook in self._asking:
             wish, wants = hook.ask()
             stop, save = stop or bool(wish), save or wants
@@ -68,7 +67,7 @@ class Joined(Hook):
 
     def on_step(self, info: StepInfo) -> None:
         for hook in self._at_steps:
-            self._said |= stops(hook, "on_step", hook.on_step(info))
+            self._wants_stop |= stops(hook.on_step(info))
 
     def wants_state(self, position: Position, asked_to_save: bool) -> bool:
         self._due = [hook for hook in self._wanting if hook.wants_state(position, asked_to_save)]
@@ -80,10 +79,10 @@ class Joined(Hook):
         return moment.state
 
     def on_epoch(self, info: EpochInfo) -> bool:
-        return self._told("on_epoch", info)
+        return self._call("on_epoch", info)
 
     def on_evaluation(self, info: EpochInfo) -> bool:
-        return self._told("on_evaluation", info)
+        return self._call("on_evaluation", info)
 
     def next_state(self, info: EpochInfo, state: TrainState) -> TrainState:
         for hook in self._hooks:
@@ -95,9 +94,9 @@ class Joined(Hook):
             hook.on_end(moment, finished)
         self._any_rank(_place("on_end", moment), False)
 
-    def _told(self, name: str, value: Any) -> bool:
-        said = [stops(hook, name, getattr(hook, name)(value)) for hook in self._hooks]  # all are told
-        stop = self._any_rank(_place(name, value), self._said or any(said))
+    def _call(self, name: str, value: Any) -> bool:
+        answers = [stops(getattr(hook, name)(value)) for hook in self._hooks]  # all are called
+        stop = self._any_rank(_place(name, value), self._wants_stop or any(answers))
         if stop and not self._history.stopped_by:
             self._history.stopped_by = "callback"
         return stop

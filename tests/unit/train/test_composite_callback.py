@@ -4,8 +4,8 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train.hooks.brought.joined import Joined, hooks_of
 from cyxjax.train.hooks.callbacks import EarlyStopping
+from cyxjax.train.hooks.composite import CompositeCallback, hooks_of
 from cyxjax.train.hooks.saving import BY_CALLBACK, StopHook
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
 from tests.support.trainers import X, Y, config, trainer
@@ -38,7 +38,9 @@ def joined(*hooks, others=False, calls=None):
     """Hooks of a rank; `others`: what the other rank says."""
     calls = [] if calls is None else calls
     history = DistributedTrainingHistory()
-    return Joined(list(hooks), history, lambda *call: calls.append(call) or call[1] or others), history
+    return CompositeCallback(
+        list(hooks), history, lambda *call: calls.append(call) or call[1] or others
+    ), history
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_no_rank_is_asked_for_hooks_that_are_ours_or_say_nothing():
     for quiet in ([EarlyStopping(1)], [Watches(), EarlyStopping(1)], []):
         assert hooks_of(quiet, DistributedTrainingHistory(), None, None) == quiet
     (one,) = hooks_of([EarlyStopping(1), Says()], DistributedTrainingHistory(), None, None)
-    assert isinstance(one, Joined)
+    assert isinstance(one, CompositeCallback)
 
 
 @pytest.mark.usefixtures("two_devices")
