@@ -1,7 +1,8 @@
 """What every room does with files and with secrets in text: the one copy. Standard library only.
 
 A file is written whole (a reader or a crash sees the old one or the new one), or appended to (all of a piece
-or nothing of it). What is read or replaced is a plain file: a FIFO would block, a device would never end.
+or nothing of it). Every file that is read or appended to is opened by `open_plain`: a plain file, for a FIFO
+would block and a device would never end.
 """
 
 import errno
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal
 
 PRIVATE = 0o600
 _NOT_PLAIN = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
@@ -67,6 +68,25 @@ def sync_file(path: str | os.PathLike[str]) -> None:
         os.close(fd)
 
 
+def open_plain(path: str | os.PathLike[str], mode: Literal["rb", "r", "ab", "a"], **options: Any) -> IO[Any]:
+    """Opens a plain file, or what a link to one points to; to append, the file is made if it is missing.
+
+    options: as of `open`. Raises: OSError, without waiting, for what is missing, unreadable or no plain file.
+    """
+    flags = os.O_RDONLY if "r" in mode else os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    if "r" in mode:
+        refuse_special(path)  # before it is opened: opening a device may do something
+    else:
+        _refuse_special(path)
+    fd = os.open(path, flags | _NONBLOCK | getattr(os, "O_CLOEXEC", 0), 0o666)
+    try:
+        _refuse_mode(path, os.fstat(fd).st_mode)
+        return os.fdopen(fd, mode, **options)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
 def append(path: str | os.PathLike[str], data: bytes, *, durable: bool = True) -> None:
     """Puts all of `data` at the end of the file and on the disk, or nothing of it.
 
@@ -93,14 +113,11 @@ def read_plain(path: str | os.PathLike[str], max_bytes: int | None = None) -> by
 
     Raises: OSError, within no time, for what is missing, unreadable, no plain file, or above `max_bytes`.
     """
-    refuse_special(path)
-    fd = os.open(path, os.O_RDONLY | _NONBLOCK | getattr(os, "O_CLOEXEC", 0))
-    with os.fdopen(fd, "rb") as file:
-        _refuse_mode(path, os.fstat(fd).st_mode)
+    with open_plain(path, "rb") as file:
         data = file.read() if max_bytes is None else file.read(max_bytes + 1)
     if max_bytes is not None and len(data) > max_bytes:
         raise OSError(errno.EFBIG, f"holds more than {max_bytes} bytes", str(path))
-    return data
+    return bytes(data)
 
 
 def refuse_special(path: str | os.PathLike[str]) -> None:
@@ -108,7 +125,7 @@ def refuse_special(path: str | os.PathLike[str]) -> None:
     _refuse_mode(path, os.stat(path).st_mode)
 
 
-def _refuse_special(path: Path) -> None:
+def _refuse_special(path: str | os.PathLike[str]) -> None:
     """As `refuse_special`, but nothing there is as good: /dev/null or /dev/stdout must not be replaced."""
     with suppress(FileNotFoundError):
         refuse_special(path)

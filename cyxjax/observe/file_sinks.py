@@ -5,10 +5,12 @@ repeating a step.
 import csv
 import io
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from cyxjax.files import open_plain, read_plain
 from cyxjax.observe.records import Record, plain_record, write_atomic
 
 
@@ -23,7 +25,7 @@ class JsonlSink:
         self.path = Path(path)
         kept = [json.dumps(r) for r in _kept(read_jsonl(self.path), self.path, resume_step)]
         write_atomic(self.path, "".join(line + "\n" for line in kept))
-        self._file = self.path.open("a", encoding="utf-8")
+        self._file = open_plain(self.path, "a", encoding="utf-8")
 
     def log(self, record: Record) -> None:
         self._file.write(json.dumps(plain_record(record), allow_nan=False) + "\n")
@@ -49,7 +51,7 @@ class CsvSink:
             self._columns += new
             self._rewrite([*_read_csv(self.path), row])
         else:
-            with self.path.open("a", encoding="utf-8", newline="") as file:
+            with open_plain(self.path, "a", encoding="utf-8", newline="") as file:
                 csv.DictWriter(file, self._columns).writerow(row)
 
     def close(self) -> None: ...
@@ -67,8 +69,8 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
     """The records of a metrics file; [] if there is none. A last line torn by a crash is left out."""
     records = []
     path = Path(path)
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    for line in lines:
+    raw = read_plain(path) if path.exists() else b""
+    for line in raw.decode("utf-8", "replace").splitlines():
         try:
             record = json.loads(line)
         except ValueError:
@@ -81,14 +83,22 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
 def _read_csv(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    with path.open(encoding="utf-8", newline="") as file:
+    with open_plain(path, "r", encoding="utf-8", errors="replace", newline="") as file:
         return [{k: v for k, v in row.items() if k and v not in ("", None)} for row in csv.DictReader(file)]
+
+
+def _step_of(record: dict[str, Any]) -> float:
+    """NaN where the record says no step."""
+    try:
+        return float(record.get("step", 0))
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def _kept(records: Iterable[dict[str, Any]], path: Path, resume_step: int | None) -> list[dict[str, Any]]:
     """The records that stay; a file that belongs to another run is put aside first."""
     if resume_step is not None:
-        return [record for record in records if int(record.get("step", 0)) <= resume_step]
+        return [record for record in records if not _step_of(record) > resume_step]
     if path.exists() and path.stat().st_size:
         path.replace(path.with_name(path.name + ".old"))
     return []

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cyxjax.files import redact
+from cyxjax.files import read_plain, redact
 from cyxjax.observe.media import Image, Media, Text, png
 from cyxjax.observe.records import Record, is_media, step_of, write_atomic
 
@@ -208,7 +208,7 @@ def _stored_id(path: Path, resume_step: int | None) -> str:
     """The id of the run that is gone on with; "" where there is none."""
     if resume_step is None or not path.exists():
         return ""
-    return str(json.loads(path.read_text(encoding="utf-8"))["id"])
+    return str(json.loads(read_plain(path))["id"])
 
 
 def _new_id(path: Path, run_id: str) -> str:

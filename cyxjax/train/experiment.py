@@ -73,12 +73,13 @@ def train(experiment: Experiment) -> int:
 
 @contextmanager
 def _room_on_disk(run_dir: str) -> Iterator[None]:
-    """A disk without room for a run's first files is told in one line: nothing was trained yet."""
+    """Reports in one line that the first files of a run cannot be written; nothing was trained yet."""
     try:
         yield
     except OSError as err:
         raise CheckpointError(
-            f"run_dir={run_dir}: {err.strerror or err}. HINT: free space there, or name another run_dir."
+            f"run_dir={run_dir}: {err.filename or ''} {err.strerror or err}. "
+            "HINT: free space there, or name another run_dir."
         ) from err
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.errors import DataError
-from cyxjax.files import read_plain, refuse_special
+from cyxjax.files import open_plain, read_plain, refuse_special
 from cyxjax.observe.events import read_events
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.report.curves import Curve, CurveMaker
@@ -103,6 +103,12 @@ def number(value: Any) -> float | None:
         return None
 
 
+def whole(value: Any, default: int) -> int:
+    """`value` as a whole number; `default` for what is none, NaN and infinities too."""
+    found = number(value)
+    return default if found is None or not math.isfinite(found) else int(found)
+
+
 def _try(notes: list[str], path: Path, read: Callable[[Path], Any]) -> Any:
     """What `read(path)` gives; None, and a note, where the file is missing or not what it should be."""
     try:
@@ -144,7 +150,7 @@ def _lines(path: Path, notes: list[str]) -> Iterator[bytes]:
         yield from read_plain(path).splitlines()
         return
     notes.append(f"{path.name} is {size / 1e6:.0f} MB: curves by step are drawn from a sample of its lines")
-    with path.open("rb") as file:
+    with open_plain(path, "rb") as file:
         for piece in range(_PIECES):
             file.seek((size - _PIECE_BYTES) * piece // (_PIECES - 1))
             lines = file.read(_PIECE_BYTES).splitlines()

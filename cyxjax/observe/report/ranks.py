@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from cyxjax.observe.report.facts import RunFacts, number
+from cyxjax.observe.report.facts import RunFacts, number, whole
 from cyxjax.observe.report.html import Markup, table, text
 
 _MOST_ROWS = 64  # ranks drawn one by one
@@ -36,9 +36,9 @@ def _stretch(events: Sequence[dict[str, Any]]) -> Stretch:
     return Stretch(
         number(start.get("at_unix_s")) or 0.0,
         number((end or last).get("at_unix_s")) or 0.0,
-        int(number(start.get("step")) or 0),
-        int(number((end or last).get("step")) or 0),
-        max(1, min(int(number(start.get("world_size")) or 1), 100_000)),
+        whole(start.get("step"), 0),
+        whole((end or last).get("step"), 0),
+        max(1, min(whole(start.get("world_size"), 1), 100_000)),
         bool(end),
         [rank for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else [],
     )

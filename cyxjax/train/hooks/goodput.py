@@ -28,6 +28,7 @@ _OF_PHASE = {
     "checkpoint": "checkpoint",
     "step": "step",
 }
+_MOST = 1e15  # larger numbers were not written by a run
 _EVERY_S = 5.0  # between signs of life: what a crash can hide of its cost
 
 
@@ -136,6 +137,6 @@ def read(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(read_plain(path))
         numbers = [*raw["seconds"].values(), raw["steps"], raw["step"], raw["at_unix_s"]]
-        return raw if all(isinstance(n, int | float) for n in numbers) and "ended" in raw else {}
+        return raw if all(0 <= n < _MOST for n in numbers) and "ended" in raw else {}  # NaN is neither
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}

@@ -1,0 +1,99 @@
+"""A run folder whose files are FIFOs or hold nonsense: every command ends, with one line if it fails."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from unittest import mock
+
+import jax
+import pytest
+
+from cyxjax.cli import main
+from cyxjax.distributed import process_group
+
+RUN = Path(__file__).parents[1] / "data" / "run_folder_0_2_0"
+FILES = sorted(path.name for path in RUN.iterdir() if path.is_file())
+NEEDED = {"config.yaml", "data.json", "ledger.jsonl"}  # by a run that goes on
+LIMIT_S = 60
+NONSENSE = {
+    "goodput.json": '{"seconds": {"step": NaN}, "steps": NaN, "step": 1, "at_unix_s": 0, "ended": false}',
+    "events.jsonl": '{"event": "start", "step": NaN}\n{"event": 7}\n[]\n',
+    "metrics.jsonl": '{"kind": "step", "step": NaN}\n{"step": null}\n{"step": "x"}\n7\n',
+    "metrics.csv": "kind,step\nstep,NaN\nstep,x\n\x00,\xff\n",
+    "history.json": '{"train_losses": [NaN]}',
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    init = process_group.init
+
+    def of_one_device(**options):
+        init()
+        process_group.narrow(1)
+
+    monkeypatch.setattr(process_group, "init", of_one_device)
+    shutil.copy(RUN / "config.yaml", "whole.yaml")
+    with mock.patch.dict(os.environ):  # `init` sets OMP_NUM_THREADS
+        yield Path(shutil.copytree(RUN, Path("runs") / "plain"))
+    process_group.finalize()
+
+
+@pytest.fixture(autouse=True)
+def in_time():
+    def ended(*args):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, ended)
+    signal.alarm(LIMIT_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def trained_on():
+    try:
+        with jax.numpy_dtype_promotion("standard"):
+            return main.main(["train", "--config", "whole.yaml", "--max-steps", "36"])
+    finally:
+        process_group.finalize()
+
+
+def replaced_by_a_fifo(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def test_no_fifo_is_waited_for(run, capsys):
+    for name in set(FILES) - NEEDED:
+        replaced_by_a_fifo(run / name)
+    assert trained_on() == 0
+    said = capsys.readouterr()
+    for name in set(FILES) - NEEDED - {"config.yaml"}:  # that one is written anew
+        assert name in said.err + said.out
+
+
+@pytest.mark.parametrize("name", sorted(NEEDED))
+def test_a_fifo_that_a_run_needs_is_refused_by_name(run, name, capsys):
+    replaced_by_a_fifo(run / name)
+    assert trained_on() == 1
+    assert name in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_commands_do_not_wait_for_a_fifo(run, name, capsys):
+    replaced_by_a_fifo(run / name)
+    for command in ("audit", "hash", "report"):
+        assert main.main([command, str(run)]) in (0, 1, 2)
+        assert len(capsys.readouterr().err.splitlines()) <= 1
+
+
+def test_nonsense_does_not_keep_a_run_from_going_on(run, capsys):
+    for name, text in NONSENSE.items():
+        (run / name).write_text(text, encoding="latin-1")
+    assert main.main(["report", str(run)]) == 0
+    capsys.readouterr()
+    assert trained_on() == 0
+    assert "Resuming from step 34" in capsys.readouterr().out
