@@ -135,7 +135,7 @@ def be_ranks(port: int, ranks: int, first: int, end: int) -> None:
         member.watch(lambda why: heard.release())
     if dies:
         sys.stdin.readline()
-        dies[0]._socket.shutdown(socket.SHUT_RDWR)  # as the end of its process does
+        dies[0]._channel.socket.shutdown(socket.SHUT_RDWR)  # as the end of its process does
         print(f"broke {time.monotonic()}", flush=True)
     for _ in members:
         heard.acquire()

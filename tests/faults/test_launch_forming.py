@@ -17,6 +17,7 @@ import pytest
 from cyxjax.errors import EXIT_CONFIG
 from cyxjax.launch.group import ports
 from tests.support import forked
+from tests.support.hostile_peers import Impostor
 from tests.support.launching import RANK, until
 
 pytestmark = pytest.mark.multiprocess
@@ -223,3 +224,15 @@ def test_r42_strangers_at_the_door_of_a_running_job(group, tmp_path):
         code, out, err = outcome(process)
         assert (code, "finished" in out) == (0, True), err
         assert err.count("refused a connection") <= 4  # 400 wrong hellos
+
+
+def test_a_rank_that_meets_an_impostor_ends_and_has_told_it_nothing(group):
+    impostor = Impostor(
+        lambda first: b'{"proof":"guess"}\n{"formed":{"address":"127.0.0.1:1","served":true}}\n'
+    )
+    with impostor.listener:
+        code, _, err = outcome(group(1, MASTER_PORT=impostor.port, CYXJAX_TOKEN="right", CONFIG_1="lr=0.1"))
+    assert code == 1
+    assert "CYXJAX_TOKEN" in err
+    assert b"lr=0.1" not in b"".join(impostor.received)
+    assert b"jax" not in b"".join(impostor.received)

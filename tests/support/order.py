@@ -79,7 +79,7 @@ unit/core/loss_probe 13 3
 unit/core/scores 9 0
 unit/data/prefetch 10 0
 unit/launch/handshake 5 15
-unit/launch/group 11 0
+unit/launch/rendezvous 11 0
 unit/models/networks 10 0
 unit/models/pooling 3 9
 unit/models/replicas 3 9

@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, GroupError
@@ -14,7 +13,8 @@ from cyxjax.launch import output
 from cyxjax.launch.elastic.group_start import end_message
 from cyxjax.launch.elastic.registry import Registry
 from cyxjax.launch.failure.report import first_of
-from cyxjax.launch.group import ports, protocol
+from cyxjax.launch.group import handshake, ports, protocol
+from cyxjax.launch.group.client import unknown_server
 from cyxjax.launch.group.coordinator import warn_without_token
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.options import Options
@@ -47,29 +47,23 @@ class Link:
         self.inbox: queue.SimpleQueue[protocol.Message | None] = queue.SimpleQueue()
         self.start = -1  # the one under way, which the loss of the connection ends
         self._workers = workers
-        channel = _dial(place, workers)
-        self._socket, self._lines, self._early = channel.socket, channel.lines, channel.inbox
+        self._channel = _dial(place, workers)
         threading.Thread(target=self._read, name="cyxjax-link", daemon=True).start()
 
     def send(self, message: protocol.Message) -> None:
         try:
-            self._socket.sendall(protocol.encode(message))
+            self._channel.send(message)
         except OSError:  # the reader notices, and says so
-            self._socket.close()
+            self._channel.close()
 
     def close(self) -> None:
-        with suppress(OSError):  # the other side was first
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        self._channel.close()
 
     def _read(self) -> None:
         try:
-            for message in self._early:
+            while (message := self._channel.next()) is not None:
                 self._hear(message)
-            while data := self._socket.recv(protocol.MAX_LINE):
-                for message in self._lines.feed(data):
-                    self._hear(message)
-        except (OSError, ValueError, KeyError, TypeError) as error:  # a word of another version is one too
+        except (ValueError, KeyError, TypeError) as error:  # a word of another version is one too
             output.say(f"the connection to the first host broke: {type(error).__name__}: {error}")
         self.inbox.put(None)
         self._workers.nudge(Nudge(self.start))
@@ -198,8 +192,14 @@ def _introduce(connection: socket.socket, place: LocalRanks) -> protocol.Channel
     hello: protocol.Message = {"host": socket.gethostname(), "nproc": place.nproc, "run_id": place.run_id}
     hello |= {"first": place.is_first}
     try:
-        if not channel.introduce(hello, place.token, GREETING_S):
+        if not handshake.introduce(channel, hello, place.token, GREETING_S):
             raise ConnectionResetError("it closed the connection without a word")
+    except (handshake.Refused, handshake.UnknownServer) as error:
+        connection.close()
+        address = join_address(place.master_addr, place.master_port)
+        if isinstance(error, handshake.UnknownServer):
+            raise unknown_server(address) from error
+        raise GroupError(f"refused by {address}: {error}") from error
     except protocol.BadMessage as error:
         connection.close()
         raise _not_ours(place) from error

@@ -1,6 +1,5 @@
 """The door of a job whose hosts come and go: hosts that prove to be of the job are handed on as agents."""
 
-import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,21 +18,18 @@ MAX_RANKS = 65_536  # on one host
 class Agent:
     """A host's launcher, as the registry knows it. `is_first`: the one beside it, host of rank 0."""
 
-    connection: socket.socket
+    connection: protocol.Channel
     host: str
     nproc: int
     is_first: bool
 
     def send(self, message: protocol.Message) -> None:
         try:
-            self.connection.sendall(protocol.encode(message))
+            self.connection.send(message)
         except OSError:  # gone: its reader notices
             self.connection.close()
 
     def close(self) -> None:
-        """Closes it also for a thread that waits on it, which a plain close does not wake."""
-        with suppress(OSError):  # the other side was first
-            self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
 
 
@@ -66,22 +62,19 @@ class HostServer:
         guest.socket.setblocking(True)
         ports.keep_alive(guest.socket)
         host = protocol.printable(hello["host"], 255)
-        agent = Agent(guest.socket, host, hello["nproc"], hello.get("first") is True)
-        threading.Thread(target=self._hear, args=(agent, guest), name="cyxjax-agent", daemon=True).start()
+        channel = protocol.Channel(guest.socket)
+        channel.codec = guest.codec
+        agent = Agent(channel, host, hello["nproc"], hello.get("first") is True)
+        threading.Thread(target=self._hear, args=(agent,), name="cyxjax-agent", daemon=True).start()
 
-    def _hear(self, agent: Agent, guest: PendingConnection) -> None:
+    def _hear(self, agent: Agent) -> None:
         """Hands on what an agent says until the end of its connection."""
         self._tell((agent, {"came": True}))
-        with agent.connection, suppress(protocol.BadMessage, OSError):  # like the end of the connection
-            messages = guest.early
-            while True:
-                for message in messages:
-                    message.pop("came", None)  # ours to say
-                    self._tell((agent, message))
-                data = agent.connection.recv(protocol.MAX_LINE)
-                if not data:
-                    break
-                messages = guest.lines.feed(data)
+        with suppress(protocol.BadMessage):  # like the end of the connection
+            while (message := agent.connection.next()) is not None:
+                message.pop("came", None)  # ours to say
+                self._tell((agent, message))
+        agent.close()
         self._tell((agent, None))
 
     def _refusal(self, hello: protocol.Message) -> str:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from cyxjax.errors import CyxjaxError, GroupError
-from cyxjax.launch.group import ports, protocol
+from cyxjax.launch.group import handshake, ports, protocol
 from cyxjax.launch.group.roster import Hello
 from cyxjax.launch.topology import Topology, is_loopback, join_address
 
@@ -33,35 +33,33 @@ class GroupConnection:
         self.coordinator = coordinator
         self.own_address = str(channel.socket.getsockname()[0])
         self._place = join_address(*channel.socket.getpeername()[:2])
-        self._socket, self._lines, self._heard = channel.socket, channel.lines, channel.inbox
+        self._channel = channel
         self._leaving = False
         self._all_done = threading.Event()
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
         """Calls `on_lost(text)` from a thread when a peer or the meeting place is lost."""
-        self._socket.settimeout(None)
         threading.Thread(target=self._watch, args=(on_lost,), name="cyxjax-lifeline", daemon=True).start()
 
     def fail(self, summary: str) -> None:
         """Tells the others, in one line, why this rank is about to end."""
         self._leaving = True
         with suppress(OSError):  # the meeting place may be what failed
-            self._socket.settimeout(1.0)
-            self._socket.sendall(protocol.encode({"error": summary[:2000]}))
+            self._channel.socket.settimeout(1.0)
+            self._channel.send({"error": summary[:2000]})
 
     def wait_until_all_are_done(self, timeout_s: float) -> bool:
         """True once every rank has come here; False when some have not within `timeout_s`."""
         with suppress(OSError):
-            self._socket.sendall(protocol.encode({"done": True}))
+            self._channel.send({"done": True})
         return self._all_done.wait(timeout_s)
 
     def leave(self) -> None:
         """Says goodbye, so that the closed connection is not taken for a death."""
         self._leaving = True
         with suppress(OSError):
-            self._socket.sendall(protocol.encode({"bye": True}))
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+            self._channel.send({"bye": True})
+        self._channel.close()
 
     def _watch(self, on_lost: Callable[[str], None]) -> None:
         why = self._read_until_lost()
@@ -69,22 +67,15 @@ class GroupConnection:
             on_lost(why)
 
     def _read_until_lost(self) -> str:
-        messages = self._heard
-        while True:
-            for message in messages:
+        with suppress(protocol.BadMessage):  # as if the connection had ended
+            while (message := self._channel.next()) is not None:
                 if "lost" in message:
                     said = {name: protocol.printable(message.get(name)) for name in ("lost", "host", "why")}
                     return f"lost rank {said['lost']} (host {said['host']}): {said['why']}"
                 if "all_done" in message:
                     self._leaving = True  # before anybody learns of it: from now on ends are no deaths
                     self._all_done.set()
-            try:
-                data = self._socket.recv(protocol.MAX_LINE)
-                messages = self._lines.feed(data)
-            except (OSError, protocol.BadMessage):
-                data = b""
-            if not data:
-                return GONE.format(self._place)
+        return GONE.format(self._place)
 
 
 RETRY_S = 0.1
@@ -251,9 +242,13 @@ def _enter(
     ports.keep_alive(connection)
     message: protocol.Message = {**vars(hello), "facts": dict(hello.facts)}
     try:
-        met = channel.introduce(message, topology.token, min(deadline.left_s, PATIENCE_S))
+        met = handshake.introduce(channel, message, topology.token, min(deadline.left_s, PATIENCE_S))
     except TimeoutError as error:
         raise _Silent from error
+    except handshake.Refused as error:
+        raise _refused(topology, error) from error
+    except handshake.UnknownServer as error:
+        raise unknown_server(topology.address) from error
     except protocol.BadMessage as error:
         raise _stranger(topology) from error
     except OSError:  # it closed while we spoke
@@ -266,8 +261,21 @@ def _enter(
         return None
     if isinstance(answer.get("formed"), dict):
         return GroupConnection(channel, answer["formed"])
-    why = answer.get("abort") or f"refused by {topology.address}: {answer.get('refused')}"
-    raise GroupError(protocol.printable(why, protocol.MAX_LINE))
+    if "abort" in answer:
+        raise GroupError(protocol.printable(answer["abort"], protocol.MAX_LINE))
+    raise _refused(topology, answer.get("refused"))
+
+
+def _refused(topology: Topology, why: object) -> GroupError:
+    return GroupError(f"refused by {topology.address}: {protocol.printable(why, protocol.MAX_LINE)}")
+
+
+def unknown_server(address: str) -> GroupError:
+    """The error for a server that cannot prove the token; it was told nothing but a nonce."""
+    return GroupError(
+        f"{address} answers like a cyxjax job, but does not know this job's token: it is another job, or an "
+        "impostor. HINT: set CYXJAX_TOKEN alike on every host, and check MASTER_ADDR and MASTER_PORT."
+    )
 
 
 def _stranger(topology: Topology) -> GroupError:

@@ -100,16 +100,16 @@ class RendezvousServer:
 
     def _read(self, peer: _Peer) -> None:
         try:
-            data = peer.guest.socket.recv(protocol.MAX_LINE)
-            messages = peer.guest.lines.feed(data)
-        except BlockingIOError:
-            return
-        except (OSError, protocol.BadMessage):
-            data, messages = b"", []
-        for message in messages:
-            self._hear(peer, message)
-        if not data:
+            is_open = peer.guest.receive()
+            self._hear_all(peer)
+        except protocol.BadMessage:
+            is_open = False
+        if not is_open:
             self._drop(peer)
+
+    def _hear_all(self, peer: _Peer) -> None:
+        while (message := peer.guest.codec.next()) is not None:
+            self._hear(peer, message)
 
     def _is_early(self, hello: Hello) -> bool:
         """True for a rank of a restart that has not begun on this host: it is to knock again.
@@ -140,8 +140,7 @@ class RendezvousServer:
         self.roster.add(peer.hello)
         if self._abort_if_sizes_differ():
             return
-        for message in peer.guest.early:
-            self._hear(peer, message)
+        self._hear_all(peer)
         if not self.roster.complete:
             return
         if why := self.roster.differing_fact():

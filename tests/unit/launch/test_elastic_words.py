@@ -11,6 +11,7 @@ from cyxjax.launch.elastic.registry import Registry
 from cyxjax.launch.elastic.server import Agent, HostServer
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.group import protocol
+from cyxjax.launch.group.handshake import introduce
 from cyxjax.launch.local_ranks import LocalRanks
 
 AGENT = {"host": "h", "nproc": 1, "run_id": "job", "first": True}
@@ -28,7 +29,7 @@ NO_ENDS = [
 
 @pytest.mark.parametrize("message", NO_ENDS)
 def test_what_is_no_end_is_refused_before_anything_is_kept(message):
-    agent = Agent(socket.socket(), "h", 1, True)
+    agent = Agent(protocol.Channel(socket.socket()), "h", 1, True)
     start = GroupStart(0, [agent])
     with contextlib.closing(agent.connection), pytest.raises(ValueError, match=r"no end|an error record"):
         start.note_end(agent, message)
@@ -37,7 +38,7 @@ def test_what_is_no_end_is_refused_before_anything_is_kept(message):
 
 def test_the_end_that_a_host_tells_is_kept_and_cannot_steer_a_terminal():
     record = ErrorRecord(1, "Err\x1b[31m", "boom\n  rank 0: here\x07", host="n\x1b1", exit_code=7, step=4)
-    agent = Agent(socket.socket(), "h", 1, True)
+    agent = Agent(protocol.Channel(socket.socket()), "h", 1, True)
     start = GroupStart(0, [agent])
     with contextlib.closing(agent.connection):
         start.note_end(agent, protocol.decode(protocol.encode(end_message(0, "failed", 4, [record]))[:-1]))
@@ -55,7 +56,7 @@ def test_a_host_comes_once_whatever_it_says():
     try:
         with socket.create_connection(("127.0.0.1", server.place.master_port), timeout=10) as connection:
             channel = protocol.Channel(connection)
-            assert channel.introduce(AGENT, "", 10)
+            assert introduce(channel, AGENT, "", 10)
             for _ in range(3):
                 channel.send({"came": True})
         end = time.monotonic() + 10
@@ -73,7 +74,7 @@ def test_a_host_that_talks_nonsense_is_left_out_and_the_registry_goes_on():
     try:
         with socket.create_connection(("127.0.0.1", registry.place.master_port), timeout=10) as connection:
             channel = protocol.Channel(connection)
-            assert channel.introduce(AGENT, "secret", 10)
+            assert introduce(channel, AGENT, "secret", 10)
             call = channel.next(20)
             assert call is not None
             channel.send({"ended": call["start"], "how": 7})

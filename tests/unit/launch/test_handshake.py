@@ -15,30 +15,32 @@ from hypothesis import strategies as st
 from cyxjax.errors import GroupError
 from cyxjax.launch.elastic.server import HostServer
 from cyxjax.launch.group import client, handshake, ports, protocol
-from cyxjax.launch.group.handshake import BoundedLog
+from cyxjax.launch.group.handshake import BoundedLog, introduce
 from cyxjax.launch.group.roster import Job
 from cyxjax.launch.group.server import RendezvousServer
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.topology import Topology
+from tests.support.hostile_peers import Flood, Impostor
+from tests.support.waiting import until
 
 TOKEN = "secret"
-KILLED_THE_THREAD = b'{"mac":"\\ud800"}\n'
+KILLED_THE_THREAD = b'{"nonce":"n","proof":"\\ud800"}\n'
 SEEDS = [
     KILLED_THE_THREAD,
-    b'{"mac":"\xc3\xa9"}\n',
-    b'{"mac":null,"rank":0}\n',
-    b'{"mac":[["a"]],"facts":{"\\udfff":"\\ud800"}}\n',
+    b'{"nonce":"n","proof":"\xc3\xa9"}\n',
+    b'{"nonce":"n","proof":null,"rank":0}\n',
+    b'{"nonce":"n","proof":[["a"]],"facts":{"\\udfff":"\\ud800"}}\n',
     b"[" * 8000 + b"\n",
     b'{"a":' * 2000 + b"1" + b"}" * 2000 + b"\n",
-    b'{"mac":NaN,"rank":Infinity,"pid":-Infinity}\n',
-    b'{"mac":"a","rank":1e999}\n',
-    b'{"mac":"a","rank":' + b"9" * 4200 + b"}\n",
-    b'{"mac":"a","rank":' + b"9" * 9000 + b"}\n",
-    '{"mac":"a"}\n'.encode("utf-16"),
-    b"\xef\xbb\xbf" + b'{"mac":"a"}\n',
+    b'{"nonce":"n","proof":NaN,"rank":Infinity,"pid":-Infinity}\n',
+    b'{"nonce":"n","proof":"a","rank":1e999}\n',
+    b'{"nonce":"n","proof":"a","rank":' + b"9" * 4200 + b"}\n",
+    b'{"nonce":"n","proof":"a","rank":' + b"9" * 9000 + b"}\n",
+    '{"nonce":"n","proof":"a"}\n'.encode("utf-16"),
+    b"\xef\xbb\xbf" + b'{"nonce":"n","proof":"a"}\n',
     b"{}\n" * 4000,
     b"null\n",
-    b'"mac"\n',
+    b'"proof"\n',
     b"\0" * 100,
     b"x" * 20_000,
     b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -96,7 +98,7 @@ class Hosts:
 
     def serves(self) -> bool:
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
-            assert protocol.Channel(connection).introduce(AGENT, TOKEN, 10)
+            assert introduce(protocol.Channel(connection), AGENT, TOKEN, 10)
             agent, message = self.said.get(timeout=10)
         return (agent.host, message) == ("h", {"came": True})
 
@@ -134,7 +136,7 @@ def hear(live, data: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         guest = handshake.PendingConnection(ours, "10.0.0.9")
-        live.handshake._strangers.append(guest)
+        live.handshake._pending[guest] = None
         for start in range(0, len(data), protocol.MAX_LINE):
             if ours.fileno() != -1:  # not hung up yet
                 theirs.send(data[start : start + protocol.MAX_LINE])
@@ -171,7 +173,7 @@ def test_thousands_of_broken_inputs_raise_nothing(live, number):
         hear(live, data)
     for _ in range(number):
         hear(live, mutated(rng))
-    assert live.handshake._strangers == []
+    assert not live.handshake._pending
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -184,27 +186,32 @@ def test_whatever_a_signed_hello_claims_it_is_let_in_or_refused(live, pairs, cla
     ours, theirs = socket.socketpair()
     with ours, theirs:
         guest = handshake.PendingConnection(ours, "10.0.0.9")
-        live.handshake._strangers.append(guest)
-        try:
-            signed = {**message, "mac": protocol.sign(TOKEN if good else "guess", guest.nonce, message)}
-            theirs.send(protocol.encode(signed))
-        except (UnicodeEncodeError, OSError):
-            live.handshake.drop(guest)
-            return
+        live.handshake._pending[guest] = None
+        channel, token = protocol.Channel(theirs), TOKEN if good else "guess"
+        channel.send({"nonce": "n", "proof": protocol.proof(token, "client", guest.nonce, "n")})
         live.handshake._read(guest)
+        answer = channel.next(1)
         if not good:
-            theirs.settimeout(1)
-            assert b"wrong or missing job token" in theirs.recv(4096) or ours.fileno() == -1
-    assert guest not in live.handshake._strangers
+            assert answer is None or "refused" in answer
+        else:
+            assert protocol.is_proof(answer["proof"], protocol.proof(TOKEN, "server", guest.nonce, "n"))
+            channel.codec.authenticate(protocol.session_key(TOKEN, guest.nonce, "n"), is_server=False)
+            with contextlib.suppress(UnicodeEncodeError, OSError):
+                channel.send(message)
+                live.handshake._read(guest)
+        live.handshake.drop(guest)
+    assert guest not in live.handshake._pending
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=300) | anything().map(lambda value: json.dumps(value).encode() + b"\n"))
 def test_lines_are_messages_that_can_be_written_again_or_bad(data):
+    codec = protocol.Codec()
     with contextlib.suppress(protocol.BadMessage):
-        for message in protocol.Lines().feed(data):
+        codec.feed(data)
+        while (message := codec.next()) is not None:
             assert protocol.decode(protocol.encode(message)[:-1]) == message
-            assert not protocol.verify(TOKEN, "n", message)
+            assert not protocol.is_proof(message.get("proof"), protocol.proof(TOKEN, "client", "n", "m"))
             assert protocol.printable(message).isprintable()
 
 
@@ -223,11 +230,11 @@ def test_after_thousands_of_broken_connections_the_door_serves(live, number):
 
 
 def test_an_error_of_ours_ends_one_connection_and_is_told_once(live, monkeypatch):
-    def broken(token, nonce, message):
+    def broken(given, expected):
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(protocol, "verify", broken)
+        patch.setattr(protocol, "is_proof", broken)
         for _ in range(5):
             with socket.create_connection(("127.0.0.1", live.port), timeout=5) as stranger:
                 stranger.sendall(b"{}\n")
@@ -239,7 +246,7 @@ def test_an_error_of_ours_ends_one_connection_and_is_told_once(live, monkeypatch
 
 
 def test_a_hello_in_drips_has_one_deadline(live, monkeypatch):
-    monkeypatch.setattr(handshake, "STRANGER_S", 0.6)
+    monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.6)
     began = time.monotonic()
     with socket.create_connection(("127.0.0.1", live.port), timeout=5) as stranger:
         stranger.settimeout(0.1)
@@ -257,7 +264,7 @@ def test_dripping_strangers_on_all_places_do_not_keep_the_job_out(live):
     with contextlib.ExitStack() as stack:
         strangers = [
             stack.enter_context(socket.create_connection(("127.0.0.1", live.port), timeout=5))
-            for _ in range(2 * handshake.MAX_STRANGERS)
+            for _ in range(2 * handshake.MAX_PENDING)
         ]
         for stranger in strangers:
             with contextlib.suppress(OSError):
@@ -272,10 +279,9 @@ def test_strangers_of_the_most_crowded_address_go_first():
     there._reactor = type("R", (), {"remove": lambda self, source: removed.append(source)})()
     pairs = [socket.socketpair() for _ in range(4)]
     addresses = ["10.0.0.1", "10.0.0.9", "10.0.0.9", "10.0.0.2"]
-    there._strangers = [
-        handshake.PendingConnection(ours, at) for (ours, _), at in zip(pairs, addresses, strict=True)
-    ]
-    crowd = there._strangers[1]
+    pending = [handshake.PendingConnection(ours, at) for (ours, _), at in zip(pairs, addresses, strict=True)]
+    there._pending = dict.fromkeys(pending)
+    crowd = pending[1]
     there._drop_one_above(3)
     there._drop_one_above(3)
     assert removed == [crowd.socket]
@@ -287,7 +293,7 @@ def test_strangers_of_the_most_crowded_address_go_first():
 def test_a_thousand_wrong_tokens_are_two_lines(live):
     for _ in range(1000):
         with socket.create_connection(("127.0.0.1", live.port), timeout=5) as stranger:
-            stranger.sendall(b'{"mac":"guess"}\n' * 20)
+            stranger.sendall(b'{"nonce":"n","proof":"guess"}\n' * 20)
             while stranger.recv(4096):
                 pass
     live.close()
@@ -317,7 +323,7 @@ def test_the_name_of_a_host_cannot_steer_a_terminal():
     try:
         with socket.create_connection(("127.0.0.1", meeting.port), timeout=5) as connection:
             channel = protocol.Channel(connection)
-            assert channel.introduce(hello, TOKEN, 5)
+            assert introduce(channel, hello, TOKEN, 5)
             answer = channel.next(5)
     finally:
         meeting.close()
@@ -328,7 +334,7 @@ def test_the_name_of_a_host_cannot_steer_a_terminal():
 
 
 def test_a_meeting_place_that_answers_nonsense_is_told_in_one_line():
-    for greeting in (b'{"cyxjax":1,"nonce":"\\ud800"}\n', b'{"cyxjax":1,"nonce":7}\n', b"[" * 9000 + b"\n"):
+    for greeting in (b'{"cyxjax":2,"nonce":"\\ud800"}\n', b'{"cyxjax":2,"nonce":7}\n', b"[" * 9000 + b"\n"):
         with ports.listen("127.0.0.1", 0) as listener:
 
             def answer(listener=listener, greeting=greeting):
@@ -343,3 +349,64 @@ def test_a_meeting_place_that_answers_nonsense_is_told_in_one_line():
             with pytest.raises(GroupError, match="answers, but not as a cyxjax job"):
                 client.join(place)
             thread.join()
+
+
+FORMED = {"formed": {"address": "127.0.0.1:1", "served": True}}
+ANSWERS = {
+    "no proof": lambda first: protocol.encode(FORMED),
+    "a guess": lambda first: protocol.encode({"proof": "0" * 64}) + protocol.encode(FORMED),
+    "the client's own proof": lambda first: (
+        protocol.encode({"proof": first["proof"]}) + protocol.encode(FORMED)
+    ),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_a_rank_tells_an_impostor_nothing_but_a_nonce_and_a_proof(answer):
+    impostor = Impostor(answer)
+    place = Topology(1, 2, master_port=impostor.port, token=TOKEN, run_id="job", timeout_ms=5000)
+    with impostor.listener, pytest.raises(GroupError, match="CYXJAX_TOKEN"):
+        client.join(place, {"config": "digest"})
+    [sent] = impostor.received
+    assert sent.count(b"\n") == 1
+    assert json.loads(sent).keys() == {"nonce", "proof"}
+
+
+@pytest.mark.parametrize("forge", ["other key", "replayed", "reordered", "reflected", "unsigned"])
+def test_lines_that_are_not_the_next_of_the_other_end_are_not_read(forge):
+    client_end, server_end = protocol.Codec(), protocol.Codec()
+    key = protocol.session_key(TOKEN, "s", "c")
+    client_end.authenticate(key, is_server=False)
+    server_end.authenticate(
+        protocol.session_key(TOKEN, "s", "d") if forge == "other key" else key, is_server=True
+    )
+    first, second = server_end.encode({"n": 1}), server_end.encode({"n": 2})
+    data = {
+        "other key": first,
+        "replayed": first + first,
+        "reordered": second + first,
+        "reflected": client_end.encode({"n": 1}),
+        "unsigned": protocol.encode({"n": 1}),
+    }[forge]
+    client_end.feed(data)
+    with pytest.raises(protocol.BadMessage):
+        assert (client_end.next(), client_end.next())[0] == {"n": 1}
+
+
+@pytest.mark.parametrize(("places", "address"), [(512, "127.0.0.1"), (128, "127.0.0.2")])
+def test_300_clients_that_come_back_do_not_keep_a_slow_host_out(monkeypatch, places, address):
+    """From the flood's own address as long as there are places; from another one always."""
+    monkeypatch.setattr(handshake, "MAX_PENDING", min(places, handshake.MAX_PENDING))
+    live = Meeting()
+    flood = Flood(live.port, 300, "127.0.0.1")
+    source = (address, 0)
+    try:
+        with socket.create_connection(("127.0.0.1", live.port), timeout=5, source_address=source) as slow:
+            channel = protocol.Channel(slow)
+            send = channel.send
+            channel.send = lambda message: (time.sleep(0.7), send(message))
+            assert introduce(channel, HELLO, TOKEN, 5)
+            assert until(lambda: list(live.server.roster.present) == [0], 5)
+    finally:
+        flood.close()
+        live.close()

@@ -76,7 +76,7 @@ def test_a_group_forms_and_learns_the_coordinator(place):
 
 
 def test_more_ranks_than_strangers_are_borne_all_meet_at_once(place):
-    ranks = handshake.MAX_STRANGERS + 40
+    ranks = handshake.MAX_PENDING + 40
     members = place(ranks, timeout_s=60.0).join_all([{"rank": n, "timeout_ms": 60_000} for n in range(ranks)])
     assert [type(member) for member in members] == [GroupConnection] * ranks
 
@@ -195,7 +195,7 @@ def test_a_thousand_strangers_do_no_harm(place):
 
 
 def test_a_stranger_that_says_nothing_is_dropped(place, monkeypatch):
-    monkeypatch.setattr("cyxjax.launch.group.handshake.STRANGER_S", 0.2)
+    monkeypatch.setattr("cyxjax.launch.group.handshake.HANDSHAKE_S", 0.2)
     meeting = place(2)
     with socket.create_connection(("127.0.0.1", meeting.port), timeout=5) as stranger:
         assert b"nonce" in stranger.recv(1000)
@@ -287,13 +287,13 @@ def test_only_the_first_loss_is_told(place):
     meeting = place(3)
     members = meeting.join_all([{"rank": rank} for rank in range(3)])
     for gone in (0, 1):
-        members[gone]._socket.shutdown(socket.SHUT_RDWR)
+        members[gone]._channel.socket.shutdown(socket.SHUT_RDWR)
     while len(meeting.meeting._peers) > 1:
         time.sleep(0.01)
-    members[2]._socket.shutdown(socket.SHUT_WR)
+    members[2]._channel.socket.shutdown(socket.SHUT_WR)
     meeting.meeting.wait_until_empty(10)
     told = b""
-    while data := members[2]._socket.recv(4096):
+    while data := members[2]._channel.socket.recv(4096):
         told += data
     assert told.count(b'"lost"') == 1
 
@@ -306,7 +306,7 @@ def ports_free() -> int:
 
 def test_versions_name_what_must_fit_together():
     assert {"python", "jax", "jaxlib"} <= set(client.versions())
-    assert protocol.PROTOCOL == 1
+    assert protocol.PROTOCOL == 2
 
 
 @pytest.mark.parametrize(
