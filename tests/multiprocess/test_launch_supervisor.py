@@ -129,6 +129,26 @@ def test_a_group_of_jax_processes_ends_cleanly_and_says_nothing_else(tmp_path):
     assert job.first == {}
 
 
+def test_a_job_that_ends_while_jaxlib_is_loaded_waits_for_that():
+    program = (
+        "import sys, time\n"
+        "from cyxjax.launch import __main__ as launcher\n"
+        "from cyxjax.launch.backend import jax_private\n"
+        "loading = []\n"
+        "def load():\n"
+        "    loading.append(1)\n"
+        "    time.sleep(0.5)\n"  # as long as it takes to load on a busy machine
+        "    print('loaded')\n"
+        "    return False\n"
+        "jax_private.can_serve = load\n"
+        "code = launcher.main(['--no-python', 'sleep', '0.2'])\n"
+        "assert loading, 'the job ended before'\n"
+        "sys.exit(code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "loaded\n"), done.stderr
+
+
 def test_files_of_a_finished_job_are_gone(talk, tmp_path):
     assert run("--nproc-per-node", 2, talk).returncode == 0
     assert until(lambda: not list(tmp_path.glob("cyxjax-*")), 30)

@@ -38,9 +38,10 @@ class Coordinator:
         self._meeting: RendezvousServer | None = None
         self._service: jax_private.CoordinationService | None = None
         self._reserved: socket.socket | None = None
-        # Loading jaxlib takes 0.1 s, which the ranks need anyway to start; they are started first.
+        # Loading jaxlib takes 0.1 s, which the ranks need anyway to start; they are started first. No daemon:
+        # a process that ends while a thread loads native code may abort.
         self._load = threading.Timer(LOAD_AFTER_S, jax_private.can_serve)
-        self._load.name, self._load.daemon = "cyxjax-load", True
+        self._load.name = "cyxjax-load"
         if serves:
             # Its service would narrate every connection of every start on our standard error.
             os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
