@@ -5,13 +5,14 @@ CONFIG ?= configs/digits.yaml
 TEST_WORKERS ?= 4
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
+DEV = $(VENV)/.ready-dev
 
 # Twice the 2 cores of CI: many tests wait for processes; 3 workers kept 1.5 cores busy. Files in the order of
 # tests/conftest.py.
 # Bytecode is kept: pytest would rewrite each file's asserts in every worker of every run.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help train test fast cover format notebooks lint setup lock
+.PHONY: help train test fast cover format notebooks lint docs setup lock
 
 help:  ## lists the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -19,40 +20,43 @@ help:  ## lists the targets
 train: $(READY)  ## trains CONFIG (default: configs/digits.yaml); ARGS="--epochs 30" goes on
 	$(RUN) -m cyxjax.train --config $(CONFIG) $(ARGS)
 
-test: $(READY)  ## runs the tests but for the slow rows; those: ARGS="-m slow"
+test: $(DEV)  ## runs the tests but for the slow rows; those: ARGS="-m slow"
 	$(PYTEST) $(ARGS)
 
 # Nothing of it waits, so a worker a core: each loads jax and all files. Left out is what compiles or trains.
 FAST_LEAVES = models train test_testing.py cli/test_init.py core/test_loss_probe.py core/test_first_values.py
-fast: $(READY)  ## runs the tests that compile and train little: under a minute on 2 cores
+fast: $(DEV)  ## runs the tests that compile and train little: under a minute on 2 cores
 	$(PYTEST) -n 2 -m "not slow and not multiprocess" tests/house tests/unit \
 	  $(FAST_LEAVES:%=--ignore=tests/unit/%) $(ARGS)
 
-cover: $(READY)  ## runs the tests; shows which lines they do not reach, and the share by room
+cover: $(DEV)  ## runs the tests; shows which lines they do not reach, and the share by room
 	$(PYTEST) --cov --cov-report=term-missing:skip-covered $(ARGS)
 	$(RUN) scripts/rooms_covered.py
 
-format: $(READY)  ## writes lines as they should be
+format: $(DEV)  ## writes lines as they should be
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
-notebooks: $(READY)  ## runs the notebooks and writes their outputs into the files
+notebooks: $(DEV)  ## runs the notebooks and writes their outputs into the files
 	$(RUN) -m jupytext --sync notebooks/*.py
 	CYXJAX_WRITE_NOTEBOOKS=1 $(RUN) -m pytest -m slow tests/house/test_notebooks.py
 
-lint: $(READY)  ## formatting, ruff, mypy; changes nothing
+lint: $(DEV)  ## formatting, ruff, mypy; changes nothing
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 
-setup: $(READY)  ## makes .venv from the lock
+docs: $(DEV)  ## builds the documentation site into build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict --config-file .github/mkdocs.yml
 
-# Done once: the stamp is newer than what it was made from. Every package is checked against its hash, and
-# all is compiled to bytecode: where PYTHONDONTWRITEBYTECODE is set, each process of a run would do it anew.
+setup: $(DEV)  ## makes .venv with everything that the targets here need
+
+# A stamp is newer than what it was made from. Every package is checked against its hash, and the package
+# is compiled to bytecode: where PYTHONDONTWRITEBYTECODE is set, each process of a run would do it again.
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is older than 3.11. HINT: make PYTHON=python3.12"; exit 2; }
-	@echo "Setting up $(VENV), once: a minute or two."
+	@echo "Setting up $(VENV), once: about a minute."
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "$(PYTHON) cannot make $(VENV). HINT: on Debian, apt-get install python3-venv"; exit 2; }
 	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
@@ -60,7 +64,15 @@ $(READY): requirements.lock pyproject.toml
 	@$(RUN) -m compileall -q cyxjax
 	@touch $@
 
-# Versions for every supported Python at once, with hashes and without addresses; needs uv.
+$(DEV): $(READY) requirements-dev.lock
+	@echo "Installing what tests, linters and the documentation need, once: a minute or two."
+	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@touch $@
+
+# Versions for every supported Python at once, with hashes and without addresses; needs uv. The small lock
+# (what `make train` installs) takes its versions from the large one.
+LOCKED = --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --quiet
 lock:  ## pins all dependencies anew; needs uv
-	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
-	  --no-emit-index-url --no-annotate --no-header --quiet --output-file requirements.lock
+	uv pip compile pyproject.toml --extra dev --group build $(LOCKED) --output-file requirements-dev.lock
+	uv pip compile pyproject.toml --extra digits --group build --constraint requirements-dev.lock $(LOCKED) \
+	  --output-file requirements.lock

@@ -38,31 +38,65 @@ def help_page(command: Command, values: BaseModel) -> str:
         *_entry("--print-config", "Show the resolved configuration and stop.", width),
         *_entry("-h, --help", "Show this page and stop; after --config FILE with the file's values.", width),
     ]
-    return "\n".join([*lines, *_options(values, "", width)]) + "\n"
+    return "\n".join([*lines, *_options(values, width)]) + "\n"
 
 
-def _options(values: BaseModel, prefix: str, width: int) -> Iterator[str]:
-    """The plain keys of a section first, then the sections in it, each under its name."""
+@dataclass(frozen=True)
+class Key:
+    """A key of the configuration, as pages of help describe it."""
+
+    key: str  # dotted: optimizer.lr
+    annotation: Any  # its type
+    default: str  # as it would be typed; "" for a key that must be given
+    text: str  # its sentence
+
+    @property
+    def kind(self) -> str:
+        """What it takes: `INT`, `true|false`, `none|FLOAT`; of options `KEY VALUE`."""
+        return "KEY VALUE" if get_origin(_bare(self.annotation)) is dict else _kind(self.annotation)
+
+    @property
+    def option(self) -> str:
+        """How it is written: `--epochs INT`, `--shuffle, --no-shuffle`, `--model.options.KEY VALUE`."""
+        name = f"--{self.key.replace('_', '-')}"
+        if self.annotation is bool:
+            *path, last = name.removeprefix("--").split(".")
+            return f"{name}, --{'.'.join([*path, f'no-{last}'])}"
+        return f"{name}{'.' if self.kind == 'KEY VALUE' else ' '}{self.kind}"
+
+
+def sections(values: BaseModel, name: str = "") -> Iterator[tuple[str, str, list[Key]]]:
+    """(dotted name, sentence, plain keys) of a section with `values`, then of each section in it."""
     fields = type(values).model_fields
-    plain = {name: field for name, field in fields.items() if section_of(field.annotation) is None}
-    yield ""
-    if prefix:
-        yield f"{prefix.removesuffix('.')}: {type(values).__doc__}"
-    for name, field in plain.items():
-        default = "" if field.is_required() else f" (default: {_shown(getattr(values, name))})"
-        yield from _entry(_form(prefix + name, field.annotation), f"{field.description}{default}", width)
-    for name in fields:
-        if name not in plain:
-            yield from _options(getattr(values, name), f"{prefix}{name}.", width)
+    plain = {key: field for key, field in fields.items() if section_of(field.annotation) is None}
+    prefix = f"{name}." if name else ""
+    yield (
+        name,
+        type(values).__doc__ or "",
+        [
+            Key(
+                prefix + key,
+                field.annotation,
+                "" if field.is_required() else _shown(getattr(values, key)),
+                field.description or "",
+            )
+            for key, field in plain.items()
+        ],
+    )
+    for key in fields:
+        if key not in plain:
+            yield from sections(getattr(values, key), prefix + key)
 
 
-def _form(key: str, annotation: Any) -> str:
-    """How the option is written: `--epochs INT`, `--no-shuffle`, `--model.options.KEY VALUE`."""
-    name = f"--{key.replace('_', '-')}"
-    if annotation is bool:
-        *path, last = name.removeprefix("--").split(".")
-        return f"{name}, --{'.'.join([*path, f'no-{last}'])}"
-    return f"{name}.KEY VALUE" if get_origin(_bare(annotation)) is dict else f"{name} {_kind(annotation)}"
+def _options(values: BaseModel, width: int) -> Iterator[str]:
+    """The plain keys of a section first, then the sections in it, each under its name."""
+    for name, sentence, keys in sections(values):
+        yield ""
+        if name:
+            yield f"{name}: {sentence}"
+        for key in keys:
+            default = f" (default: {key.default})" if key.default else ""
+            yield from _entry(key.option, f"{key.text}{default}", width)
 
 
 def _kind(annotation: Any) -> str:

@@ -43,7 +43,7 @@ class Exchange(NamedTuple):
 
 
 def exchanges(params: Any) -> dict[str, list[Exchange]]:
-    """What each strategy sends of float32 gradients, with its default options; as `sync/README.md` says it.
+    """What each strategy sends of float32 gradients with its default options, as the documentation says.
 
     params: arrays or shapes.
     """

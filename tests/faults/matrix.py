@@ -1,7 +1,7 @@
-"""Which test injects which fault of the matrix (R1 to R42), and the table in README.md of what was measured.
+"""Which test injects which fault (R1 to R42), and what was measured; the documentation shows the table.
 
 python -m tests.faults.matrix                      # prints the table
-python -m tests.faults.matrix --measure [R31 ...]  # runs the tests of all rows, or of these; writes the table
+python -m tests.faults.matrix --measure [R31 ...]  # runs the tests of all rows, or of these; keeps seconds
 """
 
 import argparse
@@ -17,12 +17,10 @@ from tests.faults.matrix_launcher import LAUNCHER
 from tests.faults.matrix_processes import HOSTS, PROCESSES
 from tests.faults.matrix_row import Row
 from tests.faults.matrix_training import TRAINING
-from tests.support.tables import with_table
 
 ROWS = [*PROCESSES, *TRAINING, *HOSTS, *LAUNCHER]
 ROOT = Path(__file__).parents[2]
-MAKER = "tests/faults/matrix.py"
-README, MEASURED = Path(__file__).with_name("README.md"), Path(__file__).with_name("measured.json")
+MEASURED = Path(__file__).with_name("measured.json")
 
 
 def belongs(node: str, test: str) -> bool:
@@ -31,7 +29,7 @@ def belongs(node: str, test: str) -> bool:
 
 
 def table(measured: Mapping[str, float]) -> str:
-    """The rows as Markdown; `measured` is seconds by test."""
+    """The rows as a Markdown table; `measured` is seconds by test."""
     lines = ["| row | fault | what happens | its tests |", "| --- | --- | --- | --- |"]
     lines += [f"| {row.rows} | {row.fault} | {row.outcome} | {_took(row, measured)} |" for row in ROWS]
     return "\n".join(lines)
@@ -77,7 +75,7 @@ def refuse_skips(found: Mapping[str, float | str], rows: Sequence[Row]) -> None:
 
 
 def measure(names: Sequence[str]) -> None:
-    """Runs the rows `names` (all if none), and writes measured.json and README.md's table."""
+    """Runs the rows `names` (all if none), and writes measured.json."""
     rows = [row for row in ROWS if not names or set(names) & set(row.rows.split(", "))]
     found = run(sorted({test for row in rows for test in row.tests}))
     refuse_skips(found, rows)
@@ -86,7 +84,6 @@ def measure(names: Sequence[str]) -> None:
     known = [test for row in ROWS for test in row.tests]
     measured = {node: s for node, s in (older | fresh).items() if any(belongs(node, t) for t in known)}
     MEASURED.write_text(json.dumps(measured, indent=1, sort_keys=True) + "\n")
-    README.write_text(with_table(README.read_text(), MAKER, table(measured)))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The fault matrix is whole: each row has tests that exist, were measured, and are in the README."""
+"""The fault matrix is whole: each row has tests that exist and were measured."""
 
 import ast
 import json
@@ -8,7 +8,6 @@ import pytest
 
 from tests.faults import matrix
 from tests.faults.matrix_row import Row
-from tests.support.tables import with_table
 
 MEASURED = json.loads(matrix.MEASURED.read_text())
 TESTS = sorted({test for row in matrix.ROWS for test in row.tests})
@@ -40,9 +39,8 @@ def test_each_row_was_measured_and_nothing_else():
     assert [node for node in MEASURED if not any(matrix.belongs(node, test) for test in TESTS)] == []
 
 
-def test_the_readme_shows_the_table():
-    text = matrix.README.read_text()
-    assert with_table(text, matrix.MAKER, matrix.table(MEASURED)) == text
+def test_the_table_has_a_line_for_each_row():
+    assert matrix.table(MEASURED).count("\n") == len(matrix.ROWS) + 1
 
 
 def test_a_report_is_read_and_a_skip_needs_a_reason(tmp_path):

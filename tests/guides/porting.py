@@ -1,13 +1,10 @@
-"""What each guide calls a thing, and we. `python -m tests.guides.porting --write` writes it to README.md."""
+"""The documented names of five training guides and the names here; the documentation shows the table.
 
-import sys
+python -m tests.guides.porting   # prints it
+"""
+
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple
-
-from tests.support.tables import with_table
-
-MAKER, README = "tests/guides/porting.py", Path(__file__).with_name("README.md")
 
 
 class Row(NamedTuple):
@@ -158,5 +155,3 @@ def table() -> str:
 
 if __name__ == "__main__":
     print(table())
-    if "--write" in sys.argv:
-        README.write_text(with_table(README.read_text(), MAKER, table()))

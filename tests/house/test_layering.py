@@ -168,8 +168,8 @@ def test_the_walls_would_be_seen_through():
     assert len(list(unsafe_calls("x.py", calls))) == 3
 
 
-def test_the_readme_s_picture_is_the_house():
-    text = (PACKAGE.parent / "README.md").read_text()
+def test_the_picture_in_the_documentation_shows_the_packages():
+    text = (PACKAGE.parent / ".github" / "docs" / "internals.md").read_text()
     block = re.search(r"^cyxjax/\n((?:  .*\n)+)", text, re.MULTILINE)[1]
     rooms = [line.split()[0].rstrip("/").removesuffix(".py") for line in block.splitlines()]
     found = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}

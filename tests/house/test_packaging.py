@@ -17,31 +17,64 @@ ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
-def locked() -> list[str]:
-    """One text per package of the lock: `name==version ; marker --hash=...`."""
-    joined = (ROOT / "requirements.lock").read_text().replace("\\\n", " ")
+LOCKS = {"requirements.lock": "digits", "requirements-dev.lock": "dev"}  # and the extra it is made for
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def locked(lock: str) -> list[str]:
+    """One text per package of a lock: `name==version ; marker --hash=...`."""
+    joined = (ROOT / lock).read_text().replace("\\\n", " ")
     return [line for line in joined.splitlines() if line and not line.startswith("#")]
 
 
-def test_every_locked_package_is_pinned_and_hashed():
-    assert len(locked()) > 20
-    for line in locked():
+def versions(lock: str) -> set[str]:
+    """`name==version` of each package of a lock."""
+    return {line.split()[0] for line in locked(lock)}
+
+
+def requirements(*extras: str) -> set[str]:
+    """The names of all direct dependencies and of those of `extras`, extras in extras followed."""
+    project = PYPROJECT["project"]
+    wanted = [*project["dependencies"], *PYPROJECT["dependency-groups"]["build"]]
+    wanted += [one for extra in extras for one in project["optional-dependencies"][extra]]
+    names = {re.split(r"[\[<>=\s]", one)[0].lower() for one in wanted if not one.startswith("cyxjax[")}
+    inner = [
+        re.fullmatch(r"cyxjax\[(.*)\]", one)[1].split(",") for one in wanted if one.startswith("cyxjax[")
+    ]
+    return names.union(*(requirements(*those) for those in inner))
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_locked_package_is_pinned_and_hashed(lock):
+    assert len(locked(lock)) > 20
+    for line in locked(lock):
         assert re.match(r"[a-z0-9-]+==\S+ ", line), line[:80]
         assert "--hash=sha256:" in line, line[:80]
 
 
-def test_the_lock_holds_no_address():
-    text = (ROOT / "requirements.lock").read_text()
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_holds_no_address(lock):
+    text = (ROOT / lock).read_text()
     assert not re.search(r"https?://|file:|--(extra-)?index-url|--find-links| @ ", text)
 
 
-def test_every_direct_dependency_is_locked():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    names = {re.split(r"[=\s]", line)[0] for line in locked()}
-    for requirement in wanted:
-        name = re.split(r"[\[<>=\s]", requirement)[0].lower()
-        assert name in names or name == "cyxjax", f"{requirement}: run `make lock`"
+@pytest.mark.parametrize(("lock", "extra"), LOCKS.items())
+def test_every_direct_dependency_is_locked(lock, extra):
+    missing = requirements(extra) - {version.partition("==")[0] for version in versions(lock)}
+    assert not missing, "run `make lock`"
+
+
+def test_the_small_lock_is_a_part_of_the_large_one():
+    small, large = versions("requirements.lock"), versions("requirements-dev.lock")
+    assert small < large
+    assert len(small) < len(large) / 2
+
+
+def test_all_holds_every_extra_but_accelerators_and_tools():
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    (inner,) = extras["all"]
+    named = re.fullmatch(r"cyxjax\[(.*)\]", inner)[1].split(",")
+    assert set(named) == set(extras) - {"all", "dev", "docs", "gpu", "cuda12", "tpu"}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
@@ -59,6 +92,13 @@ def test_make_and_ci_are_valid(tmp_path):
     )
     assert "-m cyxjax.train --config configs/digits.yaml --epochs 1" in shown.stdout
     assert subprocess.run(["bash", "-n", ROOT / ".ci" / "run"], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("target", "locks"), [("train", 1), ("test", 2)])
+def test_running_needs_the_small_lock_and_testing_both(target, locks, tmp_path):
+    words = ["make", "-n", target, f"VENV={tmp_path}/venv"]
+    shown = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert len(re.findall(r"-r requirements\S*\.lock", shown)) == locks
 
 
 def test_make_lists_each_target_it_has():

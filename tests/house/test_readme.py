@@ -1,4 +1,4 @@
-"""The README's code runs: every block that begins with ```python test, top to bottom, in an empty folder."""
+"""The documents' code runs: blocks that begin with ```python test, a page at a time, in an empty folder."""
 
 import os
 import subprocess
@@ -28,11 +28,22 @@ def test_marked_blocks_are_found_at_their_lines():
     assert marked_code(text) == "\n\nx = 1\n\n\n\n\n\nassert x == 1\n\n"
 
 
+PAGES = {
+    path.relative_to(ROOT).as_posix(): program
+    for path in [ROOT / "README.md", *sorted((ROOT / ".github" / "docs").rglob("*.md"))]
+    if (program := marked_code(path.read_text(encoding="utf-8"))).strip()
+}
+
+
+def test_the_readme_and_most_guides_have_code_that_runs():
+    assert "README.md" in PAGES
+    assert len(PAGES) >= 8
+
+
 @pytest.mark.slow
-def test_the_readme_s_code_runs(tmp_path):
-    program = marked_code((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert program.strip(), f"README.md has no block that begins with {MARK}"
-    (tmp_path / "README.py").write_text(program)
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs(page, tmp_path):
+    (tmp_path / "page.py").write_text(PAGES[page])
     env = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
@@ -41,7 +52,7 @@ def test_the_readme_s_code_runs(tmp_path):
         "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run(
-        [sys.executable, "README.py"],
+        [sys.executable, "page.py"],
         cwd=tmp_path,
         env=env,
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The table of data in the trainer's README: each row is given to `fit`, and read as the row says."""
+"""The table of data in the documentation: each row is given to `fit`, and read as the row says."""
 
 import io
 import re
@@ -15,7 +15,7 @@ from tests.unit.data.test_sources import Items, Table
 from tests.unit.train.test_foreign_data import BATCHES, X, Y
 from tests.unit.train.test_foreign_data import Table as Frame
 
-README = Path(cx.__file__).parent / "train" / "README.md"
+PAGE = Path(cx.__file__).parents[1] / ".github" / "docs" / "model-loss-data.md"
 
 
 def mapped(folder):
@@ -44,7 +44,7 @@ def packed(folder):
     return ((rows.tokens, rows.segments, rows.positions), rows.targets)
 
 
-BY_NUMBER, BATCH_BY_BATCH, SHARED = "by number", "batch by batch", "shared"
+BY_NUMBER, BATCH_BY_BATCH, SHARED = "by index", "batch by batch", "shared"
 GIVEN = {  # how a row of the table begins -> (data such as it says, how they are read)
     "arrays": ([lambda f: (X, Y), lambda f: ((X, X), Y), lambda f: ({"x": X, "y": Y},), mapped], BY_NUMBER),
     "frames": ([lambda f: (Frame(a=X[:, 0], b=X[:, 1], label=Y),)], BY_NUMBER),
@@ -59,7 +59,7 @@ GIVEN = {  # how a row of the table begins -> (data such as it says, how they ar
 
 
 def rows():
-    table = README.read_text(encoding="utf-8").partition("| given | read |\n| --- | --- |\n")[2]
+    table = PAGE.read_text(encoding="utf-8").partition("| given | read |\n| --- | --- |\n")[2]
     return re.findall(r"^\| (.+?) \| .+ \|$", table.partition("\n\n")[0], re.MULTILINE)
 
 

@@ -1,0 +1,87 @@
+"""Makes parts of the pages from the code: a line `<!-- made: NAME -->` is replaced by what NAME gives."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from cyxjax.cli import main  # noqa: E402
+from cyxjax.config import help as config_help  # noqa: E402
+from cyxjax.config.experiment import TrainConfig  # noqa: E402
+from tests.faults import matrix  # noqa: E402
+from tests.guides import porting  # noqa: E402
+
+_HELP_OF = ("train", "config", "plan")  # their pages are the keys, which stand in their own section
+_MARK = re.compile(r"^<!-- made: (\w+) -->$", re.MULTILINE)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """The page with its made parts; mkdocs calls this for every page."""
+    return with_made_parts(markdown)
+
+
+def with_made_parts(markdown: str) -> str:
+    """`markdown` with each mark replaced. Raises: KeyError for a name that is none of `MADE`."""
+    return _MARK.sub(lambda found: MADE[found[1]](), markdown)
+
+
+def keys() -> str:
+    """A table of keys for each section of an experiment file."""
+    parts = []
+    for section, sentence, entries in config_help.sections(TrainConfig()):
+        rows = [
+            f"| `{one.key}` | {_cell(one.kind)} | {_cell(one.default)} | {_cell(one.text, code=False)} |"
+            for one in entries
+        ]
+        head = f"### `{section}`\n\n{sentence}\n" if section else "### Top level\n"
+        parts.append("\n".join([head, "| key | value | default | |", "| --- | --- | --- | --- |", *rows]))
+    return "\n\n".join(parts)
+
+
+def commands() -> str:
+    """The list of commands, then the help page of each that takes options of its own."""
+    rows = [f"| `cyxjax {name}` | {text} |" for name, (_, text) in main.ROWS.items()]
+    pages = [
+        f"### `cyxjax {name}`\n\n```text\n{_help(name)}\n```" for name in main.ROWS if name not in _HELP_OF
+    ]
+    return "\n\n".join(["\n".join(["| command | |", "| --- | --- |", *rows]), *pages])
+
+
+def _help(command: str) -> str:
+    shown = io.StringIO()
+    with (
+        mock.patch.dict(os.environ, COLUMNS="90"),
+        contextlib.redirect_stdout(shown),
+        contextlib.suppress(SystemExit),
+    ):
+        main.dispatch([command, "--help"])
+    return shown.getvalue().strip()
+
+
+def examples() -> str:
+    """The table of the examples, from their folder."""
+    text = (ROOT / "scripts" / "examples" / "README.md").read_text(encoding="utf-8")
+    return "\n".join(line for line in text.splitlines() if line.startswith("|"))
+
+
+def _cell(text: str, *, code: bool = True) -> str:
+    text = " ".join(text.split())
+    return f"`{text}`" if code and text else text.replace("|", "\\|")
+
+
+MADE: dict[str, Callable[[], str]] = {
+    "keys": keys,
+    "commands": commands,
+    "examples": examples,
+    "porting": porting.table,
+    "faults": lambda: matrix.table(json.loads(matrix.MEASURED.read_text())),
+}

@@ -1,0 +1,72 @@
+"""The documentation site: each public name has its reference, each page its place in the menu."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import yaml
+
+import cyxjax as cx
+from cyxjax.cli import main
+from cyxjax.config.experiment import TrainConfig
+
+SITE = Path(__file__).parents[2] / ".github"
+DOCS = SITE / "docs"
+PAGES = {path.relative_to(DOCS).as_posix(): path.read_text() for path in DOCS.rglob("*.md")}
+TEXT = "\n".join(PAGES.values())
+CONFIG = yaml.safe_load((SITE / "mkdocs.yml").read_text())
+REFERENCES = re.findall(r"^::: cyxjax\.(\S+)$", TEXT, re.MULTILINE)
+
+
+def hooks():
+    """The module that makes parts of the pages."""
+    sys.path.insert(0, str(DOCS))
+    try:
+        return importlib.import_module("site_hooks")
+    finally:
+        sys.path.pop(0)
+
+
+def in_the_menu(entry) -> list[str]:
+    """The pages of a part of the menu, in order."""
+    if isinstance(entry, str):
+        return [entry]
+    parts = entry.values() if isinstance(entry, dict) else entry
+    return [page for part in parts for page in in_the_menu(part)]
+
+
+def is_section(value) -> bool:
+    return hasattr(type(value), "model_fields")
+
+
+def test_every_public_name_has_its_reference_once():
+    names = {name for name in cx.__all__ if not hasattr(getattr(cx, name), "__path__")}
+    names -= {"amp", "errors", "testing"}  # modules of one file
+    wanted = names | {f"distributed.{name}" for name in cx.distributed.__all__}
+    assert wanted - set(REFERENCES) == set()
+    assert len(REFERENCES) == len(set(REFERENCES))
+
+
+def test_the_menu_holds_every_page_once():
+    pages = in_the_menu(CONFIG["nav"])
+    assert sorted(pages) == sorted(PAGES)
+
+
+def test_the_made_parts_name_every_key_and_command():
+    text = hooks().with_made_parts(PAGES["configuration.md"])
+    for name in main.ROWS:
+        assert f"`cyxjax {name}`" in text
+    for name, value in TrainConfig():
+        for key in [f"{name}.{part}" for part in type(value).model_fields] if is_section(value) else [name]:
+            assert f"| `{key}` |" in text, key
+
+
+def test_each_mark_has_a_maker_and_each_maker_a_mark():
+    marks = re.findall(r"^<!-- made: (\w+) -->$", TEXT, re.MULTILINE)
+    assert sorted(marks) == sorted(hooks().MADE)
+
+
+def test_the_site_loads_nothing_from_elsewhere():
+    assert CONFIG["theme"]["font"] is False
+    assert not re.search(r"(src|href)=.?https?:", TEXT)
