@@ -2,11 +2,15 @@
 
 import os
 import platform
+import shlex
 import socket
+import subprocess
 import sys
+from contextlib import suppress
 from importlib import metadata
 
 from cyxjax import __version__
+from cyxjax.files import redact
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pydantic", "safetensors")
 
@@ -24,6 +28,22 @@ def machine() -> dict[str, str]:
         "system": platform.platform(),
         "cores": str(os.cpu_count()),
     }
+
+
+def provenance() -> dict[str, str]:
+    """How this process was started, and the git commit of its working folder; without what is not known."""
+    found = {"command": redact(shlex.join(sys.orig_argv))}
+    with suppress(OSError, subprocess.SubprocessError):
+        commit = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no")
+        found["git commit"] = f"{commit}, {'with changes' if changed else 'clean'}"
+    return found
+
+
+def _git(*words: str) -> str:
+    """What git answers. Raises: OSError without git; SubprocessError outside a repository, or after 2 s."""
+    done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=2, check=True)
+    return done.stdout.strip()
 
 
 def version_of(package: str) -> str | None:

@@ -13,7 +13,7 @@ from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CyxjaxError
 from cyxjax.launch import heartbeat
 from cyxjax.launch.program import code_facts
-from cyxjax.launch.versions import machine, software
+from cyxjax.launch.versions import machine, provenance, software
 from cyxjax.observe.events import EventLog, Events, NullEvents
 from cyxjax.observe.records import describe
 from cyxjax.observe.report.facts import Audit, read_facts
@@ -37,11 +37,13 @@ def start_facts(group: ProcessGroup, content: dict[str, Any]) -> dict[str, Any]:
         "devices": f"{group.mesh.size} x {first.device_kind} ({first.platform})",
         "wires": group.backend,
     }
+    if memory := (first.memory_stats() or {}).get("bytes_limit"):
+        devices["device memory"] = f"{memory / 1e9:.1f} GB"
     prints = {**code_facts(), **{name: _digest(found) for name, found in content.items()}}
     return {
         "world_size": group.topology.world_size,
         "num_replicas": num_replicas(group.mesh),
-        "environment": {**machine(), **devices, **software()},
+        "environment": {**provenance(), **machine(), **devices, **software()},
         "fingerprint": prints,
     }
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from cyxjax.observe.report.curves import Point, powers, short, smoothed, thinned, ticks
 from cyxjax.observe.report.html import text
@@ -12,6 +13,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 12, 14, 44
 _SMOOTH_FROM = 40  # points: fewer are drawn as they are
 _LOG_FROM = 50.0  # a quantity that spans more than this is drawn by powers of ten
 NUM_COLOURS = 10
+_MOST_COLUMNS = 60  # of values under the pointer
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ def line_chart(
     if not points:
         return ""
     area = _Area.around(points, may_log)
-    drawn = [_grid(area), *(_mark(area, mark) for mark in marks), *(_line(area, line) for line in lines)]
+    drawn = [_grid(area), *(_line(area, line) for line in lines), _values(area, lines)]
+    drawn += [_mark(area, mark) for mark in marks]  # last: what lies on top shows its title
     legend = "".join(_key(line) for line in lines)
     last = "; ".join(f"{line.label}: last {short(line.points[-1][1])}" for line in lines if line.points)
     scale, told = " (log scale)" if area.log else "", text(f"{title} over steps. {last}")
@@ -159,6 +162,28 @@ def _path(area: _Area, points: Sequence[Point], style: str) -> str:
         return ""
     places = " ".join(f"{area.x(x):.1f},{area.y(y):.1f}" for x, y in points)
     return f'<polyline class="{style}" points="{places}"/>'
+
+
+def _values(area: _Area, lines: Sequence[Line]) -> str:
+    """Columns that cover the plot, each with the values of its place as a title: shown under the pointer."""
+    steps = sorted({x for line in lines for x, _ in line.points})
+    steps = steps[:: -(-len(steps) // _MOST_COLUMNS)] if steps else []
+    edges = [
+        _LEFT,
+        *((area.x(one) + area.x(next_one)) / 2 for one, next_one in pairwise(steps)),
+        _WIDTH - _RIGHT,
+    ]
+    columns = []
+    for step, (left, right) in zip(steps, pairwise(edges), strict=False):
+        near = {line.label: min(line.points, key=lambda p: abs(p[0] - step)) for line in lines if line.points}
+        said = "\n".join(
+            [f"step {short(step)}", *(f"{label} {short(value)}" for label, (_, value) in near.items())]
+        )
+        columns.append(
+            f'<rect class="values" x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" '
+            f'height="{_HEIGHT - _TOP - _BOTTOM}"><title>{text(said)}</title></rect>'
+        )
+    return "".join(columns)
 
 
 def _mark(area: _Area, mark: Mark) -> str:

@@ -4,7 +4,7 @@ import math
 import re
 from datetime import UTC, datetime
 
-from cyxjax.observe.lines import span
+from cyxjax.observe.lines import counted, span
 from cyxjax.observe.report.curves import short
 from cyxjax.observe.report.facts import RunFacts, number
 from cyxjax.observe.report.html import said, text
@@ -20,7 +20,8 @@ def headline(run: RunFacts) -> str:
         return f"No history.json: the run is under way, or was cut short; step {steps:,.0f} was recorded."
     how = f"Stopped by {history.stopped_by}" if history.stopped_by else "Finished"
     took = span(history.total_time_seconds)
-    return f"{how}: {len(history.train_losses)} epochs, {history.num_steps:,} steps in {took}."
+    done = f"{counted(len(history.train_losses), 'epoch')}, {counted(history.num_steps, 'step')}"
+    return f"{how}: {done} in {took}."
 
 
 def results(run: RunFacts) -> dict[str, float]:

@@ -19,6 +19,7 @@ _SINGLE = {  # curves drawn alone, under these titles
     "grad_norm": "gradient norm (before clipping)",
     "samples_per_second": "samples/s",
 }
+_EXACT = ("learning_rate",)  # nothing to smooth: each value is what was used
 _CAUSES = {  # of goodput.json, in an order that gives each the same colour on every page
     "step": "steps that count",
     "compile": "compile",
@@ -93,9 +94,7 @@ def _plots(run: RunFacts) -> str:
         (of_classes if outcome.by_class(name) else plots).append(drawn)
     for name, title in _SINGLE.items():
         curve = run.curves.get(name) or run.curves.get(f"train_{name}", _NONE)
-        line = Line(
-            name.replace("_", " "), curve.points, 2, broken=curve.broken, smooth=name != "learning_rate"
-        )
+        line = Line(name.replace("_", " "), curve.points, 2, broken=curve.broken, smooth=name not in _EXACT)
         plots.append(line_chart(title, [line], marks, may_log=_may_log(name)))
     drawn = _gathered(plots, of_classes)
     return f"{_legend(marks)}{drawn}" if drawn else ""
@@ -278,7 +277,7 @@ def _overlaid(runs: Sequence[RunFacts]) -> str:
     for name, title in _SINGLE.items():
         curves = [run.curves.get(name) or run.curves.get(f"train_{name}", _NONE) for run in runs]
         lines = [
-            Line(r.name, c.points, i, broken=c.broken)
+            Line(r.name, c.points, i, broken=c.broken, smooth=name not in _EXACT)
             for i, (r, c) in enumerate(zip(runs, curves, strict=True))
         ]
         plots.append(line_chart(title, lines, may_log=_may_log(name)))

@@ -25,6 +25,7 @@ svg{display:block;width:100%;height:auto}svg text{font-size:13px;fill:var(--soft
 svg.bar{height:34px;border-radius:6px}
 .grid{stroke:var(--rule);fill:none}.line{fill:none;stroke:var(--c);stroke-width:2;stroke-linejoin:round}
 .line.dashed{stroke-dasharray:6 4}.faint{opacity:.3;stroke-width:1}.dot{fill:var(--c)}.fill{fill:var(--c)}
+.values{fill:transparent}.values:hover{fill:var(--soft);fill-opacity:.12}
 svg text.bad{fill:var(--bad);font-weight:bold}
 .mark{stroke:var(--soft);fill:none}.mark.save{stroke-width:2}.mark.resume{stroke-dasharray:3 3}
 .mark.restart{stroke:var(--c6);stroke-dasharray:3 3}.mark.rollback{stroke:var(--bad)}

@@ -15,7 +15,7 @@ from cyxjax.observe.events import EventLog, read_events
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.media import png
 from cyxjax.observe.report import confusion, samples
-from cyxjax.observe.report.chart import NUM_COLOURS
+from cyxjax.observe.report.chart import NUM_COLOURS, Line, line_chart
 from cyxjax.observe.report.confusion import confusion_matrix
 from cyxjax.observe.report.curves import Curve, CurveMaker, powers, short, smoothed, thinned, ticks
 from cyxjax.observe.report.facts import Audit, RunFacts, flat, read_facts
@@ -375,3 +375,11 @@ def test_a_script_reads_what_came_out_and_nothing_is_drawn(tmp_path, capsys):
     assert (told["starts"][0]["world_size"], told["starts"][0]["ended"]) == (2, False)
     assert told["audit"].keys() == {"good", "lines"}
     assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_plot_shows_its_values_under_the_pointer():
+    lines = [Line("training loss", [(0.0, 2.0), (10.0, 1.0)]), Line("validation loss", [(10.0, 1.5)])]
+    drawn = line_chart("loss", lines)
+    assert "<title>step 10\ntraining loss 1\nvalidation loss 1.5</title>" in drawn
+    many = line_chart("loss", [Line("training loss", [(float(x), 1.0 + x) for x in range(1000)])])
+    assert 30 <= many.count('class="values"') <= 60
