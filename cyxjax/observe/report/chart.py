@@ -176,12 +176,11 @@ def _values(area: _Area, lines: Sequence[Line]) -> str:
     columns = []
     for step, (left, right) in zip(steps, pairwise(edges), strict=False):
         near = {line.label: min(line.points, key=lambda p: abs(p[0] - step)) for line in lines if line.points}
-        said = "\n".join(
-            [f"step {short(step)}", *(f"{label} {short(value)}" for label, (_, value) in near.items())]
-        )
+        values = ", ".join(f"{label} {short(value)}" for label, (_, value) in near.items())
+        title = text(f"step {short(step)}: {values}")
         columns.append(
             f'<rect class="values" x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" '
-            f'height="{_HEIGHT - _TOP - _BOTTOM}"><title>{text(said)}</title></rect>'
+            f'height="{_HEIGHT - _TOP - _BOTTOM}"><title>{title}</title></rect>'
         )
     return "".join(columns)
 

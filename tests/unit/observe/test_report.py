@@ -380,6 +380,6 @@ def test_a_script_reads_what_came_out_and_nothing_is_drawn(tmp_path, capsys):
 def test_a_plot_shows_its_values_under_the_pointer():
     lines = [Line("training loss", [(0.0, 2.0), (10.0, 1.0)]), Line("validation loss", [(10.0, 1.5)])]
     drawn = line_chart("loss", lines)
-    assert "<title>step 10\ntraining loss 1\nvalidation loss 1.5</title>" in drawn
+    assert "<title>step 10: training loss 1, validation loss 1.5</title>" in drawn
     many = line_chart("loss", [Line("training loss", [(float(x), 1.0 + x) for x in range(1000)])])
     assert 30 <= many.count('class="values"') <= 60
