@@ -39,7 +39,7 @@ def evaluate(argv: Sequence[str]) -> int:
     def use(run: Any) -> None:
         from cyxjax.core.metrics import numbers
         from cyxjax.train.start.named import data_of
-        from cyxjax.train.stored.tables import check_columns
+        from cyxjax.train.stored.tables import check_classes, check_columns
 
         if given.root is None:
             splits = run.data
@@ -47,6 +47,7 @@ def evaluate(argv: Sequence[str]) -> int:
             data = run.config.data.model_copy(update={"root": given.root})
             splits = data_of(run.config.model_copy(update={"data": data}))
             check_columns(given.root, splits.info.column_names, run.info.column_names)
+            check_classes(given.root, splits.info.class_names, run.info.class_names)
         samples = getattr(splits, given.part)
         found = run.trainer.evaluate_metrics(
             samples, batch_size=given.batch_size, max_batches=given.max_batches

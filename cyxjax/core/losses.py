@@ -16,7 +16,7 @@ import optax
 from cyxjax.core.makers import maker_of
 from cyxjax.core.objective.loss_forms import check_form, check_shape, refuse_complex
 from cyxjax.core.rows import by_sample
-from cyxjax.core.trees import kind_of
+from cyxjax.core.trees import as_labels, kind_of
 from cyxjax.errors import ConfigError, DataError
 
 PyTree = Any
@@ -83,7 +83,8 @@ def _one_hot(labels: jax.Array, classes: int) -> jax.Array:
 
 @dataclass(frozen=True)
 class CrossEntropyLoss(Loss):
-    """-log softmax(output)[target] for logits (B, ..., C) and labels (B, ...) or probabilities (B, ..., C).
+    """-log softmax(output)[target] for logits (B, ..., C) and labels (B, ...), integers or
+    booleans, or probabilities (B, ..., C).
 
     Source: torch.nn.CrossEntropyLoss (classes last, as in Flax, where torch has them second). A batch in
     which nothing counts has loss 0, where torch has NaN.
@@ -106,7 +107,7 @@ class CrossEntropyLoss(Loss):
     def per_example(self, output: jax.Array, target: jax.Array) -> Any:
         """With `weight` or `ignore_index` and labels: (values, weights), (B, ...) each."""
         refuse_complex(self, output, target)
-        logits = output.astype(jnp.float32)
+        logits, target = output.astype(jnp.float32), as_labels(target)
         if jnp.issubdtype(target.dtype, jnp.integer):
             check_shape(self, output, target, target.shape == output.shape[:-1])
             if self.weight is not None or self.ignore_index is not None:
@@ -151,6 +152,7 @@ class NLLLoss(Loss):
     """-output[target]; output (B, ..., C) log-probabilities, target (B, ...) labels."""
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
+        target = as_labels(target)
         labels = jnp.issubdtype(target.dtype, jnp.integer) and target.shape == output.shape[:-1]
         check_shape(self, output, target, labels)
         return _rows(-jnp.take_along_axis(output, _no_class_is_nan(target)[..., None], axis=-1))

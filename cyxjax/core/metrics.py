@@ -15,6 +15,7 @@ import numpy as np
 from cyxjax.core.objective.foreign_metrics import as_statistic, unpacked
 from cyxjax.core.rows import Losses, loss_rows, weighed
 from cyxjax.core.statistics import Packed
+from cyxjax.core.trees import as_labels
 from cyxjax.errors import ConfigError, DataError
 
 PyTree = Any
@@ -32,10 +33,11 @@ def accuracy(
     """1 where the largest logit (or the sign of a single one) is the label, averaged over positions.
 
     ignore_index: a label that counts nothing; then (values, weights) are given.
-    None unless target holds integer labels, or 0/1 of the output's shape is not what it holds.
+    None unless target holds integer or boolean labels, or 0/1 of the output's shape is not what it holds.
     """
     if not isinstance(output, jax.Array) or not isinstance(target, jax.Array):
         return None
+    target = as_labels(target)
     if not jnp.issubdtype(target.dtype, jnp.integer) or output.shape[:-1] != target.shape:
         return None
     hit = (jnp.argmax(output, -1).astype(target.dtype) == target).astype(jnp.float32)

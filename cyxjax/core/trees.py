@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 PyTree = Any
 
@@ -87,3 +88,8 @@ def bits_as_keys(tree: PyTree) -> PyTree:
         return jax.random.wrap_key_data(node.bits, impl=node.impl) if is_key else node
 
     return jax.tree.map(one, tree, is_leaf=lambda node: isinstance(node, KeyBits))
+
+
+def as_labels(target: jax.Array) -> jax.Array:
+    """`target`; booleans, which are labels of two classes, as int32."""
+    return target.astype(jnp.int32) if target.dtype == bool else target

@@ -11,7 +11,6 @@ from cyxjax.data import bundled, files, images, text
 from cyxjax.data.extras import tables
 from cyxjax.data.sources import as_dataset
 from cyxjax.data.splits import DatasetInfo, Splits, Task, split_rows
-from cyxjax.data.targets.naming import class_names_of, with_classes, with_names
 from cyxjax.errors import ConfigError, DataError, nearest
 from cyxjax.plugins import checked_kinds, named
 
@@ -65,15 +64,13 @@ def as_splits(name: str, found: Any) -> Splits:
     Raises: DataError for anything else.
     """
     if isinstance(found, Splits):
-        return _named(found)
+        return found
     if not isinstance(found, tuple | list) or len(found) != 3:
         raise DataError(
             f"data set {name!r} gave a {type(found).__name__}; expected cx.data.Splits, or three of (inputs, "
             "targets): train, validation, test. HINT: return (train, val, test)."
         )
     train, val, test = map(as_dataset, found)
-    names = class_names_of(train)
-    val, test = with_classes(val, names), with_classes(test, names)
     inputs, targets = train.take(np.zeros(1, np.int64))
     every = getattr(train, "targets", None)
     if not isinstance(every, np.ndarray) or not isinstance(inputs, np.ndarray):
@@ -84,20 +81,7 @@ def as_splits(name: str, found: Any) -> Splits:
     whole = every.dtype.kind in "biu"
     width = int(every.max()) + 1 if whole else int(np.prod(targets.shape[1:], dtype=int))
     task: Task = "classification" if whole else "regression"
-    width = max(width, len(names))
-    return Splits(train, val, test, DatasetInfo(name, task, width, inputs.shape[1:], class_names=names))
-
-
-def _named(splits: Splits) -> Splits:
-    """`splits`, each part with the table its labels count in, where they are one class a sample."""
-    names = splits.info.class_names
-    if not names:
-        return splits
-    targets = splits.train.take(np.zeros(1, np.int64))[1]
-    if not isinstance(targets, np.ndarray) or targets.ndim > 1 or targets.dtype.kind not in "iu":
-        return splits
-    train, val, test = [with_names(part, names) for part in splits[:3]]
-    return Splits(train, val, test, splits.info)
+    return Splits(train, val, test, DatasetInfo(name, task, width, inputs.shape[1:]))
 
 
 def _root(name: str, loader: Loader, root: str | Path | None) -> tuple[Path, ...]:

@@ -23,7 +23,6 @@ import numpy as np
 from cyxjax.data.columns import leaves
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset, Dataset, Subset
-from cyxjax.data.targets.naming import class_names_of
 
 Summary = list[Any]  # of a leaf: its type and shape, then what its values come to
 MAX_RECORDS = 24
@@ -32,7 +31,6 @@ MAX_MAPPED_BYTES = 1 << 30  # of mapped files that are read whole: they may lie 
 _SLICE_BYTES = 1 << 20  # of an array in one checksum
 _TOLERANCE = 1e-5
 _WEIGHTS = np.arange(1.0, 18.0)
-_SHOWN = 6  # classes
 _EPOCH = 2**31 - 1  # an order that no training epoch has
 
 
@@ -42,7 +40,6 @@ def content_of(dataset: Dataset, most: int = MAX_RECORDS) -> dict[str, Any]:
     Checkpoints of cyxjax 0.2.0 have sums under "whole", which are not compared, in place of the digests.
     """
     content = {"samples": len(dataset), "records": _records(dataset, most)}
-    content["classes"] = list(class_names_of(dataset))
     arrays = _arrays(dataset)
     if arrays is not None:
         content["bytes"] = [[_kind(leaf, len(dataset)), digest(leaf, rows)] for leaf, rows in arrays]
@@ -107,8 +104,6 @@ def find_difference(
     room = 0.0 if to_the_bit else _TOLERANCE
     if a["samples"] != b["samples"]:
         return "the number of samples", str(a["samples"]), str(b["samples"])
-    if "classes" in a and "classes" in b and a["classes"] != b["classes"]:
-        return "the classes of labels that are words", _names(a["classes"]), _names(b["classes"])
     for name in a["records"]:
         if name in b["records"] and (found := _differ(a["records"][name], b["records"][name], room)):
             return f"sample {name}", *found
@@ -121,22 +116,6 @@ def find_difference(
 
 def _is_float(summary: Summary) -> bool:
     return str(summary[0]).startswith(("float", "bfloat", "complex"))
-
-
-def in_form_of(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """`now` with what `then` says of leaves that have another type or shape there.
-
-    Of targets that were read as words, or a row a class, there is kept what was trained on.
-    """
-    records = {name: _formed(then["records"].get(name), found) for name, found in now["records"].items()}
-    kept = {"bytes": _formed(then["bytes"], now["bytes"])} if "bytes" in now and "bytes" in then else {}
-    return {"samples": now["samples"], "records": records, **kept}
-
-
-def _formed(then: list[Summary] | None, now: list[Summary] | None) -> list[Summary] | None:
-    if then is None or now is None or len(then) != len(now):
-        return then
-    return [b if a[0] == b[0] else a for a, b in zip(then, now, strict=True)]
 
 
 def drawn_anew(content: Mapping[str, Any]) -> list[str]:
@@ -233,11 +212,6 @@ def _alike(a: Summary, b: Summary, tolerance: float) -> bool:
     (kind, total, scale), (kind_b, total_b, scale_b) = a[:3], b[:3]
     room = (tolerance or _TOLERANCE) * max(scale, scale_b)
     return kind == kind_b and abs(total - total_b) <= room and abs(scale - scale_b) <= room
-
-
-def _names(classes: list[str]) -> str:
-    shown = ", ".join(classes[:_SHOWN]) + ", ..." * (len(classes) > _SHOWN)
-    return f"{shown} (crc {zlib.crc32(repr(classes).encode()):08x})" if classes else "none"
 
 
 def _text(summaries: list[Summary] | None) -> str:

@@ -69,11 +69,19 @@ def _kept(item: Any) -> Any:
     return map_leaves(lambda leaf: leaf.copy() if type(leaf) is np.ndarray else leaf, item)
 
 
-def refuse_words(array: np.ndarray) -> None:
-    """Raises: DataError saying how words become labels where not all of them are known beforehand."""
+def holds_strings(array: np.ndarray) -> bool:
+    """Whether values are strings, or objects of which one is."""
+    if array.dtype.kind == "O":
+        return any(isinstance(one, str | bytes) for one in array.flat)
+    return array.dtype.kind in "UST"
+
+
+def refuse_strings(array: np.ndarray) -> None:
+    """Raises: DataError with the line that makes integer labels of strings."""
+    found = next((one for one in array.flat if isinstance(one, str | bytes)), "")
     raise DataError(
-        f"words, such as {str(array.reshape(-1)[0])!r}, where numbers are expected. HINT: names = "
-        "sorted(set(words)), then names.index(word); only targets of arrays and frames are made classes here."
+        f"found strings, such as {found!r}; expected numbers, and integers as labels. "
+        "HINT: class_names, y = np.unique(y, return_inverse=True)."
     )
 
 
@@ -104,8 +112,8 @@ def stack(items: list[Any], indices: Sequence[int]) -> Any:
         )
         raise DataError(f"{_odd_one(items, indices)}. HINT: {hint}, or pad them.") from error
     for _, leaf in leaves(whole):
-        if leaf.dtype.kind in "US":
-            refuse_words(leaf)
+        if holds_strings(leaf):
+            refuse_strings(leaf)
     return whole
 
 

@@ -19,19 +19,16 @@ class Watch:
         self.num_classes: int | None = None
         self.what = ""
         self.ignore_index: int | None = None
-        self.form: Callable[[Any], Any] = lambda targets: targets  # how what is read becomes labels
         self.takes: Callable[[Any, Any, str], None] | None = None  # raises for a form it cannot take
         self._forms: set[Any] = set()
 
-    def _looked(self, inputs: Any, targets: Any, where: str, ids: np.ndarray | None = None) -> Any:
-        """The targets as labels. Raises: DataError for a label that names no output, and as `takes` does."""
-        targets = self.form(targets)
+    def _looked(self, inputs: Any, targets: Any, where: str, ids: np.ndarray | None = None) -> None:
+        """Raises: DataError for a label that names no output, and as `takes` does."""
         if self.takes is not None and (form := form_of(inputs, targets)) not in self._forms:
             self.takes(inputs, targets, f"{self.what}{where}")
             self._forms.add(form)
         if self.num_classes is not None:
             _refuse(np.asarray(targets), self.num_classes, f"{self.what}{where}", self.ignore_index, ids)
-        return targets
 
 
 def form_of(inputs: Any, targets: Any) -> tuple[Any, ...]:
@@ -53,7 +50,8 @@ class WatchedDataset(Watch):
     def take(self, indices: np.ndarray) -> tuple[Any, Any]:
         """As of the dataset. Raises: DataError for a label that names no output."""
         inputs, targets = self.dataset.take(indices)
-        return inputs, self._looked(inputs, targets, "", indices)
+        self._looked(inputs, targets, "", indices)
+        return inputs, targets
 
 
 class WatchedLoader(Watch):
@@ -65,7 +63,6 @@ class WatchedLoader(Watch):
     def __init__(self, loader: Any):
         super().__init__()
         self.loader = loader
-        self.class_names: tuple[str, ...] | None = None  # None: those of the loader
 
     def __getattr__(self, name: str) -> Any:
         if name in ("loader", "take"):  # tf.data has a `take` which is no Dataset's
@@ -78,7 +75,8 @@ class WatchedLoader(Watch):
     def watch(self, batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """(inputs, targets) of each batch. Raises: DataError for a label that names no output."""
         for number, (inputs, targets) in enumerate(as_batches(batches)):
-            yield inputs, self._looked(inputs, targets, f": batch {number}")
+            self._looked(inputs, targets, f": batch {number}")
+            yield inputs, targets
 
 
 def watched(data: Any) -> Any:

@@ -7,8 +7,6 @@ import numpy as np
 
 from cyxjax.data.columns import map_leaves
 from cyxjax.data.sources import Dataset, as_dataset
-from cyxjax.data.targets.classes import Names
-from cyxjax.data.targets.naming import class_names_of, with_classes
 from cyxjax.errors import ConfigError, DataError
 
 _STEP = (5**0.5 - 1) / 2  # of the golden ratio: any stretch holds the shares to within a few samples
@@ -23,8 +21,7 @@ class Mixture:
     """
 
     def __init__(self, datasets: Sequence[Any], weights: Sequence[float], num_samples: int | None = None):
-        given: list[Dataset] = [as_dataset(one) for one in datasets]
-        self._parts, self.class_names = _in_one_table(given)
+        self._parts: list[Dataset] = [as_dataset(one) for one in datasets]
         shares = np.asarray(weights, np.float64)
         if len(shares) != len(self._parts) or not len(shares) or not (shares > 0).all():
             raise ConfigError(
@@ -62,19 +59,6 @@ class Mixture:
             raise DataError(
                 f"the data sets of a mixture have samples of unlike form: {err}. HINT: one shape and dtype."
             ) from err
-
-
-def _in_one_table(parts: list[Dataset]) -> tuple[list[Dataset], Names]:
-    """(`parts`, counting in one table; its names). Raises: DataError for words beside numbers."""
-    tables = [class_names_of(part) for part in parts]
-    names = tables[0] if len(set(tables)) == 1 else tuple(sorted({one for table in tables for one in table}))
-    for part, table in zip(parts, tables, strict=True):
-        if names and not table:
-            raise DataError(
-                f"a mixture of data sets, one with words as labels, such as {names[0]!r}, and a "
-                f"{type(part).__name__} that names no classes. HINT: words, or numbers, in all."
-            )
-    return [with_classes(part, names) for part in parts], names
 
 
 def _joined(leaves: Sequence[np.ndarray]) -> np.ndarray:

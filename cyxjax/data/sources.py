@@ -16,8 +16,7 @@ import numpy as np
 from cyxjax.data.columns import Columns, leaves, map_leaves, split
 from cyxjax.data.extras.frames import is_frame, of_frame
 from cyxjax.data.extras.gather import rows
-from cyxjax.data.items import ItemDataset, refuse_batches, refuse_words
-from cyxjax.data.targets.classes import named_labels
+from cyxjax.data.items import ItemDataset, holds_strings, refuse_batches, refuse_strings
 from cyxjax.errors import DataError
 
 
@@ -38,7 +37,6 @@ class ArrayDataset:
 
     inputs: Any
     targets: Any
-    class_names: tuple[str, ...] = ()  # of labels that were words or categories, in their order
 
     def __post_init__(self) -> None:
         lengths = {name: _length(name, leaf) for name, leaf in self._leaves()}
@@ -134,11 +132,11 @@ def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
     elif isinstance(getattr(data, "tensors", None), tuple):  # torch's TensorDataset
         data = data.tensors
     elif is_frame(data):
-        return _of_arrays(*of_frame(data, columns))
+        return ArrayDataset(*_arrays(of_frame(data, columns)))
     if type(data) is tuple and len(data) > 2 and all(type(one) is tuple for one in data):
         refuse_batches(list(data), columns)  # as inputs and targets each would be a pair of arrays
     if isinstance(data, tuple | Mapping):
-        return _of_arrays(*split(data, columns))
+        return ArrayDataset(*_arrays(split(data, columns)))
     if hasattr(data, "column_names") and hasattr(data, "with_format"):
         return TableDataset(data.with_format("numpy"), columns)
     if isinstance(data, Dataset):
@@ -157,14 +155,6 @@ def _refuse_path(path: Path) -> None:
         f"the path {str(path)!r}, which is not read by itself. HINT: data = cx.load_dataset({name!r}, "
         f"{str(path)!r}), then fit(data.train, data.val)."
     )
-
-
-def _of_arrays(inputs: Any, targets: Any) -> ArrayDataset:
-    """Arrays; words and categories among targets are labels, whose names are kept."""
-    found = None if targets is inputs else named_labels(targets)
-    if found is None:
-        return ArrayDataset(*_arrays((inputs, targets)))
-    return ArrayDataset(map_leaves(_as_array, inputs), *found)
 
 
 def _refuse(data: Any) -> Dataset:
@@ -231,11 +221,23 @@ def _as_array(leaf: Any) -> Any:
         )
     if array.dtype.kind == "O":
         array = _plain(array)
-    if array.dtype.kind in "US":
-        refuse_words(array)
+    if holds_strings(array):
+        refuse_strings(array)
     if array.dtype.kind in "OMmV":
-        raise DataError(f"values of dtype {array.dtype}; expected numbers. HINT: encode them as integers.")
+        found = f"values of dtype {array.dtype}"
+        if array.dtype.kind == "O" and array.size:
+            odd = next((one for one in array.flat if not isinstance(one, int | float | np.number)), None)
+            found = f"a value of type {type(odd).__name__}"
+        raise DataError(f"found {found}; expected an array of numbers. HINT: {_to_numbers(leaf)}.")
     return array
+
+
+def _to_numbers(leaf: Any) -> str:
+    if hasattr(leaf, "toarray"):
+        return "a sparse matrix becomes an array with .toarray()"
+    if hasattr(leaf, "column_names"):
+        return "data sets in a dict are given apart, fit(data['train'], data['validation'])"
+    return "convert it with np.asarray(values, np.float32)"
 
 
 def _plain(array: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 
 from cyxjax.core.model.adapter import is_module_of
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.data.items import refuse_words
+from cyxjax.data.items import refuse_strings
 from cyxjax.distributed.agreement import describe, leaf_type
 from cyxjax.errors import DataError
 from cyxjax.models.sequential import SequentialModel
@@ -42,10 +42,10 @@ def as_rows(inputs: PyTree) -> tuple[PyTree, int]:
 
 
 def no_words(target: PyTree) -> PyTree:
-    """`target`. Raises: DataError for words: what is given batch by batch has no table of classes."""
+    """`target`. Raises: DataError for strings."""
     for leaf in jax.tree.leaves(target):
         if isinstance(leaf, str) or getattr(getattr(leaf, "dtype", None), "kind", "") in (*"OSUT",):
-            refuse_words(np.asarray(leaf))
+            refuse_strings(np.asarray(leaf))
     return target
 
 

@@ -171,7 +171,7 @@ def _prepared(config: TrainConfig) -> Experiment:
 def trainer_of(config: TrainConfig, info: DatasetInfo) -> DistributedTrainer:
     """An untrained trainer of what `config` names, for data such as `info` says. Raises: ConfigError."""
     loss = loss_of(config, info)
-    return DistributedTrainer(
+    trainer = DistributedTrainer(
         model_of(config, info),
         loss,
         optimizer_of(config, loss),
@@ -179,6 +179,8 @@ def trainer_of(config: TrainConfig, info: DatasetInfo) -> DistributedTrainer:
         callbacks=callbacks_of(config),
         augment=augment_of(config),
     )
+    trainer.class_names = info.class_names
+    return trainer
 
 
 def stored_info(config: TrainConfig) -> DatasetInfo:

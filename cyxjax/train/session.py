@@ -12,7 +12,7 @@ from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.core.model.lora import merged
 from cyxjax.core.step import TrainState
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.errors import ConfigError, GroupError, NotSavedError
+from cyxjax.errors import CheckpointError, ConfigError, GroupError, NotSavedError
 from cyxjax.launch import environment
 from cyxjax.launch.backend import programs
 from cyxjax.launch.heartbeat import beat
@@ -32,7 +32,6 @@ from cyxjax.train.start.build import Built, Recipe
 from cyxjax.train.start.dispatch import check_apart, check_flags, check_repeats, check_threads
 from cyxjax.train.start.prepare import Prepared, check_run, first_run, for_fit, for_inputs, next_run
 from cyxjax.train.state import other_state
-from cyxjax.train.state.classes import ClassTable
 from cyxjax.train.state.present import UNTRAINED, Present
 
 PyTree = Any
@@ -59,7 +58,7 @@ class Session:
         self._own_code: dict[str, str] = {}  # the user's files that it runs
         self._probed: set[Any] = set()  # kinds of targets whose loss was shown to be a mean over samples
         self._told: list[str] = []  # of the values that training begins with
-        self.classes = ClassTable(warn_on_stderr if self.is_master else lambda text: None)
+        self.class_names: tuple[str, ...] = ()  # in the order of the model's outputs
         self.loss_spike: dict[str, Any] = {}  # what the watch on the loss had seen at the checkpoint, by now
         self._origin: dict[str, Any] = {}  # what the checkpoint that was restored said of itself
 
@@ -118,7 +117,7 @@ class Session:
             programs.keep(config.compile_cache, tell=self.is_master)
         tape = self.ledger.open()
         tape.marks = self.marks
-        kept: Any = {"remat": self.remat, "last": self._prepared, "classes": self.classes}
+        kept: Any = {"remat": self.remat, "last": self._prepared}
         prepared = for_fit(self.recipe, self.mesh, data, config, tape, schedule=schedule, **kept)
         assert prepared.data is not None
         if prepared.settings.saving.resume == "must" and not self._loaded:
@@ -132,7 +131,6 @@ class Session:
         check_run(prepared, self.run_state.state, self.recipe, self.mesh, self.taker())
         self.content = same_run.compared(self.group, prepared, self.run_state.state, self._exact)
         check_repeats(prepared.settings.exactness, self.content)
-        self.classes.trained_on(prepared.data.train)
         self._own_code = changed.own_code()
         return prepared
 
@@ -223,8 +221,6 @@ class Session:
             checkpointer = resume.restorer_for(folder, self.group, saves=saving.saves)
         if checkpointer and self.restore(checkpointer, in_place=True):
             self.resumed = True
-            assert self.prepared.data is not None
-            self.classes.tell_of_numbers("training data", self.prepared.data.train)
             place = self.run_state.position
             exact.judge_step(checkpointer.directory, place.step, settings, self.group, warn_on_stderr)
             console.note(
@@ -266,7 +262,13 @@ class Session:
         self._stored_exact, self.loss_spike = meta.get("exact", {}), meta.get(loss_spike.META, {})
         topology = self.group.topology
         self.marks.restore(meta, topology.rank, topology.world_size)
-        self.classes.restore(tuple(meta.get("classes", ())), changed.same_data(meta, self.content))
+        names = tuple(meta.get("classes", ()))
+        if names and self.class_names and names != self.class_names:
+            raise CheckpointError(
+                f"the checkpoint has the classes {', '.join(names)}; this run {', '.join(self.class_names)}. "
+                "HINT: train on the classes of the checkpoint, or begin anew (resume: never)."
+            )
+        self.class_names = self.class_names or names
         self._origin = meta
         self.ledger.restore(meta, moment.position)
         history.world_size, history.num_replicas = self.group.topology.world_size, num_replicas(self.mesh)
@@ -285,5 +287,5 @@ class Session:
         said = resume.to_meta(run_state, self.history, told, self.prepared.inputs)
         said |= changed.to_meta(self.content, self._own_code) | {"metrics": list(self.recipe.metrics.names)}
         said |= self.marks.meta(run_state.position)
-        said |= {"classes": list(self.classes.names)} if self.classes.names else {}
+        said |= {"classes": list(self.class_names)} if self.class_names else {}
         return said | self.ledger.meta(run_state) | ({"exact": self._exact} if self._exact else {})

@@ -36,7 +36,7 @@ from cyxjax.train.start import same_run, whole_batch
 from cyxjax.train.start.build import Recipe
 from cyxjax.train.start.dispatch import dispatch_for
 from cyxjax.train.start.movers import movers_of
-from cyxjax.train.start.prepare import Prepared, shape_of_output
+from cyxjax.train.start.prepare import Prepared
 from cyxjax.train.state.present import handed_out_after_errors
 
 PyTree = Any
@@ -149,11 +149,9 @@ class DistributedTrainer(GivenOnce):
         """
         dataset = fit_data.for_evaluation(fit_data.paired(X, y))
         same_run.refuse_other_samples(self._group, "evaluate", dataset)
-        dataset = self._session.classes.of_evaluation(dataset)
         looked = check_data.first_step(FitData(dataset, None, not fit_data.is_loader(dataset)))
         self._own.refuse_set()
         self._session.ensure(check_data.one_input(looked))
-        looked = check_data.in_form(looked, self.recipe.loss, lambda: shape_of_output(self._session.prepared))
         dataset = check_data.labelled(looked, self._session.taker())
         step, size = self._session.prepared.settings.step, batch_size or self._session.built.batch_size
         shape = step.batch._replace(batch_size=size)
@@ -250,12 +248,12 @@ class DistributedTrainer(GivenOnce):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes in the order of the outputs, where labels were words or categories; else ()."""
-        return self._session.classes.names or ()
+        """Names of the classes in the order of the outputs, where they were set; checkpoints hold them."""
+        return self._session.class_names
 
     @class_names.setter
     def class_names(self, names: tuple[str, ...]) -> None:
-        self._session.classes.names = names
+        self._session.class_names = tuple(map(str, names))
 
     @property
     def loss(self) -> PerExample:

@@ -24,18 +24,12 @@ def of_frame(frame: Any, columns: Columns) -> tuple[Any, Any]:
     else:
         found = {name: _numbers(name, column) for name, column in given.items()}
         inputs = found if columns.inputs else np.stack(list(found.values()), 1)
-    return inputs, inputs if targets is given else as_column(targets)
+    return inputs, inputs if targets is given else _array(targets)
 
 
 def matrix_of(frame: Any) -> np.ndarray:
     """All columns as one array (N, columns). Raises: DataError naming one that holds no numbers."""
     return np.stack([_numbers(str(name), frame[name]) for name in frame.columns], 1)
-
-
-def as_column(column: Any) -> Any:
-    """A column as an array; categories of pandas, and what may lack a value, as they are."""
-    keeps = hasattr(column, "cat") and hasattr(column, "array")
-    return column if keeps or hasattr(column, "isna") or hasattr(column, "is_null") else _array(column)
 
 
 def _array(column: Any) -> np.ndarray:

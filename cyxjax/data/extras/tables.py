@@ -12,7 +12,6 @@ from cyxjax.data.columns import TARGET_NAMES, Columns, split
 from cyxjax.data.items import ItemDataset
 from cyxjax.data.sources import ArrayDataset, Dataset, Subset, as_dataset
 from cyxjax.data.splits import DatasetInfo, Splits, Task, split_rows
-from cyxjax.data.targets.naming import class_names_of
 from cyxjax.errors import ConfigError, DataError, nearest
 from cyxjax.plugins import named
 
@@ -42,11 +41,15 @@ def load_parquet(
             )
     columns = {name: _column(root, name, table.column(name)) for name in table.column_names}
     given, targets = split_names(root, columns, target)
-    found = splits_of("parquet", as_dataset((given, targets)), task, **split)
+    names: tuple[str, ...] = ()
+    if targets.dtype.kind == "U":
+        classes, targets = np.unique(targets, return_inverse=True)
+        names, targets = tuple(classes.tolist()), targets.astype(np.int32)
+    found = splits_of("parquet", as_dataset((given, targets)), task, names, **split)
     label = target or next(name for name in TARGET_NAMES if name in columns)
-    names = tuple(name for name in columns if name != label)
-    one_each = isinstance(given, np.ndarray) and given.shape[1:] == (len(names),)
-    return found._replace(info=replace(found.info, column_names=names)) if one_each else found
+    inputs_of = tuple(name for name in columns if name != label)
+    one_each = isinstance(given, np.ndarray) and given.shape[1:] == (len(inputs_of),)
+    return found._replace(info=replace(found.info, column_names=inputs_of)) if one_each else found
 
 
 def split_names(root: Path, columns: dict[str, Any], target: str | None) -> tuple[Any, Any]:
@@ -145,9 +148,11 @@ class Decoded:
         return self._decode(self._source[index])
 
 
-def splits_of(name: str, whole: Dataset, task: Task | None = None, **split: Any) -> Splits:
-    """`whole` in three, class by class; whole numbers and words are classes, other numbers quantities."""
-    info = _info(name, whole, task)
+def splits_of(
+    name: str, whole: Dataset, task: Task | None = None, names: tuple[str, ...] = (), **split: Any
+) -> Splits:
+    """`whole` in three, class by class; whole numbers are classes, of `names`, other numbers quantities."""
+    info = _info(name, whole, task, names=names)
     targets = np.asarray(whole.targets) if isinstance(whole, ArrayDataset) else np.zeros(len(whole))
     if info.task == "regression" and isinstance(whole, ArrayDataset):
         whole = ArrayDataset(whole.inputs, targets.astype(np.float32).reshape(len(targets), -1))
@@ -167,7 +172,6 @@ def _info(
 ) -> DatasetInfo:
     inputs, targets = whole.take(np.zeros(1, np.int64))
     every = whole.targets if isinstance(whole, ArrayDataset) else None
-    names = names or class_names_of(whole)
     task = task or ("classification" if targets.dtype.kind in "biu" else "regression")
     if task == "classification" and num_classes is None:
         if every is None and not names:

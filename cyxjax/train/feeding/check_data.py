@@ -1,6 +1,5 @@
 """Whether samples, model, loss and metrics fit together: looked at before anything is compiled or written."""
 
-from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -12,7 +11,6 @@ from cyxjax.core.losses import BCEWithLogitsLoss
 from cyxjax.core.objective.task import takes_labels
 from cyxjax.data.labels import Watch, check_labels, watched
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
-from cyxjax.data.targets.forms import form_of, refuse_words, with_form
 from cyxjax.errors import DataError
 from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.feeding.taken import Taker
@@ -66,22 +64,6 @@ def _watch(data: Any, looked: tuple[PyTree, PyTree], taker: Taker, what: str) ->
         check_labels(data, *taker.metrics.labels(*looked), what, taker.metrics.ignore_index)
     if isinstance(data, Watch):
         data.what, data.takes = what, taker.look_again
-
-
-def in_form(data: FitData, loss: Any, output: Callable[[], PyTree]) -> FitData:
-    """`data` with the labels that `loss` takes, where its targets are yes and no or one-hot rows.
-
-    output: the shape of what the model gives for a sample. Raises: DataError for rows that are neither.
-    """
-    refuse_words(data.train, loss)
-    few = data.indexed and not hasattr(data.train, "targets")  # read by item: one is enough
-    targets = data.train.take(np.zeros(1, np.int64))[1] if few else telling_samples(data)[1]
-    form = form_of(loss, targets, output)
-    if form is None:
-        return data
-    first = tuple((inputs, form(targets)) for inputs, targets in data.first)
-    val = None if data.val is None else with_form(data.val, form)
-    return data._replace(train=with_form(data.train, form), val=val, first=first)
 
 
 def telling_samples(data: FitData) -> tuple[PyTree, PyTree]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cyxjax.data.content import find_difference, in_form_of
+from cyxjax.data.content import find_difference
 from cyxjax.errors import ConfigError
 from cyxjax.launch.program import code_facts, own_modules
 from cyxjax.train.hooks.callbacks import in_the_step
@@ -190,11 +190,7 @@ def changed_data(meta: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
     """A line for each of the data, as they are read, that are others than those `meta` was written with."""
     hint = "HINT: name the data of then (`data.root`), or train on these."
 
-    def told(kept: Mapping[str, Any]) -> list[str]:
-        formed = {name: in_form_of(then, data[name]) for name, then in kept["data"].items() if name in data}
-        return [f"{line} {hint}" for line in _other_data(kept, formed)]
-
-    return _read(meta, told)
+    return _read(meta, lambda kept: [f"{line} {hint}" for line in _other_data(kept, data)])
 
 
 def _read(meta: Mapping[str, Any], compare: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
@@ -205,15 +201,6 @@ def _read(meta: Mapping[str, Any], compare: Callable[[Mapping[str, Any]], list[s
         return compare(meta[META])
     except (KeyError, TypeError, ValueError, AttributeError):
         return ["WARNING: what the checkpoint says of its data and code cannot be read: not compared."]
-
-
-def same_data(meta: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
-    """Whether the numbers of the training data are known to be those that `meta` was written with."""
-    name = "training data"
-    then, now = dict(meta.get(META) or {}).get("data", {}).get(name), data.get(name)
-    if then is None or now is None:
-        return False
-    return find_difference({k: v for k, v in then.items() if k != "classes"}, now) is None
 
 
 def _other_data(kept: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[str]:

@@ -31,7 +31,6 @@ from cyxjax.train.settings import FirstValues, Settings, resolve
 from cyxjax.train.start.build import Built, Recipe, build, check_precision
 from cyxjax.train.start.init_from import taken
 from cyxjax.train.start.whole_batch import check_norms, check_same_params, check_whole_batch
-from cyxjax.train.state.classes import ClassTable
 
 PyTree = Any
 
@@ -57,11 +56,9 @@ def for_fit(
     schedule: Any,
     remat: str,
     last: Prepared | None,
-    classes: ClassTable,
 ) -> Prepared:
     """What `fit(*data, config)` needs; the compiled functions of `last` serve again if plans agree.
 
-    classes: of what was trained before; labels that are words count in them.
     Here the configuration ends: what comes after takes its parts.
     Raises: ConfigError and DataError for data and configuration that do not go together.
     """
@@ -71,14 +68,12 @@ def for_fit(
     refuse_idle_base(config)
     found = check_data.first_step(found, config.gradient_accumulation_steps)
     num_samples = len(found.train) if found.indexed else None
-    found = classes.of_fit(found)
     settings = resolve(config, num_replicas(mesh), num_samples, schedule=schedule, remat=remat)
     check_whole_batch(recipe.loss, settings, found)
     inputs = check_data.one_input(found)
     refuse_untaken_tuple(recipe.fns, inputs)
     one = for_inputs(recipe, mesh, settings, inputs, last)
     augment = check_augment(recipe.augment, one.inputs)
-    found = check_data.in_form(found, recipe.loss, lambda: shape_of_output(one))
     found = found._replace(keying=keying_for(recipe.augment, settings.seed))
     feed = build_feed(found, settings.step, settings.reading, mesh, tape)
     return one._replace(feed=feed, data=found, augment=augment)
@@ -91,13 +86,6 @@ def for_inputs(
     if last is not None and last.settings.step == settings.step:
         return Prepared(settings, last.built, inputs)
     return Prepared(settings, build(recipe, settings.step, mesh, inputs=inputs), inputs)
-
-
-def shape_of_output(prepared: Prepared) -> PyTree:
-    """Of the model, for one sample: nothing is computed."""
-    built, key = prepared.built, jax.random.key(0)
-    first = jax.eval_shape(built.fns.init, key, prepared.inputs)
-    return jax.eval_shape(lambda p, s, x: built.fns.apply(p, s, x, key, False)[0], *first, prepared.inputs)
 
 
 def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh, taker: Taker) -> None:

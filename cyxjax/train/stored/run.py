@@ -104,7 +104,6 @@ def load_run(path: str | Path, step: int | None = None) -> StoredRun:
     info = stored_info(config)
     trainer = trainer_of(config, info)
     trainer.load_checkpoint(str(config.checkpoint_path), step)
-    trainer.class_names = trainer.class_names or info.class_names  # of a version whose checkpoints had none
     return StoredRun(config, info, trainer)
 
 

@@ -64,6 +64,15 @@ def check_columns(path: object, found: Sequence[str], trained_on: Sequence[str])
         )
 
 
+def check_classes(path: object, found: Sequence[str], trained_on: Sequence[str]) -> None:
+    """Labels of named classes are their places among the names. Raises: ConfigError where these differ."""
+    if found and trained_on and tuple(found) != tuple(trained_on):
+        raise ConfigError(
+            f"{path}: its classes are {', '.join(found)}; the run was trained on {', '.join(trained_on)}: a "
+            "same label is another class. HINT: give samples of each of these classes."
+        )
+
+
 def _fitting(path: Path, name: str, array: np.ndarray, like: Any) -> np.ndarray:
     """`array` in the dtype the model was trained with. Raises: ConfigError where that is another kind."""
     shape = (len(array) if array.ndim else 0, *like.shape[1:])

@@ -121,15 +121,6 @@ def test_other_inputs_are_seen(other):
     assert difference(ArrayDataset(X, Y), ArrayDataset(np.ascontiguousarray(other), Y)) is not None
 
 
-def test_other_words_of_the_same_numbers_are_seen_and_what_kept_none_is_not_compared():
-    words = content_of(ArrayDataset(X, Y, ("no", "yes")))
-    what, first, second = find_difference(words, content_of(ArrayDataset(X, Y, ("no", "yep"))))
-    assert (what, first[:8], second[:8]) == ("the classes of labels that are words", "no, yes ", "no, yep ")
-    assert find_difference(words, content_of(ArrayDataset(X, Y)))[2] == "none"
-    del words["classes"]  # of a version before
-    assert find_difference(words, content_of(ArrayDataset(X, Y, ("no", "yep")))) is None
-
-
 def test_more_samples_are_told_as_such():
     assert difference(ArrayDataset(X, Y), ArrayDataset(X[:150], Y[:150])) == (
         "the number of samples",

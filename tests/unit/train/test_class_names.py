@@ -1,13 +1,13 @@
-"""The classes that words stand for: trained on, kept, and met again."""
+"""Labels are integers or booleans; the names of classes are an attribute that checkpoints keep."""
 
 import numpy as np
 import pytest
 
 import cyxjax as cx
-from cyxjax.errors import DataError
-from tests.support.trainers import VAL, X, Y, config, trainer, use_devices
+from cyxjax.errors import CheckpointError, DataError
+from tests.support.trainers import CLASSES, VAL, X, Y, config, trainer, use_devices
 
-NAMES = np.array(["cat", "dog", "emu"])
+NAMES = ("cat", "dog", "emu")
 
 
 @pytest.fixture(autouse=True)
@@ -15,115 +15,75 @@ def one_device(own_group):
     use_devices(1)
 
 
-def test_words_one_hot_rows_and_labels_train_alike_and_the_table_is_kept(tmp_path):
-    plain, words, hot = trainer(), trainer(), trainer()
-    expected = plain.fit(X, Y, *VAL, config())
-    said = words.fit(X, NAMES[Y], VAL[0], NAMES[VAL[1]].tolist(), config())
-    rows = hot.fit(X, np.eye(3)[Y], VAL[0], np.eye(3)[VAL[1]], config())
-    assert said.val_losses == rows.val_losses == expected.val_losses
-    assert said.val_accuracies == rows.val_accuracies == expected.val_accuracies
-    assert words.class_names == tuple(NAMES)
-    assert hot.evaluate(VAL[0], np.eye(3)[VAL[1]]) == plain.evaluate(*VAL)
-
-    # Another process: what it is asked holds two of the classes only, and counts as before.
-    words.save_checkpoint(str(tmp_path / "saved"))
-    again = trainer()
-    again.load_checkpoint(str(tmp_path / "saved"))
-    two = VAL[1] > 0
-    assert again.class_names == tuple(NAMES)
-    assert again.evaluate(VAL[0][two], NAMES[VAL[1][two]]) == plain.evaluate(VAL[0][two], VAL[1][two])
-    with pytest.raises(DataError, match="'fox' is none of the 3 classes trained on"):
-        again.evaluate(VAL[0][:1], ["fox"])
-    with pytest.raises(DataError, match="'fox' is none of the 3 classes"):
-        again.fit(X, np.where(Y == 0, "fox", NAMES[Y]), config())
+def test_booleans_are_the_labels_0_and_1():
+    yes, integers, booleans = Y == 1, trainer(), trainer()
+    expected = integers.fit(X, yes.astype(np.int64), VAL[0], (VAL[1] == 1).astype(np.int64), config())
+    found = booleans.fit(X, yes, VAL[0], VAL[1] == 1, config())
+    assert found.train_losses == expected.train_losses
+    assert found.val_losses == expected.val_losses
+    assert found.val_accuracies == expected.val_accuracies
+    items = [(x, bool(y)) for x, y in zip(X, yes, strict=True)]
+    assert trainer().fit(items, config()).train_losses == pytest.approx(expected.train_losses)
 
 
-def test_a_run_of_other_classes_does_not_go_on(tmp_path):
-    kept = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_epochs": 1, "resume": "auto"}
-    trainer().fit(X, NAMES[Y], config(epochs=1, **kept))
-    with pytest.raises(DataError, match="counts the classes cat, dog, emu; these data ant, dog, emu"):
-        trainer().fit(X, np.where(Y == 0, "ant", NAMES[Y]), config(**kept))
+def test_one_hot_rows_of_floats_are_probabilities_and_of_integers_are_refused():
+    rows = np.eye(CLASSES)[Y]
+    expected = trainer().fit(X, Y, config(shuffle=False)).train_losses
+    assert trainer().fit(X, rows, config(shuffle=False)).train_losses == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(DataError, match=r"argmax\(-1\)"):
+        trainer().fit(X, rows.astype(int), config())
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate", "loader"])
+def test_strings_are_refused_with_the_line_that_numbers_them(call):
+    words = np.array(NAMES)[Y]
+    calls = {
+        "fit": lambda: trainer().fit(X, words, config()),
+        "evaluate": lambda: trainer().evaluate(X, words),
+        "loader": lambda: trainer().fit(cx.data.Batches([(X[:8], words[:8])]), config()),
+    }
+    with pytest.raises(DataError, match=r"np\.unique\(y, return_inverse=True\)"):
+        calls[call]()
+    class_names, y = np.unique(words, return_inverse=True)
+    assert (tuple(class_names.tolist()), y.tolist()) == (NAMES, Y.tolist())
+
+
+def test_categories_of_a_frame_are_refused_alike():
+    pandas = pytest.importorskip("pandas", reason="pip install pandas")
+    frame = pandas.DataFrame({"a": X[:, 0], "label": pandas.Categorical(np.array(NAMES)[Y])})
+    for data in ((frame,), (X, frame["label"])):
+        with pytest.raises(DataError, match="np.unique"):
+            trainer().fit(*data, config())
+
+
+def test_class_names_lie_in_checkpoints(tmp_path):
+    one, other = trainer(), trainer()
+    one.class_names = NAMES
+    one.fit(X, Y, config())
+    one.save_checkpoint(str(tmp_path / "saved"))
+    other.load_checkpoint(str(tmp_path / "saved"))
+    assert other.class_names == NAMES
+    renamed = trainer()
+    renamed.class_names = ("ant", "dog", "emu")
+    with pytest.raises(CheckpointError, match="ant, dog, emu"):
+        renamed.load_checkpoint(str(tmp_path / "saved"))
 
 
 def test_per_class_metrics_of_an_experiment_have_the_names():
     from cyxjax.config.experiment import TrainConfig
-    from cyxjax.data.catalog import as_splits
+    from cyxjax.data.splits import DatasetInfo
     from cyxjax.train.start.named import metrics_of
 
-    pair = (X, NAMES[Y])
-    info = as_splits("own", (pair, pair, pair)).info
-    assert (info.class_names, info.num_classes) == (tuple(NAMES), 3)
+    info = DatasetInfo("own", "classification", 3, (6,), class_names=NAMES)
     names = metrics_of(TrainConfig(metrics=[{"name": "per_class", "options": {}}]), info).names
     assert {"recall_cat", "precision_emu"} <= set(names)
 
 
-def some(two):
-    """(inputs, words) of the samples `two`, by a loader whose order only its sampler knows."""
-    count = int(two.sum())
-    return cx.DataLoader((VAL[0][two], NAMES[VAL[1][two]]), batch_size=4, sampler=list(range(count)))
+def test_a_file_of_other_classes_is_not_evaluated():
+    from cyxjax.errors import ConfigError
+    from cyxjax.train.stored.tables import check_classes
 
-
-def test_words_are_refused_where_training_was_on_numbers(tmp_path):
-    """They were numbered anew at each call: two of three classes were other ones."""
-    one, again, two = trainer(), trainer(), VAL[1] > 0
-    with pytest.raises(DataError, match="words, such as 'dog', and nothing was trained: there is no table"):
-        one.evaluate(VAL[0][two], NAMES[VAL[1][two]])
-    one.fit(X, Y, config(epochs=1))
-    one.save_checkpoint(str(tmp_path / "saved"))
-    again.load_checkpoint(str(tmp_path / "saved"))
-    for known in (one, again):
-        for data in (
-            (VAL[0][two], NAMES[VAL[1][two]]),
-            (some(two),),
-            (cx.data.Mixture([some(two).dataset], [1]),),
-        ):
-            with pytest.raises(
-                DataError, match=r"words, such as 'dog', .*no table of classes\. HINT: train with the"
-            ):
-                known.evaluate(*data)
-        with pytest.raises(DataError, match="words, such as 'cat', .*no table of classes"):
-            known.prepare(X, NAMES[Y], config=config())
-    for labels in (Y, np.eye(3)[Y]):
-        with pytest.raises(DataError, match="words, such as 'cat', .*no table of classes"):
-            trainer().prepare(X, labels, VAL[0], NAMES[VAL[1]], config=config())
-
-
-def test_words_of_loaders_and_mixtures_count_in_the_table():
-    """Each numbered its own: 'dog', the first of two, was taken for 'cat'."""
-    two = VAL[1] > 0
-    here = config(epochs=1, shuffle=False)
-    expected = trainer().fit((X, Y), (VAL[0][two], VAL[1][two]), here).val_losses
-    one = trainer()
-    loader = cx.DataLoader((X, NAMES[Y]), batch_size=4, sampler=list(range(len(X))))
-    assert one.fit(loader, some(two), here).val_losses == pytest.approx(expected)
-    assert one.class_names == tuple(NAMES)
-    exact = pytest.approx(one.evaluate(VAL[0][two], NAMES[VAL[1][two]]))
-    assert one.evaluate(some(two)) == exact
-    assert one.evaluate(cx.data.Mixture([some(two).dataset], [1])) == exact
-    one.fit(some(two), here)  # its first step's batches too
-    assert one.class_names == tuple(NAMES)
-    odd = cx.DataLoader((X[:3], ["cat", "dog", "fox"]), sampler=[0, 1, 2])
-    with pytest.raises(DataError, match="label 'fox' is none of the 3 classes trained on"):
-        one.evaluate(odd)
-
-
-def test_numbers_after_words_are_said_once_with_the_table(capsys):
-    one = trainer()
-    one.prepare(X, NAMES[Y], *VAL, config=config())
-    said = capsys.readouterr().err
-    assert (
-        "validation data: labels that are numbers count in the classes trained on, which were words" in said
-    )
-    assert "0 is 'cat', 1 is 'dog', 2 is 'emu' (trainer.class_names)." in said
-    one.evaluate(*VAL)
-    one.evaluate(VAL[0], NAMES[VAL[1]])
-    assert "WARNING" not in capsys.readouterr().err
-
-
-def test_a_run_of_numbers_does_not_go_on_with_words(tmp_path):
-    kept = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_epochs": 1, "resume": "auto"}
-    trainer().fit(X, Y, config(epochs=1, **kept))
-    trainer().fit(X, NAMES[Y], config(epochs=1, **kept))  # the same numbers
-    two = Y > 0
-    with pytest.raises(DataError, match="checkpoint is of labels that were numbers; these data dog, emu"):
-        trainer().fit(X[two], NAMES[Y[two]], config(**kept))
+    check_classes("more.csv", NAMES, NAMES)
+    check_classes("more.npz", (), NAMES)
+    with pytest.raises(ConfigError, match="more.csv"):
+        check_classes("more.csv", NAMES[1:], NAMES)

@@ -74,7 +74,7 @@ def test_words_that_are_read_by_item_or_batch_are_refused_with_the_way():
         Loader(y=words),
         cx.data.Rows(list(zip(X, words, strict=True))),
     ):
-        with pytest.raises(DataError, match=r"words, such as 'ant'.*names.index\(word\)"):
+        with pytest.raises(DataError, match="'ant'.*np.unique"):
             fit(given)
 
 
@@ -112,12 +112,11 @@ class Table:
         raise AssertionError("columns are read one by one")
 
 
-def test_a_frame_alone_gives_its_numbers_as_one_array_and_words_as_classes():
-    words = np.array(["ant", "bee", "cat"])[Y]
-    found = fit_data.parse((Table(a=X[:, 0], b=np.arange(24), label=words),), None)[0].train
+def test_a_frame_alone_gives_its_numbers_as_one_array():
+    found = fit_data.parse((Table(a=X[:, 0], b=np.arange(24), label=Y),), None)[0].train
     inputs, targets = found.take(np.arange(24))  # one array a column: the model's IndexError
     assert inputs.tolist() == np.stack([X[:, 0], np.arange(24)], 1).tolist()
-    assert (targets.tolist(), found.class_names) == (Y.tolist(), ("ant", "bee", "cat"))
+    assert targets.tolist() == Y.tolist()
     by_name = cx.data.as_dataset(Table(a=X[:, 0], b=Y, y=Y), inputs=["a", "b"]).take(np.arange(2))[0]
     assert set(by_name) == {"a", "b"}
 
@@ -141,9 +140,3 @@ def test_a_column_that_holds_no_numbers_is_named(column, said):
     for given in ((Table(a=column, b=X[:, 0]), Y), (Table(a=column, b=X[:, 0], label=Y),)):
         with pytest.raises(DataError, match=said):
             fit_data.parse(given, None)
-
-
-def test_a_missing_label_of_a_series_is_told_by_its_sample():
-    holed = Column(np.array([0.0, 1.0, np.nan] * 8))  # "float32[1] do not fit"
-    with pytest.raises(DataError, match="8 of 24 samples have no label, the first is 2"):
-        fit_data.parse((X, holed), None)

@@ -9,7 +9,6 @@ import pytest
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.data import Batches
-from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import DesyncError
 from cyxjax.train.start import changed, same_run
 from tests.support.trainers import X, Y, config, trainer
@@ -67,19 +66,6 @@ def test_other_files_of_the_users_are_named_at_a_resume_and_at_a_load(tmp_path, 
     assert "HINT: go back to the code of then" in said
     fit(tmp_path, epochs=2)
     assert "WARNING: changed since the checkpoint: /home/me/blocks.py." in capsys.readouterr().err
-
-
-def test_targets_that_are_kept_in_another_form_are_no_other_data():
-    words, classes = np.array(["no", "yes"])[Y % 2], (Y % 2).astype(np.int32)
-    now, then = (
-        same_run.data_facts(same_run.FitData(ArrayDataset(X, y), None, True)) for y in (words, classes)
-    )
-    meta = changed.to_meta(then, {})
-    assert changed.changed_data(meta, now) == []
-    other = same_run.data_facts(same_run.FitData(ArrayDataset(X + 1, words), None, True))
-    (line,) = changed.changed_data(meta, other)
-    assert line.startswith("WARNING: the training data changed since the checkpoint: sample 0: float32[1,6]")
-    assert "HINT: name the data of then" in line
 
 
 def test_a_checkpoint_that_says_nonsense_or_nothing_of_it_is_no_error():

@@ -154,7 +154,7 @@ def test_no_loss_of_ours_spreads(loss):
 def test_the_facade_refuses_words():
     torch_like = SimpleNamespace(dtype=SimpleNamespace())  # its dtypes have no kind
     for words in (np.array(["ant", "bee"]), ["ant", "bee"], {"y": np.array(["ant", "bee"], object)}):
-        with pytest.raises(DataError, match="words, such as 'ant', where numbers are expected. HINT"):
+        with pytest.raises(DataError, match="'ant'.*np.unique"):
             ddp_values.no_words(words)
     for numbers in (Y, jnp.ones(2, jnp.bfloat16), {"key": jax.random.key(0)}, torch_like):
         assert ddp_values.no_words(numbers) is numbers
