@@ -25,8 +25,11 @@ _MARK = re.compile(r"^<!-- made: (\w+) -->$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The page with its made parts; mkdocs calls this for every page."""
-    return with_made_parts(markdown)
+    """The page with its made parts; mkdocs calls this for every page.
+
+    The mark of code that tests run, `python test`, is Markdown elsewhere but no fence to mkdocs.
+    """
+    return with_made_parts(markdown).replace("```python test\n", "```python\n")
 
 
 def with_made_parts(markdown: str) -> str:
@@ -39,12 +42,16 @@ def keys() -> str:
     parts = []
     for section, sentence, entries in config_help.sections(TrainConfig()):
         rows = [
-            f"| `{one.key}` | {_cell(one.kind)} | {_cell(one.default)} | {_cell(one.text, code=False)} |"
+            f"| `{one.key}` | {one.text.replace('|', chr(92) + '|')}<br>`{one.kind}`{_default(one)} |"
             for one in entries
         ]
         head = f"### `{section}`\n\n{sentence}\n" if section else "### Top level\n"
-        parts.append("\n".join([head, "| key | value | default | |", "| --- | --- | --- | --- |", *rows]))
+        parts.append("\n".join([head, "| key | |", "| --- | --- |", *rows]))
     return "\n\n".join(parts)
+
+
+def _default(key: config_help.Key) -> str:
+    return f", default `{key.default}`" if key.default else ""
 
 
 def commands() -> str:
@@ -71,11 +78,6 @@ def examples() -> str:
     """The table of the examples, from their folder."""
     text = (ROOT / "scripts" / "examples" / "README.md").read_text(encoding="utf-8")
     return "\n".join(line for line in text.splitlines() if line.startswith("|"))
-
-
-def _cell(text: str, *, code: bool = True) -> str:
-    text = " ".join(text.split())
-    return f"`{text}`" if code and text else text.replace("|", "\\|")
 
 
 MADE: dict[str, Callable[[], str]] = {

@@ -70,3 +70,9 @@ def test_each_mark_has_a_maker_and_each_maker_a_mark():
 def test_the_site_loads_nothing_from_elsewhere():
     assert CONFIG["theme"]["font"] is False
     assert not re.search(r"(src|href)=.?https?:", TEXT)
+
+
+def test_code_that_tests_run_is_a_fence_to_mkdocs():
+    # a fence with a second word is none to it: the block, and the headings after it, would be shown as text
+    assert "```python test" in TEXT
+    assert "```python test" not in "".join(hooks().on_page_markdown(page) for page in PAGES.values())
