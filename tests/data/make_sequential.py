@@ -1,0 +1,90 @@
+"""Makes what version 0.2.0 wrote of a SequentialModel, which every later cyxjax must still load: sequential_v1.
+
+Run once, with that version: a model file, a checkpoint after one epoch, and the numbers that belong to them.
+Compiled as tests compile: `python -c "import tests.conftest, tests.data.make_sequential as m; m.write()"`.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import cyxjax as cx
+from cyxjax.core.model.adapter import adapt
+from tests.support.trainers import use_devices
+
+FOLDER = Path(__file__).with_name("sequential_v1")
+INPUTS = {  # of each network of the registry: options and one sample
+    "mlp": ({}, np.zeros((1, 8, 8), np.float32)),
+    "cnn": ({}, np.zeros((1, 8, 8), np.float32)),
+    "resnet18": ({"width": 4, "small_images": True}, np.zeros((1, 8, 8, 3), np.float32)),
+    "resnet50": ({"width": 2, "small_images": True}, np.zeros((1, 8, 8, 3), np.float32)),
+    "vae": ({}, np.zeros((1, 8, 8), np.float32)),
+    "gpt": ({"vocab_size": 11, "context_length": 4, "width": 8, "num_heads": 2}, np.zeros((1, 4), np.int32)),
+}
+_rng = np.random.default_rng(0)
+X, Y = _rng.normal(size=(24, 6, 6)).astype(np.float32), _rng.integers(0, 3, 24).astype(np.int32)
+
+
+def every_layer() -> cx.SequentialModel:
+    """All layers that hold or draw something."""
+    model = cx.SequentialModel([cx.ReshapeModule((6, 6, 1)), cx.Conv2DModule(1, 4, 3)])
+    model.add(cx.BatchNormModule(4)).add(cx.ReLUModule()).add(cx.GroupNormModule(2, 4))
+    model.add(cx.FlattenModule()).add(cx.LinearModule(64, 5)).add(cx.LayerNormModule(5))
+    return model.add(cx.DropoutModule(0.25)).add(cx.LinearModule(5, 3, bias=False)).add(cx.TanhModule())
+
+
+def tokens() -> cx.SequentialModel:
+    return cx.SequentialModel([cx.EmbeddingModule(7, 3), cx.LinearModule(3, 2)], seed=5)
+
+
+def digest(tree: object) -> str:
+    """Of the bits of all leaves."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    return hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
+
+
+def trainer(model: cx.SequentialModel):
+    return cx.distributed.DistributedTrainer(model, cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1, momentum=0.9))
+
+
+def config(epochs: int, **more: object):
+    values = {"batch_size": 4, "verbose": False, "checkpoint_every_n_epochs": 0} | more
+    return cx.distributed.DistributedTrainingConfig(epochs=epochs, **values)
+
+
+def first_values() -> dict[str, str]:
+    """Digest of the first (parameters, model state) by model."""
+    drawn = {
+        f"sequential drawn by itself {name}": digest((model.parameters(), model.model_state()))
+        for name, model in (("every_layer", every_layer()), ("tokens", tokens()))
+    }
+    drawn["sequential drawn by training"] = digest(adapt(every_layer()).init(jax.random.key(42), X[:1]))
+    for name, (options, sample) in INPUTS.items():
+        drawn[name] = digest(adapt(cx.get_model(name)(**options)).init(jax.random.key(42), sample))
+    return drawn
+
+
+def trained_numbers() -> dict[str, object]:
+    """Losses of a trainer, and parameters of the torch-like loop."""
+    model = every_layer()
+    losses = trainer(model).fit(X, Y, config(2)).train_losses
+    ddp, optimizer = cx.distributed.DistributedDataParallel(every_layer()), cx.SGDOptimizer(0.1)
+    for rows in (slice(0, 8), slice(8, 16)):
+        ddp.loss(cx.CrossEntropyLoss(), ddp(X[rows]), Y[rows]).backward()
+        ddp.update_parameters(optimizer)
+    return {"losses": losses, "loop": digest(ddp.state_dict()["params"])}
+
+
+def write() -> None:
+    use_devices(1)
+    model = every_layer()
+    one = trainer(model)
+    one.fit(X, Y, config(1))
+    one.save_checkpoint(str(FOLDER / "checkpoint"))
+    model.save(FOLDER / "model.cyxmodel")
+    outputs = np.asarray(model.eval()(X[:2])).tolist()
+    numbers = {"first_values": first_values(), "trained": trained_numbers(), "outputs": outputs}
+    (FOLDER / "numbers.json").write_text(json.dumps(numbers, indent=1) + "\n")

@@ -1,0 +1,40 @@
+"""Values that version 0.2.0 drew, trained and saved: the same bits, and files that still load."""
+
+import json
+
+import numpy as np
+import pytest
+
+import cyxjax as cx
+from tests.data import make_sequential as made
+from tests.support.trainers import own_group as own_group
+from tests.support.trainers import use_devices
+
+STORED = json.loads((made.FOLDER / "numbers.json").read_text())
+
+
+@pytest.fixture(autouse=True)
+def one_device(own_group):
+    use_devices(1)
+
+
+def test_first_values_of_every_model_are_those_of_before():
+    assert made.first_values() == STORED["first_values"]
+
+
+def test_trainer_and_loop_reach_the_numbers_of_before():
+    assert made.trained_numbers() == STORED["trained"]
+
+
+def test_a_model_file_of_before_loads():
+    model = cx.SequentialModel.load(made.FOLDER / "model.cyxmodel").eval()
+    assert model.layers == made.every_layer().layers
+    np.testing.assert_array_equal(np.asarray(model(made.X[:2])), np.float32(STORED["outputs"]))
+
+
+def test_a_checkpoint_of_before_goes_on_to_the_same_losses():
+    model = made.every_layer()
+    trainer = made.trainer(model)
+    trainer.load_checkpoint(str(made.FOLDER / "checkpoint"))
+    np.testing.assert_array_equal(np.asarray(model.eval()(made.X[:2])), np.float32(STORED["outputs"]))
+    assert trainer.fit(made.X, made.Y, made.config(2)).train_losses == STORED["trained"]["losses"]
