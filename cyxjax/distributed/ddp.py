@@ -25,12 +25,13 @@ from cyxjax.core.mesh import REPLICATED, local_replicas, local_value
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.objective.global_loss import sees_whole_batch
 from cyxjax.core.step import TrainState
-from cyxjax.distributed import collectives, comm_hooks, own_model
+from cyxjax.distributed import collectives, comm_hooks
 from cyxjax.distributed import ddp_values as values
 from cyxjax.distributed.bound_loss import BoundLoss
 from cyxjax.distributed.ddp_config import DDPConfig, check_device_ids, compiler_options
 from cyxjax.distributed.ddp_programs import ModelPrograms
 from cyxjax.distributed.ddp_state import Gathered, HeldState
+from cyxjax.distributed.model_sync import ModelSync
 from cyxjax.distributed.process_group import ProcessGroup, current
 from cyxjax.distributed.unused import UnusedLeaves
 from cyxjax.errors import ConfigError, GroupError
@@ -71,21 +72,19 @@ class DistributedDataParallel:
         check_device_ids(device_ids, self._local.size)
         given = (bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view)
         self._config = (config or DDPConfig()).with_torch_names(*given).check()
-        self._model, self._fns, self._seed, own = model, adapt(model), seed, own_model.of(model)
+        self._model, self._fns, self._seed = model, adapt(model), seed
+        self._model_sync = ModelSync(model)
         self._programs = ModelPrograms(self._fns, self._local, self._mesh.size)
         platform = self._mesh.devices.flat[0].platform
         options = compiler_options(platform, self._config.bucket_size_mb)
         hook = comm_hooks.from_config(self._config.comm_hook)
-        self._state = HeldState(self._mesh, hook, options, keeps=own.by_reference)
-        self._shared = own_model.Shared(own, self._state, self.get_world_size())
+        self._state = HeldState(self._mesh, hook, options, keeps=self._model_sync.holds_values)
         self._since = Gathered()  # the last update
         self._unused = UnusedLeaves()
         self._handed_out: Any = lambda: None  # weak: the first array of what `parameters` gave last
         self._may_sync = True
-        if not values.needs_inputs(model):
+        if self._model_sync.holds_values:  # it needs no inputs to know its shapes
             self.init(None)
-
-    # ---- one step -----------------------------------------------------------------------------------------
 
     def forward(self, inputs: PyTree) -> PyTree:
         """The model's output for this process's rows, (n, ...), on this process's devices.
@@ -95,7 +94,7 @@ class DistributedDataParallel:
         inputs, rows = values.as_rows(inputs)
         if not self._state.exists:
             self.init(inputs)
-        self._shared.meet()
+        self._pull()
         here, since = self._state.here, self._since
         placed = view.place_rows(self._local, inputs)
         if not self.training:
@@ -165,7 +164,7 @@ class DistributedDataParallel:
         optimizer: any optax transformation, the same object in every step. Gradients are zero afterwards.
         """
         self._refuse_in_no_sync("update_parameters")
-        self._shared.meet()
+        self._pull()
         self._state.use_optimizer(optimizer)
         if self._config.find_unused_parameters:
             self.sync_gradients()
@@ -176,13 +175,10 @@ class DistributedDataParallel:
         else:
             self._state.apply(since.mean_grads, since.carried)
         self._since = Gathered()
-        self._shared.tell()
+        self._push()
 
     def zero_grad(self) -> None:
-        """Forgets gradients since the last update, and forward passes but one that waits for its backward.
-
-        That one may follow at once (torch's order: forward, loss, zero_grad, backward).
-        """
+        """Forgets gradients, and all forward passes but one whose `backward` may still be called."""
         since, self._since = self._since, Gathered()
         if since.pullback is not None:
             self._since = replace(since, grads=None, mean_grads=None, is_zeroed=True)
@@ -213,8 +209,6 @@ class DistributedDataParallel:
         self._state.use_hook(comm_hooks.resolve(state, hook))
         self._config.comm_hook = (state, hook)
 
-    # ---- values -------------------------------------------------------------------------------------------
-
     def init(self, inputs: PyTree) -> None:
         """Draws the parameters for inputs like these, and makes rank 0's everybody's. All ranks together."""
         drawn, key = values.first_values(self._fns, self._seed, inputs), self._key()
@@ -223,11 +217,11 @@ class DistributedDataParallel:
             key = collectives.broadcast(key)  # ranks may have been given different seeds
             drawn = collectives.broadcast(drawn) if self._config.broadcast_parameters else drawn
         self._state.place(TrainState._make([np.int32(0), *drawn, None, key]))
-        self._shared.tell()
+        self._push()
 
     def parameters(self) -> PyTree:
         """The parameters as host arrays. Raises: GroupError before a model that needs inputs has seen any."""
-        self._shared.meet()
+        self._pull()
         found = jax.tree.map(local_value, self._state.whole.params)
         self._handed_out = weakref.ref(jax.tree.leaves(found)[0])
         makers.note(found, self)
@@ -240,7 +234,7 @@ class DistributedDataParallel:
 
     def state_dict(self) -> dict[str, PyTree]:
         """Host arrays {"step", "params", "model_state", "optimizer"}, without what a hook has yet to send."""
-        self._shared.meet()
+        self._pull()
         state = self._state.whole
         held = {"step": state.step, "params": state.params, "model_state": state.model_state}
         return jax.tree.map(local_value, held | {"optimizer": state.sync[1]})
@@ -252,16 +246,16 @@ class DistributedDataParallel:
         self._state.place(
             TrainState(saved["step"], saved["params"], saved["model_state"], saved["optimizer"], key)
         )
-        self._shared.tell()
+        self._push()
 
     @property
     def training(self) -> bool:
         """Whether dropout and batch statistics are on: the mode of the model itself, where it has one."""
-        return self._shared.own.training
+        return self._model_sync.training
 
     def train(self, mode: bool = True) -> "DistributedDataParallel":
         """Dropout and batch statistics are on from now on, in the model too; returns itself."""
-        self._shared.own.training = mode
+        self._model_sync.training = mode
         return self
 
     def eval(self) -> "DistributedDataParallel":
@@ -289,6 +283,17 @@ class DistributedDataParallel:
 
     def _key(self) -> jax.Array:
         return jax.random.key_data(jax.random.key(self._seed))
+
+    def _pull(self) -> None:
+        """Values that were set in the wrapped model are the state's."""
+        values = self._model_sync.pull(self.get_world_size())
+        if values is not None:
+            self._state.set_values(*values)
+            self._push()
+
+    def _push(self) -> None:
+        """The wrapped model holds the state's values."""
+        self._model_sync.push(self._state.on_one_device)
 
     def _refuse_in_no_sync(self, call: str) -> None:
         if not self._may_sync:

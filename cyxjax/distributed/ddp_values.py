@@ -5,19 +5,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from cyxjax.core.model.adapter import is_module_of
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.data.items import refuse_strings
 from cyxjax.distributed.agreement import describe, leaf_type
 from cyxjax.errors import DataError
-from cyxjax.models.sequential import SequentialModel
 
 PyTree = Any
-
-
-def needs_inputs(model: Any) -> bool:
-    """False for models that are born with values or know their own shapes."""
-    return not (isinstance(model, SequentialModel) or is_module_of("flax.nnx", model))
 
 
 def first_values(fns: ModelFns, seed: int, inputs: PyTree) -> tuple[PyTree, PyTree]:

@@ -1,7 +1,7 @@
-"""A model as an ordered list of layers, holding its parameters as torch's Sequential does.
+"""A model as an ordered list of layers: an nnx module that is built and saved as torch's Sequential is.
 
-Training goes through `to_model_fns`, two pure functions; the object itself is a shell that holds host copies
-of the values, for direct calls, saving and loading.
+A layer is settings and two pure functions; the model holds the layers' values as nnx variables, under the
+names that parameters have in training and in files: `0_linear/kernel`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from cyxjax.core.model.model_fns import ModelFns
 
@@ -27,22 +28,21 @@ PyTree = Any
 Values = tuple[dict[str, Any], dict[str, Any]]  # params, model_state: {"0_linear": {"kernel": ...}}
 
 
-class SequentialModel:
+class SequentialModel(nnx.Module):
     """Each layer's output is the next one's input: `SequentialModel([LinearModule(4, 8), ReLUModule()])`.
 
     Parameters are drawn from `seed` when first asked for. Values once seen, loaded or set are what training
-    starts from; otherwise training draws them from its own seed.
+    starts from; otherwise training draws them from its own seed. Add layers before training: a trainer or a
+    wrapper uses those there are when it is made.
     """
 
     def __init__(self, layers: Iterable[Layer] = (), *, seed: int = 0) -> None:
         self._layers: tuple[Layer, ...] = ()
-        self._values: Values | None = None
         self._seed = seed
-        self._num_calls = 0
-        self._newest: Callable[[], Values] | None = None  # asked when values are next used
-        self._source: Callable[[], Values] | None = None  # who gave the parameters; None: not a wrapper
-        self.statistics_moved = False  # by a direct call, since a wrapper gave them
-        self.training = True
+        self._num_with_values = 0  # of the layers, from the first one on
+        self.deterministic = (
+            False  # as nnx's own layers have it: `train` and `eval` of a module around set it
+        )
         for one in layers:
             self.add(one)
 
@@ -54,13 +54,9 @@ class SequentialModel:
     def add(self, one: Layer) -> "SequentialModel":
         """Appends a layer and returns the model; values the model has already are kept."""
         check_layer(one)
-        if self._newest is not None:
-            self._held()
         self._layers = (*self._layers, one)
-        if self._values is not None:
-            more = _host(_init_layers(self._layers, self._key(), len(self._layers) - 1))
-            # New dicts: functions handed out by `to_model_fns` keep the old ones.
-            self._values = (self._values[0] | more[0], self._values[1] | more[1])
+        if self._num_with_values:
+            self._draw()
         return self
 
     def to_model_fns(self) -> ModelFns:
@@ -68,9 +64,8 @@ class SequentialModel:
 
         `init` returns copies of the values the model holds, if it holds any, and ignores its key then.
         """
-        if self._newest is not None:
-            self._held()
-        layers, values = self._layers, self._values
+        layers = self._layers
+        values = (self.parameters(), self.model_state()) if self._num_with_values else None
 
         def init(key: jax.Array, inputs: PyTree) -> Values:
             del inputs
@@ -86,47 +81,51 @@ class SequentialModel:
 
     def parameters(self) -> dict[str, Any]:
         """Host arrays, {"0_linear": {"kernel": ..., "bias": ...}, ...}; drawn now if there are none."""
-        return _copied(self._held()[0])
+        return _host(self._held(nnx.Param))
 
     def model_state(self) -> dict[str, Any]:
         """What the forward pass itself changes (running statistics), as host arrays; {} if nothing."""
-        return _copied(self._held()[1])
+        return _host(self._held(nnx.BatchStat))
 
     def set_values(self, params: PyTree, model_state: PyTree) -> None:
         """Takes over trained values (host copies are kept).
 
         Raises: CheckpointError naming the first array that is missing, extra, or of another shape.
         """
-        self._values = _fitting(self._layers, (params, model_state), "the values given")
-        self._newest = self._source = None
+        self._hold(_fitting(self._layers, (params, model_state), "the values given"))
 
-    def follow(self, newest: Callable[[], Values]) -> None:
-        """Holds the values that `newest()` gives, of a wrapper that trains them; asked when they are used."""
-        self._newest = self._source = newest
-        self.statistics_moved = False
+    def ensure_values(self) -> None:
+        """Draws what is not there yet: the layers' values, and the stream of random draws of direct calls."""
+        self._draw()
+        if not hasattr(self, "rngs"):
+            self.rngs = nnx.Rngs(dropout=self._seed)
 
-    def follows(self, newest: Callable[[], Values]) -> bool:
-        """Whether the parameters are still what `newest` gave: nobody has set others since."""
-        return self._source is newest
+    @property
+    def training(self) -> bool:
+        """Whether direct calls drop out and use batch statistics."""
+        return not self.deterministic
 
-    def train(self, mode: bool = True) -> "SequentialModel":
+    def train(self, mode: bool = True) -> "SequentialModel":  # type: ignore[override]  # torch's signature
         """Direct calls drop out and use batch statistics from now on; returns the model."""
-        self.training = mode
+        self.deterministic = not mode
         return self
 
-    def eval(self) -> "SequentialModel":
+    def eval(self) -> "SequentialModel":  # type: ignore[override]
         """Direct calls are deterministic from now on and leave the statistics alone; returns the model."""
         return self.train(False)
 
     def forward(self, x: Any) -> jax.Array:
         """The output for inputs (B, ...), in the current mode; in training, running statistics move."""
-        params, state = self._held()
-        key = jax.random.fold_in(self._key(), self._num_calls)
-        output, new_state = _run(self._layers, params, state, jnp.asarray(x), key, self.training)
+        self.ensure_values()
+        values = self._held(nnx.Param), self._held(nnx.BatchStat)
+        # Each call in training mode drops out other numbers.
+        key = self.rngs.dropout() if self.training else jax.random.key(self._seed)
+        x = jnp.asarray(x)
+        # Within a traced step a program of its own would keep that step's sample weights.
+        run = _apply_layers if isinstance(x, jax.core.Tracer) else _run
+        output, new_state = run(self._layers, *values, x, key, self.training)
         if self.training:
-            self._num_calls += 1  # the next call drops out other numbers
-            self._values = (params, _host(new_state))
-            self.statistics_moved = self.statistics_moved or bool(new_state)
+            nnx.update(self, new_state)
         return output
 
     __call__ = forward
@@ -137,8 +136,7 @@ class SequentialModel:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes layers and values to one safetensors file; raises CheckpointError if that fails."""
-        params, state = self._held()
-        save_model(path, self.architecture(), params, state)
+        save_model(path, self.architecture(), self.parameters(), self.model_state())
 
     def architecture(self) -> dict[str, Any]:
         """The layers as JSON values, what `save` writes beside the parameters."""
@@ -154,7 +152,7 @@ class SequentialModel:
             raise CheckpointError(
                 f"{path} holds no SequentialModel this program can make: {error}"
             ) from error
-        model._values = _fitting(model._layers, (saved.params, saved.model_state), str(path))
+        model._hold(_fitting(model._layers, (saved.params, saved.model_state), str(path)))
         return model
 
     @classmethod
@@ -180,21 +178,25 @@ class SequentialModel:
         lines = "".join(f"\n    {one}," for one in self._layers)
         return f"SequentialModel([{lines}\n])" if lines else "SequentialModel([])"
 
-    def _key(self) -> jax.Array:
-        return jax.random.key(self._seed)
+    __str__ = __repr__  # nnx has one of its own
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy stays as it is, whatever is trained further."""
-        if self._newest is not None:
-            self._held()
-        return self.__dict__ | {"_newest": None, "_source": None}
+    def _held(self, kind: type[nnx.Variable]) -> dict[str, Any]:
+        """The values of the variables of `kind` by layer, as they are; drawn now if there are none."""
+        self._draw()
+        return nnx.to_pure_dict(nnx.state(self, kind))
 
-    def _held(self) -> Values:
-        if self._newest is not None:
-            self._values, self._newest = _host(self._newest()), None
-        if self._values is None:
-            self._values = _host(_init_layers(self._layers, self._key()))
-        return self._values
+    def _draw(self) -> None:
+        """Draws the values of the layers that have none, from `seed`."""
+        if self._num_with_values < len(self._layers):
+            self._hold(_host(_init_layers(self._layers, jax.random.key(self._seed), self._num_with_values)))
+
+    def _hold(self, values: Values) -> None:
+        """Makes variables of `values`, in place of those that their layers had."""
+        params, model_state = values
+        for name in params.keys() | model_state.keys():
+            own = jax.tree.map(nnx.Param, params.get(name, {}))
+            setattr(self, name, nnx.Dict(own | jax.tree.map(nnx.BatchStat, model_state.get(name, {}))))
+        self._num_with_values = len(self._layers)
 
 
 def layer_names(layers: tuple[Layer, ...]) -> list[str]:
@@ -253,8 +255,3 @@ def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
 def _host(tree: PyTree) -> Any:
     """Copies on the host: they outlive donation, and a group of devices that is rebuilt."""
     return jax.tree.map(np.array, tree)
-
-
-def _copied(tree: dict[str, Any]) -> dict[str, Any]:
-    """New dicts around the same arrays, so that a caller's changes to a dict stay the caller's."""
-    return jax.tree.map(lambda a: a, tree)

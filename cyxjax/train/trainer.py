@@ -16,7 +16,7 @@ from cyxjax.core.portable import place_state
 from cyxjax.core.step import TrainState
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.distributed import process_group
-from cyxjax.distributed.own_model import HandedOut
+from cyxjax.distributed.model_sync import ModelSync
 from cyxjax.errors import CheckpointError, GivenOnce
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -64,7 +64,7 @@ class DistributedTrainer(GivenOnce):
     ):
         loss = as_per_example(loss_fn)
         movers_of(loss, optimizer)  # there is one for all
-        self._model, self._own = model, HandedOut(model)
+        self._model, self._model_sync = model, ModelSync(model)
         recipe = Recipe(
             adapt(model),
             loss,
@@ -76,7 +76,7 @@ class DistributedTrainer(GivenOnce):
         self._group = process_group.ensure()
         self._mesh = self._group.mesh
         self._session = Session(recipe, self._group)
-        if self._own.holds_values:
+        if self._model_sync.holds_values:
             self._session.hand_out = self._hand_out_values
 
     @settings_apart
@@ -107,7 +107,7 @@ class DistributedTrainer(GivenOnce):
         """What `fit` does before it writes or trains anything, for `fit_prepared`.
         Raises: ConfigError and DataError where data, model and configuration do not fit together.
         """
-        self._own.refuse_set()
+        self._model_sync.refuse_changed_parameters()
         return self._session.prepare(data, config, schedule)
 
     def fit_prepared(
@@ -150,7 +150,7 @@ class DistributedTrainer(GivenOnce):
         dataset = fit_data.for_evaluation(fit_data.paired(X, y))
         same_run.refuse_other_samples(self._group, "evaluate", dataset)
         looked = check_data.first_step(FitData(dataset, None, not fit_data.is_loader(dataset)))
-        self._own.refuse_set()
+        self._model_sync.refuse_changed_parameters()
         self._session.ensure(check_data.one_input(looked))
         dataset = check_data.labelled(looked, self._session.taker())
         step, size = self._session.prepared.settings.step, batch_size or self._session.built.batch_size
@@ -167,7 +167,7 @@ class DistributedTrainer(GivenOnce):
         """
         source = source_of(X)
         same_run.refuse_other_samples(self._group, "predict", source.compared)
-        self._own.refuse_set()
+        self._model_sync.refuse_changed_parameters()
         self._session.ensure(source.first)
         built = self._session.built
         each = batch_size or built.batch_size
@@ -291,5 +291,4 @@ class DistributedTrainer(GivenOnce):
 
     def _hand_out_values(self) -> None:
         """A model that holds values (SequentialModel, nnx) takes over the trained ones, to be saved by it."""
-        if self._own.holds_values:
-            self._own.tell(self._session.values())
+        self._model_sync.push(self._session.values)

@@ -1,4 +1,4 @@
-"""Makes what version 0.2.0 wrote of a SequentialModel, which every later cyxjax must still load: sequential_v1.
+"""Makes what version 0.2.0 wrote of a SequentialModel, which later versions must load: sequential_v1.
 
 Run once, with that version: a model file, a checkpoint after one epoch, and the numbers that belong to them.
 Compiled as tests compile: `python -c "import tests.conftest, tests.data.make_sequential as m; m.write()"`.

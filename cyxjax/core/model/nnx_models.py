@@ -31,6 +31,7 @@ def from_nnx(module: nnx.Module) -> ModelFns:
     What a call sows into a variable type whose last word is `Loss` or `Losses` is added to the loss
     (`core/model/sown.py`).
     """
+    draw_missing_values(module)
     model = nnx.clone(module)
     for _, part in nnx.iter_modules(model):
         if isinstance(part, nnx.BatchNorm):
@@ -67,6 +68,13 @@ def from_nnx(module: nnx.Module) -> ModelFns:
     return ModelFns(init, apply)
 
 
+def draw_missing_values(module: nnx.Module) -> None:
+    """Gives values to the parts of `module` that draw theirs when they are first used (`SequentialModel`)."""
+    for _, part in nnx.iter_modules(module):
+        if hasattr(part, "ensure_values"):
+            part.ensure_values()
+
+
 def _sown_losses(after: nnx.State, rest: nnx.State) -> list[tuple[str, jax.Array]]:
     """What a call left in variables of a type named for losses (`AuxLoss`) that were not there before."""
     known = {path for path, _ in nnx.to_flat_state(rest)}
@@ -84,14 +92,14 @@ def _as_rngs(name: str, key: jax.Array) -> Any:
     return nnx.Rngs(key) if name == "rngs" else key
 
 
-def is_drawn(value: Any) -> bool:
+def _is_drawn(value: Any) -> bool:
     """Whether it is of a random stream, which a step keys anew."""
     return isinstance(value, nnx.RngKey | nnx.RngCount)
 
 
 def _is_rest(path: Any, value: Any) -> bool:
     del path
-    return isinstance(value, nnx.Variable) and not (isinstance(value, nnx.Param) or is_drawn(value))
+    return isinstance(value, nnx.Variable) and not (isinstance(value, nnx.Param) or _is_drawn(value))
 
 
 def _filled(template: nnx.State, values: PyTree) -> nnx.State:

@@ -28,25 +28,24 @@ def test_values_set_in_a_model_after_its_fit_are_refused_by_the_trainer(kind):
     trainer.predict(X)
     if kind == "sequential":
         model.set_values(*zeros(model))
-        named = "the model's values was set"
     else:
         model.kernel[...] = model.kernel[...] * 0
-        named = "the model's parameter 'kernel' was set"
     for use in (
         lambda: trainer.predict(X),
         lambda: trainer.evaluate(*VAL),
         lambda: trainer.fit(X, Y, config()),
     ):
-        with pytest.raises(ConfigError, match=f"{named} after .* HINT: make a new trainer of the model"):
+        with pytest.raises(ConfigError) as refused:
             use()
+        assert refused.value.key == ("0_linear/bias" if kind == "sequential" else "kernel")
 
 
-def test_a_layer_added_after_a_fit_is_refused_by_the_trainer_and_trained_by_a_new_one():
+def test_a_layer_added_after_a_fit_is_trained_by_a_new_trainer():
     model = mlp()
-    trainer = fitted(model)
+    fitted(model)
+    kernel = model.parameters()["0_linear"]["kernel"]
     model.add(cx.ReLUModule())
-    with pytest.raises(ConfigError, match="has 4 layers and had 3 when it was wrapped"):
-        trainer.predict(X)
+    np.testing.assert_array_equal(model.parameters()["0_linear"]["kernel"], kernel)
     assert np.all(fitted(model).predict(X) >= 0)
 
 

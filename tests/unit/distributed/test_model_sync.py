@@ -1,4 +1,4 @@
-"""The user's own object and its wrapper: values and mode are those of whoever spoke last."""
+"""The model that was wrapped and its wrapper: values and mode are those that were set last."""
 
 import copy
 
@@ -11,7 +11,7 @@ import cyxjax as cx
 from cyxjax.core.mesh import build_mesh
 from cyxjax.distributed.ddp import DistributedDataParallel
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.errors import ConfigError, DataError
+from cyxjax.errors import ConfigError
 from cyxjax.launch.failure import habits
 from cyxjax.launch.topology import Topology
 
@@ -104,12 +104,10 @@ def test_a_part_of_an_nnx_module_that_was_replaced_is_the_wrappers_if_it_fits():
     model.eval()
     model.dense = nnx.Linear(2, 2, rngs=nnx.Rngs(5))
     np.testing.assert_array_equal(ddp(X), model(X))
-    model.dense = nnx.Linear(2, 3, rngs=nnx.Rngs(5))
-    with pytest.raises(ConfigError, match=r"'dense/bias' was set to \['float32\[3\]'\], it is"):
-        ddp(X)
     model.dense = nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(5))
-    with pytest.raises(ConfigError, match="'dense/bias' went after it was wrapped"):
+    with pytest.raises(ConfigError) as refused:
         ddp(X)
+    assert refused.value.key == "dense/bias"
 
 
 def test_statistics_that_a_direct_call_moved_are_the_wrappers(model):
@@ -126,7 +124,7 @@ def test_the_same_bits_in_other_arrays_are_nothing_new():
     model = Flax()
     ddp = wrap(model)
     model.dense.kernel[...] = jax.numpy.array(model.dense.kernel[...])  # as nnx.jit leaves them
-    assert ddp._shared.own.taken() is None
+    assert ddp._model_sync.pull(1) is None
 
 
 def test_train_and_eval_of_the_model_reach_the_wrapper_and_back(model):
@@ -149,33 +147,40 @@ def test_layers_of_an_nnx_module_in_two_modes_are_refused():
     model = Two()
     ddp = wrap(model)
     model.norm.eval()
-    with pytest.raises(ConfigError, match=r"runs them all in one mode. HINT: model.train\(\), or model.eval"):
+    with pytest.raises(ConfigError):
         ddp(X)
+    model.eval()
+    np.testing.assert_array_equal(ddp(X), ddp(X))
 
 
-def test_values_set_beside_one_of_several_ranks_are_refused(model):
+def test_values_set_in_the_model_of_one_of_several_processes_are_refused(model):
     ddp = wrap(model)
-    ddp._shared._world_size = 2
+    assert ddp._model_sync.pull(2) is None
     model(X)
-    with pytest.raises(ConfigError, match=r"whether on all ranks alike is not known. HINT: ddp.load_state"):
-        ddp.parameters()
+    with pytest.raises(ConfigError) as refused:
+        ddp._model_sync.pull(2)
+    assert refused.value.key in ("1_batch_norm/mean", "seen")
 
 
-def test_a_layer_added_after_the_wrap_is_refused():
-    model = cx.SequentialModel([cx.LinearModule(2, 2)])
-    ddp = wrap(model)
-    model.add(cx.ReLUModule())
-    with pytest.raises(ConfigError, match="the model has 2 layers and had 1 when it was wrapped"):
-        ddp(X)
+def test_a_sequential_model_within_an_nnx_module_trains():
+    class Around(nnx.Module):
+        def __init__(self):
+            self.inner = sequential()
 
+        def __call__(self, x):
+            return self.inner(x)
 
-def test_inputs_of_another_width_are_told_with_both():
-    ddp = wrap(linen.Dense(2))
-    ddp(X)
-    with pytest.raises(DataError, match=r"samples are float32\[N, 3\], and this ddp's .* float32\[N, 2\]"):
-        ddp(np.ones((2, 3), np.float32))
-    with pytest.raises(DataError, match=r"samples are float32\[N, 3\]"):
-        ddp.eval()(np.ones((2, 3), np.float32))
+    model = Around()
+    ddp, optimizer = wrap(model), cx.SGDOptimizer(0.5)
+    before = model.inner.parameters()["0_linear"]["kernel"]
+    many = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
+    assert not np.array_equal(ddp(many), ddp(many))  # each pass draws its own mask
+    ddp.loss(cx.MSELoss(), ddp(many), np.zeros_like(many)).backward()
+    ddp.update_parameters(optimizer)
+    ddp.eval()
+    assert np.abs(model.inner.parameters()["0_linear"]["kernel"] - before).max() > 0
+    assert not model.inner.training
+    np.testing.assert_array_equal(model(X), ddp(X))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,181 @@
+"""Keeps the values and the mode of the model that was passed in equal to those of its wrapper or trainer.
+
+nnx modules (`SequentialModel` is one) hold values, and a script saves, calls and evaluates that object as
+torch's do. So trained values are written into its variables, and values set in it are read before a step.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cyxjax.core.model.adapter import is_module_of
+from cyxjax.errors import ConfigError
+
+PyTree = Any
+Values = tuple[PyTree, PyTree]  # params, model_state: nested dicts by the paths of the variables
+_SWITCHES = ("deterministic", "use_running_average")  # what Module.train and Module.eval set
+
+
+class _Variable(NamedTuple):
+    """A variable of the module, its path, and the array that was last written into it."""
+
+    path: tuple
+    variable: Any
+    pushed: Any
+    is_param: bool
+
+
+class ModelSync:
+    """`push` writes values into the module's variables, by reference; `pull` reads those set since.
+
+    Models that hold no values (linen, pairs of functions) ignore `push`; their mode is kept here.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.holds_values = is_module_of("flax.nnx", model)
+        self._module = model
+        self._was_pushed = False
+        self._scan()
+        self._switches_seen = self._switches()
+        self._training = not (self._switches_seen and all(self._switches_seen))
+
+    def push(self, get_values: Callable[[], Values]) -> None:
+        """The module holds the values that `get_values` returns: arrays on one device or on the host."""
+        if not self.holds_values:
+            return
+        values = get_values()
+        if not self._was_pushed:
+            from cyxjax.core.model.nnx_models import draw_missing_values
+
+            draw_missing_values(self._module)
+            self._scan()
+            self._was_pushed = True
+        for i, one in enumerate(self._variables):
+            value = _at(values[not one.is_param], one.path)
+            one.variable.set_value(jax.tree.map(jnp.asarray, value))
+            self._variables[i] = one._replace(pushed=one.variable.get_raw_value())
+
+    def pull(self, num_processes: int) -> Values | None:
+        """(params, model_state) as the module holds them, where any was set since `push`; else None.
+
+        Raises: ConfigError where a parameter was added or removed since, or one of several processes set it.
+        """
+        changed = {one.path for one in self._changed()}
+        if not changed:
+            return None
+        if num_processes > 1:
+            name = _name(min(changed, key=str))
+            raise ConfigError(
+                f"{name!r} of the wrapped model was set, or changed by a call in training mode; other "
+                "processes may not have its value. HINT: call model.eval() before you call the model itself; "
+                "to set values use ddp.load_state_dict(saved) on all ranks.",
+                key=name,
+            )
+        values: Values = ({}, {})
+        for one in self._variables:
+            around = values[not one.is_param]
+            for key in one.path[:-1]:
+                around = around.setdefault(key, {})
+            around[one.path[-1]] = one.variable.get_raw_value() if one.path in changed else one.pushed
+        return values
+
+    def refuse_changed_parameters(self) -> None:
+        """Raises: ConfigError for a parameter set since the last `push`, for a trainer with its own copy."""
+        for name in (_name(one.path) for one in self._changed() if one.is_param):
+            raise ConfigError(
+                f"the model's parameter {name!r} was set after this trainer trained it, and the trainer uses "
+                "its own copy. HINT: make a new trainer of the model; it starts from the model's values.",
+                key=name,
+            )
+
+    @property
+    def training(self) -> bool:
+        """By the switches of the module's layers, as its `train()` and `eval()` set them.
+
+        Raises: ConfigError where they were set apart: a wrapper runs the whole module in one mode.
+        """
+        now = self._switches()
+        if now != self._switches_seen:
+            if any(now) and not all(now):
+                raise ConfigError(
+                    "some layers of the model are in evaluation mode and others in training mode; a wrapper "
+                    "runs all of them in one mode. HINT: model.train(), or model.eval()."
+                )
+            self._switches_seen, self._training = now, not any(now)
+        return self._training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if self.holds_values:
+            (self._module.train if mode else self._module.eval)()
+        self._switches_seen, self._training = self._switches(), mode
+
+    def _scan(self) -> None:
+        """Finds the variables, the attributes that hold them, and the switches of the mode."""
+        self._variables: list[_Variable] = []
+        self._attributes: list[tuple[dict, str, Any]] = []  # of a part, a name there, and its value
+        self._switch_places: list[tuple[dict, str]] = []
+        if not self.holds_values:
+            return
+        from flax import nnx  # here, not above: it takes a third of a second, and linen needs none of it
+
+        parts = dict(nnx.iter_graph(self._module))
+        for path, part in parts.items():
+            if isinstance(part, nnx.Module):
+                self._switch_places += [(vars(part), name) for name in _SWITCHES if name in vars(part)]
+            if isinstance(part, nnx.Variable) and not isinstance(part, nnx.RngState):
+                is_param = isinstance(part, nnx.Param)
+                self._variables.append(_Variable(path, part, part.get_raw_value(), is_param))
+            around = parts.get(path[:-1]) if path else None
+            if isinstance(around, nnx.Module) and vars(around).get(str(path[-1])) is part:
+                self._attributes.append((vars(around), str(path[-1]), part))
+
+    def _switches(self) -> list[bool]:
+        found = [attributes.get(name) for attributes, name in self._switch_places]
+        return [one for one in found if isinstance(one, bool)]
+
+    def _changed(self) -> list[_Variable]:
+        """What was set since the last `push`. Raises: ConfigError for other parameters than there were."""
+        if not self._was_pushed:
+            return []
+        if not all(attributes.get(name) is part for attributes, name, part in self._attributes):
+            before = {one.path: one for one in self._variables}
+            self._scan()
+            now = {one.path: one for one in self._variables}
+            other = [path for path in now.keys() ^ before.keys() if (now | before)[path].is_param]
+            for name in map(_name, other):
+                raise ConfigError(
+                    f"the model's parameter {name!r} was added or removed after the model was wrapped. "
+                    "HINT: change the model first, then wrap it.",
+                    key=name,
+                )
+            self._variables = [one._replace(variable=now.get(p, one).variable) for p, one in before.items()]
+        return [one for one in self._variables if _is_set(one)]
+
+
+def _is_set(one: _Variable) -> bool:
+    """Whether its value is not what was pushed; nnx's transformations leave other arrays of the same bits."""
+    now, pushed = one.variable.get_raw_value(), one.pushed
+    if now is pushed or not (one.is_param or _same_shapes(now, pushed)):
+        return False  # what a call sows into a variable grows, and is no state of the model
+    pairs = zip(jax.tree.leaves(now), jax.tree.leaves(pushed), strict=False)
+    return not _same_shapes(now, pushed) or any(
+        np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in pairs
+    )
+
+
+def _same_shapes(a: Any, b: Any) -> bool:
+    return [np.shape(leaf) for leaf in jax.tree.leaves(a)] == [np.shape(leaf) for leaf in jax.tree.leaves(b)]
+
+
+def _name(path: tuple) -> str:
+    return "/".join(map(str, path))
+
+
+def _at(tree: PyTree, path: tuple) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
