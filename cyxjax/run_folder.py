@@ -1,6 +1,7 @@
 """Every name in a run folder, said once. Nothing here opens, makes or writes anything."""
 
 import os
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from cyxjax.errors import ConfigError
 
 CHECKPOINTS = "checkpoints"  # unless the configuration names another folder
 LOCK = "run.lock"
+# May be in a run's folder before its first start: hidden files, logs of a launcher or a batch system.
+_BESIDE_A_RUN = re.compile(r"\..*|lost\+found|logs?|.*\.(log|out|err)")
 
 
 @dataclass(frozen=True)
@@ -91,19 +94,9 @@ class RunFolder:
         return self.root / f"black_box_step{step}"
 
     def refuse_unusable(self) -> None:
-        """Raises ConfigError for folders that can never be made, long before there is anything to write."""
+        """Raises: ConfigError for a folder that cannot be made, or that holds other things and no run."""
         root = self.root
-        own = (
-            self.config,
-            self.data,
-            self.lock,
-            self.ledger,
-            self.bits,
-            self.history,
-            self.goodput,
-            self.metrics,
-        )
-        taken = {path.name for path in (*own, self.metrics_table, self.tensorboard)}
+        taken = {path.name for path in self._own}
         _refuse_never_a_folder("run_dir", root)
         _refuse_never_a_folder("checkpoint_dir", self.checkpoints)
         if self.checkpoints.parts[: len(root.parts)] == root.parts:
@@ -114,6 +107,27 @@ class RunFolder:
                     f"HINT: checkpoint_dir: {CHECKPOINTS}",
                     key="checkpoint_dir",
                 )
+        self._refuse_foreign()
+
+    @property
+    def _own(self) -> tuple[Path, ...]:
+        """What a run writes into its folder besides checkpoints, in files of one name."""
+        tables = (self.history, self.metrics, self.metrics_table, self.tensorboard, self.events, self.report)
+        return self.config, self.data, self.lock, self.ledger, self.bits, self.goodput, *tables
+
+    def _refuse_foreign(self) -> None:
+        """Raises: ConfigError where `root` holds other files and none of a run."""
+        found = sorted(os.listdir(self.root)) if self.root.is_dir() else []
+        inside = self.checkpoints.is_relative_to(self.root) and self.checkpoints != self.root
+        first = [self.checkpoints.relative_to(self.root).parts[0]] if inside else []
+        if {path.name for path in self._own}.union(first).intersection(found):
+            return
+        if other := [name for name in found if not _BESIDE_A_RUN.fullmatch(name)]:
+            raise ConfigError(
+                f"run_dir={self.root}: the folder holds no run, but {len(other)} other files or folders "
+                f"({', '.join(other[:3])}). HINT: name a new or an empty folder.",
+                key="run_dir",
+            )
 
 
 def _refuse_never_a_folder(key: str, path: Path) -> None:

@@ -1,11 +1,10 @@
 """The `cyxjax` command: its first word chooses a room, the rest goes there. Loads only that room."""
 
-import errno
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from cyxjax.command import drop_output, show
+from cyxjax.command import drop_output, line_of, show
 from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, EXIT_USER_ERROR, ConfigError, CyxjaxError, nearest
 from cyxjax.files import open_closed_streams, redact
 
@@ -51,12 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise  # a run's own guards must see how it ended
         drop_output()  # `cyxjax checkpoint ls DIR | head` has seen enough
         return EXIT_USER_ERROR
-    except OSError as err:
-        if err.errno not in (errno.ENOSPC, errno.EDQUOT) or words[0] in ("train", "launch"):
+    except (OSError, OverflowError) as err:
+        if words[0] in ("train", "launch"):
             raise
         drop_output()  # what is still buffered would fail once more while Python ends
-        where = err.filename or "where the output goes"
-        print(f"cyxjax: {where}: {err.strerror}. HINT: free space there, then run it again.", file=sys.stderr)
+        print(f"cyxjax: {line_of(err)}", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("cyxjax: interrupted. HINT: run the same command again.", file=sys.stderr)

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.config.schedules import ScheduleConfig
 from cyxjax.config.sections import (
+    Count,
     DataConfig,
     ModelConfig,
     Named,
@@ -47,7 +48,7 @@ class TrainConfig(DistributedTrainingConfig):
     wandb: WandbConfig = WandbConfig()
     report: bool = True
     """Keep events.jsonl, and draw report.html at the end."""
-    report_samples: int = Field(default=1000, ge=0)
+    report_samples: Count = Field(default=1000, ge=0)
     """Test samples whose predicted classes the report shows; 0: none, and no program for it is compiled."""
     profile: str | None = Field(default=None, pattern=r"^\d{1,12}:\d{1,12}$")
     """FIRST:STOP: trace these steps of each rank into run_dir/profile, with a page of what took how long."""

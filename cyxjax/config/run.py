@@ -13,6 +13,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from cyxjax.config.errors import Source, explain
 from cyxjax.config.exact import not_exact
 from cyxjax.config.sections import (
+    Amount,
+    Count,
     Options,
     Seconds,
     Strict,
@@ -32,15 +34,15 @@ class DistributedTrainingConfig(Strict):
     Raises: ConfigError for an unknown field or a bad value, on construction and on assignment.
     """
 
-    epochs: int = Field(default=10, ge=1)
+    epochs: Count = Field(default=10, ge=1)
     """Passes over the data."""
-    steps_per_epoch: int | None = Field(default=None, ge=1)
+    steps_per_epoch: Count | None = Field(default=None, ge=1)
     """Steps that make an epoch of a loader or stream, which is read on and on; none: an epoch is a pass."""
-    batch_size: int = Field(default=64, ge=1)
+    batch_size: Count = Field(default=64, ge=1)
     """Samples per replica per micro-step."""
-    global_batch_size: int | None = Field(default=None, ge=1)
+    global_batch_size: Count | None = Field(default=None, ge=1)
     """Samples per optimizer step over all replicas and micro-steps; instead of batch_size, never with it."""
-    gradient_accumulation_steps: int = Field(default=1, ge=1)
+    gradient_accumulation_steps: int = Field(default=1, ge=1, le=10**6)
     """Micro-steps whose gradients make one optimizer step."""
     shuffle: bool = True
     """A new order in each epoch, a pure function of seed and epoch."""
@@ -50,9 +52,9 @@ class DistributedTrainingConfig(Strict):
     """Leave the last short step out; otherwise it is padded and the padding weighs nothing."""
     validation_split: float = Field(default=0.0, ge=0, lt=1)
     """Part of the training data held out when no validation data is given."""
-    num_workers: int = Field(default=0, ge=0)
+    num_workers: int = Field(default=0, ge=0, le=1024)
     """Threads that fetch samples from datasets read item by item."""
-    prefetch: int = Field(default=2, ge=0)
+    prefetch: int = Field(default=2, ge=0, le=10_000)
     """Batches made ready ahead of the step."""
 
     precision: str = "float32"
@@ -61,21 +63,21 @@ class DistributedTrainingConfig(Strict):
     """What backward computes again instead of keeping it: nothing, all (or true), all but matrix products."""
     offload: Literal["none", "optimizer"] = "none"
     """optimizer: its state waits in the host's memory between steps, and each step moves it in and out."""
-    max_grad_norm: float | None = Field(default=None, gt=0)
+    max_grad_norm: Amount | None = Field(default=None, gt=0)
     """Clip the mean gradient to this global norm."""
     on_nonfinite: Literal["abort", "skip", "rollback"] = "abort"
     """What all ranks do together when a loss or gradient is not finite."""
     on_loss_spike: Literal["ignore", "rollback"] = "ignore"
     """rollback: when the loss jumps and stays up, go back to the checkpoint before, on with later samples."""
-    loss_spike_factor: float = Field(default=2.0, gt=1)
+    loss_spike_factor: Amount = Field(default=2.0, gt=1)
     """A loss is high if it is not below so many times the median of the steps before."""
-    loss_spike_window: int = Field(default=100, ge=2)
+    loss_spike_window: int = Field(default=100, ge=2, le=10**6)
     """Steps that median is taken of; before there are so many, no loss is high."""
-    loss_spike_steps: int = Field(default=3, ge=1)
+    loss_spike_steps: Count = Field(default=3, ge=1)
     """High losses in a row that make a spike."""
-    max_rollbacks: int = Field(default=3, ge=1)
+    max_rollbacks: Count = Field(default=3, ge=1)
     """Rollbacks of one process, for whatever cause; one more is an error."""
-    sentinel_every_n_steps: int = Field(default=500, ge=0)
+    sentinel_every_n_steps: Count = Field(default=500, ge=0)
     """Optimizer steps between comparisons of all replicas, which are also made at saves; 0: never."""
     on_desync: Literal["abort", "warn", "heal"] = "abort"
     """What to do when replicas differ: an error, a warning, or what most of them hold for all."""
@@ -89,25 +91,25 @@ class DistributedTrainingConfig(Strict):
 
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """Scale the learning rate by the effective batch over base_batch_size."""
-    base_batch_size: int | None = Field(default=None, ge=1)
+    base_batch_size: Count | None = Field(default=None, ge=1)
     """The batch the learning rate was chosen for; needed by lr_scaling."""
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: Count = Field(default=0, ge=0)
     """Optimizer steps in which the learning rate rises linearly to its peak."""
-    early_stopping_patience: int | None = Field(default=None, ge=1)
+    early_stopping_patience: Count | None = Field(default=None, ge=1)
     """Stop after so many evaluations without a better `monitor`; none: never."""
     monitor: str = "val_loss"
     """What early stopping and the best checkpoint look at: train_ or val_, and the name of a metric."""
     monitor_mode: Literal["min", "max"] | None = None
     """Which values of `monitor` are better; none: as the metric says (a loss low, an accuracy high)."""
-    max_steps: int | None = Field(default=None, ge=1)
+    max_steps: Count | None = Field(default=None, ge=1)
     """Stop after so many optimizer steps, whatever `epochs` says."""
     max_time: Seconds | None = Field(default=None, gt=0)
     """Stop and save after so many seconds (or 90s, 30m, 1h30m)."""
-    evaluate_every_n_epochs: int = Field(default=1, ge=0)
+    evaluate_every_n_epochs: Count = Field(default=1, ge=0)
     """Epochs between evaluations on the validation data; 0: none by epochs."""
-    evaluate_every_n_steps: int = Field(default=0, ge=0)
+    evaluate_every_n_steps: Count = Field(default=0, ge=0)
     """Optimizer steps between evaluations, besides those by epochs; 0: none by steps."""
-    max_eval_batches: int | None = Field(default=None, ge=1)
+    max_eval_batches: Count | None = Field(default=None, ge=1)
     """Evaluate on so many batches only; none: on all data."""
     comm: str = "mean"
     """How gradients become parameters: a strategy of cyxjax.sync, or module:function."""
@@ -115,32 +117,32 @@ class DistributedTrainingConfig(Strict):
     """What that strategy takes, for example `bucket_size_mb: 25`."""
     reproducibility: Literal["none", "exact"] = "none"
     """exact: the same bits at any number of processes and devices of one kind; needs global_batch_size."""
-    virtual_replicas: int = Field(default=8, ge=1)
+    virtual_replicas: int = Field(default=8, ge=1, le=2**16)
     """Parts an exact step's global batch is cut into: at least as many as there are devices."""
-    exact_threads: int | None = Field(default=None, ge=1)
+    exact_threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads of each process of an exact run, a part of its numbers; none: as virtual_replicas."""
     exact: Literal["refuse", "warn"] = "refuse"
     """What to do where an exact run would go on with other bits: on another machine, version or code."""
-    exact_digest_every_n_steps: int = Field(default=100, ge=0)
+    exact_digest_every_n_steps: Count = Field(default=100, ge=0)
     """Optimizer steps between digests of an exact run's state in its folder, for `cyxjax hash`; 0: none."""
-    steps_in_flight: int = Field(default=8, ge=1)
+    steps_in_flight: int = Field(default=8, ge=1, le=10_000)
     """Steps queued on the device before the host waits for the older half."""
     compile_cache: bool | str = "auto"
     """Where compiled programs are kept for the next start: a folder, off, or auto (the user's ~/.cache)."""
 
     checkpoint_dir: str = "./checkpoints"
     """Folder of the checkpoints (in an experiment: inside run_dir)."""
-    checkpoint_every_n_epochs: int = Field(default=5, ge=0)
+    checkpoint_every_n_epochs: Count = Field(default=5, ge=0)
     """Epochs between checkpoints; 0: none by epochs. The end of the run is saved unless all three are 0."""
-    checkpoint_every_n_steps: int = Field(default=0, ge=0)
+    checkpoint_every_n_steps: Count = Field(default=0, ge=0)
     """Optimizer steps between checkpoints; 0: none by steps."""
-    checkpoint_every_n_minutes: float = Field(default=0.0, ge=0)
+    checkpoint_every_n_minutes: Amount = Field(default=0.0, ge=0)
     """Minutes between checkpoints; 0: none by time."""
     checkpoint_async: bool = True
     """Write behind the loop, from a copy in host memory; false: the loop waits for the disk."""
-    keep_last: int = Field(default=3, ge=1)
+    keep_last: Count = Field(default=3, ge=1)
     """Newest checkpoints kept."""
-    keep_best: int = Field(default=1, ge=0)
+    keep_best: Count = Field(default=1, ge=0)
     """Best checkpoints by `monitor` kept besides."""
     save_on_master_only: bool = True
     """Rank 0 writes, gathering what the ranks hold in parts. false is refused: there is no other way."""
@@ -149,7 +151,7 @@ class DistributedTrainingConfig(Strict):
 
     verbose: bool = True
     """Rank 0 prints progress."""
-    log_every_n_batches: int = Field(default=10, ge=1)
+    log_every_n_batches: Count = Field(default=10, ge=1)
     """Optimizer steps between metric records; a log shows the newest every ten seconds."""
 
     if not TYPE_CHECKING:  # an editor and a type checker see the fields as keywords

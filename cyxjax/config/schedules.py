@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from cyxjax.config.sections import Options, Strict
+from cyxjax.config.sections import Count, Options, Strict
 from cyxjax.plugins import is_known, known_or
 
 SCHEDULES = ("constant", "cosine", "linear")
@@ -29,7 +29,7 @@ class ScheduleConfig(Strict):
     """constant, cosine, linear, of optax (exponential_decay, ...), or module:attribute (step -> factor)."""
     options: Options = {}
     """What a schedule of optax (or yours) takes, for example `transition_steps: 100`."""
-    decay_steps: int | None = Field(default=None, ge=1)
+    decay_steps: Count | None = Field(default=None, ge=1)
     """Steps from the end of the warm-up to the final rate; none: to the end of the run (cosine, linear)."""
     final_fraction: float = Field(default=0.0, ge=0, le=1)
     """Final learning rate as a fraction of the peak (cosine and linear)."""

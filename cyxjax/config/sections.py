@@ -53,7 +53,10 @@ def seconds(value: Any) -> Any:
 
 
 Options = Annotated[dict[str, Any], BeforeValidator(_numbers)]
-Seconds = Annotated[float, BeforeValidator(seconds)]
+# Above what any run needs, and below what overflows where it is converted: steps are counted in int32.
+Count = Annotated[int, Field(le=10**9)]
+Amount = Annotated[float, Field(le=1e12)]
+Seconds = Annotated[Amount, BeforeValidator(seconds)]
 
 
 def _named(value: Any) -> Any:
@@ -210,9 +213,9 @@ class GroupConfig(Strict):
 
     match: str = Field(min_length=1)
     """Names of parameters, `*` for any part: `encoder/*`, `*/bias`. The first group that matches counts."""
-    lr: float | None = Field(default=None, gt=0)
+    lr: Amount | None = Field(default=None, gt=0)
     """Peak learning rate; none: the optimizer's."""
-    weight_decay: float | None = Field(default=None, ge=0)
+    weight_decay: Amount | None = Field(default=None, ge=0)
     """Weight decay; none: the optimizer's."""
     frozen: bool = False
     """Not trained at all: no gradient, no optimizer state."""
@@ -239,7 +242,7 @@ class OptimizerConfig(Strict):
     """sgd, momentum, adam, adamw, lamb, lion, adagrad, rmsprop, another of optax, or module:attribute."""
     options: Options = {}
     """What the rule takes by optax's (or your) own names, for example `b2: 0.95`."""
-    lr: float = Field(default=0.001, gt=0)
+    lr: Amount = Field(default=0.001, gt=0)
     """Peak learning rate, before `lr_scaling`."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Momentum of `momentum` and `rmsprop`; `sgd` has none."""
@@ -247,9 +250,9 @@ class OptimizerConfig(Strict):
     """Look-ahead form of `momentum`."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay of the two moments of adam, adamw, lamb and lion."""
-    eps: float = Field(default=1e-8, gt=0)
+    eps: Amount = Field(default=1e-8, gt=0)
     """Added to the denominator of the adaptive rules."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: Amount = Field(default=0.0, ge=0)
     """Decoupled decay for adamw, lamb and lion; an L2 term of the gradient for the others."""
     groups: tuple[Group, ...] = ()
     """Parameters by name that have their own, for example `[{match: "encoder/*", lr: 0.0001}]`."""
@@ -278,5 +281,5 @@ class WandbConfig(Strict):
     """Name shown for the run; none: the run folder's name."""
     mode: Literal["offline", "online", "disabled"] = "offline"
     """Offline writes into the run folder, for `wandb sync` later."""
-    init_timeout: float = Field(default=120.0, gt=0)
+    init_timeout: Amount = Field(default=120.0, gt=0)
     """Seconds to wait for the service before training goes on without it."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from cyxjax.config.sections import Strict, on_this_machine
+from cyxjax.config.sections import Amount, Strict, on_this_machine
 
 Patterns = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
 
@@ -30,9 +30,9 @@ class InitFromConfig(Strict):
 class LoraConfig(Strict):
     """Low-rank adapters: the model stays as it is, and thin matrices beside its kernels are trained."""
 
-    rank: int = Field(default=0, ge=0)
+    rank: int = Field(default=0, ge=0, le=2**16)
     """Columns of the thin matrices; 0: no adapters."""
-    alpha: float = Field(default=16.0, gt=0)
+    alpha: Amount = Field(default=16.0, gt=0)
     """Their product is added times alpha / rank."""
     pattern: Patterns = ("*kernel",)
     """Names of the kernels that get adapters, `*` for any text: "attention/*/kernel"."""

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from cyxjax.command import line_of
 from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, EXIT_USER_ERROR, ConfigError, CyxjaxError, DataError
 from cyxjax.files import open_closed_streams, redact
 from cyxjax.launch import save_request
@@ -33,6 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("cyxjax.train: interrupted. HINT: run the same command again to go on.", file=sys.stderr)
         return EXIT_INTERRUPT
+    except (OSError, OverflowError) as err:
+        if writing:
+            raise
+        print(f"cyxjax.train: {line_of(err)}", file=sys.stderr)
+        return EXIT_CONFIG
     except CyxjaxError as err:
         if writing:
             from cyxjax.launch.failure import hooks

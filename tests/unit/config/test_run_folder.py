@@ -1,11 +1,13 @@
 """Folders that can never be made are refused in one line, before anything is loaded or written."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.errors import ConfigError
+from cyxjax.run_folder import RunFolder
 from cyxjax.train import experiment
 
 OWN = (
@@ -69,3 +71,29 @@ def test_checkpoints_where_nobody_looks_and_steps_that_are_none_are_refused():
     with pytest.raises(ValueError, match="expected FIRST:STOP with FIRST below STOP"):
         TrainConfig(profile="15:10")
     assert TrainConfig(profile="10:15").profiled_steps == (10, 15)
+
+
+@pytest.mark.parametrize("folder", ["/", "."])
+def test_a_folder_that_holds_other_things_and_no_run_is_refused(tmp_path, monkeypatch, folder):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError) as told:
+        RunFolder(Path(folder)).refuse_unusable()
+    assert told.value.key == "run_dir"
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    "there", [[], [".hidden", "lost+found", "logs", "slurm-7.out"], ["mine", "config.yaml"]]
+)
+def test_a_new_folder_and_that_of_a_run_are_taken(tmp_path, there):
+    for name in there:
+        (tmp_path / name).touch()
+    RunFolder(tmp_path).refuse_unusable()
+    RunFolder(tmp_path / "new").refuse_unusable()
+
+
+def test_a_run_that_saved_checkpoints_only_is_a_run(tmp_path):
+    (tmp_path / "kept" / "steps").mkdir(parents=True)
+    (tmp_path / "mine").touch()
+    RunFolder(tmp_path, "kept/steps").refuse_unusable()
