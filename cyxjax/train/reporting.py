@@ -32,7 +32,7 @@ def event_log(folder: RunFolder | None, is_master: bool, warn: Callable[[str], N
 
 def start_facts(group: ProcessGroup, content: dict[str, Any]) -> dict[str, Any]:
     """What a start says of itself: its size, environment, and fingerprint of code and data."""
-    first = group.mesh.devices.flat[0]
+    first = group.mesh.local_devices[0]  # of another process, the memory cannot be asked for
     devices = {
         "devices": f"{group.mesh.size} x {first.device_kind} ({first.platform})",
         "wires": group.backend,
