@@ -30,6 +30,8 @@ _FILES = {  # module -> the public names it holds
     "RMSPropOptimizer SGDOptimizer",
     "train.simple_trainer": "Trainer",
     "train.stored.run": "load_run",
+    "train.trainer": "DistributedTrainer",
+    "config.run": "TrainingConfig",
 }
 _HOME = {name: f"cyxjax.{file}" for file, names in _FILES.items() for name in names.split()}
 _ROOMS = ("amp", "data", "distributed", "errors", "launch", "models", "observe", "sync", "testing", "train")
@@ -48,6 +50,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax import sync as sync
     from cyxjax import testing as testing
     from cyxjax import train as train
+    from cyxjax.config.run import TrainingConfig as TrainingConfig
     from cyxjax.core.losses import BCEWithLogitsLoss as BCEWithLogitsLoss
     from cyxjax.core.losses import CrossEntropyLoss as CrossEntropyLoss
     from cyxjax.core.losses import HuberLoss as HuberLoss
@@ -115,6 +118,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.train.start.optimizers import RMSPropOptimizer as RMSPropOptimizer
     from cyxjax.train.start.optimizers import SGDOptimizer as SGDOptimizer
     from cyxjax.train.stored.run import load_run as load_run
+    from cyxjax.train.trainer import DistributedTrainer as DistributedTrainer
 else:
 
     def __getattr__(name: str) -> Any:

@@ -25,6 +25,7 @@ from cyxjax.errors import ConfigError
 from cyxjax.run_folder import RunFolder
 
 _DTYPES = ("float32", "bfloat16", "float16")
+_LIGHTNING = {"bf16-mixed": "bfloat16", "16-mixed": "float16", "32-true": "float32"}
 _POLICY = re.compile(r"(params|compute|output)=(float32|bfloat16|float16)")
 
 
@@ -199,6 +200,7 @@ class DistributedTrainingConfig(Strict):
     @field_validator("precision")
     @classmethod
     def _known_precision(cls, text: str) -> str:
+        text = _LIGHTNING.get(text, text)
         parts = text.split(",")
         if text not in _DTYPES and not all(_POLICY.fullmatch(part.strip()) for part in parts):
             raise ValueError(f"expected {', '.join(_DTYPES)}, or params=...,compute=...,output=... of these")
@@ -275,3 +277,6 @@ class DistributedTrainingConfig(Strict):
         values = self.model_dump(mode="json")
         values.pop("batch_size" if self.global_batch_size is not None else "global_batch_size")
         return values
+
+
+TrainingConfig = DistributedTrainingConfig

@@ -209,11 +209,12 @@ def _no_such(own: Mapping[str, Any], said: Mapping[str, str]) -> ConfigError:
     )
 
 
-def metrics_of(loss: Any, given: Metrics | None) -> Metrics:
-    """What a run measures: what a task says, if `loss` is one, and what was `given`.
+def metrics_of(loss: Any, given: Metrics | Mapping[str, Any] | None) -> Metrics:
+    """What a run measures: what a task says, if `loss` is one, and what was `given`: functions by name.
 
-    Raises: ConfigError for metrics that are not a `Metrics`.
+    Raises: ConfigError for metrics that are neither a `Metrics` nor a dict.
     """
+    given = Metrics(given) if isinstance(given, Mapping) else given
     if given and not isinstance(given, Metrics):
         raise ConfigError(
             f"metrics: expected a cx.Metrics, got {type(given).__name__}. HINT: metrics=cx.Metrics({{'name': "

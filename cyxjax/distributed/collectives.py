@@ -88,17 +88,22 @@ def gather(x: PyTree, dst: int = 0) -> list[PyTree] | None:
     return rows if process_group.get_rank() == dst else None
 
 
-def scatter(xs: Any = None, src: Any = 0, *rest: int, scatter_list: list[PyTree] | None = None) -> PyTree:
+def scatter(
+    xs: Any = None, *args: Any, src: int | None = None, scatter_list: list[PyTree] | None = None
+) -> PyTree:
     """The item of rank `src`'s list that belongs to this rank; the others pass None.
 
     Trees are made of dicts, lists and tuples here: ranks without the list learn its form from `src`.
     torch's form, scatter(x, list_or_None, src), fills the numpy array x.
     """
-    if isinstance(xs, np.ndarray) or scatter_list is not None or rest or not isinstance(src, int):
-        listed = scatter_list if isinstance(src, int) else src
-        src = rest[0] if rest else src if isinstance(src, int) else 0
+    numbers = [one for one in args if isinstance(one, int)]
+    listed = [one for one in args if not isinstance(one, int)]
+    src = src if src is not None else numbers[0] if numbers else 0
+    if isinstance(xs, np.ndarray) or scatter_list is not None or listed:
         into = target_in_place(xs, "x = scatter(list, src)")
-        return fill(into, _scattered(listed, src))
+        return fill(
+            into, _scattered(scatter_list if scatter_list is not None else (listed or [None])[0], src)
+        )
     return _scattered(xs, src)
 
 

@@ -9,7 +9,7 @@ import jax
 from cyxjax.errors import ConfigError
 
 
-@dataclass
+@dataclass(slots=True)
 class DDPConfig:
     """Options of `DistributedDataParallel`; all have torch's meaning, or say here what became of it."""
 

@@ -28,7 +28,7 @@ class BackendType(StrEnum):
     NCCL = "nccl"
 
 
-@dataclass
+@dataclass(slots=True)
 class DistributedConfig:
     """Where a process stands, for `init(config)`; the environment is not asked."""
 

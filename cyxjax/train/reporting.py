@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from cyxjax.core.mesh import num_replicas
+from cyxjax.core.trees import named_leaves
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CyxjaxError
@@ -89,3 +90,11 @@ def audit_of(folder: RunFolder, most_samples: float = float("inf")) -> Audit:
         return Audit(not verdict.findings, [*map(str, verdict.findings), *verdict.notes, verdict.summary])
     except (CyxjaxError, OSError) as err:
         return Audit(None, [f"It could not be audited: {err}"])
+
+
+def summary(params: Any) -> str:
+    """A line for each parameter with its shape and dtype, then how many numbers they are."""
+    leaves = named_leaves(params)
+    width = max((len(name) for name, _ in leaves), default=0)
+    lines = [f"{name:<{width}}  {leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves]
+    return "\n".join([*lines, f"{sum(leaf.size for _, leaf in leaves):,} parameters"])

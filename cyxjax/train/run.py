@@ -205,7 +205,7 @@ def _black_box(run: Run) -> list[Hook]:
 
 
 def _early_stopping(watch: Watch) -> list[Hook]:
-    return [EarlyStopping(watch.patience, watch.monitor, mode=watch.mode)] if watch.patience else []
+    return [EarlyStopping(watch.monitor, watch.patience, mode=watch.mode)] if watch.patience else []
 
 
 def _sentinel(run: Run, saves: Hook) -> list[Hook]:

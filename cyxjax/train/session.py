@@ -8,6 +8,7 @@ import jax
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.first_parts import holds_values
 from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.core.model.lora import merged
 from cyxjax.core.step import TrainState
@@ -105,6 +106,15 @@ class Session:
         seen = self.built.shown(self.run_state.state)
         params, model_state = jax.tree.map(local_value, (seen.params, seen.model_state))
         return merged(params, self.prepared.settings.step.lora), model_state
+
+    def warn_if_untrained(self, call: str) -> None:
+        """Prints a line where parameters are still those that were drawn, by a model that holds none."""
+        untrained = self.run_state.position.step == 0 and not self._loaded
+        if untrained and self.is_master and not holds_values(self.recipe.fns, self.prepared.inputs):
+            warn_on_stderr(
+                f"{call}: the parameters are random, nothing was trained or loaded. HINT: call fit or "
+                "load_checkpoint first."
+            )
 
     # ---- from one start to the next ---------------------------------------------------------------
 

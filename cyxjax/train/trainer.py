@@ -1,7 +1,8 @@
 """`DistributedTrainer`: the documented shell around the loop. It moves values; the core computes."""
 
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, nullcontext
+from inspect import signature
 from typing import Any
 
 import optax
@@ -22,12 +23,11 @@ from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
 from cyxjax.observe.sinks import NullSink, warn_on_stderr
-from cyxjax.train import loop, resume
+from cyxjax.train import fit_arguments, loop, reporting, resume
 from cyxjax.train.feeding import check_data, fit_data
 from cyxjax.train.feeding.feed import eval_batches
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.predicting import predict_all, source_of, told
-from cyxjax.train.feeding.words import settings_apart
 from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
 from cyxjax.train.run import run_from
@@ -45,23 +45,29 @@ PyTree = Any
 class DistributedTrainer(GivenOnce):
     """Trains a Flax model on every device of every process, as if on one device with the whole batch.
 
-    model: linen or nnx module, (init, apply) pair, or SequentialModel. loss_fn: a loss of cyxjax, a function
-    (output, target) -> value an example (or a mean), a `cx.Task`, or None if the model returns {"loss": ...}.
-    optimizer: any optax transformation; None where each term of a Task has its own. augment: a function
-    (key, x) -> x of one sample's inputs, or several, in training alone. Without a group, one is made from
-    the environment.
+    model: linen or nnx module, (init, apply) or (variables, apply) pair, or SequentialModel. loss_fn: a loss
+    of cyxjax, a function (output, target) -> value an example (or a mean), a `cx.Task`, or None if the model
+    returns {"loss": ...}. optimizer: any optax transformation; None where each term of a Task has its own.
+    Both may be names of a configuration file: "cross_entropy", "adam". metrics: a `cx.Metrics`, or functions
+    by name. augment: a function (key, x) -> x of one sample's inputs, or several, in training alone. Without
+    a group, one is made from the environment.
     """
 
     def __init__(
         self,
         model: Any,
         loss_fn: Any = None,
-        optimizer: optax.GradientTransformation | None = None,
+        optimizer: optax.GradientTransformation | str | None = None,
         *,
-        metrics: Metrics | None = None,
+        metrics: Metrics | Mapping[str, Any] | None = None,
         callbacks: Iterable[Hook] = (),
         augment: Any = None,
     ):
+        if isinstance(loss_fn, str) or isinstance(optimizer, str):
+            from cyxjax.train.start.named import loss_named, optimizer_named
+
+            loss_fn = loss_named(loss_fn) if isinstance(loss_fn, str) else loss_fn
+            optimizer = optimizer_named(optimizer) if isinstance(optimizer, str) else optimizer
         loss = as_per_example(loss_fn)
         movers_of(loss, optimizer)  # there is one for all
         self._model, self._model_sync = model, ModelSync(model)
@@ -79,24 +85,38 @@ class DistributedTrainer(GivenOnce):
         if self._model_sync.holds_values:
             self._session.hand_out = self._hand_out_values
 
-    @settings_apart
     def fit(
         self,
         *data: Any,
         config: DistributedTrainingConfig | None = None,
+        validation_data: Any = None,
         schedule: Any = None,
+        lr_schedule: Any = None,
+        ckpt_path: str | None = None,
         console: Console | None = None,
         open_sink: Callable[[int], Sink] = lambda step: NullSink(),
+        **settings: Any,
     ) -> DistributedTrainingHistory:
         """Trains and returns the history: fit(X, y, config), fit(X, y, X_val, y_val, config),
         fit(dataset, val_dataset, config) or fit(loader, val_loader, config).
+
+        Keys of the configuration may be given as keywords: fit(X, y, epochs=3, batch_size=32), and validation
+        data as validation_data=(X_val, y_val). schedule: optimizer steps done -> factor on the optimizer's
+        learning rate; lr_schedule: optimizer steps done -> learning rate. ckpt_path: as `load_checkpoint`.
         A second call goes on from the trained parameters, also after one that ended in an error. With
         `config.resume` a run that was cut short goes on from its newest good checkpoint.
         Raises: ConfigError and DataError before anything is written;
         NotSavedError after the end, with the trained parameters in place, if they could not be saved.
         """
-        prepared = self.prepare(*data, config=config, schedule=schedule)
-        history = self.fit_prepared(prepared, console=console, open_sink=open_sink)
+        if ckpt_path is not None:
+            self.load_checkpoint(ckpt_path)
+        known = signature(self.fit).parameters.keys() - {"data", "settings"}
+        data, config = fit_arguments.parse(data, config, validation_data, settings, known)
+        lr = getattr(self.recipe.optimizer, "lr", None)
+        schedule = fit_arguments.schedule_of(schedule, lr_schedule, lr)
+        with nullcontext() if config is None else config.in_a_fit():
+            prepared = self.prepare(*data, config=config, schedule=schedule)
+            history = self.fit_prepared(prepared, console=console, open_sink=open_sink)
         if self.stopped_by_signal and self.is_master():
             warn_on_stderr(f"fit: stopped by a signal at step {history.num_steps}. HINT: rerun to go on.")
         return history
@@ -152,6 +172,7 @@ class DistributedTrainer(GivenOnce):
         looked = check_data.first_step(FitData(dataset, None, not fit_data.is_loader(dataset)))
         self._model_sync.refuse_changed_parameters()
         self._session.ensure(check_data.one_input(looked))
+        self._session.warn_if_untrained("evaluate")
         dataset = check_data.labelled(looked, self._session.taker())
         step, size = self._session.prepared.settings.step, batch_size or self._session.built.batch_size
         shape = step.batch._replace(batch_size=size)
@@ -169,6 +190,7 @@ class DistributedTrainer(GivenOnce):
         same_run.refuse_other_samples(self._group, "predict", source.compared)
         self._model_sync.refuse_changed_parameters()
         self._session.ensure(source.first)
+        self._session.warn_if_untrained("predict")
         built = self._session.built
         each = batch_size or built.batch_size
         outputs = predict_all(built.predict_step, self._session.agreed(), self._mesh, source, each)
@@ -197,6 +219,22 @@ class DistributedTrainer(GivenOnce):
                 f"{path!r} holds no checkpoint. HINT: check the path; a run keeps its own in checkpoints/."
             )
         self._hand_out_values()
+
+    def validate(self, X: Any, y: Any = None) -> dict[str, Any]:
+        """`evaluate_metrics` by Lightning's name."""
+        return self.evaluate_metrics(X, y)
+
+    def test(self, X: Any, y: Any = None) -> dict[str, Any]:
+        """`evaluate_metrics` by Lightning's name."""
+        return self.evaluate_metrics(X, y)
+
+    def save(self, path: str) -> None:
+        """`save_checkpoint` by Keras's name."""
+        self.save_checkpoint(path)
+
+    def summary(self) -> str:
+        """A line for each parameter with its shape, then their number. Raises: GroupError before a fit."""
+        return reporting.summary(self.params)
 
     def enable_gradient_checkpointing(self, policy: str = "full") -> None:
         """Recomputes activations in the backward pass from the next fit on: less memory, more time."""

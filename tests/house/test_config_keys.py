@@ -71,7 +71,7 @@ BORDER = {
     *("__main__", "experiment", "simple_trainer", "trainer", "session", "settings", "resume"),
     *(
         "feeding/fit_data",
-        "feeding/words",
+        "fit_arguments",
         "start/prepare",
         "rates/plan",
         "start/named",

@@ -1,7 +1,7 @@
 """One shape for every model: two pure functions, from linen, nnx, a pair or a SequentialModel."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cyxjax.core.model.model_fns import ModelFns
@@ -32,8 +32,22 @@ def adapt(model: Any) -> ModelFns:
         return adapt(whole) if whole is not None else from_pair(*model)
     found = values_and_function(model)
     if found is not None:
+        module = _module_of(found[1])
+        if module is not None:
+            return adapt(module.bind(_as_variables(found[0])))
         return from_values(*found)
     raise refuse(model)
+
+
+def _module_of(apply: Any) -> Any:
+    """The linen module that `apply` is, or whose `module.apply` it is; else None."""
+    owner = getattr(apply, "__self__", apply)
+    return owner if is_module_of("flax.linen", owner) else None
+
+
+def _as_variables(values: Any) -> Any:
+    """`values` as linen's variables: parameters alone stand under "params"."""
+    return values if isinstance(values, Mapping) and "params" in values else {"params": values}
 
 
 def is_module_of(library: str, model: Any) -> bool:

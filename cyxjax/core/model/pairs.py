@@ -1,7 +1,7 @@
 """Pairs of plain functions, or of a function and its values, as `ModelFns`: every library without classes.
 
     (init, apply)      init(key, inputs) or init(key) -> params; apply(params, inputs) -> output
-    (params, apply)    values to begin with, in either order
+    (params, apply)    values to begin with, in either order; (variables, module) of linen
 
 What else `apply` takes it is given by name: a key for random draws (`key`, `rng`, ...), the mode (`train`,
 `is_training`, ...), several inputs as a model's own, and `model_state` or `state`: init then returns
@@ -9,7 +9,7 @@ What else `apply` takes it is given by name: a key for random draws (`key`, `rng
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,30 +18,54 @@ import numpy as np
 
 from cyxjax.core.model.calls import call_arguments
 from cyxjax.core.model.model_fns import ModelFns, PyTree
+from cyxjax.errors import ConfigError
 
 _STATE = ("model_state", "state")
 _EITHER = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def is_pair(model: Any) -> bool:
-    """Whether `model` is two functions, the second of which is no optimizer's."""
-    if not isinstance(model, tuple | list) or len(model) != 2 or not all(callable(one) for one in model):
+    """Whether `model` is two functions, neither of which holds arrays, and not an optimizer."""
+    if not isinstance(model, tuple | list) or len(model) != 2 or not all(map(_is_function, model)):
         return False
     return getattr(model, "_fields", ("init", "apply")) == ("init", "apply")
 
 
 def values_and_function(model: Any) -> tuple[PyTree, Callable] | None:
-    """(params, apply) of a pair of the two in either order; None for anything else."""
-    if type(model) not in (tuple, list) or len(model) != 2 or callable(model[0]) == callable(model[1]):
+    """(params, apply) of a pair of the two in either order; None for anything else.
+
+    What has array leaves is the parameters, also where it can be called (a module of Equinox).
+    """
+    if type(model) not in (tuple, list) or len(model) != 2:
         return None
-    apply, values = model if callable(model[0]) else model[::-1]
-    leaves = jax.tree.leaves(values)
-    known = bool(leaves) and all(isinstance(leaf, jax.Array | np.ndarray | float) for leaf in leaves)
-    return (values, apply) if known else None
+    if _holds_arrays(model[0]) == _holds_arrays(model[1]):
+        return None
+    values, apply = model if _holds_arrays(model[0]) else model[::-1]
+    return (values, apply) if callable(apply) else None
+
+
+def _holds_arrays(one: Any) -> bool:
+    """Whether `one` is a tree whose leaves are arrays and numbers."""
+    leaves = jax.tree.leaves(one)
+    return bool(leaves) and all(isinstance(leaf, jax.Array | np.ndarray | float) for leaf in leaves)
+
+
+def _is_function(one: Any) -> bool:
+    return callable(one) and not _holds_arrays(one)
 
 
 def from_values(values: PyTree, apply: Callable) -> ModelFns:
-    """A function that begins with `values`: `init` returns copies of them and ignores its key."""
+    """A function that begins with `values`: `init` returns copies of them and ignores its key.
+
+    Raises: ConfigError for variables of Flax that hold more than parameters: `apply` does not return them.
+    """
+    others = sorted(values.keys() - {"params"}) if isinstance(values, Mapping) and "params" in values else []
+    if others:
+        raise ConfigError(
+            f"the model is (variables, apply) and its variables hold {', '.join(others)} besides params: all "
+            "would be trained as parameters. HINT: pass (variables, module) or (variables, module.apply), "
+            "which keeps them as model state."
+        )
     return from_pair(lambda key: jax.tree.map(jnp.array, values), apply)
 
 

@@ -59,13 +59,25 @@ class Callback(Hook):
 class EarlyStopping(GivenOnce, Callback):
     """Stops after `patience` evaluations without a `monitor` (such as val_loss) better by `min_delta`.
 
+    given: (patience, monitor, min_delta, mode), or the monitor first: EarlyStopping("val_loss", patience=3).
     mode: "min" or "max", which of its values is better; None: as the metric says.
     """
 
     def __init__(
-        self, patience: int, monitor: str = "val_loss", min_delta: float = 0.0, mode: str | None = None
+        self,
+        *given: Any,
+        patience: int = 3,
+        monitor: str = "val_loss",
+        min_delta: float = 0.0,
+        mode: str | None = None,
     ):
-        self._plateau = Plateau(patience, monitor, min_delta, mode)
+        named: dict[str, Any] = {
+            "patience": patience,
+            "monitor": monitor,
+            "min_delta": min_delta,
+            "mode": mode,
+        }
+        self._plateau = Plateau(**named | _by_name(given, list(named)))
 
     def check(self, watchable: Watchable) -> None:
         self._plateau.watch(watchable)
@@ -99,10 +111,12 @@ class ReduceLROnPlateau(GivenOnce, Callback):
     The factor is a number in the optimizer's state, so the step is not compiled again; it multiplies what
     scaling, warm-up and schedule give, not below `min_factor`. `min_delta` is absolute. `mode` as
     EarlyStopping takes it. (torch's scheduler of this name waits for one epoch more.)
+    given: (factor, patience, monitor, ...), or the monitor first: ReduceLROnPlateau("val_loss", 0.5).
     """
 
     def __init__(
         self,
+        *given: Any,
         factor: float = 0.1,
         patience: int = 10,
         monitor: str = "val_loss",
@@ -110,12 +124,21 @@ class ReduceLROnPlateau(GivenOnce, Callback):
         min_factor: float = 0.0,
         mode: str | None = None,
     ):
+        named: dict[str, Any] = {
+            "factor": factor,
+            "patience": patience,
+            "monitor": monitor,
+            "min_delta": min_delta,
+        }
+        named |= {"min_factor": min_factor, "mode": mode}
+        named |= _by_name(given, list(named))
+        factor, min_factor = named.pop("factor"), named.pop("min_factor")
         if not (0 < factor < 1 and 0 <= min_factor <= 1):
             raise ConfigError(
                 f"{factor=}, {min_factor=}: factor lies between 0 and 1, min_factor from 0 to 1. "
                 "HINT: factor=0.1 makes the learning rate ten times smaller."
             )
-        self._plateau = Plateau(patience, monitor, min_delta, mode)
+        self._plateau = Plateau(**named)
         self._factor, self._min_factor, self._current = factor, min_factor, 1.0
 
     def check(self, watchable: Watchable) -> None:
@@ -143,6 +166,13 @@ class ReduceLROnPlateau(GivenOnce, Callback):
         if not self._plateau.improves(value) and self._plateau.spent():
             self._plateau.waited = 0
             self._current = max(self._current * self._factor, self._min_factor)
+
+
+def _by_name(given: tuple[Any, ...], names: list[str]) -> dict[str, Any]:
+    """Positional arguments by name; a text given first is the monitor, as Keras and Lightning have it."""
+    if given and isinstance(given[0], str):
+        names = ["monitor", *(name for name in names if name != "monitor")]
+    return dict(zip(names, given, strict=False))
 
 
 class EMA(GivenOnce, Callback):

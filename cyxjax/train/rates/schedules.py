@@ -13,6 +13,7 @@ from cyxjax.config.schedules import OPTAX_SCHEDULES
 from cyxjax.core.objective.host import on_host
 from cyxjax.errors import ConfigError
 from cyxjax.plugins import checked_kinds, named
+from cyxjax.train.fit_arguments import RatesAsFactor
 from cyxjax.train.settings import RatePlan
 
 Schedule = Callable[[Any], Any]
@@ -95,6 +96,27 @@ _IN_THE_STEP = (
 )
 
 
+def refuse_rates_as_factors(plan: RatePlan, lr: Any, num_steps: int | None) -> None:
+    """Raises: ConfigError for a `schedule` given to fit whose values are learning rates.
+
+    A factor starts or peaks at about 1: all its values below 0.1, or at or below the learning rate itself,
+    would make a rate nobody means, 1e-6 of Adam(1e-3) and a schedule that starts at 1e-3.
+    """
+    if plan.own is None or isinstance(plan.own, RatesAsFactor):
+        return
+    largest = float(_asked("schedule", plan.own, _some_steps(num_steps)).max())
+    if 0 < largest < 0.1 or (isinstance(lr, int | float) and 0 < largest <= lr < 1):
+        raise ConfigError(
+            f"schedule is at most {largest:.4g} in this run and multiplies the optimizer's learning rate. "
+            "HINT: fit(..., lr_schedule=...) takes learning rates; a factor starts or peaks at 1.",
+            key="schedule",
+        )
+
+
+def _some_steps(num_steps: int | None) -> np.ndarray:
+    return np.unique(np.linspace(0, (num_steps or 2) - 1, 32).astype(np.int32))
+
+
 def refuse_rates(lr: Any, factor: Schedule, num_steps: int | None) -> str:
     """A line to tell where all steps of the run have the rate 0, "" where some have another.
 
@@ -104,7 +126,7 @@ def refuse_rates(lr: Any, factor: Schedule, num_steps: int | None) -> str:
     """
     most: list[float] = []
     last = (num_steps or 2) - 1
-    steps = np.unique(np.linspace(0, last, 32).astype(np.int32))
+    steps = _some_steps(num_steps)
     rates = {"schedule": factor} | ({"learning rate": lr} if callable(lr) else {})
     for what, rate in rates.items():
         values = _asked(what, rate, steps)

@@ -107,6 +107,16 @@ def model_of(config: TrainConfig, info: DatasetInfo) -> Any:
         return builder(Config(implied | config.model.options, source="model.options"))
 
 
+def loss_named(name: str) -> Any:
+    """The loss of this name in a configuration file; None for "model". Raises: ConfigError."""
+    return named("loss", name, LOSSES, unknown=f"loss={name!r} is not known.", key="loss")
+
+
+def optimizer_named(name: str) -> optax.GradientTransformation:
+    """The optimizer of this name in a configuration file, with its usual rate. Raises: ConfigError."""
+    return build_optimizer(OptimizerConfig(name=name))
+
+
 def loss_of(config: TrainConfig, info: DatasetInfo) -> Any:
     """The loss; None for that of the model. Raises: ConfigError."""
     given = config.loss

@@ -26,7 +26,7 @@ from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Feed, Position, RunState
 from cyxjax.train.monitor import watchable_in
 from cyxjax.train.rates.plan import refuse_idle_base
-from cyxjax.train.rates.schedules import build_schedule, refuse_rates
+from cyxjax.train.rates.schedules import build_schedule, refuse_rates, refuse_rates_as_factors
 from cyxjax.train.settings import FirstValues, Settings, resolve
 from cyxjax.train.start.build import Built, Recipe, build, check_precision
 from cyxjax.train.start.init_from import taken
@@ -104,8 +104,9 @@ def check_run(prepared: Prepared, state: TrainState, recipe: Recipe, mesh: Mesh,
         callbacks.check_watched(recipe.callbacks, watchable)
     told = []
     if prepared.feed is not None:
-        factor = build_schedule(prepared.settings.step.rate)
-        told += [refuse_rates(getattr(recipe.optimizer, "lr", None), factor, _num_steps(prepared))]
+        rate, lr = prepared.settings.step.rate, getattr(recipe.optimizer, "lr", None)
+        refuse_rates_as_factors(rate, lr, _num_steps(prepared))
+        told += [refuse_rates(lr, build_schedule(rate), _num_steps(prepared))]
         told += recipe.fns.told(prepared.inputs)
         told += check_norms(recipe.fns, prepared.settings, prepared.inputs)
     for line in filter(None, told if not local_replicas(mesh).start else []):

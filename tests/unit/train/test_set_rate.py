@@ -94,13 +94,3 @@ def test_a_model_in_place_of_a_wrapped_one_is_refused(model):
             ConfigError, match=r"where its learning rate stands. HINT: AdamOptimizer\(0.001\)"
         ):
             cx.AdamOptimizer(model, **given)
-
-
-def test_a_keyword_of_fit_that_is_a_setting_is_told_where_it_belongs(own_group):
-    trainer = cx.distributed.DistributedTrainer(linen.Dense(3), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1))
-    with pytest.raises(
-        ConfigError, match=r"HINT: fit\(..., cx.distributed.DistributedTrainingConfig\(epochs=1\)\)"
-    ):
-        trainer.fit(X, Y, epochs=1)
-    with pytest.raises(ConfigError, match="Did you mean 'epochs'"):
-        trainer.fit(X, Y, epoch=1)

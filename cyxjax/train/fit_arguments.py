@@ -1,0 +1,67 @@
+"""The keywords of `fit`: those of its configuration, and the ways other libraries pass data and rates."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.errors import ConfigError, nearest
+
+
+def parse(
+    data: tuple[Any, ...],
+    config: DistributedTrainingConfig | None,
+    validation_data: Any,
+    settings: dict[str, Any],
+    known: Iterable[str],
+) -> tuple[tuple[Any, ...], DistributedTrainingConfig | None]:
+    """(data, configuration) of `fit(*data, config=..., validation_data=..., **settings)`.
+
+    `settings` are keys of the configuration; they replace those of `config`, which stays as it is.
+    known: the other keywords of `fit`. Raises: ConfigError for a keyword that is neither.
+    """
+    given = list(data)
+    if given and isinstance(given[-1], DistributedTrainingConfig):
+        config = given.pop()
+    for word in settings:
+        if word not in DistributedTrainingConfig.model_fields:
+            hint = nearest(word, {*known, *DistributedTrainingConfig.model_fields})
+            raise ConfigError(f"fit takes no {word}. HINT: {hint}", key=word)
+    if settings:
+        before = {} if config is None else {one: getattr(config, one) for one in config.model_fields_set}
+        config = (DistributedTrainingConfig if config is None else type(config))(**(before | settings))
+    if validation_data is not None:
+        is_pair = isinstance(validation_data, tuple | list) and len(given) == len(validation_data) == 2
+        given += list(validation_data) if is_pair else [validation_data]
+    return tuple(given), config
+
+
+class RatesAsFactor(NamedTuple):
+    """Learning rates by step, as the factor on the optimizer's rate that makes them."""
+
+    rates: Callable[[Any], Any]
+    lr: float
+
+    def __call__(self, step: Any) -> Any:
+        return self.rates(step) / self.lr
+
+
+def schedule_of(schedule: Any, lr_schedule: Any, lr: Any) -> Any:
+    """The factor on the learning rate `lr`: `schedule` gives factors, `lr_schedule` gives rates.
+
+    Raises: ConfigError where both are given, or the optimizer's own rate is not one number above 0.
+    """
+    if lr_schedule is None:
+        return schedule
+    if schedule is not None:
+        raise ConfigError(
+            "fit got schedule and lr_schedule. HINT: pass one: lr_schedule gives learning rates, schedule "
+            "factors on the optimizer's.",
+            key="lr_schedule",
+        )
+    if not callable(lr_schedule) or not isinstance(lr, int | float) or not lr > 0:
+        raise ConfigError(
+            f"lr_schedule needs a function of the step and an optimizer whose rate is a number, got {lr!r}. "
+            "HINT: cx.AdamOptimizer(0.001), or give the schedule to the optimizer: optax.adam(schedule).",
+            key="lr_schedule",
+        )
+    return RatesAsFactor(lr_schedule, float(lr))

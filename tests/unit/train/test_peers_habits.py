@@ -1,0 +1,169 @@
+"""What users of Keras, Lightning and plain optax write, and what it means here."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+import cyxjax as cx
+from cyxjax.core.model.adapter import adapt
+from cyxjax.errors import ConfigError
+from tests.support.trainers import CLASSES, X, Y, config
+
+
+def trainer(model=None, optimizer=None, **options):
+    model = linen.Dense(CLASSES) if model is None else model
+    optimizer = cx.SGDOptimizer(0.1) if optimizer is None else optimizer
+    return cx.DistributedTrainer(model, cx.CrossEntropyLoss(), optimizer, **options)
+
+
+def kernel(fitted):
+    return fitted.params["kernel"]
+
+
+QUIET = {"epochs": 2, "batch_size": 4, "verbose": False, "checkpoint_every_n_epochs": 0}
+
+
+def test_keys_of_the_configuration_are_keywords_of_fit():
+    by_config, by_words, mixed = trainer(), trainer(), trainer()
+    history = by_config.fit(X, Y, X[:8], Y[:8], config())
+    same = by_words.fit(X, Y, validation_data=(X[:8], Y[:8]), **QUIET)
+    given = config(epochs=5)
+    again = mixed.fit(X, Y, given, validation_data=(X[:8], Y[:8]), epochs=2)
+    assert history.val_losses == same.val_losses == again.val_losses
+    assert len(history.val_losses) == 2
+    assert given.epochs == 5  # theirs stays
+    with pytest.raises(ConfigError) as caught:
+        trainer().fit(X, Y, sample_weight=np.ones(len(X)))
+    assert caught.value.key == "sample_weight"
+    assert "array(" not in str(caught.value)
+
+
+def test_names_stand_for_losses_optimizers_and_precisions():
+    named = cx.DistributedTrainer(
+        linen.Dense(CLASSES),
+        "cross_entropy",
+        "sgd",
+        metrics={"off": lambda o, t: (o.argmax(-1) != t).astype(jnp.float32)},
+    )
+    named.fit(X, Y, **QUIET, precision="bf16-mixed")
+    given = trainer(optimizer=cx.SGDOptimizer(0.001))
+    given.fit(X, Y, cx.TrainingConfig(**QUIET, precision="bfloat16"))
+    np.testing.assert_array_equal(kernel(named), kernel(given))
+    seen = named.test(X, Y)
+    assert seen["off"] == pytest.approx(1 - seen["accuracy"])
+    assert seen == named.validate(X, Y)
+    with pytest.raises(ConfigError) as caught:
+        cx.DistributedTrainer(linen.Dense(CLASSES), "crossentropy", "sgd")
+    assert caught.value.key == "loss"
+
+
+def test_a_checkpoint_is_saved_and_gone_on_from_by_keyword(tmp_path):
+    first, second = trainer(), trainer()
+    first.fit(X, Y, **QUIET)
+    first.save(str(tmp_path / "m.ckpt"))
+    second.fit(X, Y, **QUIET | {"epochs": 4}, ckpt_path=str(tmp_path / "m.ckpt"))
+    assert len(second.history.train_losses) == 4
+    *lines, last = second.summary().splitlines()
+    assert [line.split()[0] for line in lines] == ["bias", "kernel"]
+    assert last.startswith(str(kernel(first).size + CLASSES))
+
+
+@pytest.fixture
+def as_jax_promotes():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.usefixtures("as_jax_promotes")
+def test_rates_and_factors_have_names_of_their_own():
+    rates = optax.cosine_decay_schedule(0.1, 20)
+    by_rate, by_factor, wrong = trainer(), trainer(), trainer()
+    by_rate.fit(X, Y, **QUIET, lr_schedule=rates)
+    by_factor.fit(X, Y, **QUIET, schedule=optax.cosine_decay_schedule(1.0, 20))
+    np.testing.assert_allclose(kernel(by_rate), kernel(by_factor), rtol=1e-5)
+    for optimizer, peak in ((cx.AdamOptimizer(1e-3), 1e-3), (cx.SGDOptimizer(0.5), 0.5), ("adam", 3e-3)):
+        wrong = trainer(optimizer=optimizer)
+        with pytest.raises(ConfigError) as caught:
+            wrong.fit(X, Y, **QUIET, schedule=optax.cosine_decay_schedule(peak, 100))
+        assert caught.value.key == "schedule"
+    for more in ({"schedule": rates}, {}):
+        optimizer = cx.SGDOptimizer(0.1) if more else optax.sgd(0.1)
+        with pytest.raises(ConfigError) as caught:
+            trainer(optimizer=optimizer).fit(X, Y, **QUIET, lr_schedule=rates, **more)
+        assert caught.value.key == "lr_schedule"
+
+
+@pytest.mark.parametrize(
+    "give", [lambda m: (m[0], m[1].apply), lambda m: (m[1], m[0]), lambda m: (m[0], m[1])]
+)
+def test_variables_of_linen_keep_their_model_state(give):
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x, train: bool):
+            return linen.Dense(CLASSES)(linen.BatchNorm(use_running_average=not train)(x))
+
+    variables = Net().init(jax.random.key(3), X[:1], train=False)
+    fns = adapt(give((variables, Net())))
+    params, state = fns.init(jax.random.key(0), X[:1])
+    assert set(state) == {"batch_stats"}
+    np.testing.assert_array_equal(params["Dense_0"]["kernel"], variables["params"]["Dense_0"]["kernel"])
+    with pytest.raises(ConfigError, match="batch_stats"):
+        adapt((variables, lambda v, x: Net().apply(v, x, train=False)))
+
+
+def test_what_has_array_leaves_is_the_parameters_also_if_it_can_be_called():
+    @jax.tree_util.register_pytree_node_class
+    class Linear:  # a partitioned module of Equinox
+        def __init__(self, weight):
+            self.weight = weight
+
+        def tree_flatten(self):
+            return (self.weight,), None
+
+        @classmethod
+        def tree_unflatten(cls, _, leaves):
+            return cls(*leaves)
+
+        def __call__(self, x):
+            return self.weight @ x
+
+    params = Linear(jnp.ones((CLASSES, X.shape[1])))
+    fitted = trainer((params, lambda p, x: jax.vmap(p)(x)))
+    fitted.fit(X, Y, **QUIET)
+    assert isinstance(fitted.params, Linear)
+    assert not np.allclose(fitted.params.weight, 1.0)
+
+
+def test_predicting_with_random_parameters_prints_a_line(capfd):
+    fresh = trainer()
+    fresh.predict(X)
+    fresh.evaluate(X, Y)
+    assert capfd.readouterr().err.count("random") == 2
+    fresh.fit(X, Y, **QUIET)
+    fresh.predict(X)
+    given = trainer(({"kernel": jnp.ones((X.shape[1], CLASSES))}, lambda p, x: x @ p["kernel"]))
+    given.predict(X)  # begins with values
+    assert "random" not in capfd.readouterr().err
+
+
+def test_callbacks_take_the_order_of_their_peers():
+    stop, slow = (
+        cx.EarlyStopping("val_loss", patience=3),
+        cx.ReduceLROnPlateau("val_loss", factor=0.5, patience=2),
+    )
+    ours = cx.EarlyStopping(3, "val_loss"), cx.ReduceLROnPlateau(0.5, 2, "val_loss")
+    for one, other in zip((stop, slow), ours, strict=True):
+        a, b = one._plateau, other._plateau
+        assert (a.patience, a._name) == (b.patience, b._name)
+    assert slow._factor == ours[1]._factor == cx.ReduceLROnPlateau(0.5, patience=2)._factor == 0.5
+    assert cx.ReduceLROnPlateau(0.5, 2)._plateau.patience == 2
+    assert cx.EarlyStopping(monitor="val_loss")._plateau.patience == 3
+
+
+def test_unknown_attributes_of_the_distributed_configurations_are_refused():
+    for one in (cx.distributed.DistributedConfig(), cx.distributed.DDPConfig()):
+        with pytest.raises(AttributeError, match="bucket_mb"):
+            one.bucket_mb = 3
