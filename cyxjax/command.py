@@ -2,9 +2,10 @@
 
 import argparse
 import errno
+import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -53,6 +54,22 @@ class Parser(argparse.ArgumentParser):
             show(message)
         else:
             super()._print_message(message, file)
+
+
+def number(low: float, high: float, kind: type = int) -> Callable[[str], Any]:
+    """A type for argparse: a whole number (kind=float: any number) from `low` to `high`."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan  # is between no bounds
+        if not low <= value <= high:
+            what = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"{text[:40]!r}; expected {what} from {low} to {high}")
+        return value
+
+    return parse
 
 
 def existing_folder(word: str) -> Path:

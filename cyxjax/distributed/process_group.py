@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from cyxjax.errors import ConfigError, GroupError
+from cyxjax.known_errors import translated
 from cyxjax.launch import environment as backends
 from cyxjax.launch.backend import platforms, programs
 from cyxjax.launch.clusters import discover
@@ -93,7 +94,8 @@ def init(
     from cyxjax.core.parts import repeatable
 
     repeatable.heed(here().get("XLA_FLAGS", ""))
-    mesh = build_mesh()
+    with translated():
+        mesh = build_mesh()
     platforms.check_started(topology, chosen, mesh.devices.flat[0].platform)
     _current = ProcessGroup(topology, chosen, mesh, backends.pool_threads(len(local_replicas(mesh))))
     atexit.register(finalize)

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from cyxjax import known_errors
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_INTERRUPT, ConfigError, CyxjaxError
 from cyxjax.files import open_closed_streams, redact
 from cyxjax.launch import output, save_request
@@ -39,7 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # before there are ranks: after that the supervisor handles it
         output.say("interrupted")
         return EXIT_INTERRUPT
-    except CyxjaxError as error:
+    except Exception as raised:
+        error = raised if isinstance(raised, CyxjaxError) else known_errors.known(raised)
+        if error is None:
+            raise
         output.say(f"{type(error).__name__}: {redact(str(error))}")
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_INFRASTRUCTURE
     finally:

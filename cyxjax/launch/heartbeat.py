@@ -275,4 +275,4 @@ class Limits:
 
 
 def _is_seconds(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()
+    return text.isascii() and text.replace(".", "", 1).isdecimal()

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from cyxjax.errors import ConfigError
 from cyxjax.launch.clusters import jax_env, kubernetes, open_mpi, pmi, slurm
 from cyxjax.launch.group import protocol
-from cyxjax.launch.topology import DEFAULT_ADDR, DEFAULT_PORT, Topology, common_fields, read_int
+from cyxjax.launch.topology import (
+    DEFAULT_ADDR,
+    DEFAULT_PORT,
+    MAX_WORLD_SIZE,
+    Topology,
+    common_fields,
+    read_int,
+    whole,
+)
 
 _ENGINES = (jax_env.detect, slurm.detect, open_mpi.detect, pmi.detect, kubernetes.detect)
 
@@ -84,21 +92,15 @@ def _share(given: argparse.Namespace, nproc: int, env: Mapping[str, str]) -> tup
             f"--nnodes={nnodes} without --node-rank: which of the hosts is this? "
             "HINT: add --node-rank 0 on the host that --master-addr names, 1, 2, ... on the others."
         )
-    node_rank = _integer("--node-rank", given.node_rank or "0")
-    if not 0 <= node_rank < nnodes:
-        raise ConfigError(
-            f"--node-rank={node_rank} is outside [0, --nnodes={nnodes}). HINT: hosts count from 0."
-        )
+    node_rank = whole("--node-rank", given.node_rank or "0", 0, nnodes - 1)
     return node_rank * nproc, nnodes * nproc, None
 
 
 def elastic_hosts(text: str | None) -> tuple[int, int] | None:
     """(MIN, MAX) of --nnodes MIN:MAX; None for one number, also where both are equal. Raises: ConfigError."""
     low_text, colon, high_text = (text or "1").partition(":")
-    low = _integer("--nnodes", low_text)
-    high = _integer("--nnodes", high_text) if colon else low
-    if low < 1:
-        raise ConfigError(f"--nnodes={text}; expected at least one host. HINT: leave it out for one host.")
+    low = whole("--nnodes", low_text, 1, MAX_WORLD_SIZE)
+    high = whole("--nnodes", high_text, 1, MAX_WORLD_SIZE) if colon else low
     if high < low:
         raise ConfigError(f"--nnodes={text}: the most is below the fewest. HINT: write MIN:MAX, as in 1:4.")
     return None if low == high else (low, high)
@@ -112,7 +114,7 @@ def _hosts(text: str | None) -> int:
 def _seat(given: argparse.Namespace, nproc: int, env: Mapping[str, str]) -> tuple[int, Topology | None]:
     """(0 on the first host and nproc on the others, the engine that says so) for a job of changing size."""
     if given.node_rank is not None:
-        return min(_integer("--node-rank", given.node_rank), 1) * nproc, None
+        return min(whole("--node-rank", given.node_rank, 0, MAX_WORLD_SIZE), 1) * nproc, None
     engine = next((found for detect in _ENGINES if (found := detect(env)) and found.world_size > 1), None)
     return (nproc if engine is None else min(engine.rank, 1) * nproc), engine
 
@@ -133,10 +135,4 @@ def _address(
             "several hosts, and no address to meet at. HINT: add --master-addr with an address of host 0."
         )
     default = 0 if alone else engine.master_port if engine else DEFAULT_PORT
-    return addr or DEFAULT_ADDR, _integer("MASTER_PORT", chosen) if chosen else default
-
-
-def _integer(name: str, text: str) -> int:
-    if not text.isdigit():
-        raise ConfigError(f"{name}={text!r} is not a number. HINT: give digits only.")
-    return int(text)
+    return addr or DEFAULT_ADDR, whole("MASTER_PORT", chosen, 0, 65_535) if chosen else default

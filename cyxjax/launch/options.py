@@ -5,15 +5,15 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-from cyxjax.command import Parser
+from cyxjax.command import Parser, number
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.launch.environment import visible_gpus
 from cyxjax.launch.heartbeat import Limits
 from cyxjax.launch.local_ranks import LocalRanks, elastic_hosts, find_place
+from cyxjax.launch.topology import whole
 
-Number = TypeVar("Number", int, float)
+MAX_HERE = 4_096  # processes on one host: as many as the largest machines have hardware threads
 
 USAGE = "python -m cyxjax.launch [flags] (script.py | -m module | --no-python program) [its arguments ...]"
 
@@ -53,11 +53,11 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     return Options(
         place=place,
         command=_command(given, rest),
-        max_restarts=_at_least_zero("--max-restarts", given.max_restarts),
+        max_restarts=given.max_restarts,
         log_dir=given.log_dir,
         only_files=_only_files(given, nproc),
         shown=_ranks(given.local_ranks_filter, nproc),
-        grace_s=_at_least_zero("--grace", given.grace),
+        grace_s=given.grace,
         limits=Limits.parse(given.hang_timeout),
         hosts=elastic_hosts(given.nnodes),
     )
@@ -83,13 +83,18 @@ def _build_parser() -> Parser:
     add("--rdzv-id", "--run-id", dest="rdzv_id", default=None, help="name of the job")
     add("--rdzv-backend", default=None, choices=["static", "c10d"], help="accepted, one way for both")
     add("--standalone", action="store_true", help="one host, on loopback, on a free port")
-    add("--max-restarts", type=int, default=0, help="how often the group may be started again")
+    add(
+        "--max-restarts",
+        type=number(0, 1_000_000),
+        default=0,
+        help="how often the group may be started again",
+    )
     add("--monitor-interval", default=None, help="accepted; ends are noticed at once here")
     add("--log-dir", default=None, help="folder for a log per rank and first_error.json")
     add("-r", "--redirects", default="0", help="3 (or RANK:3,...): output to log files only")
     add("-t", "--tee", default="0", help="3 (or RANK:3,...): output to log files and here")
     add("--local-ranks-filter", default="", help="show the output of these local ranks only, e.g. 0,1")
-    add("--grace", type=float, default=30.0, help="seconds between SIGTERM and SIGKILL")
+    add("--grace", type=number(0, 86_400, float), default=30.0, help="seconds between SIGTERM and SIGKILL")
     add("--hang-timeout", default="auto", help="seconds without progress; 0 off; 60,compile=900 by phase")
     add("-m", "--module", action="store_true", help="run a module, as python -m does")
     add("--no-python", action="store_true", help="run a program that is no Python script")
@@ -137,11 +142,7 @@ def _count(text: str, env: Mapping[str, str]) -> int:
         )
     if text in ("gpu", "auto", "cpu"):
         return gpus if gpus and text != "cpu" else os.cpu_count() or 1
-    if not text.isdigit() or int(text) < 1:
-        raise ConfigError(
-            f"--nproc-per-node={text!r}; expected a number from 1, auto, gpu or cpu. HINT: try 2."
-        )
-    return int(text)
+    return whole("--nproc-per-node", text, 1, MAX_HERE)
 
 
 def _only_files(given: argparse.Namespace, nproc: int) -> frozenset[int]:
@@ -158,7 +159,7 @@ def _std(text: str, flag: str, nproc: int) -> set[int]:
     chosen: set[int] = set()
     for part in text.split(","):
         rank, colon, value = part.rpartition(":")
-        if value not in ("0", "1", "2", "3") or (colon and not rank.isdigit()):
+        if value not in ("0", "1", "2", "3") or (colon and not rank.isdecimal()):
             raise ConfigError(f"{flag}={text!r}; expected 0-3, or RANK:0-3 joined by commas. HINT: use 3.")
         if value != "0":
             chosen |= {int(rank)} if colon else set(range(nproc))
@@ -168,12 +169,6 @@ def _std(text: str, flag: str, nproc: int) -> set[int]:
 def _ranks(text: str, nproc: int) -> frozenset[int]:
     if not text:
         return frozenset(range(nproc))
-    if not all(part.strip().isdigit() for part in text.split(",")):
+    if not all(part.strip().isdecimal() for part in text.split(",")):
         raise ConfigError(f"--local-ranks-filter={text!r}; expected numbers joined by commas. HINT: use 0,1.")
     return frozenset(int(part) for part in text.split(","))
-
-
-def _at_least_zero(flag: str, value: Number) -> Number:
-    if value < 0:
-        raise ConfigError(f"{flag}={value} is negative. HINT: use 0 or more.")
-    return value

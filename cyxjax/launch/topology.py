@@ -1,10 +1,12 @@
 """Where this process stands in its group: one frozen, checked value that everything else is given."""
 
+from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from zlib import crc32
 
+from cyxjax.command import number
 from cyxjax.errors import ConfigError
 
 DEFAULT_ADDR = "127.0.0.1"
@@ -13,6 +15,9 @@ DEFAULT_TIMEOUT_MS = 30_000
 BACKENDS = ("auto", "gloo", "nccl")
 _SAME_AS_GLOO = ("cpu", "gloo")
 _PORTS = range(1, 65536)
+MAX_WORLD_SIZE = 100_000  # the first host holds a connection to each rank, and a table of them
+MAX_TIMEOUT_MS = 30 * 86_400_000
+INT32 = (-(2**31), 2**31 - 1)
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,9 @@ class Topology:
 
     def _check_ranks(self) -> None:
         rank_name, world_name = self.names
-        if self.world_size < 1:
+        if not 1 <= self.world_size <= MAX_WORLD_SIZE:
             raise ConfigError(
-                f"{world_name}={self.world_size} (from {self.source}): a group has at least one process. "
+                f"{world_name}={self.world_size} (from {self.source}); expected 1 to {MAX_WORLD_SIZE}. "
                 f"HINT: set {world_name} to the number of processes, over all hosts."
             )
         if not 0 <= self.rank < self.world_size:
@@ -77,10 +82,10 @@ class Topology:
                 f"MASTER_PORT={self.master_port} (from {self.source}) is outside 1-65535. "
                 "HINT: choose a free port, such as 29500."
             )
-        if self.timeout_ms < 1:
+        if not 1 <= self.timeout_ms <= MAX_TIMEOUT_MS:
             raise ConfigError(
-                f"DISTRIBUTED_TIMEOUT_MS={self.timeout_ms} (from {self.source}) must be at least 1 "
-                "(milliseconds). HINT: 30000 is the default."
+                f"DISTRIBUTED_TIMEOUT_MS={self.timeout_ms} (from {self.source}); expected milliseconds, 1 to "
+                f"{MAX_TIMEOUT_MS}. HINT: 30000 is the default."
             )
 
     @property
@@ -99,23 +104,31 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def read_int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+def read_int(
+    env: Mapping[str, str],
+    name: str,
+    default: int | None = None,
+    bounds: tuple[int, int] = INT32,
+) -> int:
     """The integer in variable `name`; `default` when it is unset and a default is given.
 
-    Raises: ConfigError that names the variable when it is missing, empty or not an integer.
+    Raises: ConfigError that names the variable when it is missing, empty, not an integer or out of bounds.
     """
     text = env.get(name)
     if text is None and default is not None:
         return default
     if text is None:
         raise ConfigError(f"{name} is not set in the environment. HINT: export {name}=<integer>.")
+    return whole(name, text, *bounds, source="the environment")
+
+
+def whole(name: str, text: str, low: int, high: int, source: str = "the command line") -> int:
+    """`text` as a whole number from `low` to `high`. Raises: ConfigError that names `name` and `source`."""
     try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(
-            f"{name}={text!r} in the environment is not an integer. "
-            f"HINT: export {name}=<integer>, or unset it."
-        ) from None
+        value = int(number(low, high)(text))
+    except ArgumentTypeError as error:
+        raise ConfigError(f"{name}={error} (from {source}). HINT: change {name}, or leave it out.") from None
+    return value
 
 
 def missing(env: Mapping[str, str], names: tuple[str, ...]) -> list[str]:
@@ -140,7 +153,7 @@ def common_fields(env: Mapping[str, str]) -> dict[str, Any]:
         "master_addr": env.get("MASTER_ADDR", DEFAULT_ADDR),
         "master_port": read_int(env, "MASTER_PORT", DEFAULT_PORT),
         "backend": env.get("DISTRIBUTED_BACKEND", "auto"),
-        "timeout_ms": read_int(env, "DISTRIBUTED_TIMEOUT_MS", DEFAULT_TIMEOUT_MS),
+        "timeout_ms": read_int(env, "DISTRIBUTED_TIMEOUT_MS", DEFAULT_TIMEOUT_MS, (1, MAX_TIMEOUT_MS)),
         "run_id": env.get("CYXJAX_RUN_ID", ""),
         "token": env.get("CYXJAX_TOKEN", ""),
         "restart_count": read_int(env, "RESTART_COUNT", 0),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from cyxjax.command import line_of
 from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, EXIT_USER_ERROR, ConfigError, CyxjaxError, DataError
 from cyxjax.files import open_closed_streams, redact
+from cyxjax.known_errors import known
 from cyxjax.launch import save_request
 from cyxjax.launch.clusters import discover
 from cyxjax.launch.environment import here
@@ -34,12 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("cyxjax.train: interrupted. HINT: run the same command again to go on.", file=sys.stderr)
         return EXIT_INTERRUPT
-    except (OSError, OverflowError) as err:
-        if writing:
+    except Exception as raised:
+        err = raised if isinstance(raised, CyxjaxError) else None if writing else known(raised)
+        if err is None and isinstance(raised, (OSError, OverflowError)) and not writing:
+            print(f"cyxjax.train: {line_of(raised)}", file=sys.stderr)
+            return EXIT_CONFIG
+        if err is None:
             raise
-        print(f"cyxjax.train: {line_of(err)}", file=sys.stderr)
-        return EXIT_CONFIG
-    except CyxjaxError as err:
         if writing:
             from cyxjax.launch.failure import hooks
 

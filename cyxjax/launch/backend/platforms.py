@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from cyxjax.errors import GroupError
+from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch.backend import accelerators
 from cyxjax.launch.environment import choose, visible_gpus
 from cyxjax.launch.topology import Topology
@@ -25,6 +25,12 @@ def settle(
     """
     said = platforms_said(env)
     wish = "gloo" if topology.backend == "auto" and said[:1] == ("cpu",) else topology.backend
+    if said == ("cuda",) and not visible_gpus(
+        env, os.path.join(root, "dev")
+    ):  # jax fails by a bare assertion
+        raise ConfigError(
+            "JAX_PLATFORMS=cuda, but no NVIDIA GPU was found on this host. HINT: unset JAX_PLATFORMS."
+        )
     chosen = choose(wish, sys.platform, bool(visible_gpus(env, os.path.join(root, "dev"))))
     if chosen != "gloo" or wish != "auto":
         return chosen

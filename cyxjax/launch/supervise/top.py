@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cyxjax.command import Parser
-from cyxjax.errors import EXIT_OK, ConfigError, GroupError
+from cyxjax.command import Parser, number
+from cyxjax.errors import EXIT_OK, GroupError
 from cyxjax.launch import heartbeat
 from cyxjax.launch.group.roster import ranks_text
 from cyxjax.launch.heartbeat import WAITING, Pulse
@@ -50,8 +50,6 @@ def main(argv: Sequence[str]) -> int:
     Raises: ConfigError for wrong words; GroupError when no such job runs here.
     """
     given = _parser().parse_args(argv)
-    if not 0.1 <= given.every <= 3600:
-        raise ConfigError(f"--every {given.every:g}: expected 0.1 to 3600 seconds. HINT: leave it out for 1.")
     ranks = _chosen(given.job, running(PROC))
     once = given.once or given.json or not sys.stdout.isatty()
     before: dict[int, Pulse] = {}
@@ -80,7 +78,9 @@ def _parser() -> Parser:
         example="cyxjax top my-run    (its run id; none is needed where one job runs)",
     )
     parser.add_argument("job", nargs="?", help="run id, or the pid of its launcher or of a rank")
-    parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="between two looks (1)")
+    parser.add_argument(
+        "--every", type=number(0.1, 3600, float), default=1.0, metavar="SECONDS", help="between two looks (1)"
+    )
     parser.add_argument("--once", action="store_true", help="look once; so too where output is no terminal")
     parser.add_argument("--json", action="store_true", help="look once, and print it as JSON")
     return parser

@@ -97,7 +97,7 @@ def test_no_job_is_said_to_be_none(tmp_path, monkeypatch):
     monkeypatch.setattr(top, "PROC", tmp_path)
     with pytest.raises(GroupError, match=r"no job of yours.*HINT"):
         top.main([])
-    with pytest.raises(ConfigError, match=r"--every 0: expected.*HINT"):
+    with pytest.raises(ConfigError, match=r"--every: '0'"):
         top.main(["--every", "0"])
 
 

@@ -145,7 +145,7 @@ def test_kubernetes_index_is_the_rank():
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "http"}, "MASTER_PORT='http'"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "tcp://x"}, "MASTER_ADDR='tcp://x'"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": ""}, "MASTER_ADDR=''"),
-        ({"DISTRIBUTED_TIMEOUT_MS": "0"}, "DISTRIBUTED_TIMEOUT_MS=0"),
+        ({"DISTRIBUTED_TIMEOUT_MS": "0"}, "DISTRIBUTED_TIMEOUT_MS='0'"),
         ({"DISTRIBUTED_BACKEND": "mpi"}, "DISTRIBUTED_BACKEND='mpi'"),
         (
             {"JAX_COORDINATOR_ADDRESS": "host", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"},

@@ -1,0 +1,49 @@
+"""The table of other libraries' and the system's errors: what each becomes, and what is left alone."""
+
+import errno
+import os
+
+import pytest
+
+from cyxjax.errors import ConfigError
+from cyxjax.known_errors import known, translated
+
+
+@pytest.mark.parametrize(
+    ("error", "names"),
+    [
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "ulimit -n"),
+        (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "-u"),
+        (RuntimeError("can't start new thread"), "-u"),
+        (MemoryError(), "ulimit -v"),
+        (FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), "cd"),
+        (
+            RuntimeError(
+                "Unable to initialize backend 'xyz': Backend 'xyz' is not in the list of known backends: "
+                "['cpu', 'tpu']. (set JAX_PLATFORMS='' to automatically choose an available backend)"
+            ),
+            "'xyz'",
+        ),
+    ],
+)
+def test_a_known_error_is_raised_as_ours(error, names):
+    with pytest.raises(ConfigError) as caught, translated():
+        raise error
+    assert names in str(caught.value)
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "data.npz"),
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        RuntimeError("can't start new thread pools"),
+        ValueError("[Errno 24] Too many open files"),
+    ],
+)
+def test_any_other_error_stays_as_it_is(error):
+    assert known(error) is None
+    with pytest.raises(type(error)) as caught, translated():
+        raise error
+    assert caught.value is error
