@@ -7,7 +7,7 @@ line touches neither jax nor a device.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _FILES = {  # module -> the public names it holds
     "core.objective.global_loss": "ContrastiveLoss GlobalLoss",
