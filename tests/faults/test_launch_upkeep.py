@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_PREEMPTED
+from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
+from cyxjax.launch.supervise.scratch import KEPT_RECORDS
 from tests.support.launching import IGNORING, launch, start, until
 from tests.support.training import STEPS_PER_EPOCH, newest_step, write_experiment
 
@@ -82,6 +83,55 @@ def test_what_a_killed_launcher_left_is_removed_by_the_next_one(tmp_path):
     other.wait()
     assert other.code == EXIT_OK, other.err
     assert scratch_of(run) == []
+
+
+def test_of_error_records_without_a_better_place_the_newest_stay(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    words = [sys.executable, "-m", "cyxjax.launch", "--no-python", "false"]
+    other = tmp_path / "cyxjax-notes"  # a folder of another program, which is left alone
+    other.mkdir()
+    (other / "first_error.json").touch()
+    (other / "notes").touch()
+    ends = [
+        subprocess.run(words, capture_output=True, text=True, check=False) for _ in range(KEPT_RECORDS + 2)
+    ]
+    assert {end.returncode for end in ends} == {1}
+    records = sorted(path for path in tmp_path.glob("cyxjax-*/first_error.json") if path.parent != other)
+    assert len(records) == KEPT_RECORDS + 1  # before the last one ended there were as many as are kept
+    named = [end.stderr.partition("record: ")[2].splitlines()[0] for end in ends]
+    assert records == sorted(map(Path, named[-KEPT_RECORDS - 1 :]))
+    assert sorted(path.name for path in other.iterdir()) == ["first_error.json", "notes"]
+
+
+@pytest.mark.parametrize("moment", ["launcher loads", "ranks load"])
+def test_ctrl_c_in_the_first_seconds_is_one_line(tmp_path, moment):
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(1000)\n")
+    path = {"PYTHONPATH": str(tmp_path)}
+    if moment == "launcher loads":  # its first module takes as long as one likes
+        (tmp_path / "sitecustomize.py").write_text(
+            "import sys\n"
+            "class Slow:\n"
+            "    def find_spec(self, name, path=None, target=None):\n"
+            "        if name == 'cyxjax.launch.output':\n"
+            "            print('loading', file=sys.stderr, flush=True)\n"
+            "            import slow\n"
+            "sys.meta_path.insert(0, Slow())\n"
+        )
+    run = start(tmp_path, 2, script=tmp_path / "slow.py", **path)
+    if moment == "launcher loads":
+        assert run.told("loading")
+    else:
+        assert until(lambda: len(run.survivors()) == 2, 60)
+    run.process.send_signal(signal.SIGINT)
+    run.wait()
+    assert run.code == EXIT_INTERRUPT
+    assert [line for line in run.err.splitlines() if line != "loading"][1:] == []
+    assert "Traceback" not in run.err
+
+
+def test_warnings_as_errors_show_nothing_at_the_end(tmp_path):
+    run = launch(tmp_path, 2, KIND="light", STEPS=3, PYTHONWARNINGS="error")
+    assert (run.code, run.err) == (EXIT_OK, "")
 
 
 def test_nohup_is_respected_by_the_launcher_and_its_ranks(tmp_path):

@@ -1,6 +1,7 @@
 """The launcher's own folder under the temporary directory: beats, error files and stacks of its ranks.
 
-Others tidy that directory too. What a launcher that was killed left there is removed by the next one.
+Others tidy that directory too. What a launcher that was killed left there is removed by the next one; of the
+error records that had no better place to be, the newest stay.
 """
 
 import os
@@ -14,14 +15,18 @@ from cyxjax.launch import output
 from cyxjax.launch.failure import report
 
 PREFIX, LOCK = "cyxjax-", "launcher.lock"
+KEPT_RECORDS = 5
 
 
 class Scratch:
     """A new folder that is ours as long as this process lives. `path` is where it is."""
 
     def __init__(self) -> None:
-        for left in leftovers(Path(tempfile.gettempdir())):
+        folder = Path(tempfile.gettempdir())
+        for left in leftovers(folder):
             _remove(left)
+        for left in kept_records(folder)[KEPT_RECORDS:]:
+            shutil.rmtree(left, ignore_errors=True)
         self.path = tempfile.mkdtemp(prefix=PREFIX)
         self._take()
 
@@ -58,19 +63,39 @@ class Scratch:
 def leftovers(folder: Path) -> list[Path]:
     """Folders in `folder` of launchers of this user that live no more: nobody holds their lock."""
     found: list[Path] = []
+    for path in _own_folders(folder):
+        with suppress(OSError):  # it goes while we look
+            if not (path / LOCK).is_file():
+                continue
+            descriptor = os.open(path / LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+            try:
+                if not files.is_flocked(descriptor):
+                    found.append(path)
+            finally:
+                os.close(descriptor)
+    return found
+
+
+def kept_records(folder: Path) -> list[Path]:
+    """Folders in `folder` that hold nothing but the error record of a job of this user, the newest first."""
+    found = []
+    for path in _own_folders(folder):
+        with suppress(OSError):
+            if [entry.name for entry in path.iterdir()] == [report.FILE]:
+                found.append((path.stat().st_mtime_ns, path))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _own_folders(folder: Path) -> list[Path]:
+    """What launchers of this user made in `folder`."""
+    found: list[Path] = []
     if not hasattr(os, "getuid"):  # Windows has neither owners nor these locks
         return found
     with suppress(OSError):
         for path in folder.glob(f"{PREFIX}*"):
-            with suppress(OSError):  # another user's, or one that goes while we look
-                if path.is_symlink() or path.stat().st_uid != os.getuid() or not (path / LOCK).is_file():
-                    continue
-                descriptor = os.open(path / LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
-                try:
-                    if not files.is_flocked(descriptor):
-                        found.append(path)
-                finally:
-                    os.close(descriptor)
+            with suppress(OSError):
+                if not path.is_symlink() and path.is_dir() and path.stat().st_uid == os.getuid():
+                    found.append(path)
     return found
 
 

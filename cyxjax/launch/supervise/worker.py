@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from cyxjax.launch.heartbeat import Pulse
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.supervise import processes, reaper
 
+LOADING_S = 5.0  # within this time of its start a rank without a beat is taken to load its libraries
 LAUNCHER = "CYXJAX_LAUNCHER"  # the process that started a rank: pid and start time
 
 
@@ -102,7 +104,8 @@ class Worker:
                 start_new_session=True,
             )
         self.pid = self._process.pid
-        self._beats = heartbeat.Reader(files.beat)
+        self._beats, self._last_pulse = heartbeat.Reader(files.beat), Pulse()
+        self._loads_until_s = time.monotonic() + LOADING_S
         out, err = self._process.stdout, self._process.stderr
         assert out is not None
         assert err is not None
@@ -114,7 +117,12 @@ class Worker:
         threading.Thread(target=self._wait, args=(on_exit,), name="cyxjax-wait", daemon=True).start()
 
     def signal(self, number: int) -> None:
-        """Sends `number` to the rank's process; nothing if it has ended."""
+        """Sends `number` to the rank's process; nothing if it has ended.
+
+        SIGINT is sent as SIGTERM while the rank still loads: Python would print where it was interrupted.
+        """
+        if number == signal.SIGINT and not self.pulse().at_s and time.monotonic() < self._loads_until_s:
+            number = signal.SIGTERM
         # Popen.send_signal would reap a rank that has just ended, and `_wait` would miss its end.
         with self._reaping, suppress(ProcessLookupError):  # without waitid it may be reaped a moment before
             if self.returncode is None:
@@ -143,7 +151,8 @@ class Worker:
             os.killpg(self.pid, number)
 
     def pulse(self) -> Pulse:
-        return self._beats.read()
+        """Its last one; that of its end once this worker is closed."""
+        return self._last_pulse if self._last_pulse.at_s else self._beats.read()
 
     def is_stopped(self) -> bool:
         """True while the process is suspended (SIGSTOP, or a debugger holds it)."""
@@ -159,7 +168,9 @@ class Worker:
             return ""
 
     def close(self) -> None:
-        """Collects the last output and closes the log."""
+        """Collects the last output and closes the files."""
+        self._last_pulse = self.pulse()
+        self._beats.close()
         self._out.finish()
         self._err.finish()
         with suppress(OSError):  # what a full disk has kept from it
