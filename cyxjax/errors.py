@@ -48,6 +48,10 @@ class CheckpointError(CyxjaxError, RuntimeError):
     """A checkpoint that is missing, damaged, locked by another job, or of another model."""
 
 
+class DamagedStep(CheckpointError):
+    """A checkpoint step whose files do not verify or cannot be read."""
+
+
 class OtherStateError(CheckpointError):
     """A checkpoint that holds other arrays than are wanted. unlike: what is the matter with each, by name."""
 

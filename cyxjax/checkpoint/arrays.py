@@ -19,7 +19,7 @@ import numpy as np
 
 from cyxjax.checkpoint.manifest import Leaf
 from cyxjax.checkpoint.pieces import Piece, file_of, host_value
-from cyxjax.errors import CheckpointError
+from cyxjax.errors import CheckpointError, DamagedStep
 from cyxjax.files import PRIVATE
 
 _BLOCK_BYTES = 1 << 20
@@ -35,17 +35,13 @@ _NATIVE = {  # dtypes that safetensors names and numpy readers understand; other
 }
 
 
-class DamagedStep(CheckpointError):
-    """A step whose files do not verify or cannot be read; the text says what is wrong with them."""
-
-
 @contextmanager
 def _reading() -> Iterator[None]:
     try:
         yield
     except DamagedStep:
         raise
-    except Exception as error:  # orbax, TensorStore and safetensors share no family of errors
+    except Exception as error:  # safetensors and the system share no family of errors
         text = f"its arrays cannot be read: {type(error).__name__}: {str(error)[:300]}"
         raise DamagedStep(text) from error
 
@@ -110,11 +106,11 @@ def _bytes_of(array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def read_arrays(folder: Path, leaves: Sequence[Leaf], version: int) -> dict[str, np.ndarray]:
+def read_arrays(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
     """The whole arrays of `leaves`, by name. Raises: as `StoredArrays`."""
     with _reading():
         _refuse_more_than_memory(sum(leaf.num_bytes for leaf in leaves))
-    stored = StoredArrays(folder, leaves, version)
+    stored = StoredArrays(folder, leaves)
     return {leaf.name: stored.whole(leaf.name) for leaf in leaves}
 
 
@@ -126,18 +122,11 @@ class StoredArrays:
     Raises: DamagedStep naming the leaf that is missing, of another shape or dtype, or altered.
     """
 
-    def __init__(self, folder: Path, leaves: Sequence[Leaf], version: int) -> None:
+    def __init__(self, folder: Path, leaves: Sequence[Leaf]) -> None:
         self._folder, self._leaves = folder, {leaf.name: leaf for leaf in leaves}
         self._starts: dict[int, dict[str, int]] = {}
-        self._version_1: dict[str, np.ndarray] = {}
         with _reading():
-            if version == 1:
-                from cyxjax.checkpoint.orbax_arrays import read_version_1
-
-                _refuse_more_than_memory(sum(leaf.num_bytes for leaf in leaves))
-                self._version_1 = read_version_1(folder, leaves)
-            else:
-                self._starts_in(0)
+            self._starts_in(0)
 
     def __contains__(self, name: object) -> bool:
         return name in self._leaves
@@ -185,9 +174,6 @@ class StoredArrays:
             )
 
     def _blocks(self, leaf: Leaf, piece: Piece) -> Iterator[np.ndarray]:
-        if self._version_1:
-            yield self._version_1[leaf.name].reshape(-1)
-            return
         dtype, count = leaf.numpy_dtype, piece.stop - piece.start
         start = self._starts_in(piece.process)[leaf.name]
         step = max(_BLOCK_BYTES // dtype.itemsize, 1)

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.checkpoint import restoring, tree
-from cyxjax.checkpoint.arrays import DamagedStep
 from cyxjax.checkpoint.failures import describe_failure
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import Manifest, frozen_json
 from cyxjax.checkpoint.restoring import Restored, Target
 from cyxjax.checkpoint.store import Best, Snapshot, StepStore
-from cyxjax.checkpoint.together import ALONE, Crew, is_spread
 from cyxjax.checkpoint.tree import Adapt, Put, PyTree, as_read
-from cyxjax.errors import CheckpointError, CyxjaxError, GroupError
+from cyxjax.checkpoint.writers import ALONE, Writers, is_spread
+from cyxjax.errors import CheckpointError, CyxjaxError, DamagedStep, GroupError
 
 _RETRY_S = 1.0  # before a failed last save is tried again; doubled each time
 _AFTER_ERROR_S = 5.0  # that a program which ends in an error waits for a save in the background
@@ -39,7 +38,7 @@ class Checkpointer:
             leaves spread over several processes; else they change nothing on disk.
         async_save: write in a background thread, from a copy on the host of all that this process writes.
             False: `save` returns when the step is on disk; a leaf at a time leaves the devices.
-        crew: the processes of the job, which write a spread state together and restore one step. Its
+        writers: the processes of the job, which write a spread state together and restore one step. Its
             exchange is called from the background thread: no other calls of a process may share it.
         warn: takes one line of text; the default logs it.
         max_failures: so many failed saves in a row are an error; fewer are warnings and training goes on.
@@ -55,7 +54,7 @@ class Checkpointer:
         best: Best = "min",
         is_writer: bool = True,
         async_save: bool = True,
-        crew: Crew = ALONE,
+        writers: Writers = ALONE,
         warn: Callable[[str], None] = _LOG.warning,
         max_failures: int = 3,
     ) -> None:
@@ -68,12 +67,12 @@ class Checkpointer:
         self.saved_step: int | None = None  # the last step this object put on disk
         self._store = StepStore(self.directory, is_writer=is_writer)
         self._keep: tuple[int, int, Best] = (keep_last, keep_best, best)
-        self._async, self._crew, self._warn, self._max_failures = async_save, crew, warn, max_failures
+        self._async, self._writers, self._warn, self._max_failures = async_save, writers, warn, max_failures
         self._thread: threading.Thread | None = None
         self._failures: list[Exception] = []  # in a row
         self.unsaved = ""  # why the last state is on no disk, once `finish` has given up
         self._unsaved: Snapshot | None = None  # the newest state, if it could not be written
-        self._alone: GroupError | None = None  # a process of the crew is no more
+        self._alone: GroupError | None = None  # a process of the writers is no more
 
     def save(
         self, step: int, state: PyTree, meta: dict[str, Any] | None = None, metric: float | None = None
@@ -126,14 +125,14 @@ class Checkpointer:
         wanted = Target(target, adapt, part, put)
         if step is not None:
             return self._load_exactly(step, wanted)
-        restored, damaged = restoring.newest(self.directory, self._crew, partial(self._load, wanted))
+        restored, damaged = restoring.newest(self.directory, self._writers, partial(self._load, wanted))
         self._set_aside(damaged)
         return restored
 
     def newest_manifest(self) -> Manifest | None:
         """Of the newest step that verifies, None without one; all processes call it. Raises: as restore."""
-        verified = partial(restoring.verified, self.directory, crew=self._crew)
-        return restoring.newest(self.directory, self._crew, verified)[0]
+        verified = partial(restoring.verified, self.directory, writers=self._writers)
+        return restoring.newest(self.directory, self._writers, verified)[0]
 
     def steps(self) -> list[int]:
         """Steps with a readable manifest, oldest first. Their files are not read: see verify."""
@@ -200,7 +199,7 @@ class Checkpointer:
         """Whether it is not yet `until`; by the first process's clock where all must try together."""
         mine = time.monotonic() < until
         together = self._unsaved is not None and is_spread(self._unsaved.arrays)
-        return bool(self._crew.exchange("trying a save again", mine)[0]) if together else mine
+        return bool(self._writers.exchange("trying a save again", mine)[0]) if together else mine
 
     def _join(self, timeout: float | None = None) -> bool:
         """Whether no save is pending any more, after `timeout` seconds at most."""
@@ -232,7 +231,7 @@ class Checkpointer:
     def _write(self, snapshot: Snapshot, warn: Callable[[str], None] | None = None) -> None:
         try:
             if is_spread(snapshot.arrays):
-                self._store.write_together(snapshot, self._crew)
+                self._store.write_together(snapshot, self._writers)
             else:
                 self._store.write(snapshot)
         except GroupError as error:  # a process that is no more, or elsewhere
@@ -258,7 +257,7 @@ class Checkpointer:
 
     def _load(self, target: Target, step: int) -> Restored:
         self._store.judge(step, is_good=False)
-        restored = restoring.load(self.directory, step, self._crew, target)
+        restored = restoring.load(self.directory, step, self._writers, target)
         self._store.judge(step, is_good=True)
         return restored
 

@@ -29,7 +29,7 @@ FORMAT = "cyxjax-checkpoint"
 FORMAT_VERSION = (2, 0)
 # Written where a state is spread over processes: each keeps its pieces of the leaves, flat, in its own file.
 BY_SHARE = (3, 0)
-READS = (1, 2, 3)  # major versions: 1 keeps its arrays in orbax's format, 2 and 3 in safetensors files
+READS = (2, 3)  # major versions
 MANIFEST = "MANIFEST.json"
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_DIMS = 32

@@ -1,38 +1,15 @@
-"""Orbax's format: checkpoints of format version 1 are read, any step is exported. Only here is orbax known.
+"""Orbax's format: its folders of weights are read, any step is exported. Only this module uses orbax.
 
 One process reads and writes alone: no barrier of orbax's is ever entered.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cyxjax.checkpoint.manifest import Leaf
 from cyxjax.errors import CheckpointError
-
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
-
-
-def read_version_1(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
-    """The arrays of `leaves` that have bytes, by name, as a version-1 checkpoint keeps them.
-
-    What is stored is compared with `leaves` before a byte of it is read, so a file that claims other
-    shapes than its manifest cannot make this allocate more than the manifest says.
-    Raises: CheckpointError for other arrays; whatever orbax and TensorStore raise for damage.
-    """
-    import orbax.checkpoint as ocp
-
-    keys = {_key(i, leaf.name): leaf for i, leaf in enumerate(leaves) if leaf.size}
-    if not keys:
-        return {}
-    handler = _handler()
-    _refuse_other_arrays(handler.metadata(folder).tree, keys)
-    wanted = {key: ocp.RestoreArgs(restore_type=np.ndarray) for key in keys}
-    found = handler.restore(folder, args=ocp.args.PyTreeRestore(restore_args=wanted))
-    return {leaf.name: np.asarray(found[key]) for key, leaf in keys.items()}
 
 
 def read_tree(folder: Path) -> Any:
@@ -86,19 +63,3 @@ def _alone() -> Any:
     return ocp.options.MultiprocessingOptions(
         primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"cyxjax_{me}"
     )
-
-
-def _key(position: int, name: str) -> str:
-    return f"{position:05d}-{_UNSAFE.sub('.', name)[-100:]}"
-
-
-def _refuse_other_arrays(stored: Mapping, keys: Mapping[str, Leaf]) -> None:
-    if not isinstance(stored, Mapping) or set(stored) != set(keys):
-        raise CheckpointError("The stored arrays are not those of the manifest. HINT: take another step.")
-    for key, leaf in keys.items():
-        shape, dtype = getattr(stored[key], "shape", None), getattr(stored[key], "dtype", None)
-        if shape != leaf.shape or str(dtype) != leaf.dtype:
-            raise CheckpointError(
-                f"Stored array {leaf.name!r} is {dtype}{shape}, its manifest says {leaf.dtype}{leaf.shape}. "
-                "HINT: take another step."
-            )

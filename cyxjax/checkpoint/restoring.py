@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from cyxjax.checkpoint import tree
-from cyxjax.checkpoint.arrays import DamagedStep, StoredArrays
+from cyxjax.checkpoint.arrays import StoredArrays
 from cyxjax.checkpoint.digests import find_problems
 from cyxjax.checkpoint.folders import ARRAYS, list_corrupt, list_steps, step_folder
 from cyxjax.checkpoint.manifest import Manifest, manifest_bytes, read_manifest
 from cyxjax.checkpoint.pieces import is_share
-from cyxjax.checkpoint.together import Crew
 from cyxjax.checkpoint.tree import Adapt, Put, PyTree
-from cyxjax.errors import CheckpointError
+from cyxjax.checkpoint.writers import Writers
+from cyxjax.errors import CheckpointError, DamagedStep
 
 T = TypeVar("T")
 _MAX_SHOWN = 5
@@ -44,12 +44,14 @@ class Target(NamedTuple):
     put: Put
 
 
-def newest(directory: Path, crew: Crew, load: Callable[[int], T]) -> tuple[T | None, dict[int, DamagedStep]]:
+def newest(
+    directory: Path, writers: Writers, load: Callable[[int], T]
+) -> tuple[T | None, dict[int, DamagedStep]]:
     """(what `load` gives of the newest step that it finds good, None without one; the damaged ones after it).
 
     Raises: CheckpointError if every step is damaged (all are listed), or if some processes see none.
     """
-    steps, aside = _seen(directory, crew)
+    steps, aside = _seen(directory, writers)
     damaged: dict[int, DamagedStep] = {}
     for step in reversed(steps):
         try:
@@ -66,12 +68,12 @@ def newest(directory: Path, crew: Crew, load: Callable[[int], T]) -> tuple[T | N
     return None, damaged
 
 
-def load(directory: Path, step: int, crew: Crew, target: Target) -> Restored:
-    """`step` in the target's tree, its leaves read one after the other; all processes of `crew` call it.
+def load(directory: Path, step: int, writers: Writers, target: Target) -> Restored:
+    """`step` in the target's tree, its leaves read one after the other; all processes of `writers` call it.
 
     Raises: DamagedStep on all if one finds it damaged; CheckpointError if it is of another state.
     """
-    manifest = verified(directory, step, crew)
+    manifest = verified(directory, step, writers)
     stored = {leaf.name: leaf for leaf in manifest.leaves}
     unlike = tree.differences(stored, target.state, part=target.part)
     if target.adapt is None:
@@ -79,23 +81,23 @@ def load(directory: Path, step: int, crew: Crew, target: Target) -> Restored:
     folder = step_folder(directory, step) / ARRAYS
 
     def read() -> PyTree:
-        arrays = StoredArrays(folder, manifest.leaves, manifest.format_version[0])
+        arrays = StoredArrays(folder, manifest.leaves)
         return _filled(target, arrays, unlike)
 
-    return Restored(step, _by_all(f"reading checkpoint step {step}", crew, read), manifest.meta)
+    return Restored(step, _by_all(f"reading checkpoint step {step}", writers, read), manifest.meta)
 
 
-def verified(directory: Path, step: int, crew: Crew) -> Manifest:
-    """The manifest of `step`, whose files have all been compared with it; all processes of `crew` call it.
+def verified(directory: Path, step: int, writers: Writers) -> Manifest:
+    """The manifest of `step`, whose files have all been compared with it; all processes of `writers` call it.
 
     Raises: DamagedStep on all if one finds a problem; CheckpointError if they do not see one step.
     """
     folder = step_folder(directory, step)
-    seals = crew.exchange(f"looking at checkpoint step {step}", _seal(folder))
+    seals = writers.exchange(f"looking at checkpoint step {step}", _seal(folder))
     if None in seals and any(seals):
         _refuse_elsewhere(directory, f"step {step} is not there", seals.index(None))
-    found = find_problems(folder, step, share=(crew.rank, len(seals)))
-    problems = crew.exchange(f"verifying checkpoint step {step}", found[:_MAX_SHOWN])
+    found = find_problems(folder, step, share=(writers.rank, len(seals)))
+    problems = writers.exchange(f"verifying checkpoint step {step}", found[:_MAX_SHOWN])
     if lines := _said_by(problems):
         raise DamagedStep("; ".join(lines[:_MAX_SHOWN]))
     if other := [rank for rank, seal in enumerate(seals) if seal != seals[0]]:
@@ -103,9 +105,9 @@ def verified(directory: Path, step: int, crew: Crew) -> Manifest:
     return read_manifest(folder)
 
 
-def _seen(directory: Path, crew: Crew) -> tuple[list[int], list[str]]:
+def _seen(directory: Path, writers: Writers) -> tuple[list[int], list[str]]:
     """(steps, names of what was set aside) as the first process sees them, which alone changes them."""
-    notes = crew.exchange("looking for checkpoints", [list_steps(directory), list_corrupt(directory)])
+    notes = writers.exchange("looking for checkpoints", [list_steps(directory), list_corrupt(directory)])
     steps, aside = notes[0]
     if not steps and any(others for others, _ in notes):
         with_some = next(rank for rank, (others, _) in enumerate(notes) if others)
@@ -142,7 +144,7 @@ def _said_by(problems: list[list[str]]) -> list[str]:
     return everywhere + alone
 
 
-def _by_all(what: str, crew: Crew, read: Callable[[], T]) -> T:
+def _by_all(what: str, writers: Writers, read: Callable[[], T]) -> T:
     """What `read` gave. Raises: its error; DamagedStep or CheckpointError where another process failed."""
     cause: Exception | None = None
     value: Any = None
@@ -151,7 +153,7 @@ def _by_all(what: str, crew: Crew, read: Callable[[], T]) -> T:
     except Exception as error:  # the others wait for a word, whatever it is
         cause = error
     kind = "" if cause is None else "damaged" if isinstance(cause, DamagedStep) else "failed"
-    notes = crew.exchange(what, [kind, str(cause)[:300]])
+    notes = writers.exchange(what, [kind, str(cause)[:300]])
     damaged = [[text] if kind == "damaged" else [] for kind, text in notes]
     if any(damaged):
         raise DamagedStep("; ".join(_said_by(damaged)[:_MAX_SHOWN])) from cause

@@ -72,8 +72,7 @@ class RunLock:
                 owner = read_owner(self.path)
                 raise CheckpointError(
                     f"{self.path.parent} is in use by {owner or 'another process'}. "
-                    f"HINT: stop what `fuser {self.path}` lists, or name another "
-                    "folder."
+                    f"HINT: stop what `fuser {self.path}` lists, or name another folder."
                 )
             is_same = os.path.samestat(os.fstat(fd), os.stat(self.path))
         except FileNotFoundError:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from cyxjax.checkpoint import folders
-from cyxjax.checkpoint.arrays import DamagedStep, StoredArrays, read_arrays, write_arrays
+from cyxjax.checkpoint.arrays import StoredArrays, read_arrays, write_arrays
 from cyxjax.checkpoint.digests import describe_files, find_problems
 from cyxjax.checkpoint.folders import ARRAYS, list_steps, step_folder
 from cyxjax.checkpoint.manifest import (
@@ -25,8 +25,8 @@ from cyxjax.checkpoint.manifest import (
     installed_versions,
     read_manifest,
 )
-from cyxjax.checkpoint.together import Crew, write_together
-from cyxjax.errors import CheckpointError
+from cyxjax.checkpoint.writers import Writers, write_together
+from cyxjax.errors import CheckpointError, DamagedStep
 from cyxjax.files import PRIVATE, sync_file, write_whole
 
 Best = Literal["min", "max"]
@@ -108,12 +108,12 @@ class StepStore:
             _commit(folder, snapshot, leaves, describe_files(folder), FORMAT_VERSION)
         self._verified.add(snapshot.step)
 
-    def write_together(self, snapshot: Snapshot, crew: Crew) -> None:
-        """`write`, by all processes of `crew`, each its shares; raises on all of them."""
+    def write_together(self, snapshot: Snapshot, writers: Writers) -> None:
+        """`write`, by all processes of `writers`, each its shares; raises on all of them."""
         write_together(
             self.directory,
             snapshot.arrays,
-            crew,
+            writers,
             lambda: self._writing(snapshot.step),
             lambda folder, leaves, files: _commit(folder, snapshot, leaves, files, BY_SHARE),
         )
@@ -154,12 +154,12 @@ class StepStore:
     def open(self, step: int, manifest: Manifest) -> StoredArrays:
         """The arrays of `step`, to be read. Raises: DamagedStep, also later, as they are read."""
         folder = step_folder(self.directory, step) / ARRAYS
-        return StoredArrays(folder, manifest.leaves, manifest.format_version[0])
+        return StoredArrays(folder, manifest.leaves)
 
     def read(self, step: int, manifest: Manifest) -> dict[str, np.ndarray]:
         """All arrays of `step` by name. Raises: DamagedStep if one cannot be read or was altered."""
         folder = step_folder(self.directory, step) / ARRAYS
-        return read_arrays(folder, manifest.leaves, manifest.format_version[0])
+        return read_arrays(folder, manifest.leaves)
 
     def metrics(self) -> dict[int, float | None]:
         """Metric by step, of the steps with a readable manifest; None where the newest measures another."""

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cyxjax.checkpoint.arrays import DamagedStep
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.store import StepStore
 from cyxjax.command import Parser, existing_folder
 from cyxjax.config.load import open_run
 from cyxjax.data.ledger_file import read_entries
-from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
+from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError, DamagedStep
 from cyxjax.observe.state_digests import contradicted_leaves, read_digests
 from cyxjax.train.start.changed import other_values
 

@@ -24,7 +24,7 @@ class Position(NamedTuple):
     """How far a run is: optimizer steps done in all, and samples consumed of the epoch under way.
 
     The samples are its place in the data, at any batch size and world size; the steps of the epoch are
-    counted for people. Steps without samples: of a loader, in a checkpoint of before samples were counted.
+    counted for people.
     """
 
     step: int = 0

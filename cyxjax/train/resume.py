@@ -24,10 +24,10 @@ from jax.sharding import Mesh
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import list_steps
-from cyxjax.checkpoint.off import Checkpoints, NullCheckpointer
+from cyxjax.checkpoint.null import Checkpoints, NullCheckpointer
 from cyxjax.checkpoint.store import Best
-from cyxjax.checkpoint.together import ALONE, Crew, is_spread
 from cyxjax.checkpoint.tree import Put
+from cyxjax.checkpoint.writers import ALONE, Writers, is_spread
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core import portable
 from cyxjax.core.step import TrainState
@@ -71,7 +71,7 @@ def from_meta(meta: dict[str, Any], state: TrainState) -> tuple[RunState, Distri
     try:
         position = place_of(meta)
         history = DistributedTrainingHistory.from_dict(meta["history"])
-        sums = np.array([*meta["sums"], meta.get("grad_norm", [0, 0])], np.float64)  # not in 0.1.0
+        sums = np.array([*meta["sums"], meta["grad_norm"]], np.float64)
         return RunState(position, state, sums), history
     except (KeyError, TypeError, ValueError) as err:
         raise CheckpointError(
@@ -81,21 +81,8 @@ def from_meta(meta: dict[str, Any], state: TrainState) -> tuple[RunState, Distri
 
 
 def place_of(meta: dict[str, Any]) -> Position:
-    """Where the run stood. Raises: KeyError, TypeError, ValueError if that is not said.
-
-    Checkpoints of before samples were counted say it in batches: they are turned into samples by the batch
-    plan stored beside them. What a loader gave is not known to be of that plan: it stays in batches.
-    """
-    position = Position(**{name: int(value) for name, value in meta["position"].items()})
-    config = meta["config"]
-    is_indexed = "ledger" in meta or "data" in config
-    if "samples" in meta["position"] or not position.step_in_epoch or not is_indexed:
-        return position
-    total = config.get("global_batch_size") or (
-        config["batch_size"] * meta["history"]["num_replicas"] * config["gradient_accumulation_steps"]
-    )
-    # Saves are never at an epoch's last step but after it: no short batch is among these.
-    return position._replace(samples=position.step_in_epoch * int(total))
+    """Where the run stood. Raises: KeyError, TypeError, ValueError if that is not said."""
+    return Position(**{name: int(value) for name, value in meta["position"].items()})
 
 
 def latest_meta(checkpointer: Checkpointer) -> dict[str, Any]:
@@ -178,7 +165,7 @@ def restorer_for(folder: str | Path, group: ProcessGroup, *, saves: bool = False
     """
     if not any(agree(group, "looking for a folder of checkpoints", note=Path(folder).is_dir())):
         return None
-    return Checkpointer(folder, is_writer=group.topology.is_master and saves, crew=_crew(group, "talk"))
+    return Checkpointer(folder, is_writer=group.topology.is_master and saves, writers=_writers(group, "talk"))
 
 
 def checkpointer_for(saving: SavePolicy, group: ProcessGroup, best: Best = "min") -> Checkpoints:
@@ -201,15 +188,15 @@ def open_checkpoints(
     together: False where the first rank may be the only one that opens them, to save what it holds whole.
     """
     # A channel of these alone: they write while the loop and its hooks talk.
-    crew = _crew(group, f"save/{next(_opened)}") if together else ALONE
-    return Checkpointer(folder, is_writer=group.topology.is_master, crew=crew, **options)
+    writers = _writers(group, f"save/{next(_opened)}") if together else ALONE
+    return Checkpointer(folder, is_writer=group.topology.is_master, writers=writers, **options)
 
 
-def _crew(group: ProcessGroup, channel: str) -> Crew:
+def _writers(group: ProcessGroup, channel: str) -> Writers:
     def exchange(what: str, note: Any) -> list[Any]:
         return agree(group, what, note=note, timeout_s=PATIENCE_S, channel=channel)
 
-    return Crew(group.topology.rank, exchange)
+    return Writers(group.topology.rank, exchange)
 
 
 def save_at(

@@ -13,7 +13,7 @@ import numpy as np
 
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
-from cyxjax.checkpoint.off import Checkpoints
+from cyxjax.checkpoint.null import Checkpoints
 from cyxjax.errors import CheckpointError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.hooks.loss_spike import LossSpikeError

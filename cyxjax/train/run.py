@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from cyxjax.checkpoint.off import Checkpoints
+from cyxjax.checkpoint.null import Checkpoints
 from cyxjax.core import portable
 from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.distributed.agreement import agree

@@ -1,7 +1,6 @@
 """Makes the stored step of the present format, which every later cyxjax must still load: checkpoint_v2.
 
 Run once, when the major version of the format changes; a minor version must load the stored one as it is.
-checkpoint_v1 was made by it when the format was 1.0.
 """
 
 from pathlib import Path

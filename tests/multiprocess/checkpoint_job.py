@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 from cyxjax.checkpoint.checkpointer import Checkpointer  # noqa: E402
-from cyxjax.checkpoint.together import Crew  # noqa: E402
+from cyxjax.checkpoint.writers import Writers  # noqa: E402
 from cyxjax.core.portable import Share, placed  # noqa: E402
 from cyxjax.distributed.store import Peers  # noqa: E402
 
@@ -44,7 +44,7 @@ span = [min(r * each, whole.size) for r in (rank, rank + 1)]
 cut = Share(whole.shape, whole.dtype, *span, world == 1, (1, each), make(rows, PartitionSpec("data")))
 state = {"rows": cut, "same": make(np.ones(5, np.float32), PartitionSpec())}
 
-with Checkpointer(folder, is_writer=rank == 0, crew=Crew(rank, exchange)) as checkpointer:
+with Checkpointer(folder, is_writer=rank == 0, writers=Writers(rank, exchange)) as checkpointer:
     if action == "save":
         checkpointer.save(4, state, {"world": world})
     # Every process reads on its own; no barrier is entered.

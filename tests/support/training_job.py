@@ -134,9 +134,9 @@ SHARING = {"share": ("write_share", False), "shared": ("write_share", True), "pu
 
 def strike_around(name: str, after: bool, step: int, strike: Any) -> None:
     """Before or after a function of the saves by all ranks, which takes the step's folder first."""
-    from cyxjax.checkpoint import together
+    from cyxjax.checkpoint import writers
 
-    real, left = getattr(together, name), [strike]
+    real, left = getattr(writers, name), [strike]
 
     def calling(folder: Path, *args: Any) -> Any:
         due = int(folder.name.split(".")[0].removeprefix("step_")) >= step
@@ -147,7 +147,7 @@ def strike_around(name: str, after: bool, step: int, strike: Any) -> None:
             left.pop()()
         return found
 
-    setattr(together, name, calling)
+    setattr(writers, name, calling)
 
 
 def strike_in_a_write(step: int, strike: Any) -> None:

@@ -172,8 +172,6 @@ def _passed_over(
     seen = 0 if mark is None else mark.samples
     for step, host in enumerate(batches, 0 if mark is None else mark.step):
         before, seen = seen, seen + host.total
-        if not position.samples and step < position.step_in_epoch:
-            continue  # a checkpoint of before samples were counted
         if seen <= position.samples:
             continue
         if before <= position.samples and position.samples and (before, step) != position[2:]:

@@ -1,4 +1,4 @@
-"""The stored steps of all format versions load, and what later minor versions add is no obstacle."""
+"""A stored step of format 2 loads; what later minor versions add is no obstacle."""
 
 import json
 import shutil
@@ -19,14 +19,9 @@ from tests.data.make_checkpoint import META, fixture_state
 DATA = Path(__file__).parents[2] / "data"
 
 
-@pytest.fixture(params=[1, 2])
-def version(request):
-    return request.param
-
-
 @pytest.fixture
-def stored(version, tmp_path):
-    return Path(shutil.copytree(DATA / f"checkpoint_v{version}", tmp_path / "stored"))
+def stored(tmp_path):
+    return Path(shutil.copytree(DATA / "checkpoint_v2", tmp_path / "stored"))
 
 
 def reseal(directory, **changes):
@@ -45,24 +40,24 @@ def test_the_stored_step_still_loads_bit_for_bit(stored):
         assert (found.dtype, found.shape, found.tobytes()) == (leaf.dtype, leaf.shape, leaf.tobytes())
 
 
-def test_a_later_minor_version_loads(stored, version):
-    reseal(stored, format_version=[version, 7], something_new={"a": 1})
+def test_a_later_minor_version_loads(stored):
+    reseal(stored, format_version=[2, 7], something_new={"a": 1})
     assert Checkpointer(stored).restore(fixture_state()).step == 12
 
 
-def test_another_major_version_is_refused_by_number(stored):
-    reseal(stored, format_version=[4, 0])
-    with pytest.raises(
-        CheckpointError, match=r"version \[4, 0\]; this cyxjax reads .* versions 1.x, 2.x, 3.x"
-    ):
+@pytest.mark.parametrize("major", [1, 4])
+def test_another_major_version_is_refused_by_number(stored, major):
+    reseal(stored, format_version=[major, 0])
+    with pytest.raises(CheckpointError) as refused:
         Checkpointer(stored).restore(fixture_state())
+    assert f"[{major}, 0]" in str(refused.value)
 
 
-def test_the_manifest_says_what_a_person_needs(stored, version):
+def test_the_manifest_says_what_a_person_needs(stored):
     text = (step_folder(stored, 12) / MANIFEST).read_bytes()
     manifest = decode(text)
     assert manifest.encode() == text
-    assert manifest.format_version == (version, 0)
+    assert manifest.format_version == (2, 0)
     assert {"cyxjax", "jax", "numpy", "python"} <= set(manifest.versions)
     kernel = next(leaf for leaf in manifest.leaves if leaf.name == "params/Dense_0/kernel")
     assert (kernel.shape, kernel.dtype, kernel.num_bytes) == ((2, 3), "float32", 24)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from cyxjax.checkpoint.arrays import DamagedStep, Entry, StoredArrays, write_arrays, write_file
+from cyxjax.checkpoint.arrays import Entry, StoredArrays, write_arrays, write_file
 from cyxjax.checkpoint.manifest import Leaf
 from cyxjax.checkpoint.pieces import Piece, file_of, find_gap, joined_crc32
-from cyxjax.errors import CheckpointError
+from cyxjax.errors import CheckpointError, DamagedStep
 
 BYTES = np.random.default_rng(0).bytes(4000)
 
@@ -57,7 +57,7 @@ def test_any_span_is_read_from_the_pieces_it_lies_in(tmp_path, monkeypatch, dtyp
     monkeypatch.setattr("cyxjax.checkpoint.arrays._BLOCK_BYTES", 48)  # many blocks a piece
     array = np.arange(120).reshape(8, 15).astype(getattr(ml_dtypes, dtype, None) or dtype)
     leaf = in_pieces(tmp_path, array, [0, 37, 90, 120])
-    stored = StoredArrays(tmp_path, [leaf], 3)
+    stored = StoredArrays(tmp_path, [leaf])
     assert stored.whole("w").tobytes() == array.tobytes()
     for a, b in [(0, 120), (0, 1), (36, 38), (37, 90), (89, 120), (50, 50)]:
         assert stored.part("w", a, b).tobytes() == array.reshape(-1)[a:b].tobytes()
@@ -67,7 +67,7 @@ def test_any_span_is_read_from_the_pieces_it_lies_in(tmp_path, monkeypatch, dtyp
 def test_more_files_than_a_process_may_open(tmp_path):
     array = np.arange(40, dtype=np.float32)
     leaf = in_pieces(tmp_path, array, list(range(41)))
-    stored = StoredArrays(tmp_path, [leaf], 3)
+    stored = StoredArrays(tmp_path, [leaf])
     assert stored.whole("w").tolist() == stored.part("w", 0, 40).tolist() == array.tolist()
 
 
@@ -77,7 +77,7 @@ def test_a_piece_that_was_altered_is_found_whatever_span_is_read(tmp_path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1  # of element 9
     path.write_bytes(data)
-    stored = StoredArrays(tmp_path, [leaf], 3)
+    stored = StoredArrays(tmp_path, [leaf])
     assert stored.part("w", 0, 5).tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(DamagedStep, match="'w' came back altered"):
         stored.part("w", 5, 6)
@@ -88,7 +88,7 @@ def test_an_array_nobody_said_was_written_is_refused(tmp_path):
     (tmp_path / file_of(1)).unlink()
     write_file(tmp_path / file_of(1), {"w": Entry.of(np.zeros(9, np.float32))}, {})
     with pytest.raises(DamagedStep, match=r"Stored array 'w' is F32\(9,\), its manifest says float32\(5,\)"):
-        StoredArrays(tmp_path, [leaf], 3).whole("w")
+        StoredArrays(tmp_path, [leaf]).whole("w")
 
 
 def test_safetensors_reads_what_is_written_a_block_at_a_time(tmp_path):
@@ -111,7 +111,7 @@ def test_a_leaf_is_read_once_however_many_blocks_it_takes(tmp_path, monkeypatch)
     monkeypatch.setattr("cyxjax.checkpoint.arrays._BLOCK_BYTES", 4096)
     array = np.arange(250_000, dtype=np.float32)
     write_arrays(tmp_path / "arrays", {"a": array})
-    stored = StoredArrays(tmp_path / "arrays", [Leaf("a", array.shape, "float32", zlib.crc32(array))], 2)
+    stored = StoredArrays(tmp_path / "arrays", [Leaf("a", array.shape, "float32", zlib.crc32(array))])
 
     def bytes_read():
         return int(Path("/proc/self/io").read_text().split()[1])  # rchar: of all reads, cached or not

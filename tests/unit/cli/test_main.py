@@ -365,7 +365,7 @@ def test_env_tells_the_commit_and_what_changed_since(tmp_path):
 
 
 def test_an_audit_is_one_document_for_a_script(tmp_path, capsys):
-    run = Path(shutil.copytree(Path(__file__).parents[2] / "data" / "run_folder_v1", tmp_path / "run"))
+    run = Path(shutil.copytree(Path(__file__).parents[2] / "data" / "run_folder_0_2_0", tmp_path / "run"))
     assert main.main(["audit", str(run), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["good"], told["findings"]) == (True, [])

@@ -3,13 +3,12 @@
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import optax
 import pytest
 from flax import linen
 
-from cyxjax.checkpoint.folders import step_folder
-from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.cli import audit
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.load import load_config
@@ -17,13 +16,12 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.data.ledger_file import read_entries
 from cyxjax.distributed import process_group
-from cyxjax.train import experiment, resume
-from cyxjax.train.loop import Position
+from cyxjax.train import experiment
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import use_devices
 
 SAMPLES = 50
-OLD_RUN = Path(__file__).parents[2] / "data" / "run_folder_v1"  # of before samples were counted
+OLD_RUN = Path(__file__).parents[2] / "data" / "run_folder_0_2_0"
 
 
 def data():
@@ -81,29 +79,17 @@ def test_drop_last_at_another_size_leaves_out_less_than_one_of_its_steps(tmp_pat
     assert audit.main([str(tmp_path)]) == 0
 
 
-def test_a_checkpoint_of_a_run_folder_of_before_says_its_place_in_samples():
-    meta = read_manifest(step_folder(OLD_RUN / "checkpoints", 10)).meta
-    assert meta["position"] == {"step": 10, "epoch": 1, "step_in_epoch": 3}
-    assert resume.place_of(meta) == Position(10, 1, 600, 3)  # 100 samples x 2 replicas a step
-    told = meta | {"config": meta["config"] | {"global_batch_size": 40}}
-    assert resume.place_of(told).samples == 120
-    of_a_loader = {k: v for k, v in meta.items() if k != "ledger"}
-    of_a_loader["config"] = {k: v for k, v in meta["config"].items() if k != "data"}
-    assert resume.place_of(of_a_loader) == Position(10, 1, 0, 3)
-
-
-def test_a_run_folder_of_before_is_audited_and_gone_on_with_at_another_size(tmp_path, capsys):
+def test_a_run_folder_of_0_2_0_goes_on_at_another_size(tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(OLD_RUN, run)
-    assert audit.main([str(run)]) == 0
-    words = ["--config", str(run / "config.yaml"), "--run-dir", str(run), "--batch-size", "64"]
-    config = load_config([*words, "--max-steps", "15"]).model_copy(update={"cpu_devices": None})
+    words = ["--config", str(run / "config.yaml"), "--run-dir", str(run), "--batch-size", "128"]
+    config = load_config([*words, "--max-steps", "36"])
     use_devices(1)
-    with pytest.MonkeyPatch.context() as patched:  # the group is there: of one device
-        patched.setattr(process_group, "init", lambda **_: process_group.ensure())
+    with pytest.MonkeyPatch.context() as patched, jax.numpy_dtype_promotion("standard"):
+        patched.setattr(process_group, "init", lambda **_: process_group.ensure())  # the group of one device
         assert experiment.run(config) == 0
-    assert "epoch 1, sample 600)" in capsys.readouterr().out
-    assert places_after(run, 10) == [(1, 600 + 64 * i, 664 + 64 * i) for i in range(5)]
+    assert "epoch 1, sample 896)" in capsys.readouterr().out
+    assert places_after(run, 34) == [(1, 896 + 128 * i, 1024 + 128 * i) for i in range(2)]
     assert audit.main([str(run)]) == 0
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from cyxjax.checkpoint import checkpointer as checkpointer_module
-from cyxjax.checkpoint import digests, together
+from cyxjax.checkpoint import digests, writers
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.digests import find_problems
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
-from cyxjax.checkpoint.together import Crew
+from cyxjax.checkpoint.writers import Writers
 from cyxjax.errors import CheckpointError, GroupError
 
 KERNEL, BIAS = np.arange(21, dtype=np.float32).reshape(7, 3), np.arange(2, dtype=np.int8)
@@ -60,7 +60,7 @@ class Threads:
     def __init__(self, world):
         self._notes, self._barrier = [None] * world, threading.Barrier(world, timeout=20)
 
-    def crew(self, rank):
+    def writers(self, rank):
         def exchange(what, note):
             self._notes[rank] = (what, note)
             self._barrier.wait()
@@ -69,16 +69,16 @@ class Threads:
             assert len({what for what, _ in found}) == 1
             return [note for _, note in found]
 
-        return Crew(rank, exchange)
+        return Writers(rank, exchange)
 
 
 def at_once(world, do):
-    """What `do(rank, crew)` gave or raised in each of `world` threads."""
+    """What `do(rank, writers)` gave or raised in each of `world` threads."""
     threads, ended = Threads(world), [None] * world
 
     def run(rank):
         try:
-            ended[rank] = do(rank, threads.crew(rank))
+            ended[rank] = do(rank, threads.writers(rank))
         except BaseException as error:
             ended[rank] = error
 
@@ -94,8 +94,8 @@ def restore(folders, step=None):
     """(what each process found or raised, what it said), each of its own folder; the first is the writer."""
     said = [[] for _ in folders]
 
-    def run(rank, crew):
-        mine = Checkpointer(folders[rank], is_writer=not rank, crew=crew, warn=said[rank].append)
+    def run(rank, writers):
+        mine = Checkpointer(folders[rank], is_writer=not rank, writers=writers, warn=said[rank].append)
         return mine.restore(state_of(rank, len(folders)), step)
 
     return at_once(len(folders), run), said
@@ -104,9 +104,9 @@ def restore(folders, step=None):
 def save(folder, world, step=3, add=0, **options):
     """What each of `world` processes raised or warned of, while they saved."""
 
-    def run(rank, crew):
+    def run(rank, writers):
         said = []
-        options_of = {"is_writer": rank == 0, "crew": crew, "warn": said.append} | options
+        options_of = {"is_writer": rank == 0, "writers": writers, "warn": said.append} | options
         with Checkpointer(folder, **options_of) as checkpointer:
             checkpointer.save(step, state_of(rank, world, add), {"add": add})
             checkpointer.finish(0.0)
@@ -152,7 +152,7 @@ def test_where_one_process_cannot_write_all_give_up_and_the_last_step_stays(
     tmp_path, monkeypatch, point, rank
 ):
     save(tmp_path, 3)
-    real = getattr(together, point)
+    real = getattr(writers, point)
 
     def failing(*args, **options):
         path = f"{args[0]}{args[1] if point == 'describe_file' else ''}"
@@ -160,7 +160,7 @@ def test_where_one_process_cannot_write_all_give_up_and_the_last_step_stays(
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(*args, **options)
 
-    monkeypatch.setattr(together, point, failing)
+    monkeypatch.setattr(writers, point, failing)
     ended = save(tmp_path, 3, step=9, max_failures=5)
     assert all(f"process {rank}: OSError" in str(one) for one in ended)
     assert "writing a share failed" in str(ended[1])
@@ -171,18 +171,18 @@ def test_where_one_process_cannot_write_all_give_up_and_the_last_step_stays(
 
 
 def test_the_loop_goes_on_while_the_shares_are_written_and_may_change_them(tmp_path, monkeypatch):
-    real, may_write = together.write_file, threading.Event()
+    real, may_write = writers.write_file, threading.Event()
 
     def late(*args, **options):
         assert may_write.wait(20)
         return real(*args, **options)
 
-    monkeypatch.setattr(together, "write_file", late)
+    monkeypatch.setattr(writers, "write_file", late)
     threads, all_returned, ended = Threads(3), threading.Barrier(3, timeout=20), [None] * 3
 
     def run(rank):
         state = state_of(rank, 3)
-        with Checkpointer(tmp_path, is_writer=rank == 0, crew=threads.crew(rank)) as checkpointer:
+        with Checkpointer(tmp_path, is_writer=rank == 0, writers=threads.writers(rank)) as checkpointer:
             checkpointer.save(3, state)
             state["kernel"].array[:] = 99  # as the next step, which has the memory
             all_returned.wait()
@@ -201,7 +201,7 @@ def test_a_crew_that_is_no_more_is_told_where_the_program_waits_for_the_save(tmp
     def nobody(what, note):
         raise GroupError(f"Timeout waiting for peers in {what}: rank 1 of 2 did not come")
 
-    checkpointer = Checkpointer(tmp_path, crew=Crew(0, nobody))
+    checkpointer = Checkpointer(tmp_path, writers=Writers(0, nobody))
     checkpointer.save(3, state_of(0, 2))
     with pytest.raises(GroupError, match="rank 1 of 2 did not come"):
         checkpointer.wait()
@@ -216,7 +216,7 @@ def test_a_program_that_ends_in_an_error_waits_for_no_peer(tmp_path, monkeypatch
         peers_come.wait(60)
         raise GroupError("nobody came")
 
-    checkpointer = Checkpointer(tmp_path, crew=Crew(0, waits))
+    checkpointer = Checkpointer(tmp_path, writers=Writers(0, waits))
 
     def train():
         with checkpointer:
@@ -232,7 +232,7 @@ def test_a_program_that_ends_in_an_error_waits_for_no_peer(tmp_path, monkeypatch
 
 
 def test_only_the_first_process_speaks_and_all_stop_after_so_many_failures(tmp_path, monkeypatch):
-    monkeypatch.setattr(together, "write_file", lambda *args: (_ for _ in ()).throw(OSError(5, "broken")))
+    monkeypatch.setattr(writers, "write_file", lambda *args: (_ for _ in ()).throw(OSError(5, "broken")))
     ended = save(tmp_path, 2, max_failures=1, async_save=False)
     assert [type(error) for error in ended] == [CheckpointError] * 2
     assert all("The last 1 checkpoints could not be saved" in str(error) for error in ended)
@@ -246,7 +246,9 @@ def test_a_process_that_does_not_see_the_folder_says_so(tmp_path):
         folder = tmp_path / f"host{rank}"
         folder.mkdir()
         try:
-            with Checkpointer(folder, is_writer=not rank, crew=threads.crew(rank), max_failures=1) as mine:
+            with Checkpointer(
+                folder, is_writer=not rank, writers=threads.writers(rank), max_failures=1
+            ) as mine:
                 mine.save(1, state_of(rank, 2))
         except CheckpointError as error:
             ended[rank] = str(error)
@@ -344,13 +346,13 @@ def test_processes_that_do_not_see_one_step_go_on_from_none(tmp_path):
 def test_where_one_process_cannot_read_the_others_hear_of_it(tmp_path):
     save(tmp_path, 2)
 
-    def run(rank, crew):
+    def run(rank, writers):
         def put(want, read):
             if rank:
                 raise MemoryError("no room")
             return read()
 
-        return Checkpointer(tmp_path, is_writer=not rank, crew=crew).restore(state_of(rank, 2), put=put)
+        return Checkpointer(tmp_path, is_writer=not rank, writers=writers).restore(state_of(rank, 2), put=put)
 
     mine, its = at_once(2, run)
     assert "reading checkpoint step 3 failed, process 1: no room" in str(mine)

@@ -27,7 +27,7 @@ Exchange: TypeAlias = Callable[[str, Any], list[Any]]
 _NOTES = "notes"  # of the processes, beside the arrays until the manifest has them
 
 
-class Crew(NamedTuple):
+class Writers(NamedTuple):
     """The processes that save together, as one of them sees it; the first is the writer."""
 
     rank: int
@@ -48,7 +48,7 @@ class Crew(NamedTuple):
         return [note["done"] for note in notes]
 
 
-ALONE = Crew(0, lambda what, note: [note])
+ALONE = Writers(0, lambda what, note: [note])
 
 
 def is_spread(leaves: Mapping[str, Any]) -> bool:
@@ -59,7 +59,7 @@ def is_spread(leaves: Mapping[str, Any]) -> bool:
 def write_together(
     directory: Path,
     leaves: Mapping[str, Any],
-    crew: Crew,
+    writers: Writers,
     writing: Callable[[], AbstractContextManager[Path]],
     commit: Callable[[Path, tuple[Leaf, ...], tuple[FileEntry, ...]], None],
 ) -> None:
@@ -72,7 +72,7 @@ def write_together(
     with ExitStack() as opened:
 
         def open_folder() -> str:
-            if crew.rank:
+            if writers.rank:
                 return ""
             folder = opened.enter_context(writing())
             for name in (ARRAYS, _NOTES):
@@ -80,16 +80,16 @@ def write_together(
             return folder.name
 
         def publish() -> None:
-            if not crew.rank:
+            if not writers.rank:
                 found = _joined(folder, leaves, len(names))
                 shutil.rmtree(folder / _NOTES)
                 commit(folder, *found)
                 opened.close()
 
-        names = crew.all_do("opening a step", open_folder)
+        names = writers.all_do("opening a step", open_folder)
         folder = directory / names[0]
-        crew.all_do("writing a share", lambda: write_share(folder, leaves, crew.rank))
-        crew.all_do("publishing a step", publish)
+        writers.all_do("writing a share", lambda: write_share(folder, leaves, writers.rank))
+        writers.all_do("publishing a step", publish)
 
 
 def write_share(folder: Path, leaves: Mapping[str, Any], rank: int) -> None:
