@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 from cyxjax.errors import ConfigError
 from cyxjax.observe.compiled_plan import size
 from cyxjax.observe.lines import counted, span
-from cyxjax.sync.power_sgd import compressible
+from cyxjax.sync.entry import Exchange
+from cyxjax.sync.registry import STRATEGIES
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-_SELDOM = ("local_sgd", "diloco")  # always quickest: replicas agree now and then, which trains otherwise
-_RANK, _MIN_COMPRESSION = 4, 2.0  # power_sgd's defaults
 _SAVE_BYTES_S = 1e9  # of a state to a disk that all share, unless said
 _RATES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SPANS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -30,18 +29,6 @@ class Wire(NamedTuple):
     latency_s: float
 
 
-class Exchange(NamedTuple):
-    """A part of what a strategy sends: the whole vector's bytes, and how often in a step."""
-
-    both_ways: bool
-    num_bytes: float
-    times: float = 1.0
-
-    def seconds(self, replicas: int, wire: Wire) -> float:
-        one_way = self.num_bytes * (replicas - 1) / replicas / wire.bytes_per_s
-        return self.times * (1 + self.both_ways) * (one_way + math.ceil(math.log2(replicas)) * wire.latency_s)
-
-
 def exchanges(params: Any) -> dict[str, list[Exchange]]:
     """What each strategy sends of float32 gradients with its default options, as the documentation says.
 
@@ -50,23 +37,17 @@ def exchanges(params: Any) -> dict[str, list[Exchange]]:
     import jax
 
     whole = 4.0 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-    thin = compressible(params, _RANK, _MIN_COMPRESSION)
-    saved = sum(n * m - min(_RANK, n, m) * (n + m) for n, m in thin.values())
-    int8 = whole / 4 * (1 + 4 / 256)
-    found = {
-        "mean": [Exchange(True, whole)],
-        "bf16": [Exchange(False, whole / 2, 2)],
-        "int8": [Exchange(False, int8, 2)],
-        "zero1": [Exchange(False, whole, 2)],
-        "fsdp": [Exchange(False, whole, 3)],
-        "local_sgd": [Exchange(True, whole, 1 / 8)],
-        "diloco": [Exchange(True, whole, 1 / 50)],
-    }
-    return found | ({"power_sgd": [Exchange(True, whole - 4 * saved)]} if thin else {})
+    found = {name: one.sends(params, whole) for name, one in STRATEGIES.items() if one.sends is not None}
+    return {name: sent for name, sent in found.items() if sent}
 
 
 def step_s(sent: Sequence[Exchange], compute_s: float, replicas: int, wire: Wire) -> float:
-    return compute_s + sum(one.seconds(replicas, wire) for one in sent)
+    return compute_s + sum(_seconds(one, replicas, wire) for one in sent)
+
+
+def _seconds(one: Exchange, replicas: int, wire: Wire) -> float:
+    one_way = one.num_bytes * (replicas - 1) / replicas / wire.bytes_per_s
+    return one.times * (1 + one.both_ways) * (one_way + math.ceil(math.log2(replicas)) * wire.latency_s)
 
 
 class Work(NamedTuple):
@@ -101,7 +82,8 @@ def curve(
         yield f"  {count:>8}" + "".join(f" {1000 * took[name]:>{width}.2f}" for name, width in widths.items())
     yield "the quickest of those that average in every step, and an epoch with it:"
     for count, took in found.items():
-        best = min((name for name in took if name not in _SELDOM), key=lambda name: took[name])
+        each_step = (name for name in took if STRATEGIES[name].averages_every_step)
+        best = min(each_step, key=lambda name: took[name])
         epoch = ""
         if work.samples is not None:
             steps = -(-work.samples // (work.samples_per_step * count))

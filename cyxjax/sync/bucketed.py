@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from cyxjax.core.mesh import AXIS
 from cyxjax.core.strategy import Reducer, Sync, reduce_then
 from cyxjax.errors import ConfigError
+from cyxjax.sync.entry import Strategy
 
 PyTree = Any
 _MB = 1024 * 1024
@@ -62,3 +63,12 @@ def buckets(leaf_bytes: Sequence[int], limit_bytes: float) -> list[list[int]]:
         found[-1].append(i)
         room -= leaf_bytes[i]
     return found
+
+
+ENTRIES = {
+    "bucketed": Strategy(
+        bucketed,
+        ("the same, in reductions of `bucket_size_mb`", "none", "a bounded buffer"),
+        lossless={"bucket_size_mb": 50 / 2**20},  # 50 bytes: one leaf a bucket
+    )
+}

@@ -10,6 +10,7 @@ from jax import lax
 from cyxjax.core.strategy import Reducer, Sync, reduce_then
 from cyxjax.errors import ConfigError
 from cyxjax.sync.coded_mean import RESIDUAL_SPEC, Codec, coded_mean
+from cyxjax.sync.entry import Exchange, Strategy
 
 _SHORT = (jnp.float16, jnp.bfloat16)
 
@@ -82,3 +83,23 @@ def _int8_codec(block: int) -> Codec:
         return (whole * scale[..., None]).reshape(sent.shape[0], -1)
 
     return Codec(encode, decode, block)
+
+
+_RESIDUAL = "a residual per replica, as large as the gradients"
+ENTRIES = {
+    "fp16": Strategy(fp16, ("half", _RESIDUAL, "a network at its limit, gradients below 65504"), learns={}),
+    "bf16": Strategy(
+        bf16,
+        ("half", _RESIDUAL, "a network at its limit"),
+        sends=lambda params, size: [Exchange(False, size / 2, 2)],
+        learns={},
+    ),
+    "int8": Strategy(
+        int8,
+        ("a quarter, and a scale for each 256 values", _RESIDUAL, "a slower network"),
+        sends=lambda params, size: [Exchange(False, size / 4 * (1 + 4 / 256), 2)],
+        lossless={"block": 4},
+        usual={"block": 16},
+        learns={},
+    ),
+}

@@ -10,6 +10,7 @@ from jax import lax
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
+from cyxjax.sync.entry import Exchange, Strategy
 from cyxjax.sync.local_sgd import as_own, check_every, consensus, local_step
 
 PyTree = Any
@@ -61,3 +62,20 @@ def diloco(
 
     spec = DilocoState(REPLICATED, PER_REPLICA, REPLICATED, REPLICATED)
     return Sync(init, update, spec, PER_REPLICA, consensus=consensus)
+
+
+ENTRIES = {
+    "diloco": Strategy(
+        diloco,
+        (
+            "the same, `every` 50, with an outer Nesterov step",
+            "the start of the round, the outer momentum",
+            "the slowest networks",
+        ),
+        sends=lambda params, size: [Exchange(True, size, 1 / 50)],
+        averages_every_step=False,
+        lossless={"every": 1, "outer_lr": 1.0, "outer_momentum": 0.0},
+        usual={"every": 2},
+        learns={"every": 8, "outer_momentum": 0.5},
+    )
+}

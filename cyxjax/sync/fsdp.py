@@ -23,6 +23,7 @@ from cyxjax.core.optimizer.elementwise import refuse_unless_elementwise
 from cyxjax.core.strategy import Stepped, Sync
 from cyxjax.errors import ConfigError
 from cyxjax.sync import zero1
+from cyxjax.sync.entry import Exchange, Strategy
 
 PyTree = Any
 _TOGETHER_BYTES = 64 * 1024  # smaller leaves share one gather: each would cost a transfer's latency
@@ -131,3 +132,18 @@ def _backward(dtype: Any, like: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
 
 
 _all_gathered.defvjp(_forward, _backward)
+
+
+ENTRIES = {
+    "fsdp": Strategy(
+        fsdp,
+        (
+            "1.5 times `mean`; as `mean` with `regather: false` (ZeRO-2)",
+            "none; parameters and optimizer state are sharded",
+            "parameters that fill the memory",
+        ),
+        sends=lambda params, size: [Exchange(False, size, 3)],
+        cuts_leaves=True,
+        in_memory_plan=True,
+    )
+}

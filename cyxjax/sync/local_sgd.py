@@ -10,6 +10,7 @@ from jax import lax
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
+from cyxjax.sync.entry import Exchange, Strategy
 
 PyTree = Any
 
@@ -72,3 +73,20 @@ def as_own(params: PyTree) -> PyTree:
 
 def _averaged(params: PyTree) -> PyTree:
     return as_own(consensus(params))
+
+
+ENTRIES = {
+    "local_sgd": Strategy(
+        local_sgd,
+        (
+            "parameters once in `every` steps",
+            "an optimizer on each replica",
+            "slow networks, tolerant models",
+        ),
+        sends=lambda params, size: [Exchange(True, size, 1 / 8)],
+        averages_every_step=False,
+        lossless={"every": 1},
+        usual={"every": 3},
+        learns={"every": 4},
+    )
+}

@@ -4,6 +4,7 @@ import optax
 
 from cyxjax.core.replica import pmean
 from cyxjax.core.strategy import Reducer, Sync, reduce_then
+from cyxjax.sync.entry import Exchange, Strategy
 
 
 def mean_reducer() -> Reducer:
@@ -13,3 +14,13 @@ def mean_reducer() -> Reducer:
 
 def mean(optimizer: optax.GradientTransformation) -> Sync:
     return reduce_then(mean_reducer(), optimizer)
+
+
+ENTRIES = {
+    "mean": Strategy(
+        mean,
+        ("about 2P(R-1)/R, in one exchange", "none", "the default: one machine, a fast network"),
+        sends=lambda params, size: [Exchange(True, size)],
+        in_memory_plan=True,
+    )
+}

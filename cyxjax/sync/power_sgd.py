@@ -18,6 +18,7 @@ from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.strategy import Reducer, Sync, reduce_then
 from cyxjax.core.trees import named_leaves
 from cyxjax.errors import ConfigError
+from cyxjax.sync.entry import Exchange, Strategy
 
 PyTree = Any
 
@@ -154,3 +155,27 @@ def _random_q(name: str, shape: tuple[int, ...], step: Any) -> jax.Array:
 
 def _named(tree: PyTree) -> dict[str, jax.Array]:
     return dict(named_leaves(tree, separator="."))
+
+
+def _sent(params: PyTree, size: float) -> list[Exchange]:
+    """With the default rank; nothing where no leaf is worth compressing, since it cannot train that."""
+    rank, min_compression = 4, 2.0
+    thin = compressible(params, rank, min_compression)
+    saved = sum(n * m - min(rank, n, m) * (n + m) for n, m in thin.values())
+    return [Exchange(True, size - 4 * saved)] if thin else []
+
+
+ENTRIES = {
+    "power_sgd": Strategy(
+        power_sgd,
+        (
+            "two thin matrices of `rank` columns per weight matrix",
+            "a residual per replica, a thin matrix per weight",
+            "large matrices, 1 Gbit/s or less",
+        ),
+        sends=_sent,
+        lossless={"rank": 4, "min_compression": 0, "start_iter": 0},  # full rank of the 6 x 4 matrix
+        usual={"rank": 1, "min_compression": 0, "start_iter": 1},
+        learns={"rank": 2, "start_iter": 5},
+    )
+}

@@ -1,4 +1,4 @@
-"""Strategies by name. A new one is a file beside this and a row here and in the contract test."""
+"""Strategies by name. A new one is a file beside this that ends with its entry, and its name in `_FILES`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,31 +8,13 @@ import optax
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
 from cyxjax.plugins import checked_kinds, named
-from cyxjax.sync.bucketed import bucketed
+from cyxjax.sync import bucketed, compressed, diloco, fsdp, local_sgd, mean, power_sgd, zero1
 from cyxjax.sync.clipping import shortened
-from cyxjax.sync.compressed import bf16, fp16, int8
-from cyxjax.sync.diloco import diloco
-from cyxjax.sync.fsdp import fsdp
-from cyxjax.sync.local_sgd import local_sgd
-from cyxjax.sync.mean import mean
-from cyxjax.sync.power_sgd import power_sgd
-from cyxjax.sync.zero1 import zero1
+from cyxjax.sync.entry import Strategy
 
 PyTree = Any
-STRATEGIES: dict[str, Callable[..., Sync]] = {
-    "mean": mean,
-    "bucketed": bucketed,
-    "fp16": fp16,
-    "bf16": bf16,
-    "int8": int8,
-    "power_sgd": power_sgd,
-    "zero1": zero1,
-    "fsdp": fsdp,
-    "local_sgd": local_sgd,
-    "diloco": diloco,
-}
-_CUTS_LEAVES = {"zero1", "fsdp"}
-_CLIPS_ITSELF = {"zero1", "fsdp"}  # its optimizer sees parts of the gradients, whose norm says nothing
+_FILES: tuple[Any, ...] = (mean, bucketed, compressed, power_sgd, zero1, fsdp, local_sgd, diloco)
+STRATEGIES: dict[str, Strategy] = {name: entry for file in _FILES for name, entry in file.ENTRIES.items()}
 
 
 def build_sync(
@@ -47,16 +29,17 @@ def build_sync(
     params: gives the shapes of the parameters, for strategies that must know them beforehand.
     Raises: ConfigError for an unknown name, an option it does not take or one of another kind.
     """
-    make = named("strategy", name, STRATEGIES, unknown=f"comm={name!r} is not a strategy.", key="comm")
-    given = checked_kinds(f"comm={name!r}", make, options or {}, "comm_options")
-    if max_grad_norm is not None and name in _CLIPS_ITSELF:
+    found = named("strategy", name, STRATEGIES, unknown=f"comm={name!r} is not a strategy.", key="comm")
+    entry = found if isinstance(found, Strategy) else Strategy(found, ("", "", ""))
+    given = checked_kinds(f"comm={name!r}", entry.make, options or {}, "comm_options")
+    if max_grad_norm is not None and entry.cuts_leaves:
         given["max_grad_norm"] = max_grad_norm
     elif max_grad_norm is not None:
         optimizer = _clipping(optimizer, max_grad_norm)
-    if params is not None and name in _CUTS_LEAVES:
+    if params is not None and entry.cuts_leaves:
         given["params"] = params()
     try:
-        sync = make(optimizer, **given)
+        sync = entry.make(optimizer, **given)
     except ConfigError as err:
         raise ConfigError(str(err), key=err.key or "comm_options") from err
     except TypeError as err:

@@ -18,6 +18,7 @@ from cyxjax.core.optimizer.elementwise import refuse_unless_elementwise
 from cyxjax.core.strategy import Stepped, Sync
 from cyxjax.sync.clipping import shortened
 from cyxjax.sync.coded_mean import in_pieces
+from cyxjax.sync.entry import Exchange, Strategy
 
 PyTree = Any
 
@@ -133,3 +134,14 @@ def clipped(parts: PyTree, max_norm: float | None) -> PyTree:
     if max_norm is None:
         return parts
     return shortened(parts, jnp.sqrt(lax.psum(optax.tree.norm(parts, squared=True), AXIS)), max_norm)
+
+
+ENTRIES = {
+    "zero1": Strategy(
+        zero1,
+        ("as `mean`", "none; the optimizer state is sharded", "optimizer state that fills the memory"),
+        sends=lambda params, size: [Exchange(False, size, 2)],
+        cuts_leaves=True,
+        in_memory_plan=True,
+    )
+}

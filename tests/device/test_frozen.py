@@ -17,7 +17,6 @@ from tests.support.models import Net, NnxNet, data
 from tests.support.trainers import use_devices
 
 DATA = data(24)
-OPTIONS = {"power_sgd": {"start_iter": 0, "min_compression": 0.0, "rank": 1}, "diloco": {"every": 2}}
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +46,7 @@ SIMILAR = ("bucketed", "bf16", "fp16", "int8", "local_sgd")  # to mean, or diloc
     "comm", [pytest.param(c, marks=[pytest.mark.slow] if c in SIMILAR else []) for c in sorted(STRATEGIES)]
 )
 def test_what_is_frozen_keeps_its_bits(comm):
-    options = {"comm": comm, "comm_options": OPTIONS.get(comm, {})}
+    options = {"comm": comm, "comm_options": dict(STRATEGIES[comm].usual or {})}
     trainer, before, after = fit(trainable="Dense_1/*", **options)
     assert moved(before, after) == {"Dense_1/kernel", "Dense_1/bias"}
     held = [name for name, _ in named_leaves(trainer.state.sync) if "Dense_0" in name]

@@ -160,9 +160,8 @@ def as_users_run_it():
 
 def sync_of(comm, make):
     """The strategy around a rule, whose update is traced as in a step. Raises: ConfigError."""
-    options = {"power_sgd": {"rank": 1, "min_compression": 0}}
     sync, mesh = (
-        build_sync(comm, with_explained_errors(make()), options.get(comm), params=lambda: SHAPES),
+        build_sync(comm, with_explained_errors(make()), STRATEGIES[comm].usual, params=lambda: SHAPES),
         build_mesh(jax.devices()[:2]),
     )
     state = init_state(sync, mesh, params(0.1), {}, 0)

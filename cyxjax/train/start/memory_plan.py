@@ -14,11 +14,12 @@ from cyxjax.core.replica import by_spec
 from cyxjax.core.step import BATCH_SPEC, Batch, TrainState, state_spec
 from cyxjax.core.strategy import Sync
 from cyxjax.observe.compiled_plan import memory_bytes, size
+from cyxjax.sync import registry
 from cyxjax.train.start.build import Recipe, build
 from cyxjax.train.start.prepare import Prepared
 
 PyTree = Any
-STRATEGIES = ("mean", "zero1", "fsdp")  # by what they send: the first that fits is the cheapest
+STRATEGIES = tuple(name for name, one in registry.STRATEGIES.items() if one.in_memory_plan)
 COUNTS = (1, 4, 16, 64, 256, 1024, 4096)
 
 

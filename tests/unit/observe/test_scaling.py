@@ -10,16 +10,17 @@ from cyxjax.cli import plan
 from cyxjax.errors import ConfigError
 from cyxjax.observe import model_error, scaling
 from cyxjax.observe.model_error import Run
-from cyxjax.observe.scaling import Exchange, Wire, Work
+from cyxjax.observe.scaling import Wire, Work
+from cyxjax.sync.entry import Exchange
 
 
 def test_an_exchange_takes_latencies_and_bytes():
     wire = Wire(1e6, 0.001)
     # All-reduce of 1 MB by 4: 2 x (2 latencies + 3/4 s); one way half of it; in each fourth step a quarter.
-    assert Exchange(True, 1e6).seconds(4, wire) == pytest.approx(2 * (0.002 + 0.75))
-    assert Exchange(False, 1e6).seconds(4, wire) == pytest.approx(0.752)
-    assert Exchange(True, 1e6, 1 / 4).seconds(4, wire) == pytest.approx(0.376)
-    assert Exchange(True, 1e6).seconds(1, wire) == 0
+    assert scaling.step_s([Exchange(True, 1e6)], 0, 4, wire) == pytest.approx(2 * (0.002 + 0.75))
+    assert scaling.step_s([Exchange(False, 1e6)], 0, 4, wire) == pytest.approx(0.752)
+    assert scaling.step_s([Exchange(True, 1e6, 1 / 4)], 0, 4, wire) == pytest.approx(0.376)
+    assert scaling.step_s([Exchange(True, 1e6)], 0, 1, wire) == 0
 
 
 def test_strategies_send_what_they_say():

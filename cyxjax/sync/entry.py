@@ -1,0 +1,45 @@
+"""What is known of a strategy beside its code, for the registry, `plan`, tests and the documented table.
+
+Each file of a strategy ends with its entries.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from cyxjax.core.strategy import Sync
+
+PyTree = Any
+
+
+class Exchange(NamedTuple):
+    """A part of what a strategy sends: the whole vector's bytes, and how often in a step."""
+
+    both_ways: bool
+    num_bytes: float
+    times: float = 1.0
+
+
+class Strategy(NamedTuple):
+    """One value of `comm`. The defaults are those of a strategy that averages gradients without loss."""
+
+    make: Callable[..., Sync]
+    """(optimizer, **options) -> Sync"""
+    row: tuple[str, str, str]
+    """Of the documentation's table: what a replica sends in a step, its state, when to use it."""
+    sends: Callable[[PyTree, float], list[Exchange]] | None = None
+    """(params, their bytes in float32) -> what a step with the default options sends, [] where it cannot
+    train them; None: `plan` predicts no times for it"""
+    averages_every_step: bool = True
+    """Whether there is a mean gradient in every step."""
+    cuts_leaves: bool = False
+    """Whether the optimizer sees parts of leaves. `make` takes `params` (shapes) and `max_grad_norm` then: it
+    clips by itself, since the norm of a part says nothing."""
+    in_memory_plan: bool = False
+    """Whether `plan --device-gb` compiles it and may recommend it: the first that fits, in the registry's
+    order."""
+    lossless: Mapping[str, Any] = {}
+    """Options under which it loses nothing of the whole numbers of the contract test."""
+    usual: Mapping[str, Any] | None = None
+    """Options as used, with loss and steps of more than one kind; None: as `lossless`."""
+    learns: Mapping[str, Any] | None = None
+    """Options under which the convergence tests train; None: its parameters are those of `mean`."""
