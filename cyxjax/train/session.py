@@ -14,13 +14,13 @@ from cyxjax.core.model.lora import merged
 from cyxjax.core.step import TrainState
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError, ConfigError, GroupError, NotSavedError
-from cyxjax.launch import environment
 from cyxjax.launch.backend import programs
 from cyxjax.launch.heartbeat import beat
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import resume
+from cyxjax.train.checks import order as checks
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.places import Marks
 from cyxjax.train.feeding.taken import Taker
@@ -28,10 +28,9 @@ from cyxjax.train.hooks import loss_spike
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.loop import RunState
 from cyxjax.train.settings import Settings, resolve
-from cyxjax.train.start import changed, exact, same_run
+from cyxjax.train.start import changed, exact
 from cyxjax.train.start.build import Built, Recipe
-from cyxjax.train.start.dispatch import check_apart, check_flags, check_repeats, check_threads
-from cyxjax.train.start.prepare import Prepared, check_run, first_run, for_fit, for_inputs, next_run
+from cyxjax.train.start.prepare import Prepared, first_run, for_fit, for_inputs, next_run
 from cyxjax.train.state import other_state
 from cyxjax.train.state.present import UNTRAINED, Present
 
@@ -127,20 +126,13 @@ class Session:
             programs.keep(config.compile_cache, tell=self.is_master)
         tape = self.ledger.open()
         tape.marks = self.marks
-        kept: Any = {"remat": self.remat, "last": self._prepared}
+        kept: Any = {"remat": self.remat, "last": self._prepared, "check": checks.before_building}
         prepared = for_fit(self.recipe, self.mesh, data, config, tape, schedule=schedule, **kept)
         assert prepared.data is not None
-        if prepared.settings.saving.resume == "must" and not self._loaded:
-            resume.refuse_without_steps(prepared.settings.saving.folder, self.group)
         self.marks.begin(fit_data.is_shared(prepared.data.train), self._loaded)
-        check_threads(prepared.settings.exactness, self.group.threads)
-        check_flags(prepared.settings.exactness, environment.here())
-        check_apart(prepared.settings.exactness, same_run.numbered(prepared.data))
-        self._exact = exact.fingerprint(prepared, self.group.threads)
         self._begin(prepared)
-        check_run(prepared, self.run_state.state, self.recipe, self.mesh, self.taker())
-        self.content = same_run.compared(self.group, prepared, self.run_state.state, self._exact)
-        check_repeats(prepared.settings.exactness, self.content)
+        here = self.run_state.state, self.recipe, self.group, self.taker()
+        self.content, self._exact = checks.before_training(prepared, *here, loaded=self._loaded)
         self._own_code = changed.own_code()
         return prepared
 

@@ -24,6 +24,7 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
 from cyxjax.observe.sinks import NullSink, warn_on_stderr
 from cyxjax.train import fit_arguments, loop, reporting, resume
+from cyxjax.train.checks import whole_batch
 from cyxjax.train.feeding import check_data, fit_data
 from cyxjax.train.feeding.feed import eval_batches
 from cyxjax.train.feeding.fit_data import FitData
@@ -32,7 +33,7 @@ from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
 from cyxjax.train.run import run_from
 from cyxjax.train.session import Session
-from cyxjax.train.start import same_run, whole_batch
+from cyxjax.train.start import same_run
 from cyxjax.train.start.build import Recipe
 from cyxjax.train.start.dispatch import dispatch_for
 from cyxjax.train.start.movers import movers_of

@@ -71,6 +71,8 @@ BORDER = {
     *("__main__", "experiment", "simple_trainer", "trainer", "session", "settings", "resume"),
     *(
         "feeding/fit_data",
+        "checks/learning_rate",
+        "checks/order",
         "fit_arguments",
         "start/prepare",
         "rates/plan",

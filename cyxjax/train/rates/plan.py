@@ -45,16 +45,6 @@ def rate_plan(
     return RatePlan(section.name, peak, config.warmup_steps, decay_steps, section.final_fraction)
 
 
-def refuse_idle_base(config: DistributedTrainingConfig) -> None:
-    """Raises: ConfigError for a batch size that the rate was chosen for, where nothing is scaled by it."""
-    if config.base_batch_size is not None and config.lr_scaling == "none":
-        raise ConfigError(
-            f"base_batch_size={config.base_batch_size} changes nothing with lr_scaling='none'. HINT: "
-            "lr_scaling='linear' (or 'sqrt') scales the learning rate by it; or leave it out.",
-            key="base_batch_size",
-        )
-
-
 def _check_callable(given: Any) -> None:
     """Raises: ConfigError for a schedule that no step can be asked of."""
     if not callable(given):

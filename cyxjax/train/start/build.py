@@ -7,7 +7,6 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from cyxjax.core import precision
 from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import PerExample
 from cyxjax.core.memory.offload import with_offload
@@ -29,7 +28,7 @@ from cyxjax.core.step import (
     state_spec,
 )
 from cyxjax.core.strategy import Sync
-from cyxjax.core.trees import batch_shapes, matches
+from cyxjax.core.trees import matches
 from cyxjax.sync.partial import for_part, part_of, trained
 from cyxjax.sync.registry import build_sync
 from cyxjax.train.hooks import callbacks
@@ -148,17 +147,3 @@ def _strategy(
     sync = build_moved(movers, make, lambda: mine)
     still = build_sync(plan.comm, optax.identity(), plan.comm_options, None, lambda: rest)
     return for_part(guarded(sync), still, chosen)
-
-
-def check_precision(built: Built, state: TrainState, inputs: PyTree, text: str, replicas: int) -> None:
-    """The model in precision `text` asks for nothing that the backend lacks; `inputs` are of one sample.
-
-    Nothing is compiled. Only float16 is looked at: of the precisions it alone is half supported on some
-    backends, and other runs need not wait for the program to be made twice.
-    Raises: ConfigError that names the precision and the backend.
-    """
-    if not parse_policy(text).needs_loss_scale:
-        return
-    each = batch_shapes(inputs, replicas)
-    with precision.explained(text, jax.default_backend()):
-        built.predict_step.lower(jax.eval_shape(built.program.consensus, state), each)

@@ -15,10 +15,10 @@ from cyxjax.core.parts.step import Layout, PartsBatch, by_device
 from cyxjax.core.step import TrainState
 from cyxjax.data.batches import HostBatch
 from cyxjax.errors import CheckpointError, ConfigError, DataError, DesyncError
+from cyxjax.train.checks.exactness import lets_reorder
 from cyxjax.train.feeding.placing import PartPlacer
 from cyxjax.train.replay import inspect
 from cyxjax.train.start import exact, same_run
-from cyxjax.train.start.dispatch import lets_reorder
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.exact import MLP
 from tests.support.trainers import use_devices

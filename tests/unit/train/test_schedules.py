@@ -11,9 +11,10 @@ import cyxjax as cx
 from cyxjax.config.load import load_config
 from cyxjax.config.schedules import OPTAX_SCHEDULES, ScheduleConfig
 from cyxjax.errors import ConfigError
+from cyxjax.train.checks.learning_rate import refuse_rates
 from cyxjax.train.hooks.nonfinite import ToldIfFlat
 from cyxjax.train.loop import EpochInfo, Position
-from cyxjax.train.rates.schedules import build_schedule, refuse_rates
+from cyxjax.train.rates.schedules import build_schedule
 from cyxjax.train.settings import RatePlan, resolve
 from tests.support.trainers import X, Y, config, mlp
 from tests.support.trainers import own_group as own_group

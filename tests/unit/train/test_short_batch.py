@@ -14,8 +14,8 @@ from cyxjax.core.losses import MSELoss
 from cyxjax.core.model.adapter import adapt
 from cyxjax.data.batches import BatchPlan
 from cyxjax.errors import ConfigError
+from cyxjax.train.checks.whole_batch import check_norms
 from cyxjax.train.settings import BatchShape
-from cyxjax.train.start.whole_batch import check_norms
 from cyxjax.train.trainer import DistributedTrainer
 
 

@@ -1,0 +1,1 @@
+"""The checks of a run before its first step; `order.py` calls them."""

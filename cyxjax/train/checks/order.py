@@ -1,0 +1,96 @@
+"""All checks of a run before its first step, in the order in which they are made. Nothing was written yet."""
+
+from typing import Any
+
+from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.mesh import local_replicas, num_replicas
+from cyxjax.core.objective.log_probabilities import refuse_scores, takes_log_probabilities
+from cyxjax.core.objective.own_loss import is_the_models_own, refuse_coupled_loss
+from cyxjax.core.step import TrainState
+from cyxjax.distributed.process_group import ProcessGroup
+from cyxjax.launch import environment
+from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.train import resume
+from cyxjax.train.checks import exactness, learning_rate, precision, whole_batch
+from cyxjax.train.feeding import check_data, fit_data
+from cyxjax.train.feeding.fit_data import FitData
+from cyxjax.train.feeding.predicting import predict_all, source_of
+from cyxjax.train.feeding.taken import Taker, refuse_untaken_tuple
+from cyxjax.train.hooks import callbacks
+from cyxjax.train.monitor import watchable_in
+from cyxjax.train.rates.schedules import build_schedule
+from cyxjax.train.settings import Settings
+from cyxjax.train.start import exact, same_run
+from cyxjax.train.start.build import Recipe
+from cyxjax.train.start.prepare import Prepared
+
+PyTree = Any
+
+
+def before_building(
+    recipe: Recipe, config: DistributedTrainingConfig, settings: Settings, data: FitData, inputs: PyTree
+) -> None:
+    """Of configuration and data, before the model is traced. inputs: one sample's, (1, ...).
+
+    Raises: ConfigError and DataError for what does not go together.
+    """
+    fit_data.check_numbered(config, data)
+    fit_data.check_epochs(config, data)
+    learning_rate.refuse_idle_base(config)
+    whole_batch.check_whole_batch(recipe.loss, settings, data)
+    refuse_untaken_tuple(recipe.fns, inputs)
+
+
+def before_training(
+    prepared: Prepared,
+    state: TrainState,
+    recipe: Recipe,
+    group: ProcessGroup,
+    taker: Taker,
+    *,
+    loaded: bool,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Of the run that is about to begin with `state`. Returns what its data hold, which all ranks have
+    compared, and what the bits of an exact run depend on.
+
+    loaded: whether `state` is of a checkpoint that was loaded.
+    Raises: ConfigError naming the key, DataError naming the sample, DesyncError where ranks differ.
+    """
+    settings, built, mesh = prepared.settings, prepared.built, group.mesh
+    feed, data = prepared.feed, prepared.data
+    assert feed is not None
+    assert data is not None
+    if settings.saving.resume == "must" and not loaded:
+        resume.refuse_without_steps(settings.saving.folder, group)
+    exactness.check_threads(settings.exactness, group.threads)
+    exactness.check_flags(settings.exactness, environment.here())
+    exactness.check_apart(settings.exactness, same_run.numbered(data))
+    fingerprint = exact.fingerprint(prepared, group.threads)
+    watchable = watchable_in(recipe.metrics, feed, settings.course)
+    watchable.of(settings.watch)
+    callbacks.check_watched(recipe.callbacks, watchable)
+    rate, lr, steps = settings.step.rate, getattr(recipe.optimizer, "lr", None), _num_steps(prepared)
+    learning_rate.refuse_rates_as_factors(rate, lr, steps)
+    lines = [learning_rate.refuse_rates(lr, build_schedule(rate), steps), *recipe.fns.told(prepared.inputs)]
+    lines += whole_batch.check_norms(recipe.fns, settings, prepared.inputs)
+    for line in filter(None, lines if not local_replicas(mesh).start else []):
+        warn_on_stderr(line)
+    whole_batch.check_same_params(recipe.loss, built.sync, settings.step.comm)
+    if is_the_models_own(recipe.loss):
+        refuse_coupled_loss(built.fns, check_data.telling_samples(data)[0])
+    precision.check_precision(built, state, prepared.inputs, settings.step.precision, num_replicas(mesh))
+    check_data.check(data, taker)
+    if takes_log_probabilities(recipe.loss):
+        few = check_data.a_few_inputs(data)
+        output = predict_all(built.predict_step, built.program.consensus(state), mesh, source_of(few), 1)
+        refuse_scores(recipe.loss, output)
+    content = same_run.compared(group, prepared, state, fingerprint)
+    exactness.check_repeats(settings.exactness, content)
+    return content, fingerprint
+
+
+def _num_steps(prepared: Prepared) -> int | None:
+    """Of the run, where it is known."""
+    course, feed = prepared.settings.course, prepared.feed
+    known = None if feed is None or feed.steps_per_epoch is None else course.epochs * feed.steps_per_epoch
+    return min(known or course.max_steps or 0, course.max_steps or known or 0) or None

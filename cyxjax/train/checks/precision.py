@@ -1,0 +1,27 @@
+"""Whether the backend has what the precision asks for."""
+
+from typing import Any
+
+import jax
+
+from cyxjax.core import precision
+from cyxjax.core.precision import parse_policy
+from cyxjax.core.step import TrainState
+from cyxjax.core.trees import batch_shapes
+from cyxjax.train.start.build import Built
+
+PyTree = Any
+
+
+def check_precision(built: Built, state: TrainState, inputs: PyTree, text: str, replicas: int) -> None:
+    """The model in precision `text` asks for nothing that the backend lacks; `inputs` are of one sample.
+
+    Nothing is compiled. Only float16 is looked at: of the precisions it alone is half supported on some
+    backends, and other runs need not wait for the program to be made twice.
+    Raises: ConfigError that names the precision and the backend.
+    """
+    if not parse_policy(text).needs_loss_scale:
+        return
+    each = batch_shapes(inputs, replicas)
+    with precision.explained(text, jax.default_backend()):
+        built.predict_step.lower(jax.eval_shape(built.program.consensus, state), each)
