@@ -1,4 +1,4 @@
-"""`cyxjax audit RUN`: whether every sample came once an epoch, in its place; and if not, where not."""
+"""`cyxjax audit RUN`: whether every sample came once an epoch; and if not, where not."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from cyxjax.command import Parser, existing_folder
 from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR
-from cyxjax.train.stored.audit import entries_of, examine
+from cyxjax.train.stored.audit import examine, ledger_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     given = _parser().parse_args(argv)
     run = open_run(Path(os.path.abspath(given.run)))
-    verdict = examine(run, entries_of(run), given.max_findings)
+    verdict = examine(run, ledger_of(run), given.max_findings)
     if given.json:
         findings = [asdict(finding) for finding in verdict.findings]
         print(json.dumps({"good": not findings, **verdict._asdict(), "findings": findings}))

@@ -11,7 +11,8 @@ from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.store import StepStore
 from cyxjax.command import Parser, existing_folder
 from cyxjax.config.load import open_run
-from cyxjax.data.ledger_file import read_entries
+from cyxjax.data.audit import walk
+from cyxjax.data.ledger_file import read_ledger
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError, DamagedStep
 from cyxjax.observe.state_digests import contradicted_leaves, read_digests
 from cyxjax.train.start.changed import other_values
@@ -199,7 +200,7 @@ def _cause(one: Path, other: Path, before: int, step: int, bits: tuple[StepBits,
     lines += [f"{key} differs: {left} and {right}" for key, left, right in _keys(bits)]
     samples = _first_other_samples(one, other)
     if samples is not None and samples <= step:
-        lines.append(f"step {samples} took other samples, says the ledger")
+        lines.append(f"the samples up to step {samples} were others, says the ledger")
     return lines
 
 
@@ -210,12 +211,12 @@ def _keys(bits: tuple[StepBits, StepBits]) -> list[tuple[str, str, str]]:
 
 
 def _first_other_samples(one: Path, other: Path) -> int | None:
-    """The first step whose samples differ; None if none does, or one run has no ledger."""
+    """The first end of a span up to which samples differ; None if there is none, or a run has no ledger."""
     paths = [open_run(run).ledger for run in (one, other)]
     if not all(path.is_file() for path in paths):
         return None
-    ours, theirs = ({e.ledger.steps: e.ledger.digest for e in read_entries(path)} for path in paths)
-    return min((n for n in ours.keys() & theirs.keys() if ours[n] != theirs[n]), default=None)
+    ours, theirs = ({one.after.steps: one.after for one in walk(read_ledger(path).records)} for path in paths)
+    return min((n for n in ours.keys() & theirs.keys() if not ours[n].same(theirs[n])), default=None)
 
 
 def _checkpoints(run: Path) -> Path:

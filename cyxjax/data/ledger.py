@@ -1,15 +1,14 @@
-"""Which samples a run has consumed, as a rolling hash that does not depend on the number of processes.
+"""Which samples a run has consumed: a record for each span of steps, the same at any number of processes.
 
-Every step is summed up by two numbers that add up over ranks (Fingerprint) and chained to the steps before
-it (Ledger). `cyxjax.data.audit` compares a run's ledgers with the order the sampler promised.
+A span says which places of an epoch's order its steps stand for, and sums up the ids of the samples that were
+really delivered, in any order: the sums of ranks and of spans add up. `cyxjax.data.audit` computes the sums
+that the order promises and checks that the spans tile each epoch.
 
-This catches what bugs and resumes do (a sample skipped, repeated, dealt to another place). It is no
-signature: whoever may write the run folder can compute a new chain.
+This finds what bugs and resumes do (a sample lost, repeated, or taken for another). It is no signature:
+whoever may write the run folder can compute other sums.
 """
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,117 +19,86 @@ from cyxjax.data.splitmix import mix
 from cyxjax.errors import DataError
 
 _WORD = 2**64
-_CHAIN_START = hashlib.sha256(b"cyxjax ledger 1").hexdigest()
+_AT_ONCE = 1 << 20  # ids that are summed together
 
 
-class Fingerprint(NamedTuple):
-    """Samples of one step, or one rank's share of them: `a + b` is the fingerprint of both shares together.
+class Delivered(NamedTuple):
+    """Samples by number and by sum: `total` adds up a 64-bit mix of each id, modulo 2**64, in any order."""
 
-    `placed` sums a 64-bit mix of (place, id) over the samples, `unplaced` a mix of id alone, both modulo
-    2**64: equal `unplaced` with another `placed` means the same samples in another order.
-    """
+    samples: int = 0
+    total: int = 0
 
-    num_samples: int = 0
-    placed: int = 0
-    unplaced: int = 0
-
-    def __add__(self, other: tuple) -> "Fingerprint":
-        num_samples, placed, unplaced = other
-        return Fingerprint(
-            self.num_samples + num_samples, (self.placed + placed) % _WORD, (self.unplaced + unplaced) % _WORD
-        )
+    def plus(self, other: "Delivered") -> "Delivered":
+        return Delivered(self.samples + other.samples, (self.total + other.total) % _WORD)
 
 
-def fingerprint(places: np.ndarray, ids: np.ndarray) -> Fingerprint:
-    """The fingerprint of samples `ids` consumed at `places` of the epoch's global order.
-
-    Both int64, same shape, any shape, any order: what counts is which id stood at which place. Leave
-    padding out: it is not consumed.
-    Raises: DataError if the shapes differ.
-    """
-    places, ids = np.asarray(places), np.asarray(ids)
-    if places.shape != ids.shape:
-        raise DataError(
-            f"places {places.shape} and ids {ids.shape} differ in shape. HINT: one place for each id."
-        )
-    flat = places.reshape(1, -1), ids.reshape(1, -1)
-    return fingerprints(*flat, np.ones((1, ids.size), bool))[0]
+def delivered(ids: np.ndarray, real: np.ndarray) -> list[Delivered]:
+    """What each row of `ids` (steps, rows) holds; padding, which is not `real`, is not consumed."""
+    totals = np.where(real, mix(ids), 0).sum(axis=1, dtype=np.uint64)
+    return [Delivered(*row) for row in zip(real.sum(axis=1).tolist(), totals.tolist(), strict=True)]
 
 
-def fingerprints(places: np.ndarray, ids: np.ndarray, real: np.ndarray) -> list[Fingerprint]:
-    """One fingerprint for each row of `places` and `ids` (steps, rows), of its samples that are `real`."""
-    mixed_ids = mix(ids)
-    placed = np.where(real, mix(mixed_ids ^ mix(places + 1)), 0).sum(axis=1, dtype=np.uint64)
-    unplaced = np.where(real, mixed_ids, 0).sum(axis=1, dtype=np.uint64)
-    columns = (real.sum(axis=1).tolist(), placed.tolist(), unplaced.tolist())
-    return [Fingerprint(*row) for row in zip(*columns, strict=True)]
+class Span(NamedTuple):
+    """Consecutive steps of one epoch: the places [first, stop) of its order, and what was delivered there."""
+
+    epoch: int
+    first: int
+    stop: int
+    steps: int
+    found: Delivered
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of the record. The sum is hexadecimal (> 2**53)."""
+        numbers = dict(zip(self._fields, self[:-1], strict=False))
+        return {**numbers, "samples": self.found.samples, "sum": f"{self.found.total:016x}"}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> "Span":
+        """Raises: DataError for anything but what to_json gives."""
+        try:
+            epoch, first, stop, steps, samples = (
+                _natural(raw[name]) for name in ("epoch", "first", "stop", "steps", "samples")
+            )
+            if first >= stop or not steps or len(raw) != 6:
+                raise ValueError(f"{raw} is empty, or has other fields")
+            return cls(epoch, first, stop, steps, Delivered(samples, _word(raw["sum"])))
+        except (KeyError, TypeError, ValueError) as error:
+            raise _no_ledger(error) from error
 
 
-@dataclass(frozen=True)
-class Ledger:
-    """All samples consumed up to a step: counts, the last step's fingerprint, and the digest of the chain.
-
-    The last step took the places from `first` on of the order of `epoch`; None in records of before cyxjax
-    counted places, when every step of an epoch was as long as the first.
-    """
+class Tally(NamedTuple):
+    """All that was consumed up to a save; total: None after a checkpoint of 0.2.0, which has no such sum."""
 
     steps: int = 0
     samples: int = 0
-    epoch: int = 0
-    last: Fingerprint = Fingerprint()
-    digest: str = _CHAIN_START
-    first: int | None = None
+    total: int | None = 0
 
-    def extend(self, epoch: int, batch: Fingerprint, first: int | None = None) -> "Ledger":
-        """The ledger after one more step, which consumed `batch` (all ranks' shares added up) in `epoch`,
-        from place `first` on.
+    def plus(self, span: Span) -> "Tally":
+        total = None if self.total is None else (self.total + span.found.total) % _WORD
+        return Tally(self.steps + span.steps, self.samples + span.found.samples, total)
 
-        Raises: DataError if epochs go backwards.
-        """
-        if epoch < self.epoch:
-            raise DataError(
-                f"Step of epoch {epoch} after one of epoch {self.epoch}. HINT: resume in its epoch."
-            )
-        steps, samples = self.steps + 1, self.samples + batch.num_samples
-        told = [epoch, steps, samples, *batch] if first is None else [epoch, steps, samples, *batch, first]
-        digest = hashlib.sha256(" ".join(map(str, [self.digest, *told])).encode()).hexdigest()
-        return Ledger(steps, samples, epoch, Fingerprint(*batch), digest, first)
+    def same(self, other: "Tally") -> bool:
+        """Whether both are of the same samples, as far as both say it."""
+        known = self.total is not None and other.total is not None
+        return self[:2] == other[:2] and (not known or self.total == other.total)
 
     def to_json(self) -> dict[str, Any]:
-        """For a checkpoint's meta and, one a step, the run's record. Sums are hexadecimal (> 2**53)."""
-        last = [self.last.num_samples, f"{self.last.placed:016x}", f"{self.last.unplaced:016x}"]
-        known = {name: value for name, value in vars(self).items() if value is not None}
-        return known | {"last": last}
+        """For a checkpoint's meta."""
+        return {
+            "steps": self.steps,
+            "samples": self.samples,
+            "sum": None if self.total is None else f"{self.total:016x}",
+        }
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> "Ledger":
-        """Raises: DataError for anything but what to_json gives."""
+    def from_json(cls, raw: Mapping[str, Any]) -> "Tally":
+        """Of this version or of 0.2.0. Raises: DataError for anything else."""
         try:
-            count, placed, unplaced = raw["last"]
-            last = Fingerprint(_natural(count), _word(placed), _word(unplaced))
-            steps, samples, epoch = (_natural(raw[name]) for name in ("steps", "samples", "epoch"))
-            if len(bytes.fromhex(raw["digest"])) != 32 or set(raw) | {"first"} != {
-                f.name for f in fields(cls)
-            }:
-                raise ValueError(f"fields are {sorted(raw)}")
-            first = _natural(raw["first"]) if "first" in raw else None
-            return cls(steps, samples, epoch, last, raw["digest"], first)
+            steps, samples = _natural(raw["steps"]), _natural(raw["samples"])
+            total = raw["sum"] if "digest" not in raw else None
+            return cls(steps, samples, None if total is None else _word(total))
         except (KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"Not a ledger: {str(error)[:200]}. HINT: it was not written by cyxjax."
-            ) from error
-
-
-def _natural(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{str(value)[:60]!r} is not a whole number")
-    return value
-
-
-def _word(text: str) -> int:
-    if len(text) != 16:
-        raise ValueError(f"{text[:60]!r} is not 16 hexadecimal digits")
-    return int(text, 16)
+            raise _no_ledger(error) from error
 
 
 class StreamFacts(NamedTuple):
@@ -150,6 +118,18 @@ class StreamFacts(NamedTuple):
         """The samples at the places [first, stop) of `epoch`, in order."""
         return Order(self.num_samples, self.seed, epoch, self.shuffle)[first:stop]
 
+    def promised(self, epoch: int, first: int, stop: int) -> Delivered:
+        """What the steps of these places should deliver."""
+        found = Delivered()
+        for start in range(first, min(stop, self.num_samples), _AT_ONCE):
+            ids = self.ids(epoch, start, min(start + _AT_ONCE, stop))[None]
+            found = found.plus(delivered(ids, np.ones(ids.shape, bool))[0])
+        return found
+
+    def ended(self, samples: int) -> bool:
+        """Whether nothing is left of an epoch of which `samples` were consumed."""
+        return self.plan(samples).num_steps == 0
+
     def changes(self, now: "StreamFacts") -> list[str]:
         """What differs in `now`, a clause each; [] if nothing does."""
         pairs = zip(self._fields, self, now, strict=True)
@@ -160,10 +140,37 @@ class StreamFacts(NamedTuple):
         return (self.num_samples, self.seed, self.shuffle) == (other.num_samples, other.seed, other.shuffle)
 
 
-def expected_step(facts: StreamFacts, before: Ledger, epoch: int, first: int, placed: bool = True) -> Ledger:
-    """The ledger after the step that `facts` promise at place `first` of `epoch`; its stop is
-    `facts.plan(first).stop(0)`. `placed`: whether its record says where it began.
+class Record(NamedTuple):
+    """One recorded span, and the order it was read in."""
+
+    facts: StreamFacts
+    span: Span
+
+
+def span_of_step(raw: Mapping[str, Any]) -> Span:
+    """A record of 0.2.0, which is of one step, as a span.
+
+    The digest of all steps before it is not read: sums are compared with the order. Raises: DataError.
     """
-    stop = facts.plan(first).stop(0)
-    batch = fingerprint(np.arange(first, stop), facts.ids(epoch, first, stop))
-    return before.extend(epoch, batch, first if placed else None)
+    try:
+        samples, _, total = raw["last"]
+        count, first = _natural(samples), _natural(raw["first"])
+        return Span(_natural(raw["epoch"]), first, first + count, 1, Delivered(count, _word(total)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise _no_ledger(error) from error
+
+
+def _no_ledger(error: Exception) -> DataError:
+    return DataError(f"Not a ledger: {str(error)[:200]}. HINT: it was not written by cyxjax.")
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{str(value)[:60]!r} is not a whole number")
+    return value
+
+
+def _word(text: str) -> int:
+    if len(text) != 16:
+        raise ValueError(f"{text[:60]!r} is not 16 hexadecimal digits")
+    return int(text, 16)

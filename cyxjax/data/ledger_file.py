@@ -1,38 +1,41 @@
-"""`ledger.jsonl`: a line a step, and before them, at each start of the run, a line of what makes the order.
+"""`ledger.jsonl`: a line for each span of steps; before them, at each start of a run, what makes the order.
 
-The file is never longer than what can be proved: at a resume it is cut back to the step of the checkpoint.
-What a power cut took of it is made again from the order of samples, which is no forgery: the digest in the
-checkpoint is of exactly those lines, or they are not written.
+At a resume the file is cut to end where the checkpoint stands. What is missing or damaged before that is
+written again from the order of samples, if that gives the sum of all ids that the checkpoint holds.
 """
 
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cyxjax.data.ledger import Ledger, StreamFacts, expected_step
+from cyxjax.data.audit import check_place, walk
+from cyxjax.data.ledger import Record, Span, StreamFacts, Tally, span_of_step
 from cyxjax.errors import DataError
 from cyxjax.files import append
 
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Entry(NamedTuple):
-    """One recorded step: the order it was read in, and the ledger after it."""
-
-    facts: StreamFacts
-    ledger: Ledger
-
-
 class Cut(NamedTuple):
-    """What was done to a ledger so that it ends at a checkpoint. `missing`: steps nobody can tell of."""
+    """What a resume did to the file."""
 
     taken_back: int = 0  # steps after the checkpoint's, to be made again
-    made_again: int = 0  # steps whose lines were lost, written again and proved
-    missing: int = 0
-    torn: bool = False  # something in it was no line of ours
+    made_again: int = 0  # steps whose lines were lost or damaged, written again and proved
+    missing: int = 0  # steps that could not be
+    damage: str = ""  # the first thing that was wrong in the file, with its line
+    total: int | None = None  # of all ids up to the checkpoint, where the file says it
+
+
+class _Line(NamedTuple):
+    """A good line of the file: where it ends, and what holds after it."""
+
+    end: int
+    facts: StreamFacts
+    span: Span | None  # None: the start of a run
+    tally: Tally
+    taken_back: int = 0
 
 
 def refuse_link(path: Path) -> None:
@@ -56,90 +59,99 @@ def line(value: dict[str, Any]) -> str:
     return json.dumps(value) + "\n"
 
 
-def cut_back(path: Path, end: Ledger, facts: StreamFacts) -> Cut:
-    """Makes the file end at the step of `end`, the ledger of a checkpoint, and puts it on the disk.
+def cut_back(path: Path, end: Tally, place: tuple[int, int], facts: StreamFacts) -> Cut:
+    """Makes the file end at the checkpoint whose tally is `end`, and puts it on the disk.
 
-    facts: of the order, where the file does not say them itself.
+    place: (epoch, samples) of the checkpoint. facts: of its order.
     Raises: OSError; DataError for a link.
     """
     refuse_link(path)
     data = path.read_bytes() if path.exists() else b""
-    found = _end_of(data, end)
-    if found is not None:
-        taken_back = data.count(b'"digest"', found)
-        if found < len(data):
-            _truncate(path, found)
-        return Cut(taken_back)
-    length, before = _sound(data, facts)
-    torn = length < len(data)
-    if before.ledger.steps >= end.steps:  # the record of another run
-        begin(path)
-        length, before = 0, Entry(facts, Ledger())
-    else:
-        _truncate(path, length)
-    lost = _lost(before, end)
-    if lost is None:
-        return Cut(0, 0, end.steps - before.ledger.steps, torn)
-    head = "" if length else line(facts._asdict())
-    append(path, (head + "".join(line(ledger.to_json()) for ledger in lost)).encode())
-    return Cut(0, len(lost), 0, torn)
+    lines, damage = _parsed(data)
+    at = next((k for k in range(len(lines), 0, -1) if lines[k - 1].tally.same(end)), 0)
+    good, odd = _tiled(lines[:at]) if at else _as_promised(lines)
+    if at and not odd:
+        _truncate(path, lines[at - 1].end)
+        return Cut(taken_back=lines[-1].tally.steps - end.steps, total=lines[at - 1].tally.total)
+    damage = odd or damage
+    for kept in (good, []):  # []: all of it is of another run
+        lost = _lost(kept, end, place, facts)
+        if lost is not None:
+            if kept:
+                _truncate(path, kept[-1].end)
+            else:
+                begin(path)
+            append(path, "".join(map(line, [facts._asdict(), *(span.to_json() for span in lost)])).encode())
+            return Cut(made_again=sum(span.steps for span in lost), damage=damage)
+    left = at or sum(one.tally.steps <= end.steps for one in lines)
+    _truncate(path, lines[left - 1].end if left else 0)
+    return Cut(missing=end.steps - (lines[left - 1].tally.steps if left else 0), damage=damage)
 
 
-def _end_of(data: bytes, end: Ledger) -> int | None:
-    """One past the newest line of `end`, if all before it are lines; None if it or they are not there."""
-    at = data.rfind(f'"digest": "{end.digest}"'.encode())
-    stop = data.find(b"\n", at) + 1
-    if at < 0 or not stop or b"\0" in data[:stop]:
-        return None
-    whole = data[:stop]
-    # Every line begins and ends as an object does: counted, as a parse of millions of lines takes minutes.
-    if not whole.startswith(b"{") or whole.count(b"}\n{") + 1 != whole.count(b"\n"):
-        return None
-    try:
-        found = Ledger.from_json(json.loads(whole[whole.rfind(b"\n", 0, stop - 1) + 1 :]))
-    except ValueError:  # DataError is one
-        return None
-    return stop if found == end else None
+def _tiled(lines: list[_Line]) -> tuple[list[_Line], str]:
+    """(the lines before the first whose places do not follow those before it, what that is)."""
+    spans = [number for number, one in enumerate(lines) if one.span is not None]
+    records = [Record(lines[number].facts, lines[number].span) for number in spans]  # type: ignore[arg-type]
+    for number, stretch in zip(spans, walk(records), strict=True):
+        for found in check_place(stretch):
+            if found.kind != "reordered":  # the order was changed knowingly
+                return lines[:number], f"line {number + 1}: {found.text}"
+    return lines, ""
 
 
-def _sound(data: bytes, facts: StreamFacts) -> tuple[int, Entry]:
-    """(length, last entry) of the part of a file before the first thing that is no line of ours."""
-    length, last = 0, Entry(facts, Ledger())
-    for text in data.splitlines(keepends=True):
+def _as_promised(lines: list[_Line]) -> tuple[list[_Line], str]:
+    """(the lines before the first whose samples are not those of its places, what that is)."""
+    for number, one in enumerate(lines):
+        span = one.span
+        if span is not None and one.facts.promised(span.epoch, span.first, span.stop) != span.found:
+            return lines[:number], f"line {number + 1} has other samples than those of its places"
+    return lines, ""
+
+
+def _lost(kept: list[_Line], end: Tally, place: tuple[int, int], facts: StreamFacts) -> list[Span] | None:
+    """The spans after `kept` up to `place`, made from the order; None if they do not lead to `end`."""
+    last = next((one.span for one in reversed(kept) if one.span is not None), None)
+    tally = kept[-1].tally if kept else Tally()
+    epoch, first = (last.epoch, last.stop) if last else (0, 0)
+    made: list[Span] = []
+    while (epoch, first) < place and tally.steps < end.steps:
+        plan = facts.plan(first)
+        stop, steps = first + plan.num_used, plan.num_steps
+        if epoch == place[0]:
+            stop, steps = place[1], end.steps - tally.steps
+        if stop > first:
+            made.append(Span(epoch, first, stop, steps, facts.promised(epoch, first, stop)))
+            tally = tally.plus(made[-1])
+        epoch, first = (epoch, stop) if epoch == place[0] else (epoch + 1, 0)
+    return made if end.total is not None and tally.same(end) else None
+
+
+def _parsed(data: bytes) -> tuple[list[_Line], str]:
+    """The lines before the first that is none of ours, and what is wrong with that."""
+    lines: list[_Line] = []
+    for number, text in enumerate(data.splitlines(keepends=True), 1):
         try:
-            value = json.loads(text)
-            if (
-                not text.endswith(b"\n")
-                or not isinstance(value, dict)
-                or (not length and "seed" not in value)
-            ):
-                break
-            is_start = "seed" in value
-            last = (
-                Entry(_facts(value), last.ledger) if is_start else Entry(last.facts, Ledger.from_json(value))
-            )
-        except (ValueError, TypeError, RecursionError):
-            break
-        length += len(text)
-    return length, last
+            lines.append(_next(lines[-1] if lines else None, text))
+        except (ValueError, TypeError, RecursionError) as error:  # DataError is a ValueError
+            last = number == data.count(b"\n") + 1
+            return lines, f"line {number} is {'cut short' if last else 'no record'} ({str(error)[:80]})"
+    return lines, ""
 
 
-def _lost(before: Entry, end: Ledger) -> list[Ledger] | None:
-    """The ledgers after `before` up to `end`, made from the order; None if they do not lead to `end`."""
-    facts, ledger = before
-    placed = end.first is not None
-    whole = facts.plan().num_used
-    first = ledger.samples - ledger.epoch * whole
-    if ledger.first is not None:
-        first = ledger.first + ledger.last.num_samples
-    epoch, made = ledger.epoch, []
-    for _ in range(end.steps - ledger.steps):
-        if not facts.plan(first).num_steps:
-            epoch, first = epoch + 1, 0
-        ledger = expected_step(facts, ledger, epoch, first, placed)
-        first = facts.plan(first).stop(0)
-        made.append(ledger)
-    return made if ledger == end else None
+def _next(before: _Line | None, text: bytes) -> _Line:
+    """Raises: ValueError, TypeError, RecursionError for what is no line of ours."""
+    if not text.endswith(b"\n"):
+        raise ValueError("no end of line")
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("no object")
+    end, tally = (before.end, before.tally) if before else (0, Tally())
+    if "seed" in value:
+        return _Line(end + len(text), _facts(value), None, tally, value.get("taken_back", 0))
+    if before is None:
+        raise ValueError("a span before the order of samples")
+    span = span_of_step(value) if "digest" in value else Span.from_json(value)
+    return _Line(end + len(text), before.facts, span, tally.plus(span))
 
 
 def _truncate(path: Path, length: int) -> None:
@@ -148,61 +160,41 @@ def _truncate(path: Path, length: int) -> None:
     except FileNotFoundError:
         return
     try:
-        os.ftruncate(fd, length)
-        os.fsync(fd)
+        if os.fstat(fd).st_size > length:
+            os.ftruncate(fd, length)
+            os.fsync(fd)
     finally:
         os.close(fd)
 
 
-def read_entries(path: Path) -> list[Entry]:
-    """All records of a ledger file in the order they were written, each with the facts that hold for it.
+class Kept(NamedTuple):
+    """What a ledger file holds."""
 
-    A last line that a crash cut short is left out.
-    Raises: DataError for anything that `LedgerHook` does not write.
+    records: list[Record]
+    taken_back: int  # recorded steps that were made again after a restart
+
+
+def read_ledger(path: Path) -> Kept:
+    """All records in the order they were written; a last line that a crash cut short is left out.
+
+    Raises: DataError for a line that cyxjax does not write.
     """
     refuse_link(path)
-    entries, facts = [], None
-    for number, value in _lines(path):
-        if "seed" in value:
-            facts = _facts(value, f"{path}:{number}")
-        elif facts is None:
-            raise DataError(
-                f"{path}:{number}: a step before the order of samples. HINT: it was not written by cyxjax."
-            )
-        else:
-            entries.append(Entry(facts, Ledger.from_json(value)))
-    return entries
-
-
-def taken_back(path: Path) -> int:
-    """How many recorded steps were made again after a restart, as the starts of the run noted it."""
-    return sum(value.get("taken_back", 0) for _, value in _lines(path) if "seed" in value)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    texts: Iterable[str] = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    for number, text in enumerate(texts, 1):
-        if text.endswith("\n"):
-            yield number, _parsed(path, number, text)
-
-
-def _parsed(path: Path, number: int, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    lines, damage = _parsed(whole)
+    if damage:
         raise DataError(
-            f"{path}:{number}: {error}. HINT: a power cut can tear it: a resume of the run cuts it back to "
-            "its checkpoint."
-        ) from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path}:{number} is no record. HINT: it was not written by cyxjax.")
-    return value
+            f"{path}: {damage}. HINT: resume the run: what was lost before its checkpoint is written again."
+        )
+    records = [Record(one.facts, one.span) for one in lines if one.span is not None]
+    return Kept(records, sum(one.taken_back for one in lines))
 
 
-def _facts(value: dict[str, Any], where: str = "ledger") -> StreamFacts:
+def _facts(value: dict[str, Any]) -> StreamFacts:
     known = {name: value.get(name) for name in StreamFacts._fields}
     if not all(isinstance(v, int) for v in value.values()) or None in known.values():
-        raise DataError(f"{where} is no record. HINT: it was not written by cyxjax.")
+        raise ValueError("no order of samples")
     facts = StreamFacts(**known)  # type: ignore[arg-type]
     facts.plan()  # sizes that can be
     return facts

@@ -20,7 +20,7 @@ from cyxjax.observe.records import describe
 from cyxjax.observe.report.facts import Audit, read_facts
 from cyxjax.observe.report.page import write
 from cyxjax.run_folder import RunFolder
-from cyxjax.train.stored.audit import entries_of, examine
+from cyxjax.train.stored.audit import examine, ledger_of, num_samples
 
 Values = Mapping[str, Any]
 _AUDITED_SAMPLES = 5_000_000  # more would be waited for at the end of a run: about a second
@@ -81,12 +81,10 @@ def audit_of(folder: RunFolder, most_samples: float = float("inf")) -> Audit:
     """The verdict of `cyxjax audit`; of a run of more samples than `most_samples`, how to have it."""
     try:
         later = Audit(None, [f"Not audited at the end of so long a run: cyxjax audit {folder.root}"])
-        if folder.ledger.is_file() and folder.ledger.stat().st_size > most_samples:
-            return later  # a line is longer than one byte, and a step has one sample at least
-        entries = entries_of(folder)
-        if entries[-1].ledger.samples > most_samples:
+        kept = ledger_of(folder)
+        if num_samples(kept) > most_samples:
             return later
-        verdict = examine(folder, entries)
+        verdict = examine(folder, kept)
         return Audit(not verdict.findings, [*map(str, verdict.findings), *verdict.notes, verdict.summary])
     except (CyxjaxError, OSError) as err:
         return Audit(None, [f"It could not be audited: {err}"])

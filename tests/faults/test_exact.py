@@ -6,8 +6,8 @@ import pytest
 
 from cyxjax.cli.audit import main as audit
 from cyxjax.cli.hash import compare, steps_of
-from cyxjax.data.audit import surviving
-from cyxjax.data.ledger_file import read_entries
+from cyxjax.data.audit import walk
+from cyxjax.data.ledger_file import read_ledger
 from tests.multiprocess.test_train import environment
 from tests.support import forked
 from tests.support.elastic_hosts import Hosts, two_then_one_then_two
@@ -75,5 +75,5 @@ def test_hosts_that_come_and_go_leave_the_bits_of_an_unbroken_run(tmp_path, caps
     assert "start 3" not in first.err
     same_bits(config, whole)
     assert audit([str(config.parent / "run")]) == 0, capsys.readouterr().out
-    kept = surviving(read_entries(config.parent / "run" / "ledger.jsonl"))
-    assert (len(kept), kept[-1].ledger.samples) == (HOST_EPOCHS * STEPS_PER_EPOCH, HOST_EPOCHS * SAMPLES)
+    end = [*walk(read_ledger(config.parent / "run" / "ledger.jsonl").records)][-1].after
+    assert (end.steps, end.samples) == (HOST_EPOCHS * STEPS_PER_EPOCH, HOST_EPOCHS * SAMPLES)

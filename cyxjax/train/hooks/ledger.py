@@ -1,7 +1,8 @@
-"""What the feed delivered, as the run's ledger: in every checkpoint, and a line a step in `ledger.jsonl`.
+"""What the feed delivered, as the run's ledger: its sum in every checkpoint, a line a span in `ledger.jsonl`.
 
 The feed notes the ids that were really read and the places they stand for (a list append a step); sums are
-made many steps at a time, and the ranks' shares are added up only where all ranks meet anyway, at saves.
+made many steps at a time. At a save, where all ranks meet anyway, the steps since the last one become a span
+(one for each epoch), and the ranks' shares of it are added up.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from jax.experimental import multihost_utils
 
 from cyxjax.data import ledger_file
 from cyxjax.data.batches import HostBatch
-from cyxjax.data.ledger import Fingerprint, Ledger, StreamFacts, fingerprints
+from cyxjax.data.ledger import Delivered, Span, StreamFacts, Tally, delivered
 from cyxjax.files import append
 from cyxjax.observe.records import or_told
 from cyxjax.observe.sinks import warn_on_stderr
@@ -31,7 +32,7 @@ class Noted(NamedTuple):
     epoch: int
     first: int
     stop: int
-    batch: Fingerprint  # of this rank's share
+    found: Delivered  # this rank's share
 
 
 class Tape:
@@ -40,7 +41,7 @@ class Tape:
     def __init__(self, facts: StreamFacts | None = None) -> None:
         self.marks: Any = None  # of a stream: where each rank stands in it (feeding.places)
         self.facts = facts  # None: a source without ids, of which nothing can be recorded
-        self._fresh: list[tuple[int, int, int, Any, Any, Any]] = []
+        self._fresh: list[tuple[int, int, int, Any, Any]] = []
         self._summed: list[Noted] = []
 
     def note(self, epoch: int, host: HostBatch) -> None:
@@ -48,7 +49,7 @@ class Tape:
         if self.facts is None:
             return
         # Inputs and targets are let go: only the numbers of the samples are kept.
-        self._fresh.append((epoch, host.stop - host.total, host.stop, host.places, host.ids, host.weight))
+        self._fresh.append((epoch, host.stop - host.total, host.stop, host.ids, host.weight))
         if len(self._fresh) >= _AT_ONCE:
             self._sum()
 
@@ -65,9 +66,8 @@ class Tape:
     def _sum(self) -> None:
         if self._fresh:
             epochs, firsts, stops, *rows = zip(*self._fresh, strict=True)
-            places, ids, weight = map(np.stack, rows)
-            sums = fingerprints(places, ids, weight > 0)
-            self._summed += map(Noted, epochs, firsts, stops, sums)
+            ids, weight = map(np.stack, rows)
+            self._summed += map(Noted, epochs, firsts, stops, delivered(ids, weight > 0))
             self._fresh = []
 
 
@@ -79,8 +79,9 @@ class LedgerHook(Hook):
 
     def __init__(self) -> None:
         self.tape = Tape()
-        self._ledger = Ledger()
-        self._at: tuple[int, int] | None = (0, 0)  # (epoch, samples) of `_ledger`; None: not known
+        self._tally = Tally()
+        self._at: tuple[int, int] | None = (0, 0)  # (epoch, samples) of `_tally`; None: not known
+        self._ends: set[tuple[int, int]] = set()  # places at which a rollback ended a span
         self._was: StreamFacts | None = None  # of the checkpoint the run goes on from
         self._resumed = False
         self._saving: Callable[[Position, bool], bool] = Hook().wants_state
@@ -96,7 +97,7 @@ class LedgerHook(Hook):
     def restore(self, meta: dict[str, Any], position: Position) -> None:
         """Goes on from a checkpoint of `position`."""
         found, facts = meta.get("ledger"), meta.get("stream")
-        self._ledger = Ledger.from_json(found) if found is not None else Ledger()
+        self._tally = Tally.from_json(found) if found is not None else Tally()
         self._at = (position.epoch, position.samples) if found is not None else None
         self._was = StreamFacts(**facts) if facts is not None else None
         self._resumed = True
@@ -106,7 +107,7 @@ class LedgerHook(Hook):
         if self.tape.facts is None:
             return {}
         current = self._at == (moment.position.epoch, moment.position.samples)
-        found = {"ledger": self._ledger.to_json()} if current else {}
+        found = {"ledger": self._tally.to_json()} if current else {}
         return found | {"stream": self.tape.facts._asdict()}
 
     def begin(
@@ -150,7 +151,7 @@ class LedgerHook(Hook):
         self._resumed, self._at = False, None
 
     def _new(self, facts: StreamFacts) -> None:
-        self._ledger, self._at, self._unwritten = Ledger(), (0, 0), ""
+        self._tally, self._at, self._unwritten = Tally(), (0, 0), ""
         if self._path is not None:
             ledger_file.refuse_link(self._path)
             with or_told(self._path, self._say):
@@ -168,35 +169,41 @@ class LedgerHook(Hook):
             )
         taken_back = 0
         if self._at is None:
-            self._ledger, self._at = Ledger(), place
+            self._tally, self._at = Tally(), place
             self._say(
                 f"WARNING: the checkpoint has no ledger: what was consumed before sample {samples} of epoch "
                 f"{epoch} cannot be proved; recorded from here on. HINT: `cyxjax audit` will say so."
             )
         elif self._path is not None:
             with or_told(self._path, self._say):
-                cut = ledger_file.cut_back(self._path, self._ledger, self._was or facts)
+                cut = ledger_file.cut_back(self._path, self._tally, place, self._was or facts)
                 self._say_cut(cut)
+                if self._tally.total is None:  # of a checkpoint of 0.2.0
+                    self._tally = self._tally._replace(total=cut.total)
                 taken_back = cut.taken_back
         self._write([facts._asdict() | ({"taken_back": taken_back} if taken_back else {})])
 
     def _say_cut(self, cut: ledger_file.Cut) -> None:
+        damage = f" ({cut.damage})" if cut.damage else ""
         if cut.made_again:
             self._say(
-                f"WARNING: {self._path} had lost its last {cut.made_again} steps"
-                f"{' (it was torn)' * cut.torn}; they were "
-                "written again and agree with the digest of the checkpoint."
+                f"WARNING: {self._path} had lost {cut.made_again} steps before the checkpoint{damage}; they "
+                "were written again and agree with the sum in the checkpoint."
             )
-        if cut.missing:
+        elif cut.missing or cut.damage:
+            lost = (
+                f"lost its last {cut.missing} steps before the checkpoint" if cut.missing else "been changed"
+            )
             self._say(
-                f"WARNING: {self._path} has lost its last {cut.missing} steps before the checkpoint, and "
-                "they cannot be proved. HINT: `cyxjax audit` will name them."
+                f"WARNING: {self._path} has {lost}{damage}, which cannot be proved. "
+                "HINT: `cyxjax audit` names it."
             )
 
     def _after_rollback(self, noted: list[Noted], place: tuple[int, int]) -> None:
         """The bad step counts as consumed, those already sent off after it do not."""
         consumed = [step for step in noted if (step.epoch, step.stop) <= place]
         self.tape.put_back(consumed)
+        self._ends.add(place)
         if consumed:
             self._at = None  # not up to date until it is settled
 
@@ -207,13 +214,11 @@ class LedgerHook(Hook):
         noted = self.tape.take()
         due = [step for step in noted if (step.epoch, step.stop) <= place]
         self.tape.put_back(noted[len(due) :])
-        lines = []
-        for step, batch in zip(due, _of_all_ranks([step.batch for step in due]), strict=True):
-            self._ledger = self._ledger.extend(step.epoch, batch, step.first)
-            if self._path is not None:
-                lines.append(self._ledger.to_json())
-        self._at = place
-        self._write(lines)
+        spans = _of_all_ranks(_spans(due, self._ends))
+        for span in spans:
+            self._tally = self._tally.plus(span)
+        self._at, self._ends = place, set()
+        self._write([span.to_json() for span in spans])
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
         if self._path is None or not lines:
@@ -225,20 +230,32 @@ class LedgerHook(Hook):
             self._unwritten = ""
 
 
-def _of_all_ranks(mine: list[Fingerprint]) -> list[Fingerprint]:
-    """The shares of all ranks, step by step, added up; every rank calls it after the same steps."""
+def _spans(steps: list[Noted], ends: set[tuple[int, int]]) -> list[Span]:
+    """Steps whose places follow each other within an epoch, up to one of `ends`, as one span each."""
+    spans: list[Span] = []
+    for step in steps:
+        before = spans[-1] if spans else None
+        at = (before.epoch, before.stop) if before else None
+        if before and at == (step.epoch, step.first) and at not in ends:
+            found = before.found.plus(step.found)
+            spans[-1] = before._replace(stop=step.stop, steps=before.steps + 1, found=found)
+            continue
+        spans.append(Span(step.epoch, step.first, step.stop, 1, step.found))
+    return spans
+
+
+def _of_all_ranks(mine: list[Span]) -> list[Span]:
+    """The shares of all ranks added up, span by span; every rank calls it after the same steps."""
     if jax.process_count() == 1 or not mine:
         return mine
     # 64-bit numbers cross as two halves: jax cuts them to 32 bits otherwise.
-    words = [
-        [f.num_samples, f.placed >> 32, f.placed & _LOW, f.unplaced >> 32, f.unplaced & _LOW] for f in mine
-    ]
+    words = [[n & _LOW, n >> 32, total & _LOW, total >> 32] for n, total in (span.found for span in mine)]
     ranks = multihost_utils.process_allgather(np.array(words, np.uint32))
-    return [_added(ranks[:, i]) for i in range(len(mine))]
+    return [span._replace(found=_added(ranks[:, i])) for i, span in enumerate(mine)]
 
 
-def _added(words: np.ndarray) -> Fingerprint:
-    total = Fingerprint()
-    for n, a, b, c, d in words.tolist():
-        total += Fingerprint(n, a << 32 | b, c << 32 | d)
-    return total
+def _added(words: np.ndarray) -> Delivered:
+    found = Delivered()
+    for a, b, c, d in words.tolist():
+        found = found.plus(Delivered(a | b << 32, c | d << 32))
+    return found

@@ -1,30 +1,25 @@
-"""A ledger that a power cut tore ends at the checkpoint again, and what is written again is proved."""
+"""A ledger that was torn or damaged ends at the checkpoint again, and what is written again is proved."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cyxjax.data import ledger_file
-from cyxjax.data.audit import audit
-from cyxjax.data.ledger import Ledger, StreamFacts, expected_step
-from cyxjax.data.ledger_file import Cut, cut_back, line, read_entries
+from cyxjax.data.audit import audit, walk
+from cyxjax.data.ledger import Tally
+from cyxjax.data.ledger_file import cut_back, line, read_ledger
 from cyxjax.errors import DataError
+from tests.unit.data.test_ledger import CUTS, FACTS, run
 
-FACTS = StreamFacts(23, 4, drop_last=False, seed=9, shuffle=True)  # 6 steps an epoch, the last of 3 samples
-
-
-def ledgers(num_steps, facts=FACTS, placed=True):
-    made, epoch, first = [Ledger()], 0, 0
-    for _ in range(num_steps):
-        if not facts.plan(first).num_steps:
-            epoch, first = epoch + 1, 0
-        made.append(expected_step(facts, made[-1], epoch, first, placed))
-        first = facts.plan(first).stop(0)
-    return made[1:]
+PLACES = [(0, 8), (0, 20), (1, 0), (1, 4), (1, 12), (2, 0), (2, 16), (3, 0)]  # after each of the spans
 
 
-def write(path, made, facts=FACTS):
-    path.write_text(line(facts._asdict()) + "".join(line(ledger.to_json()) for ledger in made))
+def tallies(records):
+    return [one.after for one in walk(records)]
+
+
+def write(path, records, facts=FACTS):
+    path.write_text(line(facts._asdict()) + "".join(line(one.span.to_json()) for one in records))
     return path.read_bytes()
 
 
@@ -33,82 +28,108 @@ def path(tmp_path):
     return tmp_path / "ledger.jsonl"
 
 
-def test_what_is_longer_than_the_checkpoint_is_taken_back(path):
-    made = ledgers(15)
-    whole = write(path, made[:9])
+MADE = run(*CUTS)
+ENDS = tallies(MADE)
+
+
+def test_spans_after_the_checkpoint_are_taken_back(path):
+    whole = write(path, MADE[:5])
     with path.open("ab") as file:
-        file.write(b"".join(line(ledger.to_json()).encode() for ledger in made[9:12]) + b'{"steps": 13, "sa')
-    assert cut_back(path, made[8], FACTS) == Cut(taken_back=3)
+        file.write(b"".join(line(one.span.to_json()).encode() for one in MADE[5:7]) + b'{"steps": 13, "sa')
+    cut = cut_back(path, ENDS[4], PLACES[4], FACTS)
+    assert (cut.taken_back, cut.made_again, cut.missing, cut.damage) == (7, 0, 0, "")
     assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("placed", [True, False], ids=["", "of_before_places"])
 @pytest.mark.parametrize("torn", [b"", b'{"steps": 8, "samp', b"\0" * 512, b'{"a"\n', b"[" * 9000 + b"\n"])
-def test_what_is_shorter_than_the_checkpoint_is_written_again_and_proved(path, torn, placed):
-    made = ledgers(12, placed=placed)
-    whole = write(path, made)
-    write(path, made[:7])
+def test_what_is_shorter_than_the_checkpoint_is_written_again_and_proved(path, torn):
+    write(path, MADE[:2])
     with path.open("ab") as file:
         file.write(torn)
-    assert cut_back(path, made[-1], FACTS) == Cut(made_again=5, torn=bool(torn))
-    assert path.read_bytes() == whole
-    assert audit(read_entries(path)) == []
+    cut = cut_back(path, ENDS[-1], PLACES[-1], FACTS)
+    assert (cut.made_again, cut.missing, bool(cut.damage)) == (13, 0, bool(torn))
+    kept = read_ledger(path)
+    assert audit(kept.records) == []
+    assert tallies(kept.records)[-1] == ENDS[-1]
+
+
+@pytest.mark.parametrize("field", ["first", "stop", "sum", "samples", "epoch"])
+def test_a_value_damaged_in_the_middle_is_named_and_mended(path, field):
+    write(path, MADE)
+    lines = path.read_text().splitlines()
+    old = f'"{field}": '
+    at = lines[4].index(old) + len(old) + (field == "sum")
+    lines[4] = lines[4][:at] + ("7" if lines[4][at] != "7" else "6") + lines[4][at + 1 :]
+    path.write_text("\n".join(lines) + "\n")
+    cut = cut_back(path, ENDS[-1], PLACES[-1], FACTS)
+    assert "line 5" in cut.damage or "line 6" in cut.damage
+    assert cut.made_again
+    kept = read_ledger(path)
+    assert audit(kept.records) == []
+    assert tallies(kept.records)[-1] == ENDS[-1]
 
 
 def test_zeros_in_the_middle_are_no_reason_to_lose_the_rest(path):
-    made = ledgers(12)
-    whole = write(path, made)
-    path.write_bytes(whole[:500] + bytes(100) + whole[600:])
-    cut = cut_back(path, made[-1], FACTS)
-    assert (cut.torn, cut.missing) == (True, 0)
-    assert path.read_bytes() == whole
+    whole = write(path, MADE)
+    path.write_bytes(whole[:300] + bytes(100) + whole[400:])
+    cut = cut_back(path, ENDS[-1], PLACES[-1], FACTS)
+    assert cut.damage
+    assert not cut.missing
+    assert tallies(read_ledger(path).records)[-1] == ENDS[-1]
 
 
 def test_a_file_that_is_gone_is_made_again(path):
-    made = ledgers(12)
-    whole = write(path, made)
-    path.unlink()
-    assert cut_back(path, made[-1], FACTS) == Cut(made_again=12)
-    assert path.read_bytes() == whole
+    assert cut_back(path, ENDS[-1], PLACES[-1], FACTS).made_again == ENDS[-1].steps
+    assert tallies(read_ledger(path).records)[-1] == ENDS[-1]
 
 
 def test_what_cannot_be_proved_is_not_written(path):
-    # The checkpoint is of a run with another batch size; nothing in the file or now says which.
-    made = ledgers(12, FACTS._replace(global_batch_size=3))
-    write(path, ledgers(4))
-    assert cut_back(path, made[-1], FACTS) == Cut(missing=8)
-    assert len(read_entries(path)) == 4
+    # What was really delivered is not what the order promises: the record of it is kept as far as it goes.
+    odd = run(*CUTS, change=lambda number, ids: ids[1:] if number == 1 else ids)
+    write(path, odd[:4])
+    cut = cut_back(path, tallies(odd)[-1], PLACES[-1], FACTS)
+    assert cut.missing == ENDS[-1].steps - ENDS[3].steps
+    assert [one.span for one in read_ledger(path).records] == [one.span for one in odd[:4]]
+    assert audit(read_ledger(path).records)[0].kind == "skipped"
 
 
 def test_the_ledger_of_another_run_is_kept_aside(path):
-    other = write(path, ledgers(12, FACTS._replace(seed=1)))
-    made = ledgers(5)
-    assert cut_back(path, made[-1], FACTS) == Cut(made_again=5)
-    assert audit(read_entries(path)) == []
+    other = write(path, run(*CUTS, facts=FACTS._replace(seed=1)), FACTS._replace(seed=1))
+    assert cut_back(path, ENDS[3], PLACES[3], FACTS).made_again == ENDS[3].steps
+    assert audit(read_ledger(path).records) == []
     assert path.with_name("ledger.jsonl.old").read_bytes() == other
+
+
+def test_a_checkpoint_of_0_2_0_knows_no_sum_and_takes_it_from_the_file(path):
+    whole = write(path, MADE)
+    old = Tally(ENDS[4].steps, ENDS[4].samples, None)
+    assert cut_back(path, old, PLACES[4], FACTS).total == ENDS[4].total
+    assert whole.startswith(path.read_bytes())
+    write(path, MADE[:2])
+    cut = cut_back(path, old, PLACES[4], FACTS)  # nothing to prove it by
+    assert (cut.made_again, cut.missing) == (0, ENDS[4].steps - ENDS[1].steps)
 
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_whatever_tears_it_the_end_is_the_checkpoint_s(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("torn") / "ledger.jsonl"
-    made = ledgers(14)
-    whole = write(path, made)
-    at = data.draw(st.integers(0, 9))
+    whole = write(path, MADE)
+    at = data.draw(st.integers(0, len(MADE) - 1))
     cut = data.draw(st.integers(0, len(whole)))
     tail = data.draw(st.sampled_from([b"", bytes(64), b"\xff\n", b'{"steps":']) | st.binary(max_size=40))
     path.write_bytes(whole[:cut] + tail)
-    cut_back(path, made[at], FACTS)
-    entries = read_entries(path)
-    assert audit(entries) == []
-    assert entries[-1].ledger == made[at]
+    cut_back(path, ENDS[at], PLACES[at], FACTS)
+    records = read_ledger(path).records
+    assert audit(records) == []
+    assert tallies(records)[-1] == ENDS[at]
 
 
 def test_a_link_is_refused_and_its_target_untouched(path, tmp_path):
     target = tmp_path / "target"
     target.write_text("mine")
     path.symlink_to(target)
-    for use in (ledger_file.refuse_link, read_entries, lambda p: cut_back(p, ledgers(1)[0], FACTS)):
+    for use in (ledger_file.refuse_link, read_ledger, lambda p: cut_back(p, ENDS[0], PLACES[0], FACTS)):
         with pytest.raises(DataError, match="is a link"):
             use(path)
     assert target.read_text() == "mine"
@@ -117,7 +138,7 @@ def test_a_link_is_refused_and_its_target_untouched(path, tmp_path):
 @pytest.mark.parametrize(
     "text", ['{"steps": 1}\n', "[]\n", '{"seed": "x"}\n', '{"seed": 1}\n', "nothing\n", "[" * 9000 + "\n"]
 )
-def test_what_is_no_ledger_is_refused(path, text):
+def test_what_is_no_ledger_is_refused_with_its_line(path, text):
     path.write_text(text)
-    with pytest.raises(DataError):
-        read_entries(path)
+    with pytest.raises(DataError, match="line 1"):
+        read_ledger(path)

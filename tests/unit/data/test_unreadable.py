@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from cyxjax.data.catalog import as_splits, load_dataset
-from cyxjax.data.ledger import fingerprint
 from cyxjax.data.mixtures import Mixture
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.data.tar_shards import TarShards
@@ -90,9 +89,7 @@ def test_what_a_loader_of_one_s_own_gives_is_asked_for_what_a_model_needs():
         as_splits("mine", (Items(), Items(), Items()))
 
 
-def test_a_mixture_has_samples_and_a_fingerprint_a_place_for_each():
+def test_a_mixture_has_samples():
     data = ArrayDataset(np.ones((2, 1), np.float32), np.zeros(2, np.int32))
     with pytest.raises(ConfigError, match="num_samples=0: expected 1 or more. HINT"):
         Mixture([data], [1.0], num_samples=0)
-    with pytest.raises(DataError, match=r"places \(2,\) and ids \(3,\) differ in shape. HINT"):
-        fingerprint(np.arange(2), np.arange(3))

@@ -13,7 +13,7 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import build_mesh
 from cyxjax.data.batches import BatchPlan, HostBatch, iterate
-from cyxjax.data.ledger_file import read_entries
+from cyxjax.data.ledger_file import read_ledger
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import DataError
@@ -59,7 +59,17 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_is_whole(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "3 epochs and 0 samples count, 150 of a set of 50" in shown
     assert "every sample came once an epoch" in shown
-    assert len(read_entries(tmp_path / "ledger.jsonl")) == 12
+    spans = [record.span for record in read_ledger(tmp_path / "ledger.jsonl").records]
+    assert sum(span.steps for span in spans) == 12
+    # a span ends at every save (steps 5, 7, 10 and the ends of epochs) and at the end of an epoch
+    assert [span[:4] for span in spans] == [
+        (0, 0, 50, 4),
+        (1, 0, 16, 1),
+        (1, 16, 48, 2),
+        (1, 48, 50, 1),
+        (2, 0, 32, 2),
+        (2, 32, 50, 2),
+    ]
 
 
 def test_steps_made_again_count_once(tmp_path, capsys):
@@ -78,19 +88,19 @@ def test_one_sample_read_in_the_place_of_another_is_found(tmp_path, monkeypatch,
         fit(tmp_path)
     assert audit.main([str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("step 6: altered: has 16 samples that are not the samples of places 32 to 47")
+    assert lines[0].startswith(
+        "step 5: altered: steps 5 to 7 have 34 samples that are not the 34 of places 16"
+    )
     assert len(lines) == 2
 
 
 def test_a_checkpoint_of_another_past_is_found(tmp_path, capsys):
     fit(tmp_path)
-    lines = (tmp_path / "ledger.jsonl").read_text().splitlines()
-    record = json.loads(lines[12])
-    (tmp_path / "ledger.jsonl").write_text(
-        "\n".join([*lines[:12], json.dumps(record | {"digest": "0" * 64})]) + "\n"
-    )
+    *lines, last = (tmp_path / "ledger.jsonl").read_text().splitlines()
+    changed = json.dumps(json.loads(last) | {"sum": "0" * 16})
+    (tmp_path / "ledger.jsonl").write_text("\n".join([*lines, changed]) + "\n")
     assert audit.main([str(tmp_path)]) == 1
-    assert "the checkpoint of step 12 has another ledger" in capsys.readouterr().out
+    assert "the checkpoint of step 12 was trained on other samples" in capsys.readouterr().out
 
 
 def test_a_folder_without_a_ledger_is_refused(tmp_path):
@@ -109,6 +119,18 @@ def test_a_changed_seed_is_told_at_the_resume_and_by_the_audit(tmp_path, capsys)
     used, rest = set(Order(50, 42, 1)[:32].tolist()), set(Order(50, 1, 1)[32:].tolist())
     twice, never = len(used & rest), 50 - len(used | rest)
     assert f"{twice} samples come twice in it, {never} never" in capsys.readouterr().out
+
+
+def test_damage_in_the_middle_is_named_at_the_resume_and_mended(tmp_path, capsys):
+    fit(tmp_path, max_steps=11)
+    path = tmp_path / "ledger.jsonl"
+    lines = path.read_text().splitlines()
+    lines[2] = lines[2].replace('"first": 0', '"first": 8')
+    path.write_text("\n".join(lines) + "\n")
+    assert audit.main([str(tmp_path)]) == 1
+    fit(tmp_path, verbose=True)
+    assert "line 3" in capsys.readouterr().out
+    assert audit.main([str(tmp_path)]) == 0
 
 
 def test_loaders_have_no_ids_and_leave_no_ledger(tmp_path):
@@ -136,7 +158,7 @@ def test_what_the_feed_notes_does_not_depend_on_the_replicas():
         taken.append(tape.take())
     assert taken[0] == taken[1]
     assert [(noted.first, noted.stop) for noted in taken[0]] == [(16, 32), (32, 48), (48, 50)]
-    assert [noted.batch.num_samples for noted in taken[0]] == [16, 16, 2]
+    assert [noted.found.samples for noted in taken[0]] == [16, 16, 2]
 
 
 def test_batches_say_which_samples_they_hold():
