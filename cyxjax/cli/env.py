@@ -11,7 +11,6 @@ from cyxjax.cli.doctor import devices
 from cyxjax.command import Parser
 from cyxjax.files import is_secret_name, redact
 from cyxjax.launch import environment
-from cyxjax.launch.backend import accelerators
 from cyxjax.launch.clusters import claims
 from cyxjax.launch.topology import Topology
 from cyxjax.launch.versions import machine, software
@@ -90,7 +89,6 @@ def describe_place(env: Mapping[str, str]) -> list[str]:
         f"backend     {wires} (asked for: {first.backend}; visible GPUs: {len(gpus)})",
     ]
     lines += [f"also says   {_source(other, env)}: the same place" for other in others]
-    lines += [f"has         a {other.name} ({other.sign}), not trained on" for other in accelerators.found()]
     lines += [f"note        {text}" for text in _notes(first, wires, env)]
     return lines
 

@@ -96,12 +96,12 @@ def init(
     repeatable.heed(here().get("XLA_FLAGS", ""))
     with translated():
         mesh = build_mesh()
-    platforms.check_started(topology, chosen, mesh.devices.flat[0].platform)
-    _current = ProcessGroup(topology, chosen, mesh, backends.pool_threads(len(local_replicas(mesh))))
+    processes = len({device.process_index for device in mesh.devices.flat})
+    backend = platforms.check_started(topology, chosen, mesh.devices.flat[0].platform, processes)
+    _current = ProcessGroup(topology, backend, mesh, backends.pool_threads(len(local_replicas(mesh))))
     atexit.register(finalize)
     advice = backends.advice(chosen, sys.platform, topology.world_size, topology.local_world_size)
-    idle = platforms.idle_accelerators(chosen, topology.backend, here())
-    for line in [*([advice] if advice else []), *idle] if topology.is_master else []:
+    for line in [*([advice] if advice else []), *platforms.untried(backend)] if topology.is_master else []:
         print(f"cyxjax: {line}", file=sys.stderr)
     return _current
 

@@ -5,17 +5,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from cyxjax.errors import GroupError
 from cyxjax.launch import heartbeat, save_request
 from cyxjax.launch.backend import jax_private
 from cyxjax.launch.environment import local_devices, visible_gpus
-from cyxjax.launch.failure import habits
 from cyxjax.launch.failure import hooks as exits
 from cyxjax.launch.group import client
 from cyxjax.launch.group.client import GroupConnection
 from cyxjax.launch.group.coordinator import Coordinator, warn_without_token
 from cyxjax.launch.local_ranks import LocalRanks
-from cyxjax.launch.topology import Topology, in_job, is_loopback
+from cyxjax.launch.topology import TPU_SLICE, Topology, in_job, is_loopback
 
 LEAVE_S = 300.0  # how long a finished rank waits for the others (a last save, a last evaluation)
 
@@ -37,6 +35,7 @@ def connect(
 ) -> None:
     """Joins the group: meets the other ranks, then starts jax.distributed. A group of one needs neither.
 
+    On a slice of TPU hosts jax forms the group by itself, and nothing is compared.
     facts: what must be equal on all ranks besides the versions, e.g. {"config": sha256 of it}.
     Raises: GroupError when a peer is missing or differs, or jax has started its devices already.
     """
@@ -50,6 +49,10 @@ def connect(
         return
     jax_private.refuse_started_backend()
     hooks = exits.install(topology.rank, topology.restart_count, env)
+    if topology.source == TPU_SLICE:
+        jax_private.start_detected()
+        heartbeat.beat(-1, "idle")
+        return
     host = None if topology.hosted or not topology.is_master else _host(topology)
     membership = _meet(topology, facts, host)
     hooks.report = membership.fail if host is None else _fail_and_linger(membership)
@@ -91,8 +94,6 @@ def _guard_alone(topology: Topology, env: Mapping[str, str]) -> None:
     """One rank under our launcher: no peers to tell, but errors go on file and stacks can be asked for."""
     if topology.hosted:
         exits.install(topology.rank, topology.restart_count, env)
-    else:
-        habits.install()
 
 
 def _fail_and_linger(membership: GroupConnection) -> Callable[[str], None]:
@@ -131,7 +132,6 @@ def _start_jax(topology: Topology, membership: GroupConnection, env: Mapping[str
     keep = "JAX_ENABLE_PREEMPTION_SERVICE" in env  # the user's own word
     place = (address, topology.rank, topology.world_size)
     jax_private.start_distributed(*place, served=served, keep_preemption_service=keep)
-    _check_world(topology)
 
 
 def _choose_devices(topology: Topology, env: Mapping[str, str]) -> None:
@@ -143,14 +143,3 @@ def _choose_devices(topology: Topology, env: Mapping[str, str]) -> None:
         import jax
 
         jax.config.update("jax_cuda_visible_devices", ",".join(map(str, chosen)))
-
-
-def _check_world(topology: Topology) -> None:
-    """A jax that started on its own before us would let every rank train alone, unnoticed."""
-    import jax
-
-    if jax.process_count() != topology.world_size:
-        raise GroupError(
-            f"jax runs {jax.process_count()} process(es), but {topology.names[1]}={topology.world_size} "
-            f"(from {topology.source}). HINT: call init() before anything touches a jax device."
-        )

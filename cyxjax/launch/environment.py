@@ -7,7 +7,7 @@ from collections.abc import Mapping, MutableMapping
 
 from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch.backend import jax_private
-from cyxjax.launch.topology import Topology, in_job, read_int
+from cyxjax.launch.topology import TPU_SLICE, Topology, in_job, read_int
 
 CPU_HINT = "HINT: set DISTRIBUTED_BACKEND=cpu (backend='gloo') to train on the CPU with the same program."
 
@@ -161,7 +161,7 @@ def prepare(
         _tell_loaded_jax_platform(env["JAX_PLATFORMS"])
     share, devices = thread_share(topology.local_world_size), read_int(env, "JAX_NUM_CPU_DEVICES", 1)
     _share_threads(env, share, devices) if threads is None else _fix_threads(env, share, threads)
-    if topology.world_size > 1:
+    if topology.world_size > 1 and topology.source != TPU_SLICE:
         _keep_off_proxies(env, topology.master_addr)
         env.setdefault("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "gloo")
         timeout_s = collective_timeout_s(env, topology.timeout_ms)

@@ -12,6 +12,7 @@ from cyxjax.errors import ConfigError
 DEFAULT_ADDR = "127.0.0.1"
 DEFAULT_PORT = 29500
 DEFAULT_TIMEOUT_MS = 30_000
+TPU_SLICE = "TPU slice"  # a source whose group jax forms by itself
 BACKENDS = ("auto", "gloo", "nccl")
 _SAME_AS_GLOO = ("cpu", "gloo")
 _PORTS = range(1, 65536)

@@ -97,6 +97,14 @@ def start_distributed(
     )
 
 
+def start_detected() -> None:
+    """Starts `jax.distributed` with what jax itself finds of the cluster it runs on."""
+    import jax
+
+    jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
+    jax.distributed.initialize()
+
+
 def _connect_client(address: str, rank: int, world_size: int) -> None:
     """What `jax.distributed.initialize` does, without starting a service in rank 0."""
     from jax._src import distributed

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from cyxjax.errors import ConfigError
-from cyxjax.launch.clusters import jax_env, kubernetes, open_mpi, pmi, single, slurm, torchrun
+from cyxjax.launch.clusters import jax_env, kubernetes, open_mpi, pmi, single, slurm, torchrun, tpu
 from cyxjax.launch.topology import Topology
 
 Detector = Callable[[Mapping[str, str]], Topology | None]
@@ -15,6 +15,7 @@ DETECTORS: tuple[Detector, ...] = (
     slurm.detect,
     open_mpi.detect,
     pmi.detect,
+    tpu.detect,
     kubernetes.detect,
 )
 # These start ranks of their own inside an engine's allocation, so the engine's numbers do not count.

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from cyxjax.errors import ConfigError
+from cyxjax.launch.clusters import tpu
 from cyxjax.launch.topology import Topology, common_fields, read_int
 
 SOURCE = "Kubernetes indexed Job"
@@ -10,12 +11,12 @@ INDEX = "JOB_COMPLETION_INDEX"
 
 
 def detect(env: Mapping[str, str]) -> Topology | None:
-    """The pod's place in its Job; None outside an indexed Job.
+    """The pod's place in its Job; None outside an indexed Job, and where TPU hosts have numbers of their own.
 
     Raises: ConfigError when WORLD_SIZE or MASTER_ADDR is missing: a pod alone cannot know how many there
         are, and N pods that each train alone would look like success.
     """
-    if INDEX not in env:
+    if INDEX not in env or (tpu.ID in env and "WORLD_SIZE" not in env):
         return None
     _require(env, "WORLD_SIZE", "the Job's `completions`")
     world_size = read_int(env, "WORLD_SIZE")

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 from cyxjax.errors import CyxjaxError
 from cyxjax.launch import heartbeat
-from cyxjax.launch.failure import habits
 from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure.record import ErrorRecord, PeerLost
 
@@ -102,7 +101,6 @@ def install(rank: int, start: int, env: Mapping[str, str]) -> Exits:
         if exits.in_child():
             sys.__excepthook__(kind, error, tb)
         else:
-            habits.note(error)
             exits.die(error.with_traceback(tb))
 
     def on_thread_exception(args: threading.ExceptHookArgs) -> None:

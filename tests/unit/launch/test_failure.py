@@ -5,13 +5,11 @@ import os
 import subprocess
 import sys
 
-import jax.numpy as jnp
 import pytest
-from flax import linen, nnx
 
 from cyxjax.errors import EXIT_CONFIG, EXIT_SECONDARY, EXIT_USER_ERROR, CheckpointError, ConfigError
-from cyxjax.launch.failure import habits, report
 from cyxjax.launch.failure import record as records
+from cyxjax.launch.failure import report
 from cyxjax.launch.failure.record import ErrorRecord, PeerLost, is_secondary
 from cyxjax.launch.heartbeat import Pulse
 from cyxjax.launch.supervise.start import Start
@@ -122,35 +120,6 @@ def test_an_error_of_ours_is_shown_as_its_line_and_filed_whole():
     assert "Traceback" in ours.traceback
     assert report.body(ours) == "CheckpointError: no step in x. HINT: look there\n"
     assert report.body(theirs) == theirs.traceback  # of a program's own error it says where
-
-
-def noted(reach):
-    with pytest.raises(AttributeError) as caught:
-        reach()
-    habits.note(caught.value)
-    habits.note(caught.value)  # twice is once
-    return getattr(caught.value, "__notes__", [])
-
-
-def test_torch_s_habits_are_told_our_way():
-    array, module = jnp.ones(3), linen.Dense(3)
-    assert noted(lambda: array.sum().backward()) == [
-        "HINT: jax's arrays carry no graph: all that makes a loss goes into one function of one pass in "
-        "train() mode, ddp.loss(lambda out, y: ..., output, targets).backward()."
-    ]
-    assert noted(lambda: module.to("cuda"))[0].startswith("HINT: leave it out: devices are chosen when")
-    assert noted(lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)).parameters())[0].startswith("HINT: cx.AdamOpt")
-    assert noted(lambda: array.no_such_thing) == noted(lambda: object().backward) == []
-
-
-def test_an_uncaught_one_shows_it(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    habits.install()
-    habits.install()
-    with pytest.raises(AttributeError) as caught:
-        jnp.ones(3).backward()
-    sys.excepthook(type(caught.value), caught.value, None)
-    assert capsys.readouterr().err.count("HINT: jax's arrays carry no graph") == 1
 
 
 ENDING = """
