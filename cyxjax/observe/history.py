@@ -45,7 +45,7 @@ class DistributedTrainingHistory:
     rollback_batches: list[int] = field(default_factory=list)  # so many batches,
     rollback_steps: list[int] = field(default_factory=list)  # the last so many of which it took back
     goodput: float = 0.0  # part of the time, restarts included, that was steps that count (experiments)
-    # "" for all epochs, else why: "max_steps", "max_time", "early_stopping", "callback", "signal"
+    # Name of the StopReason that ended the run; "" where `epochs` alone did.
     stopped_by: str = ""
 
     def to_dict(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from cyxjax.launch.group.roster import ranks_text
 from cyxjax.launch.heartbeat import WAITING, Pulse
 from cyxjax.observe.records import Record, plain
+from cyxjax.observe.stop_reasons import reason_of
 
 _SHOWN = {  # key of a record -> (how it is called on a line, how its number is written)
     "loss": ("Loss", ".4f"),
@@ -220,7 +221,7 @@ def done_line(history: Any, run_dir: str | None) -> str:
             text += f", last {values[-1]:.4f}" if len(values) > 1 else ""
             break
     if history.stopped_by:
-        text += f", stopped by {history.stopped_by}"
+        text += f", stopped by {reason_of(history.stopped_by).note}"
     return text + "." + (f" Run folder: {run_dir}" if run_dir else "")
 
 

@@ -20,6 +20,7 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.lines import line_of_test
 from cyxjax.observe.records import Sink, or_told, write_atomic
 from cyxjax.observe.sinks import KeptOpen, build_sinks, check_names
+from cyxjax.observe.stop_reasons import MAX_TIME, SIGNAL, reason_of
 from cyxjax.train import reporting
 from cyxjax.train.feeding import samples
 from cyxjax.train.start.named import (
@@ -68,7 +69,7 @@ def train(experiment: Experiment) -> int:
     process_group.finalize()
     if unsaved is not None:
         raise unsaved  # the last word: what was said before it is true, and of no use without the parameters
-    return EXIT_PREEMPTED if history.stopped_by == "signal" else EXIT_OK
+    return EXIT_PREEMPTED if history.stopped_by == SIGNAL.name else EXIT_OK
 
 
 @contextmanager
@@ -84,7 +85,7 @@ def _room_on_disk(run_dir: str) -> Iterator[None]:
 
 
 def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, console: Console) -> None:
-    if history.stopped_by not in ("signal", "max_time"):
+    if history.stopped_by not in (SIGNAL.name, MAX_TIME.name):
         return
     saved = max(list_steps(config.checkpoint_path), default=0)
     if config.resume == "never" or saved < history.num_steps:
@@ -98,8 +99,7 @@ def _next_commands(config: TrainConfig, history: DistributedTrainingHistory) -> 
     look = f"open {config.run_folder.report}" if config.report else f"cyxjax report {config.run_dir}"
     kept = config.run_folder.ledger.is_file()  # not of a stream
     audit = f"; cyxjax audit {config.run_dir}" if kept else ""
-    more = "--max-steps" if history.stopped_by == "max_steps" else "--epochs"
-    return f"Next: {look}{audit}; the same command with more {more} trains on."
+    return f"Next: {look}{audit}; {reason_of(history.stopped_by).hint}."
 
 
 def _train(
@@ -135,7 +135,7 @@ def _train_into(
     except NotSavedError as error:
         unsaved = error
     history = trainer.history
-    if history.stopped_by != "signal":
+    if history.stopped_by != SIGNAL.name:
         test = trainer.evaluate_metrics(splits.test, max_batches=config.max_eval_batches)
         console.note(line_of_test(numbers(test)))
         results = {f"test_{name}": value for name, value in numbers(test).items() if not math.isnan(value)}

@@ -143,6 +143,7 @@ def fit(
     hooks = list(hooks)
     evaluations = evaluations if feed.val is not None else Evaluations(0, 0)
     moment, stop = start, _any(hook.on_start(start) for hook in hooks)
+    stop |= max_steps is not None and start.position.step >= max_steps  # a run that had ended so
     while moment.position.epoch < epochs and not stop:
         moment, last, stop = _epoch(program, feed, moment, hooks, in_flight, evaluations, max_steps, tell)
         # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.

@@ -11,6 +11,7 @@ from cyxjax.observe.console import Console
 from cyxjax.observe.events import Events
 from cyxjax.observe.records import Sink
 from cyxjax.observe.state_digests import DigestFile
+from cyxjax.observe.stop_reasons import EPOCHS, reason_of
 from cyxjax.run_folder import RunFolder
 from cyxjax.train import loop, out_of_memory, reporting, resume, rollback
 from cyxjax.train.feeding import fit_data, places
@@ -94,8 +95,9 @@ def run_from(
         finally:
             prepared.feed.close()
             console.end()
-        if end.position == start.position and session.history.stopped_by == "early_stopping":
-            console.note("Early stopping had ended this run. HINT: raise its patience to train on.")
+        reason = reason_of(session.history.stopped_by)
+        if end.position == start.position and reason is not EPOCHS:
+            console.note(f"This run had already been stopped by {reason.note}. HINT: {reason.hint}.")
         session.unsaved = _unsaved(checkpointer, end.position.step)
     session.history.skipped_steps = int(local_value(built.sync.skipped(end.state.sync)))
     return end

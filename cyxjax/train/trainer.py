@@ -23,6 +23,7 @@ from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
 from cyxjax.observe.sinks import NullSink, warn_on_stderr
+from cyxjax.observe.stop_reasons import SIGNAL
 from cyxjax.train import fit_arguments, loop, reporting, resume
 from cyxjax.train.checks import whole_batch
 from cyxjax.train.feeding import check_data, fit_data
@@ -273,7 +274,7 @@ class DistributedTrainer(GivenOnce):
     @property
     def stopped_by_signal(self) -> bool:
         """Whether the last fit ended by a signal."""
-        return self.history.stopped_by == "signal"
+        return self.history.stopped_by == SIGNAL.name
 
     @property
     def stream_facts(self) -> StreamFacts | None:

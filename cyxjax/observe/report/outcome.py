@@ -8,6 +8,7 @@ from cyxjax.observe.lines import counted, span
 from cyxjax.observe.report.curves import short
 from cyxjax.observe.report.facts import RunFacts, number
 from cyxjax.observe.report.html import said, text
+from cyxjax.observe.stop_reasons import reason_of
 
 _OF_A_CLASS = re.compile(r"(?:^| |val_|train_)(?:recall|precision)_.")
 
@@ -18,7 +19,7 @@ def headline(run: RunFacts) -> str:
     if history is None:
         steps = max((curve.points[-1][0] for curve in run.curves.values() if curve.points), default=0)
         return f"No history.json: the run is under way, or was cut short; step {steps:,.0f} was recorded."
-    how = f"Stopped by {history.stopped_by}" if history.stopped_by else "Finished"
+    how = f"Stopped by {reason_of(history.stopped_by).note}" if history.stopped_by else "Finished"
     took = span(history.total_time_seconds)
     done = f"{counted(len(history.train_losses), 'epoch')}, {counted(history.num_steps, 'step')}"
     return f"{how}: {done} in {took}."

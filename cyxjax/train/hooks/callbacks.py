@@ -20,6 +20,7 @@ from cyxjax.core.optimizer.parts import (
 from cyxjax.core.step import TrainState
 from cyxjax.errors import ConfigError, GivenOnce
 from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.observe.stop_reasons import EARLY_STOPPING
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN
 from cyxjax.train.hooks.plateau import Plateau, RunParts
 from cyxjax.train.hooks.progress import Rate
@@ -99,7 +100,7 @@ class EarlyStopping(GivenOnce, Callback):
 
     def _stops(self) -> bool:
         if self._plateau.spent():
-            self._history.stopped_by = "early_stopping"
+            self._history.stopped_by = EARLY_STOPPING.name
         return self._plateau.spent()
 
     on_evaluation = on_epoch

@@ -10,7 +10,8 @@ from cyxjax.core.step import TrainState
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train.hooks.saving import BY_CALLBACK, HandOutHook
+from cyxjax.observe.stop_reasons import CALLBACK
+from cyxjax.train.hooks.saving import HandOutHook
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo, overriding, stops
 from cyxjax.train.resume import PATIENCE_S
 
@@ -63,7 +64,7 @@ class CompositeCallback(Hook):
         for hook in self._asking:
             wish, wants = hook.ask()
             stop, save = stop or bool(wish), save or wants
-        return BY_CALLBACK * stop, save
+        return CALLBACK.sent * stop, save
 
     def on_step(self, info: StepInfo) -> None:
         for hook in self._at_steps:
@@ -98,7 +99,7 @@ class CompositeCallback(Hook):
         answers = [stops(getattr(hook, name)(value)) for hook in self._hooks]  # all are called
         stop = self._any_rank(_place(name, value), self._wants_stop or any(answers))
         if stop and not self._history.stopped_by:
-            self._history.stopped_by = "callback"
+            self._history.stopped_by = CALLBACK.name
         return stop
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from cyxjax.launch.heartbeat import beat
 from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.stop_reasons import MAX_STEPS, MAX_TIME, SIGNAL, strongest
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
 
 PATIENCE_S, HURRIED_S = 30.0, 8.0
@@ -99,25 +100,16 @@ class StopHook(Hook):
 
     def ask(self) -> tuple[float, bool]:
         if self._signalled():
-            return 1.0, False
+            return SIGNAL.sent, False
         late = self._max_time_s is not None and time.monotonic() - self._started > self._max_time_s
-        return _OUT_OF_TIME * late, False
+        return MAX_TIME.sent * late, False
 
     def on_step(self, info: StepInfo) -> None:
         # Clocks differ between ranks, so none judges by its own: the sum over all says the same to each.
         if info.signals[0] and not self._history.stopped_by:
-            self._history.stopped_by = _strongest(info.signals[0])
+            self._history.stopped_by = strongest(info.signals[0]).name
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         reached = self._max_steps is not None and moment.position.step >= self._max_steps
         if reached and not finished and not self._history.stopped_by:
-            self._history.stopped_by = "max_steps"
-
-
-def _strongest(wishes: float) -> str:
-    """The strongest reason to stop among `wishes`, summed over replicas."""
-    return "signal" if wishes >= 1 else "max_time" if wishes >= _OUT_OF_TIME else "callback"
-
-
-_OUT_OF_TIME = 2.0**-20  # exact in float32, and below 1 when a million replicas add it up
-BY_CALLBACK = 2.0**-40  # the same below that
+            self._history.stopped_by = MAX_STEPS.name

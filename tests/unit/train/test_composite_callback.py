@@ -4,9 +4,10 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.stop_reasons import CALLBACK, MAX_TIME, SIGNAL
 from cyxjax.train.hooks.callbacks import EarlyStopping
 from cyxjax.train.hooks.composite import CompositeCallback, hooks_of
-from cyxjax.train.hooks.saving import BY_CALLBACK, StopHook
+from cyxjax.train.hooks.saving import StopHook
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
 from tests.support.trainers import X, Y, config, trainer
 
@@ -62,7 +63,7 @@ def test_what_one_rank_says_at_a_step_is_sent_along_and_stops_none_alone():
     assert hook.ask() == (0.0, False)
     assert not hook.on_step(STEP)
     assert (calls, history.stopped_by) == ([], "")
-    assert hook.ask() == (BY_CALLBACK, False)
+    assert hook.ask() == (CALLBACK.sent, False)
     assert hook.on_epoch(EPOCH)  # where no step was left to send it with
 
 
@@ -71,12 +72,16 @@ def test_a_wish_of_a_callbacks_own_is_no_signal():
         def ask(self):
             return True, True
 
-    assert joined(Asks())[0].ask() == (BY_CALLBACK, True)
+    assert joined(Asks())[0].ask() == (CALLBACK.sent, True)
 
 
 @pytest.mark.parametrize(
     ("wishes", "reason"),
-    [((BY_CALLBACK,) * 3, "callback"), ((BY_CALLBACK, 2.0**-20), "max_time"), ((2.0**-20, 1.0), "signal")],
+    [
+        ((CALLBACK.sent,) * 3, "callback"),
+        ((CALLBACK.sent, MAX_TIME.sent), "max_time"),
+        ((MAX_TIME.sent, SIGNAL.sent), "signal"),
+    ],
 )
 def test_the_strongest_reason_of_all_ranks_is_told(wishes, reason):
     history = DistributedTrainingHistory()

@@ -76,6 +76,15 @@ def test_a_run_that_ends_after_max_steps_says_so_unless_it_had_come_to_its_end()
     assert (exactly.num_steps, exactly.stopped_by) == (whole.num_steps, "")
 
 
+def test_a_run_that_ended_by_max_steps_trains_no_further_when_it_is_started_again(tmp_path):
+    folder = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_epochs": 1, "resume": "auto", "epochs": 2}
+    assert trainer().fit(*ALL, config(max_steps=3, **folder)).num_steps == 3
+    for steps in (3, 2):
+        again = trainer().fit(*ALL, config(max_steps=steps, **folder))
+        assert (again.num_steps, again.stopped_by) == (3, "max_steps")
+    assert trainer().fit(*ALL, config(max_steps=4, **folder)).num_steps == 4
+
+
 def test_the_learning_rate_falls_within_an_epoch():
     slower = cx.ReduceLROnPlateau(factor=0.5, patience=2)
     one = trainer(lr=1e-30, callbacks=[slower])

@@ -1,0 +1,45 @@
+"""Why training ended: one table for the loop, the history and what people read."""
+
+from typing import NamedTuple
+
+_APART = 2.0**-20  # exact in float32, and below 1 when a million replicas add it up
+
+
+class StopReason(NamedTuple):
+    """One reason to stop. name: in the history. note: after "stopped by". hint: what trains on afterwards."""
+
+    name: str
+    note: str
+    hint: str
+    strength: int = -1  # of a wish sent with a step, 0 the strongest; -1: every rank knows it
+
+    @property
+    def sent(self) -> float:
+        """What a rank sends: summed over replicas it still says which reason was the strongest."""
+        assert self.strength >= 0
+        return _APART**self.strength
+
+
+SIGNAL = StopReason("signal", "a signal", "the same command trains on", 0)
+MAX_TIME = StopReason("max_time", "max_time", "the same command trains on", 1)
+CALLBACK = StopReason(
+    "callback", "a callback", "the same command trains on, unless a callback stops it again", 2
+)
+EARLY_STOPPING = StopReason(
+    "early_stopping", "early stopping", "the same command with more patience of early stopping trains on"
+)
+MAX_STEPS = StopReason("max_steps", "max_steps", "the same command with more --max-steps trains on")
+EPOCHS = StopReason("", "epochs", "the same command with more --epochs trains on")
+
+REASONS = {reason.name: reason for reason in (SIGNAL, MAX_TIME, CALLBACK, EARLY_STOPPING, MAX_STEPS, EPOCHS)}
+
+
+def reason_of(name: str) -> StopReason:
+    """The reason a history names; of a name that is not in the table, itself."""
+    return REASONS.get(name, StopReason(name, name, EPOCHS.hint))
+
+
+def strongest(sent: float) -> StopReason:
+    """The strongest reason among what ranks sent, summed over replicas; `sent` is above 0."""
+    wishes = sorted((reason for reason in REASONS.values() if reason.strength >= 0), key=lambda r: r.strength)
+    return next((reason for reason in wishes if sent >= reason.sent), wishes[-1])
