@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 HERE = Path(__file__).parent
-COLUMNS = 116  # an epoch's line fits
+COLUMNS = 132  # an epoch's line fits
 EPOCHS = 8
 
 
@@ -31,8 +31,8 @@ def main() -> None:
         )
         page = Path("console.html").resolve()
         page.write_text(as_html(shown))
-        picture(page, HERE / "console.png", 880, 26 + 17 * (1 + len(lines_of(shown))))
-        picture(Path("runs/digits/report.html").resolve(), HERE / "report.png", 1100, 900)
+        picture(page, HERE / "console.png", 1000, 26 + 17 * (1 + len(lines_of(shown))))
+        picture(Path("runs/digits/report.html").resolve(), HERE / "report.png", 1100, 720)
 
 
 def in_a_terminal(words: list[str]) -> str:
