@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT))
 from cyxjax.cli import main  # noqa: E402
 from cyxjax.config import help as config_help  # noqa: E402
 from cyxjax.config.experiment import TrainConfig  # noqa: E402
+from cyxjax.sync import registry  # noqa: E402
 from tests.faults import matrix  # noqa: E402
 from tests.guides import porting  # noqa: E402
 
@@ -80,10 +81,18 @@ def examples() -> str:
     return "\n".join(line for line in text.splitlines() if line.startswith("|"))
 
 
+def strategies() -> str:
+    """The table of strategies, from their entries."""
+    head = ["`comm`", "a replica sends per optimizer step", "state besides the optimizer's", "take it for"]
+    rows = [f"| `{name}` | {' | '.join(one.row)} |" for name, one in registry.STRATEGIES.items()]
+    return "\n".join([f"| {' | '.join(head)} |", "| --- | --- | --- | --- |", *rows])
+
+
 MADE: dict[str, Callable[[], str]] = {
     "keys": keys,
     "commands": commands,
     "examples": examples,
     "porting": porting.table,
+    "strategies": strategies,
     "faults": lambda: matrix.table(json.loads(matrix.MEASURED.read_text())),
 }

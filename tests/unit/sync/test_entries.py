@@ -1,6 +1,4 @@
-"""What the entries of strategies say is what the documentation says, and enough for tests and `plan`."""
-
-from pathlib import Path
+"""The entries of strategies say enough for tests, `plan` and the documentation."""
 
 import jax
 import numpy as np
@@ -8,14 +6,11 @@ import optax
 
 from cyxjax.sync.registry import STRATEGIES
 
-DOCUMENTED = Path(__file__).parents[3] / ".github" / "docs" / "strategies.md"
 
-
-def test_the_documented_table_has_the_rows_of_the_entries():
-    rows = [f"| `{name}` | {' | '.join(one.row)} |" for name, one in STRATEGIES.items()]
-    lines = DOCUMENTED.read_text().splitlines()
-    first = lines.index(rows[0])
-    assert lines[first : first + len(rows)] == rows
+def test_each_entry_fills_a_row_of_the_documented_table():
+    for name, one in STRATEGIES.items():
+        assert len(one.row) == 3, name
+        assert all(text and "|" not in text for text in one.row), name
 
 
 def test_options_suit_the_strategy_they_are_for():
