@@ -125,7 +125,7 @@ def kubernetes_manifest(spec: JobSpec) -> str:
     _require(_K8S_NAME, "namespace", spec.namespace, "a-z, 0-9 and '-'")
     if not spec.image or any(c.isspace() for c in spec.image):
         raise ConfigError(
-            f"image={spec.image!r} is no container image. HINT: name one that has cyxjax and jax."
+            f"image={spec.image!r} is no container image. HINT: name one built from .github/Dockerfile."
         )
     listing = {"apiVersion": "v1", "kind": "List", "items": [_service(spec), _job(spec)]}
     return json.dumps(listing, indent=2) + "\n"
@@ -217,7 +217,7 @@ _HELP = {
     "memory_gib": "memory of each host, in GiB",
     "time": "Slurm: time limit, [days-]hours:minutes:seconds",
     "partition": "Slurm: partition",
-    "image": "Kubernetes: container image with cyxjax and jax",
+    "image": "Kubernetes: container image with cyxjax and jax, such as one of .github/Dockerfile",
     "namespace": "Kubernetes: namespace",
     "max_restarts": "how often the group may be started again",
     "port": "port of the meeting place",

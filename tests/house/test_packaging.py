@@ -130,3 +130,20 @@ def test_the_module_runs_as_a_command():
         [sys.executable, "-m", "cyxjax.cli", "--version"], capture_output=True, text=True, check=True
     )
     assert re.fullmatch(r"cyxjax \d+\.\d+\.\d+\S*", done.stdout.strip())
+
+
+def test_the_workflow_runs_ci_on_each_python_that_the_metadata_names():
+    (job,) = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"].values()
+    prefix = "Programming Language :: Python :: 3."
+    named = [one.rpartition(" ")[2] for one in PYPROJECT["project"]["classifiers"] if one.startswith(prefix)]
+    assert job["strategy"]["matrix"]["python"] == named
+    assert ".ci/run" in [step.get("run") for step in job["steps"]]
+
+
+def test_the_image_is_made_of_files_and_extras_that_there_are():
+    text = (ROOT / ".github/Dockerfile").read_text()
+    copied = [name for line in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE) for name in line.split()]
+    assert copied
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    extras = {one for line in re.findall(r"EXTRAS=([\w,]+)", text) for one in line.split(",")}
+    assert extras <= set(PYPROJECT["project"]["optional-dependencies"])
