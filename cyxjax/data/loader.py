@@ -22,7 +22,8 @@ class Sampler(Protocol):
 
 
 class DataLoader:
-    """Iterates (inputs, targets) in batches of at most `batch_size`; `len()` is the number of batches.
+    """Iterates (inputs, targets) in batches of at most `batch_size`; `len()` is the number of batches. Of one
+    array, or a list of arrays, it yields the inputs alone.
 
     With a `DistributedSampler` each process gets its own share, as under torch. Without one every process
     gets all samples, shuffled by (seed, epoch) if `shuffle`: the epoch moves on at each pass by itself,
@@ -47,6 +48,7 @@ class DataLoader:
         """
         _check_counts(batch_size=(batch_size, 1), num_workers=(num_workers, 0), prefetch=(prefetch, 0))
         self.dataset: Dataset = as_dataset(dataset, num_workers=num_workers)
+        self._inputs_alone = _is_array(dataset[0] if isinstance(dataset, list) else dataset)
         _check_sampler(sampler, shuffle, len(self.dataset))
         self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
         self.sampler, self.pin_memory, self.seed = sampler, pin_memory, seed
@@ -58,7 +60,7 @@ class DataLoader:
         size = len(self.dataset) if self.sampler is None else len(self.sampler)
         return size // self.batch_size if self.drop_last else -(-size // self.batch_size)
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+    def __iter__(self) -> Iterator[Any]:
         """One pass. Ending it early, by `break` or an error, ends the reading thread too."""
         self._num_passes += 1
         _warn_if_stuck(self.sampler, self._num_passes)
@@ -75,17 +77,22 @@ class DataLoader:
         if set_sampler_epoch is not None:
             set_sampler_epoch(epoch)
 
-    def _read(self, indices: Iterator[int]) -> Iterator[tuple[Any, Any]]:
+    def _read(self, indices: Iterator[int]) -> Iterator[Any]:
         with read_ahead(self._batches(indices), self.prefetch) as batches:
             try:
                 yield from batches
             finally:
                 self.wait_s += batches.wait_s
 
-    def _batches(self, indices: Iterator[int]) -> Iterator[tuple[Any, Any]]:
+    def _batches(self, indices: Iterator[int]) -> Iterator[Any]:
         while batch := list(islice(indices, self.batch_size)):
             if len(batch) == self.batch_size or not self.drop_last:
-                yield self.dataset.take(np.array(batch, np.int64))
+                found = self.dataset.take(np.array(batch, np.int64))
+                yield found[0] if self._inputs_alone else found
+
+
+def _is_array(data: Any) -> bool:
+    return hasattr(data, "__array__") and hasattr(data, "shape") and not hasattr(data, "columns")
 
 
 def tell_epoch(loader: Any, epoch: int) -> None:

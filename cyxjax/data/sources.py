@@ -207,10 +207,19 @@ def _is_array(data: Any) -> bool:
     return hasattr(data, "__array__") and hasattr(data, "shape") and hasattr(data, "dtype")
 
 
+_NO_ARRAYS = {
+    "toarray": "a sparse matrix becomes an array by .toarray()",
+    "column_names": "give the data sets of a dict apart, fit(data['train'], data['validation'])",
+}
+
+
 def _as_array(leaf: Any) -> Any:
     """A numpy array over `leaf`'s own memory where possible; memmaps are left as they are."""
     if hasattr(leaf, "detach"):  # a torch tensor, perhaps on a device and part of a graph
         leaf = leaf.detach().cpu()
+    for made_of, hint in _NO_ARRAYS.items():
+        if hasattr(leaf, made_of):
+            raise DataError(f"found a {type(leaf).__name__}; expected an array of numbers. HINT: {hint}.")
     try:
         array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
     except (ValueError, TypeError) as error:
@@ -228,16 +237,8 @@ def _as_array(leaf: Any) -> Any:
         if array.dtype.kind == "O" and array.size:
             odd = next((one for one in array.flat if not isinstance(one, int | float | np.number)), None)
             found = f"a value of type {type(odd).__name__}"
-        raise DataError(f"found {found}; expected an array of numbers. HINT: {_to_numbers(leaf)}.")
+        raise DataError(f"found {found}; expected an array of numbers. HINT: np.asarray(values, np.float32).")
     return array
-
-
-def _to_numbers(leaf: Any) -> str:
-    if hasattr(leaf, "toarray"):
-        return "a sparse matrix becomes an array with .toarray()"
-    if hasattr(leaf, "column_names"):
-        return "data sets in a dict are given apart, fit(data['train'], data['validation'])"
-    return "convert it with np.asarray(values, np.float32)"
 
 
 def _plain(array: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cyxjax.data.loader import DataLoader
+from cyxjax.data.sources import as_batches
 from cyxjax.distributed.dataloaders import create_dataloaders_distributed
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
@@ -27,6 +28,15 @@ def test_batches_in_order_the_last_one_short(prefetch):
         assert np.array_equal(inputs[:, 0], targets * 2)
     dropping = DataLoader((X, Y), batch_size=4, drop_last=True, prefetch=prefetch)
     assert (labels(dropping), len(dropping)) == ([[0, 1, 2, 3], [4, 5, 6, 7]], 2)
+
+
+@pytest.mark.parametrize("alone", [X, list(X)], ids=["array", "list"])
+def test_inputs_without_targets_are_yielded_alone_and_are_their_own_targets_in_a_fit(alone):
+    assert [batch.tolist() for batch in DataLoader(alone, batch_size=5)] == [X[:5].tolist(), X[5:].tolist()]
+    for inputs, targets in as_batches(DataLoader(alone, batch_size=5)):
+        assert targets is inputs
+    inputs, targets = next(iter(DataLoader((X, X), batch_size=5)))
+    assert inputs.tolist() == targets.tolist() == X[:5].tolist()
 
 
 def test_shuffled_passes_differ_and_can_be_set():

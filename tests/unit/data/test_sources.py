@@ -265,6 +265,25 @@ def test_what_cannot_be_trained_on_is_refused(data, message):
         as_dataset(data)
 
 
+class Sparse:
+    """What a scipy.sparse matrix has: numpy makes an object of it."""
+
+    shape, dtype = (6, 2), np.dtype(np.float32)
+
+    def __len__(self):
+        return 6
+
+    def toarray(self):
+        return X
+
+
+def test_a_sparse_matrix_and_a_dict_of_data_sets_are_refused_with_the_way():
+    with pytest.raises(DataError, match="toarray"):
+        as_dataset((Sparse(), Y))
+    with pytest.raises(DataError, match=r"data\['train'\]"):
+        as_dataset({"train": Table(), "test": Table()})
+
+
 def test_batches_of_a_loader_become_numpy():
     loader = [[Tensor(X), Tensor(Y)], (X, Y), {"image": X, "label": Y}]
     for inputs, targets in as_batches(loader):
