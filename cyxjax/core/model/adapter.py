@@ -1,4 +1,4 @@
-"""One shape for every model: two pure functions, from linen, nnx, a pair or a SequentialModel."""
+"""Every kind of model as pure functions: linen, nnx (`SequentialModel` is one), and pairs of functions."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -6,14 +6,14 @@ from typing import Any
 
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.model.pairs import from_pair, from_values, is_pair, values_and_function
-from cyxjax.core.model.strangers import refuse
+from cyxjax.errors import ConfigError
 
 
 def adapt(model: Any) -> ModelFns:
     """`model` as `ModelFns`.
 
-    Raises: ConfigError, with the way in, for anything that is not a Flax module, a pair of functions (or of
-        values and a function) or a SequentialModel.
+    Raises: ConfigError for anything that is not a Flax module or a pair of functions, or of values and a
+        function.
     """
     if isinstance(model, ModelFns):
         return model
@@ -36,7 +36,17 @@ def adapt(model: Any) -> ModelFns:
         if module is not None:
             return adapt(module.bind(_as_variables(found[0])))
         return from_values(*found)
-    raise refuse(model)
+    name = model.__name__ if isinstance(model, type) else type(model).__name__
+    hint = (
+        f"make an object of the class: {name}(...)."
+        if isinstance(model, type)
+        else "from other libraries pass init(key, inputs) -> params and apply(params, inputs) -> output."
+    )
+    raise ConfigError(
+        f"{name} is not a model; expected a flax.linen or flax.nnx module, two functions (init, apply), or "
+        f"values and a function (params, apply). HINT: {hint}",
+        key="model",
+    )
 
 
 def _module_of(apply: Any) -> Any:

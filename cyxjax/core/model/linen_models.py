@@ -4,15 +4,13 @@ import dataclasses
 import inspect
 import re
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from flax import linen
 from flax.errors import InvalidRngError
 
-from cyxjax.core.model import linen_modes
 from cyxjax.core.model.batch_stats import (
     is_of_the_model,
     moments_of,
@@ -23,6 +21,7 @@ from cyxjax.core.model.batch_stats import (
 )
 from cyxjax.core.model.calls import call_arguments
 from cyxjax.core.model.first_values import draw
+from cyxjax.core.model.linen_errors import explained
 from cyxjax.core.model.model_fns import MODES, ModelFns, Sown, call_mode
 from cyxjax.core.model.sown import holds_losses, sum_of_sown
 
@@ -43,12 +42,11 @@ def from_linen(module: linen.Module) -> ModelFns:
     bound = module.scope is not None
     module, held = module.unbind() if bound else (module, {})
     sown: set[str] = set()
-    drops: linen_modes.Drops = {}  # in evaluation
 
     def values(key: jax.Array, inputs: PyTree) -> PyTree:
         keys = dict(zip(("params", "dropout"), jax.random.split(key), strict=True))
         called, (args, named) = _called(module, inputs, key, False)
-        with _noting_sown(sown), linen_modes.noting_drops(drops), linen_modes.explained():
+        with explained():
             return called.init(keys, *args, **named)
 
     # Traced once for the shapes and the values: with 2,000 leaves a trace takes seconds.
@@ -58,6 +56,7 @@ def from_linen(module: linen.Module) -> ModelFns:
         # Within a trace (`jax.eval_shape`) nothing is compiled, and jax refuses options there.
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((key, inputs)))
         drawn = values_of(key, inputs) if traced else draw(values_of, key, inputs, options=_RUN_ONCE)
+        sown.update(_sown_collections(drawn))
         variables = {name: kept for name, kept in {**drawn, **held}.items() if name not in sown}
         return variables.pop("params", {}), variables
 
@@ -66,7 +65,7 @@ def from_linen(module: linen.Module) -> ModelFns:
         if not train:
             called, (args, named) = _called(module, inputs, key, train)
             run = lambda rngs: called.apply(variables, *args, rngs=rngs, **named)  # noqa: E731
-            with linen_modes.explained():
+            with explained():
                 return _with_streams(run, key), model_state
         losses = [name for name in sorted(sown) if holds_losses(name)]
 
@@ -77,7 +76,7 @@ def from_linen(module: linen.Module) -> ModelFns:
                 with linen.intercept_methods(_batch_norm):
                     return called.apply(variables, *args, mutable=[*model_state, *losses], rngs=rngs, **named)
 
-            with linen_modes.explained():
+            with explained():
                 return _with_streams(run, key)
 
         output, new_state = run_training(inputs, key)
@@ -86,17 +85,8 @@ def from_linen(module: linen.Module) -> ModelFns:
             output = Sown(output, sum_of_sown(own, again, inputs, key))
         return output, {name: new_state[name] for name in model_state}
 
-    def told(inputs: PyTree) -> list[str]:
-        in_training: linen_modes.Drops = {}
-        if drops:
-            key = jax.random.key(0)
-            params, model_state = jax.eval_shape(init, key, inputs)
-            with linen_modes.noting_drops(in_training):
-                jax.eval_shape(lambda p, s, x: apply(p, s, x, key, True)[1], params, model_state, inputs)
-        return linen_modes.told(drops, in_training)
-
     # By the name of the field alone: flax keeps no word of what `nn.remat` wraps.
-    return ModelFns(init, apply, recomputes=getattr(module, "remat", False) is True, told=told)
+    return ModelFns(init, apply, recomputes=getattr(module, "remat", False) is True)
 
 
 def _sown_in(state: PyTree, names: list[str]) -> list[tuple[str, jax.Array]]:
@@ -125,20 +115,17 @@ def _in_mode(module: linen.Module, train: bool) -> linen.Module:
     return module.clone(**changed) if changed else module
 
 
-@contextmanager
-def _noting_sown(found: set[str]) -> Iterator[None]:
-    """Notes the collections that modules sow into: Flax keeps them apart from no others."""
-    sow = linen.Module.sow
+def _sown_collections(variables: PyTree) -> set[str]:
+    """Names of the collections that modules sow into: those for losses, and those that hold tuples."""
 
-    def noted(self: linen.Module, col: str, *args: Any, **named: Any) -> bool:
-        found.add(col)
-        return sow(self, col, *args, **named)
+    def is_sown(leaf: Any) -> bool:
+        return type(leaf) is tuple
 
-    linen.Module.sow = noted  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        linen.Module.sow = sow  # type: ignore[method-assign]
+    return {
+        name
+        for name, tree in variables.items()
+        if holds_losses(name) or any(map(is_sown, jax.tree.leaves(tree, is_leaf=is_sown)))
+    }
 
 
 def _with_streams(run: Callable[[dict[str, jax.Array]], Any], key: jax.Array) -> Any:

@@ -23,8 +23,6 @@ class ModelFns(NamedTuple):
     """Whether backward computes activations again, which the compiler may have to be told to leave so"""
     computes: Any = None
     """The dtype `apply` casts floating parameters to before it uses them; None: it uses them as they are"""
-    told: Callable[[PyTree], list[str]] = lambda inputs: []
-    """inputs (1, ...) or their shapes, after `init` -> lines on how the model takes its mode"""
 
 
 class Sown(NamedTuple):

@@ -71,7 +71,7 @@ def before_training(
     callbacks.check_watched(recipe.callbacks, watchable)
     rate, lr, steps = settings.step.rate, getattr(recipe.optimizer, "lr", None), _num_steps(prepared)
     learning_rate.refuse_rates_as_factors(rate, lr, steps)
-    lines = [learning_rate.refuse_rates(lr, build_schedule(rate), steps), *recipe.fns.told(prepared.inputs)]
+    lines = [learning_rate.refuse_rates(lr, build_schedule(rate), steps)]
     lines += whole_batch.check_norms(recipe.fns, settings, prepared.inputs)
     for line in filter(None, lines if not local_replicas(mesh).start else []):
         warn_on_stderr(line)

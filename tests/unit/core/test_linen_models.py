@@ -146,100 +146,33 @@ def test_a_switch_by_another_name_is_refused_and_an_option_is_not(argument):
 
 
 class Net(linen.Module):
-    """A Dropout that is told its mode as `told` says, of what the call was given."""
+    """A Dropout whose mode is what `is_off` makes of the keywords of the call."""
 
-    told: Callable
+    is_off: Callable
     norm: dict | None = None
 
     @linen.compact
     def __call__(self, x, **switches):
-        x = linen.Dropout(0.5)(x, deterministic=self.told(switches))
+        x = linen.Dropout(0.5)(x, deterministic=self.is_off(switches))
         return x if self.norm is None else linen.BatchNorm(**self.norm)(x)
 
 
-class Attending(linen.Module):
-    deterministic: Callable
-
-    @linen.compact
-    def __call__(self, x, train: bool = False):
-        attention = linen.MultiHeadDotProductAttention(1, dropout_rate=0.5)
-        return attention(x[:, None], deterministic=self.deterministic(train))
-
-
-class Dropping(linen.Module):
-    """Draws from "dropout" by itself, as stochastic depth does."""
-
-    drops: Callable
-
-    @linen.compact
-    def __call__(self, x, train: bool = False):
-        return x * jax.random.uniform(self.make_rng("dropout")) if self.drops(train) else x
-
-
-class Told(linen.Module):
-    rate: float = 0.5
-
-    @linen.compact
-    def __call__(self, x, train: bool = False):
-        return linen.Dropout(self.rate)(linen.BatchNorm(use_running_average=not train)(x), not train)
-
-
 @pytest.mark.parametrize(
-    ("model", "lines"),
+    ("model", "named"),
     [
-        (Net(lambda switches: not switches.get("train", False)), ["Dropout_0 drops nothing in training"]),
-        (Net(lambda switches: False), ["Dropout_0 drops values in evaluation"]),
-        (Attending(lambda train: False), ["Attention_0 drops values in evaluation"]),
-        (Attending(lambda train: True), ["Attention_0 drops nothing in training"]),
-        (Attending(lambda train: not train), []),
-        (Dropping(lambda train: True), ["own call drops values in evaluation"]),
-        (Dropping(lambda train: train), []),
-        (Told(), []),
-        (linen.Dense(2), []),
-        (linen.Sequential([linen.Dense(2), linen.Dropout(0.0, deterministic=True)]), []),
+        (Net(lambda switches: True, {}), "use_running_average"),
+        (Net(lambda switches: None), "deterministic"),
+        (Net(lambda switches: True, {"use_running_average": False}), "BatchNorm_0"),
     ],
-    ids=[
-        "kwargs",
-        "fixed",
-        "attention on",
-        "attention off",
-        "attention told",
-        "own draws",
-        "own draws told",
-        "told",
-        "no dropout",
-        "rate 0",
-    ],
+    ids=["norm without the flag", "dropout without the flag", "norm in training"],
 )
-def test_dropout_that_does_not_follow_the_mode_is_told(model, lines):
-    fns, inputs = from_linen(model), jnp.ones((1, 4))
-    jax.eval_shape(fns.init, jax.random.key(0), inputs)
-    said = fns.told(inputs)
-    assert len(said) == len(lines)
-    assert all(line in one and "HINT" in one for line, one in zip(lines, said, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (Net(lambda switches: True, {}), r"layer of the model \(BatchNorm\) is not told use_running_average"),
-        (
-            Net(lambda switches: None),
-            r"\(Dropout or attention\) is not told deterministic. HINT: .*deterministic=not",
-        ),
-        (
-            Net(lambda switches: True, {"use_running_average": False}),
-            "model's BatchNorm_0 uses the batch's statistics in evaluation.* HINT: use_running_average=not",
-        ),
-    ],
-    ids=["norm not told", "dropout not told", "norm in training"],
-)
-def test_a_layer_that_cannot_know_the_mode_is_refused_in_a_line(model, message):
+def test_a_layer_without_the_flag_is_refused_in_a_line(model, named):
     fns, inputs = from_linen(model), jnp.ones((1, 4))
 
     def evaluated(key):
         return fns.apply(*fns.init(key, inputs), inputs, key, False)[0]
 
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(ConfigError) as caught:
         jax.eval_shape(evaluated, jax.random.key(0))
     assert "\n" not in str(caught.value)
+    assert named in str(caught.value)

@@ -136,8 +136,10 @@ def test_no_optimizer_no_parameters_and_no_model_are_said():
             DistributedTrainer(mlp(), given, cx.AdamOptimizer())
     with pytest.raises(ConfigError, match="callbacks is one EMA, expected a list"):
         DistributedTrainer(mlp(), cx.CrossEntropyLoss(), cx.AdamOptimizer(), callbacks=cx.EMA())
-    with pytest.raises(ConfigError, match="is not a model cyxjax knows"):
-        DistributedTrainer("mlp", cx.CrossEntropyLoss(), cx.AdamOptimizer())
+    for given in ("mlp", nnx.Linear, object()):
+        with pytest.raises(ConfigError) as refused:
+            DistributedTrainer(given, cx.CrossEntropyLoss(), cx.AdamOptimizer())
+        assert refused.value.key == "model"
     for call in (lambda t: t.params, lambda t: t.save_checkpoint("x"), lambda t: t.state):
         with pytest.raises(GroupError, match=r"call fit\(...\) or load_checkpoint\(...\) first"):
             call(trainer())
