@@ -1,13 +1,11 @@
-"""The coordination service's key-value store: texts exchanged between ranks, without any device.
-
-jax offers its client only through a private module (0.10.2); this is the one place that knows.
-"""
+"""The coordination service's key-value store: texts exchanged between ranks, without any device."""
 
 import re
 import time
 from typing import Any
 
 from cyxjax.errors import GroupError
+from cyxjax.launch.backend import jax_private
 
 _LATE = re.compile(r"timed out task names:\s*((?:\d+[\s,]*)+)")
 
@@ -90,9 +88,7 @@ class Peers:
 
 
 def _client() -> Any:
-    from jax._src import distributed
-
-    client = distributed.global_state.client
+    client = jax_private.coordination_client()
     if client is None:
         raise GroupError(
             "the group has ended: jax.distributed is not running. "

@@ -190,6 +190,13 @@ def program_folder() -> str | None:
     return str(folder) if folder else None
 
 
+def coordination_client() -> Any:
+    """The client of the coordination service that this process is in; None outside a group."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
 def keep_programs(store: Any) -> None:
     """Makes jax look for compiled programs in `store` (get(key), put(key, value)) and hand it new ones.
 
