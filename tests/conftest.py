@@ -33,6 +33,9 @@ os.environ["CYXJAX_COMPILE_CACHE"] = os.environ.pop(
     "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache")
 )
 
+# Some tests measure memory, and the tests' own process must not keep what one of them has freed.
+os.environ["CYXJAX_PAGES"] = "off"
+
 import jax
 import pytest
 from hypothesis import settings

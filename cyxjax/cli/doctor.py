@@ -14,6 +14,7 @@ from cyxjax.cli.checks import Check
 from cyxjax.command import Parser, quiet_output
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR
 from cyxjax.launch import environment
+from cyxjax.launch.backend import pages
 from cyxjax.launch.clusters import discover
 from cyxjax.launch.topology import DEFAULT_PORT, Topology
 from cyxjax.launch.versions import PACKAGES, version_of
@@ -93,7 +94,7 @@ def all_checks(env: Mapping[str, str], folder: Path) -> Iterable[Check]:
     rooms: tuple[Callable[[], Iterable[Check]], ...] = (
         versions,
         lambda: [devices()],
-        lambda: [threads(env)],
+        lambda: [threads(env), memory_pages(env)],
         lambda: [network(), port(int(DEFAULT_PORT))],
         lambda: [disk(folder), open_files()],
     )
@@ -152,6 +153,12 @@ def threads(env: Mapping[str, str]) -> Check:
         hint = f"HINT: unset NPROC, or set it to {wanted}; collectives can stall otherwise."
         return Check("warn", "threads", f"{wanted} virtual devices but {pool} threads (NPROC). {hint}")
     return Check("ok", "threads", f"{cores} cores for this process, {os.cpu_count()} on the host")
+
+
+def memory_pages(env: Mapping[str, str]) -> Check:
+    """How processes on CPUs get their memory, and whether the kernel gives huge pages."""
+    refusal = pages.refused_by_kernel(env, 1)
+    return Check("warn", "pages", refusal) if refusal else Check("ok", "pages", pages.described(env, 1))
 
 
 def network() -> Check:

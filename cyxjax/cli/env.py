@@ -11,6 +11,7 @@ from cyxjax.cli.doctor import devices
 from cyxjax.command import Parser
 from cyxjax.files import is_secret_name, redact
 from cyxjax.launch import environment
+from cyxjax.launch.backend import pages
 from cyxjax.launch.clusters import claims
 from cyxjax.launch.topology import Topology
 from cyxjax.launch.versions import machine, software
@@ -88,6 +89,7 @@ def describe_place(env: Mapping[str, str]) -> list[str]:
         f"meets at    {first.master_addr}:{first.master_port}, waits {first.timeout_ms / 1000:g} s",
         f"backend     {wires} (asked for: {first.backend}; visible GPUs: {len(gpus)})",
     ]
+    lines += [f"pages       {pages.described(env, first.local_world_size)}"]
     lines += [f"also says   {_source(other, env)}: the same place" for other in others]
     lines += [f"note        {text}" for text in _notes(first, wires, env)]
     return lines

@@ -130,6 +130,8 @@ class DistributedTrainingConfig(Strict):
     """Steps queued on the device before the host waits for the older half."""
     compile_cache: bool | str = "auto"
     """Where compiled programs are kept for the next start: a folder, off, or auto (the user's ~/.cache)."""
+    memory_pages: Literal["auto", "kept", "off"] = "auto"
+    """Pages of memory on CPUs: kept from step to step, off (also what a launcher has set), or auto."""
 
     checkpoint_dir: str = "./checkpoints"
     """Folder of the checkpoints (in an experiment: inside run_dir)."""
@@ -215,6 +217,11 @@ class DistributedTrainingConfig(Strict):
     @classmethod
     def _named_cache(cls, value: bool | str) -> str:
         return {True: "auto", False: "off", "": "off"}.get(value, str(value))  # YAML has on and off as bool
+
+    @field_validator("memory_pages", mode="before")
+    @classmethod
+    def _named_pages(cls, value: object) -> object:
+        return {True: "auto", False: "off"}[value] if isinstance(value, bool) else value
 
     @field_validator("save_on_master_only")
     @classmethod

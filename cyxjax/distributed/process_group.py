@@ -12,7 +12,7 @@ from typing import Any
 from cyxjax.errors import ConfigError, GroupError
 from cyxjax.known_errors import translated
 from cyxjax.launch import environment as backends
-from cyxjax.launch.backend import platforms, programs
+from cyxjax.launch.backend import pages, platforms, programs
 from cyxjax.launch.clusters import discover
 from cyxjax.launch.connect import connect, disconnect
 from cyxjax.launch.environment import here, prepare
@@ -89,6 +89,8 @@ def init(
     prepare(replace(topology, backend=chosen), share, asked=topology.backend, threads=threads)
     connect(replace(topology, backend=chosen), code_facts() if topology.world_size > 1 else None)
     programs.keep(tell=topology.is_master)
+    if chosen == "gloo":
+        pages.use(processes_here=topology.local_world_size)
 
     from cyxjax.core.mesh import build_mesh, local_replicas  # only now may jax start
     from cyxjax.core.parts import repeatable

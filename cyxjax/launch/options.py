@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from cyxjax.command import Parser, number
 from cyxjax.errors import ConfigError, nearest
+from cyxjax.launch.backend import pages
 from cyxjax.launch.environment import visible_gpus
 from cyxjax.launch.heartbeat import Limits
 from cyxjax.launch.local_ranks import LocalRanks, elastic_hosts, find_place
@@ -25,6 +26,7 @@ class Options:
     only_files, shown: local ranks whose output goes to their log only, and those not filtered out.
     hosts: (fewest, most) of a job whose hosts come and go; None for a fixed number.
     grace_s: between SIGTERM and SIGKILL. limits: how long a rank may make no progress.
+    pages: of memory, one of `pages.WORDS`.
     """
 
     place: LocalRanks
@@ -35,6 +37,7 @@ class Options:
     shown: frozenset[int] = field(default_factory=frozenset)
     grace_s: float = 30.0
     limits: Limits = field(default_factory=Limits)
+    pages: str = pages.AUTO
     hosts: tuple[int, int] | None = None
 
 
@@ -59,6 +62,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         shown=_ranks(given.local_ranks_filter, nproc),
         grace_s=given.grace,
         limits=Limits.parse(given.hang_timeout),
+        pages=given.pages,
         hosts=elastic_hosts(given.nnodes),
     )
 
@@ -96,6 +100,7 @@ def _build_parser() -> Parser:
     add("--local-ranks-filter", default="", help="show the output of these local ranks only, e.g. 0,1")
     add("--grace", type=number(0, 86_400, float), default=30.0, help="seconds between SIGTERM and SIGKILL")
     add("--hang-timeout", default="auto", help="seconds without progress; 0 off; 60,compile=900 by phase")
+    add("--pages", default=pages.AUTO, choices=pages.WORDS, help="memory pages of ranks on CPUs")
     add("-m", "--module", action="store_true", help="run a module, as python -m does")
     add("--no-python", action="store_true", help="run a program that is no Python script")
     return parser

@@ -14,7 +14,7 @@ from cyxjax.core.model.lora import merged
 from cyxjax.core.step import TrainState
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError, ConfigError, GroupError, NotSavedError
-from cyxjax.launch.backend import programs
+from cyxjax.launch.backend import pages, programs
 from cyxjax.launch.heartbeat import beat
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -124,6 +124,7 @@ class Session:
         self.present.refuse_in_fit("fit")
         if config is not None:
             programs.keep(config.compile_cache, tell=self.is_master)
+            pages.use(config.memory_pages, self.group.topology.local_world_size)
         tape = self.ledger.open()
         tape.marks = self.marks
         kept: Any = {"remat": self.remat, "last": self._prepared, "check": checks.before_building}

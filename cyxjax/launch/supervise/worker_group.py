@@ -10,6 +10,7 @@ from types import FrameType, TracebackType
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, ConfigError
 from cyxjax.launch import output, terminal
+from cyxjax.launch.backend import pages
 from cyxjax.launch.failure import report
 from cyxjax.launch.failure.record import STOPS, ErrorRecord
 from cyxjax.launch.local_ranks import LocalRanks
@@ -46,7 +47,8 @@ class WorkerGroup:
     """
 
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
-        self.options, self._env = options, dict(env)
+        own = dict(env) if options.pages == pages.AUTO else {**env, pages.VARIABLE: options.pages}
+        self.options, self._env = options, own | pages.variables(own, options.place.nproc)
         _make_folder(options.log_dir)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._reaper = Reaper()

@@ -38,7 +38,7 @@ _FEW = 3  # records that are compared where a call has no time to read more
 _A_RANKS_OWN = (
     *("run_dir", "checkpoint_dir", "save_on_master_only", "keep_last", "keep_best", "cpu_devices"),
     *("verbose", "log_every_n_batches", "sinks", "wandb", "num_workers", "prefetch", "data"),
-    *("compile_cache", "profile"),
+    *("compile_cache", "memory_pages", "profile"),
 )
 # jax pins a host callback to the device of each process.
 _OF_ONE_PROCESS = re.compile(r"^\s*sdy\.mesh @maximal.*$|mhlo\.backend_config = \{index.*?\}", re.MULTILINE)

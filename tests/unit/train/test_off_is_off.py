@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+import yaml
 from flax import linen
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
@@ -20,7 +21,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError
-from cyxjax.launch.backend import programs
+from cyxjax.launch.backend import pages, programs
 from cyxjax.train import experiment
 from cyxjax.train.__main__ import main
 from cyxjax.train.loop import Hook
@@ -63,6 +64,14 @@ def test_a_fit_keeps_compiled_programs_where_its_configuration_says(tmp_path, mo
     finally:
         monkeypatch.undo()
         programs.keep()
+
+
+def test_a_fit_sets_the_pages_of_memory_that_its_configuration_says(monkeypatch):
+    asked = []
+    monkeypatch.setattr(pages, "use", lambda word, processes_here: asked.append(word))
+    fit()
+    fit(memory_pages=yaml.safe_load("off"))
+    assert asked == ["auto", "off"]
 
 
 def everything(folder):

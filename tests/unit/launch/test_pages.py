@@ -1,0 +1,116 @@
+"""Pages of memory: what a launcher sets, what a process sets by itself, and what a user has set stays."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cyxjax.errors import ConfigError
+from cyxjax.launch.backend import pages
+from tests.support.launching import launch
+
+CPU = {"JAX_PLATFORMS": "cpu"}
+KEPT = {"MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
+
+
+@pytest.fixture(autouse=True)
+def room(monkeypatch):
+    """8 GB of memory are available."""
+    monkeypatch.setattr(pages, "available_bytes", lambda: 8 * 10**9)
+
+
+def test_the_default_needs_two_gigabytes_for_each_process_and_no_gpu(monkeypatch):
+    assert [pages.chosen(CPU, number) for number in (1, 4, 5)] == [pages.DEFAULT, pages.DEFAULT, "off"]
+    monkeypatch.setattr(pages, "visible_gpus", lambda env: ["0"])
+    assert [pages.chosen(env, 1) for env in ({}, CPU)] == ["off", pages.DEFAULT]
+    assert pages.chosen({"DISTRIBUTED_BACKEND": "gloo"}, 1) == pages.DEFAULT
+
+
+def test_the_user_has_the_last_word():
+    assert pages.variables(CPU | {pages.VARIABLE: "off"}, 1) == {}
+    assert set(pages.variables(CPU | {pages.VARIABLE: "kept"}, 100)) == KEPT
+    assert pages.variables(CPU | {pages.VARIABLE: "huge"}, 1) == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    own = CPU | {
+        "MALLOC_ARENA_MAX": "3",
+        "GLIBC_TUNABLES": "glibc.malloc.check=1",
+        pages.VARIABLE: "huge+kept",
+    }
+    added = pages.variables(own, 1)
+    assert set(added) == KEPT - {"MALLOC_ARENA_MAX"} | {"GLIBC_TUNABLES"}
+    assert added["GLIBC_TUNABLES"] == "glibc.malloc.check=1:glibc.malloc.hugetlb=1"
+    own["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=0"
+    assert "GLIBC_TUNABLES" not in pages.variables(own, 1)
+    with pytest.raises(ConfigError, match=pages.VARIABLE):
+        pages.chosen({pages.VARIABLE: "large"}, 1)
+
+
+def test_the_memory_of_a_control_group_counts(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
+    assert pages.available_bytes(tmp_path) == 4_096_000
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.current").write_text("1000\n")
+    (group / "memory.max").write_text("max\n")
+    assert pages.available_bytes(tmp_path) == 4_096_000
+    (group / "memory.max").write_text("3000\n")
+    assert pages.available_bytes(tmp_path) == 2000
+    assert pages.available_bytes(tmp_path / "none") == 0
+
+
+def test_a_kernel_without_huge_pages_is_said_with_the_remedy(tmp_path):
+    kernel = tmp_path / "enabled"
+    kernel.write_text("always [madvise] never\n")
+    wanted = CPU | {pages.VARIABLE: "huge"}
+    assert pages.refused_by_kernel(wanted, 1, kernel) == ""
+    kernel.write_text("always madvise [never]\n")
+    assert str(kernel) in pages.refused_by_kernel(wanted, 1, kernel)
+    assert pages.refused_by_kernel(CPU | {pages.VARIABLE: "kept"}, 1, kernel) == ""
+
+
+# Faults of touching 64 MB that were freed before, and the kernel's word of whether huge pages are disabled.
+PROGRAM = """
+import ctypes, resource, sys
+from cyxjax.launch.backend import pages
+for word in sys.argv[1:]:
+    pages.use(word)
+def touch():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    bytearray(64_000_000)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+touch()
+print(touch(), ctypes.CDLL(None).prctl(42, 0, 0, 0, 0))
+"""
+
+
+def touched(*words, **env):
+    """(page faults of 64 MB, whether huge pages are disabled) in a process that is told `words`."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))} | CPU | env
+    command = [sys.executable, "-c", PROGRAM, *words]
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, check=True, timeout=60)
+    return tuple(map(int, done.stdout.split()))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="settings of glibc")
+def test_a_process_keeps_its_pages_and_off_takes_that_back():
+    assert touched("auto", CYXJAX_PAGES="off")[0] > 10_000  # 15,600 pages of 4 kB
+    assert touched("auto", CYXJAX_PAGES="kept")[0] < 1_000
+    kept = pages.variables(CPU | {pages.VARIABLE: "kept"}, 1)
+    assert touched("auto", CYXJAX_PAGES="off", **kept)[0] < 1_000  # as the user, or a launcher, has set it
+    faults, disabled = touched("auto", "off", CYXJAX_PAGES="kept", **kept)
+    assert faults > 10_000
+    assert disabled == 1
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(("flags", "wanted"), [((), KEPT | {"GLIBC_TUNABLES"}), (("--pages", "off"), set())])
+def test_the_launcher_sets_them_for_its_ranks(tmp_path, flags, wanted, monkeypatch):
+    for name in (*KEPT, "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    script = tmp_path / "rank.py"
+    script.write_text("import os; print([n for n in os.environ if n.startswith(('MALLOC_', 'GLIBC_'))])")
+    env = {"CYXJAX_PAGES": "huge+kept"}
+    run = launch(tmp_path, 1, *flags, script=script, **env)
+    assert set(eval(run.out)) == wanted, run.err
