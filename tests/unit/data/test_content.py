@@ -48,6 +48,13 @@ def test_two_samples_that_are_swapped_are_seen(length, to_the_bit):
     assert difference(*floats)[0] == "the bytes of all samples"
 
 
+def test_whole_slices_that_are_swapped_are_seen():
+    x = np.random.default_rng(0).integers(0, 256, (8, 1 << 20)).astype(np.uint8)  # a sample is a slice
+    other = swapped(x)
+    assert difference(ArrayDataset(x, x), ArrayDataset(other, other)) is not None
+    assert content.digest(x) != content.digest(other)
+
+
 def test_one_byte_of_40_megabytes_is_seen_in_memory_and_in_a_mapped_file(tmp_path):
     x = np.arange(10_000_000, dtype=np.int32).reshape(10_000, 1000)
     x.tofile(tmp_path / "x")
