@@ -77,7 +77,7 @@ def _name_or_named(value: Any) -> Any:
 
 
 def _optimizer(name: str) -> str:
-    known = dict.fromkeys(OPTIMIZERS + OPTAX + TOLD_THE_LOSS)
+    known = dict.fromkeys(OPTIMIZERS + OPTAX + OPTAX_CONTRIB + TOLD_THE_LOSS)
     if name in WANT_THE_LOSS:
         raise ValueError(
             f"it asks for the value of the loss, and is no rule by itself; {WANT_THE_LOSS[name]}"
@@ -98,6 +98,10 @@ OPTAX = (  # further ones by optax's names; a test holds that they are all that 
     *("adabelief", "adadelta", "adafactor", "adamax", "adamaxw", "adan", "amsgrad", "fromage", "lars"),
     *("nadam", "nadamw", "noisy_sgd", "novograd", "optimistic_adam_v2"),
     *("optimistic_gradient_descent", "radam", "rprop", "sign_sgd", "signum", "sm3", "yogi"),
+)
+OPTAX_CONTRIB = (  # of optax.contrib; its schedule_free rules evaluate other parameters than they train
+    *("acprop", "ademamix", "adopt", "cocob", "dadapt_adamw", "dog", "dowg", "galore", "madgrad", "muon"),
+    *("prodigy", "simplified_ademamix"),
 )
 TOLD_THE_LOSS = ("polyak_sgd",)  # they are given the mean of a step's global batch
 WANT_THE_LOSS = {  # optax's rules that search along the loss, or need a rule before them -> what to take

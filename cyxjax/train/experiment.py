@@ -79,7 +79,7 @@ def _room_on_disk(run_dir: str) -> Iterator[None]:
         yield
     except OSError as err:
         raise CheckpointError(
-            f"run_dir={run_dir}: {err.filename or ''} {err.strerror or err}. "
+            f"run_dir={run_dir}: {f'{err.filename}: ' if err.filename else ''}{err.strerror or err}. "
             "HINT: free space there, or name another run_dir."
         ) from err
 

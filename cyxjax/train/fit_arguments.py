@@ -3,8 +3,11 @@
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.errors import ConfigError, nearest
+
+_OF_A_RUN_FOLDER = {"run_dir", "sinks", "report", "wandb", "profile"}
 
 
 def parse(
@@ -16,19 +19,22 @@ def parse(
 ) -> tuple[tuple[Any, ...], DistributedTrainingConfig | None]:
     """(data, configuration) of `fit(*data, config=..., validation_data=..., **settings)`.
 
-    `settings` are keys of the configuration; they replace those of `config`, which stays as it is.
+    `settings` are keys of the configuration; they replace those of `config`, which stays as it is. With
+    run_dir or another key of a run folder it becomes a `TrainConfig`.
     known: the other keywords of `fit`. Raises: ConfigError for a keyword that is neither.
     """
     given = list(data)
     if given and isinstance(given[-1], DistributedTrainingConfig):
         config = given.pop()
+    taken = {*DistributedTrainingConfig.model_fields, *_OF_A_RUN_FOLDER}
     for word in settings:
-        if word not in DistributedTrainingConfig.model_fields:
-            hint = nearest(word, {*known, *DistributedTrainingConfig.model_fields})
-            raise ConfigError(f"fit takes no {word}. HINT: {hint}", key=word)
+        if word not in taken:
+            raise ConfigError(f"fit takes no {word}. HINT: {nearest(word, {*known, *taken})}", key=word)
     if settings:
         before = {} if config is None else {one: getattr(config, one) for one in config.model_fields_set}
-        config = (DistributedTrainingConfig if config is None else type(config))(**(before | settings))
+        kind = DistributedTrainingConfig if config is None else type(config)
+        kind = TrainConfig if settings.keys() & _OF_A_RUN_FOLDER else kind
+        config = kind(**(before | settings))
     if validation_data is not None:
         is_pair = isinstance(validation_data, tuple | list) and len(given) == len(validation_data) == 2
         given += list(validation_data) if is_pair else [validation_data]

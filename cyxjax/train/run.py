@@ -27,7 +27,7 @@ from cyxjax.train.hooks.profile import ProfileHook
 from cyxjax.train.hooks.progress import HistoryHook, RecordHook
 from cyxjax.train.hooks.saving import CheckpointHook, StopHook
 from cyxjax.train.hooks.sentinel import SentinelHook
-from cyxjax.train.loop import Feed, Hook, Position, RunState
+from cyxjax.train.loop import EpochInfo, Feed, Hook, Position, RunState
 from cyxjax.train.monitor import Watchable, watchable_in
 from cyxjax.train.session import Session
 from cyxjax.train.settings import Course, Settings, Watch
@@ -99,6 +99,10 @@ def run_from(
         if end.position == start.position and reason is not EPOCHS:
             console.note(f"This run had already been stopped by {reason.note}. HINT: {reason.hint}.")
         session.unsaved = _unsaved(checkpointer, end.position.step)
+    if session.history.stopped_by == "max_steps" and end.position.step_in_epoch:
+        means = session.recipe.metrics.over_all(end.sums, "an epoch of training")
+        cut_short = EpochInfo(end.position._replace(epoch=end.position.epoch + 1), means, {})
+        HistoryHook(session.history, built.learning_rate).add_row(cut_short)
     session.history.skipped_steps = int(local_value(built.sync.skipped(end.state.sync)))
     return end
 

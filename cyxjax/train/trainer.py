@@ -7,6 +7,7 @@ from typing import Any
 
 import optax
 
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import PerExample, as_per_example
 from cyxjax.core.metrics import Metrics, metrics_of
@@ -105,6 +106,7 @@ class DistributedTrainer(GivenOnce):
         Keys of the configuration may be given as keywords: fit(X, y, epochs=3, batch_size=32), and validation
         data as validation_data=(X_val, y_val). schedule: optimizer steps done -> factor on the optimizer's
         learning rate; lr_schedule: optimizer steps done -> learning rate. ckpt_path: as `load_checkpoint`.
+        run_dir: a folder for metrics, history, checkpoints and a report; sinks: see `TrainConfig`.
         A second call goes on from the trained parameters, also after one that ended in an error. With
         `config.resume` a run that was cut short goes on from its newest good checkpoint.
         Raises: ConfigError and DataError before anything is written;
@@ -118,7 +120,12 @@ class DistributedTrainer(GivenOnce):
         schedule = fit_arguments.schedule_of(schedule, lr_schedule, lr)
         with nullcontext() if config is None else config.in_a_fit():
             prepared = self.prepare(*data, config=config, schedule=schedule)
-            history = self.fit_prepared(prepared, console=console, open_sink=open_sink)
+            if isinstance(config, TrainConfig):
+                from cyxjax.train.script_run import fit_into_folder
+
+                history = fit_into_folder(self, prepared, config, console)
+            else:
+                history = self.fit_prepared(prepared, console=console, open_sink=open_sink)
         if self.stopped_by_signal and self.is_master():
             warn_on_stderr(f"fit: stopped by a signal at step {history.num_steps}. HINT: rerun to go on.")
         return history

@@ -74,6 +74,7 @@ BORDER = {
         "checks/learning_rate",
         "checks/order",
         "fit_arguments",
+        "script_run",
         "start/prepare",
         "rates/plan",
         "start/named",

@@ -31,6 +31,8 @@ class HistoryHook(Hook):
         self._started = time.monotonic()
 
     def on_start(self, moment: RunState) -> None:
+        if moment.position.step_in_epoch:
+            self._drop_row(moment.position.epoch)
         # Samples of earlier processes of this run: their rate times their time.
         self._samples = self._history.samples_per_second * self._before_s
         self._started = time.monotonic()
@@ -39,6 +41,11 @@ class HistoryHook(Hook):
         self._samples += info.sums[0, 1]
 
     def on_epoch(self, info: EpochInfo) -> None:
+        self.add_row(info)
+        self._totals(info.position)
+
+    def add_row(self, info: EpochInfo) -> None:
+        """The entry of an epoch; also of one that `max_steps` cut short."""
         h = self._history
         h.epochs.append(info.position.epoch - 1)
         h.steps.append(info.position.step)
@@ -50,7 +57,21 @@ class HistoryHook(Hook):
             h.grad_norm_epochs.append(info.position.epoch - 1)
             h.grad_norms.append(info.train[GRAD_NORM])
         self._own("train", info.train)
-        self._totals(info.position)
+
+    def _drop_row(self, epoch: int) -> None:
+        """Removes the entry of an epoch that was cut short and goes on: it will have a whole one."""
+        h = self._history
+        if h.epochs[-1:] != [epoch]:
+            return
+        if len(h.learning_rates) == len(h.epochs):
+            h.learning_rates.pop()
+        own = [values for name, values in h.metrics.items() if name.startswith("train_")]
+        rows: list[list[Any]] = [h.epochs, h.steps, h.train_losses, h.train_accuracies, *own]
+        for values in rows:
+            values.pop()
+        if h.grad_norm_epochs[-1:] == [epoch]:
+            h.grad_norm_epochs.pop()
+            h.grad_norms.pop()
 
     def on_evaluation(self, info: EpochInfo) -> None:
         self._evaluated(info, info.position.epoch)

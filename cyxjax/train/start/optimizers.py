@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import wraps
+from importlib import import_module
 from inspect import signature
 from typing import Any, TypeVar, cast
 
 import optax
 
-from cyxjax.config.sections import OPTAX, TOLD_THE_LOSS, OptimizerConfig
+from cyxjax.config.sections import OPTAX, OPTAX_CONTRIB, TOLD_THE_LOSS, OptimizerConfig
 from cyxjax.core.makers import maker_of
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.plugins import checked_kinds, named
@@ -183,9 +184,10 @@ def _built(section: OptimizerConfig) -> optax.GradientTransformation:
         _check_decays(section.name, given)
         decay = 0.0 if section.name in _DECOUPLED else section.weight_decay
         return named_rate(_with_l2(decay, rule(section.lr, **given)), section.lr)
-    found = named(
-        "optimizer", section.name, {name: getattr(optax, name) for name in (*OPTAX, *TOLD_THE_LOSS)}
-    )
+    known = {name: getattr(optax, name) for name in (*OPTAX, *TOLD_THE_LOSS)}
+    if section.name in OPTAX_CONTRIB:  # loaded where it is asked for alone
+        known[section.name] = getattr(import_module("optax.contrib"), section.name)
+    found = named("optimizer", section.name, known)
     if isinstance(found, optax.GradientTransformation) and section.model_fields_set <= {"name", "groups"}:
         return found
     if not callable(found):

@@ -8,8 +8,10 @@ import pytest
 from flax import linen
 
 import cyxjax as cx
+from cyxjax.config.sections import OPTAX_CONTRIB, OptimizerConfig
 from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import ConfigError
+from cyxjax.train.start.optimizers import build_optimizer
 from tests.support.trainers import CLASSES, X, Y, config
 
 
@@ -167,3 +169,40 @@ def test_unknown_attributes_of_the_distributed_configurations_are_refused():
     for one in (cx.distributed.DistributedConfig(), cx.distributed.DDPConfig()):
         with pytest.raises(AttributeError, match="bucket_mb"):
             one.bucket_mb = 3
+
+
+def test_a_run_folder_and_sinks_are_keywords_of_fit(tmp_path):
+    folder = tmp_path / "run"
+    words = QUIET | {"checkpoint_every_n_epochs": 1, "run_dir": str(folder), "sinks": ["csv", "jsonl"]}
+    first = trainer().fit(X, Y, validation_data=(X[:8], Y[:8]), **words)
+    kept = {path.name for path in folder.iterdir()}
+    assert {"metrics.csv", "metrics.jsonl", "history.json", "checkpoints", "report.html"} <= kept
+    again = trainer().fit(X, Y, validation_data=(X[:8], Y[:8]), **words | {"epochs": 3})
+    assert again.train_losses[:2] == first.train_losses
+    assert len(again.train_losses) == 3
+    with pytest.raises(ConfigError) as caught:
+        trainer().fit(X, Y, **words | {"sinks": ["cvs"]})
+    assert "sinks" in str(caught.value)
+    assert "cvs" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", OPTAX_CONTRIB)
+def test_rules_of_optax_contrib_go_by_their_names(name):
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        rule = build_optimizer(OptimizerConfig(name=name, lr=0.1))
+        params = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
+        updates, _ = rule.update(jax.tree.map(jnp.ones_like, params), rule.init(params), params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(updates))
+
+
+def test_an_epoch_that_max_steps_cuts_short_is_a_row_of_the_history(tmp_path):
+    words = QUIET | {"run_dir": str(tmp_path / "run"), "sinks": [], "batch_size": 1, "epochs": 2}
+    whole = trainer().fit(X, Y, **QUIET | {"batch_size": 1})
+    steps = whole.num_steps // 2
+    cut = trainer().fit(X, Y, **words, max_steps=steps + 2)
+    assert cut.epochs == [0, 1]
+    assert cut.train_losses[0] == whole.train_losses[0]
+    assert cut.steps == [steps, steps + 2]
+    on = trainer().fit(X, Y, **words)
+    assert on.epochs == [0, 1]
+    assert on.train_losses == whole.train_losses

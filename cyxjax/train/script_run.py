@@ -1,0 +1,39 @@
+"""A fit of a program of one's own that keeps a run folder: `fit(X, y, run_dir="runs/a", sinks=["csv"])`."""
+
+from contextlib import nullcontext
+
+from cyxjax.checkpoint.run_lock import RunLock
+from cyxjax.config.experiment import TrainConfig
+from cyxjax.observe.console import Console, build_console
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.records import Sink, or_told
+from cyxjax.observe.sinks import build_sinks, check_names
+from cyxjax.train import reporting
+from cyxjax.train.start.prepare import Prepared
+from cyxjax.train.trainer import DistributedTrainer
+
+
+def fit_into_folder(
+    trainer: DistributedTrainer, prepared: Prepared, config: TrainConfig, console: Console | None
+) -> DistributedTrainingHistory:
+    """`trainer.fit_prepared` with the sinks, history and report of `config` in its run folder.
+
+    Model and data are the program's: config.yaml is not written, and `cx.load_run` cannot make them again.
+    """
+    check_names(config.sinks)
+    is_master, folder = trainer.is_master(), config.run_folder
+    console = console or build_console(is_master, config.verbose)
+    prepared = prepared._replace(settings=prepared.settings._replace(experiment=None))
+
+    def open_sink(step: int) -> Sink:
+        return build_sinks(config.sinks, config.run_dir, is_master, config.resolved(), resume_step=step)
+
+    with RunLock(folder.root) if is_master else nullcontext():
+        try:
+            return trainer.fit_prepared(prepared, console=console, open_sink=open_sink)
+        finally:
+            if is_master:
+                with or_told(folder.history, console.note):
+                    trainer.history.save(folder.history)
+                if config.report:
+                    reporting.draw(folder, config.resolved(), TrainConfig().resolved(), console.note)
