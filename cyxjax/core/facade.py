@@ -169,7 +169,7 @@ def build_reduce(
 
 
 def init_on(mesh: Mesh, transformation: optax.GradientTransformation, spec: PyTree, params: PyTree) -> PyTree:
-    """The first state of a reducer or an optimizer, placed as `spec` says."""
+    """The first state of a reducer or an optimizer, placed by `spec`."""
     init = lambda p: from_replica(transformation.init(p), spec)  # noqa: E731
     return jax.jit(sync_map(init, mesh, REPLICATED, spec))(params)
 

@@ -1,6 +1,6 @@
 """Which wrapped model made an array: jax's arrays carry no attributes, and `loss.backward()` needs it.
 
-Weak, and asked of the maker itself: an array that is gone, or another one in its place, has no maker.
+References are weak, and the wrapper confirms that the array is its own: ids of deleted arrays are reused.
 """
 
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ class Maker(Protocol):
     """A wrapped model (`DistributedDataParallel`)."""
 
     def made(self, array: Any) -> bool:
-        """Whether `array` is its last output, or of the parameters it last handed out."""
+        """Whether `array` is its last output, or of the parameters it last returned."""
 
     def loss(self, criterion: Any, output: Any, target: Any = None) -> Any:
         """The loss of its output, with `.backward()`."""
@@ -29,13 +29,13 @@ _MAKERS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def note(tree: Any, maker: Any) -> None:
-    """Remembers who made `tree`, by its first array."""
+    """Remembers the wrapper that made `tree`, by its first array."""
     for leaf in jax.tree.leaves(tree)[:1]:
         _MAKERS[id(leaf)] = maker
 
 
 def maker_of(tree: Any) -> Maker | None:
-    """Who made `tree`; None where nobody says so."""
+    """The wrapper that made `tree`, or None."""
     if isinstance(tree, jax.core.Tracer):
         return None
     for leaf in jax.tree.leaves(tree)[:1]:

@@ -1,4 +1,4 @@
-"""A loss that knows what it was computed from, so that `loss.backward()` can be written."""
+"""A loss with the gradient of the output it was computed from, so that `loss.backward()` works."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,7 +8,7 @@ import jax
 
 @dataclass(frozen=True)
 class BoundLoss:
-    """The mean loss of this process's batch and the way back from it; made by `ddp.loss(...)`.
+    """The mean loss of this process's batch with `.backward()`; made by `ddp.loss(...)`.
 
     It can be scaled (`loss / accumulation_steps`), read (`loss.item()`, `float(loss)`) and pulled back once.
     """
@@ -44,7 +44,7 @@ class BoundLoss:
         return self.value * self.scale
 
     def __add__(self, other: Any) -> jax.Array:
-        """A number, which has no way back."""
+        """An array without `backward`."""
         return self.__jax_array__() + other
 
     __radd__ = __add__

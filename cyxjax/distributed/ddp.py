@@ -45,7 +45,7 @@ class DistributedDataParallel:
     model: as for the trainer. Inputs are one argument, a tree of arrays (n, ...); n may differ between
     processes, and be 0. A process that owns several devices cuts its rows over them.
     Parameters are drawn from `seed`, at once where the model allows it, else in the first forward pass, which
-    all ranks then make; rank 0's become everybody's.
+    all ranks then make; rank 0's are broadcast.
     device_ids, output_device, static_graph: accepted; devices are chosen when the group is formed.
     broadcast_buffers: accepted; each update averages running statistics over all samples in any case.
     Raises: GroupError before init_process_group; DesyncError naming the leaf if models differ.
@@ -81,7 +81,7 @@ class DistributedDataParallel:
         self._state = HeldState(self._mesh, hook, options, keeps=self._model_sync.holds_values)
         self._since = Gathered()  # the last update
         self._unused = UnusedLeaves()
-        self._handed_out: Any = lambda: None  # weak: the first array of what `parameters` gave last
+        self._returned: Any = lambda: None  # weak: the first array of what `parameters` gave last
         self._may_sync = True
         if self._model_sync.holds_values:  # it needs no inputs to know its shapes
             self.init(None)
@@ -89,7 +89,7 @@ class DistributedDataParallel:
     def forward(self, inputs: PyTree) -> PyTree:
         """The model's output for this process's rows, (n, ...), on this process's devices.
 
-        In training mode it can be pulled back once; in evaluation mode there is no way back.
+        In training mode `backward` may follow once; in evaluation mode nothing is kept for it.
         """
         inputs, rows = values.as_rows(inputs)
         if not self._state.exists:
@@ -200,7 +200,7 @@ class DistributedDataParallel:
         return bool(local_value(finite))
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
-        """Gradients travel as `hook` says (`comm_hooks`). Raises: ConfigError for a second or late one."""
+        """Gradients are reduced by `hook` (`comm_hooks`). Raises: ConfigError for a second or late one."""
         if self._config.comm_hook is not None or self._state.is_trained:
             raise ConfigError(
                 "a communication hook is registered once, before the first update. "
@@ -210,7 +210,7 @@ class DistributedDataParallel:
         self._config.comm_hook = (state, hook)
 
     def init(self, inputs: PyTree) -> None:
-        """Draws the parameters for inputs like these, and makes rank 0's everybody's. All ranks together."""
+        """Draws the parameters for inputs like these, and broadcasts rank 0's. All ranks call it."""
         drawn, key = values.first_values(self._fns, self._seed, inputs), self._key()
         if self.get_world_size() > 1:
             collectives.check_same(drawn, "DistributedDataParallel(model)")
@@ -223,14 +223,14 @@ class DistributedDataParallel:
         """The parameters as host arrays. Raises: GroupError before a model that needs inputs has seen any."""
         self._pull()
         found = jax.tree.map(local_value, self._state.whole.params)
-        self._handed_out = weakref.ref(jax.tree.leaves(found)[0])
+        self._returned = weakref.ref(jax.tree.leaves(found)[0])
         makers.note(found, self)
         return found
 
     def made(self, array: Any) -> bool:
         """Whether `array` is the output that waits for its backward, or of what `parameters` gave last."""
         waiting = jax.tree.leaves(self._since.output)[:1]
-        return any(array is one for one in (*waiting, self._handed_out()))
+        return any(array is one for one in (*waiting, self._returned()))
 
     def state_dict(self) -> dict[str, PyTree]:
         """Host arrays {"step", "params", "model_state", "optimizer"}, without what a hook has yet to send."""

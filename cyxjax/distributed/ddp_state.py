@@ -37,7 +37,7 @@ class Gathered:
     """After the reduction; replicated."""
     num_forwards: int = 0
     is_zeroed: bool = False
-    """Whether gradients were zeroed since the last forward pass, which is pulled back next or gone."""
+    """Whether gradients were zeroed since the last forward pass; a later evaluation drops that pass."""
 
 
 class HeldState:
@@ -156,7 +156,7 @@ class HeldState:
         return UpdatePrograms(self._mesh, self._hook, optimizer, self._options, self._keeps)
 
     def _waiting(self) -> AbstractContextManager[None]:
-        """Tells the supervisor of a step that waits for the others; only CPUs wait where it is sent off."""
+        """Reports to the supervisor a step that waits for other processes; on CPUs dispatch itself waits."""
         waits = self._mesh.devices.flat[0].platform == "cpu" and jax.process_count() > 1
         return heartbeat.together(heartbeat.pulse().step + 1) if waits else nullcontext()
 

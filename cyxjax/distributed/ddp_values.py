@@ -14,7 +14,7 @@ PyTree = Any
 
 
 def first_values(fns: ModelFns, seed: int, inputs: PyTree) -> tuple[PyTree, PyTree]:
-    """(params, model_state) drawn for inputs like these, as host arrays; only one row is looked at."""
+    """(params, model_state) drawn for inputs like these, as host arrays; only one sample is used."""
     sample = jax.tree.map(
         lambda a: np.asarray(a[:1]) if a.shape[0] else np.zeros((1, *a.shape[1:]), a.dtype), inputs
     )
@@ -57,9 +57,9 @@ def check_like(output_grad: PyTree, output: PyTree, at: PyTree = None) -> None:
     pairs = zip(jax.tree.leaves(at), jax.tree.leaves(output), strict=False)
     if any(a is not b and np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in pairs):
         raise DataError(
-            "the loss is of other values than the last forward pass gave, and what made them of those has no "
-            "way back. HINT: do it within the loss, ddp.loss(lambda out, y: criterion(f(out), y), outputs, "
-            "targets), or in the model; call backward before the next forward pass."
+            "the loss was computed from other values than the last forward pass returned, and the change "
+            "between them has no gradient. HINT: ddp.loss(lambda out, y: criterion(f(out), y), outputs, "
+            "targets), or change them in the model; call backward before the next forward pass."
         )
 
 

@@ -1,4 +1,4 @@
-"""Which parameters no update has moved: torch's `find_unused_parameters`, told once."""
+"""Which parameters no update has moved: torch's `find_unused_parameters`, a warning once."""
 
 import warnings
 from typing import Any
@@ -24,10 +24,10 @@ class UnusedLeaves:
             return []
         return [name for (name, _), unused in zip(describe(params), self._zero, strict=True) if unused]
 
-    def note(self, mean_grads: PyTree, params: PyTree, tell: bool) -> None:
-        """Counts one update; of the first one, warns where this process is to `tell`."""
+    def note(self, mean_grads: PyTree, params: PyTree, warn: bool) -> None:
+        """Counts one update; with `warn` the first one warns."""
         zero = np.asarray(local_value(facade.zero_leaves(mean_grads)))
         first, self._zero = self._zero is None, zero if self._zero is None else self._zero & zero
-        if first and zero.any() and tell:
+        if first and zero.any() and warn:
             names = ", ".join(self.names(params))
             warnings.warn(f"parameters without a gradient in the first update: {names}", stacklevel=4)

@@ -111,7 +111,7 @@ def uniform(key: jax.Array, shape: tuple[int, ...], fan_in: int) -> jax.Array:
 
 
 def along_last(v: jax.Array, ndim: int) -> jax.Array:
-    """A vector (F,) as (1, ..., 1, F), said aloud so that rank promotion may be forbidden."""
+    """A vector (F,) as (1, ..., 1, F), reshaped explicitly so that rank promotion may be disabled."""
     return v.reshape((1,) * (ndim - 1) + v.shape)
 
 

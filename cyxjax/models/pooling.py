@@ -55,7 +55,7 @@ def max_pool(
 
 
 def _windows(x: jax.Array, window: tuple[int, ...], steps: tuple[int, ...], padding: Any) -> _Windows | None:
-    """Where the windows lie; None for what is left to flax: no floats, odd arguments, nothing to pool."""
+    """Where the windows lie; None where flax does the pooling: no floats, nothing to pool."""
     if not jnp.issubdtype(x.dtype, jnp.floating) or not window or x.ndim <= len(window):
         return None
     sides = x.shape[-1 - len(window) : -1]

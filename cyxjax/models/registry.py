@@ -1,6 +1,6 @@
 """Networks by name: `get_model("vae")(config)` builds one and checks every option it is given.
 
-Importing this file imports neither jax nor flax; a network's own file is imported when it is asked for.
+Importing this file imports neither jax nor flax; a network's own file is imported on first use.
 """
 
 import inspect
@@ -187,13 +187,13 @@ def _settings_of(name: str, config: Mapping[str, Any] | None) -> tuple[dict[str,
     if isinstance(section, Mapping):
         settings, source = dict(section), f"{source}: model"
     typed = settings.pop("type", name) if isinstance(settings.get("type"), str) else name
-    asked = settings.pop("name", typed)
+    wanted = settings.pop("name", typed)
     if isinstance(settings.get("options"), Mapping):  # the layout of a training file: name, then options
         settings |= settings.pop("options")
-    if asked != name:
+    if wanted != name:
         raise ConfigError(
-            f"The configuration is for model {asked!r} (from {source}), but {name!r} is being built. "
-            f"HINT: call get_model({asked!r}), or correct the name."
+            f"The configuration is for model {wanted!r} (from {source}), but {name!r} is being built. "
+            f"HINT: call get_model({wanted!r}), or correct the name."
         )
     return settings, source
 

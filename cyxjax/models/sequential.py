@@ -31,7 +31,7 @@ Values = tuple[dict[str, Any], dict[str, Any]]  # params, model_state: {"0_linea
 class SequentialModel(nnx.Module):
     """Each layer's output is the next one's input: `SequentialModel([LinearModule(4, 8), ReLUModule()])`.
 
-    Parameters are drawn from `seed` when first asked for. Values once seen, loaded or set are what training
+    Parameters are drawn from `seed` on first use. Values that were read, loaded or set are what training
     starts from; otherwise training draws them from its own seed. Add layers before training: a trainer or a
     wrapper uses those there are when it is made.
     """

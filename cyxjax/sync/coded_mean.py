@@ -1,6 +1,6 @@
 """Averaging gradients that travel in few bits, and what rounding took coming along with the next step.
 
-Each replica owns one part of the flat gradient. Everybody sends every owner its part, coded; the owner
+Each replica owns one part of the flat gradient. Each replica sends every owner its part, coded; the owner
 decodes, averages in float32, codes the mean and sends it to all:
 
     code -> all_to_all -> decode, widen, average -> code -> all_gather -> decode

@@ -81,8 +81,8 @@ class TreeSum:
             return [(folded[0], signal)]
         if self._exchange is None:
             self._exchange = self._build_exchange(self._layout.parts[0], made[0])
-        asked = [jax.device_put(signal[None], device) for device in self._layout.devices]
-        out = self._exchange(*jax.tree.map(self._global, *zip(folded, asked, strict=True)))
+        signals = [jax.device_put(signal[None], device) for device in self._layout.devices]
+        out = self._exchange(*jax.tree.map(self._global, *zip(folded, signals, strict=True)))
         return by_device(out, self._layout.devices)
 
     def _folded(self, parts: range, made: Made) -> PyTree:

@@ -104,7 +104,7 @@ def _shorter(kept: Any, computes: Any) -> Any:
 
 
 def _gathered(part: jax.Array, dtype: Any) -> jax.Array:
-    """(R, n) of `dtype` from everybody's (n,); its transpose adds up, in float32 at least, and cuts."""
+    """(R, n) of `dtype` from every replica's (n,); its transpose adds up, in float32 at least, and cuts."""
     count = lax.axis_size(AXIS)
     if count == 1 or not part.size:
         return jnp.broadcast_to(part.astype(dtype), (count, *part.shape))

@@ -67,7 +67,7 @@ def stored_as(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree
 def part_shape(shape: tuple[int, ...], num_replicas: int) -> tuple[int, ...]:
     """The shape of one replica's part of a leaf: (n, 1, ..., 1), of the leaf's dimensions.
 
-    A rule that asks how many there are (no decay for biases) is told the same. Of a scalar, (1,).
+    A rule that reads the number of dimensions (no decay for biases) sees the same. Of a scalar, (1,).
     """
     size = int(np.prod(shape))
     return (-(-size // num_replicas), *[1] * (len(shape) - 1))
@@ -108,7 +108,7 @@ def _reduce_scattered(grads: PyTree) -> PyTree:
 
 
 def all_gathered(parts: PyTree, like: PyTree) -> PyTree:
-    """Whole leaves shaped as `like` from everybody's parts: one gather for all leaves of a dtype."""
+    """Whole leaves shaped as `like` from every replica's parts: one gather for all leaves of a dtype."""
     if lax.axis_size(AXIS) == 1:
         return jax.tree.map(lambda part, p: part.reshape(p.shape), parts, like)
     gather = lambda part: lax.all_gather(part, AXIS, to="invarying")  # noqa: E731

@@ -92,7 +92,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 def _named(rule: tuple[str, re.Match[str], str | None], targets: Mapping[str, Any]) -> str | None:
-    """The target that a rule says; None where it leaves an array out."""
+    """The name that a rule maps an array to; None where it leaves the array out."""
     pattern, match, put = rule
     if not put:
         return None

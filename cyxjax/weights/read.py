@@ -1,4 +1,4 @@
-"""Whatever holds weights, as arrays by name: told apart by what is in it, not by how it is called."""
+"""Reads files of weights as arrays by name; the format is recognised by content, not by file name."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """safetensors: one file, or a folder of shards with an index (Hugging Face's layout).
 
-Read by ourselves: a header is JSON, and what it says is compared with the file before an array is made of it.
+Read here: the header is JSON, and its sizes are compared with the file before arrays are made.
 """
 
 import json
@@ -89,7 +89,7 @@ def read_folder(folder: Path) -> dict[str, Stored] | None:
     found = _joined({folder / file: read_file(folder / file) for file in sorted(set(names.values()))})
     if missing := sorted(names.keys() - found.keys()):
         raise CheckpointError(
-            f"{folder}: {names[missing[0]]} holds no array {missing[0]!r}, which {INDEX} says. "
+            f"{folder}: {names[missing[0]]} holds no array {missing[0]!r}, which {INDEX} lists. "
             "HINT: fetch the files again."
         )
     return {name: found[name] for name in names}

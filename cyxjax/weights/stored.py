@@ -1,4 +1,4 @@
-"""Arrays in a file, by name, read when they are asked for."""
+"""Arrays in a file, by name, read on access."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

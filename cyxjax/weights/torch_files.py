@@ -110,7 +110,7 @@ def _stored(path: Path, folder: str, order: str, sizes: dict[str, int], one: _Te
     storage, name = one.storage, f"{folder}data/{one.storage.key}"
     last = one.offset + sum((n - 1) * step for n, step in zip(one.shape, one.strides, strict=True) if n)
     if sizes.get(name) != storage.size * storage.dtype.itemsize:
-        raise ValueError(f"storage {name!r} is missing, compressed or of another size than its pickle says")
+        raise ValueError(f"storage {name!r} is missing, compressed or of another size than in its pickle")
     if min((one.offset, *one.shape, *one.strides)) < 0 or (0 not in one.shape and last >= storage.size):
         raise ValueError(f"a tensor of shape {list(one.shape)} reaches beyond its storage")
     return Stored(one.shape, storage.dtype, partial(_read, path, name, order, one))
@@ -226,7 +226,7 @@ def _persistent(stack: list[Any], arg: Any) -> None:
 
 
 def _build(stack: list[Any], arg: Any) -> None:
-    """torch hangs `_metadata` on its OrderedDict: left out."""
+    """torch sets `_metadata` on its OrderedDict; it is ignored."""
     holder, _ = _popped(stack, 2)
     if not isinstance(holder, dict):
         raise ValueError("its pickle sets the state of an object")

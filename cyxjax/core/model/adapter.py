@@ -69,7 +69,7 @@ def is_module_of(library: str, model: Any) -> bool:
 def _module_of_methods(init: Callable, apply: Callable) -> Any:
     """The linen module whose (module.init, module.apply) these are; else None.
 
-    As plain functions they would train its running statistics as parameters, and never tell it of training.
+    As plain functions they would train its running statistics as parameters, and never pass the train flag.
     """
     owners = [getattr(one, "__self__", None) for one in (init, apply)]
     return owners[0] if owners[0] is owners[1] and is_module_of("flax.linen", owners[0]) else None

@@ -71,7 +71,7 @@ def as_augment(given: Augment | Sequence[Augment] | None) -> Augment | None:
 
 
 def check_augment(augment: Augment | None, inputs: PyTree) -> str:
-    """What tells `augment`, which keeps the form of a sample and draws by its key alone, from others.
+    """An identity of `augment`, which keeps the form of a sample and draws by its key alone.
 
     Equal for functions whose programs are, under one version of jax; "none" of none. inputs: one sample's,
     (1, ...). Nothing is computed.
@@ -108,10 +108,10 @@ def _traced(augment: Augment, one: PyTree) -> tuple[Any, PyTree]:
         return jax.make_jaxpr(lambda k, x: augment(k, x), return_shape=True)(key, one)
     except ConfigError:
         raise
-    except Exception as err:  # a stranger's function raises anything
-        said = " ".join(str(err).split())[:200]
+    except Exception as err:  # whatever a user's function raises
+        reason = " ".join(str(err).split())[:200]
         raise ConfigError(
-            f"augment raised {type(err).__name__}: {said} for a key and one sample ({_text(one)}). "
+            f"augment raised {type(err).__name__}: {reason} for a key and one sample ({_text(one)}). "
             "HINT: it is a function (key, x) -> x in jax.numpy, of one sample without a batch dimension.",
             key="data.augment",
         ) from err

@@ -38,5 +38,5 @@ def autocast_dtype() -> str:
 
 
 def cast_to(fns: ModelFns, dtype: str) -> ModelFns:
-    """`fns` that computes in `dtype`, for what `autocast_dtype` said."""
+    """`fns` that computes in `dtype`, a value of `autocast_dtype`."""
     return fns if dtype == "float32" else with_policy(fns, Policy(compute=jnp.dtype(dtype)))

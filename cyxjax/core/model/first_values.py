@@ -1,4 +1,4 @@
-"""First values of a model, drawn leaf by leaf: leaves that are drawn alike share one small program.
+"""First values of a model, drawn leaf by leaf: leaves drawn by the same operations share one small program.
 
 One program for all leaves takes XLA time for each of them: 25 s for every 300 kernels. A model of 2,000
 leaves has some ten shapes and initializers; in what is drawn alike only constants folded into the key differ.
@@ -18,13 +18,13 @@ from cyxjax.core.exchange import bind, trace
 
 PyTree = Any
 _SMALL = 1024  # numbers: what makes them may be computed again for each leaf
-_MOST_TIMES = 4  # as many operations may be compiled as there are; beyond it leaves hang together
+_MOST_TIMES = 4  # as many operations may be compiled as there are; beyond it leaves share too much work
 _FOLD = "random_fold_in"
 _KEPT = 64  # programs
 
 
 class Kind(NamedTuple):
-    """Leaves that are drawn alike: by `run`, which computes what `form` says."""
+    """Leaves drawn by the same operations: `run` computes what `form` describes."""
 
     form: Hashable
     run: Callable[..., list[Any]]
@@ -83,7 +83,7 @@ def _program(work: _Work, options: tuple[tuple[str, Any], ...]) -> Callable:
 def find_kinds(traced: Any, args: list[Any]) -> list[Kind] | None:
     """The leaves that a traced function makes of `args`, by what they are drawn with.
 
-    None where they are not drawn apart: it has effects, or most leaves hang on most others.
+    None where they are not drawn apart: it has effects, or most leaves depend on most others.
     """
     groups = _groups(traced.jaxpr)
     num_equations = sum(len(equations) for _, equations in groups)

@@ -129,9 +129,9 @@ def _sown_collections(variables: PyTree) -> set[str]:
 
 
 def _with_streams(run: Callable[[dict[str, jax.Array]], Any], key: jax.Array) -> Any:
-    """run(random streams by name): `dropout`, and whatever else it turns out to ask for.
+    """run(random streams by name): `dropout`, and the others that it uses.
 
-    A stream's key depends on its name alone. Flax tells a name only where it misses it; it would take
+    A stream's key depends on its name alone. Flax names a stream only when it is missing; it would take
     `params` for any, but also inside a `scan` that does not split it: one mask for all steps, in silence.
     """
     streams = {"dropout": key}

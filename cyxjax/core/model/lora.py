@@ -44,7 +44,7 @@ def is_adapter(name: str) -> bool:
 def with_lora(fns: ModelFns, plan: LoraPlan) -> ModelFns:
     """`fns` with adapters, equal to `fns` at the start. Parameters without adapters are taken as they are.
 
-    A kernel of more than two dimensions is looked at as (all but the last, last).
+    A kernel of more than two dimensions is used as a matrix (all but the last, last).
     Raises: ConfigError, from `init`, where no leaf of two dimensions or more matches.
     """
     if not plan.rank:

@@ -20,7 +20,7 @@ class ModelFns(NamedTuple):
     apply: Callable[[PyTree, PyTree, PyTree, jax.Array, bool], tuple[PyTree, PyTree]]
     """(params, model_state, inputs, key, train) -> (output, model_state)"""
     recomputes: bool = False
-    """Whether backward computes activations again, which the compiler may have to be told to leave so"""
+    """Whether backward recomputes activations; the compiler may need an option to leave that in place"""
     computes: Any = None
     """The dtype `apply` casts floating parameters to before it uses them; None: it uses them as they are"""
 
@@ -37,7 +37,7 @@ MODES = {
     **dict.fromkeys(("deterministic", "is_deterministic", "use_running_average"), False),
     **dict.fromkeys(("eval", "is_eval", "eval_mode", "inference", "is_inference"), False),
 }
-"""Keywords by which models are told whether they train, and the value that says so."""
+"""Names of the train/eval flag in the signatures of models, and its value in training."""
 _LIKE_A_MODE = re.compile(
     r"train|eval|infer|determin|running_average"
     r"|^((is_)?test(ing)?|(enable|use)_dropout|stochastic|predict|validation)$",
@@ -50,19 +50,21 @@ _WORDS_OF_A_MODE = re.compile(
 
 
 def call_mode(call: Callable, train: bool) -> dict[str, bool]:
-    """The keywords that tell `call`, a model's own, whether it trains; {} if it takes none.
+    """The train/eval flag under the keywords that `call`, a model's `__call__`, accepts; {} for none.
 
     Raises: ConfigError for a switch that looks like one of them and is none: left at its default, dropout
         and batch statistics would never know of training.
     """
     known = inspect.signature(call).parameters
     mode = {name: is_train is train for name, is_train in MODES.items() if name in known}
-    bound = getattr(call, "keywords", {})  # of a partial: a value somebody chose
-    odd = next((name for name, one in known.items() if name not in bound and _is_a_switch(name, one)), None)
-    if odd is not None and not mode:
+    bound = getattr(call, "keywords", {})  # of a partial: a value that was chosen
+    unknown = next(
+        (name for name, one in known.items() if name not in bound and _is_a_switch(name, one)), None
+    )
+    if unknown is not None and not mode:
         raise ConfigError(
-            f"the model's __call__ takes {odd}={known[odd].default!r}, which looks like the switch for "
-            f"training and is not known as one. HINT: rename it to `train`; known: {', '.join(MODES)}."
+            f"the model's __call__ takes {unknown}={known[unknown].default!r}, which looks like a train/eval "
+            f"flag and is not a known one. HINT: rename it to `train`; known: {', '.join(MODES)}."
         )
     return mode
 

@@ -33,11 +33,11 @@ def sum_of_sown(
     rows = jax.tree.leaves(inputs)[0].shape[0]
     for name, leaf in losses:
         if leaf.ndim and leaf.shape[0] != rows:
-            raise _odd(name, leaf.shape, rows, "")
+            raise _refused(name, leaf.shape, rows, "")
     scalars = [leaf.ndim == 0 for _, leaf in losses]
     if any(scalars):
         drawn = of_inputs(lambda given, _: again(*given), (inputs, key))
-        odd = next(
+        refused = next(
             (
                 n
                 for n, (is_one, of_batch) in enumerate(zip(scalars, drawn, strict=True))
@@ -45,8 +45,8 @@ def sum_of_sown(
             ),
             None,
         )
-        if odd is not None:
-            raise _odd(losses[odd][0], (), rows, ", and one that hangs on the batch")
+        if refused is not None:
+            raise _refused(losses[refused][0], (), rows, ", which depends on the batch")
     return sum((_row(leaf, rows) for _, leaf in losses), jnp.zeros(rows))
 
 
@@ -65,7 +65,7 @@ def of_inputs(run: Callable, given: PyTree, other: PyTree = ()) -> list[bool]:
     return [not isinstance(v, Literal) and v in reached for v in closed.jaxpr.outvars]
 
 
-def _odd(name: str, shape: tuple, rows: int, why: str) -> DataError:
+def _refused(name: str, shape: tuple, rows: int, why: str) -> DataError:
     return DataError(
         f"the model sows a loss of shape {shape} into {name!r}{why}; expected ({rows},): one value a "
         "sample, so that padding weighs nothing. HINT: sow the value of each sample, not their mean."

@@ -98,9 +98,7 @@ def test_what_is_sown_is_a_loss_or_nothing_and_counters_are_state():
     assert int(same["counters"]["seen"]) == 0
     scalar = adapt(Experts("mean"))
     scalar.init(KEY, x)
-    with pytest.raises(
-        DataError, match=r"sows a loss of shape \(\) into 'losses', and one that hangs on the batch.*HINT"
-    ):
+    with pytest.raises(DataError, match="'losses'"):
         scalar.apply(params, state, x, KEY, True)
 
 

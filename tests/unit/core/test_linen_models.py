@@ -100,7 +100,7 @@ def test_a_switch_that_may_be_the_mode_is_known_or_refused():
         def __call__(self, x, do_training: bool = False):
             return linen.Dropout(0.5)(x, deterministic=not do_training)
 
-    with pytest.raises(ConfigError, match="do_training=False, which looks like the switch.*HINT"):
+    with pytest.raises(ConfigError, match="do_training=False"):
         from_linen(Odd()).init(jax.random.key(0), jnp.ones((2, 3)))
 
 
@@ -138,7 +138,7 @@ def test_a_switch_by_another_name_is_refused_and_an_option_is_not(argument):
     if argument in TAKEN:
         assert set(call_mode(space["call"], True)) <= {"train"}
         return
-    with pytest.raises(ConfigError, match=f"takes {argument}, which looks like the switch.*HINT"):
+    with pytest.raises(ConfigError, match=f"takes {argument}"):
         call_mode(space["call"], True)
     name, value = argument.split("=")
     bound = partial(space["call"], **{name: value == "True"})  # somebody's own choice
