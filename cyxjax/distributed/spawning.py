@@ -4,6 +4,7 @@ import inspect
 import multiprocessing
 import secrets
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -42,8 +43,8 @@ def spawn(
             f"nprocs={nprocs} from RANK={first} on exceeds WORLD_SIZE={world_size}. "
             "HINT: WORLD_SIZE counts the processes of all hosts, RANK is this host's first."
         )
-    host = None if elsewhere else _host(world_size)
-    spawned = Spawned(_in_our_order(fn, args), args, range(first, first + nprocs), world_size, host)
+    coordinator = None if elsewhere else _coordinate(world_size)
+    spawned = Spawned(_in_our_order(fn, args), args, range(first, first + nprocs), world_size, coordinator)
     if not join:
         return spawned
     spawned.join()
@@ -67,9 +68,12 @@ class Spawned:
         args: tuple[Any, ...],
         ranks: range,
         world_size: int,
-        host: Coordinator | None,
+        coordinator: Coordinator | None,
     ) -> None:
-        self._host = host
+        self._coordinator = coordinator
+        self._folder = tempfile.TemporaryDirectory(prefix="cyxjax-")
+        if coordinator is not None:
+            coordinator.open(0, self._folder.name)
         self._ends: dict[int, tuple[Any, Connection]] = {}  # rank -> process, where its error comes out
         context = multiprocessing.get_context("spawn")
         try:
@@ -113,10 +117,10 @@ class Spawned:
 
     def _variables(self, rank: int, world_size: int, local_rank: int, nprocs: int) -> dict[str, str]:
         env = here()
-        if self._host is None:
+        if self._coordinator is None:
             address, port = env.get("MASTER_ADDR", DEFAULT_ADDR), read_int(env, "MASTER_PORT", DEFAULT_PORT)
             return environment.rank_variables(rank, world_size, local_rank, nprocs, address, port)
-        held = self._host.place
+        held = self._coordinator.place
         place = environment.rank_variables(
             rank, world_size, local_rank, nprocs, held.master_addr, held.master_port
         )
@@ -142,8 +146,9 @@ class Spawned:
                 process.join()
         for _, pipe in self._ends.values():
             pipe.close()
-        if self._host is not None:
-            self._host.end()
+        if self._coordinator is not None:
+            self._coordinator.end()
+        self._folder.cleanup()
 
 
 def _in_our_order(fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
@@ -169,12 +174,10 @@ def _as_torch(fn: Callable[..., Any], rank: int, world_size: int, *args: Any) ->
     return fn(rank, *args)
 
 
-def _host(world_size: int) -> Coordinator:
-    """The meeting place of the ranks, held by the parent: its port is taken before any rank starts."""
+def _coordinate(world_size: int) -> Coordinator:
+    """The server of the group, held by the parent: its port is taken before any rank starts."""
     token = secrets.token_hex(16)
-    host = Coordinator(LocalRanks(world_size, 0, world_size, DEFAULT_ADDR, 0, "", token=token), log)
-    host.open(0)
-    return host
+    return Coordinator(LocalRanks(world_size, 0, world_size, DEFAULT_ADDR, 0, "", token=token), log)
 
 
 def _run(

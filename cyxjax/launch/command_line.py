@@ -32,10 +32,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         from cyxjax.launch.supervise.supervisor import Supervisor
 
         options = parse(given, os.environ)
-        if options.hosts is not None:
-            from cyxjax.launch.elastic.host import ElasticSupervisor
-
-            return ElasticSupervisor(options, os.environ).run()
         return Supervisor(options, os.environ).run()
     except Exception as raised:
         error = raised if isinstance(raised, CyxjaxError) else known_errors.known(raised)

@@ -20,11 +20,11 @@ LEAVE_S = 300.0  # how long a finished rank waits for the others (a last save, a
 
 @dataclass
 class Connection:
-    """What stands while this process is in the group; `host` only where rank 0 holds the meeting place."""
+    """What stands while this process is in the group; `coordinator` only where rank 0 holds the server."""
 
-    membership: GroupConnection
+    group: GroupConnection
     exits: exits.Exits
-    host: Coordinator | None = None
+    coordinator: Coordinator | None = None
 
 
 _connection: Connection | None = None
@@ -53,22 +53,24 @@ def connect(
         jax_private.start_detected()
         heartbeat.beat(-1, "idle")
         return
-    host = None if topology.hosted or not topology.is_master else _host(topology)
-    membership = _meet(topology, facts, host)
-    hooks.report = membership.fail if host is None else _fail_and_linger(membership)
-    _connection = Connection(membership, hooks, host)
-    membership.watch(hooks.lose)
-    _start_jax(topology, membership, env)
+    coordinator = None if topology.hosted or not topology.is_master else _coordinate(topology)
+    group = _meet(topology, facts, coordinator)
+    hooks.report = group.fail if coordinator is None else _fail_and_linger(group)
+    _connection = Connection(group, hooks, coordinator)
+    group.watch(hooks.lose)
+    _start_jax(topology, group, env)
     heartbeat.beat(-1, "idle")
 
 
-def _meet(topology: Topology, facts: Mapping[str, str] | None, host: Coordinator | None) -> GroupConnection:
-    """The membership. Where there is none, those whom `host` tells the reason have all heard it first."""
+def _meet(
+    topology: Topology, facts: Mapping[str, str] | None, coordinator: Coordinator | None
+) -> GroupConnection:
+    """Joins the group. Where none forms, `coordinator` sends all other ranks the reason first."""
     try:
         return client.join(topology, facts)
     except BaseException:
-        if host is not None:  # this process, which now ends, may have been told before the others
-            host.end()
+        if coordinator is not None:  # this process, which now ends, may have heard before the others
+            coordinator.end()
         raise
 
 
@@ -80,34 +82,34 @@ def disconnect() -> None:
         return
     exits.end_if_failed(connection.exits)
     heartbeat.beat(heartbeat.pulse().step, "done")
-    if not connection.membership.wait_until_all_are_done(LEAVE_S):
+    if not connection.group.wait_until_all_are_done(LEAVE_S):
         client.log(f"left the group although not all ranks came to the end within {LEAVE_S:g} s")
     jax_private.shut_down_client()
-    connection.membership.leave()
-    if connection.host is not None:
-        connection.host.wait_until_empty(timeout_s=10)
+    connection.group.leave()
+    if connection.coordinator is not None:
+        connection.coordinator.wait_until_empty(timeout_s=10)
         jax_private.shut_down_service()
-        connection.host.end()
+        connection.coordinator.end()
 
 
 def _guard_alone(topology: Topology, env: Mapping[str, str]) -> None:
-    """One rank under our launcher: no peers to tell, but errors go on file and stacks can be asked for."""
+    """One rank under our launcher has no peers, but its errors are recorded and its stacks can be dumped."""
     if topology.hosted:
         exits.install(topology.rank, topology.restart_count, env)
 
 
-def _fail_and_linger(membership: GroupConnection) -> Callable[[str], None]:
-    """For the rank that hosts the meeting place: its thread needs a moment to pass the word on."""
+def _fail_and_linger(group: GroupConnection) -> Callable[[str], None]:
+    """For the rank that holds the server: its thread needs a moment to send it to the others."""
 
     def fail(summary: str) -> None:
-        membership.fail(summary)
+        group.fail(summary)
         time.sleep(0.1)
 
     return fail
 
 
-def _host(topology: Topology) -> Coordinator:
-    """Opens the meeting place in this process: there is no supervisor, so rank 0 does it."""
+def _coordinate(topology: Topology) -> Coordinator:
+    """Opens the group's server in this process: there is no launcher, so rank 0 does it."""
     place = LocalRanks(
         max(1, topology.local_world_size),
         0,
@@ -120,15 +122,15 @@ def _host(topology: Topology) -> Coordinator:
     )
     if not is_loopback(place.master_addr):  # by hand, one host's ranks are not known to be all
         warn_without_token(place, client.log)
-    host = Coordinator(place, client.log, serves=False)
-    host.open(topology.restart_count)
-    return host
+    coordinator = Coordinator(place, client.log, serves=False)
+    coordinator.open(topology.restart_count)
+    return coordinator
 
 
-def _start_jax(topology: Topology, membership: GroupConnection, env: Mapping[str, str]) -> None:
+def _start_jax(topology: Topology, group: GroupConnection, env: Mapping[str, str]) -> None:
     _choose_devices(topology, env)
-    jax_private.use_gloo_address(membership.own_address, env.get("GLOO_SOCKET_IFNAME"))
-    address, served = str(membership.coordinator["address"]), bool(membership.coordinator["served"])
+    jax_private.use_gloo_address(group.own_address, env.get("GLOO_SOCKET_IFNAME"))
+    address, served = str(group.coordinator["address"]), bool(group.coordinator["served"])
     keep = "JAX_ENABLE_PREEMPTION_SERVICE" in env  # the user's own word
     place = (address, topology.rank, topology.world_size)
     jax_private.start_distributed(*place, served=served, keep_preemption_service=keep)

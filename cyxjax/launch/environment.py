@@ -105,7 +105,7 @@ def rank_variables(
 
 
 def hosted_variables(token: str) -> dict[str, str]:
-    """What tells a rank that its parent holds the meeting place."""
+    """The variables that tell a rank that its parent holds the group's server."""
     return {"CYXJAX_HOSTED": "1", "CYXJAX_TOKEN": token}
 
 

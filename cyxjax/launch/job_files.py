@@ -220,7 +220,7 @@ _HELP = {
     "image": "Kubernetes: container image with cyxjax and jax, such as one of .github/Dockerfile",
     "namespace": "Kubernetes: namespace",
     "max_restarts": "how often the group may be started again",
-    "port": "port of the meeting place",
+    "port": "port of the group's server",
 }
 
 

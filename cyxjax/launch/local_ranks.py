@@ -36,7 +36,7 @@ class LocalRanks:
 
     @property
     def is_first(self) -> bool:
-        """True on the host of rank 0, which holds the meeting place."""
+        """True on the host of rank 0, whose launcher holds the group's server."""
         return self.base_rank == 0
 
     @property

@@ -82,7 +82,7 @@ def _build_parser() -> Parser:
     add("--nnodes", default=None, help="number of hosts, or MIN:MAX for hosts that come and go")
     add("--node-rank", default=None, help="this host's number, from 0")
     add("--master-addr", default=None, help="an address of host 0")
-    add("--master-port", default=None, help="port of the meeting place; a free one on a single host")
+    add("--master-port", default=None, help="port of the group's server; a free one on a single host")
     add("--rdzv-endpoint", default=None, help="HOST:PORT, for --master-addr and --master-port")
     add("--rdzv-id", "--run-id", dest="rdzv_id", default=None, help="name of the job")
     add("--rdzv-backend", default=None, choices=["static", "c10d"], help="accepted, one way for both")

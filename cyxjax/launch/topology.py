@@ -27,7 +27,7 @@ class Topology:
 
     `master_addr:master_port` is where the ranks meet; `source` says who told us (for messages);
     `names` are the variables that held rank and world size. `hosted` is true when a supervisor, not
-    rank 0, holds the meeting place; `local_world_size` counts this host's processes,
+    rank 0, holds the group's server; `local_world_size` counts this host's processes,
     0 when nobody said. `token` is the job's secret and never printed.
 
     Raises: ConfigError naming the variable, its value and where it came from.
@@ -96,7 +96,7 @@ class Topology:
 
     @property
     def address(self) -> str:
-        """The meeting place as HOST:PORT, [HOST]:PORT for IPv6."""
+        """The group's server as HOST:PORT, [HOST]:PORT for IPv6."""
         return join_address(self.master_addr, self.master_port)
 
 

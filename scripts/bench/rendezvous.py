@@ -3,10 +3,10 @@
     python scripts/bench/rendezvous.py [--ranks 1000] [--turns 3]
     python scripts/bench/rendezvous.py --quick     # 24 ranks, once: proves that it runs
 
-The meeting place is the launcher's, in this process, and does nothing else; the ranks are threads of a few
+The server is the launcher's, in this process, and does nothing else; the ranks are threads of a few
 other processes, each with a socket of its own and the code that real ranks run (`client.join`). They all
 come at once. Then the process of one breaks off its connection, the others hear of it, and die too. CPU time
-is the meeting place's alone; wall time has that of the ranks in it, since they share this machine.
+is the server's alone; wall time has that of the ranks in it, since they share this machine.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from typing import NamedTuple
 from cyxjax.launch.group import client, ports
 from cyxjax.launch.group.client import GroupConnection
 from cyxjax.launch.group.roster import Job
-from cyxjax.launch.group.server import RendezvousServer
+from cyxjax.launch.group.server import GroupServer
 from cyxjax.launch.topology import Topology
 
 PROCESSES = 8
@@ -35,7 +35,7 @@ TOKEN = "of a benchmark"
 
 
 class Turn(NamedTuple):
-    """Wall seconds, and those of CPU time of the meeting place: until all have met, have heard, have gone."""
+    """Wall seconds, and those of CPU time of the server: until all have met, have heard, have gone."""
 
     met: tuple[float, float]
     told: tuple[float, float]
@@ -60,7 +60,7 @@ def main() -> None:
 def turn(ranks: int) -> Turn:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * ranks + 256)), hard))
-    with parts(ranks) as (meeting, children):
+    with parts(ranks) as (server, children):
         for child in children:
             hear(child, "ready")
         began, cpu = time.monotonic(), time.process_time()
@@ -74,18 +74,18 @@ def turn(ranks: int) -> Turn:
         told_cpu, cpu, began = time.process_time() - cpu, time.process_time(), time.monotonic()
         for child in children:
             child.kill()
-        meeting.wait_until_empty(LIMIT_S)
+        server.wait_until_empty(LIMIT_S)
         gone = time.monotonic() - began, time.process_time() - cpu
         return Turn((met_s, met_cpu), (told_s, told_cpu), gone)
 
 
 @contextmanager
-def parts(ranks: int) -> Iterator[tuple[RendezvousServer, list[subprocess.Popen]]]:
-    """A meeting place for so many, and the processes that hold them; all of it gone afterwards."""
+def parts(ranks: int) -> Iterator[tuple[GroupServer, list[subprocess.Popen]]]:
+    """A server for so many, and the processes that hold them; all of it gone afterwards."""
     listener = ports.listen("127.0.0.1", 0)
-    job = Job(ranks, "bench", timeout_s=LIMIT_S, token=TOKEN)
-    meeting = RendezvousServer(listener, job, lambda roster: {"address": "127.0.0.1:1"}, lambda line: None)
-    meeting.start()
+    server = GroupServer(listener, TOKEN, lambda line: None)
+    server.open_start(Job(ranks, "bench", timeout_s=LIMIT_S), lambda roster: {"address": "127.0.0.1:1"})
+    server.start()
     edges = [ranks * n // PROCESSES for n in range(PROCESSES + 1)]
     places = [[listener.getsockname()[1], ranks, *edges[n : n + 2]] for n in range(PROCESSES)]
     children = [
@@ -100,13 +100,13 @@ def parts(ranks: int) -> Iterator[tuple[RendezvousServer, list[subprocess.Popen]
     watchdog = threading.Timer(LIMIT_S, lambda: [child.kill() for child in children])
     watchdog.start()
     try:
-        yield meeting, children
+        yield server, children
     finally:
         watchdog.cancel()
         for child in children:
             child.kill()
             child.communicate()
-        meeting.close()
+        server.close()
         listener.close()
 
 
@@ -162,7 +162,7 @@ def hear(child: subprocess.Popen, word: str) -> float:
 def table(ranks: int, turns: list[Turn]) -> str:
     """Markdown: medians."""
     rows = (f"{ranks:,} ranks meet", "all have heard of a death", "all others die, and are seen to have gone")
-    lines = ["| | wall | CPU time of the meeting place |", "| --- | ---: | ---: |"]
+    lines = ["| | wall | CPU time of the server |", "| --- | ---: | ---: |"]
     for row, values in zip(rows, zip(*turns, strict=True), strict=True):
         wall, cpu = (statistics.median(column) for column in zip(*values, strict=True))
         lines.append(f"| {row} | {wall:.2f} s | {cpu:.2f} s |")

@@ -4,7 +4,7 @@
     python scripts/bench/simulate.py --quick      # 64 hosts: proves that it runs
 
 Hosts are simulated; who takes part, when a start ends and what follows is decided by
-`cyxjax.launch.elastic.rounds`, the lines that lead real hosts, through their own messages. Each host's life
+`cyxjax.launch.group.controller`, the code that leads real hosts, through their own messages. Each host's life
 is exponential; one in ten failures is an exception of a rank, the others take the host away, which is
 noticed after a while, and comes back repaired. Saves stop the training. The first host does not fail: a job
 ends with it.
@@ -19,19 +19,19 @@ import heapq
 import random
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import NamedTuple
 
 from cyxjax.errors import EXIT_USER_ERROR
-from cyxjax.launch.elastic.group_start import end_message
-from cyxjax.launch.elastic.rounds import Rounds, Said
 from cyxjax.launch.failure.record import ErrorRecord
+from cyxjax.launch.group.controller import Controller, Event, OpenStart, Order, Send, Size
+from cyxjax.launch.group.group_start import end_message
 from cyxjax.launch.supervise.restarts import Budget
 from cyxjax.observe.scaling import goodput, save_every_s
 
 HOUR_S = 3600.0
+IDLE_S = 600.0  # after which the simulation looks whether all failures have happened
 MEETING_S = 0.002  # a rank's share of the time in which 1,000 meet: scripts/bench/rendezvous.py
 
 
@@ -66,20 +66,17 @@ class Result(NamedTuple):
 
 @dataclass(eq=False)
 class Host:
-    """One life of a simulated host: it is a Member to the policy."""
+    """One life of a simulated host: it is a Member to the controller."""
 
-    world: "World"
     host: str
     is_first: bool = False
     nproc: int = 1
     alive: bool = True
     running: int = -1  # the start under way
 
-    def send(self, message: dict) -> None:
-        self.world.hear(self, message)
-
-    def close(self) -> None:
-        self.world.fail(self, gone=True)
+    @property
+    def base_rank(self) -> int:
+        return 0 if self.is_first else -1
 
 
 @dataclass
@@ -92,7 +89,7 @@ class Training:
 
 
 class World:
-    """Simulated time; what hosts say arrives when it is due."""
+    """Simulated time; what hosts send arrives when it is due."""
 
     def __init__(self, cluster: Cluster, failures: int, seed: int) -> None:
         self.cluster, self._left, self._random = cluster, failures, random.Random(seed)
@@ -104,31 +101,31 @@ class World:
         self._kept_s = self._reached_s = 0.0  # of training: in the newest checkpoint, and at the last end
         self.useful_s, self.failures, self.starts, self.messages = 0.0, 0, 0, 0
         self.restarts_s: list[float] = []
+        self.decided = ""  # after the last failure
         for number in range(cluster.hosts + cluster.spares):
-            self._come(Host(self, f"node-{number}", is_first=number == 0), 0.0)
+            self._come(Host(f"node-{number}", is_first=number == 0), 0.0)
 
-    # -- what the policy asks ---------------------------------------------------------------------------
+    # -- what the controller sees and orders ---------------------------------------------------------
 
     def now(self) -> float:
         return self._now
 
-    def next(self, seconds: float) -> Said | None:
-        return self._next(self._now + seconds)
-
-    def sleep(self, seconds: float) -> None:
-        self._now += seconds
-
-    @contextmanager
-    def meeting(self, number: int, num_ranks: int) -> Iterator[int]:
-        self.starts, self._tries = self.starts + 1, self._tries + 1
-        self._training = Training(self._now + self.cluster.start_s + num_ranks * self.cluster.meeting_s)
-        yield 29500
+    def carry_out(self, orders: list[Order]) -> None:
+        for order in orders:
+            match order:
+                case Send(Host() as host, message):
+                    self.hear(host, message)
+                case OpenStart(_, num_ranks):
+                    self.starts, self._tries = self.starts + 1, self._tries + 1
+                    began_s = self._now + self.cluster.start_s + num_ranks * self.cluster.meeting_s
+                    self._training = Training(began_s)
 
     # -- what happens to hosts --------------------------------------------------------------------------
 
     def hear(self, host: Host, message: dict) -> None:
-        """An order of the policy to a host, which obeys after a while."""
+        """A message of the controller to a host, which obeys after a while."""
         self.messages += 1
+        self.decided = message.get("decided", self.decided)
         if not host.alive:
             self._training.active &= "start" not in message  # the others would wait for it
             return
@@ -139,7 +136,7 @@ class World:
             if message["polite"]:
                 self._stop(saved=True)
             wait_s = self.cluster.end_s + (self.cluster.save_s if message["polite"] else 0.0)
-            self._say(host, end_message(host.running, "preempted", int(self._kept_s), ()), wait_s)
+            self._say(host, end_message(host.running, "preempted", int(self._kept_s)), wait_s)
 
     def fail(self, host: Host, gone: bool) -> None:
         """A host's life ends, or a rank of it does; the others wait in their collectives."""
@@ -152,15 +149,16 @@ class World:
         if gone:
             host.alive = False
             self._say(host, None, self.cluster.detect_s)
-            self._come(Host(self, host.host, nproc=host.nproc), self.cluster.repair_s)
+            self._come(Host(host.host, nproc=host.nproc), self.cluster.repair_s)
             return
         self._mortal(host)
         if host.running >= 0:
             error = ErrorRecord(1, "OSError", f"failure {self.failures}", exit_code=EXIT_USER_ERROR)
             error.at_monotonic_s = time.monotonic()
-            self._say(host, end_message(host.running, "failed", int(self._reached_s), [error]), 0.0)
+            self._say(host, end_message(host.running, "failed", int(self._reached_s), error), 0.0)
 
-    def _next(self, until_s: float) -> Said | None:
+    def next(self, until_s: float) -> Event | None:
+        """What a host sends next; None when none does until then. Raises: Done."""
         while self._due and self._due[0][0] <= until_s:
             at_s, _, host, what = heapq.heappop(self._due)
             self._now = max(self._now, at_s)
@@ -172,16 +170,18 @@ class World:
                 self.messages += 1
                 if isinstance(what, dict) and "ended" in what:
                     if host.running != what["ended"]:
-                        continue  # it had told of another end
+                        continue  # it had reported another end
                     host.running = -1
-                return host, what
+                if isinstance(what, dict):
+                    return Event(host, "message", what)
+                return Event(host, "lost" if what is None else "joined")
         if not self._left:
             raise Done
         self._now = until_s
         return None
 
     def _come(self, host: Host, after_s: float) -> None:
-        self._say(host, {"came": True}, after_s)
+        self._say(host, "joins", after_s)
         if not host.is_first:
             self._mortal(host, after_s)
 
@@ -224,12 +224,14 @@ class Done(Exception):
 def simulate(cluster: Cluster, failures: int, seed: int = 0) -> Result:
     """A job until so many failures have happened to its hosts and spares."""
     world = World(cluster, failures, seed)
-    rounds = Rounds(cluster.low, cluster.hosts, 1e9, Budget(10**9), world, log=lambda line: None)
-    began, number, end = time.process_time(), 0, ""
+    size, budget = Size(cluster.low, cluster.hosts), Budget(10**9)
+    controller = Controller(size, 1e9, budget, world.now())
+    began, end = time.process_time(), ""
     try:
-        while (over := rounds.one_start(number)) is None:
-            number += 1
-        end = over.why
+        while controller.end is None:
+            event = world.next(min(controller.wake_at, world.now() + IDLE_S))
+            world.carry_out(controller.handle(world.now(), event))
+        end = controller.end.why or world.decided
     except Done:
         world.finish()
     cpu_s = time.process_time() - began

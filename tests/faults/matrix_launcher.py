@@ -8,7 +8,7 @@ _UPKEEP = "faults/test_launch_upkeep.py"
 LAUNCHER = [
     Row(
         "door",
-        "half a surrogate pair; 10,000 broken inputs and 3,000 broken connections at either door",
+        "half a surrogate pair; 10,000 broken inputs and 3,000 broken connections to either server",
         "each ends its own connection; the group forms, a host is let in",
         tests_in(
             _DOOR,

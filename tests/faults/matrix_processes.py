@@ -3,6 +3,7 @@
 from tests.faults.matrix_row import Row, tests_in
 
 _LAUNCH, _FORMING = "faults/test_launch_matrix.py", "faults/test_launch_forming.py"
+_FIXED = "faults/test_launch_fixed.py"
 _ELASTIC, _RESUME, _STOP = (f"faults/test_{name}.py" for name in ("launch_elastic", "resume", "polite_stop"))
 _AGAIN = "test_killed_ranks_are_started_again"
 _DIES = "test_one_rank_dies_and_the_group_ends_with_its_error"
@@ -254,6 +255,24 @@ HOSTS = [
         "one of two lost, in real collectives",
         "goes on alone from a new start",
         tests_in(_ELASTIC, "test_real_collectives_go_on_at_the_new_size"),
+    ),
+    Row(
+        "hosts",
+        "one of a fixed number gives up",
+        "the others end at once; exit 75 where ranks only followed",
+        tests_in(_FIXED, "test_where_one_host_gives_up_the_other_ends_at_once"),
+    ),
+    Row(
+        "hosts",
+        "one of a fixed number is lost, or told to stop",
+        "ends at once, or waits for it within --max-restarts",
+        tests_in(
+            _FIXED,
+            "test_a_lost_host_ends_the_job_without_restarts",
+            "test_a_lost_first_host_ends_the_job_without_restarts",
+            "test_with_restarts_a_lost_host_is_waited_for_and_takes_its_ranks_again",
+            "test_a_host_that_is_asked_to_stop_ends_the_job",
+        ),
     ),
 ]
 

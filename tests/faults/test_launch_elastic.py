@@ -30,7 +30,7 @@ def test_a_host_that_comes_costs_one_restart_at_the_new_size(hosts):
     for run in (first, second):
         run.wait()
         assert run.code == 0, run.err
-    assert "has come" in first.err
+    assert "has joined" in first.err
     assert "start 1: 2 host(s), 3 rank(s)" in first.err
     assert "start 2" not in first.err
     assert "saved" in first.out  # it was asked to save before it ended

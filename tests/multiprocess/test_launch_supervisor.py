@@ -1,9 +1,13 @@
 """What the launcher does for healthy ranks: prefixes, logs, filters, signals passed on, other programs."""
 
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.launching import RANK, launch, start, until
@@ -147,6 +151,21 @@ def test_a_job_that_ends_while_jaxlib_is_loaded_waits_for_that():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "loaded\n"), done.stderr
+
+
+def test_on_one_host_jax_coordinates_where_only_this_user_can_connect(tmp_path):
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a Unix socket has a short path
+        run = start(tmp_path, 2, KIND="jax", STEPS=4000, UNTIL=tmp_path / "seen", TMPDIR=folder)
+        assert run.reached("under way", 0)
+        launcher = psutil.Process(run.process.pid)
+        listening = [one for one in launcher.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+        [path] = Path(folder).glob("cyxjax-*/*.jax")
+        mode, is_socket = path.parent.stat().st_mode, path.is_socket()
+        (tmp_path / "seen").touch()
+        assert run.wait().code == 0, run.err
+    assert len(listening) == 1  # the group's server, which asks for the token
+    assert is_socket
+    assert stat.S_IMODE(mode) == 0o700
 
 
 def test_files_of_a_finished_job_are_gone(talk, tmp_path):

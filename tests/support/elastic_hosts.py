@@ -1,4 +1,4 @@
-"""Launchers that stand for the hosts of one job whose hosts come and go, all on loopback."""
+"""Launchers that stand for the hosts of one job, of fixed or changing size, all on loopback."""
 
 import re
 import secrets
@@ -10,7 +10,7 @@ from tests.support.launching import RANK, Run, start, until
 
 
 class Hosts:
-    """Launchers that share one job. `add` starts one more; `close` kills whatever still runs.
+    """Launchers of one job of `sizes` ("1:3", or "2"). `add` starts one; `close` kills whatever still runs.
 
     rank.py trains until there is the file `enough`, unless `add` gives it a number of STEPS. program: what
     every host runs, as words after the launcher's flags. fork: as `start` has it.
@@ -26,14 +26,16 @@ class Hosts:
         self._flags = ["--nnodes", sizes, "--master-addr", "127.0.0.1", "--master-port", str(port)]
         self._flags += ["--run-id", self.job, "--grace", "5"]
 
-    def add(self, *flags: str, nproc: int = 1, **env: object) -> Run:
-        """One more host; the first one added is the first host of the job."""
+    def add(self, *flags: str, nproc: int = 1, node_rank: int | None = None, **env: object) -> Run:
+        """One more host; the first one added is the first host. node_rank: for one that replaces another."""
         number = len(self.runs)
         folder = self._folder / str(number)
         folder.mkdir(parents=True)
         base = {"KIND": "light", "CYXJAX_TOKEN": "t" * 64, "ON_TERM": "save", "DISTRIBUTED_TIMEOUT_MS": 30000}
         base |= {"STEPS": 100_000, "UNTIL": self.enough}
-        place = ["--node-rank", "0"] if number == 0 else []
+        is_fixed = ":" not in self._flags[1]
+        place = ["--node-rank", str(number if node_rank is None else node_rank)]
+        place = place if number == 0 or is_fixed else []
         *words, last = self._program
         words = [*self._flags, *place, *flags, *words]
         run = start(folder, nproc, *words, script=Path(last), fork=self._fork, **(base | env))

@@ -15,7 +15,7 @@ from cyxjax.errors import GroupError
 
 # Heartbeats end a rank by abort, without a word: the last resort, and no good measure, since a suspended
 # job (SIGSTOP, Ctrl-Z, a queue that pauses it) sends none: with 30 s a suspension of 45 s ended the ranks.
-# The meeting place notices a host that vanished within 10 s, gloo a process that died at once.
+# The group's server notices a host that vanished within 10 s, gloo a process that died at once.
 HEARTBEAT_S = 600
 START_S = 120
 SHUTDOWN_S = 10
@@ -52,7 +52,7 @@ class CoordinationService:
     """jax's coordination service, hosted here for `world_size` clients until `close`.
 
     A recoverable service does not kill the ranks when one of them leaves: how a group ends is decided by
-    the supervisor and the meeting place, which know why.
+    the launcher and the group's server, which know why.
     """
 
     def __init__(self, address: str, world_size: int) -> None:

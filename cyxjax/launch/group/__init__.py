@@ -1,1 +1,1 @@
-"""Where the processes of a job find each other: one meeting place, one protocol, who is here."""
+"""Where the processes of a job meet: one server, one protocol, one policy for jobs of any size."""

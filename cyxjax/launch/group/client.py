@@ -1,4 +1,4 @@
-"""Coming together before jax starts: reach the meeting place, say who we are, hear where jax listens.
+"""How a rank joins its group before jax starts: it reaches the server and learns where jax listens.
 
 jax itself aborts or segfaults where a peer is missing or a port is busy; everything a person can do
 something about is found here first, within the group's timeout, and named.
@@ -19,14 +19,14 @@ from cyxjax.launch.group import handshake, ports, protocol
 from cyxjax.launch.group.roster import Hello
 from cyxjax.launch.topology import Topology, is_loopback, join_address
 
-GONE = "the meeting place at {} is gone: the launcher or rank 0 has ended, or its host cannot be reached"
+GONE = "the server of the group at {} is gone: the launcher or rank 0 has ended, or its host is unreachable"
 
 
 class GroupConnection:
-    """This rank's standing connection to the meeting place: its end means the end of the group.
+    """This rank's connection to the server of its group: its end means the end of the group.
 
-    coordinator: what the meeting place said of jax's coordinator. own_address: the address of this host
-    by which it reached the meeting place, so the one other hosts can reach.
+    coordinator: what the server sent of jax's coordinator. own_address: the address of this host
+    by which it reached the server, so the one other hosts can reach.
     """
 
     def __init__(self, channel: protocol.Channel, coordinator: protocol.Message) -> None:
@@ -38,13 +38,13 @@ class GroupConnection:
         self._all_done = threading.Event()
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
-        """Calls `on_lost(text)` from a thread when a peer or the meeting place is lost."""
+        """Calls `on_lost(text)` from a thread when a peer or the server is lost."""
         threading.Thread(target=self._watch, args=(on_lost,), name="cyxjax-lifeline", daemon=True).start()
 
     def fail(self, summary: str) -> None:
-        """Tells the others, in one line, why this rank is about to end."""
+        """Sends the others, in one line, why this rank is about to end."""
         self._leaving = True
-        with suppress(OSError):  # the meeting place may be what failed
+        with suppress(OSError):  # the server may be what failed
             self._channel.socket.settimeout(1.0)
             self._channel.send({"error": summary[:2000]})
 
@@ -70,8 +70,8 @@ class GroupConnection:
         with suppress(protocol.BadMessage):  # as if the connection had ended
             while (message := self._channel.next()) is not None:
                 if "lost" in message:
-                    said = {name: protocol.printable(message.get(name)) for name in ("lost", "host", "why")}
-                    return f"lost rank {said['lost']} (host {said['host']}): {said['why']}"
+                    loss = {name: protocol.printable(message.get(name)) for name in ("lost", "host", "why")}
+                    return f"lost rank {loss['lost']} (host {loss['host']}): {loss['why']}"
                 if "all_done" in message:
                     self._leaving = True  # before anybody learns of it: from now on ends are no deaths
                     self._all_done.set()
@@ -80,7 +80,8 @@ class GroupConnection:
 
 RETRY_S = 0.1
 LINE_EVERY_S = 10.0
-PATIENCE_S = 5.0  # beyond the group's timeout: the meeting place reports first, with names
+PATIENCE_S = 5.0  # beyond the group's timeout: the server reports first, with names
+CONNECT_S = 3.0
 
 Log = Callable[[str], None]
 
@@ -88,27 +89,6 @@ Log = Callable[[str], None]
 def log(line: str) -> None:
     """One line on standard error, marked as ours."""
     print(f"cyxjax: {line}", file=sys.stderr, flush=True)
-
-
-@dataclass(frozen=True)
-class _Deadline:
-    """A moment by which something must have happened, with a line now and then until it has."""
-
-    at: float
-    started: float
-
-    @classmethod
-    def after(cls, seconds: float) -> "_Deadline":
-        now = time.monotonic()
-        return cls(now + seconds, now)
-
-    @property
-    def left_s(self) -> float:
-        return max(0.05, self.at - time.monotonic())
-
-    @property
-    def passed(self) -> bool:
-        return time.monotonic() >= self.at
 
 
 def versions() -> dict[str, str]:
@@ -122,6 +102,22 @@ def versions() -> dict[str, str]:
     return found
 
 
+@dataclass(frozen=True)
+class Server:
+    """Where the server of a group listens. who, source: for messages: who asks, and who set the address."""
+
+    host: str
+    port: int
+    token: str
+    timeout_s: float
+    who: str
+    source: str
+
+    @property
+    def address(self) -> str:
+        return join_address(self.host, self.port)
+
+
 def join(topology: Topology, facts: Mapping[str, str] | None = None, log: Log = log) -> GroupConnection:
     """Meets the other ranks at MASTER_ADDR:MASTER_PORT and returns when all are there and agree.
 
@@ -131,35 +127,148 @@ def join(topology: Topology, facts: Mapping[str, str] | None = None, log: Log = 
     """
     hello = _hello(topology, {**versions(), **(facts or {})})
     _refuse_loopback_name(topology)
-    deadline = _Deadline.after(topology.timeout_ms / 1000 + PATIENCE_S)
-    silent = told = False
-    while not deadline.passed:
-        connection = _dial(topology, deadline, log)
+    where = (topology.master_addr, topology.master_port, topology.token, topology.timeout_ms / 1000)
+    server = Server(*where, f"rank {topology.rank}", topology.source)
+    end = time.monotonic() + server.timeout_s + PATIENCE_S
+    while True:
+        message = vars(hello) | {"facts": dict(hello.facts)}
+        channel = connect(server, message, log, until=end - PATIENCE_S)
         try:
-            membership = _enter(connection, hello, topology, deadline)
-            silent = False
-        except _Silent:  # thousands come at once, or what listens there is none of ours
-            connection.close()
-            if not told:
-                log(f"rank {topology.rank}: no greeting from {topology.address} yet; trying on")
-            silent = told = True
-            continue
+            answer = channel.next(max(0.05, end - time.monotonic()))
         except TimeoutError:
-            connection.close()
+            channel.close()
             break
-        except BaseException:
-            connection.close()
-            raise
-        if membership is not None:
-            return membership
-        connection.close()
+        except protocol.BadMessage as error:
+            channel.close()
+            raise other_program(server) from error
+        if answer is not None and isinstance(answer.get("formed"), dict):
+            return GroupConnection(channel, answer["formed"])
+        channel.close()
+        if answer is not None and "abort" in answer:
+            raise GroupError(protocol.printable(answer["abort"], protocol.MAX_LINE))
+        if answer is not None and "later" not in answer:
+            raise _refused(server, answer.get("refused"))
+        if time.monotonic() >= end - PATIENCE_S:
+            break
         time.sleep(RETRY_S)
-    if silent:
-        raise _stranger(topology)
     raise GroupError(
-        f"Timeout waiting for peers: {topology.address} took the connection but did not admit "
-        f"rank {topology.rank} within {topology.timeout_ms / 1000:g} s. "
-        "HINT: see the log of rank 0, or its launcher's."
+        f"Timeout waiting for peers: {server.address} took the connection but did not admit "
+        f"{server.who} within {server.timeout_s:g} s. HINT: see the log of rank 0, or its launcher's."
+    )
+
+
+def connect(
+    server: Server,
+    hello: protocol.Message,
+    log: Log,
+    *,
+    sleep: Callable[[float], object] = time.sleep,
+    until: float | None = None,
+) -> protocol.Channel:
+    """A connection on which `server` has proved the token and was sent `hello`; tries for its timeout.
+
+    sleep: waits between tries. until: on the monotonic clock, for an earlier end of the tries.
+    Raises: GroupError; whatever `sleep` raises.
+    """
+    began = time.monotonic()
+    end = began + server.timeout_s if until is None else until
+    next_line, silent, logged = began + LINE_EVERY_S, False, False
+    while True:
+        error: Exception | None = None
+        try:
+            channel = _try_connect(server, hello)
+            if channel is not None:
+                return channel
+            silent = False  # it closed the connection: full, or just starting
+        except TimeoutError as failed:  # of the handshake, or of the connection
+            error, silent = failed, isinstance(failed, _NoGreeting)
+        except OSError as failed:
+            error, silent = failed, False
+        if time.monotonic() >= end:
+            raise other_program(server) if silent else _unreachable(server, error)
+        if silent and not logged:  # thousands connect at once, or another program listens there
+            logged = True
+            log(f"{server.who}: no greeting from {server.address} yet; trying again")
+        elif time.monotonic() >= next_line:
+            next_line += LINE_EVERY_S
+            log(f"{server.who} waits for {server.address}: {getattr(error, 'strerror', '') or 'no answer'}")
+        sleep(RETRY_S)
+
+
+class _NoGreeting(TimeoutError):
+    """The connection stands, but the handshake has not ended in time."""
+
+
+def _try_connect(server: Server, hello: protocol.Message) -> protocol.Channel | None:
+    """None when the server closes the connection first. Raises: OSError, _NoGreeting; GroupError."""
+    channel = protocol.Channel(_connect_any(server))
+    try:
+        ports.keep_alive(channel.socket)
+        met = handshake.introduce(channel, hello, server.token, PATIENCE_S)
+    except TimeoutError as error:
+        channel.close()
+        raise _NoGreeting from error
+    except ConnectionError:
+        met = False
+    except handshake.Refused as error:
+        channel.close()
+        raise _refused(server, error) from error
+    except handshake.UnknownServer as error:
+        channel.close()
+        raise _unknown_server(server) from error
+    except protocol.BadMessage as error:
+        channel.close()
+        raise other_program(server) from error
+    if met:
+        return channel
+    channel.close()
+    return None
+
+
+def _connect_any(server: Server) -> socket.socket:
+    error: OSError | None = None
+    for _, where in ports.resolve(server.host, server.port):
+        try:
+            return socket.create_connection(where[:2], timeout=min(CONNECT_S, server.timeout_s))
+        except OSError as failed:
+            error = error or failed
+    raise error or OSError("no address")
+
+
+def _unreachable(server: Server, error: Exception | None) -> CyxjaxError:
+    """Keeps apart the three causes that need different remedies."""
+    waited = f"for {server.timeout_s:g} s ({server.who}, from {server.source})"
+    if isinstance(error, socket.gaierror):
+        return GroupError(ports.unresolved(server.host, error))
+    if isinstance(error, ConnectionRefusedError):
+        return GroupError(
+            f"Connection refused to {server.address} {waited}: the host answers, but nothing listens there. "
+            "HINT: start rank 0, or its launcher, on that host, and check MASTER_ADDR and MASTER_PORT."
+        )
+    return GroupError(
+        f"Timeout connecting to {server.address} {waited}: {getattr(error, 'strerror', '') or 'no answer'}. "
+        "HINT: check MASTER_ADDR, the network between the hosts and their firewalls."
+    )
+
+
+def _refused(server: Server, why: object) -> GroupError:
+    return GroupError(f"refused by {server.address}: {protocol.printable(why, protocol.MAX_LINE)}")
+
+
+def _unknown_server(server: Server) -> GroupError:
+    """The error for a server that cannot prove the token; it was sent nothing but a nonce and a proof."""
+    return GroupError(
+        f"{server.address} answers like a cyxjax job, but does not know this job's token: another job, or an "
+        "impostor. HINT: set CYXJAX_TOKEN alike on every host, and check MASTER_ADDR and MASTER_PORT."
+    )
+
+
+def other_program(server: Server) -> GroupError:
+    """The error for what listens there and is no server of a group."""
+    held = ports.holder(server.port)
+    return GroupError(
+        f"{server.address} answers, but not as a cyxjax job: {held or 'another program'} holds the port. "
+        "HINT: choose another MASTER_PORT, on every host alike."
     )
 
 
@@ -186,101 +295,3 @@ def _refuse_loopback_name(topology: Topology) -> None:
             f"{topology.local_world_size} of {topology.world_size} ranks are on this host. HINT: give an "
             "address other hosts can reach."
         )
-
-
-def _dial(topology: Topology, deadline: _Deadline, log: Log) -> socket.socket:
-    """A connection to the meeting place; tries until the group's timeout, since rank 0 may start later."""
-    give_up = deadline.at - PATIENCE_S
-    next_line = deadline.started + LINE_EVERY_S
-    while True:
-        try:
-            return _connect_any(topology, max(0.05, min(3.0, give_up - time.monotonic())))
-        except OSError as error:
-            if time.monotonic() >= give_up:
-                raise _unreachable(topology, error) from error
-            if time.monotonic() >= next_line:
-                next_line += LINE_EVERY_S
-                log(f"rank {topology.rank} waits for {topology.address}: {error.strerror or 'no answer'}")
-        time.sleep(RETRY_S)
-
-
-def _connect_any(topology: Topology, timeout_s: float) -> socket.socket:
-    error: OSError | None = None
-    for _, where in ports.resolve(topology.master_addr, topology.master_port):
-        try:
-            return socket.create_connection(where[:2], timeout=timeout_s)
-        except OSError as failed:
-            error = error or failed
-    raise error or OSError("no address")
-
-
-def _unreachable(topology: Topology, error: OSError) -> CyxjaxError:
-    """Keeps apart the three causes that need different remedies."""
-    waited = f"for {topology.timeout_ms / 1000:g} s (rank {topology.rank}, from {topology.source})"
-    if isinstance(error, socket.gaierror):
-        return GroupError(ports.unresolved(topology.master_addr, error))
-    if isinstance(error, ConnectionRefusedError):
-        return GroupError(
-            f"Connection refused to {topology.address} {waited}: the host answers, but nobody listens there. "
-            "HINT: start rank 0 on that host, and check MASTER_ADDR and MASTER_PORT."
-        )
-    return GroupError(
-        f"Timeout connecting to {topology.address} {waited}: {error.strerror or 'no answer'}. "
-        "HINT: check MASTER_ADDR, the network between the hosts and their firewalls."
-    )
-
-
-class _Silent(Exception):
-    """Who took our connection has not greeted us."""
-
-
-def _enter(
-    connection: socket.socket, hello: Hello, topology: Topology, deadline: _Deadline
-) -> GroupConnection | None:
-    """The membership once the group has formed; None to knock again. Raises: GroupError, _Silent."""
-    channel = protocol.Channel(connection)
-    ports.keep_alive(connection)
-    message: protocol.Message = {**vars(hello), "facts": dict(hello.facts)}
-    try:
-        met = handshake.introduce(channel, message, topology.token, min(deadline.left_s, PATIENCE_S))
-    except TimeoutError as error:
-        raise _Silent from error
-    except handshake.Refused as error:
-        raise _refused(topology, error) from error
-    except handshake.UnknownServer as error:
-        raise unknown_server(topology.address) from error
-    except protocol.BadMessage as error:
-        raise _stranger(topology) from error
-    except OSError:  # it closed while we spoke
-        return None
-    try:
-        answer = channel.next(deadline.left_s) if met else None
-    except protocol.BadMessage as error:
-        raise _stranger(topology) from error
-    if answer is None or "later" in answer:  # it closed before a word: full, or just starting
-        return None
-    if isinstance(answer.get("formed"), dict):
-        return GroupConnection(channel, answer["formed"])
-    if "abort" in answer:
-        raise GroupError(protocol.printable(answer["abort"], protocol.MAX_LINE))
-    raise _refused(topology, answer.get("refused"))
-
-
-def _refused(topology: Topology, why: object) -> GroupError:
-    return GroupError(f"refused by {topology.address}: {protocol.printable(why, protocol.MAX_LINE)}")
-
-
-def unknown_server(address: str) -> GroupError:
-    """The error for a server that cannot prove the token; it was told nothing but a nonce."""
-    return GroupError(
-        f"{address} answers like a cyxjax job, but does not know this job's token: it is another job, or an "
-        "impostor. HINT: set CYXJAX_TOKEN alike on every host, and check MASTER_ADDR and MASTER_PORT."
-    )
-
-
-def _stranger(topology: Topology) -> GroupError:
-    held = ports.holder(topology.master_port)
-    return GroupError(
-        f"{topology.address} answers, but not as a cyxjax job: {held or 'another program'} holds the port. "
-        "HINT: choose another MASTER_PORT, on every host alike."
-    )

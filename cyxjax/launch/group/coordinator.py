@@ -1,4 +1,4 @@
-"""What stands where the ranks of a job meet: the port, the meeting place, and jax's coordination service."""
+"""What the first host of a job holds: the port, the server of the group, and jax's coordination service."""
 
 import os
 import socket
@@ -7,14 +7,17 @@ from dataclasses import replace
 
 from cyxjax.launch import output
 from cyxjax.launch.backend import jax_private
-from cyxjax.launch.group import ports
+from cyxjax.launch.group import ports, protocol
+from cyxjax.launch.group.controller import Size
+from cyxjax.launch.group.hosts import Hosts
 from cyxjax.launch.group.reactor import Log
 from cyxjax.launch.group.roster import Job, Roster
-from cyxjax.launch.group.server import RendezvousServer
+from cyxjax.launch.group.server import GroupServer
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.topology import join_address
 
 LOAD_AFTER_S = 0.1
+LONGEST_PATH = 100  # of a Unix socket: 108 bytes on Linux, 104 on macOS
 
 
 def warn_without_token(place: LocalRanks, log: Log) -> None:
@@ -24,20 +27,21 @@ def warn_without_token(place: LocalRanks, log: Log) -> None:
 
 
 class Coordinator:
-    """One listener for the life of the job; a meeting place, and where it `serves` a service, for each start.
+    """One listener and one server for the job; a coordination service, where it `serves`, for each start.
 
-    With the service in a supervisor no rank is special: rank 0 may die like any other. Where no supervisor is
-    (a job started by hand), rank 0 serves at the address it is told, which is kept free for it.
+    With the service in a launcher no rank is special: rank 0 may die like any other. Where no launcher is
+    (ranks started by hand), rank 0 serves at the address it is sent, which is kept free for it.
     Raises: GroupError when the port is held by another process; ConfigError when the address is not ours.
     """
 
     def __init__(self, place: LocalRanks, log: Log = output.say, *, serves: bool = True) -> None:
         self._listener = ports.listen(place.master_addr, place.master_port)
         self.place = replace(place, master_port=self._listener.getsockname()[1])
+        self.server = GroupServer(self._listener, place.token, log)
         self._log, self._serves = log, serves
-        self._meeting: RendezvousServer | None = None
         self._service: jax_private.CoordinationService | None = None
         self._reserved: socket.socket | None = None
+        self._folder: str | None = None
         # Loading jaxlib takes 0.1 s, which the ranks need anyway to start; they are started first. No daemon:
         # a process that ends while a thread loads native code may abort.
         self._load = threading.Timer(LOAD_AFTER_S, jax_private.can_serve)
@@ -47,38 +51,69 @@ class Coordinator:
             os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
             self._load.start()
 
-    def open(self, start: int) -> None:
-        """Opens the meeting place of start number `start`."""
-        place = self.place
-        job = Job(place.world_size, place.run_id, start, place.timeout_ms / 1000, place.token)
-        self._meeting = RendezvousServer(self._listener, job, self._coordinator, self._log).start()
+    def open(self, start: int, folder: str | None = None) -> None:
+        """Admits the ranks of the only start, where no launcher leads it. folder: as in `lead`."""
+        self._folder = folder
+        self._open_start(start, self.place.world_size)
+        self.server.start()
+
+    def lead(self, size: Size, max_restarts: int, folder: str | None = None) -> protocol.Channel:
+        """Leads the launchers of a job of `size`. Returns: the connection of the one on this host.
+
+        folder: closed to other users, for a socket.
+        """
+        server, self._folder = self.server, folder
+        starts = (lambda number, world: self._open_start(number, world, is_led=True)), self._close_start
+        server.hosts = Hosts(
+            self.place, size, max_restarts, *starts, server.reactor, server.handshake, self._log
+        )
+        channel = server.hosts.connect()
+        server.start()
+        return channel
 
     def wait_until_empty(self, timeout_s: float) -> None:
-        """Returns when every rank of this start has left, or after `timeout_s`."""
-        if self._meeting is not None:
-            self._meeting.wait_until_empty(timeout_s)
+        """Returns when every rank has left, or after `timeout_s`."""
+        self.server.wait_until_empty(timeout_s)
 
-    def close(self) -> None:
-        """Ends this start's meeting place and service. The ranks must have ended."""
-        if self._meeting is not None:
-            self._meeting.close()
+    def end(self) -> None:
+        """Closes everything, the listener too. The ranks must have ended. Twice is harmless."""
+        self._load.cancel()
+        self.server.close()
+        self._close_start()
+        self._listener.close()
+
+    def _open_start(self, number: int, world_size: int, *, is_led: bool = False) -> None:
+        place = self.place
+        job = Job(world_size, place.run_id, number, place.timeout_ms / 1000, is_led)
+        self.server.open_start(job, self._coordinate)
+
+    def _close_start(self) -> None:
+        """Ends the start's connections and service."""
+        self.server.close_start()
         if self._service is not None:
             self._service.close()
         if self._reserved is not None:
             self._reserved.close()
-        self._meeting = self._service = self._reserved = None
+        self._service = self._reserved = None
 
-    def end(self) -> None:
-        """Closes everything, the listener too."""
-        self._load.cancel()
-        self.close()
-        self._listener.close()
+    def _coordinate(self, roster: Roster) -> protocol.Message:
+        """Starts the service once all ranks are here; where this jaxlib cannot, rank 0 is to do it.
 
-    def _coordinator(self, roster: Roster) -> dict[str, object]:
-        """Starts the service once all ranks are here; where this jaxlib cannot, rank 0 is to do it."""
-        self._reserved, port = ports.reserve(self.place.master_addr)
-        address = join_address(self.place.master_addr, port)
+        jax authenticates none of its clients. Where all ranks are this process's children the service listens
+        on a Unix socket in a folder that is closed to other users; else on the address of MASTER_ADDR alone.
+        """
         served = self._serves and jax_private.can_serve()
+        address = self._private_address(roster.job.generation) if served else None
+        if address is None:
+            self._reserved, port = ports.reserve(self.place.master_addr)
+            address = join_address(self.place.master_addr, port)
         if served:
             self._service = jax_private.CoordinationService(address, len(roster.present))
         return {"address": address, "served": served}
+
+    def _private_address(self, start: int) -> str | None:
+        """A Unix socket that only this user reaches; None across hosts, or where the system has none."""
+        if self._folder is None or not self.place.is_alone or not hasattr(socket, "AF_UNIX"):
+            return None
+        path = os.path.join(self._folder, f"start_{start}.jax")
+        return f"unix:{path}" if len(path) < LONGEST_PATH else None

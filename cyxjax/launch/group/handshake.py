@@ -5,7 +5,7 @@
     server -> client   {"proof": HMAC(token, "server|S|C")}
     client -> server   its hello, authenticated like every line from here on (protocol.Codec)
 
-A client tells a server that does not know the token nothing but a nonce and a proof. A server gives a client
+A client sends a server that does not know the token nothing but a nonce and a proof. A server gives a client
 HANDSHAKE_S and 16 kB, at whatever pace it sends; nothing it sends has an effect beyond its own connection,
 except a bounded line in the log.
 """

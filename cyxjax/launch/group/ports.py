@@ -1,4 +1,4 @@
-"""Ports and addresses: resolve, bind without sharing, and say who holds what we could not have."""
+"""Ports and addresses: resolve, bind without sharing, and name the process that holds a port."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ def resolve(host: str, port: int) -> list[tuple[int, tuple[str, int]]]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on exactly `host:port` (port 0: any free one), shared with nobody.
+    """A listening socket on exactly `host:port` (port 0: any free one), not shared.
 
     Raises: GroupError when another process holds the port, ConfigError when `host` is not this host.
     """

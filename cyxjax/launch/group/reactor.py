@@ -16,7 +16,7 @@ Log = Callable[[str], None]
 class Reactor:
     """Calls `read` of a socket that has something to read, and `tick` after each round, twice a second.
 
-    An error in one socket's call ends that socket's part (`failed`) and is told in one line; the thread, on
+    An error in one socket's call ends that socket's part (`failed`) and is logged in one line; the thread, on
     which everybody depends, goes on. at_end: the last thing the thread calls.
     """
 
@@ -25,7 +25,7 @@ class Reactor:
         self._tick, self._at_end, self._log = tick, at_end, log
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -66,7 +66,7 @@ class Reactor:
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__} at {os.path.basename(where.filename)}:{where.lineno}"
-            if what not in self._told:  # once each: whoever can cause it can cause it a thousand times
-                self._told.add(what)
-                self._log(f"the meeting place met an error of ours and goes on: {what}")
+            if what not in self._logged:  # once each: whoever can cause it can cause it a thousand times
+                self._logged.add(what)
+                self._log(f"the group's server met an error of ours and goes on: {what}")
             failed()

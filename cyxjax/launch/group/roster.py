@@ -10,18 +10,21 @@ from cyxjax.launch.group.protocol import printable
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank must agree on before it may enter. `generation` counts this host's restarts."""
+    """What every rank must agree on before it may join.
+
+    generation: number of the start. is_led: launchers start the ranks, so a rank of an earlier start is late.
+    """
 
     world_size: int
     run_id: str = ""
     generation: int = 0
     timeout_s: float = 30.0
-    token: str = field(default="", repr=False)
+    is_led: bool = False
 
 
 @dataclass(frozen=True)
 class Hello:
-    """What a rank says of itself when it arrives. `facts` must be equal on all ranks (versions, config)."""
+    """What a rank sends of itself when it joins. `facts` must be equal on all ranks (versions, config)."""
 
     rank: int
     world_size: int
@@ -137,8 +140,8 @@ def disagreement(what: str, values: Mapping[Any, object]) -> str:
     holders: dict[str, list[int | str]] = {}
     for rank, value in values.items():
         holders.setdefault(str(value), []).append(rank)
-    said = "; ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in holders.items())
-    return f"ranks differ in {what}: {said}. HINT: start every rank with the same program and environment."
+    shown = "; ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in holders.items())
+    return f"ranks differ in {what}: {shown}. HINT: start every rank with the same program and environment."
 
 
 def ranks_text(ranks: Sequence[int | str]) -> str:

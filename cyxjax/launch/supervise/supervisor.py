@@ -1,60 +1,160 @@
-"""The launcher's heart: this host's part of a job, started again where the budget allows."""
+"""This host's part of a job: its ranks in every start that the controller on the first host begins."""
 
+import queue
 from collections.abc import Mapping
+from dataclasses import replace
 
-from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED
+from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, EXIT_SECONDARY, GroupError
 from cyxjax.launch import output
-from cyxjax.launch.failure import report
+from cyxjax.launch.failure.record import ErrorRecord
+from cyxjax.launch.failure.report import first_of
+from cyxjax.launch.group import host_link
+from cyxjax.launch.group.controller import Size
 from cyxjax.launch.group.coordinator import Coordinator, warn_without_token
+from cyxjax.launch.group.group_start import end_message
+from cyxjax.launch.group.host_link import HostLink
+from cyxjax.launch.group.protocol import Message
 from cyxjax.launch.options import Options
-from cyxjax.launch.supervise.restarts import Budget
 from cyxjax.launch.supervise.start import Start
-from cyxjax.launch.supervise.worker_group import WorkerGroup, code_after
+from cyxjax.launch.supervise.worker_group import TICK_S, Nudge, WorkerGroup, code_after
+from cyxjax.launch.topology import join_address
+
+
+class Stopped(Exception):
+    """Signal `number` asked this host to leave between two starts."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class Supervisor:
-    """Runs one job of a fixed size on this host. `run()` returns the exit code (see cyxjax.errors)."""
+    """One launcher, of a job of fixed or of changing size. `run()` returns its exit code (cyxjax.errors)."""
 
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
-        self._options = options
-        self._host = Coordinator(options.place) if options.place.is_first else None
-        self._workers = WorkerGroup(options, env)
-        self._place = self._host.place if self._host else options.place
+        self._options, self._place = options, options.place
+        self._size = Size(*options.hosts) if options.hosts else Size(world_size=options.place.world_size)
+        self._first = Coordinator(options.place) if options.place.is_first else None
+        if self._first is not None:
+            self._place = self._first.place
         warn_without_token(self._place, output.say)
+        self._workers = WorkerGroup(options, env)
+        self._failed: Start | None = None  # the last start, if its error is yet to be shown
+        self._followed = False  # whether its error was only the consequence of another host's
 
     def run(self) -> int:
-        """Starts the group, again where the budget allows, until it has ended for good."""
+        """Takes part until the job is over, or a signal asks this host to leave it."""
         with self._workers:
             try:
-                return self._run_starts()
+                return self._take_part()
+            except Stopped as stopped:
+                if self._failed is not None:
+                    self._show("not started again: it was asked to end")
+                return code_after(stopped.number)
             finally:
-                if self._host is not None:
-                    self._host.end()
+                if self._first is not None:
+                    self._first.end()
 
-    def _run_starts(self) -> int:
-        budget = Budget(self._options.max_restarts)
-        number = 0
-        while True:
-            start = self._one_start(number)
-            if start.signalled is not None and not start.records:
-                return self._workers.after_signal(start)
-            codes = {worker.returncode for worker in start.workers}
-            if not start.records:
-                return EXIT_PREEMPTED if EXIT_PREEMPTED in codes else EXIT_OK
-            first = report.first_of(start.records, start.ended_early)
-            decision = budget.decide(first, start.step, asked_to_end=start.signalled is not None)
-            self._workers.tell(start, first, decision.line)
-            if not decision.again:
-                return decision.exit_code
-            if (number_of_signal := self._workers.sleep(decision.delay_s)) is not None:
-                return code_after(number_of_signal)
-            number += 1
-
-    def _one_start(self, number: int) -> Start:
-        if self._host is None:
-            return self._workers.run(self._place, number)
-        self._host.open(number)
+    def _take_part(self) -> int:
+        link = self._link()
         try:
-            return self._workers.run(self._place, number)
+            while True:
+                message = self._next(link)
+                if message is None:
+                    link.close()
+                    if (code := self._without_first_host()) is not None:
+                        return code
+                    link = self._link()
+                elif "decided" in message:
+                    self._show(message["decided"])
+                elif "refused" in message:
+                    raise GroupError(f"refused by {self._address}: {message['refused']}")
+                elif "over" in message:
+                    return self._end(message)
+                elif (code := self._one_start(link, message)) is not None:
+                    return code
         finally:
-            self._host.close()
+            link.close()
+
+    def _link(self) -> HostLink:
+        if self._first is not None:
+            channel = self._first.lead(self._size, self._options.max_restarts, self._workers.folder)
+        else:
+            channel = host_link.connect(self._place, self._size.world_size, self._sleep)
+        return HostLink(channel, lambda start, polite: self._workers.nudge(Nudge(start, polite)))
+
+    def _next(self, link: HostLink) -> Message | None:
+        """What the controller sends next; None when its host is gone. Raises: Stopped."""
+        while True:
+            try:
+                return link.inbox.get_nowait()
+            except queue.Empty:
+                self._sleep(TICK_S, until_any=True)
+
+    def _sleep(self, seconds: float, *, until_any: bool = False) -> None:
+        wait = self._workers.asked_to_end if until_any else self._workers.sleep
+        if (number := wait(seconds)) is not None:
+            raise Stopped(number)
+
+    def _one_start(self, link: HostLink, call: Message) -> int | None:
+        """Runs one start and reports how it ended; the exit code when this host leaves the job by it."""
+        number = link.start = call["start"]
+        self._followed = False
+        place = replace(self._place, base_rank=call["base_rank"], world_size=call["world_size"])
+        start = self._workers.run(place, number)
+        how, first = _how(start), _first(start)
+        link.send(end_message(number, how, start.step, first if how == "failed" else None))
+        if how == "failed":
+            self._failed = start  # shown with what is decided
+        return self._leave(start, first) if how == "left" else None
+
+    def _leave(self, start: Start, first: ErrorRecord | None) -> int:
+        if first is None:
+            return self._workers.after_signal(start)
+        self._workers.tell(start, first, "not started again: it was asked to end")
+        return first.exit_code
+
+    def _without_first_host(self) -> int | None:
+        """The exit code after the first host was lost; None where the job may go on once it is back."""
+        line = f"the first host is gone ({self._address})"
+        if self._size.is_fixed and self._options.max_restarts == 0:
+            self._show(line)
+            return EXIT_SECONDARY
+        self._show(f"{line}; trying to reach it again")
+        return None
+
+    def _show(self, line: str) -> None:
+        """Shows what follows, with the error of this host's ranks if they failed."""
+        start, self._failed = self._failed, None
+        if start is None:
+            output.say(line)
+        elif (first := _first(start)) is not None:
+            self._followed = first.secondary
+            self._workers.tell(start, first, line)
+
+    def _end(self, message: Message) -> int:
+        code = int(message["over"])
+        if code != EXIT_OK and message["why"]:
+            self._show(message["why"])
+        # In a fixed job the host whose ranks only followed another's failure says so by its exit code.
+        return EXIT_SECONDARY if self._size.is_fixed and code != EXIT_OK and self._followed else code
+
+    @property
+    def _address(self) -> str:
+        return join_address(self._place.master_addr, self._place.master_port)
+
+
+def _first(start: Start) -> ErrorRecord | None:
+    return first_of(start.records, start.ended_early) if start.records else None
+
+
+def _how(start: Start) -> str:
+    """'left' after a signal to this launcher, 'failed' with an error, else 'ok' or 'preempted'."""
+    codes = {worker.returncode for worker in start.workers}
+    if start.signalled is not None:
+        return "left"
+    if start.records:
+        return "failed"
+    if start.nudged:
+        return "ok" if codes == {EXIT_OK} else "preempted"
+    return "preempted" if EXIT_PREEMPTED in codes else "ok"

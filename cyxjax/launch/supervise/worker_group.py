@@ -90,6 +90,11 @@ class WorkerGroup:
                 worker.close()
         return start
 
+    @property
+    def folder(self) -> str:
+        """The launcher's own, closed to other users."""
+        return self._scratch.path
+
     def next_event(self, seconds: float) -> Event | None:
         """What happens next; None when nothing does within `seconds`."""
         try:

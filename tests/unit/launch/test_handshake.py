@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import queue
 import random
 import socket
 import threading
@@ -13,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cyxjax.errors import GroupError
-from cyxjax.launch.elastic.server import HostServer
 from cyxjax.launch.group import client, handshake, ports, protocol
+from cyxjax.launch.group.controller import Size
+from cyxjax.launch.group.coordinator import Coordinator
 from cyxjax.launch.group.handshake import BoundedLog, introduce
 from cyxjax.launch.group.roster import Job
-from cyxjax.launch.group.server import RendezvousServer
+from cyxjax.launch.group.server import GroupServer
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.topology import Topology
 from tests.support.hostile_peers import Flood, Impostor
@@ -48,19 +48,19 @@ SEEDS = [
     b"\n\n\n",
 ]
 HELLO = {"rank": 0, "world_size": 2, "run_id": "job", "generation": 0, "host": "h", "pid": 1, "facts": {}}
-AGENT = {"host": "h", "nproc": 1, "run_id": "job", "first": False}
+HOST = {"host": "h", "nproc": 1, "run_id": "job", "base_rank": -1, "world_size": 0}
 
 
-class Meeting:
-    """A live meeting place of two ranks. `serves` proves that it still forms a group."""
+class Ranks:
+    """A live server for two ranks. `serves` proves that it still forms a group."""
 
     def __init__(self):
         self.log: list[str] = []
         self.listener = ports.listen("127.0.0.1", 0)
-        job = Job(2, "job", timeout_s=20.0, token=TOKEN)
-        self.server = RendezvousServer(self.listener, job, lambda roster: {"address": "x:1"}, self.log.append)
+        self.server = GroupServer(self.listener, TOKEN, self.log.append)
+        self.server.open_start(Job(2, "job", timeout_s=20.0), lambda roster: {"address": "x:1"})
         self.server.start()
-        self.thread, self.handshake = self.server._reactor.thread, self.server._handshake
+        self.thread, self.handshake = self.server.reactor.thread, self.server.handshake
         self.port = self.listener.getsockname()[1]
 
     def serves(self) -> bool:
@@ -85,28 +85,31 @@ class Meeting:
 
 
 class Hosts:
-    """The live door of a job whose hosts come and go. `serves` proves that it still lets a host in."""
+    """The live server of launchers that come and go. `serves` proves that it still admits a host."""
 
     def __init__(self):
         self.log: list[str] = []
-        self.said: queue.SimpleQueue = queue.SimpleQueue()
         place = LocalRanks(1, 0, 1, "127.0.0.1", 0, "job", token=TOKEN)
-        self.server = HostServer(place, self.said.put, self.log.append)
-        self.server.open()
-        self.thread, self.handshake = self.server._reactor.thread, self.server._handshake
-        self.port = self.server.place.master_port
+        self.coordinator = Coordinator(place, self.log.append, serves=False)
+        self.own = self.coordinator.lead(Size(2, 2), 0)
+        self.server = self.coordinator.server
+        self.thread, self.handshake = self.server.reactor.thread, self.server.handshake
+        self.port = self.coordinator.place.master_port
 
     def serves(self) -> bool:
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
-            assert introduce(protocol.Channel(connection), AGENT, TOKEN, 10)
-            agent, message = self.said.get(timeout=10)
-        return (agent.host, message) == ("h", {"came": True})
+            channel = protocol.Channel(connection)
+            assert introduce(channel, HOST, TOKEN, 10)
+            call = channel.next(10)
+        assert until(lambda: len(self.server.hosts.controller.hosts) == 1, 10)
+        return (call["base_rank"], call["world_size"]) == (1, 2)
 
     def close(self):
-        self.server.close()
+        self.coordinator.end()
+        self.own.close()
 
 
-@pytest.fixture(params=[Meeting, Hosts])
+@pytest.fixture(params=[Ranks, Hosts])
 def live(request):
     made = request.param()
     yield made
@@ -152,8 +155,9 @@ def pairs(monkeypatch):
 
 def stopped(live):
     """`live` with its thread ended and its bookkeeping left, for calls from the test itself."""
-    live.server._reactor.close()
-    live.server._reactor.add = live.server._reactor.remove = lambda *args: None
+    reactor = live.server.reactor
+    reactor.close()
+    reactor.add = reactor.remove = lambda *args: None
     return live
 
 
@@ -182,7 +186,7 @@ def test_thousands_of_broken_inputs_raise_nothing(live, number):
 )
 def test_whatever_a_signed_hello_claims_it_is_let_in_or_refused(live, pairs, claims, good):
     live = stopped(live) if live.thread.is_alive() else live
-    message = {**(HELLO if isinstance(live, Meeting) else AGENT), **claims}
+    message = {**(HELLO if isinstance(live, Ranks) else HOST), **claims}
     ours, theirs = socket.socketpair()
     with ours, theirs:
         guest = handshake.PendingConnection(ours, "10.0.0.9")
@@ -318,7 +322,7 @@ def test_held_lines_are_summed_up_once_an_interval():
 
 
 def test_the_name_of_a_host_cannot_steer_a_terminal():
-    meeting = Meeting()
+    meeting = Ranks()
     hello = HELLO | {"host": "\x1b]0;owned\x07\r\nnode\u202e1", "rank": 5}
     try:
         with socket.create_connection(("127.0.0.1", meeting.port), timeout=5) as connection:
@@ -397,7 +401,7 @@ def test_lines_that_are_not_the_next_of_the_other_end_are_not_read(forge):
 def test_300_clients_that_come_back_do_not_keep_a_slow_host_out(monkeypatch, places, address):
     """From the flood's own address as long as there are places; from another one always."""
     monkeypatch.setattr(handshake, "MAX_PENDING", min(places, handshake.MAX_PENDING))
-    live = Meeting()
+    live = Ranks()
     flood = Flood(live.port, 300, "127.0.0.1")
     source = (address, 0)
     try:
@@ -406,7 +410,7 @@ def test_300_clients_that_come_back_do_not_keep_a_slow_host_out(monkeypatch, pla
             send = channel.send
             channel.send = lambda message: (time.sleep(0.7), send(message))
             assert introduce(channel, HELLO, TOKEN, 5)
-            assert until(lambda: list(live.server.roster.present) == [0], 5)
+            assert until(lambda: list(live.server.ranks.roster.present) == [0], 5)
     finally:
         flood.close()
         live.close()

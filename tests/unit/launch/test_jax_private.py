@@ -1,6 +1,7 @@
 """The contract with the jax names that are not public; a new jax version fails here first, by name."""
 
 import inspect
+import socket
 
 import jax
 import pytest
@@ -48,6 +49,18 @@ def test_a_service_starts_on_a_reserved_port_and_ends():
         with pytest.raises(GroupError, match="is in use"):
             ports.listen("127.0.0.1", port)
         service.close()
+
+
+def test_a_service_listens_on_the_address_it_is_given_and_on_no_other():
+    held, port = ports.reserve("127.0.0.2")
+    with held:
+        service = jax_private.CoordinationService(f"127.0.0.2:{port}", 1)
+        try:
+            socket.create_connection(("127.0.0.2", port), timeout=5).close()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), timeout=5)
+        finally:
+            service.close()
 
 
 def test_a_started_backend_is_refused_with_the_way_out():

@@ -13,7 +13,7 @@ from cyxjax.launch import connect
 from cyxjax.launch.group import client, handshake, ports, protocol
 from cyxjax.launch.group.client import GroupConnection
 from cyxjax.launch.group.roster import Job
-from cyxjax.launch.group.server import RendezvousServer
+from cyxjax.launch.group.server import GroupServer
 from cyxjax.launch.topology import Topology
 
 
@@ -25,11 +25,10 @@ class Place:
         self.members: list[GroupConnection] = []
         self.listener = ports.listen("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
-        self.job = Job(world_size, "job", timeout_s=timeout_s, token="secret", **job)
-        self.meeting = RendezvousServer(
-            self.listener, self.job, lambda roster: {"address": "x:1"}, self.log.append
-        )
-        self.meeting.start()
+        self.job = Job(world_size, "job", timeout_s=timeout_s, **job)
+        self.server = GroupServer(self.listener, "secret", self.log.append)
+        self.ranks = self.server.open_start(self.job, lambda roster: {"address": "x:1"})
+        self.server.start()
 
     def join(self, rank, facts=None, **changes):
         place = {"world_size": self.job.world_size, "token": "secret", "run_id": "job", "timeout_ms": 8000}
@@ -41,7 +40,7 @@ class Place:
     def close(self):
         for member in self.members:
             member.leave()
-        self.meeting.close()
+        self.server.close()
         self.listener.close()
 
     def join_all(self, calls):
@@ -102,7 +101,7 @@ def test_different_world_sizes_end_the_formation_at_once(place):
     first = threading.Thread(target=lambda: outcomes.extend(meeting.join_all([{"rank": 0}])))
     outcomes: list = []
     first.start()
-    while not meeting.meeting.roster.present:
+    while not meeting.ranks.roster.present:
         time.sleep(0.01)
     refused = meeting.join_all([{"rank": 1, "world_size": 2}])[0]
     first.join()
@@ -123,7 +122,7 @@ def test_a_service_that_cannot_start_is_told_to_all(place):
     def fail(roster):
         raise RuntimeError("no port")
 
-    meeting.meeting._open = fail
+    meeting.ranks._open = fail
     assert all("could not start: no port" in said for said in meeting.join_all([{"rank": 0}, {"rank": 1}]))
 
 
@@ -170,16 +169,16 @@ def test_a_goodbye_is_no_death(place):
     lost: list[str] = []
     members[0].watch(lost.append)
     members[1].leave()
-    meeting.meeting.wait_until_empty(0.3)
+    meeting.server.wait_until_empty(0.3)
     assert lost == []
 
 
 def test_a_meeting_place_whose_thread_was_the_faster_one_closes(place):
-    meeting = place(1).meeting
-    meeting._reactor.closing = True  # what close() sets first, and the thread may see before close() goes on
-    meeting._reactor.thread.join(timeout=5)
-    meeting.close()
-    assert not meeting._reactor.thread.is_alive()
+    server = place(1).server
+    server.reactor.closing = True  # what close() sets first, and the thread may see before close() goes on
+    server.reactor.thread.join(timeout=5)
+    server.close()
+    assert not server.reactor.thread.is_alive()
 
 
 def test_a_thousand_strangers_do_no_harm(place):
@@ -259,19 +258,17 @@ def test_a_meeting_place_that_greets_late_is_no_stranger(place, monkeypatch):
     """Where thousands come at once the kernel takes connections that nobody looks at for a while."""
     meeting = place(1)
     monkeypatch.setattr(client, "PATIENCE_S", 0.2)
-    real, knocks = client._dial, []
+    real, knocks = client._connect_any, []
 
-    def dial(topology, deadline, log):
-        knocks.append(topology.master_port)
-        if len(knocks) > 1:
-            return real(topology, deadline, log)
-        return socket.create_connection(deaf.getsockname())
+    def connect_any(server):
+        knocks.append(server.port)
+        return real(server) if len(knocks) > 1 else socket.create_connection(deaf.getsockname())
 
     with ports.listen("127.0.0.1", 0) as deaf:
-        monkeypatch.setattr(client, "_dial", dial)
+        monkeypatch.setattr(client, "_connect_any", connect_any)
         assert meeting.join(0).coordinator == {"address": "x:1"}
     assert len(knocks) == 2
-    assert meeting.log == [f"rank 0: no greeting from 127.0.0.1:{meeting.port} yet; trying on"]
+    assert meeting.log == [f"rank 0: no greeting from 127.0.0.1:{meeting.port} yet; trying again"]
 
 
 def test_a_program_that_never_says_a_word_is_named_in_the_end(monkeypatch):
@@ -288,10 +285,10 @@ def test_only_the_first_loss_is_told(place):
     members = meeting.join_all([{"rank": rank} for rank in range(3)])
     for gone in (0, 1):
         members[gone]._channel.socket.shutdown(socket.SHUT_RDWR)
-    while len(meeting.meeting._peers) > 1:
+    while len(meeting.ranks.peers) > 1:
         time.sleep(0.01)
     members[2]._channel.socket.shutdown(socket.SHUT_WR)
-    meeting.meeting.wait_until_empty(10)
+    meeting.server.wait_until_empty(10)
     told = b""
     while data := members[2]._channel.socket.recv(4096):
         told += data
@@ -318,5 +315,5 @@ def test_rank_0_of_a_job_across_hosts_warns_once_without_a_token(capfd, address,
     topology = Topology(
         0, 2, master_addr=address, master_port=ports_free(), local_world_size=nproc, token=token
     )
-    connect._host(topology).end()
+    connect._coordinate(topology).end()
     assert capfd.readouterr().err.count("CYXJAX_TOKEN is not set: whoever reaches 0.0.0.0 can join") == lines

@@ -9,7 +9,7 @@ from cyxjax.errors import GroupError
 from cyxjax.launch import connect
 from cyxjax.launch.group import client, ports
 from cyxjax.launch.group.coordinator import Coordinator
-from cyxjax.launch.group.server import RendezvousServer
+from cyxjax.launch.group.rendezvous import Rendezvous
 from cyxjax.launch.topology import Topology
 
 
@@ -18,20 +18,20 @@ def test_all_are_told_why_no_group_forms_before_rank_0_ends(monkeypatch):
     told, ending, end = [], threading.Event(), Coordinator.end
 
     def tell_all(self, message):
-        for peer in sorted(self._peers, key=lambda peer: peer.hello.rank):
+        for peer in sorted(self.peers, key=lambda peer: peer.hello.rank):
             if told:
                 ending.wait(10)
-            peer.guest.send(message)
+            peer.connection.send(message)
             told.append(peer.hello.rank)
 
-    monkeypatch.setattr(RendezvousServer, "_tell_all", tell_all)
+    monkeypatch.setattr(Rendezvous, "_send_all", tell_all)
     monkeypatch.setattr(Coordinator, "end", lambda self: (ending.set(), end(self)))
     with ports.listen("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     rank_0, rank_1 = (
         Topology(rank, 2, master_port=port, token="secret", timeout_ms=20_000) for rank in range(2)
     )
-    host = connect._host(rank_0)
+    host = connect._coordinate(rank_0)
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(client.join, rank_1, {"program": "other.py"})
         with pytest.raises(

@@ -1,1 +1,0 @@
-"""Hosts that come and go: a policy over the rendezvous."""

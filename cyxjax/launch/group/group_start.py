@@ -1,0 +1,140 @@
+"""One start of the ranks of a job: which hosts take part, and how it ended on each."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cyxjax.launch.failure.record import ErrorRecord
+from cyxjax.launch.failure.report import first_of
+from cyxjax.launch.group import protocol
+
+FOLLOW_S = 2.0  # after a host failed: time for the ranks of the others to notice and report it
+
+
+def _text(sent: object) -> str:
+    return protocol.printable(sent, keep="\n\t")
+
+
+_SENT: dict[str, Callable[[Any], Any]] = {  # of an error: its fields, and what reads them again
+    **dict.fromkeys(("rank", "exit_code", "start", "step"), int),
+    **dict.fromkeys(("type", "message", "host", "source"), _text),
+    "secondary": bool,
+    "at_s": float,
+}
+
+
+class Member(Protocol):
+    """A host of the job. base_rank: its first rank; -1 where the controller gives it one."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def nproc(self) -> int: ...
+    @property
+    def base_rank(self) -> int: ...
+    @property
+    def is_first(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a start ended on one host: 'ok', 'preempted', 'left' or 'failed' with its first error."""
+
+    how: str
+    step: int = -1
+    first: ErrorRecord | None = None
+
+
+@dataclass
+class GroupStart:
+    """One start of the group: who is in it, how it ended for them, and who came or went meanwhile.
+
+    changed: the first thing that gives the group another size, in words. follow_by: when hosts that have not
+    noticed a failure elsewhere are ended; None before a failure. ordered: all were ordered to end at once.
+    """
+
+    number: int
+    members: list[Member]
+    ended: dict[Member, Ended] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+    changed: str = ""
+    follow_by: float | None = None
+    ordered: bool = False
+
+    def __post_init__(self) -> None:
+        self._running = dict.fromkeys(self.members)  # a look-up for each of thousands of hosts
+
+    @property
+    def running(self) -> list[Member]:
+        return list(self._running)
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self._running)
+
+    def has(self, host: Member) -> bool:
+        """Whether it takes part, or did until it reported its end."""
+        return host in self._running or host in self.ended
+
+    @property
+    def step(self) -> int:
+        """The furthest step a host has reported."""
+        return max((ended.step for ended in self.ended.values()), default=-1)
+
+    @property
+    def failure(self) -> ErrorRecord | None:
+        """The error the others follow from; None when no host has failed."""
+        records = [ended.first for ended in self.ended.values() if ended.first is not None]
+        return first_of(records) if records else None
+
+    def note_end(self, host: Member, message: protocol.Message, now: float) -> None:
+        """Files how the start ended on `host` (see end_message).
+
+        Raises: KeyError, TypeError, ValueError for a message of another version.
+        """
+        how, step, first = message.get("how"), message.get("step", -1), message.get("first")
+        record = None if first is None else _record(first, now)
+        if how not in ("ok", "preempted", "left", "failed") or type(step) is not int:
+            raise ValueError(f"no end of a start: {how!r} at {step!r}")
+        self.ended[host] = Ended(how, step, record)
+        self._running.pop(host, None)
+        if record is not None and self.follow_by is None:
+            self.follow_by = now + FOLLOW_S
+
+    def note_loss(self, host: Member) -> bool:
+        """Leaves out a host that has gone; False where it took no part any more."""
+        if host not in self._running:
+            return False
+        del self._running[host]
+        self.members.remove(host)
+        self.lost.append(host.host)
+        return True
+
+
+def end_message(number: int, how: str, step: int, first: ErrorRecord | None = None) -> protocol.Message:
+    """What a host sends at the end of start `number`. Of its first error only what decisions need."""
+    record = None
+    if first is not None:
+        record = {name: getattr(first, name) for name in _SENT}
+        if first.type == "exit" and first.stderr_tail:  # it ended before our hooks could file its exception
+            record["message"] += f": {first.stderr_tail[-1]}"
+        record["message"] = record["message"][:2000]
+        record["age_s"] = time.monotonic() - first.at_monotonic_s
+    return {"ended": number, "how": how, "step": step, "first": record}
+
+
+def _record(sent: dict[str, Any], now: float) -> ErrorRecord:
+    """The error a host reports, its texts fit for a log. Raises: KeyError, TypeError, ValueError for others.
+
+    Its moment is from its age, not its time of day: a host with a wrong clock would get another rank blamed.
+    """
+    values = {name: read(sent[name]) for name, read in _SENT.items()}
+    return ErrorRecord(**values, at_monotonic_s=now - float(sent["age_s"]))
+
+
+def describe(record: ErrorRecord) -> str:
+    """'rank 1 failed on host node-1: ValueError: boom (train.py:88 load)'; for a lost host its message."""
+    if record.rank < 0:
+        return record.message
+    return f"rank {record.rank} failed on host {record.host}: {record.summary}"
