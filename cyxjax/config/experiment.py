@@ -26,13 +26,13 @@ class TrainConfig(DistributedTrainingConfig):
     """One experiment: how to train, and what."""
 
     run_dir: str = "runs/train"
-    """Folder of config.yaml, metrics.jsonl, history.json and checkpoints; the same folder again goes on."""
+    """Folder of all results; a run with the same folder resumes."""
     checkpoint_dir: str = "checkpoints"
     """Folder of the checkpoints, inside run_dir."""
     resume: Literal["auto", "never", "must"] = "auto"
-    """auto: go on from the run folder's newest good checkpoint; must: fail if there is none."""
+    """auto: resume from the run folder's newest good checkpoint; must: fail if there is none."""
     cpu_devices: int | None = Field(default=None, ge=1, le=1024)
-    """Virtual devices on a machine without accelerators, shared out among the processes; none: one each."""
+    """Virtual devices on a machine without accelerators, divided among the processes; none: one each."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     loss: NameOrNamed = "auto"
@@ -44,16 +44,16 @@ class TrainConfig(DistributedTrainingConfig):
     callbacks: tuple[Named, ...] = ()
     """EMA, EarlyStopping, ReduceLROnPlateau, BestCheckpoint, module:attribute; or {name: x, options: ...}."""
     sinks: tuple[SinkName, ...] = ("jsonl",)
-    """Where metrics go besides the screen: jsonl, csv, tensorboard, wandb, mlflow, or module:attribute."""
+    """Where metrics are written: jsonl, csv, tensorboard, wandb, mlflow, or module:attribute."""
     wandb: WandbConfig = WandbConfig()
     report: bool = True
-    """Keep events.jsonl, and draw report.html at the end."""
+    """Write events.jsonl, and report.html at the end."""
     report_samples: Count = Field(default=1000, ge=0)
-    """Test samples whose predicted classes the report shows; 0: none, and no program for it is compiled."""
+    """Number of test samples whose predicted classes the report shows; 0: none."""
     profile: str | None = Field(default=None, pattern=r"^\d{1,12}:\d{1,12}$")
-    """FIRST:STOP: trace these steps of each rank into run_dir/profile, with a page of what took how long."""
+    """FIRST:STOP: trace these steps of each rank into run_dir/profile, with a summary."""
     fast_dev_run: bool = False
-    """Two steps and two evaluation batches, to see that everything fits; keeps no checkpoint."""
+    """Two steps and two evaluation batches, to check that everything fits; keeps no checkpoint."""
 
     _local_run = field_validator("run_dir")(on_this_machine)
 

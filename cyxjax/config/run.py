@@ -38,7 +38,7 @@ class DistributedTrainingConfig(Strict):
     epochs: Count = Field(default=10, ge=1)
     """Passes over the data."""
     steps_per_epoch: Count | None = Field(default=None, ge=1)
-    """Steps that make an epoch of a loader or stream, which is read on and on; none: an epoch is a pass."""
+    """Length of an epoch of a loader or stream, in steps; none: one pass over the data."""
     batch_size: Count = Field(default=64, ge=1)
     """Samples per replica per micro-step."""
     global_batch_size: Count | None = Field(default=None, ge=1)
@@ -50,44 +50,44 @@ class DistributedTrainingConfig(Strict):
     seed: int = Field(default=42, ge=0, lt=2**32)
     """Fixes initial parameters, order of samples, dropout and augmentation."""
     drop_last: bool = False
-    """Leave the last short step out; otherwise it is padded and the padding weighs nothing."""
+    """Skip the last short batch; otherwise it is padded, and the padding has zero weight."""
     validation_split: float = Field(default=0.0, ge=0, lt=1)
-    """Part of the training data held out when no validation data is given."""
+    """Fraction of the training data used for validation if no validation data is given."""
     num_workers: int = Field(default=0, ge=0, le=1024)
-    """Threads that fetch samples from datasets read item by item."""
+    """Threads that read samples of datasets with `__getitem__`."""
     prefetch: int = Field(default=2, ge=0, le=10_000)
-    """Batches made ready ahead of the step."""
+    """Batches prepared ahead of the step."""
 
     precision: str = "float32"
     """float32, bfloat16, float16, or a policy such as params=float32,compute=bfloat16,output=float32."""
     remat: bool | Literal["none", "full", "dots_saveable", "dots_with_no_batch_dims_saveable"] = "none"
-    """What backward computes again instead of keeping it: nothing, all (or true), all but matrix products."""
+    """Activations that the backward pass recomputes: none, all (or true), all except matrix products."""
     offload: Literal["none", "optimizer"] = "none"
-    """optimizer: its state waits in the host's memory between steps, and each step moves it in and out."""
+    """optimizer: keep the optimizer state in host memory between steps."""
     max_grad_norm: Amount | None = Field(default=None, gt=0)
     """Clip the mean gradient to this global norm."""
     on_nonfinite: Literal["abort", "skip", "rollback"] = "abort"
     """What all ranks do together when a loss or gradient is not finite."""
     on_loss_spike: Literal["ignore", "rollback"] = "ignore"
-    """rollback: when the loss jumps and stays up, go back to the checkpoint before, on with later samples."""
+    """rollback: after a loss spike, return to the checkpoint before it and continue with later samples."""
     loss_spike_factor: Amount = Field(default=2.0, gt=1)
-    """A loss is high if it is not below so many times the median of the steps before."""
+    """A loss is high if it is at least this many times the median of the steps before."""
     loss_spike_window: int = Field(default=100, ge=2, le=10**6)
-    """Steps that median is taken of; before there are so many, no loss is high."""
+    """Number of steps in that median; with fewer steps no loss is high."""
     loss_spike_steps: Count = Field(default=3, ge=1)
-    """High losses in a row that make a spike."""
+    """Number of consecutive high losses that count as a spike."""
     max_rollbacks: Count = Field(default=3, ge=1)
-    """Rollbacks of one process, for whatever cause; one more is an error."""
+    """Maximum number of rollbacks in one process; one more is an error."""
     sentinel_every_n_steps: Count = Field(default=500, ge=0)
-    """Optimizer steps between comparisons of all replicas, which are also made at saves; 0: never."""
+    """Optimizer steps between comparisons of the replicas' parameters, also made at saves; 0: never."""
     on_desync: Literal["abort", "warn", "heal"] = "abort"
-    """What to do when replicas differ: an error, a warning, or what most of them hold for all."""
+    """What to do when replicas differ: an error, a warning, or copy the majority's values to all."""
     sync_batchnorm: bool = False
     """Batch statistics over all replicas instead of each replica's own."""
 
     init_from: InitFrom = InitFromConfig()
     trainable: Patterns = ()
-    """Names of the parameters that are trained, `*` for any text: "head/*"; the others stay; none: all."""
+    """Name patterns of the parameters to train, such as "head/*"; the others are frozen; none: all."""
     lora: LoraConfig = LoraConfig()
 
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
@@ -97,35 +97,35 @@ class DistributedTrainingConfig(Strict):
     warmup_steps: Count = Field(default=0, ge=0)
     """Optimizer steps in which the learning rate rises linearly to its peak."""
     early_stopping_patience: Count | None = Field(default=None, ge=1)
-    """Stop after so many evaluations without a better `monitor`; none: never."""
+    """Stop after this many evaluations without a better `monitor`; none: never."""
     monitor: str = "val_loss"
-    """What early stopping and the best checkpoint look at: train_ or val_, and the name of a metric."""
+    """The metric for early stopping and the best checkpoint: train_ or val_ and its name."""
     monitor_mode: Literal["min", "max"] | None = None
     """Which values of `monitor` are better; none: as the metric says (a loss low, an accuracy high)."""
     max_steps: Count | None = Field(default=None, ge=1)
-    """Stop after so many optimizer steps, whatever `epochs` says."""
+    """Stop after this many optimizer steps, regardless of `epochs`."""
     max_time: Seconds | None = Field(default=None, gt=0)
-    """Stop and save after so many seconds (or 90s, 30m, 1h30m)."""
+    """Stop and save after this many seconds (or 90s, 30m, 1h30m)."""
     evaluate_every_n_epochs: Count = Field(default=1, ge=0)
     """Epochs between evaluations on the validation data; 0: none by epochs."""
     evaluate_every_n_steps: Count = Field(default=0, ge=0)
     """Optimizer steps between evaluations, besides those by epochs; 0: none by steps."""
     max_eval_batches: Count | None = Field(default=None, ge=1)
-    """Evaluate on so many batches only; none: on all data."""
+    """Evaluate on this many batches only; none: on all data."""
     comm: str = "mean"
-    """How gradients become parameters: a strategy of cyxjax.sync, or module:function."""
+    """How gradients are reduced and parameters updated: a strategy, or module:function."""
     comm_options: Options = {}
-    """What that strategy takes, for example `bucket_size_mb: 25`."""
+    """Options of the strategy, for example `bucket_size_mb: 25`."""
     reproducibility: Literal["none", "exact"] = "none"
     """exact: the same bits at any number of processes and devices of one kind; needs global_batch_size."""
     virtual_replicas: int = Field(default=8, ge=1, le=2**16)
-    """Parts an exact step's global batch is cut into: at least as many as there are devices."""
+    """Number of parts of the global batch in an exact run; at least the number of devices."""
     exact_threads: int | None = Field(default=None, ge=1, le=1024)
-    """CPU threads of each process of an exact run, a part of its numbers; none: as virtual_replicas."""
+    """CPU threads per process of an exact run, which affect its numbers; none: as virtual_replicas."""
     exact: Literal["refuse", "warn"] = "refuse"
-    """What to do where an exact run would go on with other bits: on another machine, version or code."""
+    """What to do if an exact run would resume with different bits (another machine, version or code)."""
     exact_digest_every_n_steps: Count = Field(default=100, ge=0)
-    """Optimizer steps between digests of an exact run's state in its folder, for `cyxjax hash`; 0: none."""
+    """Optimizer steps between digests of an exact run's state, for `cyxjax hash`; 0: none."""
     steps_in_flight: int = Field(default=8, ge=1, le=10_000)
     """Steps queued on the device before the host waits for the older half."""
     compile_cache: bool | str = "auto"
@@ -142,15 +142,15 @@ class DistributedTrainingConfig(Strict):
     checkpoint_every_n_minutes: Amount = Field(default=0.0, ge=0)
     """Minutes between checkpoints; 0: none by time."""
     checkpoint_async: bool = True
-    """Write behind the loop, from a copy in host memory; false: the loop waits for the disk."""
+    """Write in the background from a copy in host memory; false: training waits for the disk."""
     keep_last: Count = Field(default=3, ge=1)
-    """Newest checkpoints kept."""
+    """Number of newest checkpoints to keep."""
     keep_best: Count = Field(default=1, ge=0)
-    """Best checkpoints by `monitor` kept besides."""
+    """Number of best checkpoints by `monitor` to keep in addition."""
     save_on_master_only: bool = True
     """Rank 0 writes, gathering what the ranks hold in parts. false is refused: there is no other way."""
     resume: Literal["auto", "never", "must"] = "never"
-    """never: train anew; auto: go on from the newest good checkpoint; must: fail if there is none."""
+    """never: start over; auto: resume from the newest good checkpoint; must: fail if there is none."""
 
     verbose: bool = True
     """Rank 0 prints progress."""

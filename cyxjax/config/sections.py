@@ -189,31 +189,31 @@ class Strict(BaseModel):
 
 
 class ModelConfig(Strict):
-    """Which network."""
+    """The network."""
 
     name: str = "mlp"
     """A name of the registry (mlp, cnn, resnet18, resnet50, vae, gpt) or `package.module:callable`."""
     options: Options = {}
-    """What that network takes, for example `hidden: [128, 64]`."""
+    """Options of the network, for example `hidden: [128, 64]`."""
 
 
 class DataConfig(Strict):
-    """Which data."""
+    """The dataset."""
 
     name: str = "digits"
     """A name of the catalogue (digits, mnist, cifar10, npz, csv, text, ...) or `package.module:function`."""
     root: str | None = None
     """Folder or file the data is read from; none for data that comes with a library."""
     options: Options = {}
-    """What that format takes, for example `sequence_length: 64`."""
+    """Options of the format, for example `sequence_length: 64`."""
     augment: tuple[Named, ...] = ()
-    """Done to training samples on the device: random_flip_left_right, ... (dm-pix), or `module:function`."""
+    """Augmentation of training samples on the device: names of dm-pix, or `module:function`."""
 
     _local = field_validator("root")(on_this_machine)
 
 
 class GroupConfig(Strict):
-    """What some of the parameters are trained with instead."""
+    """Settings for a group of parameters."""
 
     match: str = Field(min_length=1)
     """Names of parameters, `*` for any part: `encoder/*`, `*/bias`. The first group that matches counts."""
@@ -240,12 +240,12 @@ Group = Annotated[dict[str, Any], BeforeValidator(_group)]
 
 
 class OptimizerConfig(Strict):
-    """How gradients move parameters."""
+    """The optimizer."""
 
     name: OptimizerName = "adam"
     """sgd, momentum, adam, adamw, lamb, lion, adagrad, rmsprop, another of optax, or module:attribute."""
     options: Options = {}
-    """What the rule takes by optax's (or your) own names, for example `b2: 0.95`."""
+    """Arguments of the optimizer by optax's (or your) names, for example `b2: 0.95`."""
     lr: Amount = Field(default=0.001, gt=0)
     """Peak learning rate, before `lr_scaling`."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
@@ -259,7 +259,7 @@ class OptimizerConfig(Strict):
     weight_decay: Amount = Field(default=0.0, ge=0)
     """Decoupled decay for adamw, lamb and lion; an L2 term of the gradient for the others."""
     groups: tuple[Group, ...] = ()
-    """Parameters by name that have their own, for example `[{match: "encoder/*", lr: 0.0001}]`."""
+    """Settings for parameters by name, for example `[{match: "encoder/*", lr: 0.0001}]`."""
 
     @model_serializer(mode="wrap")
     def _given(self, dump: Any) -> dict[str, Any]:

@@ -11,14 +11,14 @@ Patterns = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstan
 
 
 class InitFromConfig(Strict):
-    """Values to begin with, trained elsewhere: a path alone, or with rules for names."""
+    """Initial values that were trained elsewhere: a path, or a path with rules for names."""
 
     path: str | None = None
     """safetensors (a file, or a folder of shards), a run folder, orbax, flax msgpack, torch state_dict."""
     map: dict[str, str | None] = {}
     """Name in the file -> in the model, `*` any text, null to leave out: "enc.*.weight": "Enc_*/kernel"."""
     strict: bool = True
-    """Every array of the model found and every one of the file used; false: what there is."""
+    """Every array of the model must be found and every one of the file used; false: use what matches."""
 
     _local = field_validator("path")(on_this_machine)
 
@@ -28,12 +28,12 @@ class InitFromConfig(Strict):
 
 
 class LoraConfig(Strict):
-    """Low-rank adapters: the model stays as it is, and thin matrices beside its kernels are trained."""
+    """LoRA: the model is frozen, and low-rank adapters beside its kernels are trained."""
 
     rank: int = Field(default=0, ge=0, le=2**16)
-    """Columns of the thin matrices; 0: no adapters."""
+    """Rank of the adapters; 0: no adapters."""
     alpha: Amount = Field(default=16.0, gt=0)
-    """Their product is added times alpha / rank."""
+    """The product of an adapter is scaled by alpha / rank."""
     pattern: Patterns = ("*kernel",)
     """Names of the kernels that get adapters, `*` for any text: "attention/*/kernel"."""
 

@@ -5,7 +5,7 @@ import re
 from cyxjax.config.command_line import parse_overrides
 from cyxjax.config.errors import section_of
 from cyxjax.config.experiment import TrainConfig
-from cyxjax.config.help import Command, help_page
+from cyxjax.config.help import Command, help_page, sections
 from cyxjax.errors import ConfigError
 
 COMMAND = Command("cyxjax x", "Does x.", "cyxjax x --config a.yaml")
@@ -37,19 +37,26 @@ def test_every_key_is_shown_once_and_every_option_shown_is_known():
 def test_the_forms_of_all_kinds():
     page = " ".join(help_page(COMMAND, TrainConfig(max_time="1h", sinks=("csv", "jsonl"))).split())
     for form in (
-        "--epochs INT Passes over the data. (default: 10)",
-        "--max-time FLOAT|none Stop and save after so many seconds (or 90s, 30m, 1h30m). (default: 3600.0)",
-        "--shuffle, --no-shuffle A new order",
-        "--optimizer.nesterov, --optimizer.no-nesterov Look",
-        "--optimizer.betas FLOAT FLOAT Decay of the two moments",
-        "--on-desync abort|warn|heal What",
-        "--sinks TEXT ... Where metrics go besides the screen: jsonl, csv, tensorboard, wandb, mlflow, or "
-        "module:attribute. (default: csv jsonl)",
-        "--callbacks NAME ... EMA,",
-        "--model.options.KEY VALUE What that network takes",
-        "optimizer: How gradients move parameters.",
+        "--epochs INT ",
+        "--max-time FLOAT|none ",
+        "--shuffle, --no-shuffle ",
+        "--optimizer.nesterov, --optimizer.no-nesterov ",
+        "--optimizer.betas FLOAT FLOAT ",
+        "--on-desync abort|warn|heal ",
+        "--sinks TEXT ... ",
+        "--callbacks NAME ... ",
+        "--model.options.KEY VALUE ",
+        " optimizer: ",
     ):
         assert form in page
+
+
+def test_each_key_has_its_sentence_and_the_default_of_the_values():
+    values = TrainConfig(max_time="1h", sinks=("csv", "jsonl"))
+    found = {key.key: key for _, _, keys in sections(values) for key in keys}
+    assert (found["max_time"].default, found["sinks"].default) == ("3600.0", "csv jsonl")
+    assert (found["epochs"].default, found["model.options"].kind) == ("10", "KEY VALUE")
+    assert [key for key, one in found.items() if not one.text.endswith(".")] == []
 
 
 def test_no_line_is_wider_than_the_terminal(monkeypatch):
