@@ -69,20 +69,16 @@ def _kept(item: Any) -> Any:
     return map_leaves(lambda leaf: leaf.copy() if type(leaf) is np.ndarray else leaf, item)
 
 
-def holds_strings(array: np.ndarray) -> bool:
-    """Whether values are strings, or objects of which one is."""
-    if array.dtype.kind == "O":
-        return any(isinstance(one, str | bytes) for one in array.flat)
-    return array.dtype.kind in "UST"
-
-
 def refuse_strings(array: np.ndarray) -> None:
-    """Raises: DataError with the line that makes integer labels of strings."""
-    found = next((one for one in array.flat if isinstance(one, str | bytes)), "")
-    raise DataError(
-        f"found strings, such as {found!r}; expected numbers, and integers as labels. "
-        "HINT: class_names, y = np.unique(y, return_inverse=True)."
-    )
+    """Raises: DataError where a value is a string, with the line that makes integer labels of strings."""
+    if array.dtype.kind not in "OUST":
+        return
+    found = next((one for one in array.flat if isinstance(one, str | bytes)), None)
+    if found is not None:
+        raise DataError(
+            f"found strings, such as {found!r}; expected numbers, and integers as labels. "
+            "HINT: class_names, y = np.unique(y, return_inverse=True)."
+        )
 
 
 def refuse_batches(items: list[Any], columns: Columns) -> None:
@@ -112,8 +108,7 @@ def stack(items: list[Any], indices: Sequence[int]) -> Any:
         )
         raise DataError(f"{_odd_one(items, indices)}. HINT: {hint}, or pad them.") from error
     for _, leaf in leaves(whole):
-        if holds_strings(leaf):
-            refuse_strings(leaf)
+        refuse_strings(leaf)
     return whole
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from cyxjax.data.columns import Columns, leaves, map_leaves, split
 from cyxjax.data.extras.frames import is_frame, of_frame
 from cyxjax.data.extras.gather import rows
-from cyxjax.data.items import ItemDataset, holds_strings, refuse_batches, refuse_strings
+from cyxjax.data.items import ItemDataset, refuse_batches, refuse_strings
 from cyxjax.errors import DataError
 
 
@@ -230,8 +230,7 @@ def _as_array(leaf: Any) -> Any:
         )
     if array.dtype.kind == "O":
         array = _plain(array)
-    if holds_strings(array):
-        refuse_strings(array)
+    refuse_strings(array)
     if array.dtype.kind in "OMmV":
         found = f"values of dtype {array.dtype}"
         if array.dtype.kind == "O" and array.size:
