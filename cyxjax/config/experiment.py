@@ -6,6 +6,7 @@ from typing import Literal
 import yaml
 from pydantic import Field, field_validator
 
+from cyxjax.config.effects import Arrays, Content, Course, Speed, View
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.config.schedules import ScheduleConfig
 from cyxjax.config.sections import (
@@ -25,34 +26,34 @@ from cyxjax.run_folder import RunFolder
 class TrainConfig(DistributedTrainingConfig):
     """One experiment: how to train, and what."""
 
-    run_dir: str = "runs/train"
+    run_dir: View[str] = "runs/train"
     """Folder of all results; a run with the same folder resumes."""
-    checkpoint_dir: str = "checkpoints"
+    checkpoint_dir: View[str] = "checkpoints"
     """Folder of the checkpoints, inside run_dir."""
-    resume: Literal["auto", "never", "must"] = "auto"
+    resume: Course[Literal["auto", "never", "must"]] = "auto"
     """auto: resume from the run folder's newest good checkpoint; must: fail if there is none."""
-    cpu_devices: int | None = Field(default=None, ge=1, le=1024)
+    cpu_devices: Speed[int | None] = Field(default=None, ge=1, le=1024)
     """Virtual devices on a machine without accelerators, divided among the processes; none: one each."""
-    model: ModelConfig = ModelConfig()
-    data: DataConfig = DataConfig()
-    loss: NameOrNamed = "auto"
+    model: Arrays[ModelConfig] = ModelConfig()
+    data: Content[DataConfig] = DataConfig()
+    loss: Arrays[NameOrNamed] = "auto"
     """cross_entropy, mse, l1, huber, ..., model (its own), module:function; or {name: x, options: ...}."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
+    optimizer: Arrays[OptimizerConfig] = OptimizerConfig()
+    schedule: Arrays[ScheduleConfig] = ScheduleConfig()
     metrics: tuple[Named, ...] = ()
     """Further metrics: f1, auc, r2, perplexity, confusion_matrix, top_k, ..., or `module:attribute`."""
-    callbacks: tuple[Named, ...] = ()
+    callbacks: Arrays[tuple[Named, ...]] = ()
     """EMA, EarlyStopping, ReduceLROnPlateau, BestCheckpoint, module:attribute; or {name: x, options: ...}."""
-    sinks: tuple[SinkName, ...] = ("jsonl",)
+    sinks: View[tuple[SinkName, ...]] = ("jsonl",)
     """Where metrics are written: jsonl, csv, tensorboard, wandb, mlflow, or module:attribute."""
-    wandb: WandbConfig = WandbConfig()
-    report: bool = True
+    wandb: View[WandbConfig] = WandbConfig()
+    report: Course[bool] = True
     """Write events.jsonl, and report.html at the end."""
-    report_samples: Count = Field(default=1000, ge=0)
+    report_samples: Course[Count] = Field(default=1000, ge=0)
     """Number of test samples whose predicted classes the report shows; 0: none."""
-    profile: str | None = Field(default=None, pattern=r"^\d{1,12}:\d{1,12}$")
+    profile: View[str | None] = Field(default=None, pattern=r"^\d{1,12}:\d{1,12}$")
     """FIRST:STOP: trace these steps of each rank into run_dir/profile, with a summary."""
-    fast_dev_run: bool = False
+    fast_dev_run: Course[bool] = False
     """Two steps and two evaluation batches, to check that everything fits; keeps no checkpoint."""
 
     _local_run = field_validator("run_dir")(on_this_machine)

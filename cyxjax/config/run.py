@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from cyxjax.config.effects import Arrays, Course, Length, Speed, View
 from cyxjax.config.errors import Source, explain
 from cyxjax.config.exact import not_exact
 from cyxjax.config.sections import (
@@ -35,7 +36,7 @@ class DistributedTrainingConfig(Strict):
     Raises: ConfigError for an unknown field or a bad value, on construction and on assignment.
     """
 
-    epochs: Count = Field(default=10, ge=1)
+    epochs: Length[Count] = Field(default=10, ge=1)
     """Passes over the data."""
     steps_per_epoch: Count | None = Field(default=None, ge=1)
     """Length of an epoch of a loader or stream, in steps; none: one pass over the data."""
@@ -53,12 +54,12 @@ class DistributedTrainingConfig(Strict):
     """Skip the last short batch; otherwise it is padded, and the padding has zero weight."""
     validation_split: float = Field(default=0.0, ge=0, lt=1)
     """Fraction of the training data used for validation if no validation data is given."""
-    num_workers: int = Field(default=0, ge=0, le=1024)
+    num_workers: Speed[int] = Field(default=0, ge=0, le=1024)
     """Threads that read samples of datasets with `__getitem__`."""
-    prefetch: int = Field(default=2, ge=0, le=10_000)
+    prefetch: Speed[int] = Field(default=2, ge=0, le=10_000)
     """Batches prepared ahead of the step."""
 
-    precision: str = "float32"
+    precision: Arrays[str] = "float32"
     """float32, bfloat16, float16, or a policy such as params=float32,compute=bfloat16,output=float32."""
     remat: bool | Literal["none", "full", "dots_saveable", "dots_with_no_batch_dims_saveable"] = "none"
     """Activations that the backward pass recomputes: none, all (or true), all except matrix products."""
@@ -66,7 +67,7 @@ class DistributedTrainingConfig(Strict):
     """optimizer: keep the optimizer state in host memory between steps."""
     max_grad_norm: Amount | None = Field(default=None, gt=0)
     """Clip the mean gradient to this global norm."""
-    on_nonfinite: Literal["abort", "skip", "rollback"] = "abort"
+    on_nonfinite: Arrays[Literal["abort", "skip", "rollback"]] = "abort"
     """What all ranks do together when a loss or gradient is not finite."""
     on_loss_spike: Literal["ignore", "rollback"] = "ignore"
     """rollback: after a loss spike, return to the checkpoint before it and continue with later samples."""
@@ -76,45 +77,45 @@ class DistributedTrainingConfig(Strict):
     """Number of steps in that median; with fewer steps no loss is high."""
     loss_spike_steps: Count = Field(default=3, ge=1)
     """Number of consecutive high losses that count as a spike."""
-    max_rollbacks: Count = Field(default=3, ge=1)
+    max_rollbacks: Course[Count] = Field(default=3, ge=1)
     """Maximum number of rollbacks in one process; one more is an error."""
-    sentinel_every_n_steps: Count = Field(default=500, ge=0)
+    sentinel_every_n_steps: Course[Count] = Field(default=500, ge=0)
     """Optimizer steps between comparisons of the replicas' parameters, also made at saves; 0: never."""
-    on_desync: Literal["abort", "warn", "heal"] = "abort"
+    on_desync: Course[Literal["abort", "warn", "heal"]] = "abort"
     """What to do when replicas differ: an error, a warning, or copy the majority's values to all."""
     sync_batchnorm: bool = False
     """Batch statistics over all replicas instead of each replica's own."""
 
     init_from: InitFrom = InitFromConfig()
-    trainable: Patterns = ()
+    trainable: Arrays[Patterns] = ()
     """Name patterns of the parameters to train, such as "head/*"; the others are frozen; none: all."""
-    lora: LoraConfig = LoraConfig()
+    lora: Arrays[LoraConfig] = LoraConfig()
 
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """Scale the learning rate by the effective batch over base_batch_size."""
     base_batch_size: Count | None = Field(default=None, ge=1)
     """The batch the learning rate was chosen for; needed by lr_scaling."""
-    warmup_steps: Count = Field(default=0, ge=0)
+    warmup_steps: Arrays[Count] = Field(default=0, ge=0)
     """Optimizer steps in which the learning rate rises linearly to its peak."""
-    early_stopping_patience: Count | None = Field(default=None, ge=1)
+    early_stopping_patience: Course[Count | None] = Field(default=None, ge=1)
     """Stop after this many evaluations without a better `monitor`; none: never."""
-    monitor: str = "val_loss"
+    monitor: Course[str] = "val_loss"
     """The metric for early stopping and the best checkpoint: train_ or val_ and its name."""
-    monitor_mode: Literal["min", "max"] | None = None
+    monitor_mode: Course[Literal["min", "max"] | None] = None
     """Which values of `monitor` are better; none: as the metric says (a loss low, an accuracy high)."""
-    max_steps: Count | None = Field(default=None, ge=1)
+    max_steps: Length[Count | None] = Field(default=None, ge=1)
     """Stop after this many optimizer steps, regardless of `epochs`."""
-    max_time: Seconds | None = Field(default=None, gt=0)
+    max_time: Course[Seconds | None] = Field(default=None, gt=0)
     """Stop and save after this many seconds (or 90s, 30m, 1h30m)."""
-    evaluate_every_n_epochs: Count = Field(default=1, ge=0)
+    evaluate_every_n_epochs: Course[Count] = Field(default=1, ge=0)
     """Epochs between evaluations on the validation data; 0: none by epochs."""
-    evaluate_every_n_steps: Count = Field(default=0, ge=0)
+    evaluate_every_n_steps: Course[Count] = Field(default=0, ge=0)
     """Optimizer steps between evaluations, besides those by epochs; 0: none by steps."""
-    max_eval_batches: Count | None = Field(default=None, ge=1)
+    max_eval_batches: Course[Count | None] = Field(default=None, ge=1)
     """Evaluate on this many batches only; none: on all data."""
-    comm: str = "mean"
+    comm: Arrays[str] = "mean"
     """How gradients are reduced and parameters updated: a strategy, or module:function."""
-    comm_options: Options = {}
+    comm_options: Arrays[Options] = {}
     """Options of the strategy, for example `bucket_size_mb: 25`."""
     reproducibility: Literal["none", "exact"] = "none"
     """exact: the same bits at any number of processes and devices of one kind; needs global_batch_size."""
@@ -122,39 +123,39 @@ class DistributedTrainingConfig(Strict):
     """Number of parts of the global batch in an exact run; at least the number of devices."""
     exact_threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads per process of an exact run, which affect its numbers; none: as virtual_replicas."""
-    exact: Literal["refuse", "warn"] = "refuse"
+    exact: Course[Literal["refuse", "warn"]] = "refuse"
     """What to do if an exact run would resume with different bits (another machine, version or code)."""
-    exact_digest_every_n_steps: Count = Field(default=100, ge=0)
+    exact_digest_every_n_steps: Course[Count] = Field(default=100, ge=0)
     """Optimizer steps between digests of an exact run's state, for `cyxjax hash`; 0: none."""
-    steps_in_flight: int = Field(default=8, ge=1, le=10_000)
+    steps_in_flight: Course[int] = Field(default=8, ge=1, le=10_000)
     """Steps queued on the device before the host waits for the older half."""
-    compile_cache: bool | str = "auto"
+    compile_cache: Speed[bool | str] = "auto"
     """Where compiled programs are kept for the next start: a folder, off, or auto (the user's ~/.cache)."""
-    memory_pages: Literal["auto", "kept", "off"] = "auto"
+    memory_pages: Speed[Literal["auto", "kept", "off"]] = "auto"
     """Pages of memory on CPUs: kept from step to step, off (also what a launcher has set), or auto."""
 
-    checkpoint_dir: str = "./checkpoints"
+    checkpoint_dir: View[str] = "./checkpoints"
     """Folder of the checkpoints (in an experiment: inside run_dir)."""
-    checkpoint_every_n_epochs: Count = Field(default=5, ge=0)
+    checkpoint_every_n_epochs: Course[Count] = Field(default=5, ge=0)
     """Epochs between checkpoints; 0: none by epochs. The end of the run is saved unless all three are 0."""
-    checkpoint_every_n_steps: Count = Field(default=0, ge=0)
+    checkpoint_every_n_steps: Course[Count] = Field(default=0, ge=0)
     """Optimizer steps between checkpoints; 0: none by steps."""
-    checkpoint_every_n_minutes: Amount = Field(default=0.0, ge=0)
+    checkpoint_every_n_minutes: Course[Amount] = Field(default=0.0, ge=0)
     """Minutes between checkpoints; 0: none by time."""
-    checkpoint_async: bool = True
+    checkpoint_async: Course[bool] = True
     """Write in the background from a copy in host memory; false: training waits for the disk."""
-    keep_last: Count = Field(default=3, ge=1)
+    keep_last: View[Count] = Field(default=3, ge=1)
     """Number of newest checkpoints to keep."""
-    keep_best: Count = Field(default=1, ge=0)
+    keep_best: View[Count] = Field(default=1, ge=0)
     """Number of best checkpoints by `monitor` to keep in addition."""
-    save_on_master_only: bool = True
+    save_on_master_only: View[bool] = True
     """Rank 0 writes, gathering what the ranks hold in parts. false is refused: there is no other way."""
-    resume: Literal["auto", "never", "must"] = "never"
+    resume: Course[Literal["auto", "never", "must"]] = "never"
     """never: start over; auto: resume from the newest good checkpoint; must: fail if there is none."""
 
-    verbose: bool = True
+    verbose: View[bool] = True
     """Rank 0 prints progress."""
-    log_every_n_batches: Count = Field(default=10, ge=1)
+    log_every_n_batches: View[Count] = Field(default=10, ge=1)
     """Optimizer steps between metric records; a log shows the newest every ten seconds."""
 
     if not TYPE_CHECKING:  # an editor and a type checker see the fields as keywords

@@ -65,7 +65,10 @@ def test_a_key_that_nothing_reads_is_found(tmp_path):
     assert names_read(tmp_path) == {"batch_size", "seed"}
 
 
-SECTIONS = ("cyxjax.config.sections", "cyxjax.config.schedules")
+SECTIONS = (
+    *("cyxjax.config.sections", "cyxjax.config.schedules"),
+    *("cyxjax.config.effects", "cyxjax.config.compared"),  # about keys, without a value
+)
 # Where the whole configuration is seen: the calls that take one, and the file that cuts it into parts.
 BORDER = {
     *("__main__", "experiment", "simple_trainer", "trainer", "session", "settings", "resume"),

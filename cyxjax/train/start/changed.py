@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from cyxjax.config.compared import effect_of
+from cyxjax.config.effects import NO_NUMBERS
 from cyxjax.data.content import find_difference
 from cyxjax.errors import ConfigError
 from cyxjax.launch.program import code_facts, own_modules
@@ -14,24 +16,6 @@ from cyxjax.train.rates.optimizer import for_trainer
 from cyxjax.train.start.build import Recipe
 
 META = "same_run"
-# What decides where a run is kept, how far it goes and what is seen of it, but no number of it.
-_OF_NO_NUMBER = (
-    *("run_dir", "resume", "fast_dev_run", "verbose", "log_every_n_batches", "sinks", "wandb", "report"),
-    "profile",
-    *(
-        "checkpoint_dir",
-        "checkpoint_every_n_epochs",
-        "checkpoint_every_n_steps",
-        "checkpoint_every_n_minutes",
-    ),
-    *("keep_last", "keep_best", "save_on_master_only", "compile_cache", "memory_pages", "num_workers"),
-    "prefetch",
-    *("cpu_devices", "steps_in_flight", "report_samples", "max_time", "evaluate_every_n_epochs"),
-    "evaluate_every_n_steps",
-    *("max_eval_batches", "monitor", "monitor_mode", "early_stopping_patience", "sentinel_every_n_steps"),
-    *("on_desync", "max_rollbacks", "exact", "exact_digest_every_n_steps"),
-)
-_HOW_FAR = ("epochs", "max_steps")
 _LONGEST = 80
 
 
@@ -89,13 +73,13 @@ def other_values(
     """
     before, after = _flat(then), _flat(now)
     decays = after.get("schedule.name") in ("cosine", "linear") and after.get("schedule.decay_steps") is None
-    skipped = _OF_NO_NUMBER if decays else (*_OF_NO_NUMBER, *_HOW_FAR)
+    skipped = NO_NUMBERS if decays else NO_NUMBERS | {"length"}
     found = []
     for key in dict.fromkeys([*after, *before]):
         compared = key in before or "options." in key or not later or _knows(then, key)
         if key == "augment" and not _comparable(before.get(key, ""), after.get(key, "")):
             continue
-        if compared and key.partition(".")[0] not in skipped and before.get(key) != after.get(key):
+        if compared and effect_of(key) not in skipped and before.get(key) != after.get(key):
             found.append((key, _said(before, key), _said(after, key)))
     return found
 

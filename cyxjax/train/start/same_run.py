@@ -15,6 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from cyxjax.config.compared import effect_of
+from cyxjax.config.effects import PER_RANK
 from cyxjax.core.step import TrainState
 from cyxjax.data.columns import map_leaves
 from cyxjax.data.content import content_of, find_difference
@@ -34,12 +36,6 @@ from cyxjax.train.start.prepare import Prepared
 
 _PROGRAM = "the program of a step (the model's or the loss's code)"
 _FEW = 3  # records that are compared where a call has no time to read more
-# What may differ between ranks: where each reads and writes, what it shows, how it reads ahead.
-_A_RANKS_OWN = (
-    *("run_dir", "checkpoint_dir", "save_on_master_only", "keep_last", "keep_best", "cpu_devices"),
-    *("verbose", "log_every_n_batches", "sinks", "wandb", "num_workers", "prefetch", "data"),
-    *("compile_cache", "memory_pages", "profile"),
-)
 # jax pins a host callback to the device of each process.
 _OF_ONE_PROCESS = re.compile(r"^\s*sdy\.mesh @maximal.*$|mhlo\.backend_config = \{index.*?\}", re.MULTILINE)
 
@@ -95,7 +91,7 @@ def numbered(data: FitData) -> dict[str, Dataset]:
 
 def config_facts(config: Mapping[str, Any]) -> dict[str, str]:
     """What of a configuration has to be equal on all ranks, as JSON, by name."""
-    values = {name: value for name, value in config.items() if name not in _A_RANKS_OWN}
+    values = {name: value for name, value in config.items() if effect_of(name) not in PER_RANK}
     return {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
 
 

@@ -7,14 +7,11 @@ from typing import Any
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.config.compared import effect_of
+from cyxjax.config.effects import ARRAYS
 from cyxjax.errors import CyxjaxError, OtherStateError
 from cyxjax.train.start.changed import other_values
 
-# What decides which arrays a state is made of, beside the model's own code.
-_OF_ARRAYS = (
-    *("model", "data", "comm", "comm_options", "precision", "trainable", "lora", "optimizer", "schedule"),
-    *("warmup_steps", "callbacks", "on_nonfinite", "loss"),
-)
 _NAMED, _SHOWN = 6, 3
 _HINT = (
     "HINT: set it as it was; or begin anew with its parameters: init_from: {folder}, with another folder for "
@@ -68,9 +65,7 @@ def _other_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
     elif "not given" not in other.get("optimizer.lr", ()):
         other.pop("optimizer.lr", None)
     return [
-        f"{key} was {was}, is {now_is}"
-        for key, (was, now_is) in other.items()
-        if key.partition(".")[0] in _OF_ARRAYS
+        f"{key} was {was}, is {now_is}" for key, (was, now_is) in other.items() if effect_of(key) in ARRAYS
     ]
 
 
