@@ -188,16 +188,10 @@ def zero_leaves(grads: PyTree) -> jax.Array:
 
 
 def loss_and_output_grad(criterion: Any, output: PyTree, target: PyTree) -> tuple[jax.Array, PyTree]:
-    """(loss of the rows, its gradient with respect to `output`); integer outputs have zeros.
+    """(loss of the samples, its gradient with respect to `output`); integer outputs have zeros.
 
-    Raises: DataError for targets that are words, ConfigError for a criterion that cannot be compiled.
+    Raises: ConfigError for a criterion that cannot be compiled.
     """
-    words = next((a for a in _host_leaves(target) if a.dtype.kind in "USO"), None)
-    if words is not None:
-        raise DataError(
-            f"the targets are words, such as {str(words.flat[0])!r}; a loss takes numbers. HINT: "
-            "names, targets = numpy.unique(words, return_inverse=True), once, over all data."
-        )
     with compiled("the loss"):
         return _loss_and_output_grad(criterion, output, target)
 
@@ -207,10 +201,6 @@ def _loss_and_output_grad(criterion: Any, output: PyTree, target: PyTree) -> tup
     floats, rest = _split_floats(output)
     value, grads = jax.value_and_grad(lambda f: of_batch(criterion, _join(f, rest), target))(floats)
     return value, _join(grads, jax.tree.map(jnp.zeros_like, rest))
-
-
-def _host_leaves(tree: PyTree) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree) if not isinstance(leaf, jax.Array)]
 
 
 def _split_floats(tree: PyTree) -> tuple[PyTree, PyTree]:

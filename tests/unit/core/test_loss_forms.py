@@ -81,16 +81,6 @@ def test_no_loss_of_ours_takes_the_real_part_of_a_complex_number(loss):
         loss.forward(real, z)
 
 
-@pytest.mark.parametrize(
-    "target", [np.array(["a", "b"])[Y % 2], list("abcabcab"), np.array(["a"] * 8, object)]
-)
-def test_words_are_no_targets_of_a_loop_written_by_hand(target):
-    with pytest.raises(
-        DataError, match=r"targets are words, such as 'a'.* HINT: names, targets = numpy.unique"
-    ):
-        loss_and_output_grad(cx.CrossEntropyLoss(), jnp.ones((8, 3)), target)
-
-
 def test_a_rate_may_be_an_array_of_one_number():
     assert cx.SGDOptimizer(jnp.float32(0.5)).lr == 0.5
     assert cx.AdamOptimizer(np.float64(0.25)).lr == 0.25
