@@ -19,9 +19,9 @@ from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, step_key
 from cyxjax.core.losses import of_batch
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
-from cyxjax.core.model.batch_layout import Layouts, untold
-from cyxjax.core.model.batch_stats import OWN, StatsAxes, layouts_in
+from cyxjax.core.model.batch_stats import OWN, StatsAxes, needs_full_batches
 from cyxjax.core.model.model_fns import ModelFns, Sown
+from cyxjax.core.objective.outputs import check_samples_first
 from cyxjax.core.objective.untraced import compiled
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
 from cyxjax.core.step import TrainState, state_spec
@@ -66,7 +66,7 @@ def build_forward(
         key = step_key(draw.key, draw.step)
         key = micro_batch_key(key, draw.slot, replica, rows=rows, num_replicas=num_replicas)
         if padded:
-            _refuse_padding(layouts_in(fns, params, carried.model_state, inputs, key), rows, mesh.size)
+            _refuse_padding(needs_full_batches(fns, params, carried.model_state, inputs, key), mesh.size)
         output, pullback, model_state = phases.forward(
             fns, params, carried.model_state, inputs, weight, key, stats
         )
@@ -86,11 +86,11 @@ def build_forward(
     return forward
 
 
-def _refuse_padding(layouts: Layouts | None, rows: int, num_devices: int) -> None:
-    if what := untold(layouts, rows):
+def _refuse_padding(what: str, num_devices: int) -> None:
+    if what:
         raise ConfigError(
-            f"{what}: the rows of this batch do not divide by {num_devices} devices, and padding would count "
-            f"in its statistics. HINT: a batch of a multiple of {num_devices} rows."
+            f"{what}, and the samples of this batch do not divide by {num_devices} devices: padding would "
+            f"count in its statistics. HINT: put the batch first, or use a multiple of {num_devices} samples."
         )
 
 
@@ -232,9 +232,9 @@ def _refuse_sown(output: PyTree) -> None:
 
 def _check_rows(output: PyTree, rows: int) -> None:
     for name, leaf in named_leaves(output):
-        if leaf.ndim == 0 or leaf.shape[0] != rows:
+        if leaf.ndim == 0:
             raise DataError(
-                f"the model's output {name or '(the output)'} has shape {leaf.shape} for {rows} rows, "
-                f"expected ({rows}, ...): rows belong to replicas. "
-                "HINT: return one value an example and leave the mean to the loss."
+                f"the model's output {name or '(the output)'} is one number for {rows} samples, which "
+                "several devices may share. HINT: return one value per sample and leave the mean to the loss."
             )
+    check_samples_first(output, rows)

@@ -14,15 +14,15 @@ import numpy as np
 import optax
 
 from cyxjax.core.makers import maker_of
-from cyxjax.core.objective.loss_forms import check_form, check_shape, refuse_complex
-from cyxjax.core.rows import by_sample
+from cyxjax.core.objective.loss_forms import check_arrays, check_form, check_shape
+from cyxjax.core.rows import by_sample, is_whole_batch, whole_batch
 from cyxjax.core.trees import as_labels, kind_of
 from cyxjax.errors import ConfigError, DataError
 
 PyTree = Any
 PerExample = Callable[[PyTree, PyTree], Any]
 """(output (B, ...), target (B, ...)) -> float32 (B,); or (values, weights), (B, ...) each, of which a step
-takes the weighted mean over the global batch (see `core/rows.py`)."""
+takes the weighted mean over the global batch; or one number for all rows (see `core/rows.py`)."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def batch_mean(given: Any) -> jax.Array:
         return given.mean()
     values, weights = by_sample(*given)
     total = weights.sum()
-    return values @ weights / jnp.where(total > 0, total, 1.0)
+    return values @ weights / jnp.where(total != 0, total, 1.0)
 
 
 _mean_grad = jax.jit(jax.grad(_mean, argnums=1), static_argnums=0)
@@ -106,7 +106,7 @@ class CrossEntropyLoss(Loss):
 
     def per_example(self, output: jax.Array, target: jax.Array) -> Any:
         """With `weight` or `ignore_index` and labels: (values, weights), (B, ...) each."""
-        refuse_complex(self, output, target)
+        check_arrays(self, output, target)
         logits, target = output.astype(jnp.float32), as_labels(target)
         if jnp.issubdtype(target.dtype, jnp.integer):
             check_shape(self, output, target, target.shape == output.shape[:-1])
@@ -152,6 +152,7 @@ class NLLLoss(Loss):
     """-output[target]; output (B, ..., C) log-probabilities, target (B, ...) labels."""
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
+        check_arrays(self, output, target)
         target = as_labels(target)
         labels = jnp.issubdtype(target.dtype, jnp.integer) and target.shape == output.shape[:-1]
         check_shape(self, output, target, labels)
@@ -190,6 +191,7 @@ class BCEWithLogitsLoss(Loss):
     """Binary cross-entropy of sigmoid(output) against target in [0, 1], same shape."""
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
+        check_arrays(self, output, target)
         check_shape(self, output, target, target.shape == output.shape)
         return _rows(
             optax.sigmoid_binary_cross_entropy(output.astype(jnp.float32), target.astype(jnp.float32))
@@ -209,41 +211,24 @@ def model_loss(output: PyTree, target: PyTree) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class UserLoss:
-    """A callable of the user's as `PerExample`; `core.objective.loss_probe` says whether it is one.
-
-    One number for a batch is taken to be a mean: it is applied to each example, to give padding no weight.
-    Raises: DataError, while tracing, for a shape that is neither (B,) nor ().
-    """
+    """A callable of the user's as `PerExample`. Raises: DataError, while tracing, for another shape."""
 
     fn: Callable[[PyTree, PyTree], Any]
 
     def __call__(self, output: PyTree, target: PyTree) -> Any:
         values = self.fn(output, target)
         batch = next((a.shape[0] for a in jax.tree.leaves((output, target)) if a.ndim), 0)
+        check_form(values, batch)
         if isinstance(values, tuple):
-            check_form(values, batch)
             return by_sample(*values)
-        if self.fn is not model_loss:
-            check_form(values, batch)
-            if values.ndim == 0:
-                return each_alone(self.fn, output, target).astype(jnp.float32)
-        if values.ndim == 0 or values.shape[0] != batch:
+        if values.ndim:
+            return _rows(values)
+        if self.fn is model_loss and not is_whole_batch():
             raise DataError(
-                f"the loss has shape {values.shape}, expected ({batch},): one value an example, so that "
-                "padding weighs nothing. HINT: leave out the final mean over the batch."
+                f"the model's own loss is one number for {batch} samples, which are a part of the batch. "
+                "HINT: return {'loss': one value per sample}, shape (B,)."
             )
-        return _rows(values)
-
-
-def each_alone(fn: Callable, output: PyTree, target: PyTree) -> jax.Array:
-    """What `fn` gives for each example as a batch of its own: (B, ...). What has no rows goes to each."""
-    leaves, form = jax.tree.flatten((output, target))
-
-    def alone(rows: list[jax.Array]) -> jax.Array:
-        own = iter(rows)
-        return fn(*jax.tree.unflatten(form, [next(own)[None] if a.ndim else a for a in leaves]))
-
-    return jax.vmap(alone)([a for a in leaves if a.ndim])
+        return values
 
 
 def as_per_example(loss: Any) -> PerExample:
@@ -263,14 +248,13 @@ def of_batch(loss: Any, output: PyTree, target: PyTree) -> jax.Array:
     For the torch-like facade, which has no padding: what is written there is what is computed.
     """
     per_example = as_per_example(loss)
-    if isinstance(per_example, UserLoss) and per_example.fn is not model_loss:
-        values = per_example.fn(output, target)
-        if not isinstance(values, tuple) and values.ndim == 0:
-            return values.astype(jnp.float32)
     own_mean = getattr(per_example, "batch_mean", None)
-    return own_mean(output, target) if own_mean else batch_mean(per_example(output, target))
+    with whole_batch():
+        value = own_mean(output, target) if own_mean else batch_mean(per_example(output, target))
+    return value.astype(jnp.float32)
 
 
 def _difference(loss: Loss, output: jax.Array, target: jax.Array) -> jax.Array:
+    check_arrays(loss, output, target)
     check_shape(loss, output, target, output.shape == target.shape)
     return output.astype(jnp.float32) - target.astype(jnp.float32)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.core.objective.foreign_metrics import as_statistic, unpacked
+from cyxjax.core.objective.untraced import compiled
 from cyxjax.core.rows import Losses, loss_rows, weighed
 from cyxjax.core.statistics import Packed
 from cyxjax.core.trees import as_labels
@@ -20,8 +21,8 @@ from cyxjax.errors import ConfigError, DataError
 
 PyTree = Any
 Metric = Callable[[PyTree, PyTree], jax.Array | tuple[jax.Array, jax.Array] | None]
-"""(output, target) -> one value an example, float32 (B,); (values, weights), (B, ...) each; None where it has
-no meaning."""
+"""(output, target) -> one value an example, float32 (B,); (values, weights), (B, ...) each; one number, used
+as a loss of one number is; None where it has no meaning."""
 
 
 GRAD_NORM = "grad_norm"
@@ -65,7 +66,8 @@ class _Mean(NamedTuple):
         return 1
 
     def rows(self, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
-        found = weighed(self.metric, output, target, weight)
+        with compiled(f"metric {self.name!r}"):
+            found = weighed(self.metric, output, target, weight, f"metric {self.name!r}")
         return (jnp.zeros(2) if found is None else found.pair(weight))[None]
 
     def values(self, rows: np.ndarray) -> dict[str, Any]:
@@ -161,6 +163,12 @@ class Metrics:
         first = loss_rows(losses, weight, self._first)
         return jnp.concatenate([first, *(m.rows(output, target, weight) for m in self._measures)])
 
+    def check_merges(self) -> None:
+        """Returns where the states of statistics add up. Raises: ConfigError naming one whose do not."""
+        for measure in self._measures:
+            if isinstance(measure, Packed):
+                measure.check_merge()
+
     def settled(self, sums: jax.Array) -> jax.Array:
         """`sums` of one step over all replicas; the first row is its loss, also where that has several means.
 
@@ -169,7 +177,7 @@ class Metrics:
         if self._first == 1:
             return sums
         apart = sums[1 : self._first]
-        loss = jnp.where(apart[:, 1] > 0, apart[:, 0] / jnp.where(apart[:, 1] > 0, apart[:, 1], 1.0), 0.0)
+        loss = jnp.where(apart[:, 1] != 0, apart[:, 0] / jnp.where(apart[:, 1] != 0, apart[:, 1], 1.0), 0.0)
         sums = sums.at[0, 0].add(sums[0, 1] * loss.sum())
         return sums.at[1 : self._first].set(0.0)
 

@@ -14,7 +14,7 @@ from jax import lax
 
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import AXIS
-from cyxjax.core.model.batch_stats import OWN, StatsAxes, batch_scope, layouts_in
+from cyxjax.core.model.batch_stats import OWN, StatsAxes, batch_scope
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.terms import Shares, flat_shares, reached, routes_of, shares_of
 from cyxjax.core.replica import psum
@@ -37,10 +37,8 @@ def forward(
     The pullback is a pytree: it may leave `jit`, so the facade needs no second forward.
     """
 
-    layouts = None if weight is None else layouts_in(fns, params, model_state, inputs, key, stats)
-
     def apply(p: PyTree) -> tuple[PyTree, PyTree]:
-        with batch_scope(weight, stats, layouts):
+        with batch_scope(weight, stats):
             return fns.apply(p, model_state, inputs, key, True)
 
     return jax.vjp(apply, params, has_aux=True)
@@ -96,7 +94,7 @@ def _share_and_seed(
         losses = shares[route][number]
         weights = weight if losses.weights is None else losses.weights
         # `where` keeps what a padding row produced (it may be Inf or NaN) out of the sum.
-        return jnp.where(weights > 0, losses.values, 0.0) @ (weights * scale), shares
+        return jnp.where(weights != 0, losses.values, 0.0) @ (weights * scale), shares
 
     _, pullback, shares = jax.vjp(objective, output, has_aux=True)
     return shares, pullback(jnp.ones((), jnp.float32))[0]
@@ -121,7 +119,7 @@ def means_of(pulled: list[Pulled], total: jax.Array) -> PyTree:
     for grads, weights in pulled:
         if weights is not None:
             whole = psum(weights)
-            factor = jnp.where(whole > 0, total / whole, 0.0)
+            factor = jnp.where(whole != 0, total / whole, 0.0)
             grads = jax.tree.map(lambda g, by=factor: g * by.astype(g.dtype), grads)
         means.append(grads)
     return jax.tree.map(_sum_of_those_there, *means, is_leaf=lambda leaf: leaf is None)

@@ -2,8 +2,14 @@
 
 A mean over the global batch is sum(weight * value) / sum(weight) over all replicas' samples, whatever replica
 and micro-batch they lie in. Padding weighs nothing; so does a token that is masked out.
+
+A loss of one number is used as that number where the rows at hand are the whole batch (`whole_batch`); where
+the batch is split it is taken row by row, and `core/objective/split_check.py` compares the two.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -11,8 +17,30 @@ import jax.numpy as jnp
 from jax import lax
 
 from cyxjax.core.model.model_fns import Sown
+from cyxjax.core.objective.loss_forms import check_form
+from cyxjax.errors import ConfigError, CyxjaxError
 
 PyTree = Any
+_is_whole: ContextVar[bool] = ContextVar("rows_are_the_whole_batch", default=False)
+WAYS_OUT = (
+    "return one value per sample, shape (B,), that depends on this sample alone; or the pair "
+    "(values, weights) without the division; or wrap a loss that compares samples, cx.GlobalLoss(loss)"
+)
+
+
+@contextmanager
+def whole_batch(is_whole: bool = True) -> Iterator[None]:
+    """The rows of what is traced inside are the step's global batch, without padding, if `is_whole`."""
+    token = _is_whole.set(is_whole)
+    try:
+        yield
+    finally:
+        _is_whole.reset(token)
+
+
+def is_whole_batch() -> bool:
+    """Whether the rows at hand are the global batch."""
+    return _is_whole.get()
 
 
 class Weighed(NamedTuple):
@@ -25,7 +53,7 @@ class Weighed(NamedTuple):
         """float32 (2,): (weighted sum, sum of weights). weight: of the rows, 0 for padding."""
         w = weight if self.weights is None else self.weights
         # `where`, not a product: what a padding row holds may be NaN, and 0 * NaN is NaN.
-        return jnp.stack([jnp.where(w > 0, self.values, 0) @ w, w.sum()])
+        return jnp.stack([jnp.where(w != 0, self.values, 0) @ w, w.sum()])
 
 
 Losses: TypeAlias = "list[Weighed] | Weighed | jax.Array | None"
@@ -48,21 +76,51 @@ def loss_rows(losses: Losses, weight: jax.Array, count: int) -> jax.Array:
     return jnp.pad(rows, ((0, count - len(rows)), (0, 0)))
 
 
-def weighed(measure: Any, output: PyTree, target: PyTree, weight: jax.Array) -> Weighed | None:
+def weighed(
+    measure: Any, output: PyTree, target: PyTree, weight: jax.Array, name: str = "the loss"
+) -> Weighed | None:
     """What `measure`, a loss or a metric, says of the rows; None where it has no meaning.
 
-    measure: gives values (B,), or (values, weights) of shape (B, ...) each; or has `of_rows(output, target,
-    weight) -> Weighed`, for one that looks at more than a sample at a time.
+    measure: gives values (B,), (values, weights) of shape (B, ...) each, or one number for all rows; or has
+    `of_rows(output, target, weight) -> Weighed`, for one that looks at more than a sample at a time.
     """
     output = output.output if isinstance(output, Sown) else output
     of_rows = getattr(measure, "of_rows", None)
     given = measure(output, target) if of_rows is None else of_rows(output, target, weight)
     if given is None or isinstance(given, Weighed):
         return given
-    if not isinstance(given, tuple):
-        return Weighed(given, None)
-    values, weights = by_sample(*given)
-    return Weighed(values, jnp.where(weight > 0, weight * weights, 0.0))
+    check_form(given, len(weight), name)
+    if isinstance(given, tuple):
+        values, weights = by_sample(*given)
+        return Weighed(values, jnp.where(weight > 0, weight * weights, 0.0))
+    if given.ndim == 0 and not is_whole_batch():
+        given = row_by_row(measure, output, target)
+    given = given.astype(jnp.float32)
+    values = given.reshape(len(given), -1).mean(1) if given.ndim > 1 else given
+    return Weighed(jnp.broadcast_to(values, weight.shape), None)
+
+
+def row_by_row(measure: Callable, output: PyTree, target: PyTree) -> Any:
+    """What `measure` gives for each row as a batch of its own, (B, ...) for an array; leaves without rows go
+    to each. Raises: ConfigError for a measure that cannot be called on one row.
+    """
+    leaves, form = jax.tree.flatten((output, target))
+
+    def of_row(row: list[jax.Array]) -> jax.Array:
+        own = iter(row)
+        return measure(*jax.tree.unflatten(form, [next(own)[None] if a.ndim else a for a in leaves]))
+
+    try:
+        return jax.vmap(of_row)([a for a in leaves if a.ndim])
+    except CyxjaxError:
+        raise
+    except Exception as err:  # whatever a user's function raises
+        what = " ".join(str(err).split())[:160]
+        raise ConfigError(
+            f"a loss or metric takes a batch and not one sample alone ({type(err).__name__}: {what}); where "
+            "the batch is split over replicas, micro-batches or parts, it must be made of values of single "
+            f"samples. HINT: {WAYS_OUT}."
+        ) from err
 
 
 def by_sample(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -73,4 +131,4 @@ def by_sample(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Arr
     v = values.astype(jnp.float32).reshape(values.shape[0], -1)
     w = lax.stop_gradient(weights).astype(jnp.float32).reshape(v.shape)
     total = w.sum(1)
-    return jnp.where(w > 0, v * w, 0.0).sum(1) / jnp.where(total > 0, total, 1.0), total
+    return jnp.where(w != 0, v * w, 0.0).sum(1) / jnp.where(total != 0, total, 1.0), total

@@ -93,6 +93,21 @@ class Packed:
         flat = jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(state)])
         return jnp.pad(flat, (0, 2 * self.num_rows - flat.size)).reshape(-1, 2)
 
+    def check_merge(self) -> None:
+        """Returns where `merge` adds states up, as a step does. Raises: ConfigError."""
+        rng = np.random.default_rng(0)
+        drawn = lambda leaf: jnp.asarray(rng.integers(1, 9, leaf.shape), leaf.dtype)  # noqa: E731
+        one, two = (jax.tree.map(drawn, self._form) for _ in range(2))
+        merged, added = self.statistic.merge(one, two), jax.tree.map(jnp.add, one, two)
+        pairs = zip(jax.tree.leaves(merged), jax.tree.leaves(added), strict=True)
+        if not all(np.allclose(a, b) for a, b in pairs):
+            raise ConfigError(
+                f"metric {self.name!r}: its merge is not the sum of two states, as a step adds them up over "
+                "replicas and batches. HINT: a state of weighted sums over samples; compute what has none (a "
+                "maximum, a median) from trainer.predict.",
+                key="metrics",
+            )
+
     def values(self, rows: np.ndarray) -> dict[str, Any]:
         """name -> number or array, of summed rows; NaN where nothing was counted."""
         flat, place = np.asarray(rows).reshape(-1), 0

@@ -17,10 +17,12 @@ from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, num_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.batch_stats import OWN, StatsAxes
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.objective.scalars import refuse_of_batch
+from cyxjax.core.objective.outputs import refuse_of_batch
+from cyxjax.core.objective.split_check import SplitCheck, split_check
 from cyxjax.core.objective.step_value import step_value
 from cyxjax.core.objective.terms import flat_shares, shares_of
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
+from cyxjax.core.rows import is_whole_batch, whole_batch
 from cyxjax.core.strategy import Stepped, Sync, norm_row, written_after
 
 PyTree = Any
@@ -46,6 +48,7 @@ class Batch(NamedTuple):
     signal: jax.Array  # float32 (R, 2): what this rank asks of all (SIGNALS); summed with the metrics
 
 
+NO_CHECK = SplitCheck()
 SIGNALS = ("stop", "save")
 BATCH_SPEC = Batch._make([PER_REPLICA, PER_REPLICA, PER_REPLICA, REPLICATED, PER_REPLICA])
 
@@ -83,6 +86,7 @@ class Summed(NamedTuple):
 
     pulled: list[phases.Pulled]  # gradients, one tree for each mean that the loss is made of
     metrics: jax.Array  # float32 (number of metrics, 2)
+    checks: jax.Array | None  # float32 (number of checks, 2); None: nothing is compared
 
 
 def sum_gradients(
@@ -95,15 +99,18 @@ def sum_gradients(
     scale: Any,
     key: jax.Array,
     stats: StatsAxes = OWN,
+    check: SplitCheck = NO_CHECK,
 ) -> tuple[PyTree, Summed]:
     """(new model state, LOCAL gradients of `scale * sum(weight * losses)` and metric sums), one micro-batch.
 
     rows: its inputs, targets and weight. Forward, loss and backward: the phases of one replica, alone.
+    check: what is compared, where the rows are a part of the batch.
     """
     inputs, targets, weight = rows
     output, pullback, model_state = phases.forward(fns, params, model_state, inputs, weight, key, stats)
     losses, pulled = phases.pull_back(loss, output, pullback, targets, weight, scale)
-    return model_state, Summed(pulled, metrics.sums(losses, output, targets, weight))
+    checks = check.rows(output, targets) if check.measures else None
+    return model_state, Summed(pulled, metrics.sums(losses, output, targets, weight), checks)
 
 
 def next_state(
@@ -127,6 +134,11 @@ def next_state(
     return state, jnp.where(counts, sums, 0.0)
 
 
+def with_checks(sums: jax.Array, checks: jax.Array | None) -> jax.Array:
+    """`sums` of a step, followed by what was compared."""
+    return sums if checks is None else jnp.concatenate([sums, checks])
+
+
 def build_train_step(
     fns: ModelFns,
     loss: PerExample,
@@ -138,18 +150,22 @@ def build_train_step(
     sync_batchnorm: bool = False,
     donate: bool = True,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]:
-    """A function (state, batch) -> (next state, sums float32 (number of metrics + 2, 2)).
+    """A function (state, batch) -> (next state, sums float32 (number of metrics + 2 + number of checks, 2)).
 
     One optimizer step over `accumulation` micro-batches: gradients of the mean loss over all samples of
-    the global batch, wherever they lie, reduced once. `state` is donated: keep no reference to it. The last
-    row of the sums is the signals of all ranks: they agree on a stop without a collective of its own. The
-    row before is the norm of the mean gradients (`norm_row`).
+    the global batch, wherever they lie, reduced once. `state` is donated: keep no reference to it. After the
+    metrics the sums have the norm of the mean gradients (`norm_row`), the signals of all ranks, who agree on
+    a stop without a collective of its own, and what `split_check` compares where the batch is split. One
+    replica without micro-batches has the whole batch: where a loss or metric of one number is used there,
+    batches must be without padding.
     """
     spec, measured, fns = state_spec(sync), metrics or Metrics(), with_whole(fns, sync)
     stats = StatsAxes(AXIS if sync_batchnorm else None, asked=AXIS)
     replicas = num_replicas(mesh)
+    is_whole = replicas * accumulation == 1
+    check = NO_CHECK if is_whole else split_check(loss, measured)
 
-    def local(state: TrainState, batch: Batch) -> tuple[PyTree, PyTree, jax.Array, jax.Array]:
+    def local(state: TrainState, batch: Batch) -> tuple[PyTree, ...]:
         state = to_replica(state, spec)
         key = step_key(state.key, state.step)
         # Reducers take a mean over replicas; dividing by total / R turns it into the mean over samples:
@@ -160,20 +176,22 @@ def build_train_step(
         def micro(model_state: PyTree, slot: jax.Array, part: Batch) -> tuple[PyTree, Summed]:
             draws = micro_batch_key(key, slot, lax.axis_index(AXIS), rows=rows, num_replicas=replicas)
             return sum_gradients(
-                fns, loss, measured, state.params, model_state, part[:3], scale, draws, stats
+                fns, loss, measured, state.params, model_state, part[:3], scale, draws, stats, check
             )
 
-        model_state, sums = _over_micro_batches(micro, state.model_state, batch, accumulation)
+        with whole_batch(is_whole):
+            model_state, sums = _over_micro_batches(micro, state.model_state, batch, accumulation)
         measures = jnp.concatenate([sums.metrics, batch.signal])
         grads = phases.means_of(sums.pulled, batch.total)
-        out = (grads, model_state, batch.weight.sum(), measures)
+        out = (grads, model_state, batch.weight.sum(), measures, sums.checks)
         return from_replica(out, PER_REPLICA)
 
     def write(state: TrainState, rows: PyTree) -> tuple[TrainState, jax.Array]:
-        state, (grads, model_state, weight, sums) = to_replica(state, spec), to_replica(rows, PER_REPLICA)
+        state, rows = to_replica(state, spec), to_replica(rows, PER_REPLICA)
+        grads, model_state, weight, sums, checks = rows
         mean_state = phases.mean_model_state(model_state, weight)
         state, sums = next_state(sync, state, grads, mean_state, measured.settled(psum(sums)))
-        return from_replica(state, spec), sums
+        return from_replica(state, spec), with_checks(sums, None if checks is None else psum(checks))
 
     model = model_map(local, mesh, (spec, BATCH_SPEC), PER_REPLICA)
     reduce = sync_map(write, mesh, (spec, PER_REPLICA), (spec, REPLICATED))
@@ -238,23 +256,35 @@ def build_consensus(sync: Sync, mesh: Mesh) -> Callable[[TrainState], TrainState
 def build_eval_step(
     fns: ModelFns, loss: PerExample, mesh: Mesh, *, metrics: Metrics | None = None, parts: Sync | None = None
 ) -> Callable[[TrainState, Batch], jax.Array]:
-    """A function (state, batch) -> metric sums float32 (number of metrics, 2), in evaluation mode.
+    """A function (state, batch) -> metric sums float32 (number of metrics, 2), in evaluation mode; after them
+    what `split_check` compares, on more than one replica.
 
     `state` is what `build_consensus` gave: its parameters are replicated. With `parts`, a strategy that keeps
     parts of them, it is the state of training: no replica holds the whole.
     """
     measured, spec = metrics or Metrics(), _eval_spec(parts)
-    fns = with_whole(fns, parts) if parts else fns
+    fns, is_whole = with_whole(fns, parts) if parts else fns, num_replicas(mesh) == 1
+    check = NO_CHECK if is_whole else split_check(loss, measured)
 
     def local(state: EvalState, batch: Batch) -> jax.Array:
-        output = infer(fns, to_replica(state, spec), batch.inputs)
-        losses = flat_shares(shares_of(loss, output, batch.targets, batch.weight))
-        return from_replica(measured.sums(losses, output, batch.targets, batch.weight), PER_REPLICA)
+        with whole_batch(is_whole):
+            output = infer(fns, to_replica(state, spec), batch.inputs)
+            sums = score(loss, measured, check, output, batch.targets, batch.weight)
+        return from_replica(sums, PER_REPLICA)
 
     model = model_map(local, mesh, (spec, BATCH_SPEC), PER_REPLICA)
     reduce = sync_map(lambda rows: psum(rows[0]), mesh, PER_REPLICA, REPLICATED)
     options = memory_options(mesh) if parts else {}
     return jax.jit(lambda state, batch: reduce(model(to_evaluate(state), batch)), compiler_options=options)
+
+
+def score(
+    loss: PerExample, metrics: Metrics, check: SplitCheck, output: PyTree, target: PyTree, weight: jax.Array
+) -> jax.Array:
+    """Metric sums of the rows of one replica in evaluation, followed by what is compared."""
+    losses = flat_shares(shares_of(loss, output, target, weight))
+    sums = metrics.sums(losses, output, target, weight)
+    return with_checks(sums, check.rows(output, target) if check.measures else None)
 
 
 def build_predict_step(
@@ -278,7 +308,8 @@ def build_predict_step(
         leaves, form = jax.tree.flatten(mapped(to_evaluate(state), inputs))
         whole = [leaf if rows else leaf[0] for leaf, rows in zip(leaves, has_rows, strict=True)]
         output = jax.tree.unflatten(form, whole)
-        refuse_of_batch(fns, output, inputs)
+        if not is_whole_batch():
+            refuse_of_batch(fns, output, inputs)
         return output
 
     return jax.jit(predict, compiler_options=memory_options(mesh) if parts else {})

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from cyxjax.core.metrics import Metrics
+from cyxjax.core.objective.split_check import SplitCheck
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.launch.heartbeat import beat
 from cyxjax.train.feeding.evaluations import EACH_EPOCH, Evaluations
@@ -105,6 +106,12 @@ class Program(NamedTuple):
     eval_step: Callable[[TrainState, Batch], jax.Array]
     metrics: Metrics
     consensus: Callable[[TrainState], TrainState] = lambda state: state  # what evaluation sees of a state
+    check: SplitCheck = SplitCheck()  # of what the steps compare, in the last rows of their sums
+
+    def told(self, handle: jax.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(metric sums, signals, what was compared) of a training step."""
+        rows, count = np.asarray(handle, np.float64), self.metrics.num_training_rows
+        return rows[:count], rows[count], rows[count + 1 :]
 
 
 class Fed(NamedTuple):
@@ -144,8 +151,11 @@ def fit(
     evaluations = evaluations if feed.val is not None else Evaluations(0, 0)
     moment, stop = start, _any(hook.on_start(start) for hook in hooks)
     stop |= max_steps is not None and start.position.step >= max_steps  # a run that had ended so
+    look = program.check.watch()
     while moment.position.epoch < epochs and not stop:
-        moment, last, stop = _epoch(program, feed, moment, hooks, in_flight, evaluations, max_steps, tell)
+        moment, last, stop = _epoch(
+            program, feed, moment, hooks, in_flight, evaluations, max_steps, tell, look
+        )
         # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
         if stop and not last:
             break
@@ -177,6 +187,7 @@ def _epoch(
     evaluations: Evaluations,
     max_steps: int | None,
     tell: Tell,
+    look: Callable[[np.ndarray], None],
 ) -> tuple[RunState, bool, bool]:
     """(moment, whether the feed called its step the last, whether to stop) after the rest of the epoch."""
     position, state, sums = moment
@@ -188,8 +199,9 @@ def _epoch(
         nonlocal sums, stop, save
         while len(waiting) > room:
             when, handle = waiting.popleft()
-            told = np.asarray(handle, np.float64)
-            info = StepInfo(when, told[:-1], (told[-1, 0], told[-1, 1]))
+            step_sums, signals, compared = program.told(handle)
+            look(compared)
+            info = StepInfo(when, step_sums, (signals[0], signals[1]))
             sums = sums + info.sums
             stop |= info.signals[0] > 0
             for hook in watching:  # a step is short: no generator, no list
@@ -198,15 +210,17 @@ def _epoch(
 
     def now() -> RunState:
         """After the step sent off last, with the numbers of those under way, which no hook has seen."""
-        return RunState(position, state, sum((np.asarray(on, np.float64)[:-1] for _, on in waiting), sums))
+        return RunState(position, state, sum((program.told(on)[0] for _, on in waiting), sums))
 
     tell(now)
     watching, saving, asking = (overriding(hooks, name) for name in ("on_step", "wants_state", "ask"))
     ask = lambda: _asked(asking)  # noqa: E731
-    phase = "compile"  # the supervisor's watchdog is told where this rank is; each phase has its own limit
+    compiled = None  # the supervisor's watchdog is told where this rank is; each phase has its own limit
     beat(position.step, "data")
     for batch, samples, last in feed.train(position, ask):
-        beat(position.step, phase)
+        size = getattr(getattr(batch, "weight", None), "shape", ())
+        beat(position.step, "step" if size == compiled else "compile")
+        compiled = size
         state, handle = program.train_step(state, batch)
         position = Position(position.step + 1, position.epoch, samples, position.step_in_epoch + 1)
         waiting.append((position, handle))
@@ -223,7 +237,6 @@ def _epoch(
         stop |= position.step == max_steps
         if stop:
             break
-        phase = "step"
         beat(position.step, "data")
     beat(position.step, "step")
     settle(0)
@@ -288,13 +301,19 @@ def _evaluated(program: Program, feed: Feed, moment: RunState) -> dict[str, Any]
 
 def evaluate(program: Program, state: TrainState, batches: Iterable[Batch]) -> dict[str, Any]:
     """Means of the metrics over `batches`; equal on all ranks."""
-    sums = np.zeros((program.metrics.num_rows, 2))
+    count, look = program.metrics.num_rows, program.check.watch()
+    sums = np.zeros((count, 2))
     waiting: deque[jax.Array] = deque()
     state = program.consensus(state)
+
+    def settle(room: int) -> None:
+        while len(waiting) > room:
+            rows = np.asarray(waiting.popleft(), np.float64)
+            look(rows[count:])
+            np.add(sums, rows[:count], out=sums)
+
     for batch in batches:
         waiting.append(program.eval_step(state, batch))
-        if len(waiting) > 1:
-            sums += np.asarray(waiting.popleft(), np.float64)
-    for handle in waiting:
-        sums += np.asarray(handle, np.float64)
+        settle(1)
+    settle(0)
     return program.metrics.over_all(sums, "the data evaluated on")

@@ -11,6 +11,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.first_parts import holds_values
 from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.core.model.lora import merged
+from cyxjax.core.rows import whole_batch
 from cyxjax.core.step import TrainState
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError, ConfigError, GroupError, NotSavedError
@@ -30,6 +31,7 @@ from cyxjax.train.loop import RunState
 from cyxjax.train.settings import Settings, resolve
 from cyxjax.train.start import changed, exact
 from cyxjax.train.start.build import Built, Recipe
+from cyxjax.train.start.dispatch import has_whole_batch
 from cyxjax.train.start.prepare import Prepared, first_run, for_fit, for_inputs, next_run
 from cyxjax.train.state import other_state
 from cyxjax.train.state.present import UNTRAINED, Present
@@ -56,7 +58,6 @@ class Session:
         self.resumed = False  # the last start went on from a checkpoint
         self.content: dict[str, Any] = {}  # what the data of the present fit hold
         self._own_code: dict[str, str] = {}  # the user's files that it runs
-        self._probed: set[Any] = set()  # kinds of targets whose loss was shown to be a mean over samples
         self._told: list[str] = []  # of the values that training begins with
         self.class_names: tuple[str, ...] = ()  # in the order of the model's outputs
         self.loss_spike: dict[str, Any] = {}  # what the watch on the loss had seen at the checkpoint, by now
@@ -93,12 +94,14 @@ class Session:
     def output_shapes(self, inputs: PyTree) -> PyTree:
         """Of the model, for shapes of inputs: nothing is computed."""
         seen = jax.eval_shape(self.built.program.consensus, self.run_state.state)
-        return jax.eval_shape(self.built.predict_step, seen, inputs)
+        with whole_batch(has_whole_batch(self.prepared.settings.step, self.mesh)):
+            return jax.eval_shape(self.built.predict_step, seen, inputs)
 
     def taker(self) -> Taker:
-        """Model, loss and metrics as they are, and what was shown of them before."""
+        """Model, loss and metrics as they are."""
+        is_whole = has_whole_batch(self.prepared.settings.step, self.mesh)
         here = self.output_shapes, self.recipe.loss, self.recipe.metrics, num_replicas(self.mesh)
-        return Taker(*here, self.built.batch_size, self.prepared.inputs, self._probed)
+        return Taker(*here, self.built.batch_size, is_whole, self.prepared.inputs)
 
     def values(self) -> tuple[PyTree, PyTree]:
         """(params, model_state) that all replicas agree on, host arrays; adapters added to their kernels."""

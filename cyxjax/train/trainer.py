@@ -14,6 +14,7 @@ from cyxjax.core.metrics import Metrics, metrics_of
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.augment import as_augment
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.objective.split_check import is_own
 from cyxjax.core.portable import place_state
 from cyxjax.core.step import TrainState
 from cyxjax.data.ledger import StreamFacts
@@ -186,7 +187,9 @@ class DistributedTrainer(GivenOnce):
         step, size = self._session.prepared.settings.step, batch_size or self._session.built.batch_size
         shape = step.batch._replace(batch_size=size)
         whole_batch.check_full_batches(self._session.recipe.loss, dataset, shape, "data")
-        batches = eval_batches(dispatch_for(step, self._mesh).placer(), dataset, size, max_batches)
+        unpadded = is_own(self.recipe.loss, self.recipe.metrics)
+        placer = dispatch_for(step, self._mesh).placer(unpadded=unpadded)
+        batches = eval_batches(placer, dataset, size, max_batches)
         return loop.evaluate(self.program, self.state, batches)
 
     def predict(self, X: PyTree, *, batch_size: int | None = None) -> PyTree:

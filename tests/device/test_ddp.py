@@ -316,7 +316,7 @@ def test_a_loss_of_other_values_than_the_models_is_not_pulled_back():
 
 def test_scalar_outputs_are_refused():
     model = ((lambda key, x: {"w": np.ones((1, 1), np.float32)}), (lambda p, x: (x @ p["w"]).mean()))
-    with pytest.raises(DataError, match="one value an example"):
+    with pytest.raises(DataError, match="one value per sample"):
         wrap(model, 2)(np.ones((4, 1), np.float32))
 
 
@@ -341,9 +341,7 @@ class Mixed(linen.Module):
 
 def test_a_norm_that_cannot_have_its_statistics_is_refused():
     x = np.ones((7, 8), np.float32)
-    with pytest.raises(
-        ConfigError, match="rows of this batch do not divide by 2 devices.*HINT: a batch of a"
-    ):
+    with pytest.raises(ConfigError, match="put the batch first"):
         wrap(Mixed(), 2)(x)
     with pytest.raises(ConfigError, match="axis_name='batch'; in a loop of your own.*HINT: leave it out"):
         wrap(Mixed(axis_name="batch"), 2)(x[:6])

@@ -12,7 +12,6 @@ from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import ConfigError, DataError
 from tests.support.trainers import FEATURES, X, Y, config, trainer, use_devices
 from tests.support.trainers import own_group as own_group
-from tests.unit.core.test_loss_probe import unit
 
 ce = optax.softmax_cross_entropy_with_integer_labels
 SAMPLES = 19  # batches of 8, 8 and 3: the last one leaves a replica of four without a sample
@@ -31,6 +30,10 @@ class TwoViews(linen.Module):
     def __call__(self, x):
         half = FEATURES // 2
         return {"image": linen.Dense(4)(x[:, :half]), "text": linen.Dense(4)(x[:, half:])}
+
+
+def unit(v):
+    return v / jnp.linalg.norm(v, axis=-1, keepdims=True)
 
 
 def info_nce(output, target, weight):
@@ -182,11 +185,6 @@ class Loader:
         return iter(self._batches)
 
 
-def sees_padding(output, target, weight):
-    del weight
-    return without_weight(output, target)
-
-
 @pytest.mark.parametrize(
     ("loss", "options", "said"),
     [
@@ -207,10 +205,8 @@ def test_what_cuts_the_batch_is_refused_before_anything_is_written(loss, options
     assert not list(tmp_path.iterdir())
 
 
-def test_a_loss_that_sees_padding_or_has_another_shape_is_refused():
+def test_a_loss_of_another_shape_is_refused():
     use_devices(2)
-    with pytest.raises(ConfigError, match="with two rows of padding: weight 0 must not be seen.*HINT"):
-        trainer(Embed(), cx.GlobalLoss(sees_padding)).fit(X, Y, config())
     with pytest.raises(DataError, match="global loss has shape .*HINT: return one value a row"):
         trainer(Embed(), cx.GlobalLoss(lambda o, t, w: o)).fit(X, Y, config())
     with pytest.raises(DataError, match="contrastive loss compares two arrays"):

@@ -91,6 +91,15 @@ def test_replicas_and_micro_batches_equal_one_weighted_mean(replicas, accumulati
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+def test_weights_below_zero_count_as_they_are_written(replicas):
+    use_devices(replicas)
+    w = jnp.float32([2.0, -0.5, 3.0])
+    train, _ = after_fit(Linear(), lambda o, t: (ce(o, t), w[t]), X[:SAMPLES], Y[:SAMPLES])
+    written = lambda o, t: (w[t] * ce(o, t)).sum() / w[t].sum()  # noqa: E731
+    assert_same(train, one_device(Linear(), written, X, Y, batches_of(SAMPLES)))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_tokens_that_are_ignored_count_nothing(replicas):
     use_devices(replicas)
     rng = np.random.default_rng(1)

@@ -76,7 +76,6 @@ multiprocess/stored_parts 0 16
 multiprocess/train 15 31
 unit/checkpoint/run_lock 7 0
 unit/cli/main 10 0
-unit/core/loss_probe 13 3
 unit/core/scores 9 0
 unit/data/prefetch 10 0
 unit/launch/handshake 5 15

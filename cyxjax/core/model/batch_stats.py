@@ -2,6 +2,8 @@
 
 A model cannot be handed weights through its call signature, so the step opens `batch_scope` around the
 forward pass while it is traced, and the norm layers ask here. Outside a scope every row counts as one.
+A norm whose input has the samples in its first dimension weighs them; with another layout padding cannot be
+left out, and gives NaN (`needs_full_batches` is asked before training).
 Why our own: flax averages replica means without their counts (flax#2417), wrong over unequal shards.
 """
 
@@ -16,8 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from cyxjax.core.mesh import AXIS
-from cyxjax.core.model.batch_layout import Layouts, layouts_of, row_weights, tagged, whole
 from cyxjax.core.model.model_fns import ModelFns, PyTree
+from cyxjax.core.trees import batch_shapes
 from cyxjax.errors import ConfigError
 
 
@@ -35,8 +37,7 @@ OWN = StatsAxes()
 class _Scope(NamedTuple):
     weight: jax.Array | None  # shape (B,), 0 for padding
     axes: StatsAxes
-    layouts: Layouts | None = None
-    asks: bool = False  # norms say what they take, for `layouts_of`
+    noted: list[tuple[int, ...]] | None = None  # shapes that norms take; () where no weights can be given
 
 
 _NO_SCOPE = _Scope(None, OWN)
@@ -46,39 +47,61 @@ _calls: ContextVar[int] = ContextVar("calls_of_norms", default=0)
 
 @contextmanager
 def batch_scope(
-    weight: jax.Array | None, axes: StatsAxes = OWN, layouts: Layouts | None = None, asks: bool = False
+    weight: jax.Array | None, axes: StatsAxes = OWN, noted: list[tuple[int, ...]] | None = None
 ) -> Iterator[None]:
     """Samples count by `weight` (shape (B,)) in batch statistics, which span `axes`.
 
-    layouts: where they lie in what norms take; None: in the first dimension.
+    noted: where norms note the shapes of what they take.
     """
-    token = _scope.set(_Scope(weight, axes, layouts, asks))
+    token = _scope.set(_Scope(weight, axes, noted))
     try:
         yield
     finally:
         _scope.reset(token)
 
 
-def layouts_in(
-    fns: ModelFns, params: PyTree, model_state: PyTree, inputs: PyTree, key: Any, axes: StatsAxes = OWN
-) -> Layouts | None:
-    """Where the samples lie in what the norms of a model take in training; None where one cannot tell."""
-    if not jax.tree.leaves(model_state):
-        return {}
+def needs_full_batches(fns: ModelFns, params: PyTree, model_state: PyTree, inputs: PyTree, key: Any) -> str:
+    """What to say of a norm that cannot leave padding out; "" where there is none.
 
-    def asked(params: PyTree, model_state: PyTree, inputs: PyTree, key: Any) -> PyTree:
-        with batch_scope(None, axes, asks=True):
+    inputs: a batch, or its shapes. The model is traced for two batch sizes: a norm can leave padding out if
+    the first dimension of what it takes is the batch, and no other one changes. Nothing is computed.
+    """
+    if not jax.tree.leaves(model_state) or any(not leaf.ndim for leaf in jax.tree.leaves(inputs)):
+        return ""
+    rows = len(jax.tree.leaves(inputs)[0])
+    sizes = 7 * rows, 14 * rows  # multiples, for models that cut a batch in groups
+    try:
+        one, two = (_shapes_of_norms(fns, params, model_state, batch_shapes(inputs, n), key) for n in sizes)
+    except Exception:  # a model of one batch size: what its norms take is seen in the step
+        return ""
+    for first, second in zip(one, two, strict=False):
+        if first[:1] != sizes[:1] or second[:1] != sizes[1:] or first[1:] != second[1:]:
+            shape = f"an input of shape {first}" if first else "all samples alike"
+            return f"a BatchNorm of the model takes {shape} for {sizes[0]} samples, not the batch first"
+    return ""
+
+
+def _shapes_of_norms(
+    fns: ModelFns, params: PyTree, model_state: PyTree, inputs: PyTree, key: Any
+) -> list[tuple[int, ...]]:
+    noted: list[tuple[int, ...]] = []
+
+    def apply(params: PyTree, model_state: PyTree, inputs: PyTree) -> PyTree:
+        with batch_scope(None, noted=noted):
             return fns.apply(params, model_state, inputs, key, True)
 
-    return layouts_of(asked, (params, model_state), inputs, key, len(jax.tree.leaves(inputs)[0]))
+    jax.eval_shape(apply, params, model_state, inputs)
+    return noted
 
 
 def unweighed(normed: PyTree) -> PyTree:
     """What statistics gave that are not ours, in which all samples count: NaN where some are padding."""
-    weight, _, _, asks = _scope.get()
-    if weight is None and not asks:
+    weight, _, noted = _scope.get()
+    if noted is not None:
+        noted.append(())
+    if weight is None:
         return normed
-    mark = (lambda y: tagged(y, "all")) if weight is None else (lambda y: y * whole(weight).astype(y.dtype))
+    mark = lambda y: y * _all_count(weight).astype(y.dtype)  # noqa: E731
     return jax.tree.map(lambda y: mark(y) if jnp.issubdtype(y.dtype, jnp.inexact) else y, normed)
 
 
@@ -103,13 +126,14 @@ def weighted_moments(
     Returns two float32 arrays of the features' shape. Where nothing counts they are 0, 0.
     Two passes, as torch does: E[x^2] - E[x]^2 loses half the digits when the mean is large.
     """
-    weight, axes, layouts, asks = _scope.get()
-    x = tagged(x) if asks else x
+    weight, axes, noted = _scope.get()
+    if noted is not None:
+        noted.append(x.shape)
     axis = axes.every if axis is None else axis
     features = {a % x.ndim for a in feature_axes}
     dims = tuple(d for d in range(x.ndim) if d not in features)
     x = x.astype(jnp.float32)
-    rows = jnp.ones([1] * x.ndim) if weight is None else row_weights(x, weight, layouts)
+    rows = jnp.ones([1] * x.ndim) if weight is None else _row_weights(x, weight)
     cells = x.size // (rows.size * math.prod(x.shape[d] for d in features))
 
     def total(v: jax.Array) -> jax.Array:
@@ -126,6 +150,18 @@ def weighted_moments(
     mean = total((rows * x).sum(dims)) / count
     centred = x - jnp.expand_dims(mean, dims)
     return mean, total((rows * centred * centred).sum(dims)) / count
+
+
+def _row_weights(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """`weight` along the first dimension of `x`; where that is not the batch, NaN if some weigh nothing."""
+    if x.shape[:1] == weight.shape:
+        return weight.reshape(-1, *[1] * (x.ndim - 1))
+    return _all_count(weight).reshape([1] * x.ndim)
+
+
+def _all_count(weight: jax.Array) -> jax.Array:
+    """1 where all samples weigh something, else NaN."""
+    return jnp.where((weight > 0).all(), 1.0, jnp.nan)
 
 
 def moments_of(norm: Any, x: jax.Array, mask: Any) -> tuple[jax.Array, jax.Array]:

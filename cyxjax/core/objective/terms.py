@@ -71,7 +71,7 @@ class SumOfTerms:
         weight = jnp.ones(next(leaf.shape[0] for leaf in jax.tree.leaves((output, target)) if leaf.ndim))
         flat = flat_shares(shares_of(self, output, target, weight))
         return _added(
-            [w.values if w.weights is None else jnp.where(w.weights > 0, w.values, 0) for w in flat]
+            [w.values if w.weights is None else jnp.where(w.weights != 0, w.values, 0) for w in flat]
         )
 
     def batch_mean(self, output: PyTree, target: PyTree) -> jax.Array:

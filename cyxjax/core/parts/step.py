@@ -27,11 +27,20 @@ from cyxjax.core.mesh import AXIS, REPLICATED, local_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.batch_stats import StatsAxes
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.objective.terms import flat_shares, shares_of
+from cyxjax.core.objective.split_check import split_check
 from cyxjax.core.parts.calls import Made, Part, PartProgram, Parts, compile_together, named
 from cyxjax.core.parts.repeatable import OPTIONS
 from cyxjax.core.replica import sync_map
-from cyxjax.core.step import EvalState, TrainState, infer, next_state, sum_gradients, to_evaluate
+from cyxjax.core.step import (
+    EvalState,
+    TrainState,
+    infer,
+    next_state,
+    score,
+    sum_gradients,
+    to_evaluate,
+    with_checks,
+)
 from cyxjax.core.strategy import Sync
 
 PyTree = Any
@@ -104,14 +113,15 @@ class PartsStep:
 def build_part(
     fns: ModelFns, loss: PerExample, sync: Sync, num_parts: int, metrics: Metrics, threads: int | None
 ) -> PartProgram:
-    """The program (state, Part, total) -> ((gradients, sums), share of the model state), of one device."""
+    """The program (state, Part, total) -> (Summed, share of the model state), of one device."""
+    check = split_check(loss, metrics)
 
     def part(state: TrainState, one: Part, total: Any) -> PyTree:
         key = micro_batch_key(step_key(state.key, state.step), 0, one.number, rows=1, num_replicas=num_parts)
         # `write` sees one replica, whose mean is the sum: a share of the mean over all samples is due.
         scale = sync.loss_scale(state.sync) / total
         model_state, summed = sum_gradients(
-            fns, loss, metrics, state.params, state.model_state, one[1:], scale, key, _NONE_ASKS
+            fns, loss, metrics, state.params, state.model_state, one[1:], scale, key, _NONE_ASKS, check
         )
         return summed, phases.weighted_state(model_state, one.weight.sum())
 
@@ -122,12 +132,13 @@ def build_write(sync: Sync, device: jax.Device, metrics: Metrics, threads: int |
     """The program (state, sum of all that `part` made, total, signal) -> (next state, sums), on `device`."""
 
     def write(state: TrainState, summed: PyTree, total: Any, signal: Any) -> tuple[TrainState, jax.Array]:
-        (pulled, sums), model_state = summed
+        (pulled, sums, checks), model_state = summed
         grads = phases.means_of(pulled, total)
         grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)  # `add` widens
         model_state = phases.divided_state(model_state, total, state.model_state)
         sums = jnp.concatenate([metrics.settled(sums), signal[None]])
-        return next_state(sync, state, grads, model_state, sums)
+        state, sums = next_state(sync, state, grads, model_state, sums)
+        return state, with_checks(sums, checks)
 
     alone = Mesh(np.array([device]), (AXIS,))
     mapped = named(sync_map(write, alone, (REPLICATED,) * 4, REPLICATED), threads)
@@ -139,13 +150,12 @@ def build_parts_eval(
     fns: ModelFns, loss: PerExample, layout: Layout, add: Add, metrics: Metrics, threads: int | None
 ) -> Callable[[TrainState, PartsBatch], jax.Array]:
     """A function (state, batch) -> metric sums float32 (number of metrics, 2), in evaluation mode."""
-    view = DeviceViews(layout)
+    view, check = DeviceViews(layout), split_check(loss, metrics)
 
     def evaluate(state: EvalState, one: Part, total: Any) -> jax.Array:
         del total
         output = infer(fns, state, one.inputs)
-        losses = flat_shares(shares_of(loss, output, one.targets, one.weight))
-        return metrics.sums(losses, output, one.targets, one.weight)
+        return score(loss, metrics, check, output, one.targets, one.weight)
 
     program = PartProgram(evaluate, threads, layout.num_parts)
 

@@ -4,8 +4,7 @@ from typing import Any
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_replicas, num_replicas
-from cyxjax.core.objective.log_probabilities import refuse_scores, takes_log_probabilities
-from cyxjax.core.objective.own_loss import is_the_models_own, refuse_coupled_loss
+from cyxjax.core.objective.split_check import is_own
 from cyxjax.core.step import TrainState
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.launch import environment
@@ -14,7 +13,6 @@ from cyxjax.train import resume
 from cyxjax.train.checks import exactness, learning_rate, precision, whole_batch
 from cyxjax.train.feeding import check_data, fit_data
 from cyxjax.train.feeding.fit_data import FitData
-from cyxjax.train.feeding.predicting import predict_all, source_of
 from cyxjax.train.feeding.taken import Taker, refuse_untaken_tuple
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.monitor import watchable_in
@@ -22,6 +20,7 @@ from cyxjax.train.rates.schedules import build_schedule
 from cyxjax.train.settings import Settings
 from cyxjax.train.start import exact, same_run
 from cyxjax.train.start.build import Recipe
+from cyxjax.train.start.dispatch import has_whole_batch
 from cyxjax.train.start.prepare import Prepared
 
 PyTree = Any
@@ -72,18 +71,13 @@ def before_training(
     rate, lr, steps = settings.step.rate, getattr(recipe.optimizer, "lr", None), _num_steps(prepared)
     learning_rate.refuse_rates_as_factors(rate, lr, steps)
     lines = [learning_rate.refuse_rates(lr, build_schedule(rate), steps)]
-    lines += whole_batch.check_norms(recipe.fns, settings, prepared.inputs)
+    unpadded = is_own(recipe.loss, recipe.metrics) and has_whole_batch(settings.step, mesh)
+    lines += whole_batch.check_norms(recipe.fns, settings, prepared.inputs, unpadded=unpadded)
     for line in filter(None, lines if not local_replicas(mesh).start else []):
         warn_on_stderr(line)
     whole_batch.check_same_params(recipe.loss, built.sync, settings.step.comm)
-    if is_the_models_own(recipe.loss):
-        refuse_coupled_loss(built.fns, check_data.telling_samples(data)[0])
     precision.check_precision(built, state, prepared.inputs, settings.step.precision, num_replicas(mesh))
     check_data.check(data, taker)
-    if takes_log_probabilities(recipe.loss):
-        few = check_data.a_few_inputs(data)
-        output = predict_all(built.predict_step, built.program.consensus(state), mesh, source_of(few), 1)
-        refuse_scores(recipe.loss, output)
     content = same_run.compared(group, prepared, state, fingerprint)
     exactness.check_repeats(settings.exactness, content)
     return content, fingerprint

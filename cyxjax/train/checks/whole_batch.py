@@ -6,8 +6,7 @@ from typing import Any
 import jax
 
 from cyxjax.core.mesh import REPLICATED
-from cyxjax.core.model.batch_layout import untold
-from cyxjax.core.model.batch_stats import layouts_in
+from cyxjax.core.model.batch_stats import needs_full_batches
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.global_loss import sees_whole_batch
 from cyxjax.core.strategy import Sync
@@ -15,7 +14,7 @@ from cyxjax.errors import ConfigError
 from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.settings import BatchShape, Settings
 
-_WAY = "HINT: drop_last=True, or keep the samples in the first dimension of what it takes."
+_WAY = "HINT: put the batch first in what it takes, or drop_last=True."
 
 
 def check_whole_batch(loss: Any, settings: Settings, data: FitData | None) -> None:
@@ -69,18 +68,21 @@ def check_same_params(loss: Any, sync: Sync, comm: str) -> None:
         )
 
 
-def check_norms(fns: ModelFns, settings: Settings, inputs: Any) -> list[str]:
+def check_norms(fns: ModelFns, settings: Settings, inputs: Any, *, unpadded: bool = False) -> list[str]:
     """Lines to tell. Batch norms of the model can leave padding out, where there is or may be some.
 
-    inputs: one sample's, (1, ...). Raises: ConfigError with the shape of what a norm takes.
+    inputs: one sample's, (1, ...). unpadded: batches have no padding.
+    Raises: ConfigError with the shape of what a norm takes.
     """
     epoch, rows = settings.reading.epoch, settings.step.batch.batch_size
+    if unpadded:
+        return []
     if epoch is not None and (epoch.drop_last or epoch.num_samples % epoch.global_batch_size == 0):
         return []
     batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), inputs)
     key = jax.random.key(0)
     params, model_state = jax.eval_shape(fns.init, key, inputs)
-    what = untold(layouts_in(fns, params, model_state, batch, key), rows)
+    what = needs_full_batches(fns, params, model_state, batch, key)
     if not what:
         return []
     if epoch is None:

@@ -1,6 +1,5 @@
 """Whether samples, model, loss and metrics fit together: looked at before anything is compiled or written."""
 
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -16,8 +15,6 @@ from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.feeding.taken import Taker
 
 PyTree = Any
-
-_TELLING = 16
 
 
 def first_step(data: FitData, accumulation: int = 1) -> FitData:
@@ -52,7 +49,7 @@ def labelled(data: FitData, taker: Taker) -> Any:
     """
     found = watched(data.train)
     one = data.train.take(np.zeros(1, np.int64)) if data.indexed else data.first[0]
-    _watch(found, taker.look(one, "data", lambda: telling_samples(data)), taker, "data")
+    _watch(found, taker.look(one, "data"), taker, "data")
     return found
 
 
@@ -66,35 +63,16 @@ def _watch(data: Any, looked: tuple[PyTree, PyTree], taker: Taker, what: str) ->
         data.what, data.takes = what, taker.look_again
 
 
-def telling_samples(data: FitData) -> tuple[PyTree, PyTree]:
-    """A few samples (inputs, targets) as unlike as can be found without reading much: some 16."""
-    if not data.indexed:
-        return jax.tree.map(lambda a: a[:_TELLING], data.first[0])
-    rows = set(np.linspace(0, len(data.train) - 1, _TELLING // 2, dtype=np.int64).tolist())
-    for leaf in jax.tree.leaves(getattr(data.train, "targets", None)):
-        if type(leaf) is np.ndarray and leaf.dtype.kind in "biuf" and leaf.size < 2**24:
-            by_row = leaf.reshape(len(leaf), -1)
-            rows |= {int(by_row.min(1).argmin()), int(by_row.max(1).argmax())}  # padding, the rarest class
-            rows |= set(np.unique(by_row[:, 0], return_index=True)[1][:_TELLING].tolist())
-    return data.train.take(np.array(sorted(rows)))
-
-
-def a_few_inputs(data: FitData) -> PyTree:
-    """Inputs to try the model on, (n, ...), n equal on all ranks: of a loader, which may differ, one."""
-    return jax.tree.map(lambda a: np.asarray(a)[: 8 if data.indexed else 1], telling_samples(data)[0])
-
-
 def check(data: FitData, taker: Taker) -> None:
     """The loss, and shapes and labels of indexed data, before anything is compiled or written.
 
-    Raises: DataError that names the data, the sample and what does not fit; ConfigError for a loss that is
-        no mean over samples.
+    Raises: DataError that names the data, the sample and what does not fit; ConfigError as `Taker.look`.
     """
     parts = {"training data": data, "validation data": None if data.val is None else _to_validate(data.val)}
     for what, part in parts.items():
         if part is not None:
             one = part.train.take(np.zeros(1, np.int64)) if part.indexed else part.first[0]
-            looked = taker.look(one, what, partial(telling_samples, part), learns=part is data)
+            looked = taker.look(one, what)
             check_shares(part.train, taker.loss, what)
             _watch(part.train, looked, taker, what)
 

@@ -29,13 +29,19 @@ from cyxjax.train.start.dispatch import dispatch_for
 PyTree = Any
 
 
-def build_feed(data: FitData, plan: StepPlan, reading: Reading, mesh: Mesh, tape: Tape) -> Feed:
-    """The batches of a fit: from datasets with an index, or from loaders."""
+def build_feed(
+    data: FitData, plan: StepPlan, reading: Reading, mesh: Mesh, tape: Tape, *, unpadded: bool = False
+) -> Feed:
+    """The batches of a fit: from datasets with an index, or from loaders.
+
+    unpadded: a step that has the whole batch gets no padding; see `RowPlacer`.
+    """
+    whole_steps = unpadded and plan.batch.accumulation == 1
     if reading.epoch is None:
         limits = plan.batch.batch_size, reading.max_eval_batches
-        val = partial(eval_batches, RowPlacer(mesh), data.val, *limits)
+        val = partial(eval_batches, RowPlacer(mesh, unpadded=unpadded), data.val, *limits)
         return loader_feed(
-            mesh,
+            RowPlacer(mesh, unpadded=whole_steps),
             data.train,
             None if data.val is None else val,
             accumulation=plan.batch.accumulation,
@@ -46,8 +52,9 @@ def build_feed(data: FitData, plan: StepPlan, reading: Reading, mesh: Mesh, tape
             size=-(-rows_of(data.first[0]) // len(local_replicas(mesh))) if data.first else 0,
         )
     seed, shuffle = data.order or (reading.seed, reading.shuffle)
+    dispatch = dispatch_for(plan, mesh)
     return dataset_feed(
-        dispatch_for(plan, mesh).placer(),
+        dispatch.placer(unpadded=whole_steps),
         data.train,
         reading.epoch,
         data.val,
@@ -57,6 +64,7 @@ def build_feed(data: FitData, plan: StepPlan, reading: Reading, mesh: Mesh, tape
         max_eval_batches=reading.max_eval_batches,
         tape=tape,
         keying=data.keying,
+        val_placer=dispatch.placer(unpadded=unpadded),
     )
 
 
@@ -72,10 +80,11 @@ def dataset_feed(
     max_eval_batches: int | None = None,
     tape: Tape | None = None,
     keying: Keying = unkeyed,
+    val_placer: Placer | None = None,
 ) -> Feed:
     """Batches of datasets with an index: each sample once an epoch, each step a function of its place.
 
-    What is delivered is noted on `tape`.
+    What is delivered is noted on `tape`. val_placer: for evaluation; None: `placer`.
     """
     tape, warn = tape or Tape(), warner()
     tape.facts = StreamFacts(len(train), plan.global_batch_size, plan.drop_last, seed, shuffle)
@@ -95,7 +104,7 @@ def dataset_feed(
                 drawn = keying(host, position.epoch, host.places)
                 yield Fed(placer.put(drawn, ask()), host.stop, host.stop == end)
 
-    val_batches = partial(eval_batches, placer, val, plan.batch_size, max_eval_batches)
+    val_batches = partial(eval_batches, val_placer or placer, val, plan.batch_size, max_eval_batches)
     return Feed(train_batches, plan.num_steps, None if val is None else val_batches)
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from cyxjax.core.step import Batch
 from cyxjax.data.batches import HostBatch
@@ -24,7 +23,7 @@ Warn = Callable[[str], None]
 
 
 def loader_feed(
-    mesh: Mesh,
+    placer: RowPlacer,
     train: Iterable[Any],
     val_batches: Callable[[], Iterable[Batch]] | None,
     *,
@@ -40,7 +39,7 @@ def loader_feed(
     Ranks may run out of data at different times: they agree on each step's number of samples, and a rank
     without any takes part with weight 0. With `steps_per_epoch` none runs out: each begins its loader anew.
     """
-    placer, warn, marks = RowPlacer(mesh), warner(), marks or Marks()
+    warn, marks = warner(), marks or Marks()
     local = len(placer.shares)
     here = jax.process_index(), jax.process_count()
 

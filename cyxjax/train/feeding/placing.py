@@ -38,17 +38,27 @@ def _naming_its_sample(error: WrappingError, host: HostBatch) -> WrappingError:
     return error if host.ids is None else error.at(f"sample {host.ids[error.row]}")
 
 
+def _rows_of(host: HostBatch) -> dict[str, Any]:
+    return {"inputs": host.inputs, "targets": host.targets, "weight": host.weight}
+
+
 class RowPlacer:
-    """A share for each replica; what is the same in every full batch is put on the mesh once."""
+    """A share for each replica; what is the same in every full batch is put on the mesh once.
+
+    unpadded: on one replica a short batch has its own size; a program is compiled for it.
+    """
 
     shares: Sequence[int]
 
-    def __init__(self, mesh: Mesh):
+    def __init__(self, mesh: Mesh, *, unpadded: bool = False):
+        self._unpadded = unpadded and num_replicas(mesh) == 1
         self._mesh, self._put_rows = mesh, build_put_rows(mesh, jax_private.shard_putter())
         self.num_shares, self.shares = num_replicas(mesh), local_replicas(mesh)
         self._kept: dict[tuple, tuple[jax.Array, ...]] = {}
 
     def put(self, host: HostBatch, signal: tuple[float, bool] = (0.0, False)) -> Batch:
+        if self._unpadded and host.total < len(host.weight):  # padding comes last
+            host = host._replace(**jax.tree.map(lambda a: a[: host.total], _rows_of(host)))
         rows = len(host.weight)
         full = rows * self.num_shares == host.total * len(self.shares) or host.weight.all()
         try:  # no context manager: a step is short

@@ -1,7 +1,8 @@
 """Whether the model and the loss take samples of a form, looked at before a step is made of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,17 +10,17 @@ import jax.numpy as jnp
 
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.objective.loss_calls import refuse_other_arguments
-from cyxjax.core.objective.loss_probe import needs_probe, refuse_unless_blind, refuse_unless_mean
-from cyxjax.core.objective.metric_probe import refuse_unless_of_samples
-from cyxjax.core.objective.own_loss import refuse_a_tree
+from cyxjax.core.objective.global_loss import of_one_device
+from cyxjax.core.objective.outputs import check_samples_first
+from cyxjax.core.objective.split_check import split_check
+from cyxjax.core.objective.terms import shares_of
 from cyxjax.core.objective.untraced import compiled
+from cyxjax.core.rows import whole_batch
 from cyxjax.core.trees import batch_shapes, described, kind_of
 from cyxjax.errors import CyxjaxError, DataError
 
 PyTree = Any
 Sample = tuple[PyTree, PyTree]
-_ROWS = 16  # as many tell enough
 _LONGEST = 160  # of what another library says
 
 
@@ -27,8 +28,8 @@ _LONGEST = 160  # of what another library says
 class Taker:
     """Model, loss and metrics together.
 
-    run: shapes of inputs -> shapes of the model's outputs, for one sample a replica. probed: the kinds of
-    targets whose loss was shown to be a mean over samples, which costs more than shapes do.
+    run: shapes of inputs -> shapes of the model's outputs, for one sample a replica. batch_size: what the
+    loss is called with. is_whole: whether a step has the whole batch at once, on one replica.
     """
 
     run: Callable[[PyTree], PyTree]
@@ -36,35 +37,21 @@ class Taker:
     metrics: Metrics
     replicas: int
     batch_size: int
+    is_whole: bool
     known: PyTree  # inputs that the model was made for, shape (1, ...)
-    probed: set[Any] = field(default_factory=set)
 
-    def look(
-        self, sample: Sample, what: str, more: Callable[[], Sample] | None = None, *, learns: bool = False
-    ) -> Sample:
-        """(outputs, targets) as shapes of one sample a replica, of some (inputs, targets).
+    def look(self, sample: Sample, what: str) -> Sample:
+        """(outputs, targets) as shapes of a batch, of some (inputs, targets).
 
-        what: names the samples. more: gives unlike ones, where `sample` may be too few to show what a loss
-        makes of them. learns: whether it is to have a gradient.
+        what: names the samples. Nothing is computed.
         Raises: DataError for samples that the model or the loss does not take; ConfigError for a loss or a
-            metric that is no mean over samples.
+            metric that cannot be called on one sample where a step has a part of the batch.
         """
         inputs, targets = sample
-        both = self._output(inputs, what), batch_shapes(targets, self.replicas)
-        kind = jax.tree.structure(both), *((a.ndim, a.dtype.kind) for a in jax.tree.leaves(both))
-        refuse_a_tree(self.loss, both[0])
-        if learns:
-            refuse_other_arguments(self.loss, both[0])
-        if learns or kind not in self.probed:
-            asked = needs_probe(self.loss) or self.metrics.own
-            some = more()[1] if more and asked else targets
-            output, few = both[0], jax.tree.map(lambda a: a[:_ROWS], some)
-            refuse_unless_mean(self.loss, output, few, self.batch_size, learns=learns)
-            refuse_unless_blind(self.loss, output, few)
-            refuse_unless_of_samples(self.metrics.own, output, few)
-        self._score(*both, what)
-        self.probed.add(kind)
-        return both
+        output = batch_shapes(self._output(inputs, what), self.batch_size)
+        target = batch_shapes(targets, self.batch_size)
+        self._score(output, target, what)
+        return output, target
 
     def look_again(self, inputs: PyTree, targets: PyTree, what: str) -> None:
         """As `look`, of samples that are not trained on."""
@@ -72,7 +59,9 @@ class Taker:
 
     def _output(self, inputs: PyTree, what: str) -> PyTree:
         if described(inputs) == described(self.known):
-            return self.run(batch_shapes(inputs, self.replicas))
+            output = self.run(batch_shapes(inputs, self.replicas))
+            check_samples_first(output, 1, self.replicas)
+            return output
         try:
             return self.run(batch_shapes(inputs, self.replicas))
         except Exception as err:  # whatever a model raises, ours too
@@ -83,9 +72,13 @@ class Taker:
             ) from err
 
     def _score(self, output: PyTree, target: PyTree, what: str) -> None:
+        def score(output: PyTree, target: PyTree, weight: jax.Array) -> PyTree:
+            return shares_of(of_one_device(self.loss), output, target, weight)
+
+        weight = jax.ShapeDtypeStruct((self.batch_size,), jnp.float32)
         try:
-            with compiled("the loss"):
-                jax.eval_shape(self.loss, output, target)
+            with compiled("the loss"), whole_batch(self.is_whole):
+                jax.eval_shape(score, output, target, weight)
         except CyxjaxError:
             raise
         except (TypeError, ValueError) as err:
@@ -94,6 +87,12 @@ class Taker:
                 f"{what}: the loss does not take the model's output, {given[0]}, with the target, "
                 f"{given[1]}: {_short(err)} HINT: {_way_out(output, target)}."
             ) from err
+        self.metrics.check_merges()
+        with whole_batch(self.is_whole):
+            jax.eval_shape(partial(self.metrics.sums, None), output, target, weight)
+        check = split_check(self.loss, self.metrics)
+        if check.measures and not self.is_whole:
+            jax.eval_shape(check.rows, output, target)
 
 
 def refuse_untaken_tuple(fns: ModelFns, inputs: PyTree) -> None:

@@ -16,6 +16,7 @@ from cyxjax.core.model.augment import Augment, with_augment
 from cyxjax.core.model.frozen import with_frozen
 from cyxjax.core.model.lora import ADAPTERS, with_lora
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.objective.split_check import split_check
 from cyxjax.core.optimizer.explained import with_explained_errors
 from cyxjax.core.optimizer.parts import with_saved_keys
 from cyxjax.core.precision import parse_policy, with_policy
@@ -103,7 +104,7 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Buil
     return Built(
         fns,
         sync,
-        Program(train_step, eval_step, recipe.metrics, seen),
+        Program(train_step, eval_step, recipe.metrics, seen, split_check(recipe.loss, recipe.metrics)),
         build_predict_step(fns, mesh, parts=parts),
         callbacks.learning_rate(recipe.callbacks, rate),
         plan.batch.batch_size,

@@ -21,8 +21,8 @@ from cyxjax.train.settings import StepPlan
 class Dispatch(Protocol):
     """How steps are computed on a mesh."""
 
-    def placer(self) -> Placer:
-        """What puts batches where the steps expect them."""
+    def placer(self, *, unpadded: bool = False) -> Placer:
+        """What puts batches where the steps expect them. unpadded: see `RowPlacer`."""
 
     def steps(
         self, fns: ModelFns, loss: PerExample, sync: Sync, metrics: Metrics
@@ -36,8 +36,8 @@ class Fused:
     def __init__(self, plan: StepPlan, mesh: Mesh):
         self._plan, self._mesh = plan, mesh
 
-    def placer(self) -> Placer:
-        return RowPlacer(self._mesh)
+    def placer(self, *, unpadded: bool = False) -> Placer:
+        return RowPlacer(self._mesh, unpadded=unpadded)
 
     def steps(
         self, fns: ModelFns, loss: PerExample, sync: Sync, metrics: Metrics
@@ -68,7 +68,8 @@ class InParts:
         self._threads = plan.threads
         self.layout = Layout(mesh, num_parts)
 
-    def placer(self) -> Placer:
+    def placer(self, *, unpadded: bool = False) -> Placer:
+        del unpadded  # parts have one size, and take one number sample by sample
         return PartPlacer(self.layout)
 
     def steps(
@@ -87,3 +88,8 @@ _KINDS: dict[str, Callable[[StepPlan, Mesh], Dispatch]] = {"none": Fused, "exact
 def dispatch_for(plan: StepPlan, mesh: Mesh) -> Dispatch:
     """How `plan` wants its steps computed. Raises: ConfigError where `mesh` does not suit it."""
     return _KINDS[plan.reproducibility](plan, mesh)
+
+
+def has_whole_batch(plan: StepPlan, mesh: Mesh) -> bool:
+    """Whether a step has the global batch at once: on one replica, without micro-batches, not in parts."""
+    return plan.reproducibility != "exact" and num_replicas(mesh) * plan.batch.accumulation == 1

@@ -12,6 +12,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.first_parts import build_draw, holds_values
 from cyxjax.core.mesh import REPLICATED, local_replicas, local_value, num_replicas, put_replicated
 from cyxjax.core.model.augment import check_augment
+from cyxjax.core.objective.split_check import is_own
 from cyxjax.core.step import TrainState
 from cyxjax.train.feeding import check_data, fit_data
 from cyxjax.train.feeding.feed import build_feed
@@ -63,7 +64,8 @@ def for_fit(
     one = for_inputs(recipe, mesh, settings, inputs, last)
     augment = check_augment(recipe.augment, one.inputs)
     found = found._replace(keying=keying_for(recipe.augment, settings.seed))
-    feed = build_feed(found, settings.step, settings.reading, mesh, tape)
+    unpadded = is_own(recipe.loss, recipe.metrics)
+    feed = build_feed(found, settings.step, settings.reading, mesh, tape, unpadded=unpadded)
     return one._replace(feed=feed, data=found, augment=augment)
 
 

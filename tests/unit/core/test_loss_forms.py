@@ -11,7 +11,6 @@ import pytest
 import cyxjax as cx
 from cyxjax.core.facade import loss_and_output_grad
 from cyxjax.core.objective.loss_forms import check_form
-from cyxjax.core.objective.metric_probe import refuse_unless_of_samples
 from cyxjax.core.objective.task import picked
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.feeding import check_data
@@ -41,7 +40,7 @@ def by_if(output, target):
 
 def checked(loss, output=OUTPUT, **metrics):
     data = FitData(cx.data.as_dataset((X, Y)), None, True)
-    check_data.check(data, Taker(lambda inputs: output, loss, cx.Metrics(metrics), 2, 4, X[:1]))
+    check_data.check(data, Taker(lambda inputs: output, loss, cx.Metrics(metrics), 2, 4, False, X[:1]))
 
 
 @pytest.mark.parametrize("fn", [by_numpy, by_float, by_item, by_if])
@@ -59,14 +58,14 @@ def test_a_function_that_asks_for_numbers_is_told_where(fn):
 def test_a_metric_of_scikit_learn_is_told_what_to_do():
     metrics = pytest.importorskip("sklearn.metrics")
     with pytest.raises(ConfigError, match=r"metric 'f1' asks for numbers.* from trainer.predict\(X\)"):
-        refuse_unless_of_samples({"f1": metrics.f1_score}, OUTPUT, Y)
+        checked(cx.CrossEntropyLoss().per_example, f1=metrics.f1_score)
 
 
 def test_what_a_loss_raises_for_shapes_and_types_is_said_with_both():
     def odd(output, target):
         return jnp.square(output - jnp.ones((5, 4))).mean(-1)
 
-    given = r"output, an array float32\[2, 3\], with the target, an array int32\[2\]: TypeError: .* HINT"
+    given = r"output, an array float32\[4, 3\], with the target, an array int32\[4\]: TypeError: .* HINT"
     with pytest.raises(DataError, match=given) as caught:
         checked(cx.Task(odd).to_per_example())
     assert "\n" not in str(caught.value)

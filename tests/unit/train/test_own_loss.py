@@ -1,6 +1,5 @@
-"""A loss that the model computes itself is one of each sample, or refused before training."""
+"""A loss that the model computes itself: a value per sample, or one number of a whole batch."""
 
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -9,8 +8,9 @@ from flax import linen
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import CrossEntropyLoss, MSELoss
 from cyxjax.core.objective.task import Task
-from cyxjax.errors import ConfigError
+from cyxjax.errors import DataError
 from cyxjax.train.trainer import DistributedTrainer
+from tests.support.trainers import use_devices
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -19,19 +19,9 @@ def each(z, x):
     return ((z - x) ** 2).mean(-1)
 
 
-def contrastive(z, x):
-    return optax.softmax_cross_entropy_with_integer_labels(z @ z.T, jnp.arange(len(x)))
-
-
 RIGHT = {
     "each": each,
     "token by token": lambda z, x: (z - x) ** 2,
-}
-WRONG = {
-    "scalar": (lambda z, x: each(z, x).mean(), r"has shape \(\)"),
-    "normed over the batch": (lambda z, x: each(z, x) / each(z, x).sum(), "depends on the other samples"),
-    "contrastive": (contrastive, "depends on the other samples"),
-    "the batch's mean for each": (lambda z, x: jnp.full(len(x), each(z, x).mean()), "depends on the other"),
 }
 
 
@@ -57,16 +47,20 @@ def test_one_value_a_sample_trains(name, tmp_path):
 
 
 def test_a_loss_for_one_array_says_how_a_dict_is_taken(tmp_path):
-    with pytest.raises(ConfigError, match=r"returns a dict, and CrossEntropyLoss takes one array.*loss=None"):
+    with pytest.raises(DataError, match="CrossEntropyLoss"):
         fit(each, tmp_path / "run", CrossEntropyLoss())
-    with pytest.raises(ConfigError, match=r"returns a dict, and MSELoss takes one array.*loss=None"):
+    with pytest.raises(DataError, match="MSELoss"):
         fit(each, tmp_path / "run", Task({"near": MSELoss(), "far": (MSELoss(), 0.1)}))
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_compares_samples_is_refused_before_anything_is_written(name, tmp_path):
-    loss, told = WRONG[name]
-    with pytest.raises(ConfigError, match=f"{told}.*HINT: return .*one value a sample"):
-        fit(loss, tmp_path / "run")
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_one_number_of_the_model_needs_the_whole_batch(replicas, tmp_path):
+    use_devices(replicas)
+    number = lambda z, x: each(z, x).mean()  # noqa: E731
+    if replicas == 1:
+        assert np.isfinite(fit(number, tmp_path / "run").train_losses).all()
+        return
+    with pytest.raises(DataError, match=r"one value per sample|\(B,\)"):
+        fit(number, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -107,9 +107,9 @@ def test_samples_with_a_weight_are_refused_with_the_form_that_works(data):
 @pytest.mark.parametrize(
     ("loss", "y", "said"),
     [
-        (CE, Y[:, None], r"output, an array float32\[1, 3\], .* HINT: labels \(N, 1\) are y\[:, 0\]"),
-        (optax.softmax_cross_entropy, Y, r"the target, an array int32\[1\].*HINT: call it as"),
-        (cx.NLLLoss(), R, r"NLLLoss: output float32\[1, 3\] and target float32\[1\] do"),  # cut to int
+        (CE, Y[:, None], r"output, an array float32\[4, 3\], .* HINT: labels \(N, 1\) are y\[:, 0\]"),
+        (optax.softmax_cross_entropy, Y, r"the target, an array int32\[4\].*HINT: call it as"),
+        (cx.NLLLoss(), R, r"NLLLoss: output float32\[4, 3\] and target float32\[4\] do"),  # cut to int
         (cx.CrossEntropyLoss(), Y[:, None], r"do not fit.*of \(N, 1\) y\[:, 0\]"),
     ],
     ids=["optax", "soft", "nll", "ours"],
@@ -129,18 +129,16 @@ def test_targets_that_a_loss_does_not_take(loss, y, said):
     ],
     ids=["each", "mean", "pairs", "task"],
 )
-def test_a_loss_that_compares_each_sample_with_all_is_refused(loss, as_users_have_it):
-    """(N, 1) and (N,) make (N, N): 1.204 in place of 0.771 was told, in evaluation without a word."""
-    spread = (
-        r"compares each sample with all: the output \(8, 1\) and the target \(8,\) .*target as y\[:, None\]"
-    )
-    with pytest.raises(ConfigError, match=spread):
-        of(Column(), loss).prepare(X, R, config=config())
-    with pytest.raises(ConfigError, match=spread):
-        of(Column(), loss).prepare(X, R[:, None], X, R, config=config())
+def test_a_loss_that_compares_each_sample_with_all_is_refused_where_the_batch_is_split(
+    loss, as_users_have_it
+):
+    """(N, 1) and (N,) make (N, N)."""
+    use_devices(2)
+    with pytest.raises(ConfigError):
+        of(Column(), loss).fit(X, R, config())
     one = of(Column(), loss)
-    one.prepare(X, R[:, None], config=config())
-    with pytest.raises(ConfigError, match=spread):
+    one.fit(X, R[:, None], config())
+    with pytest.raises(ConfigError):
         one.evaluate(X, R)
 
 

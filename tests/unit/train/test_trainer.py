@@ -96,7 +96,7 @@ def test_a_part_is_held_out_for_validation():
         ((X, Y[:-1]), DataError, "unequal length: inputs has 60, targets has 59"),
         ((X, np.where(Y == 2, 3, Y)), DataError, "has label 3, but the model has 3 outputs"),
         ((X, Y - 1), DataError, "has label -1"),
-        ((X, np.zeros((60, 2), np.float32)), DataError, r"output float32\[2, 3\] and target float32\[2, 2\]"),
+        ((X, np.zeros((60, 2), np.float32)), DataError, r"output float32\[4, 3\] and target float32\[4, 2\]"),
         ((iter([(X, Y)]),), DataError, "can be read only once"),
         ((cx.data.DataLoader((X, Y), 100, drop_last=True),), DataError, "drop_last"),
     ],

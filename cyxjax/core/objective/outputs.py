@@ -1,4 +1,4 @@
-"""Outputs that are no row a sample: numbers made of parameters alone (CLIP's scale), and of nothing else."""
+"""What a model may return: arrays with the samples in dimension 0, and numbers made of parameters alone."""
 
 from typing import Any
 
@@ -33,4 +33,19 @@ def refuse_of_batch(fns: ModelFns, output: PyTree, inputs: PyTree) -> None:
                 f"the model's output {name!r} is one number, made from all samples of a batch: another for "
                 "each share of it, with its padding. HINT: return one value a sample, shape (B,), and leave "
                 "the mean to the loss."
+            )
+
+
+def check_samples_first(output: PyTree, rows: int, replicas: int = 1) -> None:
+    """Returns where each array of `output`, which may be shapes, has `rows` samples in dimension 0.
+
+    replicas: how many replicas' arrays stand one after the other. Raises: DataError naming one that has not.
+    """
+    for name, leaf in named_leaves(output):
+        if leaf.ndim and leaf.shape[0] != rows * replicas:
+            shape = (leaf.shape[0] // replicas, *leaf.shape[1:])
+            raise DataError(
+                f"the model's output {name or '(the output)'} has shape {shape} for {rows} samples: "
+                f"dimension 0 of the output must be the samples, ({rows}, ...). HINT: move them there, e.g. "
+                "jnp.swapaxes(y, 0, 1) at the end of the model."
             )

@@ -1,0 +1,130 @@
+"""Whether a loss or a metric is made of values of single samples, compared on the batches of training.
+
+A step that has the whole batch uses what the user wrote as it is. Where the batch is split (replicas,
+micro-batches, parts of an exact step), one number is taken sample by sample and their mean used, and values
+per sample are used as they are. Both are right unless a function couples samples or divides by something of
+the batch. So it is computed for one sample at a time too; the difference travels with the sums of the step,
+and the host ends the run at the first step where it is more than rounding.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from cyxjax.core.losses import UserLoss, model_loss
+from cyxjax.core.metrics import Metrics
+from cyxjax.core.model.model_fns import Sown
+from cyxjax.core.objective.foreign_metrics import is_statistic
+from cyxjax.core.objective.terms import terms_of
+from cyxjax.core.rows import WAYS_OUT, by_sample, row_by_row
+from cyxjax.errors import ConfigError
+
+PyTree = Any
+_ROUNDING, _HALF_PRECISION = 1e-3, 0.03  # relative to the size of the values
+_OF_LARGEST = 1e-5  # differences below this part of the largest values of the run are rounding of large terms
+
+
+class SplitCheck(NamedTuple):
+    """The functions of the user's that a step compares, by name; one row of a step's sums for each."""
+
+    measures: dict[str, Callable[[PyTree, PyTree], Any]] = {}
+
+    def rows(self, output: PyTree, target: PyTree) -> jax.Array:
+        """float32 (number of measures, 2), to be added up over replicas: (the largest difference, 0 where it
+        is rounding, mean size of a sample's value).
+
+        Padding holds copies of samples, so it is compared as any other row.
+        """
+        output = output.output if isinstance(output, Sown) else output
+        # The step's own numbers keep their bits: XLA fuses none of their operations with those of the check.
+        output, target = lax.optimization_barrier((output, target))
+        found = [_compared(measure, output, target) for measure in self.measures.values()]
+        return lax.stop_gradient(jnp.stack(found))
+
+    def watch(self) -> Callable[[np.ndarray], None]:
+        """A function of the `rows` of step after step, none where the step had the whole batch.
+
+        It raises: ConfigError naming the loss or metric.
+        """
+        largest = np.zeros(len(self.measures))
+
+        def look(rows: np.ndarray) -> None:
+            if not len(rows):
+                return
+            np.maximum(largest, rows[:, 1], out=largest)
+            for name, (difference, size), known in zip(self.measures, rows, largest, strict=True):
+                if difference > _OF_LARGEST * known:
+                    raise _differs(name, difference, size)
+
+        return look
+
+
+def split_check(loss: Any, metrics: Metrics) -> SplitCheck:
+    """Of the loss, or its terms, and the metrics that are functions of the user's."""
+    terms = terms_of(loss)
+    named = (
+        {term.name for term in terms} if len(terms) > 1 else set()
+    )  # terms are measured by their names too
+    found: dict[str, Callable] = {}
+    for term in terms:
+        if isinstance(term.loss, UserLoss) and term.loss.fn is not model_loss:
+            found[f"the loss {term.name!r}" if named else "the loss"] = term.loss
+    for name, metric in metrics.own.items():
+        if name not in named and not is_statistic(metric) and not hasattr(metric, "of_rows"):
+            found[f"the metric {name!r}"] = metric
+    return SplitCheck(found)
+
+
+def is_own(loss: Any, metrics: Metrics) -> bool:
+    """Whether the loss, a term of it or a metric is a function of the user's or of the model.
+
+    It may look at the whole batch, so a batch that one replica has whole is given to it without padding.
+    """
+    of_model = any(isinstance(term.loss, UserLoss) for term in terms_of(loss))
+    return of_model or bool(split_check(loss, metrics).measures)
+
+
+def _compared(measure: Callable, output: PyTree, target: PyTree) -> jax.Array:
+    """float32 (2,): see `SplitCheck.rows`; zeros for a metric that has no meaning here."""
+    given = measure(output, target)
+    if given is None:
+        return jnp.zeros(2)
+    halves = [leaf.dtype for leaf in jax.tree.leaves((given, output)) if leaf.dtype.itemsize == 2]
+    relative = _HALF_PRECISION if any(jnp.issubdtype(one, jnp.inexact) for one in halves) else _ROUNDING
+    alone = row_by_row(lambda o, t: _values(measure(o, t)), output, target)
+    pairs = zip(_values(given), alone, strict=True)
+    compared = [_difference(together, each.reshape(-1), relative) for together, each in pairs]
+    return jnp.stack([sum(one[0] for one in compared), compared[0][1]])
+
+
+def _values(given: Any) -> list[jax.Array]:
+    """One number or (B,); of a pair what is added up, and the weights."""
+    if isinstance(given, tuple):
+        values, weights = by_sample(*given)
+        return [values * weights, weights]
+    given = given.astype(jnp.float32)
+    return [given.reshape(len(given), -1).mean(1) if given.ndim else given]
+
+
+def _difference(together: jax.Array, alone: jax.Array, relative: float) -> tuple[jax.Array, jax.Array]:
+    """(the largest difference that is more than rounding, mean size of a sample's value)."""
+    size = jnp.abs(alone).mean()
+    alone = alone if together.ndim else alone.mean()
+    difference = jnp.abs(together - alone)
+    # What is not finite together is for `on_nonfinite`; a sample that is not finite alone differs.
+    differs = jnp.isfinite(together) & ~(difference <= relative * (jnp.abs(alone) + size))
+    difference = jnp.where(jnp.isfinite(difference), difference, jnp.inf)
+    return jnp.where(differs, difference, 0.0).max(), jnp.where(jnp.isfinite(size), size, 0.0)
+
+
+def _differs(name: str, difference: float, size: float) -> ConfigError:
+    return ConfigError(
+        f"{name} of a batch is not made of values of its samples alone: computed for one sample at a time it "
+        f"differs by {difference:.4g}, where a sample's value is {size:.4g} on average. The batch is split "
+        f"over replicas, micro-batches or parts, which would change the result. HINT: {WAYS_OUT}.",
+        key="metrics" if name.startswith("the metric") else "loss",
+    )

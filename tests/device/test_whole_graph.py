@@ -1,0 +1,82 @@
+"""A whole graph as one sample: nodes are classified, a mask says which are trained on (Cora's form)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+import cyxjax as cx
+from cyxjax.core.model.adapter import adapt
+from tests.support.trainers import config, trainer, use_devices
+from tests.support.trainers import own_group as own_group
+
+NODES, EDGES, FEATURES, CLASSES, STEPS = 30, 120, 5, 3, 12
+ce = optax.softmax_cross_entropy_with_integer_labels
+
+
+def graph():
+    """Nodes whose class shows in their neighbours too; each array has one sample in front."""
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, CLASSES, NODES).astype(np.int32)
+    senders = rng.integers(0, NODES, EDGES).astype(np.int32)
+    same = np.array([rng.choice(np.flatnonzero(label == label[s])) for s in senders], np.int32)
+    nodes = rng.normal(size=(NODES, FEATURES)).astype(np.float32)
+    nodes[np.arange(NODES), label] += 1
+    mask = (np.arange(NODES) < 20).astype(np.float32)
+    inputs = {"nodes": nodes, "senders": senders, "receivers": same}
+    one = jax.tree.map(lambda a: a[None], (inputs, {"label": label, "mask": mask}))
+    return *one, (1 - mask)[None]
+
+
+class GraphNet(linen.Module):
+    """Two rounds of means over neighbours, for graphs (B, ...): a batch of one is the whole graph."""
+
+    @linen.compact
+    def __call__(self, graph):
+        def mean_of_neighbours(nodes, senders, receivers):
+            summed = jax.ops.segment_sum(nodes[senders], receivers, NODES)
+            count = jax.ops.segment_sum(jnp.ones(len(senders)), receivers, NODES)
+            return summed / jnp.maximum(count, 1)[:, None]
+
+        x = graph["nodes"]
+        for width in (8, CLASSES):
+            gathered = jax.vmap(mean_of_neighbours)(x, graph["senders"], graph["receivers"])
+            x = linen.Dense(width)(jnp.concatenate([x, gathered], -1))
+            x = jax.nn.relu(x) if width != CLASSES else x
+        return x
+
+
+def of_nodes(output, target):
+    """(a value per node, what it weighs): (B, NODES) each."""
+    return ce(output, target["label"]), target["mask"]
+
+
+def right(output, target):
+    return (output.argmax(-1) == target["label"]).astype(jnp.float32), target["mask"]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_graph_trains_as_by_hand_and_is_evaluated_on_its_other_nodes(replicas):
+    use_devices(replicas)
+    inputs, target, others = graph()
+    one = trainer(GraphNet(), of_nodes, metrics=cx.Metrics({"right": right}, better={"right": "max"}))
+    one.fit(inputs, target, config(epochs=STEPS, batch_size=1))
+
+    model = GraphNet()
+    params = adapt(model).init(jax.random.key(42), inputs)[0]
+
+    @jax.jit
+    @jax.grad
+    def grad(params):
+        values, mask = of_nodes(model.apply({"params": params}, inputs), target)
+        return (values * mask).sum() / mask.sum()
+
+    for _ in range(STEPS):
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grad(params))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), one.params, params)
+
+    measured = one.evaluate_metrics(inputs, {**target, "mask": others})
+    hits = one.predict(inputs).argmax(-1) == target["label"]
+    assert measured["right"] == pytest.approx(hits[others > 0].mean())
