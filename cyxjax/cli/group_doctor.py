@@ -71,15 +71,15 @@ def own_facts(topology: Topology, port: int, folder: Path) -> dict[str, Any]:
 
 
 def read_run(words: Sequence[str]) -> dict[str, Any]:
-    """Configuration and data of an experiment, as `same_run` compares them; why they cannot be read."""
+    """Configuration and data of an experiment, as `consistency` compares them; why they cannot be read."""
     nothing: dict[str, Any] = {"config": {}, "data": {}, "problem": ""}
     if not words:
         return nothing
     from cyxjax.config.load import load_config
     from cyxjax.data.content import content_of
     from cyxjax.data.sources import Dataset
+    from cyxjax.train.start.consistency import config_facts
     from cyxjax.train.start.named import data_of
-    from cyxjax.train.start.same_run import config_facts
 
     try:
         config = load_config(words)

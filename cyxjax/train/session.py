@@ -29,7 +29,7 @@ from cyxjax.train.hooks import loss_spike
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.loop import RunState
 from cyxjax.train.settings import Settings, resolve
-from cyxjax.train.start import changed, exact
+from cyxjax.train.start import config_diff, exact
 from cyxjax.train.start.build import Built, Recipe
 from cyxjax.train.start.dispatch import has_whole_batch
 from cyxjax.train.start.prepare import Prepared, first_run, for_fit, for_inputs, next_run
@@ -137,7 +137,7 @@ class Session:
         self._begin(prepared)
         here = self.run_state.state, self.recipe, self.group, self.taker()
         self.content, self._exact = checks.before_training(prepared, *here, loaded=self._loaded)
-        self._own_code = changed.own_code()
+        self._own_code = config_diff.own_code()
         return prepared
 
     def ensure(self, inputs: PyTree, config: DistributedTrainingConfig | None = None) -> None:
@@ -167,7 +167,7 @@ class Session:
             agreed = previous.built.agreed(self.run_state.state)
             self.run_state = next_run(prepared, self.mesh, agreed, metrics)
         else:
-            changed.refuse_other_strategy(previous.settings.step.comm, prepared.settings.step.comm)
+            config_diff.refuse_other_strategy(previous.settings.step.comm, prepared.settings.step.comm)
             state = prepared.built.sync.stow(previous.built.sync.fetch(self.run_state.state))
             self.run_state = self.run_state._replace(state=state)
         self._prepared = prepared
@@ -196,16 +196,18 @@ class Session:
         else:
             self._resume(settings, console)
         if self.resumed:
-            changed.refuse_other_epochs(self._origin.get("config", {}), settings.told)
+            config_diff.refuse_other_epochs(self._origin.get("config", {}), settings.told)
         if self.is_master:
             other_mode = exact.changed_mode(self._origin, settings.exactness.mode) if self.resumed else []
-            told = changed.told(settings.told, self.recipe, self.prepared.augment)
-            other = changed.changed_keys(self._origin.get("config", {}), told)
-            data = changed.changes(self._origin, self.content)
+            told = config_diff.told(settings.told, self.recipe, self.prepared.augment)
+            other = config_diff.changed_keys(self._origin.get("config", {}), told)
+            data = config_diff.changes(self._origin, self.content)
             for line in other_mode + other + data:
                 warn_on_stderr(line)  # not to the console: it may be switched off
         samples = (
-            changed.other_samples(self._origin, self.content) if self._stored_exact and self._exact else []
+            config_diff.other_samples(self._origin, self.content)
+            if self._stored_exact and self._exact
+            else []
         )
         different = exact.differences(self._stored_exact, self._exact) + samples
         exact.judge(different, settings.exactness.on_other_bits, warn_on_stderr)
@@ -248,7 +250,7 @@ class Session:
                 warn_on_stderr(odd)
             self.ensure(resume.stored_inputs(meta), config)
         found = self.restore(checkpointer, step)
-        for line in changed.changed_files(self._origin) if found and self.is_master else []:
+        for line in config_diff.changed_files(self._origin) if found and self.is_master else []:
             warn_on_stderr(line)
         self._loaded = self._loaded or found
         return found
@@ -256,14 +258,14 @@ class Session:
     def restore(self, checkpointer: Checkpointer, step: int | None = None, *, in_place: bool = False) -> bool:
         """Takes the newest good step of a folder as the present state; whether there was one."""
         here, sync = self.run_state.state, self.built.sync
-        now = changed.told(self.prepared.settings.told, self.recipe, self.prepared.augment)
+        now = config_diff.told(self.prepared.settings.told, self.recipe, self.prepared.augment)
         with other_state.in_words(checkpointer, step, now, resume.shapes_of(self.prepared.inputs)):
             found = resume.load(checkpointer, here, sync, self.mesh, step, in_place=in_place)
         if found is None:
             return False
         moment, history, meta = found
         metrics = self.recipe.metrics
-        sums = changed.sums_of(meta, moment.sums, metrics.names, metrics.num_training_rows)
+        sums = config_diff.sums_of(meta, moment.sums, metrics.names, metrics.num_training_rows)
         self.run_state = moment._replace(sums=sums)
         self._stored_exact, self.loss_spike = meta.get("exact", {}), meta.get(loss_spike.META, {})
         topology = self.group.topology
@@ -289,9 +291,11 @@ class Session:
 
     def describe(self, run_state: RunState) -> dict[str, Any]:
         """What a checkpoint of `run_state` says beside its arrays."""
-        told = changed.told(self.prepared.settings.told, self.recipe, self.prepared.augment)
+        told = config_diff.told(self.prepared.settings.told, self.recipe, self.prepared.augment)
         said = resume.to_meta(run_state, self.history, told, self.prepared.inputs)
-        said |= changed.to_meta(self.content, self._own_code) | {"metrics": list(self.recipe.metrics.names)}
+        said |= config_diff.to_meta(self.content, self._own_code) | {
+            "metrics": list(self.recipe.metrics.names)
+        }
         said |= self.marks.meta(run_state.position)
         said |= {"classes": list(self.class_names)} if self.class_names else {}
         return said | self.ledger.meta(run_state) | ({"exact": self._exact} if self._exact else {})

@@ -36,7 +36,7 @@ from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
 from cyxjax.train.run import run_from
 from cyxjax.train.session import Session
-from cyxjax.train.start import same_run
+from cyxjax.train.start import consistency
 from cyxjax.train.start.build import Recipe
 from cyxjax.train.start.dispatch import dispatch_for
 from cyxjax.train.start.movers import movers_of
@@ -178,7 +178,7 @@ class DistributedTrainer(GivenOnce):
         Every rank passes the same samples, or a loader of its share. Raises: DesyncError where they differ.
         """
         dataset = fit_data.for_evaluation(fit_data.paired(X, y))
-        same_run.refuse_other_samples(self._group, "evaluate", dataset)
+        consistency.refuse_other_samples(self._group, "evaluate", dataset)
         looked = check_data.first_step(FitData(dataset, None, not fit_data.is_loader(dataset)))
         self._model_sync.refuse_changed_parameters()
         self._session.ensure(check_data.one_input(looked))
@@ -199,7 +199,7 @@ class DistributedTrainer(GivenOnce):
         Raises: DesyncError unless every rank passes the same X.
         """
         source = source_of(X)
-        same_run.refuse_other_samples(self._group, "predict", source.compared)
+        consistency.refuse_other_samples(self._group, "predict", source.compared)
         self._model_sync.refuse_changed_parameters()
         self._session.ensure(source.first)
         self._session.warn_if_untrained("predict")

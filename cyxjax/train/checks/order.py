@@ -18,7 +18,7 @@ from cyxjax.train.hooks import callbacks
 from cyxjax.train.monitor import watchable_in
 from cyxjax.train.rates.schedules import build_schedule
 from cyxjax.train.settings import Settings
-from cyxjax.train.start import exact, same_run
+from cyxjax.train.start import consistency, exact
 from cyxjax.train.start.build import Recipe
 from cyxjax.train.start.dispatch import has_whole_batch
 from cyxjax.train.start.prepare import Prepared
@@ -63,7 +63,7 @@ def before_training(
         resume.refuse_without_steps(settings.saving.folder, group)
     exactness.check_threads(settings.exactness, group.threads)
     exactness.check_flags(settings.exactness, environment.here())
-    exactness.check_apart(settings.exactness, same_run.numbered(data))
+    exactness.check_apart(settings.exactness, consistency.numbered(data))
     fingerprint = exact.fingerprint(prepared, group.threads)
     watchable = watchable_in(recipe.metrics, feed, settings.course)
     watchable.of(settings.watch)
@@ -78,7 +78,7 @@ def before_training(
     whole_batch.check_same_params(recipe.loss, built.sync, settings.step.comm)
     precision.check_precision(built, state, prepared.inputs, settings.step.precision, num_replicas(mesh))
     check_data.check(data, taker)
-    content = same_run.compared(group, prepared, state, fingerprint)
+    content = consistency.compared(group, prepared, state, fingerprint)
     exactness.check_repeats(settings.exactness, content)
     return content, fingerprint
 

@@ -10,7 +10,7 @@ from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.compared import effect_of
 from cyxjax.config.effects import ARRAYS
 from cyxjax.errors import CyxjaxError, OtherStateError
-from cyxjax.train.start.changed import other_values
+from cyxjax.train.start.config_diff import other_values
 
 _NAMED, _SHOWN = 6, 3
 _HINT = (

@@ -6,8 +6,8 @@ from cyxjax.config.compared import effect_of
 from cyxjax.config.effects import ARRAYS, NO_NUMBERS, PER_RANK, effects_of
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.train.start.changed import changed_keys
-from cyxjax.train.start.same_run import config_facts
+from cyxjax.train.start.config_diff import changed_keys
+from cyxjax.train.start.consistency import config_facts
 
 EXAMPLES = {
     "optimizer.lr": "arrays",

@@ -18,7 +18,7 @@ from cyxjax.errors import CheckpointError, ConfigError, DataError, DesyncError
 from cyxjax.train.checks.exactness import lets_reorder
 from cyxjax.train.feeding.placing import PartPlacer
 from cyxjax.train.replay import inspect
-from cyxjax.train.start import exact, same_run
+from cyxjax.train.start import consistency, exact
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.exact import MLP
 from tests.support.trainers import use_devices
@@ -159,11 +159,11 @@ def test_a_program_kept_on_disk_is_of_its_number_of_threads():
 def test_ranks_whose_machines_give_other_bits_are_refused_at_the_start(monkeypatch):
     here = {"machine": "m, 8 threads", "canary": "c"}
     other = {"config": {}, "data": {}, "step": "", "exact": here | {"canary": "d"}}
-    monkeypatch.setattr(same_run, "agree", lambda group, what, note: [note, note])
-    same_run.refuse_differences(None, {}, {}, "", here)
-    monkeypatch.setattr(same_run, "agree", lambda group, what, note: [note, other])
+    monkeypatch.setattr(consistency, "agree", lambda group, what, note: [note, note])
+    consistency.refuse_differences(None, {}, {}, "", here)
+    monkeypatch.setattr(consistency, "agree", lambda group, what, note: [note, other])
     with pytest.raises(DesyncError, match=r"canary that the bits of this exact run hang on.*\bc\b.*\bd\b"):
-        same_run.refuse_differences(None, {}, {}, "", here)
+        consistency.refuse_differences(None, {}, {}, "", here)
 
 
 def test_one_device_compiles_each_program_once_and_without_a_mesh(tmp_path):

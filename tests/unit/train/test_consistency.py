@@ -10,7 +10,7 @@ from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.data import Batches
 from cyxjax.errors import DesyncError
-from cyxjax.train.start import changed, same_run
+from cyxjax.train.start import config_diff, consistency
 from tests.support.trainers import X, Y, config, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -27,7 +27,7 @@ def test_a_resume_on_the_same_data_and_code_says_nothing(tmp_path, capsys):
     fit(tmp_path, epochs=2)
     assert "WARNING" not in capsys.readouterr().err
     step = list_steps(tmp_path)[-1]
-    kept = read_manifest(step_folder(tmp_path, step)).meta[changed.META]
+    kept = read_manifest(step_folder(tmp_path, step)).meta[config_diff.META]
     assert kept["data"]["training data"]["samples"] == len(X)
     assert "the code of cyxjax/core" in kept["code"]
     assert len(json.dumps(kept)) < 8000  # in every manifest
@@ -45,15 +45,15 @@ def test_a_resume_on_other_data_names_what_changed(tmp_path, capsys):
 
 def test_a_resume_on_other_code_names_the_room(tmp_path, capsys, monkeypatch):
     fit(tmp_path, epochs=1)
-    now = changed.code_facts() | {"the code of cyxjax/core": "0" * 12}
-    monkeypatch.setattr(changed, "code_facts", lambda: now)
+    now = config_diff.code_facts() | {"the code of cyxjax/core": "0" * 12}
+    monkeypatch.setattr(config_diff, "code_facts", lambda: now)
     fit(tmp_path, epochs=2)
     assert "WARNING: changed since the checkpoint: the code of cyxjax/core." in capsys.readouterr().err
 
 
 def test_other_files_of_the_users_are_named_at_a_resume_and_at_a_load(tmp_path, capsys, monkeypatch):
     own = {"nets": ("1" * 12, "/home/me/nets.py"), "blocks": ("2" * 12, "/home/me/blocks.py")}
-    monkeypatch.setattr(changed, "own_modules", lambda: own)
+    monkeypatch.setattr(config_diff, "own_modules", lambda: own)
     fit(tmp_path, epochs=1)
     own["plots"] = "3" * 12, "/home/me/plots.py"  # was not there then: nothing to compare
     trainer().load_checkpoint(str(tmp_path))
@@ -69,10 +69,10 @@ def test_other_files_of_the_users_are_named_at_a_resume_and_at_a_load(tmp_path, 
 
 
 def test_a_checkpoint_that_says_nonsense_or_nothing_of_it_is_no_error():
-    content = same_run.data_facts(same_run.FitData((), None, False))
-    assert changed.changes({}, content) == []
+    content = consistency.data_facts(consistency.FitData((), None, False))
+    assert config_diff.changes({}, content) == []
     for crafted in (None, [], {"data": 3, "code": {}}, {"data": {}, "code": 7}):
-        assert len(changed.changes({changed.META: crafted}, {"training data": {"samples": 1}})) == 1
+        assert len(config_diff.changes({config_diff.META: crafted}, {"training data": {"samples": 1}})) == 1
 
 
 def test_shapes_of_a_batch_are_known_without_reading_one():
@@ -87,7 +87,7 @@ def test_shapes_of_a_batch_are_known_without_reading_one():
             return X[indices], Y[indices]
 
     data = Counted()
-    one = same_run._OneSample(data)
+    one = consistency._OneSample(data)
     inputs, targets = one.take(np.arange(16))
     assert (inputs.shape, targets.shape, data.reads, len(one)) == ((16, 6), (16,), 1, 60)
 
@@ -101,7 +101,9 @@ def test_ranks_that_evaluate_or_predict_other_samples_are_refused(call, monkeypa
     notes = []
     group = SimpleNamespace(topology=SimpleNamespace(world_size=2, is_master=True))
     monkeypatch.setattr(one, "_group", group)
-    monkeypatch.setattr(same_run, "agree", lambda group, call, note: notes.append(note) or notes[:1] + [note])
+    monkeypatch.setattr(
+        consistency, "agree", lambda group, call, note: notes.append(note) or notes[:1] + [note]
+    )
     run(X)
     run(X.copy())
     with pytest.raises(DesyncError, match=f"ranks differ in the data of {call}: the number of samples"):
@@ -117,13 +119,13 @@ def batches(x, y=None):
 def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch):
     """What torch's DDP trains on in silence where the DistributedSampler was forgotten."""
     told = []
-    monkeypatch.setattr(same_run, "agree", lambda group, call, note: told.append(note) or told)
-    monkeypatch.setattr(same_run, "refuse_differences", lambda *facts: None)
+    monkeypatch.setattr(consistency, "agree", lambda group, call, note: told.append(note) or told)
+    monkeypatch.setattr(consistency, "refuse_differences", lambda *facts: None)
     ranks = SimpleNamespace(topology=SimpleNamespace(world_size=2), mesh=None)
-    monkeypatch.setattr(same_run, "lower_step", lambda *step: None)
+    monkeypatch.setattr(consistency, "lower_step", lambda *step: None)
     prepared = trainer().prepare(Batches(batches(X)), config=config())
-    start = lambda loader: same_run.compared(  # noqa: E731
-        ranks, prepared._replace(data=same_run.FitData(loader, None, False, first=(loader[0],))), None, {}
+    start = lambda loader: consistency.compared(  # noqa: E731
+        ranks, prepared._replace(data=consistency.FitData(loader, None, False, first=(loader[0],))), None, {}
     )
     start(batches(X))
     start(batches(X[8:], Y[8:]))
@@ -132,14 +134,14 @@ def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch
 
 
 def test_rows_that_are_all_alike_tell_of_no_rank():
-    alike = same_run._OneStep(batches(np.ones((16, 3), np.float32), np.zeros(16, np.int32)))
+    alike = consistency._OneStep(batches(np.ones((16, 3), np.float32), np.zeros(16, np.int32)))
     assert alike.digest() == ""
-    same_run.refuse_shared_samples([alike.digest()] * 2)
+    consistency.refuse_shared_samples([alike.digest()] * 2)
 
 
 def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_refused():
     """A loss or a metric that asks for its rank: what each rank counts would silently differ."""
-    refuse = same_run.refuse_other_programs
+    refuse = consistency.refuse_other_programs
     refuse("the program", [("(3, 4)", "aa"), ("(2, 4)", "bb"), ("(3, 4)", "aa")])
     with pytest.raises(DesyncError, match="ranks differ in the program: aa on rank 0; cc on rank 2"):
         refuse("the program", [("(3, 4)", "aa"), ("(2, 4)", "bb"), ("(3, 4)", "cc")])

@@ -11,7 +11,7 @@ import cyxjax as cx
 from cyxjax.config.load import load_config
 from cyxjax.errors import OtherStateError
 from cyxjax.train.experiment import run
-from cyxjax.train.start.changed import changed_keys, told
+from cyxjax.train.start.config_diff import changed_keys, told
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import VAL, X, Y, config, trainer
 from tests.support.trainers import own_group as own_group
