@@ -1,4 +1,4 @@
-"""The rows of the fault matrix that meet the launcher: strangers, pauses, readers, helpers, signals."""
+"""The rows of the fault matrix about the launcher: its protocol, suspensions, readers, helpers, signals."""
 
 from tests.faults.matrix_row import Row, tests_in
 
@@ -7,7 +7,7 @@ _UPKEEP = "faults/test_launch_upkeep.py"
 
 LAUNCHER = [
     Row(
-        "door",
+        "protocol",
         "half a surrogate pair; 10,000 broken inputs and 3,000 broken connections to either server",
         "each ends its own connection; the group forms, a host is let in",
         tests_in(
@@ -18,8 +18,8 @@ LAUNCHER = [
         ),
     ),
     Row(
-        "door",
-        "strangers on all places, a byte at a time; a thousand wrong tokens; escape codes in a name",
+        "protocol",
+        "clients on all places, a byte at a time; a thousand wrong tokens; escape codes in a name",
         "one deadline for the hello; the job gets in; two lines; escaped",
         tests_in(
             _DOOR,

@@ -190,7 +190,7 @@ _FORMINGS = [
     ),
     Row(
         "R22",
-        "the port in use: by a stranger, a sharing one on IPv6, another job",
+        "the port in use: by another program, a sharing one on IPv6, another job",
         "refused by name every time",
         tests_in(
             _FORMING,
@@ -229,7 +229,7 @@ _FORMINGS = [
 HOSTS = [
     Row(
         "hosts",
-        "one comes, is lost, is told to stop",
+        "one joins, is lost, is asked to stop",
         "one restart at the new size",
         tests_in(
             _ELASTIC,
@@ -246,7 +246,7 @@ HOSTS = [
     ),
     Row(
         "hosts",
-        "the first host is told to stop",
+        "the first host is asked to stop",
         "the job ends everywhere; exit 143",
         tests_in(_ELASTIC, "test_the_first_host_takes_the_job_with_it"),
     ),
@@ -264,7 +264,7 @@ HOSTS = [
     ),
     Row(
         "hosts",
-        "one of a fixed number is lost, or told to stop",
+        "one of a fixed number is lost, or asked to stop",
         "ends at once, or waits for it within --max-restarts",
         tests_in(
             _FIXED,

@@ -1,4 +1,4 @@
-"""The rows of the fault matrix that a training run meets, R26 to R42: numbers, storage, load, strangers."""
+"""The rows of the fault matrix that a training run meets, R26 to R42: numbers, storage, load, clients."""
 
 from tests.faults.matrix_row import Row, tests_in
 
@@ -110,7 +110,7 @@ _STORAGE = [
     Row(
         "R33",
         "under a running job: checkpoints deleted, checkpoints or ledger swapped for a link",
-        "told; nothing is written elsewhere; the run goes on, or ends with a line",
+        "reported; nothing is written elsewhere; the run goes on, or ends with a line",
         ("unit/train/test_folder_taken.py",),
     ),
     Row(
@@ -131,7 +131,7 @@ _STORAGE = [
     Row(
         "R36",
         "a file of the data is gone, or cut short, when a rank comes to it",
-        "its path and item are named; exit 1; the other rank is told and ends",
+        "its path and item are named; exit 1; the other rank is informed and ends",
         tests_in(
             _STORED,
             "test_r36_a_file_that_is_cut_short_is_named_and_the_other_rank_is_told",
@@ -198,7 +198,7 @@ _STRANGERS = [
     ),
     Row(
         "R42",
-        "a thousand strangers at the door of a running job",
+        "a thousand unauthenticated clients of a running job",
         "refused; the job is untouched",
         tests_in(_FORMING, "test_r42_strangers_at_the_door_of_a_running_job"),
     ),

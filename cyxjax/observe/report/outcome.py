@@ -64,7 +64,7 @@ def shown(run: RunFacts) -> str:
         tiles.append(("samples/s", f"{history.samples_per_second:,.0f}"))
         if run.seconds:
             tiles.append(("goodput", f"{history.goodput:.0%}"))
-        tiles.append(("samples a step", f"{history.effective_batch_size:,}"))
+        tiles.append(("samples per step", f"{history.effective_batch_size:,}"))
         tiles.append(("processes x replicas", f"{history.world_size} x {_each(history)}"))
         if history.skipped_steps:
             tiles.append(("steps skipped", f"{history.skipped_steps:,}"))

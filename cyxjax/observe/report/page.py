@@ -127,9 +127,9 @@ def _marks(run: RunFacts) -> list[Mark]:
 
 def _legend(marks: Sequence[Mark]) -> str:
     words = {
-        "save": "short line at the foot: a save",
+        "save": "short tick on the axis: a save",
         "resume": "dashed: a resume",
-        "restart": "dashed, amber: a restart after a cut",
+        "restart": "dashed, amber: a restart after an interruption",
         "rollback": "red: a rollback",
     }
     kinds = {mark.kind for mark in marks}
