@@ -62,8 +62,12 @@ def run_from(
     start: RunState,
     sink: Sink,
     console: Console,
-) -> RunState:
-    """Trains what was prepared from `start` to its end, with all its hooks; the history is the session's."""
+    resumed: bool,
+) -> tuple[RunState, NotSavedError | None]:
+    """Trains what was prepared from `start` to its end, with all its hooks; the history is the session's.
+
+    resumed: whether `start` is of a checkpoint. Returns the end, and the error if it could not be saved.
+    """
     built, settings, devices = prepared.built, prepared.settings, num_replicas(session.mesh)
     assert prepared.feed is not None
     shares = settings.step.batch.num_shares
@@ -80,8 +84,8 @@ def run_from(
     watchable = watchable_in(session.recipe.metrics, prepared.feed, settings.course)
     keeping = resume.checkpointer_for(settings.saving, session.group, watchable.of(settings.watch).mode)
     with StopSignals() as signals, keeping as checkpointer:
-        rollback.make_room(checkpointer, start.position.step, session.resumed, console.note)
-        spikes = loss_spike.hooks_for(settings.guard, session.loss_spike)
+        rollback.make_room(checkpointer, start.position.step, resumed, console.note)
+        spikes = loss_spike.hooks_for(settings.guard, session.restored.get(loss_spike.META, {}))
         folder = settings.run_folder if settings.report else None
         events = reporting.event_log(folder, session.is_master, console.note)
         run = Run(
@@ -98,13 +102,13 @@ def run_from(
         reason = reason_of(session.history.stopped_by)
         if end.position == start.position and reason is not EPOCHS:
             console.note(f"This run had already been stopped by {reason.note}. HINT: {reason.hint}.")
-        session.unsaved = _unsaved(checkpointer, end.position.step)
+        unsaved = _unsaved(checkpointer, end.position.step)
     if session.history.stopped_by == "max_steps" and end.position.step_in_epoch:
         means = session.recipe.metrics.over_all(end.sums, "an epoch of training")
         cut_short = EpochInfo(end.position._replace(epoch=end.position.epoch + 1), means, {})
         HistoryHook(session.history, built.learning_rate).add_row(cut_short)
     session.history.skipped_steps = int(local_value(built.sync.skipped(end.state.sync)))
-    return end
+    return end, unsaved
 
 
 def _total_steps(feed: Feed, start: Position, course: Course) -> int | None:
@@ -191,7 +195,9 @@ def build_hooks(run: Run) -> list[Hook]:
         run.session.ledger.begin(  # is part of a save
             saves.wants_state, run.folder.ledger if run.folder else None, run.console.note
         ),
-        *places.hooks_for(run.session.marks, run.session.group, run.session.content, saves.wants_state),
+        *places.hooks_for(
+            run.session.marks, run.session.group, run.session.prepared.content, saves.wants_state
+        ),
         saves,  # after all whose word is part of what is saved
         *_profile(run),
         *_goodput(run),  # after saves, which are part of where the time went
@@ -287,5 +293,5 @@ def _events(run: Run, saves: Hook) -> list[Hook]:
     if run.settings.run_folder is None or not run.settings.report:
         return []
     session = run.session
-    facts = lambda: reporting.start_facts(session.group, session.content)  # noqa: E731
+    facts = lambda: reporting.start_facts(session.group, session.prepared.content)  # noqa: E731
     return [EventsHook(run.events, facts, lambda: reporting.ask_ranks(session.group), saves.wants_state)]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import list_steps
@@ -14,7 +15,7 @@ from cyxjax.core.model.lora import merged
 from cyxjax.core.rows import whole_batch
 from cyxjax.core.step import TrainState
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.errors import CheckpointError, ConfigError, GroupError, NotSavedError
+from cyxjax.errors import CheckpointError, ConfigError, GroupError
 from cyxjax.launch.backend import pages, programs
 from cyxjax.launch.heartbeat import beat
 from cyxjax.observe.console import Console
@@ -25,7 +26,6 @@ from cyxjax.train.checks import order as checks
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.places import Marks
 from cyxjax.train.feeding.taken import Taker
-from cyxjax.train.hooks import loss_spike
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.loop import RunState
 from cyxjax.train.settings import Settings, resolve
@@ -43,7 +43,7 @@ class Session:
     """The course of one recipe on one mesh, over any number of fits and loads."""
 
     def __init__(self, recipe: Recipe, group: ProcessGroup):
-        self.recipe, self.group, self.mesh = recipe, group, group.mesh
+        self.recipe, self.group = recipe, group
         self.remat = "none"
         self.hand_out: Callable[[], None] | None = None  # the present values to a model that holds them
         self.ledger = LedgerHook()
@@ -52,20 +52,16 @@ class Session:
         self._prepared: Prepared | None = None
         self.present = Present()
         self._loaded = False  # the next fit goes on from a loaded state
-        self._exact: dict[str, str] = {}  # what the bits of an exact run hang on, here and now
-        self._stored_exact: dict[str, str] = {}  # in the checkpoint that was restored
-        self.unsaved: NotSavedError | None = None  # what the last fit ended with, if its state is on no disk
-        self.resumed = False  # the last start went on from a checkpoint
-        self.content: dict[str, Any] = {}  # what the data of the present fit hold
-        self._own_code: dict[str, str] = {}  # the user's files that it runs
-        self._told: list[str] = []  # of the values that training begins with
         self.class_names: tuple[str, ...] = ()  # in the order of the model's outputs
-        self.loss_spike: dict[str, Any] = {}  # what the watch on the loss had seen at the checkpoint, by now
-        self._origin: dict[str, Any] = {}  # what the checkpoint that was restored said of itself
+        self.restored: dict[str, Any] = {}  # what the checkpoint that the run goes on from says of itself
 
     @property
     def is_master(self) -> bool:
         return self.group.topology.is_master
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.group.mesh
 
     @property
     def prepared(self) -> Prepared:
@@ -136,9 +132,10 @@ class Session:
         self.marks.begin(fit_data.is_shared(prepared.data.train), self._loaded)
         self._begin(prepared)
         here = self.run_state.state, self.recipe, self.group, self.taker()
-        self.content, self._exact = checks.before_training(prepared, *here, loaded=self._loaded)
-        self._own_code = config_diff.own_code()
-        return prepared
+        content, fingerprint = checks.before_training(self.prepared, *here, loaded=self._loaded)
+        known: Any = {"content": content, "fingerprint": fingerprint, "own_code": config_diff.own_code()}
+        self._prepared = self.prepared._replace(**known)
+        return self._prepared
 
     def ensure(self, inputs: PyTree, config: DistributedTrainingConfig | None = None) -> None:
         """Functions and a state made from one sample's `inputs`, if nothing was trained or loaded."""
@@ -160,9 +157,9 @@ class Session:
         if not self.present.known:
             saving, first = prepared.settings.saving, prepared.settings.first_values
             goes_on = saving.resume != "never" and bool(list_steps(saving.folder))
-            self.run_state, self._told = first_run(
-                prepared, self.mesh, metrics, first=None if goes_on else first
-            )
+            begins = None if goes_on else first
+            self.run_state, lines = first_run(prepared, self.mesh, metrics, first=begins)
+            prepared = prepared._replace(lines=tuple(lines))
         elif not self._loaded:
             agreed = previous.built.agreed(self.run_state.state)
             self.run_state = next_run(prepared, self.mesh, agreed, metrics)
@@ -172,7 +169,7 @@ class Session:
             self.run_state = self.run_state._replace(state=state)
         self._prepared = prepared
         if not self._loaded:
-            self.loss_spike = {}
+            self.restored = {}
             self.history = DistributedTrainingHistory(
                 effective_batch_size=self._effective_batch(prepared),
                 world_size=self.group.topology.world_size,
@@ -185,50 +182,41 @@ class Session:
         here = prepared.settings.step.batch.global_batch_size
         return here if untold is None else untold * self.group.topology.world_size
 
-    def start(self, settings: Settings, console: Console) -> RunState:
-        """Where a run starts: at what was loaded, at its newest checkpoint, or at step 0.
+    def start(self, settings: Settings, console: Console) -> tuple[RunState, bool]:
+        """(where a run starts, whether it goes on): from what was loaded, its newest checkpoint, or step 0.
 
         Raises: CheckpointError where `settings` want a checkpoint and there is none.
         """
-        self.resumed = self._loaded
-        if self._loaded:
-            self._loaded = False
-        else:
-            self._resume(settings, console)
-        if self.resumed:
-            config_diff.refuse_other_epochs(self._origin.get("config", {}), settings.told)
+        resumed, self._loaded = self._loaded or self._resume(settings, console), False
+        prepared, content = self.prepared, self.prepared.content
+        if resumed:
+            config_diff.refuse_other_epochs(self.restored.get("config", {}), settings.told)
         if self.is_master:
-            other_mode = exact.changed_mode(self._origin, settings.exactness.mode) if self.resumed else []
-            told = config_diff.told(settings.told, self.recipe, self.prepared.augment)
-            other = config_diff.changed_keys(self._origin.get("config", {}), told)
-            data = config_diff.changes(self._origin, self.content)
+            other_mode = exact.changed_mode(self.restored, settings.exactness.mode) if resumed else []
+            told = config_diff.told(settings.told, self.recipe, prepared.augment)
+            other = config_diff.changed_keys(self.restored.get("config", {}), told)
+            data = config_diff.changes(self.restored, content)
             for line in other_mode + other + data:
                 warn_on_stderr(line)  # not to the console: it may be switched off
-        samples = (
-            config_diff.other_samples(self._origin, self.content)
-            if self._stored_exact and self._exact
-            else []
-        )
-        different = exact.differences(self._stored_exact, self._exact) + samples
+        stored, here = self.restored.get("exact", {}), prepared.fingerprint
+        samples = config_diff.other_samples(self.restored, content) if stored and here else []
+        different = exact.differences(stored, here) + samples
         exact.judge(different, settings.exactness.on_other_bits, warn_on_stderr)
-        self._stored_exact = {}
-        self._origin = {}
-        for line in [] if self.resumed else self._told:
+        for line in () if resumed else prepared.lines:
             console.note(line)
-        self._told = []
-        if self.group.topology.world_size > 1 and not self.content:
+        if self.group.topology.world_size > 1 and not content:
             console.note("A loader's samples have no numbers: the data of the ranks were not compared.")
-        return self.run_state
+        return self.run_state, resumed
 
-    def _resume(self, settings: Settings, console: Console) -> None:
-        """Takes the newest checkpoint of the run's folder, where there is one and `settings` want it."""
+    def _resume(self, settings: Settings, console: Console) -> bool:
+        """Takes the newest checkpoint of the run's folder, where `settings` want it; whether there is one."""
         saving, checkpointer = settings.saving, None
         folder = saving.folder
         beat(-1, "checkpoint")
         if saving.resume != "never":
             checkpointer = resume.restorer_for(folder, self.group, saves=saving.saves)
-        if checkpointer and self.restore(checkpointer, in_place=True):
-            self.resumed = True
+        resumed = bool(checkpointer and self.restore(checkpointer, in_place=True))
+        if checkpointer and resumed:
             place = self.run_state.position
             exact.judge_step(checkpointer.directory, place.step, settings, self.group, warn_on_stderr)
             console.note(
@@ -237,6 +225,7 @@ class Session:
         elif saving.resume == "must":
             raise resume.nothing_to_resume(folder)
         beat(-1, "idle")
+        return resumed
 
     # ---- on disk and off --------------------------------------------------------------------------
 
@@ -250,7 +239,7 @@ class Session:
                 warn_on_stderr(odd)
             self.ensure(resume.stored_inputs(meta), config)
         found = self.restore(checkpointer, step)
-        for line in config_diff.changed_files(self._origin) if found and self.is_master else []:
+        for line in config_diff.changed_files(self.restored) if found and self.is_master else []:
             warn_on_stderr(line)
         self._loaded = self._loaded or found
         return found
@@ -267,7 +256,6 @@ class Session:
         metrics = self.recipe.metrics
         sums = config_diff.sums_of(meta, moment.sums, metrics.names, metrics.num_training_rows)
         self.run_state = moment._replace(sums=sums)
-        self._stored_exact, self.loss_spike = meta.get("exact", {}), meta.get(loss_spike.META, {})
         topology = self.group.topology
         self.marks.restore(meta, topology.rank, topology.world_size)
         names = tuple(meta.get("classes", ()))
@@ -277,7 +265,7 @@ class Session:
                 "HINT: train on the classes of the checkpoint, or begin anew (resume: never)."
             )
         self.class_names = self.class_names or names
-        self._origin = meta
+        self.restored = meta
         self.ledger.restore(meta, moment.position)
         history.world_size, history.num_replicas = self.group.topology.world_size, num_replicas(self.mesh)
         history.effective_batch_size = self._effective_batch(self.prepared)
@@ -293,9 +281,14 @@ class Session:
         """What a checkpoint of `run_state` says beside its arrays."""
         told = config_diff.told(self.prepared.settings.told, self.recipe, self.prepared.augment)
         said = resume.to_meta(run_state, self.history, told, self.prepared.inputs)
-        said |= config_diff.to_meta(self.content, self._own_code) | {
+        prepared = self.prepared
+        said |= config_diff.to_meta(prepared.content, prepared.own_code) | {
             "metrics": list(self.recipe.metrics.names)
         }
         said |= self.marks.meta(run_state.position)
         said |= {"classes": list(self.class_names)} if self.class_names else {}
-        return said | self.ledger.meta(run_state) | ({"exact": self._exact} if self._exact else {})
+        return (
+            said
+            | self.ledger.meta(run_state)
+            | ({"exact": prepared.fingerprint} if prepared.fingerprint else {})
+        )

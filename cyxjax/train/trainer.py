@@ -150,16 +150,16 @@ class DistributedTrainer(GivenOnce):
         """Trains what `prepare` gave, once; see `fit`."""
         session, settings = self._session, prepared.settings
         console, epochs = console or build_console(self.is_master(), settings.verbose), settings.course.epochs
-        start = session.start(settings, console)
+        start, resumed = session.start(settings, console)
         with closing(open_sink(start.position.step)) as sink:  # also when training ends in an error
             if start.position.epoch >= epochs:
                 console.note(f"All {epochs} epochs are done. HINT: raise `epochs` to train on.")
                 return session.history
             with session.present.fitting(), handed_out_after_errors(self._hand_out_values):
-                session.run_state = run_from(session, prepared, start, sink, console)
+                session.run_state, unsaved = run_from(session, prepared, start, sink, console, resumed)
         self._hand_out_values()
-        if session.unsaved is not None:
-            raise session.unsaved
+        if unsaved is not None:
+            raise unsaved
         return session.history
 
     def evaluate(self, X: Any, y: Any = None, *, batch_size: int | None = None) -> tuple[float, float]:

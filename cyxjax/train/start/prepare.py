@@ -36,6 +36,10 @@ class Prepared(NamedTuple):
     feed: Feed | None = None  # None: not to train, but to evaluate, predict or load
     data: FitData | None = None
     augment: str = ""  # what tells it from others; "" where nothing is to be trained
+    content: dict[str, Any] = {}  # what the data hold
+    fingerprint: dict[str, str] = {}  # what the bits of an exact run depend on, here and now
+    own_code: dict[str, str] = {}  # digests of the user's files that run
+    lines: tuple[str, ...] = ()  # about the values that training begins with
 
 
 def for_fit(
