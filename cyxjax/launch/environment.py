@@ -221,12 +221,18 @@ def _fix_threads(env: MutableMapping[str, str], share: int, threads: int) -> Non
             "threads in each process: another number gives other bits. HINT: unset NPROC, or set "
             "exact_threads to it, the same in every process and at every resume."
         )
-    if not users_own and env.get("NPROC") != str(threads) and jax_private.backend_runs():
-        raise GroupError(
-            f"{threads} CPU threads were asked for, but jax has started already. "
-            "HINT: call init(threads=...) before the first jax array is made."
-        )
+    if not users_own and env.get("NPROC") != str(threads):
+        _refuse_started(f"threads={threads}")
     env["NPROC"] = env["CYXJAX_NPROC"] = str(threads)
+
+
+def _refuse_started(asked: str) -> None:
+    """jax reads what `asked` would change when its backend starts. Raises: GroupError after that."""
+    if jax_private.backend_runs():
+        raise GroupError(
+            f"init({asked}): jax has started its devices already. "
+            "HINT: call init() before the first jax array is made."
+        )
 
 
 def pool_threads(devices: int, env: Mapping[str, str] = os.environ) -> int:
@@ -252,13 +258,8 @@ def _tell_loaded_jax(cpu_devices: int) -> None:
     jax = sys.modules.get("jax")
     if jax is None or jax.config.jax_num_cpu_devices == cpu_devices:
         return
-    try:
-        jax.config.update("jax_num_cpu_devices", cpu_devices)
-    except RuntimeError as error:
-        raise GroupError(
-            f"{cpu_devices} CPU devices were asked for, but jax has started with "
-            f"{jax.config.jax_num_cpu_devices} already. HINT: call init() before the first jax array is made."
-        ) from error
+    _refuse_started(f"cpu_devices={cpu_devices}")
+    jax.config.update("jax_num_cpu_devices", cpu_devices)
 
 
 def _tell_loaded_jax_platform(name: str) -> None:

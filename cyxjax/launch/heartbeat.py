@@ -1,4 +1,4 @@
-"""How far a rank is, told through a small shared file: readable from outside while the rank is stuck.
+"""Reports how far a rank is through a small shared file, readable from outside while the rank is stuck.
 
 The worker writes (step, phase, time) at every change of phase; the supervisor maps the same file and
 reads it. Costs about two microseconds a beat, needs no thread in the worker and no GIL to be read.
@@ -25,7 +25,7 @@ DETECTED = "CYXJAX_DETECTED_S"
 
 
 class Pulse(NamedTuple):  # made twice a step
-    """What a rank last said. `at_s` is on the host's monotonic clock, 0.0 before the first beat.
+    """What a rank reported last. `at_s` is on the host's monotonic clock, 0.0 before the first beat.
 
     busy_s, waiting_s: seconds spent so far in phases of its own, and in phases shared with the others.
     can_dump: SIGUSR2 makes this process write its stacks (without a handler it would kill it).
@@ -155,7 +155,7 @@ def start(env: Mapping[str, str]) -> Writer:
 
 
 def beat(step: int, phase: str) -> None:
-    """Tells the supervisor, if there is one, that this rank is in `phase` (one of PHASES) of `step`."""
+    """Reports to the supervisor, if there is one, that this rank is in `phase` (one of PHASES) of `step`."""
     before = _writer.tell(step, phase)
     if before.at_s:
         _spent[before.phase] = _spent.get(before.phase, 0.0) + _writer.pulse().at_s - before.at_s
@@ -195,7 +195,7 @@ def detected_s() -> float:
 
 
 def pulse() -> Pulse:
-    """What this process last told."""
+    """What this process reported last."""
     return _writer.pulse()
 
 

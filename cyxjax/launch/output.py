@@ -1,6 +1,7 @@
-"""What the ranks print: read without pause, shown with the rank in front, kept in a file per rank.
+"""The output of the ranks: read without pause, shown with the rank in front, kept in a file per rank.
 
-A reader that stands still stops nobody: our own streams are written by a thread each, from a bounded queue.
+A reader that has stopped reading holds up no rank: a thread each writes our own streams, from a bounded
+queue.
 """
 
 import errno

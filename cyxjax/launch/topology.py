@@ -1,4 +1,4 @@
-"""Where this process stands in its group: one frozen, checked value that everything else is given."""
+"""The place of this process in its group: one frozen, checked value that everything else receives."""
 
 from argparse import ArgumentTypeError
 from collections.abc import Mapping

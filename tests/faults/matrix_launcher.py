@@ -57,6 +57,16 @@ LAUNCHER = [
     ),
     Row(
         "launcher",
+        "Ctrl-C while launcher or ranks load their libraries; PYTHONWARNINGS=error",
+        "one line, exit 130; nothing is printed",
+        tests_in(
+            _UPKEEP,
+            "test_ctrl_c_in_the_first_seconds_is_one_line",
+            "test_warnings_as_errors_show_nothing_at_the_end",
+        ),
+    ),
+    Row(
+        "launcher",
         "SIGHUP under nohup; of a terminal that closes",
         "ignored as it was; the ranks save and stop, exit 143",
         tests_in(
@@ -67,11 +77,11 @@ LAUNCHER = [
     ),
     Row(
         "launcher",
-        "its helper killed; a real-time signal; its folder tidied away; leftovers of a killed one",
-        "one line each: started anew, named, made anew; removed at the next start",
+        "a real-time signal; its folder tidied away; leftovers of a killed one, records of failed ones",
+        "one line each: named, made anew; removed at the next start, of the records all but five",
         tests_in(
             _UPKEEP,
-            "test_the_helper_process_is_started_anew",
+            "test_of_error_records_without_a_better_place_the_newest_stay",
             "test_a_rank_that_ends_by_a_real_time_signal_is_named",
             "test_a_folder_that_is_tidied_away_is_made_anew_and_an_error_still_shown",
             "test_what_a_killed_launcher_left_is_removed_by_the_next_one",

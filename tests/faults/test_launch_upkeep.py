@@ -24,20 +24,6 @@ def scratch_of(run) -> list[Path]:
     return sorted(run.log_dir.glob("cyxjax-*"))  # TMPDIR of the run
 
 
-def test_the_helper_process_is_started_anew(tmp_path):
-    run = start(tmp_path, 2, KIND="light", STEPS=4000, UNTIL=tmp_path / "seen")
-    assert run.reached("under way", 0)
-    helper = (set(children_of(run.process.pid)) - set(run.survivors())).pop()
-    os.kill(helper, signal.SIGKILL)
-    assert run.told("started anew")
-    (tmp_path / "seen").touch()
-    run.wait()
-    assert run.code == EXIT_OK, run.err
-    assert run.err == (
-        f"cyxjax.launch: the helper process that ends orphans (pid {helper}) was killed; started anew\n"
-    )
-
-
 def test_a_rank_that_ends_by_a_real_time_signal_is_named(tmp_path):
     run = launch(tmp_path, 2, KIND="light", FAULT="realtime:1:2", STEPS=400)
     assert run.code == EXIT_INFRASTRUCTURE, run.err

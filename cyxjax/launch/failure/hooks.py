@@ -1,4 +1,4 @@
-"""How a rank ends: at once, with its error on file, and never by waiting for peers that wait for it.
+"""Ends a failed rank at once, with its error on file: it does not wait for peers that wait for it.
 
 A plain exception would leave the rank in jax's shutdown barrier, alive and beating, for five minutes.
 """

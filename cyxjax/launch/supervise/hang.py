@@ -1,4 +1,4 @@
-"""Who is stuck, and who only waits: judged from the ranks' beats alone."""
+"""Which rank is stuck and which ranks wait for it, from the ranks' heartbeats alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ class Pauses:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who is to blame for a group that stands still. `early_end`: that rank has finished and left."""
+    """The rank that holds up a group without progress. `early_end`: that rank has finished and left."""
 
     rank: int
     reason: str

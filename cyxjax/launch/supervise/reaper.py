@@ -1,7 +1,7 @@
-"""Nobody outlives the launcher: ranks die with it by the kernel's hand, their children by the reaper's.
+"""No process of a job outlives its launcher: the kernel ends the ranks, a helper process their children.
 
 The kernel signals a direct child when its parent ends (Linux). What those children started themselves,
-such as data workers, is ended by a tiny process that waits for the launcher's end of a pipe to close.
+such as data workers, is ended by a small process that waits until the launcher's end of a pipe is closed.
 """
 
 import signal
@@ -9,8 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-
-from cyxjax.launch import output
 
 # Replaces itself by the rank's program; the wish to die with the parent survives exec, and so does a SIGUSR1
 # (checkpoint now) that ends nobody before the program can listen to it.
@@ -69,47 +67,31 @@ def held_back() -> Iterator[None]:
 
 
 class Reaper:
-    """Kills the process groups it was told of if this process ends without saying so."""
+    """The helper process: kills the process groups that are watched when this process ends."""
 
     def __init__(self) -> None:
-        self._groups: set[int] = set()
-        self._process = _start()
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-E", "-c", _GUARDIAN],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            bufsize=0,
+        )
 
     def watch(self, group: int) -> None:
-        self._groups.add(group)
-        self._tell(f"+{group}\n")
+        self._send(f"+{group}\n")
 
     def release(self, group: int) -> None:
-        self._groups.discard(group)
-        self._tell(f"-{group}\n")
-
-    def look(self) -> None:
-        """Starts the helper process anew, with a line, if somebody has ended it."""
-        if self._process.poll() is None:
-            return
-        output.say(f"the helper process that ends orphans (pid {self._process.pid}) was killed; started anew")
-        self._process = _start()
-        for group in self._groups:
-            self._tell(f"+{group}\n")
+        self._send(f"-{group}\n")
 
     def close(self) -> None:
-        """Ends the reaper. Groups still watched are killed."""
+        """Ends the helper. Groups still watched are killed."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError):  # killed: the next look tells it all
+        with suppress(OSError):  # it was killed: the kernel still ends the ranks
             self._process.stdin.write(line.encode())
-
-
-def _start() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-S", "-E", "-c", _GUARDIAN],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        bufsize=0,
-    )

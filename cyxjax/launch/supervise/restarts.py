@@ -1,4 +1,4 @@
-"""Whether a failed group is started again, and when: a budget by progress, not by patience."""
+"""Whether a failed group is started again, and when: a budget of restarts that progress renews."""
 
 import random
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """The launcher's own folder under the temporary directory: beats, error files and stacks of its ranks.
 
-Others tidy that directory too. What a launcher that was killed left there is removed by the next one; of the
-error records that had no better place to be, the newest stay.
+Cleaners of temporary files may remove it while a job runs. What a killed launcher left is removed by the next
+launcher; of the error records of jobs without --log-dir the newest stay.
 """
 
 import os
@@ -19,7 +19,7 @@ KEPT_RECORDS = 5
 
 
 class Scratch:
-    """A new folder that is ours as long as this process lives. `path` is where it is."""
+    """A new folder at `path`, locked while this process lives."""
 
     def __init__(self) -> None:
         folder = Path(tempfile.gettempdir())
@@ -31,7 +31,7 @@ class Scratch:
         self._take()
 
     def ensure(self) -> None:
-        """Makes the folder anew, with a line, if somebody has tidied it away."""
+        """Creates the folder again, with a line, if it was removed."""
         if os.path.isdir(self.path):
             return
         old = self.path
@@ -47,12 +47,12 @@ class Scratch:
         )
 
     def clear(self) -> None:
-        """Removes the folder, except an error record that has no better place to be."""
+        """Removes the folder, except an error record in it."""
         _remove(Path(self.path))
         os.close(self._lock)
 
     def _take(self) -> None:
-        """Marks the folder as ours. The lock gets its name when it is held: nobody sees it free."""
+        """Locks the folder. The lock file gets its name when it is held, so that no process sees it free."""
         draft = os.path.join(self.path, f"{LOCK}.new")
         self._lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         if os.name == "posix":

@@ -1,4 +1,4 @@
-"""The watchdog: reads the beats, and when the group stands still finds out where everybody is."""
+"""The watchdog: reads the heartbeats; when the group makes no progress, collects every rank's stacks."""
 
 import signal
 import socket

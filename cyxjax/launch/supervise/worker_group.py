@@ -189,8 +189,7 @@ class WorkerGroup:
             start.note(record, within_s=WAIT_FOR_CAUSE_S if record.secondary else SETTLE_S)
 
     def _tend(self, start: Start) -> None:
-        """What every tick looks after: our helper, our folder, and who could not hear SIGUSR1 yet."""
-        self._reaper.look()
+        """What every tick looks after: the scratch folder, and ranks that could not receive SIGUSR1 yet."""
         self._scratch.ensure()
         for worker in start.running:
             if worker.rank in start.unheard and worker.pulse().can_dump:
