@@ -29,7 +29,7 @@ TRAIN = Command(
 CONFIG = Command(
     "cyxjax config",
     "Shows the resolved configuration of an experiment: the file, the command line, and all defaults. "
-    "--json: as JSON.",
+    "--json: as JSON. --schema: the JSON schema of an experiment file, for editors.",
     "cyxjax config --config configs/digits.yaml --epochs 10",
 )
 _MAX_DEPTH = 100
@@ -222,7 +222,13 @@ def _fast(config: TrainConfig) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`cyxjax config --config FILE ... [--json]`: prints the resolved configuration; exit code 0."""
+    """`cyxjax config --config FILE ... [--json]`: prints the resolved configuration; exit code 0.
+
+    `cyxjax config --schema` prints the JSON schema of an experiment file instead.
+    """
+    if list(argv) == ["--schema"]:
+        show(json.dumps(TrainConfig.model_json_schema(), indent=1) + "\n")
+        return 0
     words = [word for word in argv if word != "--json"]
     config = load_config(words, CONFIG)
     show(config.to_yaml() if len(words) == len(argv) else json.dumps(config.resolved(), indent=1) + "\n")

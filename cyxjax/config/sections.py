@@ -56,7 +56,7 @@ Options = Annotated[dict[str, Any], BeforeValidator(_numbers)]
 # Above what any run needs, and below what overflows where it is converted: steps are counted in int32.
 Count = Annotated[int, Field(le=10**9)]
 Amount = Annotated[float, Field(le=1e12)]
-Seconds = Annotated[Amount, BeforeValidator(seconds)]
+Seconds = Annotated[Amount, BeforeValidator(seconds, json_schema_input_type=float | str)]
 
 
 def _named(value: Any) -> Any:
@@ -109,7 +109,7 @@ WANT_THE_LOSS = {  # optax's rules that search along the loss, or need a rule be
     "lbfgs": "take optax.lbfgs(lr, linesearch=None), which works as any rule, or adam",
 }
 _SINKS = ("jsonl", "csv", "tensorboard", "wandb", "mlflow")
-Named = Annotated[dict[str, Any], BeforeValidator(_named)]
+Named = Annotated[dict[str, Any], BeforeValidator(_named, json_schema_input_type=str | dict[str, Any])]
 NameOrNamed = Annotated[str | dict[str, Any], BeforeValidator(_name_or_named)]
 OptimizerName = Annotated[str, AfterValidator(_optimizer)]
 SinkName = Annotated[str, AfterValidator(_sink)]

@@ -7,7 +7,12 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from cyxjax.config.sections import Amount, Strict, on_this_machine
 
-Patterns = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
+Patterns = Annotated[
+    tuple[str, ...],
+    BeforeValidator(
+        lambda v: (v,) if isinstance(v, str) else v, json_schema_input_type=str | tuple[str, ...]
+    ),
+]
 
 
 class InitFromConfig(Strict):
@@ -50,4 +55,4 @@ def _as_path(value: Any) -> Any:
     return {"path": str(value)} if isinstance(value, str | Path) else value
 
 
-InitFrom = Annotated[InitFromConfig, BeforeValidator(_as_path)]
+InitFrom = Annotated[InitFromConfig, BeforeValidator(_as_path, json_schema_input_type=str | InitFromConfig)]
