@@ -87,7 +87,7 @@ unit/observe/live 4 22
 unit/observe/report_in_browser 0 23
 unit/observe/tracking 7 0
 unit/testing 6 0
-unit/train/changed 7 0
+unit/train/config_diff 7 0
 unit/train/off_is_off 7 0
 unit/train/steps 21 0
 unit/train/stored_run 14 2
