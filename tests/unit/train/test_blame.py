@@ -70,7 +70,6 @@ def test_a_value_of_the_command_line_is_told_as_one(tmp_path, monkeypatch):
     ("text", "message"),
     [
         ("loss: mse", "x.yaml: model.name=mlp, data.name=digits, loss=mse: MSELoss: output float32"),
-        ("loss: nll", "x.yaml: model.name=mlp, data.name=digits, loss=nll: NLLLoss takes log-probabilities"),
         ("data: {name: csv, root: t.csv, options: {target: z}}", "x.yaml: data: t.csv: no column 'z'"),
         ("resume: must", "x.yaml: resume='must', but runs/x/checkpoints holds no checkpoint"),
     ],
