@@ -97,7 +97,7 @@ def test_the_launcher_passes_the_signal_on(tmp_path):
 def test_a_signal_to_launcher_and_ranks_within_two_seconds_is_one_request(tmp_path, number, moments_s, code):
     config = write_experiment(tmp_path, epochs=100_000, checkpoint_every_n_steps=1_000_000)
     run = start(tmp_path / "logs", 2, "-m", "cyxjax.train", "--config", script=config, fork=True)
-    assert run.reached("Epoch 1,", rank=0), run.wait(5).err
+    assert run.reached("Val loss", rank=0), run.wait(5).err
     pids, begin = [*run.survivors(), run.process.pid], time.monotonic()
     assert len(pids) == 3
     for moment_s in moments_s:
