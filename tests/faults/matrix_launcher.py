@@ -2,7 +2,7 @@
 
 from tests.faults.matrix_row import Row, tests_in
 
-_DOOR, _PAUSED = "unit/launch/test_handshake.py", "faults/test_launch_suspended.py"
+_HANDSHAKE, _PAUSED = "unit/launch/test_handshake.py", "faults/test_launch_suspended.py"
 _UPKEEP = "faults/test_launch_upkeep.py"
 
 LAUNCHER = [
@@ -11,10 +11,10 @@ LAUNCHER = [
         "half a surrogate pair; 10,000 broken inputs and 3,000 broken connections to either server",
         "each ends its own connection; the group forms, a host is let in",
         tests_in(
-            _DOOR,
+            _HANDSHAKE,
             "test_half_a_surrogate_pair_ends_its_own_connection_only",
             "test_thousands_of_broken_inputs_raise_nothing",
-            "test_after_thousands_of_broken_connections_the_door_serves",
+            "test_after_thousands_of_broken_connections_the_server_works",
         ),
     ),
     Row(
@@ -22,9 +22,9 @@ LAUNCHER = [
         "clients on all places, a byte at a time; a thousand wrong tokens; escape codes in a name",
         "one deadline for the hello; the job gets in; two lines; escaped",
         tests_in(
-            _DOOR,
+            _HANDSHAKE,
             "test_a_hello_in_drips_has_one_deadline",
-            "test_dripping_strangers_on_all_places_do_not_keep_the_job_out",
+            "test_slow_clients_on_all_places_do_not_keep_the_job_out",
             "test_a_thousand_wrong_tokens_are_two_lines",
             "test_the_name_of_a_host_cannot_steer_a_terminal",
         ),

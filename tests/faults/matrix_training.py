@@ -200,7 +200,7 @@ _STRANGERS = [
         "R42",
         "a thousand unauthenticated clients of a running job",
         "refused; the job is untouched",
-        tests_in(_FORMING, "test_r42_strangers_at_the_door_of_a_running_job"),
+        tests_in(_FORMING, "test_r42_unauthenticated_clients_of_a_running_job"),
     ),
 ]
 

@@ -101,16 +101,16 @@ def test_a_failure_is_restarted_within_the_budget_and_shown_where_it_happened(ho
     assert "ValueError: boom, api_key=[redacted]" in second.err
 
 
-def test_a_stranger_without_the_token_is_refused(hosts):
-    first, stranger = hosts.add(), hosts.add(CYXJAX_TOKEN="wrong")
-    stranger.wait()
+def test_a_host_without_the_token_is_refused(hosts):
+    first, other = hosts.add(), hosts.add(CYXJAX_TOKEN="wrong")
+    other.wait()
     assert until(lambda: under_way(first, 0), 90)
     hosts.enough.touch()
     first.wait()
     assert first.code == 0, first.err
     assert finished(first, 0, 1) == 1
-    assert stranger.code == EXIT_INFRASTRUCTURE
-    assert "wrong or missing job token" in stranger.err
+    assert other.code == EXIT_INFRASTRUCTURE
+    assert "wrong or missing job token" in other.err
 
 
 def test_a_host_that_looks_for_the_first_one_leaves_when_it_is_told_to(hosts):

@@ -151,10 +151,10 @@ def test_r22_a_port_in_use_is_refused_by_name_every_time(group):
 
 
 def test_r22_a_sharing_listener_on_ipv6_is_no_way_around(group):
-    with socket.socket(socket.AF_INET6) as stranger:
-        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        stranger.bind(("::", group.port))
-        stranger.listen()
+    with socket.socket(socket.AF_INET6) as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("::", group.port))
+        other.listen()
         assert "is in use by" in outcome(group(0, KIND="jax"))[2]
 
 
@@ -206,7 +206,7 @@ def test_r25_ranks_of_different_configuration_are_refused_with_both_values(tmp_p
     assert "ranks differ in config: lr=0.1 on rank 0; lr=0.2 on rank 1" in run.err
 
 
-def test_r42_strangers_at_the_door_of_a_running_job(group, tmp_path):
+def test_r42_unauthenticated_clients_of_a_running_job(group, tmp_path):
     env = {"CYXJAX_TOKEN": "right", "DISTRIBUTED_TIMEOUT_MS": 60_000}
     env |= {"STEPS": 4000, "UNTIL": tmp_path / "refused"}
     job = [group(rank, KIND="jax", **env) for rank in range(2)]

@@ -1,4 +1,4 @@
-"""What unauthenticated bytes can do at both doors: nothing beyond the connection they came on."""
+"""What unauthenticated bytes can do at a server: nothing beyond the connection they came on."""
 
 import contextlib
 import json
@@ -162,9 +162,9 @@ def stopped(live):
 
 
 def test_half_a_surrogate_pair_ends_its_own_connection_only(live):
-    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as stranger:
-        stranger.sendall(KILLED_THE_THREAD)
-        while stranger.recv(4096):
+    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as hostile:
+        hostile.sendall(KILLED_THE_THREAD)
+        while hostile.recv(4096):
             pass
     assert live.thread.is_alive()
     assert live.serves()
@@ -189,6 +189,7 @@ def test_whatever_a_signed_hello_claims_it_is_let_in_or_refused(live, pairs, cla
     message = {**(HELLO if isinstance(live, Ranks) else HOST), **claims}
     ours, theirs = socket.socketpair()
     with ours, theirs:
+        ours.setblocking(False)  # as the server's own are
         guest = handshake.PendingConnection(ours, "10.0.0.9")
         live.handshake._pending[guest] = None
         channel, token = protocol.Channel(theirs), TOKEN if good else "guess"
@@ -220,14 +221,14 @@ def test_lines_are_messages_that_can_be_written_again_or_bad(data):
 
 
 @pytest.mark.parametrize("number", [500, pytest.param(3000, marks=pytest.mark.slow)])
-def test_after_thousands_of_broken_connections_the_door_serves(live, number):
+def test_after_thousands_of_broken_connections_the_server_works(live, number):
     rng = random.Random(11)
     for i in range(number):
-        with socket.create_connection(("127.0.0.1", live.port), timeout=5) as stranger:
+        with socket.create_connection(("127.0.0.1", live.port), timeout=5) as hostile:
             with contextlib.suppress(OSError):  # it may be turned away already
-                stranger.sendall(mutated(rng))
+                hostile.sendall(mutated(rng))
             if i % 3 == 0:  # a reset instead of an end
-                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                hostile.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     assert live.thread.is_alive()
     assert live.serves()
     assert len(live.log) < 12
@@ -240,9 +241,9 @@ def test_an_error_of_ours_ends_one_connection_and_is_told_once(live, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(protocol, "is_proof", broken)
         for _ in range(5):
-            with socket.create_connection(("127.0.0.1", live.port), timeout=5) as stranger:
-                stranger.sendall(b"{}\n")
-                while stranger.recv(4096):
+            with socket.create_connection(("127.0.0.1", live.port), timeout=5) as hostile:
+                hostile.sendall(b"{}\n")
+                while hostile.recv(4096):
                     pass
     told = [line for line in live.log if "met an error of ours and goes on: ZeroDivisionError" in line]
     assert len(told) == 1
@@ -252,31 +253,31 @@ def test_an_error_of_ours_ends_one_connection_and_is_told_once(live, monkeypatch
 def test_a_hello_in_drips_has_one_deadline(live, monkeypatch):
     monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.6)
     began = time.monotonic()
-    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as stranger:
-        stranger.settimeout(0.1)
+    with socket.create_connection(("127.0.0.1", live.port), timeout=5) as hostile:
+        hostile.settimeout(0.1)
         ended = False
         while not ended and time.monotonic() - began < 10:
             with contextlib.suppress(TimeoutError):
-                ended = stranger.recv(4096) == b""
+                ended = hostile.recv(4096) == b""
             if not ended:
                 with contextlib.suppress(OSError):
-                    stranger.send(b"{")
+                    hostile.send(b"{")
         assert ended  # each drip used to begin a new deadline
 
 
-def test_dripping_strangers_on_all_places_do_not_keep_the_job_out(live):
+def test_slow_clients_on_all_places_do_not_keep_the_job_out(live):
     with contextlib.ExitStack() as stack:
-        strangers = [
+        clients = [
             stack.enter_context(socket.create_connection(("127.0.0.1", live.port), timeout=5))
             for _ in range(2 * handshake.MAX_PENDING)
         ]
-        for stranger in strangers:
+        for hostile in clients:
             with contextlib.suppress(OSError):
-                stranger.send(b"{")
+                hostile.send(b"{")
         assert live.serves()
 
 
-def test_strangers_of_the_most_crowded_address_go_first():
+def test_connections_of_the_most_crowded_address_are_dropped_first():
     listener = ports.listen("127.0.0.1", 0)
     there = handshake.Handshake(listener, TOKEN, lambda guest, hello: None, print)
     removed = []
@@ -296,9 +297,9 @@ def test_strangers_of_the_most_crowded_address_go_first():
 
 def test_a_thousand_wrong_tokens_are_two_lines(live):
     for _ in range(1000):
-        with socket.create_connection(("127.0.0.1", live.port), timeout=5) as stranger:
-            stranger.sendall(b'{"nonce":"n","proof":"guess"}\n' * 20)
-            while stranger.recv(4096):
+        with socket.create_connection(("127.0.0.1", live.port), timeout=5) as hostile:
+            hostile.sendall(b'{"nonce":"n","proof":"guess"}\n' * 20)
+            while hostile.recv(4096):
                 pass
     live.close()
     refused = [line for line in live.log if "wrong or missing job token" in line]

@@ -16,13 +16,13 @@ def test_a_held_port_is_refused_naming_its_holder():
             ports.listen("127.0.0.1", port)
 
 
-def test_a_port_held_by_a_sharing_stranger_is_refused_too():
-    with socket.socket() as stranger:
-        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        stranger.bind(("127.0.0.1", 0))
-        stranger.listen()
+def test_a_port_held_by_a_sharing_program_is_refused_too():
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
         with pytest.raises(GroupError, match="is in use by"):
-            ports.listen("127.0.0.1", stranger.getsockname()[1])
+            ports.listen("127.0.0.1", other.getsockname()[1])
 
 
 def test_an_address_of_another_host_is_a_configuration_error():

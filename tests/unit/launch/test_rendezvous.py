@@ -1,4 +1,4 @@
-"""Ranks as threads around a real meeting place: forming, refusing, losing, and strangers at the door."""
+"""Ranks as threads around a real server: forming, refusing, losing, and unauthenticated clients."""
 
 import contextlib
 import socket
@@ -74,7 +74,7 @@ def test_a_group_forms_and_learns_the_coordinator(place):
     assert {member.own_address for member in members} == {"127.0.0.1"}
 
 
-def test_more_ranks_than_strangers_are_borne_all_meet_at_once(place):
+def test_more_ranks_than_pending_connections_all_meet_at_once(place):
     ranks = handshake.MAX_PENDING + 40
     members = place(ranks, timeout_s=60.0).join_all([{"rank": n, "timeout_ms": 60_000} for n in range(ranks)])
     assert [type(member) for member in members] == [GroupConnection] * ranks
@@ -181,24 +181,24 @@ def test_a_meeting_place_whose_thread_was_the_faster_one_closes(place):
     assert not server.reactor.thread.is_alive()
 
 
-def test_a_thousand_strangers_do_no_harm(place):
+def test_a_thousand_unauthenticated_clients_do_no_harm(place):
     meeting = place(2)
     with contextlib.ExitStack() as stack:
         for i in range(1000):
-            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", meeting.port), timeout=5))
+            other = stack.enter_context(socket.create_connection(("127.0.0.1", meeting.port), timeout=5))
             if i % 3 == 0:
                 with contextlib.suppress(OSError):  # may be turned away already
-                    stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" if i % 2 else b"\0" * 100)
+                    other.sendall(b"GET / HTTP/1.0\r\n\r\n" if i % 2 else b"\0" * 100)
         members = meeting.join_all([{"rank": 0}, {"rank": 1}])
     assert all(member.coordinator for member in members)
 
 
-def test_a_stranger_that_says_nothing_is_dropped(place, monkeypatch):
+def test_a_client_that_sends_nothing_is_dropped(place, monkeypatch):
     monkeypatch.setattr("cyxjax.launch.group.handshake.HANDSHAKE_S", 0.2)
     meeting = place(2)
-    with socket.create_connection(("127.0.0.1", meeting.port), timeout=5) as stranger:
-        assert b"nonce" in stranger.recv(1000)
-        assert stranger.recv(1000) == b""
+    with socket.create_connection(("127.0.0.1", meeting.port), timeout=5) as other:
+        assert b"nonce" in other.recv(1000)
+        assert other.recv(1000) == b""
 
 
 def test_a_newer_start_waits_for_the_meeting_place_to_catch_up(place, monkeypatch):
@@ -240,11 +240,11 @@ def test_a_loopback_name_in_a_job_of_several_hosts(monkeypatch):
 
 
 def test_another_program_on_the_port_is_named():
-    with ports.listen("127.0.0.1", 0) as stranger:
-        port = stranger.getsockname()[1]
+    with ports.listen("127.0.0.1", 0) as other:
+        port = other.getsockname()[1]
 
         def answer():
-            connection, _ = stranger.accept()
+            connection, _ = other.accept()
             with connection:
                 connection.sendall(b"SSH-2.0-OpenSSH\r\n")
                 connection.recv(100)
@@ -254,7 +254,7 @@ def test_another_program_on_the_port_is_named():
             client.join(Topology(1, 2, master_port=port, timeout_ms=2000))
 
 
-def test_a_meeting_place_that_greets_late_is_no_stranger(place, monkeypatch):
+def test_a_server_that_greets_late_is_waited_for(place, monkeypatch):
     """Where thousands come at once the kernel takes connections that nobody looks at for a while."""
     meeting = place(1)
     monkeypatch.setattr(client, "PATIENCE_S", 0.2)
