@@ -55,6 +55,30 @@ TABLE = (
         r"Unable to initialize backend '(\w+)': (.*?)\.? \(set JAX_PLATFORMS.*",
         "JAX_PLATFORMS names {0!r}, which jax cannot start here: {1}. HINT: unset it, or set it to cpu.",
     ),
+    Known(
+        "ValueError",  # of flax.linen.merge_param
+        r'Parameter "(\w+)" must be passed to the constructor or at call time.*',
+        "a layer of the model needs {0}. HINT: give the model's __call__ an argument `train`, which the "
+        "trainer sets, and the layer {0}=not train.",
+    ),
+    Known(
+        "TypeError",  # of a layer that has no default for it: flax.linen.SpectralNorm
+        r"(.*)\.__call__\(\) missing 1 required keyword-only argument: 'update_stats'",
+        "{0} needs update_stats. HINT: give the model's __call__ an argument `train`, which the trainer "
+        "sets, and the layer update_stats=train.",
+    ),
+    Known(
+        "ModifyScopeVariableError",  # of flax
+        r'Cannot update variable "(\w+)" in "/?([^"]*)" because collection "batch_stats".*',
+        "the model changes {0!r} of 'batch_stats' in evaluation, in /{1}. HINT: use_running_average=not "
+        "train, with an argument `train` of the model's __call__, which the trainer sets.",
+    ),
+    Known(
+        "ModifyScopeVariableError",
+        r'Cannot update variable "(\w+)" in "/?([^"]*)" because collection "(\w+)".*',
+        "the model changes {0!r} of {2!r} in evaluation, in /{1}. HINT: change it `if train:`, with an "
+        "argument `train` of the model's __call__, which the trainer sets.",
+    ),
 )
 
 

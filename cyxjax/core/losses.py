@@ -204,7 +204,8 @@ def model_loss(output: PyTree, target: PyTree) -> Any:
     if not isinstance(output, dict) or "loss" not in output:
         raise DataError(
             f"the model returned {kind_of(output)}, expected a dict with the key 'loss', because "
-            "no loss function was given. HINT: pass a loss such as cx.CrossEntropyLoss() to the trainer."
+            "no loss function was given. HINT: pass a loss such as cx.CrossEntropyLoss() to the trainer, or "
+            'return {"loss": loss of each sample} from a model that computes its own.'
         )
     return (output["loss"], output["weight"]) if "weight" in output else output["loss"]
 

@@ -66,8 +66,8 @@ class HeldState:
         """Global arrays. Raises: GroupError before there are any."""
         if self._state is None:
             raise GroupError(
-                "this model has no parameters yet: it needs inputs to know their shapes. "
-                "HINT: call ddp.init(inputs) or make a forward pass first."
+                "this model has no parameters yet: it needs inputs to know their shapes. HINT: for an "
+                "optimizer pass the wrapper, cx.AdamOptimizer(ddp, lr=0.001); else call ddp.init(inputs)."
             )
         return self._state
 

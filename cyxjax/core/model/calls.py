@@ -85,7 +85,9 @@ def _takes_names(free: list[inspect.Parameter], known: Mapping[str, Any], inputs
 
 def _other_inputs(free: list[inspect.Parameter], given: str) -> ConfigError:
     takes = ", ".join(one.name if one.default is one.empty else f"{one.name}=..." for one in free)
+    names = [one.name for one in free]
+    by_name = ", ".join(f"{name!r}: {name}" for name in names)
     return ConfigError(
-        f"the model's __call__ takes the inputs ({takes}), the data have {given}. HINT: pass a tuple in that "
-        "order, fit((x1, x2), y), or a dict by these names."
+        f"the model's __call__ takes the inputs ({takes}), the data have {given}. HINT: "
+        f"fit(({', '.join(names)}), y) or fit({{{by_name}}}, y), also where the model computes its own loss."
     )

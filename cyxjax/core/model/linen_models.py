@@ -21,9 +21,9 @@ from cyxjax.core.model.batch_stats import (
 )
 from cyxjax.core.model.calls import call_arguments
 from cyxjax.core.model.first_values import draw
-from cyxjax.core.model.linen_errors import explained
 from cyxjax.core.model.model_fns import MODES, ModelFns, Sown, call_mode
 from cyxjax.core.model.sown import holds_losses, sum_of_sown
+from cyxjax.known_errors import translated
 
 PyTree = Any
 # For the code that draws first values. An MLP's (CPU, jax 0.10.2) took 0.35 s to compile instead of 0.9 s,
@@ -46,7 +46,7 @@ def from_linen(module: linen.Module) -> ModelFns:
     def values(key: jax.Array, inputs: PyTree) -> PyTree:
         keys = dict(zip(("params", "dropout"), jax.random.split(key), strict=True))
         called, (args, named) = _called(module, inputs, key, False)
-        with explained():
+        with translated():
             return called.init(keys, *args, **named)
 
     # Traced once for the shapes and the values: with 2,000 leaves a trace takes seconds.
@@ -65,7 +65,7 @@ def from_linen(module: linen.Module) -> ModelFns:
         if not train:
             called, (args, named) = _called(module, inputs, key, train)
             run = lambda rngs: called.apply(variables, *args, rngs=rngs, **named)  # noqa: E731
-            with explained():
+            with translated():
                 return _with_streams(run, key), model_state
         losses = [name for name in sorted(sown) if holds_losses(name)]
 
@@ -76,7 +76,7 @@ def from_linen(module: linen.Module) -> ModelFns:
                 with linen.intercept_methods(_batch_norm):
                     return called.apply(variables, *args, mutable=[*model_state, *losses], rngs=rngs, **named)
 
-            with explained():
+            with translated():
                 return _with_streams(run, key)
 
         output, new_state = run_training(inputs, key)

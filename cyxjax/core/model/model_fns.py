@@ -33,7 +33,7 @@ class Sown(NamedTuple):
 
 
 MODES = {
-    **dict.fromkeys(("train", "training", "is_train", "is_training", "train_mode"), True),
+    **dict.fromkeys(("train", "training", "is_train", "is_training", "train_mode", "update_stats"), True),
     **dict.fromkeys(("deterministic", "is_deterministic", "use_running_average"), False),
     **dict.fromkeys(("eval", "is_eval", "eval_mode", "inference", "is_inference"), False),
 }

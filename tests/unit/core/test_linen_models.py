@@ -163,8 +163,9 @@ class Net(linen.Module):
         (Net(lambda switches: True, {}), "use_running_average"),
         (Net(lambda switches: None), "deterministic"),
         (Net(lambda switches: True, {"use_running_average": False}), "BatchNorm_0"),
+        (linen.Sequential([linen.SpectralNorm(linen.Dense(2))]), "update_stats"),
     ],
-    ids=["norm without the flag", "dropout without the flag", "norm in training"],
+    ids=["norm without the flag", "dropout without the flag", "norm in training", "spectral norm"],
 )
 def test_a_layer_without_the_flag_is_refused_in_a_line(model, named):
     fns, inputs = from_linen(model), jnp.ones((1, 4))
@@ -176,3 +177,15 @@ def test_a_layer_without_the_flag_is_refused_in_a_line(model, named):
         jax.eval_shape(evaluated, jax.random.key(0))
     assert "\n" not in str(caught.value)
     assert named in str(caught.value)
+
+
+def test_a_spectral_norm_updates_its_estimate_in_training_only():
+    fns, x, key = from_linen(linen.SpectralNorm(linen.Dense(2))), jnp.ones((3, 4)), jax.random.key(0)
+    params, state = fns.init(key, x)
+    updated = fns.apply(params, state, x, key, True)[1]
+    kept = fns.apply(params, state, x, key, False)[1]
+
+    def estimate(values):
+        return [a.tolist() for a in jax.tree.leaves(values)]
+
+    assert estimate(state) == estimate(kept) != estimate(updated)
