@@ -26,11 +26,32 @@ _NO_CHECKSUM = "the checksum of all other bytes goes here".ljust(64, "-")  # as 
 
 
 class SavedModel(NamedTuple):
-    """What a model file holds: JSON values, and two nested dicts of numpy arrays."""
+    """What a model file holds: JSON values, and two nested dicts of numpy arrays.
+
+    A trainer or a `DistributedDataParallel` accepts it as its model, and starts from these values.
+    """
 
     architecture: dict[str, Any]
     params: PyTree
     model_state: PyTree
+
+    def to_model_fns(self) -> Any:
+        """The model as functions, whose `init` returns copies of the saved values.
+
+        Raises: ConfigError if `build_model` does not know the architecture.
+        """
+        import jax  # here, not above: reading a file does not start jax
+
+        from cyxjax.core.model.adapter import adapt
+        from cyxjax.models.registry import build_model
+
+        built = adapt(build_model(self.architecture))
+
+        def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
+            jax.eval_shape(built.init, key, inputs)  # tells which collections the model sows into
+            return jax.tree.map(jax.numpy.array, (self.params, self.model_state))
+
+        return built._replace(init=init)
 
 
 def save_model(

@@ -59,6 +59,12 @@ def test_lists_are_filled_as_torch_fills_them():
     assert dist.scatter([t]).tolist() == [5, 6]
 
 
+def test_scatter_fills_an_array_from_a_list_and_src_by_name():
+    t = np.zeros(2, np.float32)
+    dist.scatter(t, [np.array([3.0, 4.0], np.float32)], src=0)
+    assert t.tolist() == [3, 4]
+
+
 def test_nothing_is_in_place_where_the_result_is_used():
     t = np.zeros(2, np.float32)
     seen = [dist.all_reduce(t), *map(dist.all_reduce, [t]), (lambda: dist.all_reduce(t))()]

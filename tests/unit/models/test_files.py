@@ -1,11 +1,16 @@
 import json
 import os
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import safetensors.numpy
 
+from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.losses import MSELoss
+from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.models import (
     BatchNormModule,
@@ -21,6 +26,7 @@ from cyxjax.models import (
     save_model,
 )
 from cyxjax.models import layers as layers_file
+from cyxjax.train.trainer import DistributedTrainer
 
 
 @pytest.fixture
@@ -78,6 +84,35 @@ def test_a_registered_model_is_rebuilt_from_its_file(tmp_path):
     assert build_model(SequentialModel([LinearModule(2, 3)]).architecture()).layers == (LinearModule(2, 3),)
     with pytest.raises(ConfigError, match="type 'own' cannot be built"):
         build_model({"type": "own"})
+
+
+@pytest.mark.parametrize("name", ["sequential", "mlp", "resnet18"])
+def test_training_starts_from_the_values_of_a_file(name, tmp_path):
+    x, key = jnp.ones((2, 8, 8, 3) if name == "resnet18" else (2, 4)), jax.random.key(0)
+    if name == "sequential":
+        fresh = SequentialModel([LinearModule(4, 3), BatchNormModule(3)])
+        architecture = fresh.architecture()
+    else:
+        fresh, architecture = get_model(name)(), get_model(name).architecture()
+    fns = adapt(fresh)
+    values = fns.init(key, x)
+    save_model(tmp_path / "m", architecture, *values)
+    loaded = adapt(load_model(tmp_path / "m"))
+    jax.tree.map(np.testing.assert_array_equal, loaded.init(jax.random.key(1), x), values)
+    for train in (True, False):
+        of_file, of_model = (one.apply(*values, x, key, train) for one in (loaded, fns))
+        jax.tree.map(np.testing.assert_array_equal, of_file, of_model)
+
+
+def test_a_trainer_goes_on_with_a_file(group, tmp_path):
+    model, x = SequentialModel([LinearModule(4, 1)]), np.ones((8, 4), np.float32)
+    model.save(tmp_path / "m")
+    before = model.parameters()["0_linear"]["kernel"]
+    config = DistributedTrainingConfig(batch_size=1, epochs=1, checkpoint_every_n_epochs=0, verbose=False)
+    for loaded in (load_model(tmp_path / "m"), SequentialModel.load(tmp_path / "m")):
+        trainer = DistributedTrainer(loaded, MSELoss(), optax.sgd(0.0))
+        trainer.fit(x, x[:, :1], config)
+        np.testing.assert_array_equal(trainer.params["0_linear"]["kernel"], before)
 
 
 def test_other_readers_can_use_the_numbers(model, tmp_path):

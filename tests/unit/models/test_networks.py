@@ -273,3 +273,8 @@ def test_gpt_computes_gradients_in_float16(remat):
 def test_gpt_says_what_it_cannot_take(options, tokens, error, message):
     with pytest.raises(error, match=message):
         get_model("gpt")(TINY | options).init(jax.random.key(0), tokens)
+
+
+def test_a_network_names_what_holds_its_parameters():
+    with pytest.raises(ConfigError, match=r"VAE.*AdamOptimizer\(ddp"):
+        get_model("vae")().parameters()
