@@ -8,6 +8,14 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.errors import ConfigError, nearest
 
 _OF_A_RUN_FOLDER = {"run_dir", "sinks", "report", "wandb", "profile"}
+_GO_ELSEWHERE = {  # keywords of other libraries' fit -> what to write here
+    **dict.fromkeys(
+        ("model", "loss_fn", "optimizer", "metrics", "callbacks", "augment"),
+        "pass it to cx.DistributedTrainer.",
+    ),
+    "sample_weight": "put the weights into the targets, and return (values, weights) from the loss.",
+    "class_weight": "use cx.CrossEntropyLoss(weight=[...]).",
+}
 
 
 def parse(
@@ -29,7 +37,8 @@ def parse(
     taken = {*DistributedTrainingConfig.model_fields, *_OF_A_RUN_FOLDER}
     for word in settings:
         if word not in taken:
-            raise ConfigError(f"fit takes no {word}. HINT: {nearest(word, {*known, *taken})}", key=word)
+            hint = _GO_ELSEWHERE.get(word) or nearest(word, {*known, *taken})
+            raise ConfigError(f"fit has no argument {word}. HINT: {hint}", key=word)
     if settings:
         before = {} if config is None else {one: getattr(config, one) for one in config.model_fields_set}
         kind = DistributedTrainingConfig if config is None else type(config)

@@ -30,9 +30,9 @@ def refuse_of_batch(fns: ModelFns, output: PyTree, inputs: PyTree) -> None:
     for (name, leaf), is_of_batch in zip(named_leaves(output), made, strict=True):
         if not leaf.shape and is_of_batch:
             raise DataError(
-                f"the model's output {name!r} is one number, made from all samples of a batch: another for "
-                "each share of it, with its padding. HINT: return one value a sample, shape (B,), and leave "
-                "the mean to the loss."
+                f"the model's output{f' {name!r}' if name else ''} is one number, made from all samples of a "
+                "batch, which is split over replicas and padded. HINT: return one value per sample, shape "
+                '(B,), or {"loss": these} from a model that computes its own loss.'
             )
 
 

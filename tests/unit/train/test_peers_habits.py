@@ -28,6 +28,15 @@ def kernel(fitted):
 QUIET = {"epochs": 2, "batch_size": 4, "verbose": False, "checkpoint_every_n_epochs": 0}
 
 
+@pytest.mark.parametrize(
+    ("word", "way"), [("callbacks", "DistributedTrainer"), ("class_weight", "CrossEntropyLoss")]
+)
+def test_a_keyword_that_is_not_of_fit_names_where_it_goes(word, way):
+    with pytest.raises(ConfigError, match=way) as caught:
+        trainer().fit(X, Y, **QUIET, **{word: []})
+    assert caught.value.key == word
+
+
 def test_keys_of_the_configuration_are_keywords_of_fit():
     by_config, by_words, mixed = trainer(), trainer(), trainer()
     history = by_config.fit(X, Y, X[:8], Y[:8], config())
