@@ -56,6 +56,12 @@ TABLE = (
         "JAX_PLATFORMS names {0!r}, which jax cannot start here: {1}. HINT: unset it, or set it to cpu.",
     ),
     Known(
+        "ValueError",  # of jax, when a program is lowered
+        r"The precision '(F16\w*)' is not supported by dot_general on (\w+).*",
+        "float16: the model needs matrix products ({0}) that {1} does not support. "
+        "HINT: set precision: bfloat16.",
+    ),
+    Known(
         "ValueError",  # of flax.linen.merge_param
         r'Parameter "(\w+)" must be passed to the constructor or at call time.*',
         "a layer of the model needs {0}. HINT: give the model's __call__ an argument `train`, which the "

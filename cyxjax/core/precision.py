@@ -1,7 +1,5 @@
 """Which dtype holds, computes and leaves: a policy wrapped around a model, unknown to the step."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,24 +47,6 @@ def parse_policy(text: str) -> Policy:
             )
         fields[name] = _DTYPES[dtype]
     return Policy(**fields)
-
-
-@contextmanager
-def explained(text: str, platform: str) -> Iterator[None]:
-    """Turns jax's refusal of a product that `platform` lacks into a ConfigError that names precision `text`.
-
-    It comes when a program is lowered, before it is compiled; `jax.nn.dot_product_attention` in float16 on
-    CPU meets it (jax 0.10.2).
-    """
-    try:
-        yield
-    except ValueError as error:
-        if "not supported by dot_general" not in str(error):
-            raise
-        raise ConfigError(
-            f"precision={text!r}: the model asks for a product of matrices that the backend {platform!r} "
-            f"does not have ({error}). HINT: set precision: bfloat16."
-        ) from error
 
 
 def cast_floats(tree: PyTree, dtype: Any) -> PyTree:

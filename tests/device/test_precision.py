@@ -108,7 +108,7 @@ def test_float16_that_the_backend_lacks_is_refused_before_anything_is_written(tm
     data = (x, x) if form == "arrays" else ({"batch": (x, x)}.values(),)  # iterable, without an index
     config = DistributedTrainingConfig(batch_size=2, precision="float16", checkpoint_dir=str(tmp_path / "c"))
     trainer = DistributedTrainer(OwnAttention(), MSELoss(), optax.sgd(0.1))
-    with pytest.raises(ConfigError, match="precision='float16'.*backend 'cpu'.*HINT: .*bfloat16"), flax():
+    with pytest.raises(ConfigError, match="float16.*CPU.*bfloat16"), flax():
         trainer.fit(*data, config)
     assert not list(tmp_path.iterdir())
 
