@@ -1,7 +1,7 @@
 """The seam gradients pass through: how LOCAL gradients become the next parameters.
 
 A strategy is a `Sync`; most are a `Reducer` put before an optax optimizer by `reduce_then`. The step
-knows nothing else, so a new scheme is one file in `cyxjax/sync/` and one row in its contract test.
+knows nothing else, so a new scheme is one file in `cyxjax/sync/`; tests read the entry at its end.
 """
 
 from collections.abc import Callable

@@ -69,6 +69,7 @@ ENTRIES = {
     "bucketed": Strategy(
         bucketed,
         ("the same, in reductions of `bucket_size_mb`", "none", "a bounded buffer"),
+        learns=None,  # the parameters of `mean`: tests/device/test_sync_contract.py
         lossless={"bucket_size_mb": 50 / 2**20},  # 50 bytes: one leaf a bucket
     )
 }

@@ -18,7 +18,7 @@ _SHORT = (jnp.float16, jnp.bfloat16)
 def cast_reducer(dtype: Any, error_feedback: bool = True) -> Reducer:
     """Averages gradients over axis `data`, sending `dtype` (float16 or bfloat16); summed in float32.
 
-    State: wire.Residual (spec RESIDUAL_SPEC). A gradient above 65504 becomes infinite in float16.
+    State: coded_mean.Residual (spec RESIDUAL_SPEC). A gradient above 65504 becomes infinite in float16.
     Raises: ConfigError for another dtype.
     """
     if dtype not in _SHORT:
@@ -32,7 +32,7 @@ def int8_reducer(block: int = 256, error_feedback: bool = True) -> Reducer:
     """Averages gradients over axis `data`, sending one byte a value and one float32 per `block` values.
 
     A block's largest value becomes 127, so a rounding is at most 1/254 of it.
-    State: wire.Residual (spec RESIDUAL_SPEC). Raises: ConfigError for a block below 1.
+    State: coded_mean.Residual (spec RESIDUAL_SPEC). Raises: ConfigError for a block below 1.
     """
     if block < 1:
         raise ConfigError(f"block={block}: expected a number of values, 1 or more. HINT: block=256.")

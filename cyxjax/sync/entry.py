@@ -26,6 +26,9 @@ class Strategy(NamedTuple):
     """(optimizer, **options) -> Sync"""
     row: tuple[str, str, str]
     """Of the documentation's table: what a replica sends in a step, its state, when to use it."""
+    learns: Mapping[str, Any] | None
+    """Options under which tests/device/test_convergence.py trains; None where another test shows that its
+    parameters are those of `mean`."""
     sends: Callable[[PyTree, float], list[Exchange]] | None = None
     """(params, their bytes in float32) -> what a step with the default options sends, [] where it cannot
     train them; None: `plan` predicts no times for it"""
@@ -37,9 +40,7 @@ class Strategy(NamedTuple):
     in_memory_plan: bool = False
     """Whether `plan --device-gb` compiles it and may recommend it: the first that fits, in the registry's
     order."""
-    lossless: Mapping[str, Any] = {}
-    """Options under which it loses nothing of the whole numbers of the contract test."""
+    lossless: Mapping[str, Any] | None = {}
+    """Options under which it loses nothing of the whole numbers of the contract test; None: it has none."""
     usual: Mapping[str, Any] | None = None
-    """Options as used, with loss and steps of more than one kind; None: as `lossless`."""
-    learns: Mapping[str, Any] | None = None
-    """Options under which the convergence tests train; None: its parameters are those of `mean`."""
+    """Options as used, with loss and steps of more than one kind; None: as `lossless`, else the defaults."""

@@ -142,6 +142,7 @@ ENTRIES = {
             "none; parameters and optimizer state are sharded",
             "parameters that fill the memory",
         ),
+        learns=None,  # the parameters of `mean`: tests/device/test_fsdp.py
         sends=lambda params, size: [Exchange(False, size, 3)],
         cuts_leaves=True,
         in_memory_plan=True,

@@ -30,7 +30,7 @@ def build_sync(
     Raises: ConfigError for an unknown name, an option it does not take or one of another kind.
     """
     found = named("strategy", name, STRATEGIES, unknown=f"comm={name!r} is not a strategy.", key="comm")
-    entry = found if isinstance(found, Strategy) else Strategy(found, ("", "", ""))
+    entry = found if isinstance(found, Strategy) else Strategy(found, ("", "", ""), learns=None)
     given = checked_kinds(f"comm={name!r}", entry.make, options or {}, "comm_options")
     if max_grad_norm is not None and entry.cuts_leaves:
         given["max_grad_norm"] = max_grad_norm

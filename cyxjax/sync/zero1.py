@@ -140,6 +140,7 @@ ENTRIES = {
     "zero1": Strategy(
         zero1,
         ("as `mean`", "none; the optimizer state is sharded", "optimizer state that fills the memory"),
+        learns=None,  # the parameters of `mean`: tests/device/test_sync_contract.py
         sends=lambda params, size: [Exchange(False, size, 2)],
         cuts_leaves=True,
         in_memory_plan=True,

@@ -16,6 +16,6 @@ def test_each_entry_fills_a_row_of_the_documented_table():
 def test_options_suit_the_strategy_they_are_for():
     params = {"kernel": jax.ShapeDtypeStruct((64, 64), np.float32)}
     for one in STRATEGIES.values():
-        for options in (one.lossless, one.usual or {}, one.learns or {}):
+        for options in (one.lossless or {}, one.usual or {}, one.learns or {}):
             more = {"params": params} if one.cuts_leaves else {}
             assert one.make(optax.sgd(0.1), **options, **more).update
