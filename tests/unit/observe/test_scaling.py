@@ -36,7 +36,7 @@ def test_strategies_send_what_they_say():
     thin = 4 * (4 * 1500 + 500) / 1e6  # rank 4: two thin matrices, and the bias as it is
     wanted = {"mean": whole, "bf16": whole / 2, "int8": whole / 4 * (1 + 4 / 256), "zero1": whole}
     wanted |= {"fsdp": 1.5 * whole, "local_sgd": whole / 8, "diloco": whole / 50, "power_sgd": thin}
-    assert one_s == pytest.approx(wanted)
+    assert {name: one_s[name] for name in wanted} == pytest.approx(wanted)
 
 
 def test_the_model_is_as_far_off_as_it_says(monkeypatch):
