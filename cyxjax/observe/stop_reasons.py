@@ -31,7 +31,8 @@ EARLY_STOPPING = StopReason(
 MAX_STEPS = StopReason("max_steps", "max_steps", "the same command with more --max-steps trains on")
 EPOCHS = StopReason("", "epochs", "the same command with more --epochs trains on")
 
-REASONS = {reason.name: reason for reason in (SIGNAL, MAX_TIME, CALLBACK, EARLY_STOPPING, MAX_STEPS, EPOCHS)}
+# All constants above.
+REASONS = {reason.name: reason for reason in list(globals().values()) if isinstance(reason, StopReason)}
 
 
 def reason_of(name: str) -> StopReason:
