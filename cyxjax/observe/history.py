@@ -91,7 +91,7 @@ class DistributedTrainingHistory:
         return cls.from_dict(values)
 
     def rows(self) -> list[dict[str, float]]:
-        """The curves as a table: a dict for each epoch, without what was not measured in it.
+        """The curves as a table: a dict for each epoch, counted from 0, without what was not measured in it.
 
         Of several evaluations within an epoch it has the last.
         """
