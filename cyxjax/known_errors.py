@@ -74,6 +74,19 @@ TABLE = (
         "sets, and the layer update_stats=train.",
     ),
     Known(
+        "ScopeParamNotFoundError",  # of flax
+        r'Could not find parameter named "(\w+)" in scope "([^"]*)".*',
+        "the values given with the model have no parameter {0!r} in {1}. HINT: pass the variables that this "
+        "module's init returned, or the module alone.",
+    ),
+    Known(
+        "ScopeParamShapeError",  # of flax
+        r'For parameter "(\w+)" in "([^"]*)", the given initializer is expected to generate shape (\(.*?\)), '
+        r"but the existing parameter it received has shape (\(.*?\)).*",
+        "parameter {0!r} in {1} has shape {3}, but the module and its inputs need {2}. HINT: pass inputs "
+        "of the width that the parameters were made for.",
+    ),
+    Known(
         "ModifyScopeVariableError",  # of flax
         r'Cannot update variable "(\w+)" in "/?([^"]*)" because collection "batch_stats".*',
         "the model changes {0!r} of 'batch_stats' in evaluation, in /{1}. HINT: use_running_average=not "

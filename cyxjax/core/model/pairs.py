@@ -41,7 +41,7 @@ def values_and_function(model: Any) -> tuple[PyTree, Callable] | None:
     if _holds_arrays(model[0]) == _holds_arrays(model[1]):
         return None
     values, apply = model if _holds_arrays(model[0]) else model[::-1]
-    return (values, apply) if callable(apply) else None
+    return (values, apply) if callable(apply) and not isinstance(apply, type) else None
 
 
 def _holds_arrays(one: Any) -> bool:

@@ -179,6 +179,25 @@ def test_a_layer_without_the_flag_is_refused_in_a_line(model, named):
     assert named in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("width", "inputs", "named"),
+    [(4, (1, 4), "Dense_0"), (3, (1, 4), r"\(3, 2\).*\(4, 2\)")],
+    ids=["missing", "shape"],
+)
+def test_values_of_another_module_are_refused_in_a_line(width, inputs, named):
+    def kernels(width):
+        return {"kernel": jnp.ones((width, 2)), "bias": jnp.ones(2)}
+
+    class Two(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return linen.Dense(2)(linen.Dense(2)(x))  # Dense_1 is called first
+
+    fns = from_linen(Two())
+    with pytest.raises(ConfigError, match=named):
+        fns.apply({"Dense_1": kernels(width)}, {}, jnp.ones(inputs), jax.random.key(0), False)
+
+
 def test_a_spectral_norm_updates_its_estimate_in_training_only():
     fns, x, key = from_linen(linen.SpectralNorm(linen.Dense(2))), jnp.ones((3, 4)), jax.random.key(0)
     params, state = fns.init(key, x)

@@ -145,29 +145,25 @@ class Estimator:
     """As a library's own."""
 
 
-Estimator.__module__ = "equinox._module"
-
-
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "named"),
     [
-        (Norm, r"the class Norm is not a model.*HINT: make it, Norm\(\.\.\.\)"),
-        (Tail, r"the class Tail.*HINT: make it, Tail\(\.\.\., rngs=nnx\.Rngs\(0\)\)"),
-        (product, r"the function product .*HINT: pass \(init, apply\).*or \(params, product\)"),
-        ("mlp", r"'mlp' is not a model.*cx\.get_model\('mlp'\)\(\)"),
-        (None, "NoneType is not a model"),
-        (optax.sgd(0.1), r"an optimizer is not a model.*HINT: the order is DistributedTrainer\(model, loss"),
-        (Estimator(), r"Estimator is not.*eqx\.partition\(model, eqx\.is_inexact_array\).*jax\.vmap"),
-        (Estimator, "the class Estimator.*make it first; then params, static"),
-        ((W, W), "tuple is not a model"),
-        (
-            TrainState.create(apply_fn=product, params={"w": W}, tx=optax.sgd(0.1)),
-            "TrainState is not.*pass the module itself and its tx",
-        ),
-        (nnx.split(Tail(nnx.Rngs(0))), r"of Flax's parts.*not what nnx\.split made of it"),
+        (Norm, "Norm"),
+        (Tail, "Tail"),
+        (product, "function"),
+        ("mlp", "str"),
+        (None, "NoneType"),
+        (optax.sgd(0.1), "GradientTransformation"),
+        (Estimator(), "Estimator"),
+        (Estimator, "Estimator"),
+        ((W, W), "tuple"),
+        ((Norm, {"w": W}), "tuple"),  # the class, beside values of its objects
+        (TrainState.create(apply_fn=product, params={"w": W}, tx=optax.sgd(0.1)), "TrainState"),
+        (nnx.split(Tail(nnx.Rngs(0))), "tuple"),
     ],
 )
-def test_what_is_no_model_is_told_the_way_in(model, said):
-    with pytest.raises(ConfigError, match=said) as caught:
+def test_what_is_no_model_is_named(model, named):
+    with pytest.raises(ConfigError, match=f"{named}.* is not a model") as caught:
         adapt(model)
+    assert caught.value.key == "model"
     assert "\n" not in str(caught.value)
