@@ -1,9 +1,9 @@
 """What a key of the configuration affects: it stands on its field, and all that compares reads it there.
 
-A key without a mark affects the numbers of training. A key of `Arrays` also decides which arrays the state is
-made of; one of `Content` is compared by what it names. `Length` matters to the numbers where a schedule ends
-with the run. `Course` keys change no number, but all ranks must have the same; `Speed` and `View` keys are
-each rank's own.
+Every key has a mark. `Numbers` keys affect the numbers of training; `Arrays` keys also decide which arrays
+the state is made of; `Content` keys are compared by what they name. `Length` keys matter to the numbers where
+a schedule ends with the run. `Course` keys change no number, but all ranks must have the same; `Speed` and
+`View` keys are each rank's own.
 """
 
 from typing import Annotated, Literal, NamedTuple, TypeVar
@@ -23,6 +23,7 @@ class Affects(NamedTuple):
 
 
 T = TypeVar("T")
+Numbers = Annotated[T, Affects("numbers")]
 Arrays = Annotated[T, Affects("arrays")]
 Content = Annotated[T, Affects("content")]
 Length = Annotated[T, Affects("length")]
@@ -32,8 +33,11 @@ View = Annotated[T, Affects("view")]
 
 
 def effects_of(model: type[BaseModel]) -> dict[str, Effect]:
-    """What each top-level key of `model` affects."""
-    return {
-        name: next((mark.effect for mark in field.metadata if isinstance(mark, Affects)), "numbers")
+    """What each top-level key of `model` affects. Raises: KeyError for a key without a mark."""
+    marks = {
+        name: mark.effect
         for name, field in model.model_fields.items()
+        for mark in field.metadata
+        if isinstance(mark, Affects)
     }
+    return {name: marks[name] for name in model.model_fields}

@@ -6,7 +6,7 @@ from typing import Literal
 import yaml
 from pydantic import Field, field_validator
 
-from cyxjax.config.effects import Arrays, Content, Course, Speed, View
+from cyxjax.config.effects import Arrays, Content, Course, Numbers, Speed, View
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.config.schedules import ScheduleConfig
 from cyxjax.config.sections import (
@@ -40,7 +40,7 @@ class TrainConfig(DistributedTrainingConfig):
     """cross_entropy, mse, l1, huber, ..., model (its own), module:function; or {name: x, options: ...}."""
     optimizer: Arrays[OptimizerConfig] = OptimizerConfig()
     schedule: Arrays[ScheduleConfig] = ScheduleConfig()
-    metrics: tuple[Named, ...] = ()
+    metrics: Numbers[tuple[Named, ...]] = ()
     """Further metrics: f1, auc, r2, perplexity, confusion_matrix, top_k, ..., or `module:attribute`."""
     callbacks: Arrays[tuple[Named, ...]] = ()
     """EMA, EarlyStopping, ReduceLROnPlateau, BestCheckpoint, module:attribute; or {name: x, options: ...}."""

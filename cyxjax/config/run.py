@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from cyxjax.config.effects import Arrays, Course, Length, Speed, View
+from cyxjax.config.effects import Arrays, Course, Length, Numbers, Speed, View
 from cyxjax.config.errors import Source, explain
 from cyxjax.config.exact import not_exact
 from cyxjax.config.sections import (
@@ -38,21 +38,21 @@ class DistributedTrainingConfig(Strict):
 
     epochs: Length[Count] = Field(default=10, ge=1)
     """Passes over the data."""
-    steps_per_epoch: Count | None = Field(default=None, ge=1)
+    steps_per_epoch: Numbers[Count | None] = Field(default=None, ge=1)
     """Length of an epoch of a loader or stream, in steps; none: one pass over the data."""
-    batch_size: Count = Field(default=64, ge=1)
+    batch_size: Numbers[Count] = Field(default=64, ge=1)
     """Samples per replica per micro-step."""
-    global_batch_size: Count | None = Field(default=None, ge=1)
+    global_batch_size: Numbers[Count | None] = Field(default=None, ge=1)
     """Samples per optimizer step over all replicas and micro-steps; instead of batch_size, never with it."""
-    gradient_accumulation_steps: int = Field(default=1, ge=1, le=10**6)
+    gradient_accumulation_steps: Numbers[int] = Field(default=1, ge=1, le=10**6)
     """Micro-steps whose gradients make one optimizer step."""
-    shuffle: bool = True
+    shuffle: Numbers[bool] = True
     """A new order in each epoch, a pure function of seed and epoch."""
-    seed: int = Field(default=42, ge=0, lt=2**32)
+    seed: Numbers[int] = Field(default=42, ge=0, lt=2**32)
     """Fixes initial parameters, order of samples, dropout and augmentation."""
-    drop_last: bool = False
+    drop_last: Numbers[bool] = False
     """Skip the last short batch; otherwise it is padded, and the padding has zero weight."""
-    validation_split: float = Field(default=0.0, ge=0, lt=1)
+    validation_split: Numbers[float] = Field(default=0.0, ge=0, lt=1)
     """Fraction of the training data used for validation if no validation data is given."""
     num_workers: Speed[int] = Field(default=0, ge=0, le=1024)
     """Threads that read samples of datasets with `__getitem__`."""
@@ -61,21 +61,23 @@ class DistributedTrainingConfig(Strict):
 
     precision: Arrays[str] = "float32"
     """float32, bfloat16, float16, or a policy such as params=float32,compute=bfloat16,output=float32."""
-    remat: bool | Literal["none", "full", "dots_saveable", "dots_with_no_batch_dims_saveable"] = "none"
+    remat: Numbers[bool | Literal["none", "full", "dots_saveable", "dots_with_no_batch_dims_saveable"]] = (
+        "none"
+    )
     """Activations that the backward pass recomputes: none, all (or true), all except matrix products."""
-    offload: Literal["none", "optimizer"] = "none"
+    offload: Numbers[Literal["none", "optimizer"]] = "none"
     """optimizer: keep the optimizer state in host memory between steps."""
-    max_grad_norm: Amount | None = Field(default=None, gt=0)
+    max_grad_norm: Numbers[Amount | None] = Field(default=None, gt=0)
     """Clip the mean gradient to this global norm."""
     on_nonfinite: Arrays[Literal["abort", "skip", "rollback"]] = "abort"
     """What all ranks do together when a loss or gradient is not finite."""
-    on_loss_spike: Literal["ignore", "rollback"] = "ignore"
+    on_loss_spike: Numbers[Literal["ignore", "rollback"]] = "ignore"
     """rollback: after a loss spike, return to the checkpoint before it and continue with later samples."""
-    loss_spike_factor: Amount = Field(default=2.0, gt=1)
+    loss_spike_factor: Numbers[Amount] = Field(default=2.0, gt=1)
     """A loss is high if it is at least this many times the median of the steps before."""
-    loss_spike_window: int = Field(default=100, ge=2, le=10**6)
+    loss_spike_window: Numbers[int] = Field(default=100, ge=2, le=10**6)
     """Number of steps in that median; with fewer steps no loss is high."""
-    loss_spike_steps: Count = Field(default=3, ge=1)
+    loss_spike_steps: Numbers[Count] = Field(default=3, ge=1)
     """Number of consecutive high losses that count as a spike."""
     max_rollbacks: Course[Count] = Field(default=3, ge=1)
     """Maximum number of rollbacks in one process; one more is an error."""
@@ -83,17 +85,17 @@ class DistributedTrainingConfig(Strict):
     """Optimizer steps between comparisons of the replicas' parameters, also made at saves; 0: never."""
     on_desync: Course[Literal["abort", "warn", "heal"]] = "abort"
     """What to do when replicas differ: an error, a warning, or copy the majority's values to all."""
-    sync_batchnorm: bool = False
+    sync_batchnorm: Numbers[bool] = False
     """Batch statistics over all replicas instead of each replica's own."""
 
-    init_from: InitFrom = InitFromConfig()
+    init_from: Numbers[InitFrom] = InitFromConfig()
     trainable: Arrays[Patterns] = ()
     """Name patterns of the parameters to train, such as "head/*"; the others are frozen; none: all."""
     lora: Arrays[LoraConfig] = LoraConfig()
 
-    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    lr_scaling: Numbers[Literal["none", "linear", "sqrt"]] = "none"
     """Scale the learning rate by the effective batch over base_batch_size."""
-    base_batch_size: Count | None = Field(default=None, ge=1)
+    base_batch_size: Numbers[Count | None] = Field(default=None, ge=1)
     """The batch the learning rate was chosen for; needed by lr_scaling."""
     warmup_steps: Arrays[Count] = Field(default=0, ge=0)
     """Optimizer steps in which the learning rate rises linearly to its peak."""
@@ -117,11 +119,11 @@ class DistributedTrainingConfig(Strict):
     """How gradients are reduced and parameters updated: a strategy, or module:function."""
     comm_options: Arrays[Options] = {}
     """Options of the strategy, for example `bucket_size_mb: 25`."""
-    reproducibility: Literal["none", "exact"] = "none"
+    reproducibility: Numbers[Literal["none", "exact"]] = "none"
     """exact: the same bits at any number of processes and devices of one kind; needs global_batch_size."""
-    virtual_replicas: int = Field(default=8, ge=1, le=2**16)
+    virtual_replicas: Numbers[int] = Field(default=8, ge=1, le=2**16)
     """Number of parts of the global batch in an exact run; at least the number of devices."""
-    exact_threads: int | None = Field(default=None, ge=1, le=1024)
+    exact_threads: Numbers[int | None] = Field(default=None, ge=1, le=1024)
     """CPU threads per process of an exact run, which affect its numbers; none: as virtual_replicas."""
     exact: Course[Literal["refuse", "warn"]] = "refuse"
     """What to do if an exact run would resume with different bits (another machine, version or code)."""

@@ -41,6 +41,14 @@ def test_the_effect_decides_what_is_compared_with_a_checkpoint_and_between_ranks
     assert (key in config_facts(now)) is (effect_of(key) not in PER_RANK)
 
 
+def test_a_key_without_a_mark_is_an_error():
+    class Forgotten(TrainConfig):
+        patience: int = 3
+
+    with pytest.raises(KeyError, match="patience"):
+        effects_of(Forgotten)
+
+
 def test_the_sets_are_of_known_effects():
     assert ARRAYS.isdisjoint(NO_NUMBERS)
     assert {"content"} == PER_RANK - NO_NUMBERS
