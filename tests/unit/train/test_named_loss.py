@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import pytest
 
 from cyxjax.config.experiment import TrainConfig
+from cyxjax.data.splits import DatasetInfo
 from cyxjax.errors import ConfigError
-from cyxjax.train.start.named import loss_of
+from cyxjax.train.start.named import LOSSES, METRICS, loss_of, metrics_of
 
 CLASSES = types.SimpleNamespace(task="classification", num_classes=3)
 
@@ -50,3 +51,15 @@ def test_what_a_loss_does_not_take_is_refused(name, options, told):
 def test_what_names_no_loss_is_refused(loss):
     with pytest.raises(ConfigError, match="loss = .*expected"):
         TrainConfig(loss=loss)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_each_name_makes_its_loss(name):
+    assert type(loss_of(TrainConfig(loss=name), CLASSES)) is type(LOSSES[name])
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_each_name_makes_its_metric(name):
+    config = TrainConfig(metrics=({"name": name, "options": {"k": 2} if name == "top_k" else {}},))
+    facts = DatasetInfo("own", "classification", 3, (4,), class_names=("a", "b", "c"))
+    assert metrics_of(config, facts).num_rows > metrics_of(TrainConfig(), facts).num_rows
