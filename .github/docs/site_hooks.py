@@ -18,6 +18,7 @@ from cyxjax.cli import main  # noqa: E402
 from cyxjax.config import help as config_help  # noqa: E402
 from cyxjax.config.experiment import TrainConfig  # noqa: E402
 from cyxjax.sync import registry  # noqa: E402
+from cyxjax.train.start.named import METRICS  # noqa: E402
 from tests.faults import matrix  # noqa: E402
 from tests.guides import porting  # noqa: E402
 
@@ -88,11 +89,18 @@ def strategies() -> str:
     return "\n".join([f"| {' | '.join(head)} |", "| --- | --- | --- | --- |", *rows])
 
 
+def metrics() -> str:
+    """The metrics that a configuration can name, with what makes them in Python."""
+    rows = [f"| `{name}` | `cx.{kind.__name__}` |" for name, kind in METRICS.items()]
+    return "\n".join(["| in a configuration | in Python |", "| --- | --- |", *rows])
+
+
 MADE: dict[str, Callable[[], str]] = {
     "keys": keys,
     "commands": commands,
     "examples": examples,
     "porting": porting.table,
     "strategies": strategies,
+    "metrics": metrics,
     "faults": lambda: matrix.table(json.loads(matrix.MEASURED.read_text())),
 }
