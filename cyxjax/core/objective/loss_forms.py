@@ -58,7 +58,7 @@ def check_shape(loss: Any, output: jax.Array, target: jax.Array, ok: bool) -> No
     if not ok:
         raise DataError(
             f"{type(loss).__name__}: output {output.dtype}{list(output.shape)} and target "
-            f"{target.dtype}{list(target.shape)} do not fit. HINT: reshape the target (labels are integers "
-            "without the class dimension, of (N, 1) y[:, 0], of one-hot rows y.argmax(-1); other targets "
-            "have the output's shape)."
+            f"{target.dtype}{list(target.shape)} do not fit. HINT: labels are integers without the class "
+            "dimension (of (N, 1) y[:, 0], of one-hot rows y.argmax(-1)); other targets have the output's "
+            "shape (y[:, None] for outputs (N, 1))."
         )

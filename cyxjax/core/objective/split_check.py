@@ -24,7 +24,7 @@ from cyxjax.core.rows import WAYS_OUT, by_sample, row_by_row
 from cyxjax.errors import ConfigError
 
 PyTree = Any
-_ROUNDING, _HALF_PRECISION = 1e-3, 0.03  # relative to the size of the values
+_ROUNDING, _HALF_PRECISION = 1e-4, 0.03  # relative to the size of the values
 _OF_LARGEST = 1e-5  # differences below this part of the largest values of the run are rounding of large terms
 
 
@@ -122,9 +122,11 @@ def _difference(together: jax.Array, alone: jax.Array, relative: float) -> tuple
 
 
 def _differs(name: str, difference: float, size: float) -> ConfigError:
+    is_metric = name.startswith("the metric")
+    ways = "return one value per sample, shape (B,), or write a cx.Statistic" if is_metric else WAYS_OUT
     return ConfigError(
         f"{name} of a batch is not made of values of its samples alone: computed for one sample at a time it "
         f"differs by {difference:.4g}, where a sample's value is {size:.4g} on average. The batch is split "
-        f"over replicas, micro-batches or parts, which would change the result. HINT: {WAYS_OUT}.",
-        key="metrics" if name.startswith("the metric") else "loss",
+        f"over replicas, micro-batches or parts, which would change the result. HINT: {ways}.",
+        key="metrics" if is_metric else "loss",
     )
