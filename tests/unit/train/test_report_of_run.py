@@ -46,7 +46,7 @@ def test_an_experiment_leaves_its_report(tmp_path, capsys):
     assert all(", taken for " in item["caption"] for item in wrong)
     assert start["world_size"] == 1
     assert start["environment"]["jax"]
-    assert "pytest" in start["environment"]["command"]
+    assert "python" in start["environment"]["command"]
     assert start["fingerprint"]["training data"]
     assert np.sum(predictions["confusion"]) == 359  # all test samples: fewer than report_samples
     text = (tmp_path / "run" / "report.html").read_text()
