@@ -172,30 +172,30 @@ def resolve(
     epoch = None if num_samples is None else BatchPlan(num_samples, *batch, config.drop_last)
     steps_per_epoch = epoch.num_steps if epoch else config.steps_per_epoch
     step = StepPlan(
-        batch,
-        rate_plan(config, schedule, batch.global_batch_size, steps_per_epoch or 0),
-        config.reproducibility,
-        config.precision,
-        str(config.remat) if remat == "none" else remat,
-        config.offload,
-        config.sync_batchnorm,
-        config.max_grad_norm,
-        config.on_nonfinite,
-        config.comm,
-        copy.deepcopy(config.comm_options),  # the caller's may change before the next fit
-        config.trainable,
-        LoraPlan(config.lora.rank, config.lora.alpha, config.lora.pattern),
-        config.pool_threads,
+        batch=batch,
+        rate=rate_plan(config, schedule, batch.global_batch_size, steps_per_epoch or 0),
+        reproducibility=config.reproducibility,
+        precision=config.precision,
+        remat=str(config.remat) if remat == "none" else remat,
+        offload=config.offload,
+        sync_batchnorm=config.sync_batchnorm,
+        max_grad_norm=config.max_grad_norm,
+        on_nonfinite=config.on_nonfinite,
+        comm=config.comm,
+        comm_options=copy.deepcopy(config.comm_options),  # the caller's may change before the next fit
+        trainable=config.trainable,
+        lora=LoraPlan(config.lora.rank, config.lora.alpha, config.lora.pattern),
+        threads=config.pool_threads,
     )
     return Settings(
         step,
         Reading(
-            epoch,
-            config.steps_per_epoch,
-            config.seed,
-            config.shuffle,
-            config.prefetch,
-            config.max_eval_batches,
+            epoch=epoch,
+            steps_per_epoch=config.steps_per_epoch,
+            seed=config.seed,
+            shuffle=config.shuffle,
+            prefetch=config.prefetch,
+            max_eval_batches=config.max_eval_batches,
         ),
         _course(config),
         Watch(config.monitor, config.monitor_mode, config.early_stopping_patience),
@@ -232,37 +232,37 @@ def _first_values(config: DistributedTrainingConfig) -> FirstValues:
 
 def _course(config: DistributedTrainingConfig) -> Course:
     return Course(
-        config.epochs,
-        config.max_steps,
-        config.max_time,
-        Evaluations(config.evaluate_every_n_epochs, config.evaluate_every_n_steps),
-        config.steps_in_flight,
-        config.log_every_n_batches,
+        epochs=config.epochs,
+        max_steps=config.max_steps,
+        max_time_s=config.max_time,
+        evaluations=Evaluations(config.evaluate_every_n_epochs, config.evaluate_every_n_steps),
+        in_flight=config.steps_in_flight,
+        log_every=config.log_every_n_batches,
     )
 
 
 def _save_policy(config: DistributedTrainingConfig) -> SavePolicy:
     return SavePolicy(
-        config.checkpoint_path,
-        config.checkpoint_every_n_epochs,
-        config.checkpoint_every_n_steps,
-        config.checkpoint_every_n_minutes,
-        config.keep_last,
-        config.keep_best,
-        config.checkpoint_async,
-        config.resume,
+        folder=config.checkpoint_path,
+        every_epochs=config.checkpoint_every_n_epochs,
+        every_steps=config.checkpoint_every_n_steps,
+        every_minutes=config.checkpoint_every_n_minutes,
+        keep_last=config.keep_last,
+        keep_best=config.keep_best,
+        in_background=config.checkpoint_async,
+        resume=config.resume,
     )
 
 
 def _guard_policy(config: DistributedTrainingConfig, loses_steps: bool) -> GuardPolicy:
     return GuardPolicy(
-        config.on_nonfinite,
-        loses_steps,
-        config.on_loss_spike,
-        config.loss_spike_factor,
-        config.loss_spike_window,
-        config.loss_spike_steps,
-        config.max_rollbacks,
-        config.sentinel_every_n_steps,
-        config.on_desync,
+        on_nonfinite=config.on_nonfinite,
+        loses_steps=loses_steps,
+        on_loss_spike=config.on_loss_spike,
+        spike_factor=config.loss_spike_factor,
+        spike_window=config.loss_spike_window,
+        spike_steps=config.loss_spike_steps,
+        max_rollbacks=config.max_rollbacks,
+        sentinel_every=config.sentinel_every_n_steps,
+        on_desync=config.on_desync,
     )
