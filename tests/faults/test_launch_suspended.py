@@ -7,6 +7,7 @@ import time
 import pytest
 
 from cyxjax.errors import EXIT_PREEMPTED
+from cyxjax.launch import save_request
 from cyxjax.launch.heartbeat import read
 from tests.support.elastic_hosts import finished
 from tests.support.launching import start, until
@@ -92,6 +93,7 @@ def test_a_second_sigterm_is_heard_while_nobody_reads(tmp_path):
     assert run.reached("under way", 1, 90)
     run.process.send_signal(signal.SIGTERM)
     assert run.told("the ranks have 300 s to stop")  # of standard error; the other stream stands still
+    time.sleep(save_request.ONE_REQUEST_S)  # sooner it would be the same request
     run.process.send_signal(signal.SIGTERM)
     assert run.process.wait(90) == EXIT_PREEMPTED  # nothing of standard output was read until here
     run.wait()

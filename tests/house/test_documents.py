@@ -112,10 +112,11 @@ def test_the_commands_for_a_file_and_its_checkpoints_run_in_a_clone(tmp_path):
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
     env = {k: v for k, v in os.environ.items() if k not in ("NPROC", "JAX_NUM_CPU_DEVICES")}
-    text = (ROOT / "README.md").read_text()
+    pages = [ROOT / ".github" / "docs" / name for name in ("checkpoints.md", "trained-models.md")]
     chosen = [
         words
-        for words in printed_commands(text)
+        for page in pages
+        for words in printed_commands(page.read_text())
         if words[0] == "cyxjax" or words[:3] == ["python", "-m", "cyxjax.train"]
     ]
     assert len(chosen) >= 8

@@ -234,7 +234,7 @@ class Controller:
         if not current.note_loss(host):
             return
         current.changed = f"host {host.host} is gone"
-        if len(current.members) > 1:  # the only host knows why it ends
+        if current.members:  # a host that was alone knows why it ends
             self._orders.append(Log(current.changed))
         self._ask_to_end(current, current.changed, polite=False)
 

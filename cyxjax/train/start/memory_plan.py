@@ -69,17 +69,19 @@ def held_by(recipe: Recipe, prepared: Prepared, devices: Any, batch: Batch) -> I
 
 
 def table(held: list[Held], device_bytes: float | None) -> list[str]:
-    """Lines: bytes by number of replicas and strategy; the cheapest that fits, where a size is given."""
+    """Lines of at most 80 columns: bytes by number of replicas and strategy; the cheapest that fits, where a
+    size is given."""
+    compiled = f"{held[0].compiled[0][0]} and {held[0].compiled[1][0]} devices"
     lines = [
-        f"held on one replica (state, counted + temporaries, compiled on {held[0].compiled[0][0]} and "
-        f"{held[0].compiled[1][0]} devices and drawn out):",
-        f"  {'replicas':>8}  " + "  ".join(f"{one.comm:>22}" for one in held),
+        "held on one replica: state, which is counted, + temporaries, which are",
+        f"extrapolated from programs compiled on {compiled}:",
+        f"  {'replicas':>8}" + "".join(f" {one.comm:>17}" for one in held),
     ]
     for count in COUNTS:
-        cells = [f"{size(one.state_bytes(count))} + {size(one.temporary_bytes(count))}" for one in held]
+        cells = [f"{size(one.state_bytes(count))}+{size(one.temporary_bytes(count))}" for one in held]
         fits = next((one.comm for one in held if one.whole_bytes(count) <= (device_bytes or 0)), "none fits")
         said = f"  -> {fits}" if device_bytes else ""
-        lines.append(f"  {count:>8}  " + "  ".join(f"{cell:>22}" for cell in cells) + said)
+        lines.append(f"  {count:>8}" + "".join(f" {cell:>17}" for cell in cells) + said)
     return lines
 
 
