@@ -24,7 +24,7 @@ test: $(DEV)  ## runs the tests but for the slow rows; those: ARGS="-m slow"
 	$(PYTEST) $(ARGS)
 
 # Nothing of it waits, so a worker a core: each loads jax and all files. Left out is what compiles or trains.
-FAST_LEAVES = models train test_testing.py cli/test_init.py core/test_loss_probe.py core/test_first_values.py
+FAST_LEAVES = models train test_testing.py cli/test_init.py core/test_first_values.py
 fast: $(DEV)  ## runs the tests that compile and train little: under a minute on 2 cores
 	$(PYTEST) -n 2 -m "not slow and not multiprocess" tests/house tests/unit \
 	  $(FAST_LEAVES:%=--ignore=tests/unit/%) $(ARGS)
