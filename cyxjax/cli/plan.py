@@ -170,7 +170,7 @@ def _scaled(state: Any, prepared: Any, compiled: Any, batch: Any) -> tuple[scali
     import jax
 
     held = state_bytes(state)
-    params = jax.eval_shape(prepared.built.fns.init, jax.random.key(0), prepared.inputs)[0]
+    params = jax.eval_shape(prepared.program.fns.init, jax.random.key(0), prepared.inputs)[0]
     compute_s = _step_s(compiled, state, batch)
     shape, epoch = prepared.settings.step.batch, prepared.settings.reading.epoch
     work = scaling.Work(

@@ -6,16 +6,17 @@ batches -> step -> (state, sums) -> hooks, read up to `in_flight` steps behind t
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
-from cyxjax.core.metrics import Metrics
-from cyxjax.core.objective.split_check import SplitCheck
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.launch.heartbeat import beat
 from cyxjax.train.feeding.evaluations import EACH_EPOCH, Evaluations
+
+if TYPE_CHECKING:
+    from cyxjax.train.program import Program
 
 Sums = np.ndarray
 """float64 (Metrics.num_training_rows, 2): of a mean its weighted sum and weight, of a statistic numbers."""
@@ -99,21 +100,6 @@ class Hook:
         """The run is over: `finished`, or stopped before its time."""
 
 
-class Program(NamedTuple):
-    """The compiled functions of a run."""
-
-    train_step: Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]
-    eval_step: Callable[[TrainState, Batch], jax.Array]
-    metrics: Metrics
-    consensus: Callable[[TrainState], TrainState] = lambda state: state  # what evaluation sees of a state
-    check: SplitCheck = SplitCheck()  # of what the steps compare, in the last rows of their sums
-
-    def told(self, handle: jax.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(metric sums, signals, what was compared) of a training step."""
-        rows, count = np.asarray(handle, np.float64), self.metrics.num_training_rows
-        return rows[:count], rows[count], rows[count + 1 :]
-
-
 class Fed(NamedTuple):
     """One step's batch, and where in the data the run is after it."""
 
@@ -132,7 +118,7 @@ class Feed(NamedTuple):
 
 
 def fit(
-    program: Program,
+    program: "Program",
     feed: Feed,
     start: RunState,
     hooks: Iterable[Hook],
@@ -179,7 +165,7 @@ def fit(
 
 
 def _epoch(
-    program: Program,
+    program: "Program",
     feed: Feed,
     moment: RunState,
     hooks: list[Hook],
@@ -199,7 +185,7 @@ def _epoch(
         nonlocal sums, stop, save
         while len(waiting) > room:
             when, handle = waiting.popleft()
-            step_sums, signals, compared = program.told(handle)
+            step_sums, signals, compared = program.read_sums(handle)
             look(compared)
             info = StepInfo(when, step_sums, (signals[0], signals[1]))
             sums = sums + info.sums
@@ -210,7 +196,7 @@ def _epoch(
 
     def now() -> RunState:
         """After the step sent off last, with the numbers of those under way, which no hook has seen."""
-        return RunState(position, state, sum((program.told(on)[0] for _, on in waiting), sums))
+        return RunState(position, state, sum((program.read_sums(on)[0] for _, on in waiting), sums))
 
     tell(now)
     watching, saving, asking = (overriding(hooks, name) for name in ("on_step", "wants_state", "ask"))
@@ -243,7 +229,7 @@ def _epoch(
     return RunState(position, state, sums), last, stop
 
 
-def _look(program: Program, feed: Feed, moment: RunState, hooks: list[Hook]) -> tuple[TrainState, bool]:
+def _look(program: "Program", feed: Feed, moment: RunState, hooks: list[Hook]) -> tuple[TrainState, bool]:
     """(the state to go on from, whether to stop) after an evaluation within an epoch."""
     info = EpochInfo(moment.position, {}, _evaluated(program, feed, moment))
     enough = _any(hook.on_evaluation(info) for hook in hooks)
@@ -293,13 +279,13 @@ def _any(answers: Iterable[bool | None]) -> bool:
     return any([stops(one) for one in answers])  # a list: every hook is called, also after one asked to stop
 
 
-def _evaluated(program: Program, feed: Feed, moment: RunState) -> dict[str, Any]:
+def _evaluated(program: "Program", feed: Feed, moment: RunState) -> dict[str, Any]:
     assert feed.val is not None
     beat(moment.position.step, "eval")
     return evaluate(program, moment.state, feed.val())
 
 
-def evaluate(program: Program, state: TrainState, batches: Iterable[Batch]) -> dict[str, Any]:
+def evaluate(program: "Program", state: TrainState, batches: Iterable[Batch]) -> dict[str, Any]:
     """Means of the metrics over `batches`; equal on all ranks."""
     count, look = program.metrics.num_rows, program.check.watch()
     sums = np.zeros((count, 2))

@@ -29,10 +29,10 @@ from cyxjax.train.hooks.saving import CheckpointHook, StopHook
 from cyxjax.train.hooks.sentinel import SentinelHook
 from cyxjax.train.loop import EpochInfo, Feed, Hook, Position, RunState
 from cyxjax.train.monitor import Watchable, watchable_in
+from cyxjax.train.program import Program
 from cyxjax.train.session import Session
 from cyxjax.train.settings import Course, Settings, Watch
 from cyxjax.train.signals import StopSignals
-from cyxjax.train.start.build import Built
 from cyxjax.train.start.prepare import Prepared
 
 
@@ -40,7 +40,7 @@ class Run(NamedTuple):
     """What the hooks of one fit need to know."""
 
     session: Session
-    built: Built
+    program: Program
     settings: Settings
     watchable: Watchable
     signals: StopSignals
@@ -68,12 +68,12 @@ def run_from(
 
     resumed: whether `start` is of a checkpoint. Returns the end, and the error if it could not be saved.
     """
-    built, settings, devices = prepared.built, prepared.settings, num_replicas(session.mesh)
+    program, settings, devices = prepared.program, prepared.settings, num_replicas(session.mesh)
     assert prepared.feed is not None
     shares = settings.step.batch.num_shares
     untold = None if prepared.data is None else fit_data.untold_rows(prepared.data)
     console.batch_plan(
-        batch_size=built.batch_size if untold is None else None,
+        batch_size=settings.step.batch.batch_size if untold is None else None,
         num_replicas=shares,
         accumulation=settings.step.batch.accumulation,
         world_size=session.group.topology.world_size,
@@ -89,7 +89,7 @@ def run_from(
         folder = settings.run_folder if settings.report else None
         events = reporting.event_log(folder, session.is_master, console.note)
         run = Run(
-            *(session, built, settings, watchable, signals, spikes, checkpointer, sink, console),
+            *(session, program, settings, watchable, signals, spikes, checkpointer, sink, console),
             events,
         )
         course = settings.course
@@ -106,8 +106,8 @@ def run_from(
     if session.history.stopped_by == "max_steps" and end.position.step_in_epoch:
         means = session.recipe.metrics.over_all(end.sums, "an epoch of training")
         cut_short = EpochInfo(end.position._replace(epoch=end.position.epoch + 1), means, {})
-        HistoryHook(session.history, built.learning_rate).add_row(cut_short)
-    session.history.skipped_steps = int(local_value(built.sync.skipped(end.state.sync)))
+        HistoryHook(session.history, program.learning_rate).add_row(cut_short)
+    session.history.skipped_steps = int(local_value(program.sync.skipped(end.state.sync)))
     return end, unsaved
 
 
@@ -137,7 +137,7 @@ def train(run: Run, feed: Feed, start: RunState) -> RunState:
     def once(begin: RunState) -> RunState:
         with out_of_memory.explained(settings.step, num_replicas(run.session.mesh)):
             return loop.fit(
-                run.built.program,
+                run.program,
                 feed,
                 begin,
                 build_hooks(run),
@@ -167,13 +167,13 @@ def _saved(run: Run, like: RunState, good_step: int) -> RunState | None:
         return None
     run.checkpointer.rewind(good_step if step is None else step)  # rank 0, which sees what it saved
     resume.meet("rewound")
-    found = resume.load(run.checkpointer, like.state, run.built.sync, run.session.mesh)
+    found = resume.load(run.checkpointer, like.state, run.program.sync, run.session.mesh)
     return None if found is None else found[0]
 
 
 def build_hooks(run: Run) -> list[Hook]:
     """New hooks, which begin with the state of `run`; the user's own among them begin anew."""
-    settings, history, rate = run.settings, run.session.history, run.built.learning_rate
+    settings, history, rate = run.settings, run.session.history, run.program.learning_rate
     saves, early = _saving(run), _early_stopping(settings.watch)
     theirs, monitor = run.session.recipe.callbacks, run.watchable.of(settings.watch)
     hooks: list[Hook] = [
@@ -227,7 +227,7 @@ def _sentinel(run: Run, saves: Hook) -> list[Hook]:
         return []
     return [
         SentinelHook(
-            run.built.sentinel,
+            run.program.sentinel,
             [device.process_index for device in run.session.mesh.devices.flat],
             every=guard.sentinel_every,
             policy=guard.on_desync,
@@ -243,7 +243,7 @@ def _digests(run: Run, saves: Hook) -> list[Hook]:
     if exactness.mode == "none" or not exactness.digest_every or run.settings.run_folder is None:
         return []
     file = DigestFile(run.folder.bits, run.console.note) if run.folder else None
-    return [DigestHook(run.built.sentinel, file, exactness.digest_every, saves.wants_state)]
+    return [DigestHook(run.program.sentinel, file, exactness.digest_every, saves.wants_state)]
 
 
 def _saving(run: Run) -> CheckpointHook:
@@ -257,7 +257,7 @@ def _saving(run: Run) -> CheckpointHook:
         every_minutes=saving.every_minutes if run.session.is_master else 0.0,
         metric=lambda: monitor.latest(run.session.history),
         requested=run.signals.take_save if saving.saves else lambda: _refuse_save(run),
-        portable=lambda state: portable.to_portable(state, run.built.sync, run.session.mesh),
+        portable=lambda state: portable.to_portable(state, run.program.sync, run.session.mesh),
     )
 
 

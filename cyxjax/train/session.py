@@ -28,9 +28,9 @@ from cyxjax.train.feeding.places import Marks
 from cyxjax.train.feeding.taken import Taker
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.loop import RunState
+from cyxjax.train.program import Program, Recipe
 from cyxjax.train.settings import Settings, resolve
 from cyxjax.train.start import config_diff, exact
-from cyxjax.train.start.build import Built, Recipe
 from cyxjax.train.start.dispatch import has_whole_batch
 from cyxjax.train.start.prepare import Prepared, first_run, for_fit, for_inputs, next_run
 from cyxjax.train.state import other_state
@@ -71,8 +71,8 @@ class Session:
         return self._prepared
 
     @property
-    def built(self) -> Built:
-        return self.prepared.built
+    def program(self) -> Program:
+        return self.prepared.program
 
     @property
     def run_state(self) -> RunState:
@@ -85,23 +85,23 @@ class Session:
 
     def agreed(self) -> TrainState:
         """The state all replicas agree on, as evaluation sees it."""
-        return self.built.program.consensus(self.run_state.state)
+        return self.program.consensus(self.run_state.state)
 
     def output_shapes(self, inputs: PyTree) -> PyTree:
         """Of the model, for shapes of inputs: nothing is computed."""
-        seen = jax.eval_shape(self.built.program.consensus, self.run_state.state)
+        seen = jax.eval_shape(self.program.consensus, self.run_state.state)
         with whole_batch(has_whole_batch(self.prepared.settings.step, self.mesh)):
-            return jax.eval_shape(self.built.predict_step, seen, inputs)
+            return jax.eval_shape(self.program.predict_step, seen, inputs)
 
     def taker(self) -> Taker:
         """Model, loss and metrics as they are."""
         is_whole = has_whole_batch(self.prepared.settings.step, self.mesh)
         here = self.output_shapes, self.recipe.loss, self.recipe.metrics, num_replicas(self.mesh)
-        return Taker(*here, self.built.batch_size, is_whole, self.prepared.inputs)
+        return Taker(*here, self.prepared.settings.step.batch.batch_size, is_whole, self.prepared.inputs)
 
     def values(self) -> tuple[PyTree, PyTree]:
         """(params, model_state) that all replicas agree on, host arrays; adapters added to their kernels."""
-        seen = self.built.shown(self.run_state.state)
+        seen = self.program.evaluated(self.run_state.state)
         params, model_state = jax.tree.map(local_value, (seen.params, seen.model_state))
         return merged(params, self.prepared.settings.step.lora), model_state
 
@@ -161,11 +161,11 @@ class Session:
             self.run_state, lines = first_run(prepared, self.mesh, metrics, first=begins)
             prepared = prepared._replace(lines=tuple(lines))
         elif not self._loaded:
-            agreed = previous.built.agreed(self.run_state.state)
+            agreed = previous.program.agreed(self.run_state.state)
             self.run_state = next_run(prepared, self.mesh, agreed, metrics)
         else:
             config_diff.refuse_other_strategy(previous.settings.step.comm, prepared.settings.step.comm)
-            state = prepared.built.sync.stow(previous.built.sync.fetch(self.run_state.state))
+            state = prepared.program.sync.stow(previous.program.sync.fetch(self.run_state.state))
             self.run_state = self.run_state._replace(state=state)
         self._prepared = prepared
         if not self._loaded:
@@ -246,7 +246,7 @@ class Session:
 
     def restore(self, checkpointer: Checkpointer, step: int | None = None, *, in_place: bool = False) -> bool:
         """Takes the newest good step of a folder as the present state; whether there was one."""
-        here, sync = self.run_state.state, self.built.sync
+        here, sync = self.run_state.state, self.program.sync
         now = config_diff.told(self.prepared.settings.told, self.recipe, self.prepared.augment)
         with other_state.in_words(checkpointer, step, now, resume.shapes_of(self.prepared.inputs)):
             found = resume.load(checkpointer, here, sync, self.mesh, step, in_place=in_place)
@@ -275,7 +275,7 @@ class Session:
 
     def save_at(self, path: str, run_state: RunState) -> None:
         """`run_state` as the only step of the folder `path`. Raises: CheckpointError if it cannot."""
-        resume.save_at(path, self.group, run_state, self.built.sync, self.describe(run_state))
+        resume.save_at(path, self.group, run_state, self.program.sync, self.describe(run_state))
 
     def describe(self, run_state: RunState) -> dict[str, Any]:
         """What a checkpoint of `run_state` says beside its arrays."""

@@ -34,10 +34,10 @@ from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.predicting import predict_all, source_of, told
 from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
+from cyxjax.train.program import Program, Recipe
 from cyxjax.train.run import run_from
 from cyxjax.train.session import Session
 from cyxjax.train.start import consistency
-from cyxjax.train.start.build import Recipe
 from cyxjax.train.start.dispatch import dispatch_for
 from cyxjax.train.start.movers import movers_of
 from cyxjax.train.start.prepare import Prepared
@@ -184,7 +184,8 @@ class DistributedTrainer(GivenOnce):
         self._session.ensure(check_data.one_input(looked))
         self._session.warn_if_untrained("evaluate")
         dataset = check_data.labelled(looked, self._session.taker())
-        step, size = self._session.prepared.settings.step, batch_size or self._session.built.batch_size
+        step = self._session.prepared.settings.step
+        size = batch_size or step.batch.batch_size
         shape = step.batch._replace(batch_size=size)
         whole_batch.check_full_batches(self._session.recipe.loss, dataset, shape, "data")
         unpadded = is_own(self.recipe.loss, self.recipe.metrics)
@@ -203,9 +204,8 @@ class DistributedTrainer(GivenOnce):
         self._model_sync.refuse_changed_parameters()
         self._session.ensure(source.first)
         self._session.warn_if_untrained("predict")
-        built = self._session.built
-        each = batch_size or built.batch_size
-        outputs = predict_all(built.predict_step, self._session.agreed(), self._mesh, source, each)
+        each = batch_size or self._session.prepared.settings.step.batch.batch_size
+        outputs = predict_all(self.program.predict_step, self._session.agreed(), self._mesh, source, each)
         return told(outputs, self._session.is_master)
 
     def save_checkpoint(self, path: str) -> None:
@@ -312,12 +312,12 @@ class DistributedTrainer(GivenOnce):
 
     def place(self, state: TrainState) -> TrainState:
         """`state`'s host arrays on the devices, as training keeps them."""
-        return place_state(state, self._session.built.sync, self._mesh)
+        return place_state(state, self.program.sync, self._mesh)
 
     @property
-    def program(self) -> loop.Program:
+    def program(self) -> Program:
         """The compiled functions. Raises: GroupError before the first fit or load."""
-        return self._session.built.program
+        return self._session.program
 
     @property
     def params(self) -> PyTree:
@@ -332,7 +332,7 @@ class DistributedTrainer(GivenOnce):
     @property
     def model_fns(self) -> ModelFns:
         """The model as functions of `values`. Raises: GroupError before the first fit or load."""
-        return self._session.built.fns
+        return self.program.fns
 
     @property
     def sample_inputs(self) -> PyTree:

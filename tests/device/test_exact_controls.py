@@ -119,10 +119,10 @@ def test_batch_norm_merged_by_a_plain_mean_gives_other_bits(monkeypatch):
 
 def first_parts(one: Problem) -> tuple:
     """(the program of a part, a state, two parts of four rows each)."""
-    built, start = prepared(one, build_mesh(jax.devices()[:1]), config(), None, ())
+    program, start = prepared(one, build_mesh(jax.devices()[:1]), config(), None, ())
     of = lambda n: (one.data.inputs[4 * n : 4 * n + 4], one.data.targets[4 * n : 4 * n + 4])  # noqa: E731
     rows = [calls.Part(np.int32(n), *of(n), np.ones(4, np.float32)) for n in range(2)]
-    return built.program.train_step.part.alone, jax.tree.map(np.asarray, start.state), rows
+    return program.train_step.part.alone, jax.tree.map(np.asarray, start.state), rows
 
 
 def stacked(rows: list[calls.Part]) -> calls.Part:

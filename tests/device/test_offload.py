@@ -78,7 +78,7 @@ def test_what_waits_on_the_host_is_planned_compiled_and_healed_there():
     assert text.count("S(5)") == 2 * len(jax.tree.leaves(trainer.params))  # XLA's number of the host: in, out
     counted = next(held_by(trainer.recipe, prepared, jax.devices()[:4], batch))
     assert counted.state_bytes(4) == sum(held.values()) - held["host"]
-    sentinel, state = prepared.built.sentinel, trainer.state
+    sentinel, state = trainer.program.sentinel, trainer.state
     prints = np.asarray(sentinel.fingerprints(state))
     healed = sentinel.heal(state, np.zeros(prints.shape[1], np.int32))
     assert kinds(healed.sync) == ({HOST_MEMORY}, {"device"})

@@ -25,8 +25,8 @@ from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
+from cyxjax.train.program import Program, Recipe, build_program
 from cyxjax.train.settings import resolve
-from cyxjax.train.start.build import Built, Recipe, build
 
 GLOBAL_BATCH, SAMPLES = 32, 32 * 2 + 21  # the last step is ragged: a part of it has one sample, or none
 
@@ -122,14 +122,14 @@ def train(
     """One run of `one` on so many devices of this process (or a mesh), through the trainer's own parts."""
     mesh = devices if isinstance(devices, Mesh) else build_mesh(jax.devices()[:devices])
     settings = config(**options)
-    built, start = prepared(one, mesh, settings, optimizer, callbacks)
+    program, start = prepared(one, mesh, settings, optimizer, callbacks)
     val = ArrayDataset(one.data.inputs[:21], one.data.targets[:21])
     found = resolve(settings, num_replicas(mesh), len(one.data))
     feed = build_feed(FitData(one.data, val, True), found.step, found.reading, mesh, Tape())
     watch = _Watch()
     start = start._replace(state=from_) if from_ is not None else start
     end = loop.fit(
-        built.program, feed, start, [watch, *callbacks], epochs=settings.epochs, max_steps=settings.max_steps
+        program, feed, start, [watch, *callbacks], epochs=settings.epochs, max_steps=settings.max_steps
     )
     state = jax.tree.map(local_value, end.state)
     digests = [digest(part) for part in (state.params, state.sync, state.model_state)]
@@ -138,15 +138,17 @@ def train(
 
 def prepared(
     one: Problem, mesh: Mesh, settings: DistributedTrainingConfig, optimizer: Any, callbacks: Iterable[Hook]
-) -> tuple[Built, RunState]:
+) -> tuple[Program, RunState]:
     loss = as_per_example(cx.CrossEntropyLoss())
     recipe = Recipe(adapt(one.model), loss, optimizer or cx.AdamOptimizer(0.01), Metrics(), tuple(callbacks))
-    built = build(recipe, resolve(settings, num_replicas(mesh)).step, mesh, inputs=one.data.inputs[:1])
-    params, model_state = jax.tree.map(
-        np.asarray, built.fns.init(jax.random.key(settings.seed), one.data.inputs[:1])
+    program = build_program(
+        recipe, resolve(settings, num_replicas(mesh)).step, mesh, inputs=one.data.inputs[:1]
     )
-    state = init_state(built.sync, mesh, params, model_state, settings.seed)
-    return built, RunState(Position(), state, np.zeros((Metrics().num_training_rows, 2)))
+    params, model_state = jax.tree.map(
+        np.asarray, program.fns.init(jax.random.key(settings.seed), one.data.inputs[:1])
+    )
+    state = init_state(program.sync, mesh, params, model_state, settings.seed)
+    return program, RunState(Position(), state, np.zeros((Metrics().num_training_rows, 2)))
 
 
 def digest(tree: Any) -> str:

@@ -16,10 +16,10 @@ from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.taken import Taker, refuse_untaken_tuple
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.monitor import watchable_in
+from cyxjax.train.program import Recipe
 from cyxjax.train.rates.schedules import build_schedule
 from cyxjax.train.settings import Settings
 from cyxjax.train.start import consistency, exact
-from cyxjax.train.start.build import Recipe
 from cyxjax.train.start.dispatch import has_whole_batch
 from cyxjax.train.start.prepare import Prepared
 
@@ -55,7 +55,7 @@ def before_training(
     loaded: whether `state` is of a checkpoint that was loaded.
     Raises: ConfigError naming the key, DataError naming the sample, DesyncError where ranks differ.
     """
-    settings, built, mesh = prepared.settings, prepared.built, group.mesh
+    settings, program, mesh = prepared.settings, prepared.program, group.mesh
     feed, data = prepared.feed, prepared.data
     assert feed is not None
     assert data is not None
@@ -75,8 +75,8 @@ def before_training(
     lines += whole_batch.check_norms(recipe.fns, settings, prepared.inputs, unpadded=unpadded)
     for line in filter(None, lines if not local_replicas(mesh).start else []):
         warn_on_stderr(line)
-    whole_batch.check_same_params(recipe.loss, built.sync, settings.step.comm)
-    precision.check_precision(built, state, prepared.inputs, settings.step.precision, num_replicas(mesh))
+    whole_batch.check_same_params(recipe.loss, program.sync, settings.step.comm)
+    precision.check_precision(program, state, prepared.inputs, settings.step.precision, num_replicas(mesh))
     check_data.check(data, taker)
     content = consistency.compared(group, prepared, state, fingerprint)
     exactness.check_repeats(settings.exactness, content)

@@ -8,12 +8,12 @@ from cyxjax.core.precision import parse_policy
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import batch_shapes
 from cyxjax.known_errors import translated
-from cyxjax.train.start.build import Built
+from cyxjax.train.program import Program
 
 PyTree = Any
 
 
-def check_precision(built: Built, state: TrainState, inputs: PyTree, text: str, replicas: int) -> None:
+def check_precision(program: Program, state: TrainState, inputs: PyTree, text: str, replicas: int) -> None:
     """The model in precision `text` asks for nothing that the backend lacks; `inputs` are of one sample.
 
     Nothing is compiled. Only float16 is looked at: of the precisions it alone is half supported on some
@@ -25,4 +25,4 @@ def check_precision(built: Built, state: TrainState, inputs: PyTree, text: str, 
         return
     each = batch_shapes(inputs, replicas)
     with translated():
-        built.predict_step.lower(jax.eval_shape(built.program.consensus, state), each)
+        program.predict_step.lower(jax.eval_shape(program.consensus, state), each)

@@ -23,8 +23,8 @@ from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, DataError
 from cyxjax.train.experiment import prepare
 from cyxjax.train.hooks.black_box import CONFIG, BlackBox, read_box, samples_of
 from cyxjax.train.loop import Feed, Position, RunState
+from cyxjax.train.program import Program
 from cyxjax.train.replay.inspect import inspect_step
-from cyxjax.train.start.build import Built
 from cyxjax.train.start.prepare import Prepared
 from cyxjax.train.trainer import DistributedTrainer
 
@@ -113,13 +113,13 @@ def _first_bad(trainer: DistributedTrainer, prepared: Prepared, box: BlackBox) -
     for step in _steps(trainer, feed, start._replace(state=again), position.step - 1):
         before = step.state
     batch = next(iter(feed.train(came_from, _ask_nothing))).batch
-    return Bad(position, came_from.samples, _by_replica(prepared.built, before), batch, loss)
+    return Bad(position, came_from.samples, _by_replica(prepared.program, before), batch, loss)
 
 
-def _by_replica(built: Built, state: TrainState) -> Callable[[int], TrainState]:
+def _by_replica(program: Program, state: TrainState) -> Callable[[int], TrainState]:
     """The state with whole parameters as each replica has it, on the host."""
-    if built.sync.params_spec == REPLICATED or built.sync.keeps_parts:
-        whole = jax.device_get(built.agreed(state))
+    if program.sync.params_spec == REPLICATED or program.sync.keeps_parts:
+        whole = jax.device_get(program.agreed(state))
         return lambda replica: whole
     own = jax.device_get(state)  # replicas may differ
     return lambda replica: own._replace(params=jax.tree.map(lambda leaf: leaf[replica], own.params))

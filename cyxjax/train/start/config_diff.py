@@ -12,8 +12,8 @@ from cyxjax.data.content import find_difference
 from cyxjax.errors import ConfigError
 from cyxjax.launch.program import code_facts, own_modules
 from cyxjax.train.hooks.callbacks import in_the_step
+from cyxjax.train.program import Recipe
 from cyxjax.train.rates.optimizer import for_trainer
-from cyxjax.train.start.build import Recipe
 
 META = "same_run"
 _LONGEST = 80

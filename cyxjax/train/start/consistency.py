@@ -51,7 +51,7 @@ def compared(
     """
     assert prepared.data is not None
     content = data_facts(prepared.data)
-    program = prepared.built.program.train_step
+    program = prepared.program.train_step
     data = prepared.data
     first = _OneSample(data.train) if data.indexed else _OneStep(data.first)
     lowered = lower_step(program, state, data._replace(train=first, val=None), prepared.settings, group.mesh)

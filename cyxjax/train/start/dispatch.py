@@ -27,7 +27,7 @@ class Dispatch(Protocol):
     def steps(
         self, fns: ModelFns, loss: PerExample, sync: Sync, metrics: Metrics
     ) -> tuple[Callable, Callable]:
-        """(train step, evaluation step), as `loop.Program` holds them."""
+        """(train step, evaluation step), as `Program` holds them."""
 
 
 class Fused:

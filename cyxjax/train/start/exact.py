@@ -34,10 +34,10 @@ _DIGITS = 16
 
 def fingerprint(prepared: Prepared, threads: int) -> dict[str, str]:
     """name -> digest or words, of the programs compiled here for `prepared`; {} unless it is exact."""
-    step, data = prepared.built.program.train_step, prepared.data
+    step, data = prepared.program.train_step, prepared.data
     if not isinstance(step, PartsStep) or data is None:
         return {}
-    device, rows = step.layout.devices[0], prepared.built.batch_size
+    device, rows = step.layout.devices[0], prepared.settings.step.batch.batch_size
     state = first_run(prepared, step.layout.mesh, 1)[0].state
     here, total = by_device(state, [device])[0], np.float32(rows)
     parts = first_part(data.train, rows, data.keying)

@@ -15,7 +15,7 @@ from cyxjax.core.step import BATCH_SPEC, Batch, TrainState, state_spec
 from cyxjax.core.strategy import Sync
 from cyxjax.observe.compiled_plan import memory_bytes, size
 from cyxjax.sync import registry
-from cyxjax.train.start.build import Recipe, build
+from cyxjax.train.program import Recipe, build_program
 from cyxjax.train.start.prepare import Prepared
 
 PyTree = Any
@@ -58,13 +58,13 @@ def held_by(recipe: Recipe, prepared: Prepared, devices: Any, batch: Batch) -> I
         for count in (len(devices) // 2, len(devices)):
             mesh = Mesh(np.array(devices[:count]), ("data",))
             shares = plan.batch._replace(num_shares=count)
-            built = build(recipe, plan._replace(batch=shares), mesh, inputs=prepared.inputs)
-            values = jax.eval_shape(built.fns.init, jax.random.key(0), prepared.inputs)
-            state = jax.eval_shape(lambda p, s, made=built: made.init(p, s, 0), *values)
-            step: Any = built.program.train_step
-            args = (_shapes(mesh, state, state_spec(built.sync)), _batch_of(mesh, batch, len(devices)))
+            program = build_program(recipe, plan._replace(batch=shares), mesh, inputs=prepared.inputs)
+            values = jax.eval_shape(program.fns.init, jax.random.key(0), prepared.inputs)
+            state = jax.eval_shape(lambda p, s, made=program: made.init(p, s, 0), *values)
+            step: Any = program.train_step
+            args = (_shapes(mesh, state, state_spec(program.sync)), _batch_of(mesh, batch, len(devices)))
             found.append((count, memory_bytes(step.lower(*args).compile())["temporaries"]))
-            leaves = tuple(_leaves(state, built.sync, plan.offload != "none"))
+            leaves = tuple(_leaves(state, program.sync, plan.offload != "none"))
         yield Held(comm, leaves, (found[0], found[1]))
 
 

@@ -20,8 +20,8 @@ from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.keying import keying_for
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Feed, Position, RunState
+from cyxjax.train.program import Program, Recipe, build_program
 from cyxjax.train.settings import FirstValues, Settings, resolve
-from cyxjax.train.start.build import Built, Recipe, build
 from cyxjax.train.start.init_from import taken
 
 PyTree = Any
@@ -31,7 +31,7 @@ class Prepared(NamedTuple):
     """Compiled functions, and what they were compiled for."""
 
     settings: Settings  # with the batch size of the loader, where a loader has one
-    built: Built
+    program: Program
     inputs: PyTree  # one sample's, shape (1, ...)
     feed: Feed | None = None  # None: not to train, but to evaluate, predict or load
     data: FitData | None = None
@@ -78,33 +78,33 @@ def for_inputs(
 ) -> Prepared:
     """Compiled functions for one sample's `inputs`, shape (1, ...). Raises: ConfigError."""
     if last is not None and last.settings.step == settings.step:
-        return Prepared(settings, last.built, inputs)
-    return Prepared(settings, build(recipe, settings.step, mesh, inputs=inputs), inputs)
+        return Prepared(settings, last.program, inputs)
+    return Prepared(settings, build_program(recipe, settings.step, mesh, inputs=inputs), inputs)
 
 
 def first_run(
     prepared: Prepared, mesh: Mesh, num_metrics: int, *, first: FirstValues | None = None
 ) -> tuple[RunState, list[str]]:
     """(step 0, what to tell of its parameters): drawn from the seed, or what `first` names."""
-    built, seed, inputs = prepared.built, prepared.settings.seed, prepared.inputs
+    program, seed, inputs = prepared.program, prepared.settings.seed, prepared.inputs
     told: list[str] = []
     first = first if first is not None and first.path is not None else None
-    if first is None and built.sync.keeps_parts and not holds_values(built.fns, inputs):
-        state = build_draw(built.fns, built.sync, mesh)(seed, inputs)
+    if first is None and program.sync.keeps_parts and not holds_values(program.fns, inputs):
+        state = build_draw(program.fns, program.sync, mesh)(seed, inputs)
     else:
-        drawn = built.fns.init(jax.random.key(seed), inputs)
+        drawn = program.fns.init(jax.random.key(seed), inputs)
         params, model_state = jax.tree.map(np.asarray, drawn)
         if first is not None:
             params, model_state, told = taken(first, params, model_state)
         params, model_state = put_replicated(mesh, (params, model_state))
-        state = built.init(params, model_state, seed)
+        state = program.init(params, model_state, seed)
     return RunState(Position(), state, np.zeros((num_metrics, 2))), told
 
 
 def next_run(prepared: Prepared, mesh: Mesh, agreed: TrainState, num_metrics: int) -> RunState:
     """A new run from the parameters of `agreed`; steps count on, so that keys and folders stay apart."""
     params, model_state = jax.tree.map(partial(_on_mesh, mesh), (agreed.params, agreed.model_state))
-    state = prepared.built.init(params, model_state, prepared.settings.seed)
+    state = prepared.program.init(params, model_state, prepared.settings.seed)
     steps = local_value(agreed.step)
     state = state._replace(step=put_replicated(mesh, steps))
     return RunState(Position(int(steps)), state, np.zeros((num_metrics, 2)))

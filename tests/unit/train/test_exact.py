@@ -172,7 +172,7 @@ def test_one_device_compiles_each_program_once_and_without_a_mesh(tmp_path):
     use_devices(1)
     trainer = fitted(tmp_path, checkpoint_every_n_epochs=0)
     trainer.fit(X, Y, config := trainer_config(tmp_path, checkpoint_every_n_epochs=0))
-    step = trainer._session.built.program.train_step
+    step = trainer.program.train_step
     state = by_device(put_replicated(step.layout.mesh, trainer.state), step.layout.devices)[0]
     assert {type(leaf.sharding).__name__ for leaf in jax.tree.leaves(state)} == {"SingleDeviceSharding"}
     rows = config.global_batch_size // config.virtual_replicas

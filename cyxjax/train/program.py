@@ -1,9 +1,10 @@
-"""What a plan asks for, as compiled functions: the one place where features are put together."""
+"""The compiled functions of a run: the one place where the features of a plan are composed."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -16,12 +17,13 @@ from cyxjax.core.model.augment import Augment, with_augment
 from cyxjax.core.model.frozen import with_frozen
 from cyxjax.core.model.lora import ADAPTERS, with_lora
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.objective.split_check import split_check
+from cyxjax.core.objective.split_check import SplitCheck, split_check
 from cyxjax.core.optimizer.explained import with_explained_errors
 from cyxjax.core.optimizer.parts import with_saved_keys
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.sentinel import Sentinel, build_sentinel
 from cyxjax.core.step import (
+    Batch,
     TrainState,
     build_consensus,
     build_init,
@@ -34,7 +36,7 @@ from cyxjax.sync.partial import for_part, part_of, trained
 from cyxjax.sync.registry import build_sync
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.hooks.progress import Rate
-from cyxjax.train.loop import Hook, Program
+from cyxjax.train.loop import Hook
 from cyxjax.train.rates.schedules import build_schedule, told_rate, with_schedule
 from cyxjax.train.settings import StepPlan
 from cyxjax.train.start.dispatch import dispatch_for
@@ -62,23 +64,31 @@ class Recipe(NamedTuple):
     augment: Augment | None = None
 
 
-class Built(NamedTuple):
-    """A recipe compiled for a mesh, as a plan wants it."""
+class Program(NamedTuple):
+    """The compiled functions of a recipe on a mesh; fits with equal `StepPlan`s share one."""
 
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]
+    eval_step: Callable[[TrainState, Batch], jax.Array]  # of the state that `consensus` gives
+    predict_step: Any  # jitted: (state that `consensus` gives, inputs) -> outputs
+    consensus: Callable[[TrainState], TrainState]  # what evaluation sees of a state
+    agreed: Callable[[TrainState], TrainState]  # the state all replicas agree on, with whole parameters
+    evaluated: Callable[[TrainState], TrainState]  # what evaluation sees of a state, with whole parameters
+    init: Callable[[PyTree, PyTree, int], TrainState]  # (params, model_state, seed) -> the first state
+    metrics: Metrics
+    check: SplitCheck  # of what the steps compare, in the last rows of their sums
+    learning_rate: Rate  # None where the optimizer does not say it
+    sentinel: Sentinel
     fns: ModelFns
     sync: Sync
-    program: Program
-    predict_step: Any  # jitted: (state, inputs) -> outputs
-    learning_rate: Rate  # None where the optimizer does not say it
-    batch_size: int
-    sentinel: Sentinel
-    init: Callable[[PyTree, PyTree, int], TrainState]  # (params, model_state, seed) -> the first state
-    agreed: Callable  # state -> the state all replicas agree on, to go on from, with whole parameters
-    shown: Callable  # state -> what evaluation sees of it, with whole parameters
+
+    def read_sums(self, handle: jax.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(metric sums, signals, what was compared) of a training step."""
+        rows, count = np.asarray(handle, np.float64), self.metrics.num_training_rows
+        return rows[:count], rows[count], rows[count + 1 :]
 
 
-def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Built:
-    """Compiled functions for `recipe`. inputs: one sample's, for the shapes of its parameters.
+def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Program:
+    """The functions that `plan` asks for. inputs: one sample's, for the shapes of its parameters.
 
     Raises: ConfigError for values that do not go together.
     """
@@ -101,17 +111,20 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Buil
     parts = sync if sync.keeps_parts else None  # evaluation makes them whole itself, a leaf at a time
     seen = lambda state: callbacks.evaluated(recipe.callbacks, state if parts else agreed(state))  # noqa: E731
     rate = told_rate(getattr(recipe.optimizer, "lr", None), factor)
-    return Built(
-        fns,
-        sync,
-        Program(train_step, eval_step, recipe.metrics, seen, split_check(recipe.loss, recipe.metrics)),
-        build_predict_step(fns, mesh, parts=parts),
-        callbacks.learning_rate(recipe.callbacks, rate),
-        plan.batch.batch_size,
-        build_sentinel(mesh, state_spec(sync), sync.fetch, sync.stow),
-        build_init(sync, mesh),
-        agreed,
-        lambda state: agreed(seen(state)) if parts else seen(state),
+    return Program(
+        train_step=train_step,
+        eval_step=eval_step,
+        predict_step=build_predict_step(fns, mesh, parts=parts),
+        consensus=seen,
+        agreed=agreed,
+        evaluated=lambda state: agreed(seen(state)) if parts else seen(state),
+        init=build_init(sync, mesh),
+        metrics=recipe.metrics,
+        check=split_check(recipe.loss, recipe.metrics),
+        learning_rate=callbacks.learning_rate(recipe.callbacks, rate),
+        sentinel=build_sentinel(mesh, state_spec(sync), sync.fetch, sync.stow),
+        fns=fns,
+        sync=sync,
     )
 
 
