@@ -158,7 +158,7 @@ class HeldState:
     def _waiting(self) -> AbstractContextManager[None]:
         """Reports to the supervisor a step that waits for other processes; on CPUs dispatch itself waits."""
         waits = self._mesh.devices.flat[0].platform == "cpu" and jax.process_count() > 1
-        return heartbeat.together(heartbeat.pulse().step + 1) if waits else nullcontext()
+        return heartbeat.together(heartbeat.progress().step + 1) if waits else nullcontext()
 
     def _take(self, state: TrainState) -> None:
         self._state = state

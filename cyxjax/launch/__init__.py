@@ -2,5 +2,5 @@
 
 Standard library only; jax is imported inside functions of `connect` and `backend`, once a place is known.
 Ways in: `clusters.discover`, `environment.prepare`, `connect.connect` and `disconnect` for a rank;
-`__main__.main` for the supervisor of a host; `heartbeat.beat` for whoever makes progress.
+`__main__.main` for the supervisor of a host; `heartbeat.report_progress` for whoever makes progress.
 """

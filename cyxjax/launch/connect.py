@@ -45,13 +45,13 @@ def connect(
     heartbeat.start(env)
     if topology.world_size == 1:
         _guard_alone(topology, env)
-        heartbeat.beat(-1, "idle")
+        heartbeat.report_progress(-1, "idle")
         return
     jax_private.refuse_started_backend()
     hooks = exits.install(topology.rank, topology.restart_count, env)
     if topology.source == TPU_SLICE:
         jax_private.start_detected()
-        heartbeat.beat(-1, "idle")
+        heartbeat.report_progress(-1, "idle")
         return
     coordinator = None if topology.hosted or not topology.is_master else _coordinate(topology)
     group = _meet(topology, facts, coordinator)
@@ -59,7 +59,7 @@ def connect(
     _connection = Connection(group, hooks, coordinator)
     group.watch(hooks.lose)
     _start_jax(topology, group, env)
-    heartbeat.beat(-1, "idle")
+    heartbeat.report_progress(-1, "idle")
 
 
 def _meet(
@@ -81,7 +81,7 @@ def disconnect() -> None:
     if connection is None or connection.exits.in_child():  # a forked child's end is not the rank's
         return
     exits.end_if_failed(connection.exits)
-    heartbeat.beat(heartbeat.pulse().step, "done")
+    heartbeat.report_progress(heartbeat.progress().step, "done")
     if not connection.group.wait_until_all_are_done(LEAVE_S):
         client.log(f"left the group although not all ranks came to the end within {LEAVE_S:g} s")
     jax_private.shut_down_client()

@@ -1,7 +1,7 @@
 """Reports how far a rank is through a small shared file, readable from outside while the rank is stuck.
 
 The worker writes (step, phase, time) at every change of phase; the supervisor maps the same file and
-reads it. Costs about two microseconds a beat, needs no thread in the worker and no GIL to be read.
+reads it. A report costs about two microseconds, needs no thread in the worker and no GIL to be read.
 """
 
 import glob
@@ -24,8 +24,8 @@ VARIABLE = "CYXJAX_BEAT_FILE"
 DETECTED = "CYXJAX_DETECTED_S"
 
 
-class Pulse(NamedTuple):  # made twice a step
-    """What a rank reported last. `at_s` is on the host's monotonic clock, 0.0 before the first beat.
+class Progress(NamedTuple):  # made twice a step
+    """What a rank reported last. `at_s` is on the host's monotonic clock, 0.0 before the first report.
 
     busy_s, waiting_s: seconds spent so far in phases of its own, and in phases shared with the others.
     can_dump: SIGUSR2 makes this process write its stacks (without a handler it would kill it).
@@ -40,32 +40,32 @@ class Pulse(NamedTuple):  # made twice a step
 
 
 class Writer(Protocol):
-    """What a worker needs: `tell` each change, which returns the pulse before; `pulse` reads the last."""
+    """What a worker needs: `tell` reports a change and returns the report before it, `progress` the last."""
 
-    def tell(self, step: int, phase: str) -> Pulse: ...
+    def tell(self, step: int, phase: str) -> Progress: ...
     def allow_dumps(self) -> None: ...
-    def pulse(self) -> Pulse: ...
+    def progress(self) -> Progress: ...
 
 
 class NullBeat:
-    """No supervisor reads: remembers the last beat for error records, writes nothing."""
+    """No supervisor reads: keeps the last report for error records, writes nothing."""
 
     def __init__(self) -> None:
-        self._pulse = Pulse()
+        self._pulse = Progress()
 
-    def tell(self, step: int, phase: str) -> Pulse:
-        last, self._pulse = self._pulse, Pulse(step, phase, time.monotonic())
+    def tell(self, step: int, phase: str) -> Progress:
+        last, self._pulse = self._pulse, Progress(step, phase, time.monotonic())
         return last
 
     def allow_dumps(self) -> None:
         return
 
-    def pulse(self) -> Pulse:
+    def progress(self) -> Progress:
         return self._pulse
 
 
 class FileBeat:
-    """A beat shared through the file at `path`, which is made if it is not there."""
+    """Progress shared through the file at `path`, which is made if it is not there."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -76,54 +76,55 @@ class FileBeat:
         finally:
             os.close(descriptor)
         self._count = 0
-        self._last = Pulse()
+        self._last = Progress()
 
-    def tell(self, step: int, phase: str) -> Pulse:
+    def tell(self, step: int, phase: str) -> Progress:
         """Says that this rank is now in `phase` of `step`, and charges the time since to the phase before."""
         now, last = time.monotonic(), self._last
         spent = now - last.at_s if last.at_s else 0.0
         waited = last.phase in WAITING
         busy_s, waiting_s = last.busy_s + (not waited) * spent, last.waiting_s + waited * spent
-        self._write(Pulse(step, phase, now, busy_s, waiting_s, last.can_dump))
+        self._write(Progress(step, phase, now, busy_s, waiting_s, last.can_dump))
         return last
 
     def allow_dumps(self) -> None:
         """Says that SIGUSR2 is handled from now on."""
         last = self._last
-        self._write(Pulse(last.step, last.phase, last.at_s, last.busy_s, last.waiting_s, True))
+        self._write(Progress(last.step, last.phase, last.at_s, last.busy_s, last.waiting_s, True))
 
-    def pulse(self) -> Pulse:
+    def progress(self) -> Progress:
         return self._last
 
-    def _write(self, pulse: Pulse) -> None:
-        self._last, self._count = pulse, self._count + 1
-        numbers = (pulse.at_s, pulse.busy_s, pulse.waiting_s, pulse.can_dump)
-        phase = pulse.phase.encode()[:16]
-        self._map[:] = _LAYOUT.pack(self._count, pulse.step + 1, phase, *numbers, self._count)
+    def _write(self, progress: Progress) -> None:
+        self._last, self._count = progress, self._count + 1
+        numbers = (progress.at_s, progress.busy_s, progress.waiting_s, progress.can_dump)
+        phase = progress.phase.encode()[:16]
+        self._map[:] = _LAYOUT.pack(self._count, progress.step + 1, phase, *numbers, self._count)
 
 
 class Reader:
-    """Reads the beats in the file at `path`, also after somebody has removed its name."""
+    """Reads the reports in the file at `path`, also after somebody has removed its name."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._file: io.FileIO | None = None
 
-    def read(self) -> Pulse:
-        """The last pulse; an empty Pulse when the worker has not started to beat."""
+    def read(self) -> Progress:
+        """The last report; an empty Progress where the worker has made none."""
         try:
             self._file = self._file or open(self._path, "rb", buffering=0)  # noqa: SIM115  # until `close`
         except FileNotFoundError:
-            return Pulse()
+            return Progress()
         for _ in range(10):  # equal counts at both ends: not caught in the middle of a write
             self._file.seek(0)
             data = self._file.read(_LAYOUT.size)
             if len(data) < _LAYOUT.size:
-                return Pulse()
+                return Progress()
             first, step, phase, at_s, busy_s, waiting_s, can_dump, last = _LAYOUT.unpack(data)
             if first == last:
-                return Pulse(step - 1, phase.rstrip(b"\0").decode(), at_s, busy_s, waiting_s, bool(can_dump))
-        return Pulse()
+                name = phase.rstrip(b"\0").decode()
+                return Progress(step - 1, name, at_s, busy_s, waiting_s, bool(can_dump))
+        return Progress()
 
     def close(self) -> None:
         if self._file is not None:
@@ -131,8 +132,8 @@ class Reader:
             self._file = None
 
 
-def read(path: str) -> Pulse:
-    """The last pulse in `path`, once."""
+def read(path: str) -> Progress:
+    """The last report in `path`, once."""
     reader = Reader(path)
     try:
         return reader.read()
@@ -145,7 +146,7 @@ _detected_s = 0.0
 
 
 def start(env: Mapping[str, str]) -> Writer:
-    """Opens the beat file the launcher named, once; without one, beats go nowhere."""
+    """Opens the file that the launcher named, once; without one, reports are written nowhere."""
     global _writer, _detected_s
     _detected_s = float(env.get(DETECTED) or 0.0)
     if VARIABLE in env and isinstance(_writer, NullBeat):
@@ -154,29 +155,29 @@ def start(env: Mapping[str, str]) -> Writer:
     return _writer
 
 
-def beat(step: int, phase: str) -> None:
+def report_progress(step: int, phase: str) -> None:
     """Reports to the supervisor, if there is one, that this rank is in `phase` (one of PHASES) of `step`."""
     before = _writer.tell(step, phase)
     if before.at_s:
-        _spent[before.phase] = _spent.get(before.phase, 0.0) + _writer.pulse().at_s - before.at_s
+        _spent[before.phase] = _spent.get(before.phase, 0.0) + _writer.progress().at_s - before.at_s
 
 
 @contextmanager
 def together(step: int | None = None) -> Iterator[None]:
-    """Tells the supervisor that this rank waits for the others inside; after it, what it told before.
+    """Tells the supervisor that this rank waits for the others in the block; restores its phase after it.
 
     step: of a program that counts none itself. Nothing is told before the first step of all.
     """
-    before = _writer.pulse()
+    before = _writer.progress()
     step = before.step if step is None else step
     if step < 0:
         yield
         return
-    beat(step, "collective")
+    report_progress(step, "collective")
     try:
         yield
     finally:
-        beat(step, before.phase)
+        report_progress(step, before.phase)
 
 
 _spent: dict[str, float] = {}
@@ -184,7 +185,7 @@ _spent: dict[str, float] = {}
 
 def spent() -> dict[str, float]:
     """Seconds this process spent in each phase so far, the one under way included."""
-    now = _writer.pulse()
+    now = _writer.progress()
     running_s = time.monotonic() - now.at_s if now.at_s else 0.0
     return _spent | {now.phase: _spent.get(now.phase, 0.0) + running_s}
 
@@ -194,27 +195,27 @@ def detected_s() -> float:
     return _detected_s
 
 
-def pulse() -> Pulse:
+def progress() -> Progress:
     """What this process reported last."""
-    return _writer.pulse()
+    return _writer.progress()
 
 
 def part(number: int, total: int | None = None) -> None:
-    """Says how far the phase under way is, for the live line: `3/5`. Forgotten with the next beat."""
+    """Says how far the phase under way is, for the live line: `3/5`. Dropped with the next report."""
     global _part
-    _part = (_writer.pulse(), f"{number}/{total}" if total else f"{number}")
+    _part = (_writer.progress(), f"{number}/{total}" if total else f"{number}")
 
 
 def part_told() -> str:
     """What `part` said of the phase under way; "" where it said nothing."""
     when, said = _part
-    return said if when == _writer.pulse() else ""
+    return said if when == _writer.progress() else ""
 
 
-_part: tuple[Pulse, str] = (Pulse(), "")
+_part: tuple[Progress, str] = (Progress(), "")
 
 
-def others() -> dict[int, Pulse]:
+def others() -> dict[int, Progress]:
     """What the other ranks of this start on this host last told, by rank; {} without a launcher."""
     path = getattr(_writer, "path", "")
     stem, _, own = path.removesuffix(".beat").rpartition("_")
@@ -226,8 +227,8 @@ def others() -> dict[int, Pulse]:
     return found
 
 
-# Seconds a rank may stay in one phase without a beat, unless set: generous, since a false alarm costs a
-# run. A program that never beats stays in `idle`, which has no limit.
+# Seconds a rank may stay in one phase without a report, unless set: generous, since a false alarm costs
+# a run. A program that never reports stays in `idle`, which has no limit.
 DEFAULTS = {"init": 600.0, "compile": 1800.0, "eval": 1800.0, "checkpoint": 1800.0}
 
 
@@ -262,14 +263,14 @@ class Limits:
                 progress = float(value)
         return cls(progress, by_phase)
 
-    def of(self, pulse: Pulse, step_s: float | None) -> float | None:
-        """The limit for a rank at `pulse`, with the median step `step_s`; None for no limit."""
-        if pulse.phase in self.by_phase:
-            return self.by_phase[pulse.phase] or None
-        if self.progress_s is not None and pulse.phase != "idle":
-            compiling = self.by_phase["compile"] if pulse.step < 1 and self.progress_s else 0.0
+    def of(self, progress: Progress, step_s: float | None) -> float | None:
+        """The limit for a rank at `progress`, with the median step `step_s`; None for no limit."""
+        if progress.phase in self.by_phase:
+            return self.by_phase[progress.phase] or None
+        if self.progress_s is not None and progress.phase != "idle":
+            compiling = self.by_phase["compile"] if progress.step < 1 and self.progress_s else 0.0
             return max(self.progress_s, compiling) or None  # the first step compiles
-        if step_s is None or pulse.phase not in ("data", "step", "collective"):
+        if step_s is None or progress.phase not in ("data", "step", "collective"):
             return None
         return max(30.0, 20 * step_s)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cyxjax.launch.group.roster import ranks_text
-from cyxjax.launch.heartbeat import WAITING, Pulse
+from cyxjax.launch.heartbeat import WAITING, Progress
 from cyxjax.observe.records import Record, plain
 from cyxjax.observe.stop_reasons import reason_of
 
@@ -112,7 +112,7 @@ def doing(phase: str, step: int, for_s: float, part: str = "", late: str = "") -
     return f"{_DOING[phase]}{f' {part}' if part else ''}{since}" if phase in _DOING else ""
 
 
-def late(own: Pulse, others: Mapping[int, Pulse]) -> str:
+def late(own: Progress, others: Mapping[int, Progress]) -> str:
     """`rank 1`, `ranks 1, 3`: those of this host that a rank which waits in its step is waiting for.
 
     They are at an earlier step, or at this one in a phase of their own.
@@ -121,8 +121,9 @@ def late(own: Pulse, others: Mapping[int, Pulse]) -> str:
         return ""
     behind = [
         rank
-        for rank, pulse in sorted(others.items())
-        if pulse.phase and (pulse.step < own.step or (pulse.step == own.step and pulse.phase not in WAITING))
+        for rank, progress in sorted(others.items())
+        if progress.phase
+        and (progress.step < own.step or (progress.step == own.step and progress.phase not in WAITING))
     ]
     return ranks_text(behind) if behind else ""
 

@@ -96,7 +96,7 @@ class LiveLine:
 
     def text(self, width: int) -> str:
         """What the line says now, in at most `width` columns."""
-        now = heartbeat.pulse()
+        now = heartbeat.progress()
         for_s = time.monotonic() - now.at_s if now.at_s else 0.0
         held_up = late(now, heartbeat.others()) if for_s > LONG_S else ""
         fields = live_fields(

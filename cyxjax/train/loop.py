@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from cyxjax.core.step import Batch, TrainState
-from cyxjax.launch.heartbeat import beat
+from cyxjax.launch.heartbeat import report_progress
 from cyxjax.train.feeding.evaluations import EACH_EPOCH, Evaluations
 
 if TYPE_CHECKING:
@@ -157,10 +157,10 @@ def fit(
         moment = moment._replace(state=_next(hooks, info, moment.state))
         moment = _show_state(hooks, moment, False)
         tell(partial(_same, moment))
-    beat(moment.position.step, "checkpoint")
+    report_progress(moment.position.step, "checkpoint")
     for hook in hooks:
         hook.on_end(moment, moment.position.epoch >= epochs)
-    beat(moment.position.step, "idle")
+    report_progress(moment.position.step, "idle")
     return moment
 
 
@@ -202,10 +202,10 @@ def _epoch(
     watching, saving, asking = (overriding(hooks, name) for name in ("on_step", "wants_state", "ask"))
     ask = lambda: _asked(asking)  # noqa: E731
     compiled = None  # the supervisor's watchdog is told where this rank is; each phase has its own limit
-    beat(position.step, "data")
+    report_progress(position.step, "data")
     for batch, samples, last in feed.train(position, ask):
         size = getattr(getattr(batch, "weight", None), "shape", ())
-        beat(position.step, "step" if size == compiled else "compile")
+        report_progress(position.step, "step" if size == compiled else "compile")
         compiled = size
         state, handle = program.train_step(state, batch)
         position = Position(position.step + 1, position.epoch, samples, position.step_in_epoch + 1)
@@ -223,8 +223,8 @@ def _epoch(
         stop |= position.step == max_steps
         if stop:
             break
-        beat(position.step, "data")
-    beat(position.step, "step")
+        report_progress(position.step, "data")
+    report_progress(position.step, "step")
     settle(0)
     return RunState(position, state, sums), last, stop
 
@@ -255,7 +255,7 @@ def _show_state(hooks: list[Hook], moment: RunState, save: bool) -> RunState:
     """Shows the state to those who want it; the moment with the state they leave."""
     for hook in hooks:
         if hook.wants_state(moment.position, save):
-            beat(moment.position.step, "checkpoint")
+            report_progress(moment.position.step, "checkpoint")
             moment = moment._replace(state=hook.on_state(moment) or moment.state)
     return moment
 
@@ -281,7 +281,7 @@ def _any(answers: Iterable[bool | None]) -> bool:
 
 def _evaluated(program: "Program", feed: Feed, moment: RunState) -> dict[str, Any]:
     assert feed.val is not None
-    beat(moment.position.step, "eval")
+    report_progress(moment.position.step, "eval")
     return evaluate(program, moment.state, feed.val())
 
 

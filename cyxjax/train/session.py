@@ -17,7 +17,7 @@ from cyxjax.core.step import TrainState
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError, ConfigError, GroupError
 from cyxjax.launch.backend import pages, programs
-from cyxjax.launch.heartbeat import beat
+from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.sinks import warn_on_stderr
@@ -212,7 +212,7 @@ class Session:
         """Takes the newest checkpoint of the run's folder, where `settings` want it; whether there is one."""
         saving, checkpointer = settings.saving, None
         folder = saving.folder
-        beat(-1, "checkpoint")
+        report_progress(-1, "checkpoint")
         if saving.resume != "never":
             checkpointer = resume.restorer_for(folder, self.group, saves=saving.saves)
         resumed = bool(checkpointer and self.restore(checkpointer, in_place=True))
@@ -224,7 +224,7 @@ class Session:
             )
         elif saving.resume == "must":
             raise resume.nothing_to_resume(folder)
-        beat(-1, "idle")
+        report_progress(-1, "idle")
         return resumed
 
     # ---- on disk and off --------------------------------------------------------------------------

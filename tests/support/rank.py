@@ -20,7 +20,7 @@ from cyxjax.launch.connect import connect, disconnect
 from cyxjax.launch.environment import prepare
 from cyxjax.launch.failure import hooks as exits
 from cyxjax.launch.group import client
-from cyxjax.launch.heartbeat import beat as tell
+from cyxjax.launch.heartbeat import report_progress as tell
 
 STEPS = int(os.environ.get("STEPS", "8"))
 STEP_S = float(os.environ.get("STEP_S", "0.05"))

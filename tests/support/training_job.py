@@ -67,14 +67,14 @@ def soon(strike: Any) -> None:
 def strike_at_a_beat(phase: str, step: int, strike: Any) -> None:
     from cyxjax.train import loop
 
-    real, left = loop.beat, [strike]
+    real, left = loop.report_progress, [strike]
 
     def telling(now: int, where: str) -> None:
         real(now, where)
         if now >= step and where == phase and left:
             left.pop()()
 
-    loop.beat = telling
+    loop.report_progress = telling
 
 
 def flip_a_bit(step: int) -> None:

@@ -43,7 +43,7 @@ class Exits:
         """Files `error`, tells the peers, ends the process. The first caller wins; others wait."""
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()
-        record = records.of_exception(error, rank=self.rank, pulse=heartbeat.pulse(), start=self.start)
+        record = records.of_exception(error, rank=self.rank, progress=heartbeat.progress(), start=self.start)
         if record.secondary and self._lost.wait(0.5) and self._why not in record.message:
             record.message = f"{self._why}; noticed as {record.message}"
         try:

@@ -20,7 +20,7 @@ from cyxjax.errors import (
     CyxjaxError,
 )
 from cyxjax.files import PRIVATE, redact, write_whole
-from cyxjax.launch.heartbeat import Pulse
+from cyxjax.launch.heartbeat import Progress
 
 VARIABLE = "CYXJAX_ERROR_FILE"
 STOPS = ("SIGTERM", "SIGINT", "SIGHUP")  # signals that ask for a stop
@@ -89,7 +89,7 @@ class ErrorRecord:
         return (self.type, self.message, self.source, self.step)
 
 
-def of_exception(error: BaseException, *, rank: int, pulse: Pulse, start: int = 0) -> ErrorRecord:
+def of_exception(error: BaseException, *, rank: int, progress: Progress, start: int = 0) -> ErrorRecord:
     """The record of an exception that ended this process's training."""
     secondary = is_secondary(error)
     return ErrorRecord(
@@ -101,8 +101,8 @@ def of_exception(error: BaseException, *, rank: int, pulse: Pulse, start: int = 
         host=socket.gethostname(),
         pid=os.getpid(),
         start=start,
-        step=pulse.step,
-        phase=pulse.phase,
+        step=progress.step,
+        phase=progress.phase,
         at_s=time.time(),
         at_monotonic_s=time.monotonic(),
         source=source_of(error),
@@ -111,7 +111,7 @@ def of_exception(error: BaseException, *, rank: int, pulse: Pulse, start: int = 
     )
 
 
-def of_status(rank: int, pid: int, returncode: int, pulse: Pulse, start: int) -> ErrorRecord:
+def of_status(rank: int, pid: int, returncode: int, progress: Progress, start: int) -> ErrorRecord:
     """The record of a process that ended without leaving one: killed by a signal, or by its own exit."""
     if returncode < 0:
         name = signal_name(-returncode)
@@ -125,7 +125,8 @@ def of_status(rank: int, pid: int, returncode: int, pulse: Pulse, start: int) ->
     record = ErrorRecord(
         rank, kind, message, secondary=returncode == EXIT_SECONDARY, exit_code=code, start=start
     )
-    record.host, record.pid, record.step, record.phase = socket.gethostname(), pid, pulse.step, pulse.phase
+    record.host, record.pid = socket.gethostname(), pid
+    record.step, record.phase = progress.step, progress.phase
     record.at_s, record.at_monotonic_s = time.time(), time.monotonic()
     return record
 

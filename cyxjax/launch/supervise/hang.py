@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cyxjax.launch.group.roster import ranks_text
-from cyxjax.launch.heartbeat import WAITING, Limits, Pulse
+from cyxjax.launch.heartbeat import WAITING, Limits, Progress
 
 STEPS_BEFORE_SCALING = 20
 ASLEEP_S = 5.0  # a supervisor that looks four times a second and did not for so long was itself suspended
@@ -20,12 +20,12 @@ class Stopwatch:
     _step: int = -1
     _at_s: float = 0.0
 
-    def see(self, pulse: Pulse) -> None:
-        if pulse.step > self._step >= 0 and pulse.at_s > self._at_s:
-            per_step = (pulse.at_s - self._at_s) / (pulse.step - self._step)
+    def see(self, progress: Progress) -> None:
+        if progress.step > self._step >= 0 and progress.at_s > self._at_s:
+            per_step = (progress.at_s - self._at_s) / (progress.step - self._step)
             self.times_s = [*self.times_s[-99:], per_step]
-        if pulse.step > self._step:
-            self._step, self._at_s = pulse.step, pulse.at_s
+        if progress.step > self._step:
+            self._step, self._at_s = progress.step, progress.at_s
 
     @property
     def median_s(self) -> float | None:
@@ -57,14 +57,14 @@ class Pauses:
         self._seen_s = now_s
         return begins
 
-    def touches(self, pulse: Pulse) -> bool:
-        """True while `pulse` may be from before the last pause ended: the next one counts it as work."""
-        return bool(self._spans) and pulse.at_s <= self._spans[-1][1]
+    def touches(self, progress: Progress) -> bool:
+        """True while `progress` may be from before the last pause ended: the next one counts it as work."""
+        return bool(self._spans) and progress.at_s <= self._spans[-1][1]
 
-    def excuse(self, pulse: Pulse) -> Pulse:
-        """`pulse` as late as it would be without the pauses since."""
-        paused_s = sum(max(0.0, end - max(begin, pulse.at_s)) for begin, end in self._spans)
-        return pulse._replace(at_s=pulse.at_s + paused_s) if pulse.at_s else pulse
+    def excuse(self, progress: Progress) -> Progress:
+        """`progress` as late as it would be without the pauses since."""
+        paused_s = sum(max(0.0, end - max(begin, progress.at_s)) for begin, end in self._spans)
+        return progress._replace(at_s=progress.at_s + paused_s) if progress.at_s else progress
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,11 @@ class Verdict:
 
 
 def judge(
-    pulses: Mapping[int, Pulse], now_s: float, limits: Limits, step_s: float | None, stopped: frozenset[int]
+    pulses: Mapping[int, Progress],
+    now_s: float,
+    limits: Limits,
+    step_s: float | None,
+    stopped: frozenset[int],
 ) -> Verdict | None:
     """The rank that holds the others up; None while everybody may still be doing honest work.
 
@@ -85,44 +89,46 @@ def judge(
     limit of a phase of its own (a long save, a compile) excuses all who wait.
     stopped: ranks whose process is suspended (SIGSTOP), whatever phase they were in.
     """
-    told = {rank: pulse for rank, pulse in pulses.items() if pulse.at_s}
+    told = {rank: progress for rank, progress in pulses.items() if progress.at_s}
     if not told:
         return None
     if ended := _early_end(told, now_s):
         return ended
-    over = {rank for rank, pulse in told.items() if _is_over(pulse, now_s, limits, step_s)}
+    over = {rank for rank, progress in told.items() if _is_over(progress, now_s, limits, step_s)}
     if not over:
         return None
     own = [rank for rank in over if told[rank].phase not in WAITING]
     suspects = sorted(stopped & set(told)) or own
     if not suspects:
-        if any(pulse.phase not in WAITING for pulse in told.values()):
+        if any(progress.phase not in WAITING for progress in told.values()):
             return None
         suspects = _behind(told, over)
     blamed = min(suspects, key=lambda rank: (told[rank].step, told[rank].at_s))
     return Verdict(blamed, f"no progress for {now_s - told[blamed].at_s:.0f} s")
 
 
-def _is_over(pulse: Pulse, now_s: float, limits: Limits, step_s: float | None) -> bool:
-    limit = limits.of(pulse, step_s)
-    return limit is not None and pulse.phase != "done" and now_s - pulse.at_s > limit
+def _is_over(progress: Progress, now_s: float, limits: Limits, step_s: float | None) -> bool:
+    limit = limits.of(progress, step_s)
+    return limit is not None and progress.phase != "done" and now_s - progress.at_s > limit
 
 
-def _behind(told: Mapping[int, Pulse], over: set[int]) -> list[int]:
+def _behind(told: Mapping[int, Progress], over: set[int]) -> list[int]:
     """All wait: the ones at the lowest step hold up the rest."""
     lowest = min(told[rank].step for rank in over)
     return [rank for rank in over if told[rank].step == lowest]
 
 
-def _early_end(told: Mapping[int, Pulse], now_s: float) -> Verdict | None:
+def _early_end(told: Mapping[int, Progress], now_s: float) -> Verdict | None:
     """A rank that has finished while others stand in a later step will never join their collective."""
-    done = [rank for rank, pulse in told.items() if pulse.phase == "done"]
+    done = [rank for rank, progress in told.items() if progress.phase == "done"]
     waiting = [
-        rank for rank, pulse in told.items() if pulse.phase in ("step", "collective") and pulse.step > 0
+        rank
+        for rank, progress in told.items()
+        if progress.phase in ("step", "collective") and progress.step > 0
     ]
     if not done or len(done) + len(waiting) < len(told) or not waiting:
         return None
-    if any(now_s - pulse.at_s < EARLY_END_S for pulse in told.values()):
+    if any(now_s - progress.at_s < EARLY_END_S for progress in told.values()):
         return None
     first = min(done, key=lambda rank: told[rank].at_s)
     steps = ", ".join(str(step) for step in sorted({told[rank].step for rank in waiting}))
@@ -134,13 +140,13 @@ def _early_end(told: Mapping[int, Pulse], now_s: float) -> Verdict | None:
     )
 
 
-def stragglers(before: Mapping[int, Pulse], now: Mapping[int, Pulse]) -> str | None:
+def stragglers(before: Mapping[int, Progress], now: Mapping[int, Progress]) -> str | None:
     """One line naming a rank that takes over twice the others' time outside shared work, else None."""
     per_step: dict[int, float] = {}
-    for rank, pulse in now.items():
-        steps = pulse.step - before[rank].step if rank in before else 0
+    for rank, progress in now.items():
+        steps = progress.step - before[rank].step if rank in before else 0
         if steps > 0:
-            per_step[rank] = (pulse.busy_s - before[rank].busy_s) / steps
+            per_step[rank] = (progress.busy_s - before[rank].busy_s) / steps
     if len(per_step) < 2:
         return None
     slow = max(per_step, key=lambda rank: per_step[rank])

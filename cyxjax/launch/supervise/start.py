@@ -37,7 +37,7 @@ class Start:
     @property
     def step(self) -> int:
         """The furthest step a rank has told of."""
-        return max(worker.pulse().step for worker in self.workers)
+        return max(worker.progress().step for worker in self.workers)
 
     @property
     def only_stops(self) -> bool:
@@ -58,7 +58,7 @@ class Start:
     def note(self, record: ErrorRecord, within_s: float) -> None:
         """Files a failure, after which the others have `within_s` to end."""
         if not self.records:
-            last_s = max(worker.pulse().at_s for worker in self.workers)
+            last_s = max(worker.progress().at_s for worker in self.workers)
             self.detected_s = time.monotonic() - last_s if last_s else 0.0
         self.records.append(record)
         self.end_within(within_s)

@@ -16,7 +16,7 @@ from cyxjax.command import Parser, number
 from cyxjax.errors import EXIT_OK, GroupError
 from cyxjax.launch import heartbeat
 from cyxjax.launch.group.roster import ranks_text
-from cyxjax.launch.heartbeat import WAITING, Pulse
+from cyxjax.launch.heartbeat import WAITING, Progress
 from cyxjax.launch.supervise.dump import RunningRank, find, running
 from cyxjax.launch.supervise.hang import stragglers
 from cyxjax.launch.supervise.processes import PROC, stat
@@ -32,12 +32,12 @@ class Row:
 
     rank: int
     pid: int
-    pulse: Pulse
+    progress: Progress
     memory_bytes: int | None  # resident; None where the kernel does not say
     is_suspended: bool = False  # SIGSTOP, Ctrl-Z, a debugger
 
     def as_json(self, now_s: float) -> dict[str, object]:
-        p = self.pulse
+        p = self.progress
         told = {"step": p.step, "phase": p.phase, "for_s": round(_for_s(p, now_s), 1)} if p.at_s else {}
         shares = {"busy_s": p.busy_s, "waiting_s": p.waiting_s} if p.at_s else {}
         rest = {"memory_bytes": self.memory_bytes, "suspended": self.is_suspended}
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     given = _parser().parse_args(argv)
     ranks = _chosen(given.job, running(PROC))
     once = given.once or given.json or not sys.stdout.isatty()
-    before: dict[int, Pulse] = {}
+    before: dict[int, Progress] = {}
     with suppress(KeyboardInterrupt):
         while True:
             rows, now_s = look(ranks), time.monotonic()
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
                 print(("" if once else _HOME_AND_CLEAR) + "\n".join(lines), flush=True)
             if once:
                 break
-            before = {row.rank: row.pulse for row in rows}
+            before = {row.rank: row.progress for row in rows}
             time.sleep(given.every)
             if not any((PROC / str(rank.pid)).exists() for rank in ranks):
                 print("The job has ended.")
@@ -114,11 +114,11 @@ def look(ranks: Sequence[RunningRank], processes: Path = PROC) -> list[Row]:
     ]
 
 
-def _pulse(path: str) -> Pulse:
+def _pulse(path: str) -> Progress:
     try:
-        return heartbeat.read(path) if path else Pulse()
+        return heartbeat.read(path) if path else Progress()
     except (OSError, ValueError):  # it ended meanwhile, or the file is none of ours
-        return Pulse()
+        return Progress()
 
 
 def _resident_bytes(folder: Path) -> int | None:
@@ -128,7 +128,7 @@ def _resident_bytes(folder: Path) -> int | None:
         return None
 
 
-def shown(job: str, rows: Sequence[Row], before: Mapping[int, Pulse], now_s: float) -> list[str]:
+def shown(job: str, rows: Sequence[Row], before: Mapping[int, Progress], now_s: float) -> list[str]:
     """Lines for people. before: the pulses of the last look, for the speed; {} at the first."""
     name = "".join(c if c.isprintable() else "?" for c in job) or "(unnamed)"
     head = f"job {name}: {len(rows)} ranks here{_speed(rows, before)}"
@@ -138,12 +138,12 @@ def shown(job: str, rows: Sequence[Row], before: Mapping[int, Pulse], now_s: flo
     ]
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
-    said = [waits(rows, now_s), stragglers(before, {row.rank: row.pulse for row in rows}) or ""]
+    said = [waits(rows, now_s), stragglers(before, {row.rank: row.progress for row in rows}) or ""]
     return [head, *lines, *filter(None, said)]
 
 
 def _cells(row: Row, now_s: float) -> tuple[str, ...]:
-    p, memory = row.pulse, row.memory_bytes
+    p, memory = row.progress, row.memory_bytes
     size = "-" if memory is None else f"{memory / 1e6:,.0f} MB"
     if not p.at_s:
         return (str(row.rank), "-", "no beat yet", "-", "-", size, str(row.pid))
@@ -153,13 +153,13 @@ def _cells(row: Row, now_s: float) -> tuple[str, ...]:
     return (str(row.rank), step, phase, f"{_for_s(p, now_s):.1f} s", f"{share:.0%}", size, str(row.pid))
 
 
-def _for_s(pulse: Pulse, now_s: float) -> float:
-    return max(0.0, now_s - pulse.at_s)
+def _for_s(progress: Progress, now_s: float) -> float:
+    return max(0.0, now_s - progress.at_s)
 
 
-def _speed(rows: Sequence[Row], before: Mapping[int, Pulse]) -> str:
+def _speed(rows: Sequence[Row], before: Mapping[int, Progress]) -> str:
     """Of the foremost rank, between two of its beats."""
-    told = [(row.pulse, before[row.rank]) for row in rows if row.rank in before and row.pulse.at_s]
+    told = [(row.progress, before[row.rank]) for row in rows if row.rank in before and row.progress.at_s]
     speeds = [
         (p.step - b.step) / (p.at_s - b.at_s) for p, b in told if p.at_s > b.at_s and p.step > b.step >= 0
     ]
@@ -168,15 +168,15 @@ def _speed(rows: Sequence[Row], before: Mapping[int, Pulse]) -> str:
 
 def waits(rows: Sequence[Row], now_s: float) -> str:
     """Who waits for whom, in a sentence; "" while nobody has waited for long."""
-    told = [row for row in rows if row.pulse.at_s and row.pulse.phase != "done"]
-    waiting = [r for r in told if r.pulse.phase in WAITING and not r.is_suspended]
-    held = [r for r in waiting if _for_s(r.pulse, now_s) > _HELD_UP_S]
-    others = [r for r in told if r.pulse.phase not in WAITING or r.is_suspended]
+    told = [row for row in rows if row.progress.at_s and row.progress.phase != "done"]
+    waiting = [r for r in told if r.progress.phase in WAITING and not r.is_suspended]
+    held = [r for r in waiting if _for_s(r.progress, now_s) > _HELD_UP_S]
+    others = [r for r in told if r.progress.phase not in WAITING or r.is_suspended]
     if not held or not others:
         return ""
-    cause = min(others, key=lambda r: (not r.is_suspended, r.pulse.step, r.pulse.at_s))
-    at = f"{cause.pulse.phase} for {_for_s(cause.pulse, now_s):.0f} s, step {cause.pulse.step}"
+    cause = min(others, key=lambda r: (not r.is_suspended, r.progress.step, r.progress.at_s))
+    at = f"{cause.progress.phase} for {_for_s(cause.progress, now_s):.0f} s, step {cause.progress.step}"
     if cause.is_suspended:
-        at = f"suspended, step {cause.pulse.step}. HINT: `kill -CONT {cause.pid}` goes on"
+        at = f"suspended, step {cause.progress.step}. HINT: `kill -CONT {cause.pid}` goes on"
     verb = "waits" if len(held) == 1 else "wait"
     return f"{ranks_text([r.rank for r in held])} {verb} for rank {cause.rank}: {at}"

@@ -10,7 +10,7 @@ from cyxjax.errors import EXIT_HANG, EXIT_USER_ERROR
 from cyxjax.files import redact
 from cyxjax.launch import output
 from cyxjax.launch.failure.record import ErrorRecord
-from cyxjax.launch.heartbeat import WAITING, Limits, Pulse
+from cyxjax.launch.heartbeat import WAITING, Limits, Progress
 from cyxjax.launch.supervise import hang, stacks
 from cyxjax.launch.supervise.hang import Pauses, Stopwatch, Verdict
 from cyxjax.launch.supervise.worker import Worker
@@ -26,15 +26,15 @@ class Watch:
         self.limits = limits
         self._stopwatch = Stopwatch()
         self._pauses = Pauses()
-        self._before: dict[int, Pulse] = {}
+        self._before: dict[int, Progress] = {}
         self._next_line_s = 0.0
 
     def look(self, workers: Sequence[Worker]) -> ErrorRecord | None:
         """The record of a hang, with everybody's stacks; None while all may be well."""
-        pulses = {worker.rank: worker.pulse() for worker in workers if worker.returncode is None}
+        pulses = {worker.rank: worker.progress() for worker in workers if worker.returncode is None}
         if not pulses:
             return None
-        self._stopwatch.see(max(pulses.values(), key=lambda pulse: pulse.step))
+        self._stopwatch.see(max(pulses.values(), key=lambda progress: progress.step))
         stopped, now_s = self._note_pauses(workers), time.monotonic()
         if any(map(self._pauses.touches, pulses.values())):
             self._before = {}  # a rank that was suspended is no slow one
@@ -42,7 +42,7 @@ class Watch:
             self._name_straggler(pulses)
         if self.limits.progress_s == 0:
             return None
-        excused = {rank: self._pauses.excuse(pulse) for rank, pulse in pulses.items()}
+        excused = {rank: self._pauses.excuse(progress) for rank, progress in pulses.items()}
         verdict = hang.judge(excused, now_s, self.limits, self._stopwatch.median_s, stopped)
         return None if verdict is None else self._record(verdict, workers, pulses)
 
@@ -63,17 +63,19 @@ class Watch:
         dumps = _collect(workers)
         return "".join(f"--- rank {rank} ---\n{text or '(no stacks)'}\n" for rank, text in dumps.items())
 
-    def _record(self, verdict: Verdict, workers: Sequence[Worker], pulses: dict[int, Pulse]) -> ErrorRecord:
+    def _record(
+        self, verdict: Verdict, workers: Sequence[Worker], pulses: dict[int, Progress]
+    ) -> ErrorRecord:
         dumps = _collect(workers)
         frames = {rank: stacks.main_thread(text) for rank, text in dumps.items()}
         stopped = {worker.rank for worker in workers if worker.is_stopped()}
         blamed = verdict.rank if verdict.early_end or stopped else _refine(verdict.rank, pulses, frames)
         waits_for = {rank: stacks.helpers(text) for rank, text in dumps.items()}
         lines = [
-            _where(rank, pulse, frames.get(rank, []), waits_for.get(rank, []), rank in stopped)
-            for rank, pulse in pulses.items()
+            _where(rank, progress, frames.get(rank, []), waits_for.get(rank, []), rank in stopped)
+            for rank, progress in pulses.items()
         ]
-        pulse, kind = pulses[blamed], "EarlyEnd" if verdict.early_end else "Hang"
+        progress, kind = pulses[blamed], "EarlyEnd" if verdict.early_end else "Hang"
         apart = "" if verdict.early_end or stopped else _in_different_calls(frames)
         holds_up = "" if verdict.early_end else f"; {apart or f'rank {blamed} holds up the others'}"
         return ErrorRecord(
@@ -83,17 +85,17 @@ class Watch:
             exit_code=EXIT_USER_ERROR if verdict.early_end else EXIT_HANG,
             host=socket.gethostname(),
             pid=next(worker.pid for worker in workers if worker.rank == blamed),
-            step=pulse.step,
-            phase=pulse.phase,
+            step=progress.step,
+            phase=progress.phase,
             source=stacks.where(waits_for.get(blamed) or frames.get(blamed, [])),
             at_s=time.time(),
             at_monotonic_s=time.monotonic(),
             stacks={str(rank): redact(text) for rank, text in dumps.items() if text},
         )
 
-    def _name_straggler(self, pulses: dict[int, Pulse]) -> None:
+    def _name_straggler(self, pulses: dict[int, Progress]) -> None:
         now_s = time.monotonic()
-        if now_s < self._next_line_s or any(pulse.step < 1 for pulse in pulses.values()):
+        if now_s < self._next_line_s or any(progress.step < 1 for progress in pulses.values()):
             return
         self._next_line_s = now_s + (STRAGGLER_EVERY_S if self._before else FIRST_STRAGGLER_S)
         if line := hang.stragglers(self._before, pulses):
@@ -105,7 +107,7 @@ def _collect(workers: Sequence[Worker]) -> dict[int, str]:
     """What each running rank newly dumps when asked; '' for one that cannot answer."""
     running = [worker for worker in workers if worker.returncode is None]
     old = {worker.rank: len(worker.stacks()) for worker in running}
-    asked = [worker for worker in running if worker.pulse().can_dump]
+    asked = [worker for worker in running if worker.progress().can_dump]
     for worker in asked:
         worker.signal(signal.SIGUSR2)
     end = time.monotonic() + DUMP_S
@@ -117,7 +119,7 @@ def _collect(workers: Sequence[Worker]) -> dict[int, str]:
     return {worker.rank: worker.stacks()[old[worker.rank] :] for worker in running}
 
 
-def _refine(rank: int, pulses: dict[int, Pulse], frames: dict[int, list[stacks.Frame]]) -> int:
+def _refine(rank: int, pulses: dict[int, Progress], frames: dict[int, list[stacks.Frame]]) -> int:
     """Where all seem to wait, the one that stands elsewhere than the others is the one they wait for."""
     known = {r: stack for r, stack in frames.items() if stack}
     if pulses[rank].phase not in WAITING or len(known) < 2:
@@ -142,11 +144,11 @@ def _in_different_calls(frames: dict[int, list[stacks.Frame]]) -> str:
 
 
 def _where(
-    rank: int, pulse: Pulse, frames: list[stacks.Frame], waits_for: list[stacks.Frame], stopped: bool
+    rank: int, progress: Progress, frames: list[stacks.Frame], waits_for: list[stacks.Frame], stopped: bool
 ) -> str:
     """'rank 1: step 412, data, at prefetch.py:88 __next__, while a thread is at slow.py:9 __getitem__'."""
     at, user = f", at {stacks.where(frames)}" if frames else "", stacks.users(frames)
     at += f", from {user}" if user and str(user) != stacks.where(frames) else ""
     if waits_for:
         at += f", while a thread is at {' and '.join(map(str, waits_for[:3]))}"
-    return f"rank {rank}: step {pulse.step}, {pulse.phase}{', suspended' if stopped else ''}{at}"
+    return f"rank {rank}: step {progress.step}, {progress.phase}{', suspended' if stopped else ''}{at}"

@@ -16,11 +16,11 @@ from cyxjax.launch.environment import thread_share
 from cyxjax.launch.failure import hooks
 from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure.record import ErrorRecord
-from cyxjax.launch.heartbeat import Pulse
+from cyxjax.launch.heartbeat import Progress
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.supervise import processes, reaper
 
-LOADING_S = 5.0  # within this time of its start a rank without a beat is taken to load its libraries
+LOADING_S = 5.0  # within this time of its start a rank without a report is taken to load its libraries
 LAUNCHER = "CYXJAX_LAUNCHER"  # the process that started a rank: pid and start time
 
 
@@ -104,7 +104,7 @@ class Worker:
                 start_new_session=True,
             )
         self.pid = self._process.pid
-        self._beats, self._last_pulse = heartbeat.Reader(files.beat), Pulse()
+        self._beats, self._last_pulse = heartbeat.Reader(files.beat), Progress()
         self._loads_until_s = time.monotonic() + LOADING_S
         out, err = self._process.stdout, self._process.stderr
         assert out is not None
@@ -121,7 +121,7 @@ class Worker:
 
         SIGINT is sent as SIGTERM while the rank still loads: Python would print where it was interrupted.
         """
-        if number == signal.SIGINT and not self.pulse().at_s and time.monotonic() < self._loads_until_s:
+        if number == signal.SIGINT and not self.progress().at_s and time.monotonic() < self._loads_until_s:
             number = signal.SIGTERM
         # Popen.send_signal would reap a rank that has just ended, and `_wait` would miss its end.
         with self._reaping, suppress(ProcessLookupError):  # without waitid it may be reaped a moment before
@@ -150,7 +150,7 @@ class Worker:
         with suppress(ProcessLookupError, PermissionError):  # already gone; or only zombies left (macOS)
             os.killpg(self.pid, number)
 
-    def pulse(self) -> Pulse:
+    def progress(self) -> Progress:
         """Its last one; that of its end once this worker is closed."""
         return self._last_pulse if self._last_pulse.at_s else self._beats.read()
 
@@ -169,7 +169,7 @@ class Worker:
 
     def close(self) -> None:
         """Collects the last output and closes the files."""
-        self._last_pulse = self.pulse()
+        self._last_pulse = self.progress()
         self._beats.close()
         self._out.finish()
         self._err.finish()
@@ -184,7 +184,7 @@ class Worker:
         assert self.returncode is not None
         record = records.load(self.files.error)
         if record is None:
-            record = records.of_status(self.rank, self.pid, self.returncode, self.pulse(), start)
+            record = records.of_status(self.rank, self.pid, self.returncode, self.progress(), start)
         self._err.finish()
         record.stderr_tail = redact("\n".join(self._err.tail)).splitlines()  # a private key has many
         return record

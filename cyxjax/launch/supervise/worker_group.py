@@ -192,7 +192,7 @@ class WorkerGroup:
         """What every tick looks after: the scratch folder, and ranks that could not receive SIGUSR1 yet."""
         self._scratch.ensure()
         for worker in start.running:
-            if worker.rank in start.unheard and worker.pulse().can_dump:
+            if worker.rank in start.unheard and worker.progress().can_dump:
                 start.unheard.discard(worker.rank)
                 worker.signal(signal.SIGUSR1)
 
@@ -209,7 +209,7 @@ class WorkerGroup:
     def _is_saving(self, start: Start) -> bool:
         """True while a rank that was asked to end writes a checkpoint, within the grace of a SIGTERM."""
         within = time.monotonic() < start.signalled_s + self.options.grace_s
-        return within and not start.hurried and any(w.pulse().phase == "checkpoint" for w in start.running)
+        return within and not start.hurried and any(w.progress().phase == "checkpoint" for w in start.running)
 
     # -- signals --------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class WorkerGroup:
             _suspend(start)
             return
         if name == "SIGUSR1":
-            start.unheard |= {worker.rank for worker in start.running if not worker.pulse().can_dump}
+            start.unheard |= {worker.rank for worker in start.running if not worker.progress().can_dump}
         if start.signalled is not None and name != "SIGUSR1":
             if time.monotonic() > start.signalled_s + ONE_REQUEST_S:
                 start.hurried = True

@@ -1,7 +1,8 @@
 """Where a run's time went, over all its restarts: steps that count, and what was lost by cause.
 
-The phases a rank tells its supervisor (`launch.beat`) are the clock. `goodput.json` in the run folder carries
-the sums from one process of the run to the next, and how far it was, so that what a crash cost is known.
+The phases that a rank reports to its supervisor (`heartbeat.report_progress`) are the clock.
+`goodput.json` in the run folder carries the sums, and how far the run was, from one process to the next,
+so that what a crash cost is known.
 """
 
 import json

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cyxjax.launch.heartbeat import beat
+from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.stop_reasons import MAX_STEPS, MAX_TIME, SIGNAL, strongest
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
@@ -63,7 +63,7 @@ class CheckpointHook(Hook):
         if regular and moment.position.step != self._saved_step:
             self.on_state(moment)
         patience_s = PATIENCE_S if finished else HURRIED_S
-        self._checkpointer.finish(patience_s, lambda: beat(moment.position.step, "checkpoint"))
+        self._checkpointer.finish(patience_s, lambda: report_progress(moment.position.step, "checkpoint"))
 
 
 class HandOutHook(Hook):

@@ -11,7 +11,7 @@ from cyxjax.errors import EXIT_CONFIG, EXIT_SECONDARY, EXIT_USER_ERROR, Checkpoi
 from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure import report
 from cyxjax.launch.failure.record import ErrorRecord, PeerLost, is_secondary
-from cyxjax.launch.heartbeat import Pulse
+from cyxjax.launch.heartbeat import Progress
 from cyxjax.launch.supervise.start import Start
 
 
@@ -19,7 +19,7 @@ def raised(error):
     try:
         raise error
     except BaseException as caught:  # any kind is recorded
-        return records.of_exception(caught, rank=2, pulse=Pulse(7, "data"), start=1)
+        return records.of_exception(caught, rank=2, progress=Progress(7, "data"), start=1)
 
 
 def test_a_record_holds_what_a_person_asks_for(tmp_path):
@@ -76,8 +76,8 @@ class Ended:
     def __init__(self, returncode: int | None) -> None:
         self.returncode = returncode
 
-    def pulse(self) -> Pulse:
-        return Pulse()
+    def progress(self) -> Progress:
+        return Progress()
 
 
 def test_who_left_early_is_known_in_whatever_order_the_ends_are_noticed():
@@ -109,10 +109,10 @@ def test_a_cut_off_record_is_no_record(tmp_path):
 
 
 def test_signals_are_named_with_their_meaning():
-    record = records.of_status(1, 7, -9, Pulse(3, "step"), 0)
+    record = records.of_status(1, 7, -9, Progress(3, "step"), 0)
     assert record.type == "SIGKILL"
     assert "memory" in record.message
-    assert records.of_status(1, 7, 75, Pulse(), 0).secondary
+    assert records.of_status(1, 7, 75, Progress(), 0).secondary
 
 
 def test_an_error_of_ours_is_shown_as_its_line_and_filed_whole():

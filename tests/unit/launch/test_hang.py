@@ -5,7 +5,7 @@ import pytest
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, ConfigError
 from cyxjax.launch.backend import jax_private
 from cyxjax.launch.failure.record import ErrorRecord
-from cyxjax.launch.heartbeat import Limits, Pulse
+from cyxjax.launch.heartbeat import Limits, Progress
 from cyxjax.launch.supervise import hang
 from cyxjax.launch.supervise.hang import Pauses, Stopwatch, judge, stragglers
 from cyxjax.launch.supervise.restarts import Budget
@@ -21,50 +21,50 @@ def blamed(pulses, now_s=100.0, limits=LIMITS, step_s=None, stopped=NONE):
 
 
 def test_the_rank_that_loads_while_the_others_wait():
-    assert blamed([Pulse(5, "step", 80), Pulse(5, "data", 79), Pulse(5, "step", 80)]) == 1
+    assert blamed([Progress(5, "step", 80), Progress(5, "data", 79), Progress(5, "step", 80)]) == 1
 
 
 def test_within_the_limit_nobody_is_blamed():
-    assert blamed([Pulse(5, "step", 95), Pulse(5, "data", 94)]) is None
+    assert blamed([Progress(5, "step", 95), Progress(5, "data", 94)]) is None
 
 
 def test_a_long_save_excuses_all_who_wait_for_it():
-    assert blamed([Pulse(5, "checkpoint", 60), Pulse(5, "step", 60)]) is None
-    assert blamed([Pulse(5, "checkpoint", 30), Pulse(5, "step", 60)]) == 0  # beyond its own limit
+    assert blamed([Progress(5, "checkpoint", 60), Progress(5, "step", 60)]) is None
+    assert blamed([Progress(5, "checkpoint", 30), Progress(5, "step", 60)]) == 0  # beyond its own limit
 
 
 def test_the_first_step_compiles():
-    assert blamed([Pulse(0, "step", 30), Pulse(0, "step", 30)]) is None
-    assert blamed([Pulse(0, "compile", 30), Pulse(0, "compile", 30)], now_s=300) == 0
+    assert blamed([Progress(0, "step", 30), Progress(0, "step", 30)]) is None
+    assert blamed([Progress(0, "compile", 30), Progress(0, "compile", 30)], now_s=300) == 0
 
 
 def test_where_all_wait_the_lowest_step_holds_up_the_rest():
-    assert blamed([Pulse(6, "step", 80), Pulse(5, "step", 79.5)]) == 1
+    assert blamed([Progress(6, "step", 80), Progress(5, "step", 79.5)]) == 1
 
 
 def test_a_suspended_rank_is_blamed_whatever_its_phase():
-    assert blamed([Pulse(5, "step", 80), Pulse(5, "step", 80.5)], stopped=frozenset({1})) == 1
+    assert blamed([Progress(5, "step", 80), Progress(5, "step", 80.5)], stopped=frozenset({1})) == 1
 
 
 def test_a_rank_that_ended_early():
-    pulses = {0: Pulse(5, "step", 50), 1: Pulse(3, "done", 49)}
+    pulses = {0: Progress(5, "step", 50), 1: Progress(3, "done", 49)}
     verdict = judge(pulses, 60.0, Limits(0), None, NONE)
     assert verdict is not None
     assert verdict.early_end
     assert "rank 1 finished at step 3, but rank 0 cannot go on without it in step 5" in verdict.reason
-    assert judge({**pulses, 0: Pulse(5, "checkpoint", 50)}, 60.0, Limits(0), None, NONE) is None
+    assert judge({**pulses, 0: Progress(5, "checkpoint", 50)}, 60.0, Limits(0), None, NONE) is None
 
 
 def test_programs_that_never_beat_are_left_alone():
-    assert blamed([Pulse(-1, "idle", 1), Pulse()], now_s=1e6) is None
+    assert blamed([Progress(-1, "idle", 1), Progress()], now_s=1e6) is None
 
 
 def test_the_limit_follows_the_median_step():
     auto, watch = Limits.parse("auto"), Stopwatch()
-    pulses = [Pulse(30, "step", 100), Pulse(30, "data", 100)]
+    pulses = [Progress(30, "step", 100), Progress(30, "data", 100)]
     assert blamed(pulses, now_s=1e5, limits=auto, step_s=None) is None  # too few steps known
     for step in range(25):
-        watch.see(Pulse(step, "step", float(step * 4)))
+        watch.see(Progress(step, "step", float(step * 4)))
     assert watch.median_s == 4.0
     assert blamed(pulses, now_s=170, limits=auto, step_s=4.0) is None  # limit 20 x 4 = 80 s
     assert blamed(pulses, now_s=181, limits=auto, step_s=4.0) == 1
@@ -81,12 +81,12 @@ def test_limits_that_make_no_sense(text):
 
 
 def test_a_straggler_is_named_not_killed():
-    before = {rank: Pulse(0, "step", 1, busy_s=0) for rank in range(3)}
-    now = {rank: Pulse(10, "step", 9, busy_s=busy) for rank, busy in enumerate([1.0, 5.0, 1.2])}
+    before = {rank: Progress(0, "step", 1, busy_s=0) for rank in range(3)}
+    now = {rank: Progress(10, "step", 9, busy_s=busy) for rank, busy in enumerate([1.0, 5.0, 1.2])}
     assert "rank 1 is slow: 500 ms per step outside the shared step, the others 120 ms" in (
         stragglers(before, now) or ""
     )
-    assert stragglers(before, {**now, 1: Pulse(10, "step", 9, busy_s=1.5)}) is None
+    assert stragglers(before, {**now, 1: Progress(10, "step", 9, busy_s=1.5)}) is None
 
 
 DUMP = """Thread 0x01 (most recent call first):
@@ -151,13 +151,13 @@ def test_a_configuration_error_is_final():
 
 
 def test_a_supervisor_that_was_suspended_excuses_everybody():
-    pauses, late = Pauses(), Pulse(30, "step", 100.0)
+    pauses, late = Pauses(), Progress(30, "step", 100.0)
     pauses.see(100.0, ranks_stopped=False)
     pauses.see(145.0, ranks_stopped=False)  # it looks four times a second
     assert pauses.excuse(late).at_s == 145.0
-    assert pauses.excuse(Pulse(30, "step", 120.0)).at_s == 145.0
-    assert pauses.excuse(Pulse(31, "step", 146.0)).at_s == 146.0
-    assert pauses.excuse(Pulse()) == Pulse()  # has not begun to beat
+    assert pauses.excuse(Progress(30, "step", 120.0)).at_s == 145.0
+    assert pauses.excuse(Progress(31, "step", 146.0)).at_s == 146.0
+    assert pauses.excuse(Progress()) == Progress()  # has not begun to beat
 
 
 def test_a_suspended_rank_is_excused_for_five_minutes_and_told_of_once():
@@ -166,14 +166,14 @@ def test_a_suspended_rank_is_excused_for_five_minutes_and_told_of_once():
         begins.append(pauses.see(tick * 1.0, ranks_stopped=tick >= 10))
     assert begins.index(True) == 10
     assert sum(begins) == 1
-    assert pauses.excuse(Pulse(5, "step", 10.0)).at_s == pytest.approx(10.0 + hang.SUSPENDED_S, abs=2)
+    assert pauses.excuse(Progress(5, "step", 10.0)).at_s == pytest.approx(10.0 + hang.SUSPENDED_S, abs=2)
 
 
 def test_time_between_two_suspensions_counts():
     pauses = Pauses()
     for tick in range(100):
         pauses.see(tick * 1.0, ranks_stopped=10 <= tick < 30 or 60 <= tick < 80)
-    assert pauses.excuse(Pulse(5, "step", 10.0)).at_s == pytest.approx(10.0 + 40.0, abs=4)
+    assert pauses.excuse(Progress(5, "step", 10.0)).at_s == pytest.approx(10.0 + 40.0, abs=4)
 
 
 def test_ranks_that_still_stand_when_their_supervisor_wakes_were_suspended_with_it():
@@ -185,8 +185,8 @@ def test_ranks_that_still_stand_when_their_supervisor_wakes_were_suspended_with_
 
 def test_what_a_rank_tells_right_after_a_pause_is_no_time_per_step():
     pauses = Pauses()
-    assert not pauses.touches(Pulse(30, "data", 99.0))
+    assert not pauses.touches(Progress(30, "data", 99.0))
     pauses.see(100.0, ranks_stopped=False)
     pauses.see(162.0, ranks_stopped=False)
-    assert pauses.touches(Pulse(30, "data", 99.0))  # its next beat counts 62 s of work in one step
-    assert not pauses.touches(Pulse(31, "step", 162.1))
+    assert pauses.touches(Progress(30, "data", 99.0))  # its next beat counts 62 s of work in one step
+    assert not pauses.touches(Progress(31, "step", 162.1))

@@ -35,7 +35,7 @@ def test_time_is_charged_to_the_phase_that_ended(tmp_path):
 def test_no_file_and_a_short_file_are_an_empty_pulse(tmp_path):
     short = tmp_path / "short"
     short.write_bytes(b"123")
-    assert heartbeat.read(str(tmp_path / "none")) == heartbeat.read(str(short)) == heartbeat.Pulse()
+    assert heartbeat.read(str(tmp_path / "none")) == heartbeat.read(str(short)) == heartbeat.Progress()
 
 
 def test_the_file_is_private_and_no_link_is_followed(tmp_path):
@@ -47,19 +47,19 @@ def test_the_file_is_private_and_no_link_is_followed(tmp_path):
 def test_off_is_a_value_that_remembers():
     off = heartbeat.NullBeat()
     off.tell(3, "eval")
-    assert (off.pulse().step, off.pulse().phase) == (3, "eval")
+    assert (off.progress().step, off.progress().phase) == (3, "eval")
 
 
 def test_who_waits_for_the_others_says_so_while_it_does(monkeypatch):
     off = heartbeat.NullBeat()
     monkeypatch.setattr(heartbeat, "_writer", off)
     with heartbeat.together():  # before the first step of all: a start has a limit of its own
-        assert off.pulse().phase == ""
+        assert off.progress().phase == ""
     off.tell(3, "eval")
     with suppress(ValueError), heartbeat.together():
-        assert (off.pulse().step, off.pulse().phase) == (3, "collective")
+        assert (off.progress().step, off.progress().phase) == (3, "collective")
         raise ValueError
-    assert (off.pulse().step, off.pulse().phase) == (3, "eval")
+    assert (off.progress().step, off.progress().phase) == (3, "eval")
     with heartbeat.together(4):  # of a program that counts its steps by these calls alone
-        assert off.pulse().step == 4
-    assert (off.pulse().step, off.pulse().phase) == (4, "eval")
+        assert off.progress().step == 4
+    assert (off.progress().step, off.progress().phase) == (4, "eval")

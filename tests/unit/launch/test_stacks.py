@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from cyxjax.launch.heartbeat import Pulse
+from cyxjax.launch.heartbeat import Progress
 from cyxjax.launch.supervise import stacks
 from cyxjax.launch.supervise.watchdog import _in_different_calls, _refine, _where
 
@@ -87,7 +87,7 @@ OWN = ('"/home/me/train.py", line 5 in loop',)
 )
 def test_where_all_wait_the_one_that_stands_elsewhere_is_waited_for(phase, dumps, blamed):
     frames = {rank: stacks.main_thread(block("Current thread", *dump)) for rank, dump in enumerate(dumps)}
-    assert _refine(0, dict.fromkeys(frames, Pulse(7, phase, 1.0, 0.0, 0.0)), frames) == blamed
+    assert _refine(0, dict.fromkeys(frames, Progress(7, phase, 1.0, 0.0, 0.0)), frames) == blamed
 
 
 def frames_of(*frames: str) -> list[stacks.Frame]:
@@ -118,9 +118,9 @@ def test_ranks_that_wait_for_each_other_in_different_calls_are_said_to():
 
 
 def test_a_line_of_a_hang_names_the_users_line_too():
-    pulse = Pulse(4, "collective")
+    progress = Progress(4, "collective")
     alone = frames_of(EXCHANGE, '"/home/me/train.py", line 19 in on_step', FIT)
-    said = _where(0, pulse, alone, [], False)
+    said = _where(0, progress, alone, [], False)
     assert said == "rank 0: step 4, collective, at store.py:43 exchange, from train.py:19 on_step"
     own = frames_of('"/home/me/train.py", line 3 in main')
-    assert _where(0, pulse, own, [], False) == "rank 0: step 4, collective, at train.py:3 main"
+    assert _where(0, progress, own, [], False) == "rank 0: step 4, collective, at train.py:3 main"

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from cyxjax.errors import ConfigError, GroupError
-from cyxjax.launch.heartbeat import FileBeat, Pulse
+from cyxjax.launch.heartbeat import FileBeat, Progress
 from cyxjax.launch.supervise import top
 from cyxjax.launch.supervise.dump import running
 from cyxjax.launch.supervise.top import Row, look, shown, waits
@@ -14,7 +14,7 @@ from cyxjax.launch.supervise.worker import LAUNCHER
 
 
 def row(rank, step, phase, at_s, memory=512_000_000, busy_s=1.0, waiting_s=3.0, suspended=False):
-    return Row(rank, 100 + rank, Pulse(step, phase, at_s, busy_s, waiting_s), memory, suspended)
+    return Row(rank, 100 + rank, Progress(step, phase, at_s, busy_s, waiting_s), memory, suspended)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def top_stacks():
 
 def test_ranks_are_found_by_their_job_and_read_without_asking_them(processes):
     rows = look([rank for rank in running(processes) if rank.run_id == "mine"], processes)
-    assert {(r.rank, r.pulse.step, r.pulse.phase) for r in rows} == {(0, 7, "step"), (1, 7, "data")}
+    assert {(r.rank, r.progress.step, r.progress.phase) for r in rows} == {(0, 7, "step"), (1, 7, "data")}
     assert {r.memory_bytes for r in rows} == {25 * 4096}
 
 
@@ -102,8 +102,8 @@ def test_no_job_is_said_to_be_none(tmp_path, monkeypatch):
 
 
 def test_a_table_with_one_line_a_rank():
-    rows = [row(0, 120, "step", 98.0), Row(1, 101, Pulse(), None)]
-    before = {0: Pulse(110, "step", 93.0)}
+    rows = [row(0, 120, "step", 98.0), Row(1, 101, Progress(), None)]
+    before = {0: Progress(110, "step", 93.0)}
     assert shown("a\x1bb", rows, before, 100.0) == [
         "job a?b: 2 ranks here, 2.0 steps/s",  # ten steps in 5 s
         "rank  step        phase    for  in steps  memory  pid",

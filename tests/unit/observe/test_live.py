@@ -15,7 +15,7 @@ import time
 import pytest
 
 from cyxjax.launch import heartbeat
-from cyxjax.launch.heartbeat import Pulse
+from cyxjax.launch.heartbeat import Progress
 from cyxjax.launch.supervise.worker import Files
 from cyxjax.observe.console import RichConsole
 from cyxjax.observe.lines import Field, doing, fitted, late, live_fields, span, wrapped
@@ -94,31 +94,31 @@ def test_what_is_going_on(phase, step, for_s, said):
 
 
 def test_an_evaluation_says_how_far_it_is_until_the_next_beat():
-    heartbeat.beat(400, "eval")
+    heartbeat.report_progress(400, "eval")
     try:
         assert LiveLine(print, threading.RLock(), None).text(79).startswith("evaluating, step 400")
         heartbeat.part(3, 5)
         assert LiveLine(print, threading.RLock(), None).text(79).startswith("evaluating 3/5, step 400")
         heartbeat.part(4)  # a loader, whose length nobody knows
         assert heartbeat.part_told() == "4"
-        heartbeat.beat(400, "step")
+        heartbeat.report_progress(400, "step")
         assert heartbeat.part_told() == ""
     finally:
-        heartbeat.beat(-1, "idle")
+        heartbeat.report_progress(-1, "idle")
 
 
 def test_a_rank_that_waits_names_those_it_waits_for():
-    own = Pulse(12, "step")
+    own = Progress(12, "step")
     others = {
-        1: Pulse(12, "data"),
-        2: Pulse(12, "step"),
-        3: Pulse(11, "step"),
-        4: Pulse(13, "data"),
-        5: Pulse(),
+        1: Progress(12, "data"),
+        2: Progress(12, "step"),
+        3: Progress(11, "step"),
+        4: Progress(13, "data"),
+        5: Progress(),
     }
     assert late(own, others) == "ranks 1, 3"
-    assert late(own, {2: Pulse(12, "step")}) == ""
-    assert late(Pulse(12, "data"), others) == ""
+    assert late(own, {2: Progress(12, "step")}) == ""
+    assert late(Progress(12, "data"), others) == ""
     assert doing("step", 12, 7.0, late="rank 1") == "waiting for rank 1 7 s"
 
 
@@ -129,7 +129,7 @@ def test_the_ranks_of_this_start_on_this_host_are_found(tmp_path, monkeypatch):
     for rank, writer in beats.items():
         writer.tell(rank, "step")
     monkeypatch.setattr(heartbeat, "_writer", beats[0])
-    assert {rank: pulse.step for rank, pulse in heartbeat.others().items()} == {1: 1, 12: 12}
+    assert {rank: progress.step for rank, progress in heartbeat.others().items()} == {1: 1, 12: 12}
     monkeypatch.setattr(heartbeat, "_writer", heartbeat.NullBeat())
     assert heartbeat.others() == {}
 
@@ -180,7 +180,7 @@ def test_the_line_fits_a_window_that_is_resized_and_news_stand_above_it(terminal
         console = RichConsole(stream)
         console.begin(400)
         try:
-            heartbeat.beat(57, "data")
+            heartbeat.report_progress(57, "data")
             console.step(RECORD)
             wide = read_until(master, lambda text: "Accuracy" in text)
             resize(slave, 40)
@@ -188,7 +188,7 @@ def test_the_line_fits_a_window_that_is_resized_and_news_stand_above_it(terminal
             console.note("news")
         finally:
             console.end()
-            heartbeat.beat(-1, "idle")
+            heartbeat.report_progress(-1, "idle")
         stream.flush()
         after = read_until(master, lambda text: "news" in text and text.endswith("\x1b[K"), 2.0)
     assert max(map(len, DRAWN.findall(wide))) <= 79
