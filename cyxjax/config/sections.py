@@ -161,6 +161,7 @@ class Strict(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
         protected_namespaces=(),
+        defer_build=True,  # most sections are built as a part of another
     )
 
     @field_validator("*", mode="before")

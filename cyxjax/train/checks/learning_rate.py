@@ -81,13 +81,14 @@ def refuse_rates(lr: Any, factor: Schedule, num_steps: int | None) -> str:
 
 def _asked(what: str, rate: Schedule, steps: np.ndarray) -> np.ndarray:
     """`rate` at each of `steps`, float64. Raises: ConfigError for one that is no function of an array."""
+    asked = jax.jit(lambda n: jnp.asarray(rate(n)))  # one program, as in the step, and not one an operation
     with on_host():
         try:
-            form = jax.eval_shape(lambda n: jnp.asarray(rate(n)), jax.ShapeDtypeStruct((), jnp.int32))
+            form = jax.eval_shape(asked, jax.ShapeDtypeStruct((), jnp.int32))
         except (jax.errors.JAXTypeError, TypeError, ValueError) as err:
             raise ConfigError(f"the {what} raises {type(err).__name__}: {_IN_THE_STEP}") from err
         if form.shape:
             raise ConfigError(
                 f"the {what} gives shape {form.shape} for a step, expected a number. HINT: return a scalar."
             )
-        return np.array([float(rate(jnp.int32(step))) for step in steps])
+        return np.array([float(asked(step)) for step in steps])

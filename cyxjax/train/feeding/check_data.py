@@ -8,6 +8,7 @@ import numpy as np
 
 from cyxjax.core.losses import BCEWithLogitsLoss
 from cyxjax.core.objective.task import takes_labels
+from cyxjax.core.trees import batch_shapes
 from cyxjax.data.labels import Watch, check_labels, watched
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError
@@ -69,10 +70,13 @@ def check(data: FitData, taker: Taker) -> None:
     Raises: DataError that names the data, the sample and what does not fit; ConfigError as `Taker.look`.
     """
     parts = {"training data": data, "validation data": None if data.val is None else _to_validate(data.val)}
+    form: PyTree = None
+    looked: tuple[PyTree, PyTree] = None, None
     for what, part in parts.items():
         if part is not None:
             one = part.train.take(np.zeros(1, np.int64)) if part.indexed else part.first[0]
-            looked = taker.look(one, what)
+            before, form = form, batch_shapes(one, 1)
+            looked = looked if form == before else taker.look(one, what)
             check_shares(part.train, taker.loss, what)
             _watch(part.train, looked, taker, what)
 
