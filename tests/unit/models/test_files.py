@@ -93,7 +93,8 @@ def test_training_starts_from_the_values_of_a_file(name, tmp_path):
         fresh = SequentialModel([LinearModule(4, 3), BatchNormModule(3)])
         architecture = fresh.architecture()
     else:
-        fresh, architecture = get_model(name)(), get_model(name).architecture()
+        options = {"width": 8, "small_images": True} if name == "resnet18" else {}
+        fresh, architecture = get_model(name)(**options), get_model(name).architecture(**options)
     fns = adapt(fresh)
     values = fns.init(key, x)
     save_model(tmp_path / "m", architecture, *values)

@@ -18,8 +18,17 @@ def one_device(own_group):
     use_devices(1)
 
 
-def test_first_values_of_every_model_are_those_of_before():
-    assert made.first_values() == STORED["first_values"]
+QUICK = {"mlp", "cnn", "resnet18", "vae", "gpt"}
+
+
+@pytest.mark.parametrize(
+    "names", [QUICK, pytest.param({"resnet50"}, marks=pytest.mark.slow)], ids=["quick", "resnet50"]
+)
+def test_first_values_of_every_model_are_those_of_before(names):
+    stored = STORED["first_values"]
+    wanted = {name: value for name, value in stored.items() if name in names or name not in made.INPUTS}
+    assert made.first_values(sorted(names)) == wanted
+    assert set(made.INPUTS) == QUICK | {"resnet50"}
 
 
 def test_trainer_and_loop_reach_the_numbers_of_before():
