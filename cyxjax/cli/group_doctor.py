@@ -20,6 +20,7 @@ from cyxjax.cli.group_checks import judge
 from cyxjax.cli.group_trials import others_files, own_file, two_steps, wires
 from cyxjax.errors import CyxjaxError
 from cyxjax.files import redact
+from cyxjax.launch.environment import here
 from cyxjax.launch.group.ports import resolve
 from cyxjax.launch.topology import Topology
 from cyxjax.launch.versions import software
@@ -82,7 +83,7 @@ def read_run(words: Sequence[str]) -> dict[str, Any]:
     from cyxjax.train.start.named import data_of
 
     try:
-        config = load_config(words)
+        config = load_config(words, env=here())
         splits = data_of(config)
         parts = {"training data": splits.train, "validation data": splits.val}
         data = {

@@ -30,7 +30,7 @@ ROWS: dict[str, tuple[str, str]] = {
     ),
     "manifest": ("cyxjax.launch.job_files:main", "write the job files of Slurm and Kubernetes"),
     "plan": ("cyxjax.cli.plan:main", "show what a step of an experiment sends and holds, without training"),
-    "config": ("cyxjax.config.load:main", "show the resolved configuration of an experiment"),
+    "config": ("cyxjax.cli.config:main", "show the resolved configuration of an experiment"),
     "env": ("cyxjax.cli.env:main", "show which rank, world size and backend were found, and why"),
     "doctor": ("cyxjax.cli.doctor:main", "check this machine: versions, devices, threads, ports, disk"),
     "completion": ("cyxjax.cli.completion:main", "print what a shell needs to complete these words"),

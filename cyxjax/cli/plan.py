@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from cyxjax.config.help import Command
 from cyxjax.config.load import load_config
 from cyxjax.errors import EXIT_OK, ConfigError
+from cyxjax.launch.environment import here
 from cyxjax.observe import model_error, scaling
 from cyxjax.observe.compiled_plan import bytes_per_step, collectives, memory_bytes, plan_lines, state_bytes
 from cyxjax.observe.lines import wrapped
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     """Prints what a step sends and holds, with the words of `cyxjax.train`; writes nothing."""
     as_json = "--json" in argv
     own, argv = own_options([word for word in argv if word != "--json"])
-    config = load_config(argv, _COMMAND)
+    config = load_config(argv, _COMMAND, here())
     if config.reproducibility == "exact":
         raise ConfigError(
             "a plan is of one program, and a step with reproducibility='exact' is several. "

@@ -19,7 +19,7 @@ _SPECIAL = ("config", "help", "print_config")
 class Overrides:
     """What a command line asked for."""
 
-    config_file: str = ""  # "" when none was given
+    config_files: list[str] = field(default_factory=list)
     help: bool = False
     print_config: bool = False
     values: dict[str, Any] = field(default_factory=dict)  # nested, as a YAML file would hold them
@@ -43,9 +43,7 @@ def parse_overrides(argv: Sequence[str], model: type[BaseModel]) -> Overrides:
         elif name == "print_config":
             found.print_config = True
         elif name == "config":
-            if found.config_file:
-                raise ConfigError("command line: --config is given twice. HINT: keep one of them.")
-            found.config_file = _one(name, words)
+            found.config_files.append(_one(name, words))
         else:
             _add(found, name, words, model)
     return found
@@ -112,11 +110,18 @@ def _value(key: str, words: list[str], kind: Any) -> Any:
     """The words of one option as a value: a flag alone is true, `none` is None where that is allowed."""
     if _is_flag(kind) and not words:
         return True
-    if get_origin(kind) in (tuple, list):
-        return _yaml(key, words[0]) if len(words) == 1 and words[0].startswith("[") else words
-    text = _one(key, words)
-    if kind is Any or get_origin(kind) is dict:
-        return _yaml(key, text)
+    if get_origin(kind) in (tuple, list) and not (len(words) == 1 and words[0].startswith("[")):
+        return words
+    return from_text(_one(key, words), kind, f"command line: --{_dashed(key)}")
+
+
+def from_text(text: str, kind: Any, where: str) -> Any:
+    """`text` as a value of a field of type `kind`: None for `none`, YAML where a field takes several values.
+
+    Raises: ConfigError, naming `where`, for text that is not YAML.
+    """
+    if kind is Any or get_origin(kind) in (dict, tuple, list):
+        return _yaml(text, where)
     if type(None) in get_args(kind) and text.lower() in ("none", "null", "~"):
         return None
     return text
@@ -131,13 +136,11 @@ def _one(key: str, words: list[str]) -> str:
     return words[0]
 
 
-def _yaml(key: str, text: str) -> Any:
+def _yaml(text: str, where: str) -> Any:
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise ConfigError(
-            f"command line: --{_dashed(key)} {text!r} is not YAML. HINT: quote it, for example '[64, 32]'."
-        ) from None
+        raise ConfigError(f"{where} {text!r} is not YAML. HINT: quote it, for example '[64, 32]'.") from None
 
 
 def _dashed(name: str) -> str:

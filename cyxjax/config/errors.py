@@ -66,6 +66,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("freeze", "frozen", "unfreeze"), "trainable"),
     "deterministic": "reproducibility",
     "workers": "num_workers",
+    **dict.fromkeys(("extends", "defaults", "include", "inherit", "_base_"), "base"),
 }
 # What of an experiment a program says elsewhere than in its DistributedTrainingConfig.
 _TRAINER = "A program gives it to DistributedTrainer(model, loss, optimizer, metrics=..., callbacks=...)."
@@ -78,11 +79,6 @@ _IN_A_PROGRAM = {
     "run_dir": "A program names checkpoint_dir, where checkpoints go; run folders are of `cyxjax train`.",
     **dict.fromkeys(("sinks", "wandb", "report"), "It is of run folders, which `cyxjax train` makes."),
 }
-_ONE_FILE = (
-    "A file describes its run whole and takes nothing from another: write the keys out, or give what differs "
-    "on the command line."
-)
-_NOT_HERE = dict.fromkeys(("extends", "defaults", "include", "inherit", "_base_"), _ONE_FILE)
 _FEW = 12  # keys of a section that can be listed in a line
 
 
@@ -91,15 +87,13 @@ def where_it_belongs(key: str, model: type[BaseModel], loc: Iterable[str | int] 
     known, everywhere = known_keys(model, loc), list(_paths(model))
     homes = [path for path in everywhere if path.rpartition(".")[2] == key]
     ours = _ELSEWHERE.get(key, "")
-    if key in _NOT_HERE:
-        return _NOT_HERE[key]
     if homes:
         return f"It stands at {' or '.join(homes)}."
     meant = ours or key
     said = _IN_A_PROGRAM.get(meant) or _IN_A_PROGRAM.get(meant.partition(".")[0])
     if said and "model" not in model.model_fields:
         return said
-    if ours and field_at(model, ours.split(".")) is not None:
+    if ours == "base" or (ours and field_at(model, ours.split(".")) is not None):
         return f"Here it is {ours}."
     if len(known) <= _FEW or difflib.get_close_matches(key, known, 1):
         return nearest(key, known)

@@ -34,7 +34,11 @@ def help_page(command: Command, values: BaseModel) -> str:
         "",
         f"  {command.example}",
         "",
-        *_entry("--config FILE", "The experiment file; keys after it on the command line win.", width),
+        *_entry(
+            "--config FILE",
+            "The experiment file, or several: a later one wins, and keys on the command line win over all.",
+            width,
+        ),
         *_entry("--print-config", "Show the resolved configuration and stop.", width),
         *_entry("-h, --help", "Show this page and stop; after --config FILE with the file's values.", width),
     ]

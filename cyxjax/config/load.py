@@ -1,20 +1,21 @@
 """From a YAML file and the command line to one checked `TrainConfig`; nothing is written.
 
-File and command line are merged as plain values and checked once, so both give the same messages and
+Files and command line are merged as plain values and checked once, so all give the same messages and
 "was it given?" stays known. The help page is drawn from the same models.
 """
 
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import yaml
 
 from cyxjax.command import show
-from cyxjax.config.command_line import names, parse_overrides
+from cyxjax.config.command_line import from_text, names, parse_overrides
+from cyxjax.config.errors import field_at
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.help import Command, help_page
 from cyxjax.errors import ConfigError, nearest
@@ -26,35 +27,35 @@ TRAIN = Command(
     "Trains the experiment of a YAML file. Run it again, and it goes on where it stopped.",
     "python -m cyxjax.train --config configs/digits.yaml --epochs 10 --optimizer.lr 0.01",
 )
-CONFIG = Command(
-    "cyxjax config",
-    "Shows the resolved configuration of an experiment: the file, the command line, and all defaults. "
-    "--json: as JSON. --schema: the JSON schema of an experiment file, for editors.",
-    "cyxjax config --config configs/digits.yaml --epochs 10",
-)
 _MAX_DEPTH = 100
 _MAX_BYTES = 1 << 20  # an experiment file is a page; more is a mistake (a data file, a model)
 
 
-def load_config(argv: Sequence[str], command: Command = TRAIN) -> TrainConfig:
-    """The experiment that `argv` describes: `--config FILE`, then overrides such as `--optimizer.lr 0.1`.
+class Layer(NamedTuple):
+    """The values of one source; a later layer wins over an earlier one."""
 
+    source: str  # a file, or "command line"
+    values: dict[str, Any]
+    keys: frozenset[str]  # the dotted keys it sets
+
+
+def load_config(
+    argv: Sequence[str], command: Command = TRAIN, env: Mapping[str, str] = MappingProxyType({})
+) -> TrainConfig:
+    """The experiment that `argv` describes: `--config FILE ...`, then overrides such as `--optimizer.lr 0.1`.
+
+    `env`: the variables that files may name as `${env:NAME}`.
     Raises: ConfigError for anything wrong; SystemExit(0) after `--help` (the page of `command`) or
         `--print-config`.
     """
     given = parse_overrides(argv, TrainConfig)
-    values = read_yaml(given.config_file) if given.config_file else {}
-    if given.config_file and not values:
-        raise ConfigError(
-            f"{given.config_file}: sets nothing: it is empty, or all comments. "
-            "HINT: see configs/digits.yaml; without --config the defaults are trained."
-        )
-    values.setdefault(
-        "run_dir", f"runs/{Path(given.config_file).stem}" if given.config_file else "runs/train"
-    )
-    values = merge(values, given.values)
+    layers = [layer for file in given.config_files for layer in _read_layers(file, env)]
+    layers.append(Layer("command line", given.values, frozenset(given.keys)))
+    values: dict[str, Any] = {"run_dir": f"runs/{Path(['train', *given.config_files][-1]).stem}"}
+    for layer in layers:
+        values = merge(values, layer.values)
 
-    source = _Origin(given.config_file, frozenset(given.keys))
+    source = Sources(tuple(layers))
     refuse_secrets(values, source)
     config = TrainConfig.from_values(values, source)
     if config.fast_dev_run:
@@ -69,16 +70,85 @@ def load_config(argv: Sequence[str], command: Command = TRAIN) -> TrainConfig:
 
 
 @dataclass(frozen=True)
-class _Origin:
-    """Says where a dotted key came from. "" for several keys at once."""
+class Sources:
+    """Says where a dotted key came from; "" for several keys at once."""
 
-    file: str  # "" without one
-    said: frozenset[str]  # the keys that the command line gave
+    layers: tuple[Layer, ...]
 
     def __call__(self, key: str) -> str:
-        if not key and self.file and self.said:
-            return f"{self.file} with the command line"
-        return "command line" if names(self.said, key) or not self.file else self.file
+        found = [layer.source for layer in self.layers if layer.keys and (not key or names(layer.keys, key))]
+        if not found:
+            return self.layers[0].source
+        return found[-1] if key else ", ".join(found)
+
+    def lines(self, resolved: Collection[str]) -> Iterator[str]:
+        """A line for each source, with the keys whose value in `resolved` it gave."""
+        for number, layer in enumerate(self.layers):
+            later = {key for other in self.layers[number + 1 :] for key in other.keys}
+            keys = [
+                key for key in sorted(layer.keys) if key.split(".")[0] in resolved and not names(later, key)
+            ]
+            if keys:
+                yield f"{layer.source}: {', '.join(keys)}"
+
+
+def _read_layers(path: str, env: Mapping[str, str], above: tuple[Path, ...] = ()) -> list[Layer]:
+    """What the file `path` sets, after what its `base` sets."""
+    here = Path(path).resolve()
+    if here in above:
+        raise ConfigError(f"{path}: base: the file is a base of itself. HINT: remove one `base` of them.")
+    values = read_yaml(path)
+    try:
+        values = _fill(values, TrainConfig, env)
+    except ConfigError as err:
+        raise ConfigError(f"{path}: {err}") from None
+    if not values:
+        raise ConfigError(
+            f"{path}: sets nothing: it is empty, or all comments. "
+            "HINT: see configs/digits.yaml; without --config the defaults are trained."
+        )
+    base = values.pop("base", None)
+    if not isinstance(base, str | None):
+        raise ConfigError(f"{path}: base = {base!r}: expected a file. HINT: base: other.yaml")
+    below = _read_layers(str(Path(path).parent / base), env, (*above, here)) if base else []
+    return [*below, Layer(path, values, frozenset(_leaves(values)))]
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of nested `values`."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+_FROM_ENV = re.compile(r"\$\{env:([A-Za-z_]\w*)(?::([^{}]*))?\}")
+
+
+def _fill(value: Any, kind: Any, env: Mapping[str, str]) -> Any:
+    """`value` of a field of type `kind`, with each `${env:NAME}` and `${env:NAME:default}` replaced."""
+    if isinstance(value, dict):
+        return {key: _fill(one, field_at(kind, [key]), env) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_fill(one, Any, env) for one in value]
+    if not isinstance(value, str) or not _FROM_ENV.search(value):
+        return value
+
+    def variable(found: re.Match[str]) -> str:
+        name, default = found.groups()
+        if is_secret_name(name):
+            raise ConfigError(
+                f"{found[0]}: {name} looks like a secret, and the configuration is copied into the run "
+                "folder. HINT: let the program that needs it read the variable."
+            )
+        if env.get(name, default) is None:
+            raise ConfigError(
+                f"{found[0]}: {name} is not set. HINT: export {name}=..., or ${{env:{name}:default}}."
+            )
+        return env.get(name, default)
+
+    return from_text(_FROM_ENV.sub(variable, value), kind, value)
 
 
 def open_run(root: Path) -> RunFolder:
@@ -219,17 +289,3 @@ def _fast(config: TrainConfig) -> dict[str, Any]:
     run_dir = config.run_dir.removesuffix("-fast-dev-run") + "-fast-dev-run"
     short = {"epochs": 1, "max_steps": 2, "max_eval_batches": 2, "log_every_n_batches": 1}
     return {**never, **short, "resume": "never", "sinks": ["jsonl"], "run_dir": run_dir, "report": False}
-
-
-def main(argv: Sequence[str]) -> int:
-    """`cyxjax config --config FILE ... [--json]`: prints the resolved configuration; exit code 0.
-
-    `cyxjax config --schema` prints the JSON schema of an experiment file instead.
-    """
-    if list(argv) == ["--schema"]:
-        show(json.dumps(TrainConfig.model_json_schema(), indent=1) + "\n")
-        return 0
-    words = [word for word in argv if word != "--json"]
-    config = load_config(words, CONFIG)
-    show(config.to_yaml() if len(words) == len(argv) else json.dumps(config.resolved(), indent=1) + "\n")
-    return 0

@@ -129,8 +129,8 @@ def _refuse_shell(value: Any) -> None:
             _refuse_shell(part)
     elif isinstance(value, str) and _VARIABLE.search(value):
         raise ValueError(
-            "variables are not filled in here; write the value, or give it on the command line, where "
-            "the shell does"
+            "a variable is written ${env:NAME} or ${env:NAME:default}, and in a file only; write that, or "
+            "give the value on the command line, where the shell fills it in"
         )
     elif isinstance(value, str) and (value == "~" or value.startswith("~/")):
         raise ValueError(

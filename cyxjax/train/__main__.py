@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         from cyxjax.config.load import load_config  # here: a Ctrl-C while it loads is one line too
 
-        config = load_config(sys.argv[1:] if argv is None else argv)
+        config = load_config(sys.argv[1:] if argv is None else argv, env=here())
         if config.verbose and discover(here()).rank == 0:
             print("Starting: loading jax, the data and the model", flush=True)
         from cyxjax.train import experiment  # imports jax: not needed for --help or a wrong key

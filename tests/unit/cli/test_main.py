@@ -41,7 +41,7 @@ def test_python_m_cyxjax_is_the_command():
 
 
 def test_ctrl_c_is_one_line_also_while_modules_load(monkeypatch, capsys):
-    def pressed(*words):
+    def pressed(*words, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(main, "dispatch", pressed)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cyxjax.cli.main import main
 from cyxjax.config.load import load_config, open_run
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.errors import ConfigError
@@ -29,7 +30,7 @@ def test_the_command_line_wins_over_the_file(experiment):
 
 def test_checks_over_several_keys_name_both_sources(experiment):
     file = experiment("epochs: 3\n")
-    with pytest.raises(ConfigError, match=r"^x\.yaml with the command line: lr_scaling = 'sqrt' needs base"):
+    with pytest.raises(ConfigError, match=r"^x\.yaml, command line: lr_scaling"):
         load_config(["--config", file, "--lr-scaling", "sqrt"])
 
 
@@ -53,6 +54,65 @@ def test_the_nearer_batch_size_wins(experiment):
     config = load_config(["--config", file, "--global-batch-size", "64"])
     assert config.global_batch_size == 64
     assert "batch_size" not in config.model_fields_set
+
+
+def test_a_file_overrides_its_base_and_a_later_file_an_earlier_one(experiment, tmp_path, capsys):
+    (tmp_path / "shared").mkdir()
+    experiment("epochs: 3\nseed: 1\noptimizer: {name: sgd, lr: 0.5}\nbatch_size: 8\n", "shared/all.yaml")
+    experiment("base: all.yaml\nseed: 2\n", "shared/mine.yaml")
+    experiment("base: shared/mine.yaml\noptimizer: {lr: 0.25}\nglobal_batch_size: 64\n", "x.yaml")
+    experiment("seed: 3\n", "y.yaml")
+    words = ["--config", "x.yaml", "--config", "y.yaml", "--epochs", "9"]
+    config = load_config(words)
+    assert (config.epochs, config.seed, config.optimizer.name, config.optimizer.lr) == (9, 3, "sgd", 0.25)
+    assert (config.global_batch_size, config.run_dir) == (64, "runs/y")
+    assert main(["config", *words]) == 0
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if line.startswith("#")] == [
+        "# from shared/all.yaml: optimizer.name",
+        "# from x.yaml: global_batch_size, optimizer.lr",
+        "# from y.yaml: seed",
+        "# from command line: epochs",
+        "# all else: defaults",
+    ]
+    experiment(shown, "again.yaml")
+    assert load_config(["--config", "again.yaml"]).model_dump() == config.model_dump()
+
+
+def test_an_error_names_the_file_of_the_value_and_not_the_last_one(experiment):
+    experiment("optimizer: {lr: -1}\n", "low.yaml")
+    with pytest.raises(ConfigError, match=r"^low\.yaml: optimizer\.lr"):
+        load_config(["--config", experiment("base: low.yaml\nepochs: 3\n")])
+
+
+def test_two_files_that_are_bases_of_each_other_are_refused_in_a_line(experiment, capsys):
+    experiment("base: x.yaml\n", "y.yaml")
+    assert main(["config", "--config", experiment("base: y.yaml\n")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_variables_of_the_environment_take_the_type_of_their_key(experiment):
+    file = experiment(
+        "run_dir: ${env:JOB}\nepochs: ${env:EPOCHS:7}\nmax_steps: ${env:STEPS:none}\nshuffle: ${env:MIX}\n"
+        "data: {root: '/data/${env:JOB}/${env:PART:a:b}'}\nsinks: ['${env:SINK}', jsonl]\n"
+        "model: {options: {hidden: '${env:WIDTHS}', dropout: '${env:DROP:0.5}'}}\n"
+    )
+    env = {"JOB": "123", "MIX": "false", "SINK": "csv", "WIDTHS": "[64, 32]", "STEPS": "40"}
+    config = load_config(["--config", file], env=env)
+    assert (config.run_dir, config.epochs, config.max_steps, config.shuffle) == ("123", 7, 40, False)
+    assert (config.data.root, config.sinks) == ("/data/123/a:b", ("csv", "jsonl"))
+    assert config.model.options == {"hidden": [64, 32], "dropout": 0.5}
+    del env["STEPS"]
+    assert load_config(["--config", file], env=env).max_steps is None
+
+
+def test_commands_read_the_environment_of_their_process(experiment, monkeypatch, capsys):
+    file = experiment("epochs: ${env:MY_EPOCHS}\n")
+    assert main(["config", "--config", file]) == 2
+    assert "MY_EPOCHS" in capsys.readouterr().err
+    monkeypatch.setenv("MY_EPOCHS", "11")
+    assert main(["config", "--config", file]) == 0
+    assert "epochs: 11" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -89,10 +149,17 @@ def test_the_nearer_batch_size_wins(experiment):
         ("optimizer: {epochs: 3}\n", r"unknown key 'optimizer\.epochs'\. It stands at epochs\. HINT"),
         ("weight_decy: 3\n", r"unknown key 'weight_decy'\. Did you mean 'optimizer\.weight_decay'\?"),
         ("foo: 3\n", r"x\.yaml: unknown key 'foo'\. No key is like it\. HINT"),
-        ("extends: base.yaml\n", r"unknown key 'extends'\. A file describes its run whole"),
+        ("extends: base.yaml\n", r"unknown key 'extends'\. Here it is base\."),
+        ("base: 3\n", r"x\.yaml: base = 3"),
+        ("base: x.yaml\n", r"x\.yaml: base"),
+        ("base: none.yaml\n", r"none\.yaml: no such file"),
+        ("epochs: '${env:NO_SUCH}'\n", r"x\.yaml: \$\{env:NO_SUCH\}: NO_SUCH is not set"),
+        ("data: {root: '${env:MY_TOKEN:x}'}\n", r"x\.yaml: .*MY_TOKEN looks like a secret"),
+        ("model: {options: {hidden: '${env:N:[3}'}}\n", r"x\.yaml: .* is not YAML"),
+        ("data: {root: '${env:}'}\n", r"data\.root = '\$\{env:\}'"),
         ("run_dir: ~/runs\n", r"x\.yaml: run_dir = '~/runs': `~` is filled in by a shell"),
-        ("data: {root: '${HOME}/x'}\n", r"data\.root = '\$\{HOME\}/x': variables are not filled in here"),
-        ("data: {root: $HOME/x}\n", r"data\.root = '\$HOME/x': variables are not filled in here"),
+        ("data: {root: '${HOME}/x'}\n", r"data\.root = '\$\{HOME\}/x': .*env:NAME"),
+        ("data: {root: $HOME/x}\n", r"data\.root = '\$HOME/x': .*env:NAME"),
         ("data: {options: {path: [~/x]}}\n", r"data\.options = .*`~` is filled in by a shell"),
         ("data: {root: 's3://b/x'}\n", r"data\.root = 's3://b/x': s3:// is neither read nor written here"),
         ("run_dir: gs://b/x\n", r"run_dir = 'gs://b/x': gs:// is neither"),
@@ -124,7 +191,6 @@ def test_a_bad_file_is_one_clear_line(experiment, tmp_path, text, message):
         (["--no-shuffle", "x"], r"--no-shuffle takes no value"),
         (["x.yaml"], r"'x\.yaml' stands before any option\. HINT: give a file as --config x\.yaml"),
         (["--config"], r"--config takes one value"),
-        (["--config", "a", "--config", "b"], r"--config is given twice"),
         (["--batch-size", "3", "--global-batch-size", "4"], r"both given"),
         (["--model.options.hidden", "[3"], r"is not YAML"),
         (["--lr-scaling", "linear"], r"needs base_batch_size"),

@@ -25,13 +25,19 @@ def test_the_experiments_of_the_repository_are_valid(schema, path):
 
 @pytest.mark.parametrize(
     "values",
-    [{"metrics": ["f1"], "trainable": "head/*", "max_time": "1h30m", "init_from": "a.safetensors"}, {}],
+    [
+        {"metrics": ["f1"], "trainable": "head/*", "max_time": "1h30m", "init_from": "a.safetensors"},
+        {"base": "a.yaml", "epochs": "${env:E:3}", "optimizer": {"lr": "${env:LR}"}, "shuffle": "${env:S}"},
+        {},
+    ],
 )
 def test_short_forms_are_valid(schema, values):
     jsonschema.validate(values, schema)
 
 
-@pytest.mark.parametrize("values", [{"epoch": 3}, {"epochs": 0}, {"model": {"names": "mlp"}}])
+@pytest.mark.parametrize(
+    "values", [{"epoch": 3}, {"epochs": 0}, {"model": {"names": "mlp"}}, {"epochs": "$E"}]
+)
 def test_what_would_be_refused_is_not(schema, values):
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(values, schema)
