@@ -112,19 +112,19 @@ def test_several_are_done_in_turn_each_with_its_own_key():
     key, x = jax.random.key(0), X[0]
     first = shake(jax.random.fold_in(key, 0), x)
     assert (twice(key, x) == shake(jax.random.fold_in(key, 1), first)).all()
-    with pytest.raises(ConfigError, match="augment is a str; expected a function"):
+    with pytest.raises(ConfigError, match="augment.* str"):
         as_augment(["flip"])
 
 
 @pytest.mark.parametrize(
     ("augment", "said"),
     [
-        (lambda key, x: x[1:], r"augment makes float32\[7,8,3\] of a sample of float32\[8,8,3\]"),
-        (lambda key, x: (x * 255).astype(jnp.uint8), r"makes uint8\[8,8,3\] of a sample of float32"),
-        (lambda x: x, "augment raised TypeError: .*takes 1 positional argument"),
-        (lambda key, x: x + np.random.rand(), "draws with numpy or random"),
-        (lambda key, x: x + np.random.rand(*x.shape).astype(np.float32), "draws with numpy or random"),
-        (lambda key, x: x @ jnp.zeros((5, 5)), r"augment raised .* one sample \(float32\[8,8,3\]\)"),
+        (lambda key, x: x[1:], r"float32\[7,8,3\] .*float32\[8,8,3\]"),
+        (lambda key, x: (x * 255).astype(jnp.uint8), r"uint8\[8,8,3\] .*float32\[8,8,3\]"),
+        (lambda x: x, r"TypeError.*float32\[8,8,3\]"),
+        (lambda key, x: x + np.random.rand(), "numpy or random"),
+        (lambda key, x: x + np.random.rand(*x.shape).astype(np.float32), "numpy or random"),
+        (lambda key, x: x @ jnp.zeros((5, 5)), r"TypeError.*float32\[8,8,3\]"),
     ],
 )
 def test_a_function_that_cannot_be_right_is_refused_by_one_line(augment, said):
@@ -168,10 +168,10 @@ def test_a_configuration_names_them():
     assert (named(f"{here}:shake")(key, X[0]) == shake(key, X[0])).all()
     assert (named(f"{here}:shake", f"{here}:shake")(key, X[0]) == as_augment([shake, shake])(key, X[0])).all()
     strange = named("random_flip_left_rigth")
-    with pytest.raises(ConfigError, match="Did you mean 'random_flip_left_right'") as refused:
+    with pytest.raises(ConfigError, match="'random_flip_left_right'") as refused:
         check_augment(strange, IMAGE)
     assert refused.value.key == "data.augment.0"
-    with pytest.raises(ConfigError, match=r"cannot be called as \(key, x\) with options {'by': 2}"):
+    with pytest.raises(ConfigError, match="'tests.unit.train.test_augment:shake'.* {'by': 2}"):
         check_augment(named(f"[{{name: '{here}:shake', options: {{by: 2}}}}]"), IMAGE)
 
 
@@ -188,7 +188,7 @@ def test_dm_pix_by_name():
 
 def test_dm_pix_that_is_not_there_is_told(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "dm_pix", None)
-    with pytest.raises(ConfigError, match=r"dm_pix is not installed .*pip install 'cyxjax\[pix\]'"):
+    with pytest.raises(ConfigError, match=r"dm_pix .*'cyxjax\[pix\]'"):
         check_augment(named("random_hue"), IMAGE)
 
 

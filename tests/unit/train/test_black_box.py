@@ -75,7 +75,7 @@ def replayed(folder, capsys):
 
 
 def test_an_aborted_run_is_replayed_to_the_layer(setting, tmp_path, capsys):
-    with pytest.raises(NonFiniteError, match="the loss of step"):
+    with pytest.raises(NonFiniteError, match="loss .*step 3 "):
         experiment.run(setting(bad=11))
     (folder,) = (tmp_path / "run").glob("black_box_step*")
     box = read_box(folder)
@@ -109,7 +109,7 @@ def test_a_step_of_two_replicas_is_looked_into_with_the_whole_parameters_of_each
     options, setting, tmp_path, capsys
 ):
     experiment.process_group.narrow(2)
-    with pytest.raises(NonFiniteError, match="the loss of step"):
+    with pytest.raises(NonFiniteError, match="loss .*step 3 "):
         experiment.run(setting(bad=11, **options))
     (folder,) = (tmp_path / "run").glob("black_box_step*")
     assert read_box(folder).num_replicas == 2
@@ -142,19 +142,19 @@ def test_rollback_leaves_the_bad_step_behind_and_the_ledger_whole(setting, tmp_p
 
 
 def test_rollback_without_a_checkpoint_says_so(setting):
-    with pytest.raises(CheckpointError, match="no checkpoint of step 1 or before to roll back to"):
+    with pytest.raises(CheckpointError, match="step 1 .*checkpoint_every_n_steps"):
         experiment.run(setting(bad=range(SAMPLES), on_nonfinite="rollback"))
 
 
 def test_a_box_of_other_data_and_a_folder_that_is_none_are_refused(setting, tmp_path):
-    with pytest.raises(DataError, match="no black box"):
+    with pytest.raises(DataError, match="box.json"):
         steps.main([str(tmp_path)])
     with pytest.raises(NonFiniteError):
         experiment.run(setting(bad=11))
     (folder,) = (tmp_path / "run").glob("black_box_step*")
     text = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(text.replace("seed: 42", "seed: 43"))
-    with pytest.raises(DataError, match="names other samples"):
+    with pytest.raises(DataError, match=r"black_box_step3 .*\(36, 32, 5"):
         steps.main([str(folder)])
 
 

@@ -109,16 +109,14 @@ def test_what_cannot_be_had_is_one_line_that_names_the_key(experiment, words, me
 def test_a_module_that_fails_is_told_with_its_line(experiment, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken_brought.py").write_text("x = 1\nraise KeyError('no such file')\n")
-    with pytest.raises(
-        ConfigError, match=r"module broken_brought ends in KeyError: .* \(broken_brought\.py:2\)"
-    ):
+    with pytest.raises(ConfigError, match=r"KeyError: .* \(broken_brought\.py:2\)"):
         prepare(experiment("--model.name", "broken_brought:Net"))
 
 
 def test_data_of_another_form_is_told_what_to_return(experiment, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "two_brought.py").write_text("def data(rows=1):\n    return 1, 2\n")
-    with pytest.raises(DataError, match=r"gave a tuple; expected .* HINT: return \(train, val, test\)"):
+    with pytest.raises(DataError, match=r"tuple.*\(train, val, test\)"):
         prepare(experiment("--data.name", "two_brought:data"))
 
 
@@ -132,10 +130,10 @@ def test_packages_offer_things_by_name(monkeypatch):
     monkeypatch.setattr("cyxjax.plugins.entry_points", lambda group: points.get(group, []))
     assert named("model", "tiny", {}) is brought.Net
     assert named("model", "mlp", {"mlp": "ours"}) == "ours"  # a package cannot take a name of ours
-    with pytest.raises(ConfigError, match="No model named 'tinny'. HINT: Did you mean 'tiny'"):
+    with pytest.raises(ConfigError, match="'tinny'.*'tiny'"):
         named("model", "tinny", {})
     points[GROUPS["model"]].append(Point("tiny", "other:Net"))
-    with pytest.raises(ConfigError, match="two installed packages offer a model named 'tiny'"):
+    with pytest.raises(ConfigError, match="'tiny'.* tests.support.brought:Net .*other:Net"):
         offered("model")
 
 

@@ -82,7 +82,7 @@ def test_evaluation_sees_the_average_and_training_the_parameters():
 
 @pytest.mark.parametrize("comm", ["zero1", "local_sgd"])
 def test_an_average_in_parts_is_refused(comm):
-    with pytest.raises(ConfigError, match="EMA needs the whole average on every replica"):
+    with pytest.raises(ConfigError, match="EMA .*comm="):
         trainer(callbacks=[cx.EMA()]).fit(X, Y, config(comm=comm))
 
 
@@ -148,10 +148,10 @@ def test_a_callback_sees_epochs_and_may_stop():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: trainer(callbacks=[cx.EarlyStopping]), "callbacks hold EarlyStopping, expected objects"),
-        (lambda: cx.EarlyStopping(0), "patience is 1 or more"),
-        (lambda: cx.ReduceLROnPlateau(factor=2), "factor lies between 0 and 1"),
-        (lambda: cx.EMA(1.0), r"lies outside \[0, 1\)"),
+        (lambda: trainer(callbacks=[cx.EarlyStopping]), "callbacks .*EarlyStopping"),
+        (lambda: cx.EarlyStopping(0), "patience=0"),
+        (lambda: cx.ReduceLROnPlateau(factor=2), "factor=2"),
+        (lambda: cx.EMA(1.0), r"EMA .*1\.0"),
     ],
 )
 def test_bad_options_are_refused(make, says):

@@ -106,9 +106,9 @@ def test_ranks_that_evaluate_or_predict_other_samples_are_refused(call, monkeypa
     )
     run(X)
     run(X.copy())
-    with pytest.raises(DesyncError, match=f"ranks differ in the data of {call}: the number of samples"):
+    with pytest.raises(DesyncError, match=f"{call}: .*60 .*30 "):
         run(X[::2])
-    with pytest.raises(DesyncError, match=f"ranks differ in the data of {call}: .* on rank 0; .* on rank 1"):
+    with pytest.raises(DesyncError, match=f"{call}: sample 0"):
         run(X + 1)
 
 
@@ -129,7 +129,7 @@ def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch
     )
     start(batches(X))
     start(batches(X[8:], Y[8:]))
-    with pytest.raises(DesyncError, match=r"loaders of ranks 0 and 2 begin with the same samples.*HINT"):
+    with pytest.raises(DesyncError, match="loaders .* 0 .* 2 .*DistributedSampler"):
         start(batches(X.copy()))
 
 
@@ -143,5 +143,5 @@ def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_re
     """A loss or a metric that asks for its rank: what each rank counts would silently differ."""
     refuse = consistency.refuse_other_programs
     refuse("the program", [("(3, 4)", "aa"), ("(2, 4)", "bb"), ("(3, 4)", "aa")])
-    with pytest.raises(DesyncError, match="ranks differ in the program: aa on rank 0; cc on rank 2"):
+    with pytest.raises(DesyncError, match="program.*aa .*rank 0.*cc .*rank 2"):
         refuse("the program", [("(3, 4)", "aa"), ("(2, 4)", "bb"), ("(3, 4)", "cc")])

@@ -49,7 +49,7 @@ def test_a_checkpoint_says_what_the_bits_hang_on_and_a_resume_compares_it(tmp_pa
     fitted(tmp_path, epochs=2, resume="must")  # the same here and now: it goes on
     real = exact.fingerprint
     monkeypatch.setattr(exact, "fingerprint", lambda *a: real(*a) | {"canary": "other"})
-    with pytest.raises(CheckpointError, match="other bits: canary was .*, is other"):
+    with pytest.raises(CheckpointError, match="canary .*other"):
         fitted(tmp_path, epochs=3, resume="must")
 
 
@@ -75,7 +75,7 @@ def test_a_run_that_would_go_on_with_other_bits_is_refused(name):
     told = []
     judge = lambda stored, policy: exact.judge(exact.differences(stored, now), policy, told.append)  # noqa: E731
     judge(now, "refuse")
-    with pytest.raises(CheckpointError, match=f"{name} was altered"):
+    with pytest.raises(CheckpointError, match=f"{name} .*altered"):
         judge(now | {name: "altered"}, "refuse")
     assert not told
     judge(now | {name: "altered"}, "warn")
@@ -91,7 +91,7 @@ def test_an_exact_run_does_not_go_on_with_two_samples_swapped(tmp_path, capfd):
     order[[20, 28]] = 28, 20
     swapped = DistributedTrainer(MLP(), CrossEntropyLoss(), cx.SGDOptimizer(0.1))
     again = {"epochs": 2, "resume": "must"}
-    with pytest.raises(CheckpointError, match="training data"):
+    with pytest.raises(CheckpointError, match="sample 20 "):
         swapped.fit(X[order], Y[order], trainer_config(tmp_path, **again))
     capfd.readouterr()
     swapped.fit(X[order], Y[order], trainer_config(tmp_path, exact="warn", **again))
@@ -106,7 +106,7 @@ def test_other_threads_than_the_pool_has_are_refused(tmp_path):
 
 def test_fast_math_which_orders_sums_as_it_likes_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
-    with pytest.raises(ConfigError, match="XLA_FLAGS has --xla_cpu_enable_fast_math.*HINT: take it out"):
+    with pytest.raises(ConfigError, match="XLA_FLAGS .*--xla_cpu_enable_fast_math"):
         fitted(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -129,7 +129,7 @@ def test_a_loader_is_refused_by_name(tmp_path):
     loader = cx.data.DataLoader((X, Y), 16)
     trainer = DistributedTrainer(MLP(), CrossEntropyLoss(), cx.SGDOptimizer(0.1))
     config = DistributedTrainingConfig(reproducibility="exact", global_batch_size=16, verbose=False)
-    with pytest.raises(ConfigError, match="data come from a loader"):
+    with pytest.raises(ConfigError, match="reproducibility='exact' .*loader"):
         trainer.fit(loader, config)
 
 
@@ -162,7 +162,7 @@ def test_ranks_whose_machines_give_other_bits_are_refused_at_the_start(monkeypat
     monkeypatch.setattr(consistency, "agree", lambda group, what, note: [note, note])
     consistency.refuse_differences(None, {}, {}, "", here)
     monkeypatch.setattr(consistency, "agree", lambda group, what, note: [note, other])
-    with pytest.raises(DesyncError, match=r"canary that the bits of this exact run hang on.*\bc\b.*\bd\b"):
+    with pytest.raises(DesyncError, match=r"canary .*\bc\b.*\bd\b"):
         consistency.refuse_differences(None, {}, {}, "", here)
 
 
@@ -186,6 +186,6 @@ def test_a_number_beyond_int32_is_refused_with_its_sample():
     tokens[5, 1] += 2**33
     host = HostBatch(tokens, Y[:8], np.ones(8, np.float32), 8, np.arange(8), np.arange(100, 108))
     placer = PartPlacer(Layout(build_mesh(jax.devices()[:1]), 4))
-    with pytest.raises(DataError, match="sample 105: 8589934595 does not fit int32"):
+    with pytest.raises(DataError, match="sample 105: 8589934595 .*int32"):
         placer.put(host)
     assert placer.put(host._replace(inputs=tokens % 4)).parts[0].inputs.shape == (4, 2, 2)

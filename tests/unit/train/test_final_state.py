@@ -1,5 +1,7 @@
 """A run whose final state is on no disk tries again for a while, then ends with an error that says so."""
 
+import re
+
 import numpy as np
 import optax
 import pytest
@@ -54,7 +56,7 @@ def fit(folder, **changes):
 def test_no_room_for_the_final_state_is_an_error_and_the_parameters_stay(tmp_path, monkeypatch):
     tried = fail(monkeypatch, range(2, 10**6))
     trainer, train = fit(tmp_path / "run")
-    with pytest.raises(NotSavedError, match=r"state \(step 6\) could not be saved in .*No space left"):
+    with pytest.raises(NotSavedError, match=r"step 6.* .*OSError: \[Errno 28\]"):
         train()
     assert tried[:3] == [2, 4, 6]
     assert set(tried[3:]) == {6}
@@ -96,6 +98,6 @@ def test_the_command_says_it_last_and_does_not_end_well(tmp_path, monkeypatch, c
 @pytest.mark.parametrize("name", ["gs:", "a[1]", "a*", "a?b", "line\nbreak", "a\udcff"])
 def test_a_folder_whose_name_the_array_store_misreads_is_refused_before_training(tmp_path, name):
     # a[1] was worse than refused: its steps verified and could not be read
-    with pytest.raises(CheckpointError, match="HINT: name another folder"):
+    with pytest.raises(CheckpointError, match=re.escape(repr(name)[1:-1])):
         fit(tmp_path / name)[1]()
     assert not any(tmp_path.iterdir())

@@ -57,7 +57,7 @@ def swap(folder, target):
 def test_checkpoints_swapped_for_a_link_are_noticed_and_the_target_is_untouched(tmp_path, caplog):
     target = tmp_path / "target"
     target.mkdir()
-    with pytest.raises(NotSavedError, match=r"is a link to .*target since this run began"):
+    with pytest.raises(NotSavedError, match="checkpoints .*target"):
         run(tmp_path / "run", 3, lambda: swap(tmp_path / "run" / "checkpoints", target), epochs=2)
     assert os.listdir(target) == []
     assert "nothing is written there" in caplog.text
@@ -73,7 +73,7 @@ def test_a_ledger_that_is_a_link_is_refused_at_the_start(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "target").write_text("mine")
     (tmp_path / "run" / "ledger.jsonl").symlink_to(tmp_path / "target")
-    with pytest.raises(DataError, match="is a link or a special file"):
+    with pytest.raises(DataError, match=r"ledger\.jsonl"):
         run(tmp_path / "run", 1, lambda: None)
     assert (tmp_path / "target").read_text() == "mine"
     assert list_steps(tmp_path / "run" / "checkpoints") == []

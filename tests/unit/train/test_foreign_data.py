@@ -27,9 +27,7 @@ BATCHES = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 24, 8)]
     ],
 )
 def test_a_list_of_batches_is_not_taken_for_samples(given):
-    with pytest.raises(
-        DataError, match=r"a list of 3 .*\(8, 4\) .*batches, or samples .*cx.data.Batches\(data\)"
-    ):
+    with pytest.raises(DataError, match=r"3 .*\(8, 4\) .*cx.data.Batches\(data\)"):
         fit_data.parse((given,), None)
 
 
@@ -44,7 +42,7 @@ def test_lists_of_samples_are_samples(sample):
 
 
 def test_items_that_are_lists_are_told_of_tuples():
-    with pytest.raises(DataError, match=r"HINT: return a tuple \(input, target\)"):
+    with pytest.raises(DataError, match=r"list .*\(input, target\)"):
         fit_data.parse(([[x, y] for x, y in zip(X, Y, strict=True)],), None)[0].train.take(np.arange(2))
 
 
@@ -63,7 +61,7 @@ def test_batches_are_a_loader():
 @pytest.mark.parametrize("given", ["data.csv", pathlib.Path("d.npz")])
 def test_a_path_is_refused_with_the_call_that_reads_it(given):
     kind = "csv" if given == "data.csv" else "npz"
-    with pytest.raises(DataError, match=rf"the path '{given}'.*load_dataset\('{kind}', '{given}'\)"):
+    with pytest.raises(DataError, match=rf"load_dataset\('{kind}', '{given}'\)"):
         fit_data.parse((given,), None)
 
 
@@ -130,10 +128,10 @@ def test_a_frame_of_one_column_beside_another_is_the_targets():
 @pytest.mark.parametrize(
     ("column", "said"),
     [
-        (np.array(["red"] * 24), "column 'a' holds 'red'; expected numbers"),
-        (np.array(["red"] * 24, object), "column 'a' holds 'red'"),
-        (np.array([1.0, None] * 12, object), "column 'a' has no value in 12 rows, the first is 1"),
-        (np.full(24, "2020-01-01", "M8[D]"), "column 'a' holds '2020-01-01'"),
+        (np.array(["red"] * 24), "'a' .*'red'"),
+        (np.array(["red"] * 24, object), "'a' .*'red'"),
+        (np.array([1.0, None] * 12, object), "'a' .*12 .*1"),
+        (np.full(24, "2020-01-01", "M8[D]"), "'a' .*'2020-01-01'"),
     ],
 )
 def test_a_column_that_holds_no_numbers_is_named(column, said):

@@ -92,19 +92,19 @@ def test_a_label_of_a_loader_that_names_no_class_is_refused_by_its_batch(label, 
     odd = Y.copy()
     odd[17] = label
     data = (Loader(y=odd),) if place == "training" else (Loader(), Loader(y=odd))
-    with pytest.raises(DataError, match=f"{place} data: batch 2: sample 1 has label {label}"):
+    with pytest.raises(DataError, match=f"{place} .*batch 2.*sample 1 .*label {label}"):
         fit(*data)
 
 
 def test_a_batch_of_fewer_inputs_than_targets_is_refused():
     loader = Loader()
     loader.parts[-1] = (X[:6], Y[:8])  # it trained on the first 6 labels
-    with pytest.raises(DataError, match="inputs has 6, targets has 8"):
+    with pytest.raises(DataError, match="inputs .*6.* targets .*8"):
         fit(loader)
 
 
 def test_a_loader_that_can_be_read_once_is_refused_and_persistent_workers_are_not():
-    with pytest.raises(DataError, match="Once can be read only once"):
+    with pytest.raises(DataError, match="Once .*steps_per_epoch"):
         fit(Once())  # it trained on what the look at the first batch had left, and gave NaN for epoch 1
     assert bits(fit(Persistent(), epochs=2)) == bits(fit(Loader(), epochs=2))
 
@@ -115,7 +115,7 @@ def test_an_epoch_without_a_batch_is_an_error():
             self.asked = getattr(self, "asked", 0) + 1
             return iter(self.parts if self.asked < 6 else [])
 
-    with pytest.raises(DataError, match="no batch in epoch"):
+    with pytest.raises(DataError, match="epoch 2"):
         fit(Dry(), epochs=9)
 
 
@@ -174,9 +174,7 @@ def test_metrics_of_samples_and_pairs_are_taken():
 
 def test_a_rate_that_follows_the_batch_wants_a_loader_that_tells_it():
     scaled = {"lr_scaling": "linear", "base_batch_size": 4}
-    with pytest.raises(
-        ConfigError, match="this Loader has no batch_size to go by. HINT: .*global_batch_size"
-    ):
+    with pytest.raises(ConfigError, match="Loader .*batch_size.* global_batch_size"):
         fit_data.parse((Loader(),), cx.distributed.DistributedTrainingConfig(**scaled), 1, 1)
     told = cx.distributed.DistributedTrainingConfig(**scaled, global_batch_size=8)
     assert fit_data.parse((Loader(),), told, 1, 1)[1].global_batch_size == 8

@@ -70,7 +70,7 @@ def test_a_call_that_a_running_fit_would_not_take_is_refused(tmp_path, call):
     other = trainer()
     other.fit(X, Y, config(epochs=1))
     other.save_checkpoint(path)
-    with pytest.raises(GroupError, match=rf"{call}\(\.\.\.\) was called while a fit .* HINT"):
+    with pytest.raises(GroupError, match=rf"^{call}\(.* fit"):
         one.fit(X, Y, config())
     if call == "load_checkpoint":  # and it may be called afterwards
         one.load_checkpoint(path)
@@ -81,7 +81,7 @@ def test_a_load_within_a_fit_is_refused_before_it_waits_for_the_other_ranks(monk
     one, _ = asking(epoch=lambda t, at: t.load_checkpoint("anywhere"))
     waited = []
     monkeypatch.setattr(resume, "meet", waited.append)
-    with pytest.raises(GroupError, match="load_checkpoint.* was called while a fit"):
+    with pytest.raises(GroupError, match="^load_checkpoint.* fit"):
         one.fit(X, Y, config(epochs=1))
     assert waited == []
 
@@ -89,14 +89,14 @@ def test_a_load_within_a_fit_is_refused_before_it_waits_for_the_other_ranks(monk
 def fails(at_step):
     def step(t, at):
         if at.step == at_step:
-            raise ValueError("of the callback")
+            raise ValueError("callback's")
 
     return step
 
 
 def test_after_an_error_in_a_callback_the_trainer_goes_on_from_what_it_learned(tmp_path):
     one, callback = asking(step=fails(3))
-    with pytest.raises(ValueError, match="of the callback"):
+    with pytest.raises(ValueError, match="callback's"):
         one.fit(X, Y, config(epochs=2, steps_in_flight=4))
     done = one.run_state.position.step
     assert done == 6  # three more were under way
@@ -117,11 +117,11 @@ def test_a_model_that_holds_values_has_the_trained_ones_in_a_callback_and_after_
     def look(t, at):
         seen.append(model.parameters())
         if at.epoch == 2:
-            raise ValueError("of the callback")
+            raise ValueError("callback's")
 
     callback = Asks(epoch=look)
     callback.trainer = trainer(model=model, callbacks=[callback])
-    with pytest.raises(ValueError, match="of the callback"):
+    with pytest.raises(ValueError, match="callback's"):
         callback.trainer.fit(X, Y, config(epochs=3))
     for epochs, found in enumerate(seen, 1):
         alike = trainer(model=mlp())
@@ -133,10 +133,10 @@ def test_a_model_that_holds_values_has_the_trained_ones_in_a_callback_and_after_
 def test_a_state_that_a_failed_step_took_is_named():
     def step(t, at):
         jax.tree.map(lambda leaf: leaf.delete(), t.state)  # what an error inside a compiled step leaves
-        raise ValueError("of the device")
+        raise ValueError("device's")
 
     one, _ = asking(step=step)
-    with pytest.raises(ValueError, match="of the device"):
+    with pytest.raises(ValueError, match="device's"):
         one.fit(X, Y, config())
-    with pytest.raises(GroupError, match="went with a step that failed.* HINT: load_checkpoint"):
+    with pytest.raises(GroupError, match="state .*device.*load_checkpoint"):
         one.evaluate(*VAL)

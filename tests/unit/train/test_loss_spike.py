@@ -32,9 +32,7 @@ def told(losses, weight=4.0, **options):
 
 def test_a_spike_is_so_many_high_losses_in_a_row():
     # The median of 1, 2, 3, 4 is 2.5, so 5 is the least that is high.
-    with pytest.raises(
-        LossSpikeError, match=r"5 to 9 in steps 5 to 6: for 2 .* 2 x 2.5, the median"
-    ) as caught:
+    with pytest.raises(LossSpikeError, match=r"5 .*9 .*steps 5 .*6.* 2 x 2\.5") as caught:
         told([1, 2, 3, 4, 5, 9])
     assert caught.value.position.step == 6
     assert caught.value.good_step == 3  # step 4's update may be what made step 5 high
@@ -77,7 +75,7 @@ def test_what_was_seen_goes_on_after_a_restart():
     memory = json.loads(json.dumps(to_meta([told([1, 2, 3, 4, 5])])))[META]
     assert memory == {"usual": [1.0, 2.0, 3.0, 4.0], "high": [[5, 5.0]]}
     ninth = StepInfo(Position(6, 0, 6), np.array([[9.0, 1.0]]), (0.0, 0.0))
-    with pytest.raises(LossSpikeError, match="5 to 9 in steps 5 to 6"):
+    with pytest.raises(LossSpikeError, match="steps 5 .*6"):
         told([], memory=memory).on_step(ninth)
     told([], memory={}).on_step(ninth)
 
@@ -173,12 +171,12 @@ def test_an_exact_run_goes_back_to_what_its_schedule_saved(tmp_path):
 
 def test_a_spike_that_comes_back_is_an_error(tmp_path):
     # A second epoch, the same batch; but one rollback is all there is.
-    with pytest.raises(LossSpikeError, match="HINT: lower the learning rate"):
+    with pytest.raises(LossSpikeError, match="steps 28 .*30"):
         fit(tmp_path, data(), epochs=2, max_rollbacks=1)
 
 
 def test_without_a_checkpoint_from_before_nothing_is_set_aside(tmp_path):
-    with pytest.raises(CheckpointError, match="no checkpoint of step 11 or before .*HINT: .*keep_last"):
+    with pytest.raises(CheckpointError, match="step 11 .*keep_last"):
         fit(tmp_path, data(), keep_last=1, keep_best=0)
     names = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()]
     assert len(names) == 1

@@ -78,11 +78,11 @@ def test_the_best_checkpoints_of_a_run_are_those_of_its_monitor(tmp_path):
 @pytest.mark.parametrize(
     ("monitor", "said"),
     [
-        ("val_los", "Did you mean 'val_loss'"),
-        ("val_acc", "Did you mean 'val_accuracy'"),
-        ("margin", "Did you mean '(val|train)_margin'"),
-        ("top5", "Known: train_accuracy, train_loss, train_margin, val_accuracy"),
-        ("val_margin", "whether low or high is better is not known. HINT: mode='max'"),
+        ("val_los", "'val_los'.*'val_loss'"),
+        ("val_acc", "'val_acc'.*'val_accuracy'"),
+        ("margin", "'margin'.*'(val|train)_margin'"),
+        ("top5", r"'top5'.*train_accuracy\W+train_loss\W+train_margin\W+val_accuracy"),
+        ("val_margin", "'val_margin'.*mode='max'"),
     ],
 )
 def test_unknown_names_and_directions_are_refused(monitor, said):
@@ -100,9 +100,9 @@ CALLBACKS = {
 @pytest.mark.parametrize("make", CALLBACKS.values(), ids=CALLBACKS)
 def test_callbacks_are_refused_before_anything_is_written(tmp_path, make, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="Did you mean 'val_loss'"):
+    with pytest.raises(ConfigError, match="'val_los'.*'val_loss'"):
         trainer(callbacks=[make("val_los")]).fit(X, Y, *VAL, config(checkpoint_every_n_epochs=1))
-    with pytest.raises(ConfigError, match="'val_loss' is never measured.*monitor='train_loss'"):
+    with pytest.raises(ConfigError, match="'val_loss'.*monitor='train_loss'"):
         trainer(callbacks=[make("val_loss")]).fit(X, Y, config(checkpoint_every_n_epochs=1))
     assert not list(tmp_path.iterdir())
 
@@ -110,8 +110,8 @@ def test_callbacks_are_refused_before_anything_is_written(tmp_path, make, monkey
 def test_configurations_are_refused_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for values, said in (
-        ({"monitor": "val_los"}, "Did you mean 'val_loss'"),
-        ({"early_stopping_patience": 2, "evaluate_every_n_epochs": 0}, "is never measured"),
+        ({"monitor": "val_los"}, "'val_los'.*'val_loss'"),
+        ({"early_stopping_patience": 2, "evaluate_every_n_epochs": 0}, "'val_loss'.*evaluate_every"),
     ):
         with pytest.raises(ConfigError, match=said):
             trainer().fit(X, Y, *VAL, config(checkpoint_every_n_epochs=1, **values))
@@ -120,12 +120,12 @@ def test_configurations_are_refused_before_anything_is_written(tmp_path, monkeyp
 
 
 def test_modes_and_directions_are_words():
-    with pytest.raises(ConfigError, match="mode='higher'.*HINT: 'max'"):
+    with pytest.raises(ConfigError, match="mode='higher'.*'max'"):
         Watchable(Metrics()).find("val_loss", "higher")
     with pytest.raises(ConfigError, match="HINT: Metrics"):
         Metrics({"margin": margin}, better={"margin": "up"})
     with pytest.raises(ConfigError, match="HINT: Metrics"):
         Metrics({"margin": margin}, better={"top2": "max"})
-    with pytest.raises(ConfigError, match="'loss' and 'grad_norm' are measured already"):
+    with pytest.raises(ConfigError, match=r"\['loss'\]"):
         Metrics({"loss": margin})
     assert Watchable(Metrics()).find("val_loss", "max").mode == "max"

@@ -35,11 +35,11 @@ def test_options_are_further_keywords_of_a_function():
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
-        ("model", {"beta": 2}, "takes no options. HINT: set model.options"),
-        ("cross_entropy", {"smooth": 0.1}, "unexpected keyword argument 'smooth'"),
-        ("cross_entropy", {"label_smoothing": "much"}, "label_smoothing='much' does not suit"),
-        ("tests.unit.train.test_named_loss:half", {"by": 2}, "unexpected keyword argument 'by'. HINT"),
-        ("msee", {"by": 2}, "loss='msee' is not known. HINT: Did you mean 'mse'"),
+        ("model", {"beta": 2}, "model.options"),
+        ("cross_entropy", {"smooth": 0.1}, "'cross_entropy' .*'smooth'"),
+        ("cross_entropy", {"label_smoothing": "much"}, "label_smoothing='much'"),
+        ("tests.unit.train.test_named_loss:half", {"by": 2}, "test_named_loss:half.* 'by'"),
+        ("msee", {"by": 2}, "loss='msee'.*'mse'"),
     ],
 )
 def test_what_a_loss_does_not_take_is_refused(name, options, told):

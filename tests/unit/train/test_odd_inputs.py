@@ -34,12 +34,10 @@ def test_another_length_is_fine_where_the_model_takes_it():
 
 def test_a_mean_of_nothing_is_refused():
     ignoring = cx.CrossEntropyLoss(ignore_index=-100)
-    with pytest.raises(
-        DataError, match=r"no sample of an epoch of training weighs anything.*HINT: .*ignore_index"
-    ):
+    with pytest.raises(DataError, match="training .*ignore_index"):
         trainer(Net(), ignoring).fit(X, IGNORED, config(epochs=1))
     train = trainer(Net(), ignoring)
-    with pytest.raises(DataError, match="no sample of the data evaluated on weighs anything"):
+    with pytest.raises(DataError, match="evaluated .*ignore_index"):
         train.fit(X, Y, X, IGNORED, config(epochs=1))
     half = np.where(np.arange(len(Y)) < 40, IGNORED, Y)  # steps in which nothing counts are no harm
     history = train.fit(X, half, config(epochs=1, shuffle=False))
@@ -55,6 +53,6 @@ def test_a_loss_of_other_arguments_is_named_with_what_it_is_given(loss):
 
 def test_a_run_that_must_go_on_makes_no_folder(tmp_path):
     saving = {"checkpoint_dir": str(tmp_path / "runs" / "checkpoints"), "checkpoint_every_n_epochs": 1}
-    with pytest.raises(CheckpointError, match="resume='must', but .* holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="resume='must'.*checkpoints"):
         trainer(Net()).fit(X, Y, config(resume="must", **saving))
     assert list(tmp_path.iterdir()) == []

@@ -161,7 +161,7 @@ def test_the_commands_look_where_the_configuration_says(tmp_path, capsys):
 
 
 def test_false_is_refused_by_name_where_there_is_no_other_way():
-    with pytest.raises(ConfigError, match=r"save_on_master_only.*rank 0 writes every checkpoint"):
+    with pytest.raises(ConfigError, match="save_on_master_only"):
         DistributedTrainingConfig(save_on_master_only=False)
 
 
@@ -198,7 +198,7 @@ def test_a_model_that_fails_in_its_first_step_leaves_an_earlier_run_as_it_is(tmp
     )
     DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1)).fit(*given, config=config)
     before = everything(tmp_path)
-    with pytest.raises(TypeError, match="cannot reshape"):
+    with pytest.raises(TypeError, match=r"\(3, 5\)"):
         DistributedTrainer(FailsInTraining(), CrossEntropyLoss(), optax.sgd(0.1)).fit(*given, config=config)
     assert len(before) > 1
     assert everything(tmp_path) == before

@@ -25,9 +25,9 @@ def test_evaluation_refuses_a_label_that_names_no_class(label):
     train.fit(X, Y, config(epochs=1))
     odd = Y[:24].copy()
     odd[17] = label
-    with pytest.raises(DataError, match=f"data: sample 17 has label {label}.*HINT"):
+    with pytest.raises(DataError, match=f"data: sample 17 .*label {label}"):
         train.evaluate(X[:24], odd)
-    with pytest.raises(DataError, match=f"data: batch 2: sample 1 has label {label}.*HINT"):
+    with pytest.raises(DataError, match=f"data: batch 2: sample 1 .*label {label}"):
         train.evaluate(Loader(odd))
     assert train.evaluate(Loader(Y)) == pytest.approx(train.evaluate(X[:24], Y[:24]), rel=1e-5)
 

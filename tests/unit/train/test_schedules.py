@@ -86,11 +86,9 @@ def test_a_section_names_one_of_optax_or_one_s_own(section, expected):
 
 def test_the_names_are_optax_s_and_what_is_wrong_is_one_line(tmp_path):
     assert all(callable(getattr(optax, name)) for name in OPTAX_SCHEDULES)
-    with pytest.raises(
-        ConfigError, match=r"schedule 'exponential_decay' cannot be made.*HINT: it takes init_value"
-    ):
+    with pytest.raises(ConfigError, match="'exponential_decay' .*{'decay': 1}.* init_value"):
         build_schedule(plan(name="exponential_decay", options={"decay": 1}))
-    with pytest.raises(ConfigError, match=r"schedule.name.*no schedule of this name\. Did you mean 'cosine'"):
+    with pytest.raises(ConfigError, match=r"schedule\.name.*'cosin'.*'cosine'"):
         load_config(["--schedule.name", "cosin"])
     assert build_schedule(RatePlan("own", 2.0, own=halved))(1) == 1.0
     cfg = load_config(["--schedule.name", "exponential_decay", "--schedule.options.decay_rate", "0.5"])
@@ -110,16 +108,16 @@ def test_a_group_in_a_file_is_checked_with_its_key(tmp_path):
 def test_a_rate_may_be_a_text_and_no_other():
     assert cx.AdamOptimizer(lr="1e-3").lr == 0.001
     for wrong in ("fast", -1, True, None, float("nan")):
-        with pytest.raises(ConfigError, match=r"a learning rate is a positive number, or a schedule.*HINT"):
+        with pytest.raises(ConfigError, match=f"lr={wrong!r}"):
             cx.AdamOptimizer(wrong)
-    with pytest.raises(ConfigError, match=r"given a list where its learning rate stands\. HINT"):
+    with pytest.raises(ConfigError, match="AdamOptimizer .*list"):
         cx.AdamOptimizer([0.1])  # torch's first argument are the parameters
 
 
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        (lambda: optax.lbfgs(0.1), r"HINT: .*optax\.lbfgs\(lr, linesearch=None\)"),
+        (lambda: optax.lbfgs(0.1), r"optax\.lbfgs\(lr, linesearch=None\)"),
     ],
 )
 def test_a_rule_that_wants_the_loss_is_refused_with_what_to_take(rule, said):
@@ -128,28 +126,26 @@ def test_a_rule_that_wants_the_loss_is_refused_with_what_to_take(rule, said):
 
 
 def test_a_rule_that_wants_the_loss_is_refused_by_name():
-    with pytest.raises(
-        ConfigError, match=r"optimizer.name.*asks for the value of the loss.*ReduceLROnPlateau"
-    ):
+    with pytest.raises(ConfigError, match=r"optimizer\.name.*'reduce_on_plateau'.*ReduceLROnPlateau"):
         load_config(["--optimizer.name", "reduce_on_plateau"])
 
 
 def test_a_schedule_over_no_steps_is_refused():
     # optax would keep its first value, and say so in a log that nobody sees.
     plan = RatePlan(name="exponential_decay", options={"transition_steps": 0, "decay_rate": 0.9})
-    with pytest.raises(ConfigError, match="transition_steps=0 would stay at its first value.*HINT"):
+    with pytest.raises(ConfigError, match="'exponential_decay' .*transition_steps=0"):
         build_schedule(plan)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("cosine", {"alpha": 0.5}, r"schedule\.options\.alpha: .*'cosine' has no.*final_fraction"),
-        ("linear", {"end_value": 0.5}, r"schedule\.options\.end_value: .*'linear' has no.*final_fraction"),
+        ("cosine", {"alpha": 0.5}, r"schedule\.options\.alpha: .*'cosine' .*final_fraction"),
+        ("linear", {"end_value": 0.5}, r"schedule\.options\.end_value: .*'linear' .*final_fraction"),
         (
             "constant",
             {"value": 0.5},
-            r"schedule\.options\.value: .*'constant' has no.*HINT: set optimizer\.lr",
+            r"schedule\.options\.value: .*'constant' .*optimizer\.lr",
         ),
     ],
 )
@@ -158,28 +154,28 @@ def test_options_of_a_schedule_of_ours_are_refused_and_not_ignored(name, options
         plan(name=name, options=options)
 
 
-@pytest.mark.parametrize(("given", "way"), [(0.5, r"lr=0\.5"), ("cosine", "lambda step")])
+@pytest.mark.parametrize(("given", "way"), [(0.5, r"lr=0\.5"), ("cosine", "lambda")])
 def test_a_schedule_that_is_no_function_is_refused(given, way):
-    with pytest.raises(ConfigError, match=rf"schedule={given!r}: expected a function.*HINT: .*{way}"):
+    with pytest.raises(ConfigError, match=rf"schedule={given!r}.*{way}"):
         resolve(cx.distributed.DistributedTrainingConfig(), 1, 640, schedule=given)
 
 
 @pytest.mark.parametrize(
     ("rate", "message"),
     [
-        (lambda step: -1.0, "is -1 at step 0, expected 0 or more"),
-        (lambda step: 1 - step / 50, r"is -0.\d+ at step 5\d, expected 0 or more"),
-        (lambda step: np.float32("nan") * step, "is nan at step 0"),
-        (lambda step: 1.0 if step < 2 else 0.1, "raises TracerBoolConversionError: .* HINT: jnp.where"),
-        (lambda step: math.cos(step), "raises ConcretizationTypeError: .*jnp.cos for math.cos"),
-        (lambda step: np.ones(2) * step, r"gives shape \(2,\) for a step, expected a number"),
+        (lambda step: -1.0, "-1 .*step 0"),
+        (lambda step: 1 - step / 50, r"-0\.\d+ .*step 5\d"),
+        (lambda step: np.float32("nan") * step, "nan .*step 0"),
+        (lambda step: 1.0 if step < 2 else 0.1, "TracerBoolConversionError.* jnp.where"),
+        (lambda step: math.cos(step), "ConcretizationTypeError.*jnp.cos"),
+        (lambda step: np.ones(2) * step, r"\(2,\)"),
     ],
     ids=range(6),
 )
 def test_a_rate_that_no_step_can_take_is_refused(rate, message):
-    with pytest.raises(ConfigError, match=f"the schedule {message}"):
+    with pytest.raises(ConfigError, match=f"schedule .*{message}"):
         refuse_rates(0.1, rate, 100)
-    with pytest.raises(ConfigError, match=f"the learning rate {message}"):
+    with pytest.raises(ConfigError, match=f"rate .*{message}"):
         refuse_rates(rate, lambda step: 1.0, 100)
 
 
@@ -195,7 +191,7 @@ def test_a_rate_of_0_all_through_is_told_and_one_that_ends_or_begins_at_0_is_not
 @pytest.mark.parametrize(
     ("optimizer", "schedule", "message"),
     [
-        (optax.sgd(0.1), lambda step: 1 - step, "the schedule is -1 at step 2"),
+        (optax.sgd(0.1), lambda step: 1 - step, "schedule .*-1 .*step 2"),
     ],
 )
 def test_what_would_climb_is_refused_by_fit(optimizer, schedule, message):

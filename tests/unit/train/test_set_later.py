@@ -52,9 +52,7 @@ def test_a_layer_added_after_a_fit_is_trained_by_a_new_trainer():
 def test_what_a_trainer_was_made_with_is_refused_where_it_is_set():
     trainer = DistributedTrainer(mlp(), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1))
     for name in ("callbacks", "optimizer", "metrics", "augment", "model", "loss_fn"):
-        with pytest.raises(
-            ConfigError, match=rf"DistributedTrainer.{name} was set .* HINT: .*\(..., {name}="
-        ):
+        with pytest.raises(ConfigError, match=rf"DistributedTrainer\.{name} .*{name}="):
             setattr(trainer, name, None)
     trainer.note = "mine"
     assert trainer.note == "mine"
@@ -71,7 +69,7 @@ def test_what_a_trainer_was_made_with_is_refused_where_it_is_set():
     ],
 )
 def test_what_a_callback_was_made_with_is_refused_where_it_is_set(made, name):
-    with pytest.raises(ConfigError, match=rf"\.{name} was set after it was made, which would change nothing"):
+    with pytest.raises(ConfigError, match=rf"\.{name} .*{name}="):
         setattr(made(), name, 1)
 
 
@@ -100,9 +98,7 @@ def test_a_configuration_is_fixed_while_its_fit_runs():
     class Longer(cx.Callback):
         def on_epoch(self, info):
             settings.model_copy().epochs = 9  # a copy is nobody's
-            with pytest.raises(
-                ConfigError, match="epochs=9 was set in the middle of a fit.* HINT: set it before"
-            ):
+            with pytest.raises(ConfigError, match="epochs=9"):
                 settings.epochs = 9
             seen.append(info)
 

@@ -54,11 +54,11 @@ def test_the_state_of_an_optimizer_whose_rate_was_set_is_that_of_any_other():
 @pytest.mark.parametrize(
     ("lr", "value", "message"),
     [
-        (0.1, "fast", "lr='fast': expected a number"),
-        (0.1, -0.1, "lr=-0.1: expected a number"),
-        (0.1, True, "lr=True: expected a number"),
-        (0.1, optax.constant_schedule(0.1), "expected a number, 0 or more"),
-        (optax.constant_schedule(0.1), 0.2, "rate is a schedule, which says it for each step. HINT: make it"),
+        (0.1, "fast", "lr='fast'"),
+        (0.1, -0.1, r"lr=-0\.1"),
+        (0.1, True, "lr=True"),
+        (0.1, optax.constant_schedule(0.1), "lr=<function"),
+        (optax.constant_schedule(0.1), 0.2, r"lr=0\.2 .*cx\.SGDOptimizer\(0\.1\)"),
     ],
 )
 def test_what_could_not_hold_is_refused_where_it_is_set(lr, value, message):
@@ -73,9 +73,7 @@ def test_a_trainer_takes_the_rate_that_was_set_and_lets_it_be_set_no_more(own_gr
     optimizer.lr = 0.25
     trainer = cx.distributed.DistributedTrainer(linen.Dense(3), cx.CrossEntropyLoss(), optimizer)
     assert trainer.fit(X, Y, config(epochs=1)).learning_rates == [0.25]
-    with pytest.raises(
-        ConfigError, match=r"step is compiled with 0.25. HINT: fit\(..., schedule=lambda step"
-    ):
+    with pytest.raises(ConfigError, match=r"lr=0\.5 .*0\.25.*schedule="):
         optimizer.lr = 0.5
     assert for_trainer(optimizer) is for_trainer(optimizer)
     updates, _ = for_trainer(optimizer).update(GRADS, for_trainer(optimizer).init(GRADS), GRADS)
@@ -83,14 +81,12 @@ def test_a_trainer_takes_the_rate_that_was_set_and_lets_it_be_set_no_more(own_gr
 
 
 def test_a_word_that_an_optimizer_does_not_take_gets_the_one_meant():
-    with pytest.raises(ConfigError, match=r"SGDOptimizer takes no momentun. HINT: Did you mean 'momentum'\?"):
+    with pytest.raises(ConfigError, match="SGDOptimizer .*momentun.*'momentum'"):
         cx.SGDOptimizer(0.01, momentun=0.9)
 
 
 @pytest.mark.parametrize("model", [linen.Dense(3), cx.SequentialModel()], ids=["linen", "sequential"])
 def test_a_model_in_place_of_a_wrapped_one_is_refused(model):
     for given in ({"lr": 0.01}, {}):
-        with pytest.raises(
-            ConfigError, match=r"where its learning rate stands. HINT: AdamOptimizer\(0.001\)"
-        ):
+        with pytest.raises(ConfigError, match=rf"{type(model).__name__} .*AdamOptimizer\(0\.001\)"):
             cx.AdamOptimizer(model, **given)

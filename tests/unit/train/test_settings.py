@@ -31,7 +31,7 @@ def test_a_decay_ends_where_the_run_does():
 def test_a_decay_over_a_loader_needs_a_number_of_steps():
     """Of a loader no number is known: the rate was at its end after one step."""
     one = DistributedTrainingConfig()
-    with pytest.raises(ConfigError, match=r"schedule.name=cosine: .* of a loader.*decay_steps or max_steps"):
+    with pytest.raises(ConfigError, match=r"schedule\.name=cosine: .*loader.*decay_steps .*max_steps"):
         resolve(one, 2, schedule=COSINE)
     assert resolve(one, 2, schedule=COSINE.model_copy(update={"decay_steps": 9})).step.rate.decay_steps == 9
     one.max_steps = 12
@@ -71,5 +71,5 @@ def test_only_an_experiment_can_be_run_again():
 def test_what_does_not_divide_or_leaves_no_step_is_refused():
     with pytest.raises(ConfigError, match="global_batch_size"):
         resolve(DistributedTrainingConfig(global_batch_size=10), 4)
-    with pytest.raises(DataError, match="drop_last=True leaves no step"):
+    with pytest.raises(DataError, match="drop_last=True .*15 .*16"):
         resolve(DistributedTrainingConfig(batch_size=8, drop_last=True), 2, 15)

@@ -47,7 +47,7 @@ def test_a_model_with_its_own_loss_needs_no_other(tmp_path):
     one = cx.Trainer(vae, cx.SGDOptimizer(0.1), best_model=None)
     history = one.train(cx.data.DataLoader(images, 4), epochs=4)
     assert history.train_losses[-1] < history.train_losses[0]
-    with pytest.raises(DataError, match="expected a dict with the key 'loss'"):
+    with pytest.raises(DataError, match=r"float32\[2, 3\].*'loss'"):
         simple(loss_fn=None).train(cx.data.DataLoader((X, Y), 4), epochs=1)
 
 
@@ -84,7 +84,7 @@ def test_a_device_that_this_process_has_is_accepted(device):
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "gpu", "cpu:7", 7, -1])
 def test_another_device_is_named_with_those_there_are(device):
-    with pytest.raises(ConfigError, match="does not match: rank 0 trains on cpu:0, cpu:1"):
+    with pytest.raises(ConfigError, match=f"device={device!r}"):
         simple(device)
 
 

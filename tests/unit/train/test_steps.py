@@ -148,9 +148,9 @@ def test_a_generator_without_end_is_trained_on_as_a_loader(accumulation):
 
 
 def test_a_generator_that_ends_too_soon_is_an_error_that_says_so():
-    with pytest.raises(DataError, match="ended after 5 batches .* set max_steps"):
+    with pytest.raises(DataError, match="5 batches .*max_steps"):
         trainer().fit(iter(Loader()), config(steps_per_epoch=4))
-    with pytest.raises(DataError, match="or set steps_per_epoch"):
+    with pytest.raises(DataError, match="generator .*steps_per_epoch"):
         trainer().fit(iter(Loader()), config())
 
 
@@ -177,17 +177,17 @@ def test_a_stream_of_other_batches_than_before_is_told(tmp_path, capfd):
 def test_epochs_of_another_length_are_refused_at_a_resume(tmp_path):
     kept = {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(tmp_path), "resume": "auto"}
     trainer().fit(Loader(), config(max_steps=3, steps_per_epoch=2, **kept))
-    with pytest.raises(ConfigError, match="steps_per_epoch was 2 .* and is 3"):
+    with pytest.raises(ConfigError, match="steps_per_epoch .*2 .*3"):
         trainer().fit(Loader(), config(steps_per_epoch=3, **kept))
 
 
 def test_samples_with_numbers_have_epochs_of_their_own():
-    with pytest.raises(ConfigError, match="steps_per_epoch=2 is for loaders and streams"):
+    with pytest.raises(ConfigError, match="steps_per_epoch=2"):
         trainer().fit(*ALL, config(steps_per_epoch=2))
 
 
 def test_a_schedule_of_a_stream_is_as_long_as_its_steps():
     one = config(epochs=3, steps_per_epoch=7)
     assert resolve(one, 1, schedule=ScheduleConfig(name="cosine")).step.rate.decay_steps == 21
-    with pytest.raises(ConfigError, match="of a stream steps_per_epoch"):
+    with pytest.raises(ConfigError, match=r"schedule\.name=cosine.*steps_per_epoch"):
         resolve(config(epochs=3), 1, schedule=ScheduleConfig(name="cosine"))

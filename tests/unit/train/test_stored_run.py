@@ -131,7 +131,7 @@ def test_rows_come_from_datasets_and_loaders_in_their_order(moved, run):
     for X in (Items(), cx.data.ArrayDataset(ROWS, ROWS), shuffled):
         np.testing.assert_array_equal(found.predict(X, batch_size=1), found.predict(ROWS, batch_size=1))
     np.testing.assert_allclose(found.predict(Loader()), run[1][order], rtol=1e-6)
-    with pytest.raises(DataError, match="nothing to predict: 0 samples"):
+    with pytest.raises(DataError, match="0 samples"):
         found.predict(ROWS[:0])
 
 
@@ -139,19 +139,19 @@ def test_a_run_of_before_it_was_kept_asks_its_data_what_they_are(moved, run):
     (moved / "data.json").unlink()
     np.testing.assert_allclose(cx.load_run(moved).predict(ROWS), run[1], rtol=1e-6)
     (moved / "data.json").write_text("[1]")
-    with pytest.raises(ConfigError, match=r"data.json: TypeError.*HINT: delete it"):
+    with pytest.raises(ConfigError, match=r"data\.json: TypeError"):
         cx.load_run(moved)
 
 
 def test_what_is_no_run_is_refused(tmp_path, moved, group):
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match="nowhere"):
         cx.load_run(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=r"no config\.yaml in it"):
+    with pytest.raises(ConfigError, match=r"config\.yaml"):
         cx.load_run(tmp_path)
     with pytest.raises(CheckpointError, match="step"):
         cx.load_run(moved, step=99)
     shutil.rmtree(moved / "checkpoints")
-    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+    with pytest.raises(CheckpointError, match="elsewhere/checkpoints"):
         cx.load_run(moved)
 
 
@@ -195,7 +195,7 @@ def test_a_row_that_is_nan_gets_no_class_in_silence(moved, tmp_path, capsys):
     assert command("predict", moved, tmp_path / "x.npy", tmp_path / "out.csv") == 1
     assert "x.npy: 1 of 5 rows hold NaN or infinity, the first is row 3, counted" in capsys.readouterr().err
     info = DatasetInfo("own", "classification", 2, (4,))
-    with pytest.raises(DataError, match="of 1 of 3 rows are NaN, the first is row 1, .* they name no class"):
+    with pytest.raises(DataError, match=r"out\.csv: .*1 .*3 .*NaN.*row 1"):
         tables.write_outputs(tmp_path / "out.csv", np.array([[0, 1], [np.nan, 0], [1, -np.inf]]), info)
     assert not (tmp_path / "out.csv").exists()
 
@@ -231,8 +231,8 @@ def test_a_csv_without_a_header_keeps_its_first_sample(first, rows, tmp_path):
         ("201", "0,1,2", [3, 1, 2]),
         ("aab", "b,a,a", [1, 2, 3]),
         ("", "k,l,m", [1, 2, 3]),
-        ("abc", "k,a,b", "columns k, a, b; the run was trained on a, b, c. HINT"),
-        ("abc", "a,b,c,price", "columns a, b, c, price; the run was trained on a, b, c. HINT"),
+        ("abc", "k,a,b", "k, a, b; .* a, b, c"),
+        ("abc", "a,b,c,price", "a, b, c, price; .* a, b, c"),
     ],
 )
 def test_columns_of_a_csv_are_taken_by_their_names(names, head, row, tmp_path):
@@ -251,8 +251,8 @@ def test_columns_of_a_csv_are_taken_by_their_names(names, head, row, tmp_path):
         ("abc", ""),
         ("012", ""),
         ("", ""),
-        ("bac", "other.parquet: column 1 of the inputs is 'b', the run was trained on 'a' there. HINT"),
-        ("abx", "column 3 of the inputs is 'x', the run was trained on 'c' there. HINT: .* a, b, c"),
+        ("bac", r"other\.parquet: column 1 .*'b'.* 'a'"),
+        ("abx", r"other\.parquet: column 3 .*'x'.* 'c'.* a, b, c"),
     ],
 )
 def test_columns_that_lie_elsewhere_are_not_measured(found, told):
@@ -324,18 +324,16 @@ def test_a_program_that_computes_something_else_is_not_kept(tmp_path):
         calls.append(x)
         return x * len(calls)
 
-    with pytest.raises(DataError, match="what was exported computes something else"):
+    with pytest.raises(DataError, match="output .*--to"):
         stablehlo.write_stablehlo(tmp_path / "o.hlo", forward, ROWS, num_bytes=0)
-    with pytest.raises(ConfigError, match="at most 1.1"):
+    with pytest.raises(ConfigError, match=r"2\.1 GB .*1\.1"):
         stablehlo.write_stablehlo(tmp_path / "o.hlo", forward, ROWS, num_bytes=1 << 31)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_onnx_without_its_extra_names_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(onnx, "find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r"not installed: jax2onnx, onnxruntime.*pip install 'cyxjax\[onnx\]'"
-    ):
+    with pytest.raises(ConfigError, match=r"jax2onnx, onnxruntime.*'cyxjax\[onnx\]'"):
         onnx.write_onnx(tmp_path / "o.onnx", lambda x: x, ROWS, num_bytes=0)
     assert list(tmp_path.iterdir()) == []
 
@@ -346,13 +344,11 @@ def test_a_model_that_the_converter_refuses_is_one_line(monkeypatch, tmp_path):
 
     monkeypatch.setattr(onnx, "find_spec", lambda name: "there")
     monkeypatch.setattr(onnx, "_converted", refuses)
-    with pytest.raises(
-        ConfigError, match=r"as ONNX: TypeError: no plugin for primitive 'sort' HINT: try --batch"
-    ):
+    with pytest.raises(ConfigError, match="ONNX: TypeError.*'sort' .*--batch-size"):
         onnx.write_onnx(tmp_path / "o.onnx", lambda x: x, ROWS, num_bytes=0)
     monkeypatch.setattr(onnx, "_converted", lambda *args: b"a program")
     monkeypatch.setattr(onnx, "_run", lambda data, inputs: [inputs["x"] * 1.01])
-    with pytest.raises(DataError, match="what was exported computes something else"):
+    with pytest.raises(DataError, match="output .*--to"):
         onnx.write_onnx(tmp_path / "o.onnx", lambda x: x, ROWS, num_bytes=0)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(onnx, "_run", lambda data, inputs: [inputs["x"]])
@@ -392,8 +388,6 @@ def test_a_table_whose_columns_lie_elsewhere_is_not_trained_on(tmp_path, group):
 
     train("a", 1)
     before = (tmp_path / "run" / "config.yaml").read_text()
-    with pytest.raises(
-        ConfigError, match="b.csv: column 1 of the inputs is 'b', the run was trained on 'a' there"
-    ):
+    with pytest.raises(ConfigError, match=r"b\.csv: column 1 .*'b'.* 'a'"):
         train("b", 2)
     assert (tmp_path / "run" / "config.yaml").read_text() == before

@@ -159,7 +159,7 @@ def test_a_loader_that_takes_no_place_is_refused(tmp_path):
         def __iter__(self):
             return iter(plain)
 
-    with pytest.raises(CheckpointError, match="Plain takes none"):
+    with pytest.raises(CheckpointError, match="Plain"):
         trainer().fit(Plain(), config(**kept))
 
 
@@ -170,7 +170,7 @@ def test_places_of_ranks_are_their_own_and_not_cut_anew():
     assert marks.before(Position(3, 0, 36, 3)).place == "b"
     assert marks.before(Position(2, 0, 24, 2)) is None  # of before it
     assert marks.before(Position(9, 1, 12, 1)) is None  # of another epoch
-    with pytest.raises(CheckpointError, match="of 2 ranks .* has 3, and they cannot be cut anew"):
+    with pytest.raises(CheckpointError, match="2 ranks .* 3"):
         Marks().restore(meta, 0, 3)
     shared = Marks()
     shared.restore({"stream_places": meta["stream_places"] | {"shared": True}}, 2, 3)

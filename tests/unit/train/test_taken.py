@@ -66,29 +66,27 @@ def of(model, loss):
     [(VAL[0][:, :3], VAL[1]), Loader([(X[:8, :3], Y[:8])]), [(x[:3], y) for x, y in zip(*VAL, strict=True)]],
 )
 def test_validation_data_of_another_width_is_refused_before_a_step(val):
-    said = r"validation data: the samples are float32\[N, 3\], and the model was made for float32\[N, 6\]"
-    with pytest.raises(DataError, match=f"{said}: it does not take them .*HINT: prepare all samples alike"):
+    said = r"^validation .*float32\[N, 3\].* float32\[N, 6\]"
+    with pytest.raises(DataError, match=said):
         trainer().prepare((X, Y) if isinstance(val, tuple | list) else Loader(BATCHES), val, config=config())
-    with pytest.raises(DataError, match="validation data: the loader is empty"):
+    with pytest.raises(DataError, match="^validation .*drop_last"):
         trainer().prepare(Loader(BATCHES), Loader([]), config=config())
 
 
 def test_a_batch_of_another_width_in_the_middle_is_named():
     odd = [*BATCHES[:2], (X[:8, :3], Y[:8])]
-    with pytest.raises(DataError, match=r"training data: batch 2: the samples are float32\[N, 3\]"):
+    with pytest.raises(DataError, match=r"^training .*batch 2: .*float32\[N, 3\]"):
         trainer().fit(Loader(odd), config(epochs=1))
 
 
-@pytest.mark.parametrize(
-    ("odd", "said"), [(None, "holds no array, it is None"), ((X[:0], Y[:0]), "has 0 samples")]
-)
+@pytest.mark.parametrize(("odd", "said"), [(None, "None"), ((X[:0], Y[:0]), "0 samples")])
 def test_a_batch_of_nothing_is_named(odd, said):
-    with pytest.raises(DataError, match=f"batch 2 of the loader {said}. HINT: leave it out"):
+    with pytest.raises(DataError, match=f"batch 2 .*{said}"):
         list(as_batches([*BATCHES[:2], odd]))
 
 
 def test_batches_of_one_step_have_one_shape():
-    with pytest.raises(DataError, match=r"one step have rows of shapes \(3,\), \(6,\); gradient"):
+    with pytest.raises(DataError, match=r"\(3,\), \(6,\).*gradient_accumulation_steps"):
         _deal([BATCHES[0], (X[:8, :3], Y[:8])], 1, 2, 8)
 
 
@@ -96,7 +94,7 @@ def test_batches_of_one_step_have_one_shape():
     "data", [Triples(), Loader([(x, y, np.ones(8, np.float32)) for x, y in BATCHES]), (X, Y, R)]
 )
 def test_samples_with_a_weight_are_refused_with_the_form_that_works(data):
-    with pytest.raises(DataError, match=r"of a sample of 3 the last is the target .*HINT: weights go"):
+    with pytest.raises(DataError, match=r"sample .* 3 .*float32\[N, 6\].* 1 .*\[N\]"):
         of(linen.Dense(3), CE).prepare(data, config=config())
     weighed = lambda out, t: (CE(out, t["y"]), t["w"])  # noqa: E731  as the hint says
     cx.distributed.DistributedTrainer(linen.Dense(3), weighed, cx.SGDOptimizer(0.1)).prepare(
@@ -107,10 +105,10 @@ def test_samples_with_a_weight_are_refused_with_the_form_that_works(data):
 @pytest.mark.parametrize(
     ("loss", "y", "said"),
     [
-        (CE, Y[:, None], r"output, an array float32\[4, 3\], .* HINT: labels \(N, 1\) are y\[:, 0\]"),
-        (optax.softmax_cross_entropy, Y, r"the target, an array int32\[4\].*HINT: call it as"),
-        (cx.NLLLoss(), R, r"NLLLoss: output float32\[4, 3\] and target float32\[4\] do"),  # cut to int
-        (cx.CrossEntropyLoss(), Y[:, None], r"do not fit.*of \(N, 1\) y\[:, 0\]"),
+        (CE, Y[:, None], r"float32\[4, 3\].*int32\[4, 1\].* y\[:, 0\]"),
+        (optax.softmax_cross_entropy, Y, r"float32\[4, 3\].*int32\[4\].* loss\(output, t"),
+        (cx.NLLLoss(), R, r"NLLLoss: .*float32\[4, 3\] .*float32\[4\]"),  # cut to int
+        (cx.CrossEntropyLoss(), Y[:, None], r"CrossEntropyLoss: .*int32\[4, 1\].* y\[:, 0\]"),
     ],
     ids=["optax", "soft", "nll", "ours"],
 )
@@ -145,7 +143,7 @@ def test_a_loss_that_compares_each_sample_with_all_is_refused_where_the_batch_is
 @pytest.mark.parametrize("loss", [cx.MSELoss(), cx.L1Loss(), cx.HuberLoss(), cx.BCEWithLogitsLoss()])
 def test_no_loss_of_ours_spreads(loss):
     for output, target in (((8, 1), (8,)), ((8,), (8, 1)), ((8, 3), (8, 1))):
-        with pytest.raises(DataError, match="do not fit"):
+        with pytest.raises(DataError, match=f"{type(loss).__name__}: .*float32"):
             loss(jnp.zeros(output), jnp.zeros(target))
 
 

@@ -52,7 +52,7 @@ def test_tuples_are_inputs_or_targets_and_two_pairs_are_data_sets():
     assert (found.train.inputs is X, found.val.inputs is VAL[0]) == (True, True)
     found, _ = fit_data.parse((pair, Y, pair, Y), config())
     assert len(found.val.inputs) == 2
-    with pytest.raises(DataError, match="unequal length"):
+    with pytest.raises(DataError, match=r"inputs\[0\] .*60.*inputs\[1\] .*50"):
         fit_data.parse(((X, odd), Y), config())
 
 
@@ -75,7 +75,7 @@ def test_configuration_by_attributes_and_by_keyword():
     assert (len(history.train_losses), history.world_size, history.num_replicas) == (1, 1, 2)
     assert history.samples_per_second > 0
     assert history.total_time_seconds > 0
-    with pytest.raises(ConfigError, match="Did you mean 'batch_size'"):
+    with pytest.raises(ConfigError, match="'batchsize'.*'batch_size'"):
         wanted.batchsize = 4
 
 
@@ -83,21 +83,21 @@ def test_a_part_is_held_out_for_validation():
     history = trainer().fit(X, Y, config(validation_split=0.1))
     assert history.num_steps == 2 * 7  # 54 of 60 samples in steps of 8
     assert len(history.val_losses) == len(history.val_accuracies) == 2
-    with pytest.raises(DataError, match="leaves 4 to train on and 0 to validate on"):
+    with pytest.raises(DataError, match=r"validation_split=0\.1"):
         trainer().fit(X[:4], Y[:4], config(validation_split=0.1))
 
 
 @pytest.mark.parametrize(
     ("data", "error", "says"),
     [
-        ((), ConfigError, "fit got 0 pieces of data"),
-        ((X, Y, X), ConfigError, "fit got 3 pieces"),
+        ((), ConfigError, "^fit .*0 "),
+        ((X, Y, X), ConfigError, "^fit .*3 "),
         ((X[:0], Y[:0]), DataError, "0 samples"),
-        ((X, Y[:-1]), DataError, "unequal length: inputs has 60, targets has 59"),
-        ((X, np.where(Y == 2, 3, Y)), DataError, "has label 3, but the model has 3 outputs"),
-        ((X, Y - 1), DataError, "has label -1"),
-        ((X, np.zeros((60, 2), np.float32)), DataError, r"output float32\[4, 3\] and target float32\[4, 2\]"),
-        ((iter([(X, Y)]),), DataError, "can be read only once"),
+        ((X, Y[:-1]), DataError, "inputs .*60.* targets .*59"),
+        ((X, np.where(Y == 2, 3, Y)), DataError, "sample 0 .*label 3.* 3 outputs"),
+        ((X, Y - 1), DataError, "sample 3 .*label -1"),
+        ((X, np.zeros((60, 2), np.float32)), DataError, r"float32\[4, 3\] .*float32\[4, 2\]"),
+        ((iter([(X, Y)]),), DataError, "list_iterator .*steps_per_epoch"),
         ((cx.data.DataLoader((X, Y), 100, drop_last=True),), DataError, "drop_last"),
     ],
 )
@@ -113,7 +113,7 @@ def test_inputs_of_the_wrong_width_are_refused_with_both_widths():
 
 
 def test_nan_that_appears_while_training_ends_the_run_with_its_step():
-    with pytest.raises(cx.errors.CyxjaxError, match=r"the loss of step \d+ \(epoch 0\) is"):
+    with pytest.raises(cx.errors.CyxjaxError, match=r"loss .*step \d+ \(epoch 0\)"):
         trainer(lr=1e38).fit(X * 1e19, Y, config())
 
 
@@ -123,25 +123,25 @@ def test_numpy_s_own_dtypes_are_taken():
 
 
 def test_no_optimizer_no_parameters_and_no_model_are_said():
-    with pytest.raises(ConfigError, match="no optimizer was given"):
+    with pytest.raises(ConfigError, match=r"cx\.AdamOptimizer\(0\.001\)"):
         DistributedTrainer(mlp(), cx.CrossEntropyLoss())
     for given in (cx.AdamOptimizer, 0.1):
-        with pytest.raises(ConfigError, match="is no optimizer. HINT: cx.AdamOptimizer"):
+        with pytest.raises(ConfigError, match=r"^(AdamOptimizer|0\.1) .*cx\.AdamOptimizer"):
             DistributedTrainer(mlp(), cx.CrossEntropyLoss(), given).fit(X, Y, config())
     held = nnx.Optimizer(line := nnx.Linear(6, 3, rngs=nnx.Rngs(0)), optax.sgd(0.1), wrt=nnx.Param)
-    with pytest.raises(ConfigError, match="^a Optimizer is no optimizer. HINT: pass its tx; the trainer"):
+    with pytest.raises(ConfigError, match=r"Optimizer .*\btx\b"):
         DistributedTrainer(line, cx.CrossEntropyLoss(), held)
     for given in (cx.CrossEntropyLoss, 3):
-        with pytest.raises(DataError, match="is no loss. HINT: .*with brackets"):
+        with pytest.raises(DataError, match=r"^(.*CrossEntropyLoss'>|3) .*cx\.CrossEntropyLoss\(\)"):
             DistributedTrainer(mlp(), given, cx.AdamOptimizer())
-    with pytest.raises(ConfigError, match="callbacks is one EMA, expected a list"):
+    with pytest.raises(ConfigError, match="callbacks .*EMA"):
         DistributedTrainer(mlp(), cx.CrossEntropyLoss(), cx.AdamOptimizer(), callbacks=cx.EMA())
     for given in ("mlp", nnx.Linear, object()):
         with pytest.raises(ConfigError) as refused:
             DistributedTrainer(given, cx.CrossEntropyLoss(), cx.AdamOptimizer())
         assert refused.value.key == "model"
     for call in (lambda t: t.params, lambda t: t.save_checkpoint("x"), lambda t: t.state):
-        with pytest.raises(GroupError, match=r"call fit\(...\) or load_checkpoint\(...\) first"):
+        with pytest.raises(GroupError, match=r"fit\(\.\.\.\).* load_checkpoint"):
             call(trainer())
 
 
@@ -181,7 +181,7 @@ def test_accumulation_takes_the_same_steps_as_one_large_batch():
     np.testing.assert_allclose(parts.train_losses, whole.train_losses, rtol=1e-5)
     in_all = {"batch_size": None, "global_batch_size": 12, "gradient_accumulation_steps": 3}
     assert trainer().fit(X, Y, config(**in_all)).train_losses == parts.train_losses
-    with pytest.raises(ConfigError, match="global_batch_size=10 does not divide by 2 replicas x 3"):
+    with pytest.raises(ConfigError, match="global_batch_size=10 .*2 replicas x 3"):
         trainer().fit(X, Y, config(**in_all | {"global_batch_size": 10}))
 
 
@@ -191,9 +191,9 @@ def test_learning_rates_are_scaled_and_warmed_up():
     assert trainer().fit(X, Y, linear).learning_rates == pytest.approx([0.4 * 4 / 8, 0.4, 0.4])
     root = config(batch_size=8, lr_scaling="sqrt", base_batch_size=4)
     assert trainer().fit(X, Y, root).learning_rates == pytest.approx([0.2, 0.2])
-    with pytest.raises(ConfigError, match="base_batch_size=4 changes nothing with lr_scaling='none'"):
+    with pytest.raises(ConfigError, match="base_batch_size=4 .*lr_scaling='none'"):
         trainer().prepare(X, Y, config=config(base_batch_size=4))
-    with pytest.raises(ConfigError, match="needs base_batch_size"):
+    with pytest.raises(ConfigError, match="lr_scaling = 'linear' .*base_batch_size"):
         config(lr_scaling="linear")
 
 
@@ -220,7 +220,7 @@ def test_predict_keeps_the_shape_of_what_the_model_returns():
 
 
 def test_a_model_that_returns_no_loss_says_what_is_missing():
-    with pytest.raises(DataError, match="expected a dict with the key 'loss', because no loss function"):
+    with pytest.raises(DataError, match=r"float32\[4, 3\].*'loss'"):
         DistributedTrainer(mlp(), None, cx.AdamOptimizer()).fit(X, Y, config())
 
 

@@ -96,7 +96,7 @@ def test_an_older_run_s_checkpoint_of_that_name_is_replaced(tmp_path):
 
 
 def test_a_checkpoint_that_is_not_there_not_ours_or_not_writable_is_said(tmp_path):
-    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+    with pytest.raises(CheckpointError, match="nothing"):
         trainer().load_checkpoint(str(tmp_path / "nothing"))
     one = trainer()
     one.fit(X, Y, config(epochs=1))
@@ -104,11 +104,11 @@ def test_a_checkpoint_that_is_not_there_not_ours_or_not_writable_is_said(tmp_pat
     with pytest.raises(CheckpointError):
         trainer(Line(), cx.MSELoss()).load_checkpoint(str(tmp_path / "a"))
     sgd = DistributedTrainer(mlp(), cx.CrossEntropyLoss(), cx.MomentumOptimizer(0.1))
-    with pytest.raises(CheckpointError, match="is wanted but not stored"):
+    with pytest.raises(CheckpointError, match="'SGDOptimizer'.* 'MomentumOptimizer'.*trace/0_linear"):
         sgd.load_checkpoint(str(tmp_path / "a"))
     sgd.fit(X, Y, config(epochs=1))
     sgd.save_checkpoint(str(tmp_path / "momentum"))
-    with pytest.raises(CheckpointError, match="is stored but not wanted"):
+    with pytest.raises(CheckpointError, match="'MomentumOptimizer'.* 'SGDOptimizer'.*trace/0_linear"):
         trainer().load_checkpoint(str(tmp_path / "momentum"))
     (tmp_path / "file").write_text("no folder")
     with pytest.raises((CheckpointError, OSError)):
@@ -199,5 +199,5 @@ class iter_of:
 
 def test_a_loader_s_batch_size_and_another_global_one_are_refused():
     wanted = config(batch_size=None, global_batch_size=32)
-    with pytest.raises(ConfigError, match="global_batch_size=32, but the loader's batch_size=8 makes 8"):
+    with pytest.raises(ConfigError, match="global_batch_size=32.*batch_size=8"):
         trainer().fit(cx.data.DataLoader((X, Y), 8), wanted)
