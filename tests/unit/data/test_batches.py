@@ -175,7 +175,7 @@ def test_few_rows_are_gathered_together_and_large_ones_alone():
 def test_drop_last_takes_whole_global_batches():
     plan = BatchPlan(29, 2, 3, drop_last=True)
     assert (plan.num_steps, plan.num_used, plan.total(3)) == (4, 24, 6)
-    with pytest.raises(DataError, match="5 samples are fewer than one global batch of 6"):
+    with pytest.raises(DataError, match="drop_last=True .*5 samples .*6"):
         BatchPlan(5, 2, 3, drop_last=True)
 
 
@@ -186,20 +186,18 @@ def test_zero_is_refused_by_name(field):
 
 
 def test_a_step_after_the_last_is_refused():
-    with pytest.raises(IndexError, match="step 2 of an epoch of 2 steps"):
+    with pytest.raises(IndexError, match="step 2 .*2 steps"):
         BatchPlan(8, 4).places(2, range(1))
 
 
 def test_sizes_that_differ_are_refused():
-    with pytest.raises(DataError, match="dataset of 4, order of 5, plan of 5"):
+    with pytest.raises(DataError, match="dataset .*4.* order .*5.* plan .*5"):
         next(iterate(index_dataset(4), Order(5), BatchPlan(5, 2), range(1)))
 
 
 def test_global_batch_size_divides_or_names_the_nearest():
     assert batch_size_from_global(96, num_replicas=4, accumulation=2) == 12
-    with pytest.raises(
-        ConfigError, match=r"100 does not divide by 4 replicas x 2 .* = 8. HINT: use 96 or 104"
-    ):
+    with pytest.raises(ConfigError, match="global_batch_size=100 .*4 replicas x 2 .* 8.* 96 .*104"):
         batch_size_from_global(100, num_replicas=4, accumulation=2)
     with pytest.raises(ConfigError, match="HINT: use 8"):
         batch_size_from_global(3, num_replicas=8)
@@ -209,11 +207,11 @@ def test_global_batch_size_divides_or_names_the_nearest():
 
 @pytest.mark.parametrize("sizes", [{"batch_size": 10**20}, {"batch_size": 2**23, "accumulation": 3}])
 def test_a_step_too_large_to_count_is_refused(sizes):
-    with pytest.raises(ConfigError, match=r"is more than 16,777,216\. HINT: use a smaller batch_size"):
+    with pytest.raises(ConfigError, match="16,777,216.* batch_size"):
         BatchPlan(100, **sizes)
     assert BatchPlan(100, batch_size=2**24).num_steps == 1
 
 
 def test_nothing_to_predict_is_said():
-    with pytest.raises(DataError, match="nothing to predict: 0 samples"):
+    with pytest.raises(DataError, match="0 samples"):
         predict_all(None, None, build_mesh(jax.devices()[:1]), source_of([np.zeros((0, 3), np.float32)]), 4)

@@ -72,7 +72,7 @@ def test_text_predicts_the_next_character():
     vocabulary = splits.info.vocabulary
     assert len(vocabulary) == splits.info.num_classes > inputs.max()
     assert "assert" in decode(inputs, vocabulary)  # the first help topic is the assert statement
-    with pytest.raises(DataError, match="'€' at 1 is not in the vocabulary"):
+    with pytest.raises(DataError, match="'€' .*1 .*2"):
         encode("a€", "ab")
     with pytest.raises(ConfigError, match="sequence_length=0"):
         load_dataset("text", sequence_length=0)
@@ -82,22 +82,22 @@ def test_a_text_of_ones_own(tmp_path):
     (tmp_path / "poem.txt").write_text("abcab" * 40, encoding="utf-8")
     splits = load_dataset("text", tmp_path / "poem.txt", sequence_length=4)
     assert (splits.info.vocabulary, len(splits.train)) == ("abc", (160 - 1) // 4)
-    with pytest.raises(ConfigError, match="sequence_length=64 with a stretch of 20"):
+    with pytest.raises(ConfigError, match="sequence_length=64 .*20"):
         load_dataset("text", tmp_path / "poem.txt")
 
 
 def test_unknown_names_and_options_are_answered_with_the_nearest():
-    with pytest.raises(ConfigError, match="unknown data set 'digit'. HINT: Did you mean 'digits'"):
+    with pytest.raises(ConfigError, match="'digit'.* 'digits'"):
         load_dataset("digit")
-    with pytest.raises(ConfigError, match="no option 'val_fractoin'. HINT: Did you mean 'val_fraction'"):
+    with pytest.raises(ConfigError, match="'digits' .*'val_fractoin'.* 'val_fraction'"):
         load_dataset("digits", val_fractoin=0.1)
-    with pytest.raises(ConfigError, match="'mnist' is read from files. HINT: set root"):
+    with pytest.raises(ConfigError, match="'mnist' .*root"):
         load_dataset("mnist")
-    with pytest.raises(ConfigError, match="'wine' is not read from files"):
+    with pytest.raises(ConfigError, match="'wine' .*root=somewhere"):
         load_dataset("wine", "somewhere")
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match=r"root=nowhere\.csv"):
         load_dataset("csv", "nowhere.csv")
-    with pytest.raises(ConfigError, match="split fractions"):
+    with pytest.raises(ConfigError, match=r"\(0\.0, 0\.5, 0\.5\)"):
         load_dataset("wine", val_fraction=0.5, test_fraction=0.5)
     assert "digits" in names()
 
@@ -112,7 +112,7 @@ def test_digits_are_those_of_the_library_which_is_not_loaded(monkeypatch):
 def test_without_scikit_learn_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(bundled, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ConfigError, match=r"pip install 'cyxjax\[digits\]'"):
+    with pytest.raises(ConfigError, match=r"load_digits .*'cyxjax\[digits\]'"):
         load_dataset("digits")
 
 
@@ -149,27 +149,27 @@ def test_mnist(mnist_folder):
 
 
 def test_mnist_and_fashion_mnist_side_by_side_are_told_apart(mnist_folder):
-    with pytest.raises(DataError, match="no file train-images"):
+    with pytest.raises(DataError, match="train-images-idx3-ubyte"):
         load_dataset("fashion_mnist", mnist_folder)
     (mnist_folder / "MNIST").rename(mnist_folder / "FashionMNIST")
     assert load_dataset("fashion_mnist", mnist_folder).info.name == "fashion_mnist"
-    with pytest.raises(DataError, match="no file train-images"):
+    with pytest.raises(DataError, match="train-images-idx3-ubyte"):
         load_dataset("mnist", mnist_folder)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\x00\x00\x08", "magic bytes 000008"),
-        (b"PK\x03\x04" + bytes(50), "magic bytes 504b0304"),
-        (b"\x00\x00\x07\x03" + bytes(50), "type code 0x07"),
-        (b"\x00\x00\x08\x01" + bytes(50), "1 dimensions; expected 3"),
+        (b"\x00\x00\x08", ".*000008"),
+        (b"PK\x03\x04" + bytes(50), ".*504b0304"),
+        (b"\x00\x00\x07\x03" + bytes(50), ".*0x07"),
+        (b"\x00\x00\x08\x01" + bytes(50), "1 .*3"),
         (
             struct.pack(">HBB3I", 0, 8, 3, 5, 28, 28) + bytes(100),
-            r"116 bytes; shape \(5, 28, 28\).*needs 3936",
+            r"116 .*\(5, 28, 28\).*3936",
         ),
-        (struct.pack(">HBB3I", 0, 8, 3, *[2**32 - 1] * 3), ".*needs 7922816"),
-        (b"\x1f\x8b" + bytes(20), "cannot be read"),
+        (struct.pack(">HBB3I", 0, 8, 3, *[2**32 - 1] * 3), ".*7922816"),
+        (b"\x1f\x8b" + bytes(20), ".*compression"),
     ],
 )
 def test_a_damaged_idx_file_is_named_with_its_field(mnist_folder, content, message):
@@ -182,10 +182,10 @@ def test_a_damaged_idx_file_is_named_with_its_field(mnist_folder, content, messa
 def test_missing_and_mismatched_mnist_files_are_named(mnist_folder):
     folder = mnist_folder / "MNIST" / "raw"
     write_idx(folder / "t10k-labels-idx1-ubyte", np.zeros(19, np.uint8), 0x08, zipped=False)
-    with pytest.raises(DataError, match="20 t10k images and 19 labels"):
+    with pytest.raises(DataError, match="20 .*19 labels"):
         load_dataset("mnist", mnist_folder)
     (folder / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(DataError, match="no file t10k-labels-idx1-ubyte"):
+    with pytest.raises(DataError, match="t10k-labels-idx1-ubyte"):
         load_dataset("mnist", mnist_folder)
 
 
@@ -206,10 +206,10 @@ def test_cifar10(tmp_path):
     # planes in the file, channels last here: red 1, green 0.2, blue the label / 255
     assert np.allclose(inputs[0, 5, 7], [1, 0.2, targets[0] / 255])
     (tmp_path / "data_batch_3.bin").write_bytes(bytes(3000))
-    with pytest.raises(DataError, match=r"data_batch_3.bin: 3000 bytes; expected a multiple of 3073"):
+    with pytest.raises(DataError, match=r"data_batch_3\.bin: 3000 .*3073"):
         load_dataset("cifar10", tmp_path)
     (tmp_path / "data_batch_3.bin").write_bytes(bytes(3073) + b"\x0b" + bytes(3072))
-    with pytest.raises(DataError, match=r"data_batch_3.bin: label 11 in record 1"):
+    with pytest.raises(DataError, match=r"data_batch_3\.bin: label 11 .*1"):
         load_dataset("cifar10", tmp_path)
 
 
@@ -231,17 +231,17 @@ def test_npz(tmp_path):
     assert (splits.info.task, splits.info.num_classes, len(splits.test)) == ("regression", 1, 7)
     assert take_all(splits.test)[1].shape == (7, 1)
     np.savez(path, x_train=X)
-    with pytest.raises(DataError, match="no array 'y_train'; it holds x_train"):
+    with pytest.raises(DataError, match=r"data\.npz: .*'y_train'.* x_train"):
         load_dataset("npz", path)
 
 
 def test_pickled_and_broken_archives_are_refused(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, x=np.array([print], dtype=object), y=Y)
-    with pytest.raises(DataError, match=r"data.npz: array 'x' cannot be read"):
+    with pytest.raises(DataError, match=r"data\.npz: .*'x'"):
         load_dataset("npz", path)
     np.savez(path, x=X, y=Y - 1)
-    with pytest.raises(DataError, match=r"data.npz: label -1 in row 0"):
+    with pytest.raises(DataError, match=r"data\.npz: label -1 .*row 0"):
         load_dataset("npz", path)
     np.savez(path, x=X, y=Y)
     path.write_bytes(path.read_bytes()[:-40])
@@ -272,7 +272,7 @@ def test_csv(tmp_path):
     assert np.array_equal(inputs[:, 0] % 3, targets)
     assert np.array_equal(inputs[:, 1] * 2, inputs[:, 0])
     path.write_text("a,price\n" + "".join(f"{i},{10 * i}\n" for i in range(30)))
-    with pytest.raises(DataError, match="30 samples of 30 classes are too few.*make the task a regression"):
+    with pytest.raises(DataError, match="30 samples .*30 classes .*3 splits.*regression"):
         load_dataset("csv", path)
     priced = load_dataset("csv", path, task="regression")
     assert np.array_equal(take_all(priced.val)[1][:, 0], take_all(priced.val)[0][:, 0] * 10)
@@ -281,19 +281,19 @@ def test_csv(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a,b\n1,2\n1,x\n", None),
-        ("a,b\n1,2\nx,3\n", r"row 3, column 'a': 'x' is not a number"),
-        ("a,b\n1,2\n,3\n", r"row 3, column 'a': '' is not a number"),
-        ("a,b\n1,2\n3\n", r"row 3: 1 values; the header has 2"),
-        ("a,b\n", r"0 rows of 2 columns"),
-        ("", r"0 rows of 0 columns"),
-        ("a,c\n1,2\n", r"no column 'b'. HINT"),
+        ("a,b\n1,2\n1,x\n", "2 samples .*2 classes .*3 splits"),
+        ("a,b\n1,2\nx,3\n", r"t\.csv\W+row 3, column 'a': 'x'"),
+        ("a,b\n1,2\n,3\n", r"t\.csv\W+row 3, column 'a': ''"),
+        ("a,b\n1,2\n3\n", r"t\.csv\W+row 3: 1 .*2"),
+        ("a,b\n", "0 rows .*2 columns"),
+        ("", "0 rows .*0 columns"),
+        ("a,c\n1,2\n", r"t\.csv: .*'b'"),
     ],
 )
 def test_a_bad_csv_names_row_and_column(tmp_path, content, message):
     path = tmp_path / "t.csv"
     path.write_text(content)
-    with pytest.raises(DataError, match=message or "too few"):
+    with pytest.raises(DataError, match=message):
         load_dataset("csv", path, target="b")
 
 
@@ -311,11 +311,11 @@ def test_image_folder(tmp_path):
     grey = load_dataset("image_folder", tmp_path, image_size=8, grey=True, num_workers=0)
     assert take_all(grey.val)[0].shape == (2, 8, 8, 1)
     (tmp_path / "cat" / "0.png").write_bytes(b"not an image")
-    with pytest.raises(DataError, match=r"cannot identify image file .*cat/0.png"):
+    with pytest.raises(DataError, match=r"cat/0\.png"):
         [take_all(part) for part in load_dataset("image_folder", tmp_path)[:3]]
 
 
 def test_without_pillow_it_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(ConfigError, match="pip install pillow"):
+    with pytest.raises(ConfigError, match="PIL.* pillow"):
         load_dataset("image_folder", tmp_path)

@@ -34,10 +34,10 @@ def test_a_mixture_holds_its_shares_everywhere():
 
 def test_a_mixture_that_is_none_is_refused():
     for weights in ([1], [1, 0], [1, -1]):
-        with pytest.raises(ConfigError, match="expected a positive one for each"):
+        with pytest.raises(ConfigError, match=r"weights \[1"):
             Mixture([numbered(0, 3), numbered(0, 3)], weights)
     unlike = Mixture([numbered(0, 3), (np.ones((3, 2), np.float32), np.arange(3))], [1, 1])
-    with pytest.raises(DataError, match="samples of unlike form"):
+    with pytest.raises(DataError, match=r"float32\[1\] .*float32\[2\]"):
         unlike.take(np.arange(6))
 
 
@@ -80,14 +80,14 @@ def test_shards_are_one_data_set(shards):
 
 
 def test_what_is_no_shard_is_refused(shards):
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match=r"val-\*\.tar"):
         TarShards(str(shards / "val-*.tar"))
-    with pytest.raises(DataError, match=r"train-0.tar: sample 'a/000' has no 'jpg'. HINT: "):
+    with pytest.raises(DataError, match=r"train-0\.tar: .*'a/000' .*'jpg'"):
         TarShards(shards / "train-0.tar")
     shard(shards / "odd.tar", {"1.npy": b"junk", "1.cls": b"x", "1.bin": b""})
-    with pytest.raises(ConfigError, match="member 'bin': no decoder"):
+    with pytest.raises(ConfigError, match="'bin'.*decode="):
         TarShards(shards / "odd.tar", "bin")
-    with pytest.raises(DataError, match="a 'npy' cannot be read"):
+    with pytest.raises(DataError, match=r"odd\.tar: .*'npy'"):
         TarShards(shards / "odd.tar", "npy")[0]
     with tarfile.open(shards / "z.tar.gz", "w:gz"):
         pass

@@ -60,15 +60,15 @@ def test_a_folder_of_parts_lists_and_quantities(parquet, tmp_path):
 
 def test_what_a_parquet_file_cannot_be_is_said(parquet, tmp_path):
     holed = written(parquet, tmp_path / "h.parquet", a=[1.0, None, 3.0], label=[0, 1, 0])
-    with pytest.raises(DataError, match="column 'a' has no value in 1 rows, the first is 1"):
+    with pytest.raises(DataError, match=r"h\.parquet: .*'a' .*1 rows.* 1\b"):
         cx.data.load_dataset("parquet", holed)
     ragged = written(parquet, tmp_path / "r.parquet", a=[[1], [1, 2]], label=[0, 1])
-    with pytest.raises(DataError, match="lists of column 'a' have 1 to 2 values"):
+    with pytest.raises(DataError, match=r"r\.parquet: .*'a' .*1 .*2"):
         cx.data.load_dataset("parquet", ragged)
-    with pytest.raises(ConfigError, match="no column 'labels'"):
+    with pytest.raises(ConfigError, match="'labels'.* 'label'"):
         cx.data.load_dataset("parquet", ragged, target="labels")
     (tmp_path / "x.parquet").write_bytes(b"no parquet")
-    with pytest.raises(DataError, match="cannot be read as Parquet"):
+    with pytest.raises(DataError, match=r"x\.parquet: "):
         cx.data.load_dataset("parquet", tmp_path / "x.parquet")
 
 
@@ -79,7 +79,7 @@ def test_a_library_that_is_not_there_is_named_with_its_extra(monkeypatch, tmp_pa
         ("array_record.python.array_record_data_source", "array_record", "grain"),
     ):
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ConfigError, match=rf"pip install 'cyxjax\[{extra}\]'"):
+        with pytest.raises(ConfigError, match=rf"'cyxjax\[{extra}\]'"):
             cx.data.load_dataset(name, tmp_path)
 
 
@@ -131,5 +131,5 @@ def test_a_text_by_a_tokenizer_of_its_own(tmp_path):
     assert after[0].tolist()[:3] == first[0].tolist()[1:]
     assert splits.info.num_classes == made.get_vocab_size()
     (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(DataError, match="bad.json: no tokenizer"):
+    with pytest.raises(DataError, match=r"bad\.json: "):
         cx.data.load_dataset("text", tmp_path / "a.txt", tokenizer=str(tmp_path / "bad.json"))

@@ -34,7 +34,7 @@ def test_threads_gather_the_rows_that_indexing_gives(all_is_large, array, indice
 
 @pytest.mark.parametrize("place", [40, -41])
 def test_a_row_that_is_not_there_is_refused_by_threads_too(all_is_large, place):
-    with pytest.raises(IndexError, match="of an array of 40"):
+    with pytest.raises(IndexError, match="rows .* 40$"):
         gather.rows(ARRAY, np.array([0, place]))
 
 

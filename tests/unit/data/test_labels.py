@@ -37,12 +37,12 @@ class Items:
 
 @pytest.mark.parametrize("wrong", [-1, 3, WRAPS])
 def test_a_label_is_refused_in_arrays_in_a_part_of_them_and_item_by_item(wrong):
-    said = f"data: sample 17 has label {wrong}, but the model has 3 outputs"
+    said = f"data: sample 17 .*label {wrong}.* 3 outputs"
     with pytest.raises(DataError, match=said):
         check_labels(ArrayDataset(X, labels(wrong)), OUTPUT, TARGET, "data")
     part = Subset(ArrayDataset(X, labels(wrong)), np.arange(10, 40))
     assert watched(part) is part
-    with pytest.raises(DataError, match="sample 7 has label"):
+    with pytest.raises(DataError, match=f"sample 7 .*label {wrong}"):
         check_labels(part, OUTPUT, TARGET, "data")
     items = watched(as_dataset(Items(wrong)))
     assert isinstance(items, WatchedDataset)
@@ -64,7 +64,7 @@ def test_what_is_no_label_is_left_alone():
 def test_a_fit_refuses_it(kind, wrong):
     data = (Items(wrong), Items(0)) if kind == "items" else (X, labels(wrong))
     split = 0.25 if kind == "held out" else 0.0
-    with pytest.raises(DataError, match=rf"has label {wrong}, but the model has 3 outputs"):
+    with pytest.raises(DataError, match=rf"sample \d+ .*label {wrong}.* 3 outputs"):
         trainer().fit(*data, config(validation_split=split))
 
 
@@ -78,7 +78,7 @@ def test_a_loader_that_is_asked_for_batches_is_refused_by_value_and_row():
         def __iter__(self):
             return iter(batches)
 
-    with pytest.raises(DataError, match=f"batch 1: sample 2 has label {WRAPS}"):
+    with pytest.raises(DataError, match=f"batch 1: sample 2 .*label {WRAPS}"):
         trainer().fit(Loader(), None, config(epochs=1))
 
 
@@ -87,7 +87,7 @@ def test_values_that_jax_would_cut_are_refused_before_they_reach_a_device():
     for dtype, value in ((np.int64, 2**31), (np.int64, -(2**31) - 1), (np.uint64, 2**32)):
         rows = np.zeros((4, 3), dtype)
         rows[2, 1] = value
-        with pytest.raises(WrappingError, match=f"row 2: {value} does not fit"):
+        with pytest.raises(WrappingError, match=f"row 2: {value} .*int32"):
             put_rows(mesh, {"tokens": rows})
     largest = np.full(4, 2**31 - 1)
     assert np.asarray(put_rows(mesh, largest)).tolist() == largest.tolist()
@@ -101,7 +101,7 @@ def test_a_label_in_a_file_is_refused_with_its_row(tmp_path, name):
         np.savez(path, x=X, y=found)
     else:
         path.write_text("a,label\n" + "".join(f"0.5,{label}\n" for label in found))
-    with pytest.raises(DataError, match=f"label {WRAPS} in row 17; expected at most {2**31 - 1}"):
+    with pytest.raises(DataError, match=f"label {WRAPS} .*row 17.* {2**31 - 1}"):
         load_dataset(name, path)
 
 

@@ -70,7 +70,7 @@ def test_the_loop_of_the_guides():
 def test_forgetting_set_epoch_is_warned_once_in_the_loop():
     loader = DataLoader((X, Y), batch_size=4, sampler=DistributedSampler(10, 2, 0))
     labels(loader)
-    with pytest.warns(UserWarning, match="set_epoch was never called"):
+    with pytest.warns(UserWarning, match="set_epoch"):
         labels(loader)
     labels(loader)
 
@@ -81,7 +81,7 @@ def test_forgetting_set_epoch_of_another_librarys_sampler_is_warned_once():
 
     loader = DataLoader((X, Y), sampler=Theirs([1, 2]))
     labels(loader)
-    with pytest.warns(UserWarning, match="Theirs is still at epoch 0"):
+    with pytest.warns(UserWarning, match="Theirs .*epoch 0"):
         labels(loader)
     assert labels(loader) == [[1], [2]]
 
@@ -114,9 +114,9 @@ def test_waiting_is_added_up():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ConfigError, match="the sampler decides the order"):
+    with pytest.raises(ConfigError, match="sampler=.*shuffle=True"):
         DataLoader((X, Y), sampler=DistributedSampler(10, 2, 0), shuffle=True)
-    with pytest.raises(DataError, match="a sampler over 9 samples for a dataset of 10"):
+    with pytest.raises(DataError, match="sampler .*9 .*10"):
         DataLoader((X, Y), sampler=DistributedSampler(9, 2, 0))
     with pytest.raises(ConfigError, match="batch_size=0"):
         DataLoader((X, Y), batch_size=0)

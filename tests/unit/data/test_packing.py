@@ -22,7 +22,7 @@ def test_texts_share_rows():
 def test_every_pair_stands_once(texts, length):
     pairs = sorted((a, b) for text in texts for a, b in zip(text, text[1:], strict=False))
     if not pairs:
-        with pytest.raises(DataError, match="no text of two tokens"):
+        with pytest.raises(DataError, match="tokenizer"):
             pack(texts, length)
         return
     packed = pack(texts, length)
@@ -40,7 +40,7 @@ def test_every_pair_stands_once(texts, length):
     [
         ([[1, 2]], 0, ConfigError, "length=0"),
         ([[1.5, 2.0]], 4, DataError, r"text 0 is float64\[2\]"),
-        ([[1, 2], "ab"], 4, DataError, "text 1 is"),
+        ([[1, 2], "ab"], 4, DataError, "text 1 "),
         ([np.ones((2, 2), int)], 4, DataError, r"int64\[2, 2\]"),
     ],
 )

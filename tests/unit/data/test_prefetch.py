@@ -51,11 +51,11 @@ def test_an_error_comes_after_the_items_before_it_with_its_traceback(depth):
     def broken_source():
         yield 1
         yield 2
-        raise OSError("shard 3 is gone")
+        raise OSError("shard 3")
 
     with prefetch(broken_source(), depth) as items:
         assert [next(items), next(items)] == [1, 2]
-        with pytest.raises(OSError, match="shard 3 is gone") as caught:
+        with pytest.raises(OSError, match="shard 3") as caught:
             next(items)
         frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
         assert "broken_source" in frames
@@ -63,7 +63,7 @@ def test_an_error_comes_after_the_items_before_it_with_its_traceback(depth):
 
 
 def test_an_iterable_that_cannot_be_iterated_is_reported_to_the_consumer():
-    with prefetch(7, 2) as items, pytest.raises(TypeError, match="not iterable"):
+    with prefetch(7, 2) as items, pytest.raises(TypeError, match="'int'"):
         next(items)
 
 

@@ -174,7 +174,7 @@ def test_named_columns_are_chosen():
     inputs, targets = as_dataset(data, inputs=["a", "b"], targets="weight").take(WANTED)
     assert set(inputs) == {"a", "b"}
     assert targets.tolist() == [8, 0, 8]
-    with pytest.raises(DataError, match="no column 'labels'.*Did you mean 'label'"):
+    with pytest.raises(DataError, match="'labels'.* 'label'"):
         as_dataset(data, inputs="a", targets="labels")
 
 
@@ -228,35 +228,33 @@ def test_items_are_fetched_together_where_the_source_can():
 
 def test_items_that_do_not_stack_are_named():
     ragged = [(np.zeros(3), 0), (np.zeros(3), 1), (np.zeros(4), 2)]
-    with pytest.raises(
-        DataError, match=r"item 2 is ndarray of shape \(4,\); item 0 is ndarray of shape \(3,\)"
-    ):
+    with pytest.raises(DataError, match=r"item 2 .*\(4,\).* item 0 .*\(3,\)"):
         as_dataset(ragged).take(np.array([0, 1, 2]))
     mixed = [{"a": 1, "b": 2, "y": 0}, {"a": 1, "y": 0}]
-    with pytest.raises(DataError, match="item 1 is int of shape .*; item 0 is {.a.: .., .b.: ..}"):
+    with pytest.raises(DataError, match="item 1 .*int.* item 0 .*{.a.: .., .b.: ..}"):
         as_dataset(mixed).take(np.array([0, 1]))
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ((X, Y[:5]), "inputs has 6, targets has 5"),
-        ({"a": X, "b": X[:3], "y": Y}, r"inputs\['a'\] has 6, inputs\['b'\] has 3"),
+        ((X, Y[:5]), "inputs .*6.* targets .*5"),
+        ({"a": X, "b": X[:3], "y": Y}, r"inputs\['a'\] .*6.* inputs\['b'\] .*3"),
         ((X[:0], Y[:0]), "0 samples"),
         ([], "0 samples"),
-        ((), "an empty tuple"),
-        ({"label": Y}, "only 'label'"),
-        (np.array(3.0), "one number"),
-        ((X, [[1], [2, 3]]), "no array can be made"),
+        ((), r"tuple.*\(inputs, targets\)"),
+        ({"label": Y}, "'label'"),
+        (np.array(3.0), "inputs .*number"),
+        ((X, [[1], [2, 3]]), "shape.* samples"),
         ((list("abcdef"), Y), "'a'.*np.unique"),
         ((X, np.array(list("abcdef"))), "'a'.*np.unique"),
         ((X, np.array([*"abcde", None], object)), "'a'.*np.unique"),
         ((X, np.array([1, 2, 3, 4, 5, None], object)), "NoneType"),
         ((X, np.array(list("abcdef"), "S1")), "b'a'.*np.unique"),
         (iter([1, 2]), "as_batches"),
-        ({1, 2}, "set has no length and no index"),
-        (Stream(), "Stream has no length"),
-        (object(), "object is not a dataset"),
+        ({1, 2}, "^set .*as_batches"),
+        (Stream(), "^Stream .*as_batches"),
+        (object(), "^object .*__getitem__"),
         (Items(0), "0 samples"),
     ],
 )

@@ -31,7 +31,7 @@ def test_quantities_are_no_classes():
 
 
 def test_what_cannot_be_split_is_refused():
-    with pytest.raises(ConfigError, match="expected positive numbers that sum to 1"):
+    with pytest.raises(ConfigError, match=r"\(0\.5, 0\.6\)"):
         stratified_rows(np.arange(9) % 3, (0.5, 0.6), 0)
-    with pytest.raises(DataError, match="3 samples of 3 classes are too few for 2 splits"):
+    with pytest.raises(DataError, match="3 samples .*3 classes .*2 splits"):
         stratified_rows(np.arange(3), (0.9, 0.1), 0)

@@ -15,17 +15,21 @@ from cyxjax.errors import ConfigError, DataError
 CSV = b"a,b\n" + b"1,0.5\n2,1.5\n" * 20
 WORDS = b"a,b\n" + b"1,cat\n2,dog\n" * 20
 FILES = [
-    ("csv", CSV, {"task": "classification"}, "class labels must be whole numbers or words"),
-    ("csv", WORDS, {"task": "regression"}, "the target is words, such as 'cat'"),
-    ("csv", b"a,b\n\xff,1\n", {}, "save it as UTF-8 text"),
-    ("text", b"\xff\xfe" * 50, {}, "cannot be read as text .* give a UTF-8 text file"),
-    ("text", b"to be or not " * 50, {"val_fraction": 0.0}, "expected positive numbers with a sum below 1"),
-    ("npy", b"no array", {}, "not a readable .npy file"),
-    ("mnist", b"a file, no folder", {}, "no such folder. HINT: set root to where the data files are"),
+    ("csv", CSV, {"task": "classification"}, "given: .*set task .*regression"),
+    ("csv", WORDS, {"task": "regression"}, "given: .*'cat'.* classification"),
+    ("csv", b"a,b\n\xff,1\n", {}, "given: .*position 4.*UTF-8"),
+    ("text", b"\xff\xfe" * 50, {}, "given: .*position 0.*UTF-8"),
+    ("text", b"to be or not " * 50, {"val_fraction": 0.0}, r"val_fraction=0\.0, test_fraction=0\.1"),
+    ("npy", b"no array", {}, r"x\.npy: .*np\.save"),
+    ("mnist", b"a file, no folder", {}, "given: .*root"),
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "options", "said"), FILES, ids=[row[3][:20] for row in FILES])
+@pytest.mark.parametrize(
+    ("name", "content", "options", "said"),
+    FILES,
+    ids=range(len(FILES)),
+)
 def test_a_file_that_is_no_data_is_named(tmp_path, name, content, options, said):
     for file in ("x.npy", "y.npy", "given"):
         (tmp_path / file).write_bytes(content)
@@ -36,7 +40,7 @@ def test_a_file_that_is_no_data_is_named(tmp_path, name, content, options, said)
 
 def test_targets_that_are_no_numbers_are_refused(tmp_path):
     np.savez(tmp_path / "d.npz", x=np.ones((4, 2), np.float32), y=np.array(list("abcd")))
-    with pytest.raises(DataError, match=r"d.npz: targets of dtype <U1, shape \(4,\). HINT: save numbers"):
+    with pytest.raises(DataError, match=r"d\.npz: .*<U1.* \(4,\)"):
         load_dataset("npz", tmp_path / "d.npz")
 
 
@@ -48,10 +52,10 @@ def write_image(path):
 
 def test_a_folder_of_images_is_refused_by_what_it_lacks(tmp_path):
     pytest.importorskip("PIL.Image", reason="needs Pillow: pip install pillow")
-    with pytest.raises(DataError, match="no class folders. HINT"):
+    with pytest.raises(DataError, match=f"^{tmp_path}: "):
         load_dataset("image_folder", tmp_path)
     (tmp_path / "cat").mkdir()
-    with pytest.raises(DataError, match=r"no images. HINT: expected files such as .*cat/a.png"):
+    with pytest.raises(DataError, match=r"cat/a\.png"):
         load_dataset("image_folder", tmp_path)
 
 
@@ -63,19 +67,19 @@ def test_images_that_are_split_already_keep_their_parts_and_have_the_training_s_
     splits = load_dataset("image_folder", tmp_path, image_size=4)
     assert [len(part) for part in splits[:3]] == [6, 4, 2]
     write_image(tmp_path / "val" / "bird" / "0.png")
-    with pytest.raises(DataError, match="class 'bird' is not among the training classes. HINT"):
+    with pytest.raises(DataError, match="val: .*'bird'"):
         load_dataset("image_folder", tmp_path, image_size=4)
 
 
 def test_a_tar_without_samples_is_refused(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         archive.addfile(tarfile.TarInfo("README"), io.BytesIO())
-    with pytest.raises(DataError, match="a.tar: no member named such as 00017.jpg. HINT"):
+    with pytest.raises(DataError, match=r"a\.tar: .*\.jpg"):
         TarShards([tmp_path / "a.tar"])
 
 
 def test_what_a_loader_of_one_s_own_gives_is_asked_for_what_a_model_needs():
-    with pytest.raises(DataError, match="data set 'mine' gave a dict; expected cx.data.Splits.*HINT"):
+    with pytest.raises(DataError, match=r"'mine' .*dict.*cx\.data\.Splits"):
         as_splits("mine", {})
 
     class Items:
@@ -85,7 +89,7 @@ def test_what_a_loader_of_one_s_own_gives_is_asked_for_what_a_model_needs():
         def __getitem__(self, index):
             return np.float32([index]), np.int32(0)
 
-    with pytest.raises(DataError, match="does not say what a model needs to know of it. HINT"):
+    with pytest.raises(DataError, match=r"'mine' .*cx\.data\.DatasetInfo"):
         as_splits("mine", (Items(), Items(), Items()))
 
 
