@@ -1,4 +1,4 @@
-"""`cyxjax report RUN [RUN ...]`: a run as one page of HTML, or several beside each other."""
+"""`cyxjax report RUN [RUN ...]`: a run as one page of HTML, or several compared: named, or in a folder."""
 
 import json
 import os
@@ -13,18 +13,15 @@ from cyxjax.errors import EXIT_OK, ConfigError
 from cyxjax.observe.report import outcome, ranks
 from cyxjax.observe.report.facts import RunFacts, read_facts
 from cyxjax.observe.report.page import write
+from cyxjax.run_folder import RunFolder
 from cyxjax.train.reporting import audit_of
-
-_MOST_RUNS = 32
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the page and says where it lies. Raises: ConfigError for folders that hold no run."""
     given = _parser().parse_args(argv)
-    if len(given.runs) > _MOST_RUNS:
-        raise ConfigError(f"{len(given.runs)} runs are more than {_MOST_RUNS} on one page. HINT: name fewer.")
     path = given.output or (given.runs[0] / "report.html" if len(given.runs) == 1 else Path("report.html"))
-    facts = [_facts(run) for run in given.runs]
+    facts = [_facts(run) for folder in given.runs for run in _runs_in(folder)]
     if given.json:
         print(json.dumps([told(run) for run in facts]))
         return EXIT_OK
@@ -42,7 +39,9 @@ def _parser() -> Parser:
         description="Draws a run, or several compared, as one HTML file that opens offline.",
         example="cyxjax report runs/digits runs/digits-lr-0.01 --output compared.html",
     )
-    parser.add_argument("runs", type=existing_folder, nargs="+", metavar="RUN", help="a run folder")
+    parser.add_argument(
+        "runs", type=existing_folder, nargs="+", metavar="RUN", help="a run folder, or a folder of such"
+    )
     parser.add_argument("--json", action="store_true", help="print what came out instead of drawing it")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="default: report.html in RUN, of several: here"
@@ -68,9 +67,21 @@ def told(run: RunFacts) -> dict[str, Any]:
     }
 
 
-def _facts(root: Path) -> RunFacts:
-    run = open_run(Path(os.path.abspath(root)))
-    if not any(path.is_file() for path in (run.history, run.metrics, run.events, run.config)):
-        raise ConfigError(f"{root} holds no run. HINT: name the run_dir of an experiment.")
+def _runs_in(root: Path) -> list[RunFolder]:
+    """The run in `root`, or all below it. Raises: ConfigError without any."""
+    found = []
+    for folder, inner, _ in os.walk(os.path.abspath(root)):
+        run = RunFolder(Path(folder))
+        if any(path.is_file() for path in (run.history, run.metrics, run.events, run.config)):
+            found.append(open_run(run.root))
+            inner.clear()  # a run holds no others
+    if not found:
+        raise ConfigError(
+            f"{root} holds no run. HINT: name the run_dir of an experiment, or a folder of such."
+        )
+    return sorted(found, key=lambda run: run.root)
+
+
+def _facts(run: RunFolder) -> RunFacts:
     config = read_yaml(str(run.config)) if run.config.is_file() else {}
     return read_facts(run, config, TrainConfig().resolved(), audit_of(run))

@@ -1,7 +1,8 @@
 """A record: one line of what happened, `{"kind": "step", "step": 120, "loss": 0.31, ...}`.
 
 Keys people see: kind (step, epoch), epoch, batch, step, loss, accuracy, train_loss, train_accuracy,
-val_loss, val_accuracy, learning_rate, samples_per_second, seconds; others are passed on as they are. A value
+val_loss, val_accuracy, learning_rate, samples_per_second, seconds (of the epoch), total_time_seconds (of
+the run so far); others are passed on as they are. A value
 may be a picture, a text or a histogram (media.py), which trackers show and files leave out.
 """
 

@@ -176,11 +176,13 @@ def build_hooks(run: Run) -> list[Hook]:
     settings, history, rate = run.settings, run.session.history, run.program.learning_rate
     saves, early = _saving(run), _early_stopping(settings.watch)
     theirs, monitor = run.session.recipe.callbacks, run.watchable.of(settings.watch)
+    kept = HistoryHook(history, rate)
     hooks: list[Hook] = [
         *_black_box(run),  # first: it writes before another hook ends the run
-        HistoryHook(history, rate),  # before all that read the history
+        kept,  # before all that read the history
         RecordHook(
             *(run.console, run.sink, run.session.recipe.metrics, settings.course.log_every, rate),
+            total_seconds=kept.seconds,
             is_best=lambda: monitor.is_best(history),
         ),
         TerminateOnNaN(rollback.patience(settings.guard)),  # before what would take a NaN for a value

@@ -38,19 +38,25 @@ class Mark:
 
 
 def line_chart(
-    title: str, lines: Sequence[Line], marks: Sequence[Mark] = (), *, may_log: bool = False
+    title: str,
+    lines: Sequence[Line],
+    marks: Sequence[Mark] = (),
+    *,
+    may_log: bool = False,
+    axis: str = "step",
 ) -> str:
-    """A figure with its legend; "" where no line has a point. may_log: by powers of ten, if it spans many."""
+    """A figure with its legend; "" where no line has a point. may_log: by powers of ten, if it spans many.
+    axis: what x counts."""
     lines = [line for line in lines if line.points or line.broken]
     points = [point for line in lines for point in line.points]
     if not points:
         return ""
     area = _Area.around(points, may_log)
-    drawn = [_grid(area), *(_line(area, line) for line in lines), _values(area, lines)]
+    drawn = [_grid(area, axis), *(_line(area, line, axis) for line in lines), _values(area, lines, axis)]
     drawn += [_mark(area, mark) for mark in marks]  # last: what lies on top shows its title
     legend = "".join(_key(line) for line in lines)
     last = "; ".join(f"{line.label}: last {short(line.points[-1][1])}" for line in lines if line.points)
-    scale, told = " (log scale)" if area.log else "", text(f"{title} over steps. {last}")
+    scale, told = " (log scale)" if area.log else "", text(f"{title} by {axis}. {last}")
     svg = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{told}">{"".join(drawn)}</svg>'
     return f"<figure><figcaption><b>{text(title)}</b>{scale} {legend}</figcaption>{svg}</figure>"
 
@@ -116,7 +122,7 @@ class _Area:
         return self.left <= mark.step <= self.right
 
 
-def _grid(area: _Area) -> str:
+def _grid(area: _Area, axis: str) -> str:
     levels = powers(area.low, area.high) if area.log else ticks(area.low, area.high)
     if len(levels) < 2:
         levels = [area.low, area.high]
@@ -136,10 +142,10 @@ def _grid(area: _Area) -> str:
             f'<text x="{x:.1f}" y="{_HEIGHT - 22}" text-anchor="{anchor}">{short(place)}</text>'
         )
     middle = _LEFT + (_WIDTH - _LEFT - _RIGHT) / 2
-    return "".join(parts) + f'<text x="{middle}" y="{_HEIGHT - 4}" text-anchor="middle">step</text>'
+    return "".join(parts) + f'<text x="{middle}" y="{_HEIGHT - 4}" text-anchor="middle">{axis}</text>'
 
 
-def _line(area: _Area, line: Line) -> str:
+def _line(area: _Area, line: Line, axis: str) -> str:
     points, style = thinned(line.points), f"c{line.colour % NUM_COLOURS} line{' dashed' * line.dashed}"
     smooth = line.smooth and len(line.points) >= _SMOOTH_FROM
     drawn = [_path(area, points, style + " faint" * smooth)]
@@ -152,7 +158,7 @@ def _line(area: _Area, line: Line) -> str:
         x = area.x(min(max(step, area.left), area.right))
         drawn.append(
             f'<text class="bad" x="{x:.1f}" y="{_TOP + 10}" text-anchor="middle">&#10005;'
-            f"<title>{text(line.label)}: not finite at step {short(step)}</title></text>"
+            f"<title>{text(line.label)}: not finite at {axis} {short(step)}</title></text>"
         )
     return "".join(drawn)
 
@@ -164,7 +170,7 @@ def _path(area: _Area, points: Sequence[Point], style: str) -> str:
     return f'<polyline class="{style}" points="{places}"/>'
 
 
-def _values(area: _Area, lines: Sequence[Line]) -> str:
+def _values(area: _Area, lines: Sequence[Line], axis: str) -> str:
     """Columns that cover the plot, each with the values of its place as a title: shown under the pointer."""
     steps = sorted({x for line in lines for x, _ in line.points})
     steps = steps[:: -(-len(steps) // _MOST_COLUMNS)] if steps else []
@@ -177,7 +183,7 @@ def _values(area: _Area, lines: Sequence[Line]) -> str:
     for step, (left, right) in zip(steps, pairwise(edges), strict=False):
         near = {line.label: min(line.points, key=lambda p: abs(p[0] - step)) for line in lines if line.points}
         values = ", ".join(f"{label} {short(value)}" for label, (_, value) in near.items())
-        title = text(f"step {short(step)}: {values}")
+        title = text(f"{axis} {short(step)}: {values}")
         columns.append(
             f'<rect class="values" x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" '
             f'height="{_HEIGHT - _TOP - _BOTTOM}"><title>{title}</title></rect>'

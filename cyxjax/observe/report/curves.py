@@ -1,14 +1,17 @@
 """Numbers over steps, made few enough to draw: pure functions, and one value that gathers records."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 Point = tuple[float, float]
 _NOT_CURVES = {"step", "epoch", "batch", "goodput"}
 _MOST_NAMES = 64  # of curves: more is a mistake, or a page nobody reads
 _LARGEST = 1e300  # a value beyond counts as not finite: differences of such overflow
+EPOCHS, SECONDS = "epochs", "total_time_seconds"  # curves that say what step is where on another axis
 _MOST_POINTS = 400  # a plot is about so many pixels wide
 
 
@@ -22,6 +25,27 @@ class Curve(NamedTuple):
     def values(self) -> list[float]:
         return [y for _, y in self.points]
 
+    def moved(self, place: "Place") -> "Curve":
+        """The same values, each where `place` puts its step."""
+        points = [(place(step), value) for step, value in self.points]
+        return Curve([p for p in points if abs(p[0]) < _LARGEST], [place(step) for step in self.broken])
+
+
+Place = Callable[[float], float]
+"""step -> where it lies on an axis"""
+
+
+def place_of(scale: Curve) -> Place:
+    """Steps to `scale`'s values: from 0 at step 0, straight between its points and beyond the last."""
+    steps, values = zip((0.0, 0.0), *((step, value) for step, value in scale.points if step > 0), strict=True)
+    rate = (values[-1] - values[-2]) / (steps[-1] - steps[-2]) if len(steps) > 1 else 0.0
+
+    def place(step: float) -> float:
+        step = float(min(step, _LARGEST))
+        return float(np.interp(step, steps, values)) + max(step - steps[-1], 0.0) * rate
+
+    return place
+
 
 class CurveMaker:
     """Gathers records, `{"step": 120, "loss": 0.3}`, into a curve for each key."""
@@ -34,6 +58,8 @@ class CurveMaker:
         step = record.get("step")
         if step is None or not math.isfinite(step):
             return
+        if "train_loss" in record and "epoch" in record:  # of a whole epoch; they count from 0
+            self._found.setdefault(EPOCHS, {})[step] = record["epoch"] + 1
         for name in record.keys() - _NOT_CURVES:
             if name in self._found or len(self._found) < _MOST_NAMES:
                 self._found.setdefault(name, {})[step] = record[name]

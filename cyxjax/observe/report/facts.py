@@ -81,10 +81,10 @@ def read_facts(
     )
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested values as text by dotted key."""
+def flat(values: Any, prefix: str = "") -> dict[str, str]:
+    """Nested values as text by dotted key; nothing of what is no mapping."""
     found: dict[str, str] = {}
-    for key, value in values.items():
+    for key, value in values.items() if isinstance(values, Mapping) else ():
         if isinstance(value, Mapping) and value:
             found |= flat(value, f"{prefix}{key}.")
         else:
@@ -163,5 +163,8 @@ def _of_history(history: DistributedTrainingHistory) -> dict[str, Curve]:
     steps = history.num_steps / num_epochs if num_epochs else 0.0
     maker = CurveMaker()
     for row in history.rows():
-        maker.add({"step": (row.pop("epoch") + 1) * steps, **row})
+        known = {
+            k: v for k, v in row.items() if not (k.endswith("_accuracy") and math.isnan(v))
+        }  # it has none
+        maker.add({"step": (row["epoch"] + 1) * steps, **known})
     return maker.curves()

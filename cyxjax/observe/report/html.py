@@ -1,11 +1,15 @@
 """Text as HTML. Everything that comes from a file or a user goes through `text` on its way to the page."""
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, repeat
+from typing import Any
 
 from cyxjax.files import redact
 
 _LONGEST = 2000  # characters of one text from outside
+SORTABLE = 48  # columns by which a table can be sorted
+CHOICES = 3
 
 
 def text(value: object) -> str:
@@ -18,14 +22,45 @@ def text(value: object) -> str:
     return html.escape(redact(shown), quote=True)
 
 
-def table(head: Sequence[object], rows: Iterable[Sequence[object]], style: str = "") -> str:
-    """A table, wide ones scrolling by themselves; cells are text, or `Markup` as it is."""
+def table(
+    head: Sequence[object], rows: Iterable[Sequence[object]], style: str = "", of_rows: Iterable[str] = ()
+) -> str:
+    """A table, wide ones scrolling by themselves; cells are text or `Markup`. of_rows: the CSS of each."""
     top = "".join(f"<th>{_cell(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{_cell(c)}</td>" for c in row) + "</tr>" for row in rows)
+    body = "".join(
+        f'<tr style="{css}">' + "".join(f"<td>{_cell(c)}</td>" for c in row) + "</tr>"
+        for row, css in zip(rows, chain(of_rows, repeat("")), strict=False)
+    )
     return (
         f'<div class="wide"><table class="{style}"><thead><tr>{top}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def sortable(columns: Mapping[str, Sequence[tuple[object, Any]]]) -> str:
+    """A table that the reader sorts by one of its first `SORTABLE` columns, without a script.
+
+    Of each cell what it shows and what it is sorted by. At first rows have the order that they come in.
+    """
+    switches = "".join(f'<input type="radio" name="sort" id="sort-{i}">' for i in range(len(columns)))
+    head = [Markup(f'<label for="sort-{i}">{text(name)}</label>') for i, name in enumerate(columns)]
+    orders = [sorted(key for _, key in cells) for cells in columns.values()]
+    rows = list(zip(*columns.values(), strict=True))
+    places = ["".join(f"--o{i}:{orders[i].index(key)};" for i, (_, key) in enumerate(row)) for row in rows]
+    shown = table(head, [[cell for cell, _ in row] for row in rows], "numbers", places)
+    return f'<div class="sort" style="--n:{len(columns)}">{switches}{shown}</div>'
+
+
+def choice(label: str, parts: Mapping[str, str]) -> str:
+    """At most `CHOICES` parts of which the reader chooses one, at first the first; without a script."""
+    if len(parts) < 2:
+        return "".join(parts.values())
+    switches, shown = "", ""
+    for i, (name, inside) in enumerate(parts.items()):
+        switches += f'<input type="radio" name="choice" id="choice-{i}"{" checked" * (not i)}>'
+        switches += f'<label for="choice-{i}">{text(name)}</label>'
+        shown += f'<div class="choice-{i}">{inside}</div>'
+    return f'<div class="choice"><span>{text(label)}</span>{switches}{shown}</div>'
 
 
 class Markup(str):

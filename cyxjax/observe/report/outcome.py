@@ -44,6 +44,11 @@ def results(run: RunFacts) -> dict[str, float]:
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
+def spoken(name: str) -> str:
+    """A name of a record as the page says it: `best validation accuracy`."""
+    return name.replace("val_", "validation ").replace("train_", "training ")
+
+
 def by_class(name: str) -> bool:
     """Whether a number is one of the many that `per_class` gives: `recall_cat`, `last val_precision_3`."""
     return _OF_A_CLASS.search(name) is not None
@@ -75,8 +80,7 @@ def shown(run: RunFacts) -> str:
 
 
 def _tile(name: str, value: str) -> str:
-    spoken = name.replace("val_", "validation ").replace("train_", "training ")
-    return f'<div class="tile"><b>{text(value)}</b><span>{text(spoken)}</span></div>'
+    return f'<div class="tile"><b>{text(value)}</b><span>{text(spoken(name))}</span></div>'
 
 
 def _each(history) -> str:  # type: ignore[no-untyped-def]  # a DistributedTrainingHistory

@@ -1,16 +1,17 @@
 """The page itself: one run from its outcome down to its audit, or several beside each other."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from cyxjax.files import write_whole
 from cyxjax.observe.report import confusion, outcome, ranks, samples
 from cyxjax.observe.report.chart import NUM_COLOURS, Line, Mark, bar, line_chart
-from cyxjax.observe.report.curves import Curve, short
-from cyxjax.observe.report.facts import RunFacts
-from cyxjax.observe.report.html import Markup, more, said, section, table, text
+from cyxjax.observe.report.curves import EPOCHS, SECONDS, Curve, Place, place_of
+from cyxjax.observe.report.facts import RunFacts, flat, number
+from cyxjax.observe.report.html import Markup, choice, more, said, section, sortable, table, text
 from cyxjax.observe.report.style import CSS
 
 _NONE = Curve([])
@@ -32,6 +33,8 @@ _CAUSES = {  # of goodput.json, in an order that gives each the same colour on e
     "restore": "restore",
     "detect": "until a loss was noticed",
 }
+_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+_MOST_DRAWN = NUM_COLOURS  # of many runs, whose curves are shown
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # it never loads or runs anything
 
 
@@ -57,11 +60,11 @@ def _one(run: RunFacts) -> str:
     return "".join(
         (
             outcome.shown(run),
-            section("Curves", _plots(run), _epochs(run), name="curves"),
+            section("Curves", _legend(_marks(run)), _by_axis([run], _plots), name="curves"),
             section("Where the time went", _time(run), name="time"),
             section("Results by class", confusion.shown(run), name="predictions"),
             section("Test samples", samples.shown(run), name="samples"),
-            section("Ranks over time", ranks.shown(run), name="ranks"),
+            section("Starts and ranks", ranks.shown(run), name="ranks"),
             section("Configuration", _configuration(run), name="configuration"),
             section("Environment and fingerprint", _environment(run), name="environment"),
             section("Audit", _audit(run), name="audit"),
@@ -73,14 +76,48 @@ def _one(run: RunFacts) -> str:
 def _pairs(names: Iterable[str]) -> list[str]:
     """Quantities that have a training or validation curve, loss and accuracy first."""
     found = {name.removeprefix("train_").removeprefix("val_") for name in names}
-    own = (
-        found - set(_SINGLE) - {"seconds", "kind"} - {n for n in found if n.startswith(("seconds_", "test_"))}
-    )
+    own = found - {*_SINGLE, EPOCHS, SECONDS, "seconds", "kind"}
+    own -= {name for name in own if name.startswith(("seconds_", "test_"))}
     return sorted(own, key=lambda name: ({"loss": 0, "accuracy": 1}.get(name, 2), name))
 
 
-def _plots(run: RunFacts) -> str:
-    marks = _marks(run)
+class _Axis(NamedTuple):
+    name: str  # on the switch
+    unit: str  # beside the numbers
+    places: list[Place]  # of each run: where its steps lie
+
+
+def _axes(runs: Sequence[RunFacts]) -> list[_Axis]:
+    """Steps, and epochs and time where every run knows them."""
+    found = [_Axis("step", "step", [float] * len(runs))]
+    for name, key in (("epoch", EPOCHS), ("time", SECONDS)):
+        scales = [run.curves.get(key, _NONE) for run in runs]
+        if not all(scale.points for scale in scales):
+            continue
+        unit, size = name, 1.0
+        if key == SECONDS:
+            longest = max(scale.values[-1] for scale in scales)
+            unit, size = next((u, s) for u, s in _UNITS if longest >= 2 * s or s == 1)
+        scales = [Curve([(step, value / size) for step, value in scale.points]) for scale in scales]
+        found.append(_Axis(name, unit, [place_of(scale) for scale in scales]))
+    return found
+
+
+def _by_axis(runs: Sequence[RunFacts], draw: Callable[[Sequence[RunFacts], _Axis], str]) -> str:
+    """What `draw` makes of the curves over each axis, of which the reader chooses one."""
+    drawn = {}
+    for axis in _axes(runs):
+        placed = [
+            replace(run, curves={name: curve.moved(place) for name, curve in run.curves.items()})
+            for run, place in zip(runs, axis.places, strict=True)
+        ]
+        drawn[axis.name] = draw(placed, axis)
+    return choice("Over", drawn) if drawn["step"] else ""
+
+
+def _plots(runs: Sequence[RunFacts], axis: _Axis) -> str:
+    (run,), (place,) = runs, axis.places
+    marks = [replace(mark, step=place(mark.step)) for mark in _marks(run)]
     plots: list[str] = []
     of_classes: list[str] = []
     for name in _pairs(run.curves):
@@ -90,14 +127,13 @@ def _plots(run: RunFacts) -> str:
             Line(f"training {name}", steps.points, 0, broken=steps.broken),
             Line(f"validation {name}", val.points, 1, smooth=False, broken=val.broken),
         ]
-        drawn = line_chart(name, lines, marks, may_log=_may_log(name))
+        drawn = line_chart(name, lines, marks, may_log=_may_log(name), axis=axis.unit)
         (of_classes if outcome.by_class(name) else plots).append(drawn)
     for name, title in _SINGLE.items():
         curve = run.curves.get(name) or run.curves.get(f"train_{name}", _NONE)
         line = Line(name.replace("_", " "), curve.points, 2, broken=curve.broken, smooth=name not in _EXACT)
-        plots.append(line_chart(title, [line], marks, may_log=_may_log(name)))
-    drawn = _gathered(plots, of_classes)
-    return f"{_legend(marks)}{drawn}" if drawn else ""
+        plots.append(line_chart(title, [line], marks, may_log=_may_log(name), axis=axis.unit))
+    return _gathered(plots, of_classes)
 
 
 def _gathered(plots: Sequence[str], of_classes: Sequence[str]) -> str:
@@ -136,21 +172,6 @@ def _legend(marks: Sequence[Mark]) -> str:
     return said("; ".join(word for kind, word in words.items() if kind in kinds)) if kinds else ""
 
 
-def _epochs(run: RunFacts) -> str:
-    """Numbers by epoch, folded."""
-    names = [n for n in run.curves if n.startswith(("train_", "val_"))]
-    steps = sorted({step for name in names for step, _ in run.curves[name].points})
-    if not steps:
-        return ""
-    by_name = {name: dict(run.curves[name].points) for name in names}
-    kept = steps if len(steps) <= 200 else steps[:: -(-len(steps) // 200)]
-    rows = [
-        (f"{step:,.0f}", *(short(by_name[n][step]) if step in by_name[n] else "" for n in names))
-        for step in kept
-    ]
-    return more("Numbers by epoch", table(("step", *names), rows, "numbers"))
-
-
 def _time(run: RunFacts) -> str:
     order = [name for name in _CAUSES if name in run.seconds] and list(_CAUSES)
     order += sorted(set(run.seconds) - set(_CAUSES))
@@ -173,23 +194,10 @@ def _configuration(run: RunFacts) -> str:
 
 def _environment(run: RunFacts) -> str:
     start = run.last("start")
-    rows = [(name, value) for name, value in _flat(start.get("environment"))]
-    prints = [(name, value) for name, value in _flat(start.get("fingerprint"))]
+    rows, prints = (flat(start.get(name)).items() for name in ("environment", "fingerprint"))
     return (table(("environment", ""), rows) if rows else "") + (
         more("Fingerprint of code and data", table(("what", "digest"), prints)) if prints else ""
     )
-
-
-def _flat(values: object) -> list[tuple[str, str]]:
-    if not isinstance(values, dict):
-        return []
-    return [
-        (str(name), value if isinstance(value, str) else short_list(value)) for name, value in values.items()
-    ]
-
-
-def short_list(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _audit(run: RunFacts) -> str:
@@ -200,58 +208,78 @@ def _audit(run: RunFacts) -> str:
 
 
 def _several(runs: Sequence[RunFacts]) -> str:
-    runs = _named(runs)
-    found = [outcome.overall(run) for run in runs]
-    names = list(dict.fromkeys(name for one in found for name in one))
-    key = next(iter(names), "")
-    best_last = key.endswith("loss")
-    order = sorted(range(len(runs)), key=lambda i: _rank(found[i].get(key), best_last))
-    rows = [
-        (
-            Markup(
-                f'<span class="name"><i class="c{i % NUM_COLOURS} swatch"></i>{text(runs[i].name)}</span>'
-            ),
-            *(f"{found[i][n]:.4g}" if n in found[i] else "" for n in names),
-            f"{history.samples_per_second:,.0f}" if (history := runs[i].history) else "",
-            Markup(f'<span class="name sentence">{text(outcome.headline(runs[i]))}</span>'),
-        )
-        for i in order
-    ]
-    results = table(("run", *names, "samples/s", "how it ended"), rows, "numbers")
-    keys = [k for k in dict.fromkeys(k for run in runs for k in run.config) if _differs(runs, k)]
-    differing = table(
-        ("key", *(runs[i].name for i in order)),
-        ([k, *(runs[i].config.get(k, "-") for i in order)] for k in keys),
-    )
+    found = {run.folder: outcome.overall(run) for run in runs}
+    names = list(dict.fromkeys(name for one in found.values() for name in one))
+    first = next(iter(names), "")
+    runs = sorted(_named(runs), key=lambda run: _rank(found[run.folder].get(first), first))
+    drawn = runs[:_MOST_DRAWN]
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
+    words = [f"Sorted by {outcome.spoken(first)}, the best first.", "Choose a column to sort by it."]
+    of_best = f" Of the {len(drawn)} best." if len(drawn) < len(runs) else ""
     return "".join(
         (
             section(
-                "Results", said(f"Sorted by {key}, the best first.") if key else "", results, name="results"
-            ),
-            section("Curves", said("Dashed: validation."), _overlaid(runs), name="curves"),
-            section(
-                "What differs in their configuration",
-                differing if keys else said("Nothing."),
-                name="differing",
+                "Results", said(" ".join(words[not first :])), _results(runs, found, names), name="results"
             ),
             section(
-                "Where the time went", *(f"<h3>{text(r.name)}</h3>{_time(r)}" for r in runs if r.seconds)
+                "Curves",
+                said(f"Solid: training; dashed: validation.{of_best}"),
+                _by_axis(drawn, _overlaid),
+                name="curves",
             ),
             section(
-                "Audit", *(f"<h3>{text(r.name)}</h3>{_audit(r)}" for r in runs if r.audit.lines), name="audit"
+                "Where the time went",
+                *(f"<h3>{text(r.name)}</h3>{_time(r)}" for r in drawn if r.seconds),
+                name="time",
+            ),
+            section(
+                "Audit",
+                *(f"<h3>{text(r.name)}</h3>{_audit(r)}" for r in drawn if r.audit.lines),
+                name="audit",
             ),
             section("Not shown", *map(said, notes), name="notes"),
         )
     )
 
 
-def _rank(value: float | None, low_is_good: bool) -> tuple[bool, float]:
-    return value is None, (value or 0.0) * (1 if low_is_good else -1)
+def _results(runs: Sequence[RunFacts], found: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> str:
+    """A row for each run: its numbers, the keys of the configuration that differ, and how it ended."""
+    columns: dict[str, list[tuple[object, object]]] = {"run": []}  # each cell, and what it is sorted by
+    for i, run in enumerate(runs):
+        swatch = f'<i class="c{i} swatch"></i>' if i < _MOST_DRAWN else ""
+        columns["run"].append((Markup(f'<span class="name">{swatch}{text(run.name)}</span>'), run.name))
+    for name in (name for name in names if not name.startswith("last ")):
+        columns[outcome.spoken(name)] = _numbers(name, [found[run.folder].get(name) for run in runs])
+    for key in dict.fromkeys(key for run in runs for key in run.config):
+        texts = [run.config.get(key, "-") for run in runs]
+        if len(set(texts)) > 1 and key != "run_dir":
+            columns[key] = [(value, _ordered(value)) for value in texts]
+    for name in (name for name in names if name.startswith("last ")):
+        columns[outcome.spoken(name)] = _numbers(name, [found[run.folder].get(name) for run in runs])
+    speeds = [run.history.samples_per_second if run.history else None for run in runs]
+    columns["samples/s"] = _numbers("", speeds, ",.0f")
+    audits = {True: "passed", False: "FAILED", None: "-"}
+    columns["audit"] = [(audits[run.audit.good], audits[run.audit.good]) for run in runs]
+    lines = [outcome.headline(run) for run in runs]
+    columns["how it ended"] = [
+        (Markup(f'<span class="name sentence">{text(line)}</span>'), line) for line in lines
+    ]
+    return sortable(columns)
 
 
-def _differs(runs: Sequence[RunFacts], key: str) -> bool:
-    return len({run.config.get(key, "-") for run in runs}) > 1
+def _numbers(name: str, values: Sequence[float | None], form: str = ".4g") -> list[tuple[object, object]]:
+    return [("" if value is None else format(value, form), _rank(value, name)) for value in values]
+
+
+def _rank(value: float | None, name: str) -> tuple[bool, float]:
+    """The best first: the lowest loss, the highest of all else; what is missing last."""
+    return value is None, (value or 0.0) * (1 if name.endswith("loss") else -1)
+
+
+def _ordered(value: str) -> tuple[bool, float, str]:
+    """Numbers by size, before texts."""
+    size = number(value)
+    return size is None, size or 0.0, value
 
 
 def _named(runs: Sequence[RunFacts]) -> list[RunFacts]:
@@ -260,7 +288,7 @@ def _named(runs: Sequence[RunFacts]) -> list[RunFacts]:
     return [replace(run, name=run.folder) if names.count(run.name) > 1 else run for run in runs]
 
 
-def _overlaid(runs: Sequence[RunFacts]) -> str:
+def _overlaid(runs: Sequence[RunFacts], axis: _Axis) -> str:
     plots: list[str] = []
     of_classes: list[str] = []
     every = {name for run in runs for name in run.curves}
@@ -272,7 +300,7 @@ def _overlaid(runs: Sequence[RunFacts]) -> str:
             val = run.curves.get(f"val_{name}", _NONE)
             lines.append(Line(run.name, shown.points, i, broken=shown.broken))
             lines.append(Line(f"{run.name}, validation", val.points, i, True, False, val.broken))
-        drawn = line_chart(name, lines, may_log=_may_log(name))
+        drawn = line_chart(name, lines, may_log=_may_log(name), axis=axis.unit)
         (of_classes if outcome.by_class(name) else plots).append(drawn)
     for name, title in _SINGLE.items():
         curves = [run.curves.get(name) or run.curves.get(f"train_{name}", _NONE) for run in runs]
@@ -280,5 +308,5 @@ def _overlaid(runs: Sequence[RunFacts]) -> str:
             Line(r.name, c.points, i, broken=c.broken, smooth=name not in _EXACT)
             for i, (r, c) in enumerate(zip(runs, curves, strict=True))
         ]
-        plots.append(line_chart(title, lines, may_log=_may_log(name)))
+        plots.append(line_chart(title, lines, may_log=_may_log(name), axis=axis.unit))
     return _gathered(plots, of_classes)

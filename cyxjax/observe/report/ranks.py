@@ -1,14 +1,11 @@
-"""Who was there when, and who waited: a strip of ranks over time, from the events of a run."""
+"""The starts of a run and the ranks of the last one, from its events."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from cyxjax.observe.report.facts import RunFacts, number, whole
-from cyxjax.observe.report.html import Markup, table, text
-
-_MOST_ROWS = 64  # ranks drawn one by one
-_ROW = 14
+from cyxjax.observe.report.html import Markup, table
 
 
 class Stretch(NamedTuple):
@@ -45,40 +42,9 @@ def _stretch(events: Sequence[dict[str, Any]]) -> Stretch:
 
 
 def shown(run: RunFacts) -> str:
-    """The strip and a table of ranks; "" without events."""
+    """A row for each start and one for each rank of the last; "" without events."""
     found = stretches(run.events)
-    if not found:
-        return ""
-    return _strip(found) + _starts(found) + _table(found[-1])
-
-
-def _strip(found: Sequence[Stretch]) -> str:
-    rows = min(max(s.world_size for s in found), _MOST_ROWS)
-    first, stop = found[0].first_s, max(s.stop_s for s in found)
-    scale = 1000 / max(stop - first, 1e-9)
-    parts = []
-    for stretch in found:
-        x = (stretch.first_s - first) * scale
-        width = max((stretch.stop_s - stretch.first_s) * scale, 2)
-        many = stretch.world_size > rows
-        for row in range(1 if many else stretch.world_size):
-            height = rows * _ROW - 2 if many else _ROW - 2
-            colour = "c0" if stretch.ended else "c6"
-            label = _label(stretch, row, many)
-            parts.append(
-                f'<rect class="{colour} fill" x="{x:.1f}" y="{row * _ROW}" width="{width:.1f}" '
-                f'height="{height}"><title>{text(label)}</title></rect>'
-            )
-    return (
-        f'<svg viewBox="0 0 1002 {rows * _ROW}" preserveAspectRatio="none" style="height:{rows * _ROW}px" '
-        f'role="img" aria-label="ranks over time: {len(found)} starts">{"".join(parts)}</svg>'
-    )
-
-
-def _label(stretch: Stretch, row: int, many: bool) -> str:
-    who = f"{stretch.world_size} ranks" if many else f"rank {row}"
-    how = "" if stretch.ended else ", cut short"
-    return f"{who}: steps {stretch.start_step} to {stretch.stop_step}{how}"
+    return _starts(found) + _table(found[-1]) if found else ""
 
 
 def _starts(found: Sequence[Stretch]) -> str:

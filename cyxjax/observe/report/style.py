@@ -1,6 +1,15 @@
 """How the page looks: light and dark as the reader wants, one column on a phone, nothing folded in print."""
 
-CSS = """
+from cyxjax.observe.report.html import CHOICES, SORTABLE
+
+_SORT = "".join(
+    f"#sort-{i}:checked~.wide tbody tr{{order:var(--o{i})}}"
+    f"#sort-{i}:checked~.wide label[for=sort-{i}]{{color:var(--ink);text-decoration-thickness:2px}}"
+    f"#sort-{i}:focus-visible~.wide label[for=sort-{i}]{{outline:2px solid var(--c0)}}"
+    for i in range(SORTABLE)
+)
+_CHOICE = "".join(f"#choice-{i}:checked~.choice-{i}{{display:block}}" for i in range(CHOICES))
+_CSS = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--soft:#57606a;--rule:#d8dee4;--tile:#f6f8fa;
 --good:#1a7f37;--bad:#cf222e;--c0:#0969da;--c1:#bc4c00;--c2:#1a7f37;--c3:#8250df;--c4:#bf3989;--c5:#1b7c83;
 --c6:#9a6700;--c7:#6e7781;--c8:#cf222e;--c9:#0a3069}
@@ -52,6 +61,12 @@ background:color-mix(in srgb,var(--c) var(--share),transparent)}
 .samples figcaption{font-size:.8rem;color:var(--soft)}.samples figcaption.bad{color:var(--bad)}
 table.texts td{white-space:pre-wrap;font-family:ui-monospace,"DejaVu Sans Mono",monospace;font-size:.8rem;
 min-width:12em}
+.sort>input{position:absolute;opacity:0;pointer-events:none}
+.sort table{display:grid;grid-template-columns:repeat(var(--n),auto)}.sort thead,.sort tbody{display:contents}
+.sort tr{display:grid;grid-template-columns:subgrid;grid-column:1/-1}
+.sort label{cursor:pointer;text-decoration:underline dotted}
+.choice>div{display:none;margin-top:.6em}.choice>span{color:var(--soft)}
+.choice>input{margin:0 .3em 0 .9em}.choice label{cursor:pointer}
 details{margin:.8em 0}summary{cursor:pointer;color:var(--soft)}
 footer{margin-top:3em;color:var(--soft);font-size:.85rem}
 @media (max-width:600px){body{font-size:15px;padding:12px 12px 40px}svg text{font-size:21px}
@@ -61,3 +76,4 @@ body{max-width:none;font-size:11pt}
 section,figure,.tile,tr{break-inside:avoid}section{break-inside:auto}.wide{overflow:visible}
 details::details-content{content-visibility:visible;height:auto}.plots{grid-template-columns:1fr 1fr}}
 """
+CSS = _CSS + _SORT + _CHOICE

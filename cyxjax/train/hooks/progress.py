@@ -97,8 +97,12 @@ class HistoryHook(Hook):
     def on_end(self, moment: RunState, finished: bool) -> None:
         self._totals(moment.position)
 
+    def seconds(self) -> float:
+        """Of training so far, those of earlier processes of this run included."""
+        return self._before_s + time.monotonic() - self._started
+
     def _totals(self, position: Position) -> None:
-        seconds = self._before_s + time.monotonic() - self._started
+        seconds = self.seconds()
         self._history.total_time_seconds = seconds
         self._history.samples_per_second = self._samples / max(seconds, 1e-9)
         self._history.num_steps = position.step
@@ -114,9 +118,10 @@ class RecordHook(Hook):
         metrics: Metrics,
         every: int,
         learning_rate: Rate,
+        total_seconds: Callable[[], float],
         is_best: Callable[[], bool] = lambda: False,  # whether the newest value of what is monitored is
     ):
-        self._is_best = is_best
+        self._is_best, self._total_seconds = is_best, total_seconds
         self._console, self._sink, self._metrics = console, sink, metrics
         self._every, self._rate = every, learning_rate
         self._sums, self._since = np.zeros((metrics.num_training_rows, 2)), time.monotonic()
@@ -140,7 +145,7 @@ class RecordHook(Hook):
         }
         self._reset()
         self._console.step(record)
-        self._sink.log(record)
+        self._log(record)
 
     def on_epoch(self, info: EpochInfo) -> None:
         record = {
@@ -154,7 +159,7 @@ class RecordHook(Hook):
         self._reset()
         self._epoch_started = time.monotonic()
         self._console.epoch(record, bool(info.val) and self._is_best())
-        self._sink.log(record)
+        self._log(record)
 
     def on_evaluation(self, info: EpochInfo) -> None:
         record = {
@@ -164,7 +169,10 @@ class RecordHook(Hook):
             **{f"val_{name}": value for name, value in self._known(info.val).items()},
         }
         self._console.epoch(record)
-        self._sink.log(record)
+        self._log(record)
+
+    def _log(self, record: dict[str, Any]) -> None:
+        self._sink.log(record | {"total_time_seconds": self._total_seconds()})
 
     def _reset(self) -> None:
         self._sums, self._since = np.zeros((self._metrics.num_training_rows, 2)), time.monotonic()

@@ -17,8 +17,8 @@ from cyxjax.observe.media import png
 from cyxjax.observe.report import confusion, samples
 from cyxjax.observe.report.chart import NUM_COLOURS, Line, line_chart
 from cyxjax.observe.report.confusion import confusion_matrix
-from cyxjax.observe.report.curves import Curve, CurveMaker, powers, short, smoothed, thinned, ticks
-from cyxjax.observe.report.facts import Audit, RunFacts, flat, read_facts
+from cyxjax.observe.report.curves import Curve, CurveMaker, place_of, powers, short, smoothed, thinned, ticks
+from cyxjax.observe.report.facts import Audit, RunFacts, _of_history, flat, read_facts
 from cyxjax.observe.report.page import _CAUSES, page
 from cyxjax.observe.report.style import CSS
 from cyxjax.run_folder import RunFolder
@@ -105,7 +105,7 @@ def test_numbers_of_single_classes_are_folded_and_no_headline(tmp_path):
     told = {"loss": 0.5, "recall_cat": 0.125, "top_2": 0.75}
     folder.events.write_text(json.dumps({"event": "test", "at_unix_s": 1.0, "metrics": told}) + "\n")
     facts = read(folder)
-    first, folded = page([facts]).split("<summary>Curves of each class</summary>")
+    first, folded = page([facts]).split("<summary>Curves of each class</summary>", 1)
     assert "training top_2" in first
     assert "test top_2" in first
     assert "recall_cat" not in first
@@ -264,12 +264,90 @@ def test_runs_are_compared_best_first(tmp_path, capsys):
     out = tmp_path / "both.html"
     assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(out)]) == 0
     assert capsys.readouterr().out == f"{out}\n"
-    words = Reader(out.read_text()).words
-    assert "2 runs" in words
-    assert words.index("b 0.75") < words.index("a 0.5")  # sorted by best validation accuracy
-    differing = words[words.index("What differs") : words.index("Where the time went")]
-    assert "optimizer.lr 0.2 0.1" in differing
-    assert "epochs" not in differing
+    seen = Reader(out.read_text())
+    assert "2 runs" in seen.words
+    assert seen.words.index("b 0.75") < seen.words.index("a 0.5")  # sorted by best validation accuracy
+    (heads, *rows) = rows_of(out.read_text())
+    assert heads[:4] == ["run", "best validation accuracy", "best validation loss", "optimizer.lr"]
+    assert [row[3] for row in rows] == ["0.2", "0.1"]
+    assert "epochs" not in heads  # the same in both
+    assert "last training loss" in heads
+
+
+def rows_of(text):
+    """The texts of the first table, row by row."""
+    table = text[text.index("<table") : text.index("</table>")]
+    cells = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in table.split("<tr")[1:]]
+    return [[re.sub("<[^>]*>", "", cell) for cell in row] for row in cells]
+
+
+def test_a_folder_of_runs_is_a_table_that_any_column_sorts(tmp_path, capsys):
+    for name, lr, val in (("a", "0.1", 0.5), ("deep/b", "0.02", 0.9), ("c", "10.0", 0.7)):
+        write_run(tmp_path / "runs" / name, lr=lr, val=(0.25, val))
+        (tmp_path / "runs" / name / "checkpoints").mkdir()
+    assert main([str(tmp_path / "runs")]) == 0
+    out = tmp_path / "runs" / "report.html"
+    assert capsys.readouterr().out == f"{out}\n"
+    text = out.read_text()
+    heads, *rows = rows_of(text)
+    assert [row[0] for row in rows] == ["b", "c", "a"]
+
+    def order(head):
+        places = re.findall(rf"--o{heads.index(head)}:(\d+);", text)
+        return [rows[places.index(str(place))][0] for place in range(3)]
+
+    assert order("run") == ["a", "b", "c"]
+    assert order("optimizer.lr") == ["b", "a", "c"]  # by size, not as text
+    assert order("best validation accuracy") == ["b", "c", "a"]
+    assert "script" not in Reader(text).tags
+    assert f"#sort-{len(heads) - 1}:checked" in text
+
+
+def test_of_many_runs_the_best_are_drawn(tmp_path):
+    runs = [read(write_run(tmp_path / f"run{i:02}", val=(0.0, i / 20))) for i in range(NUM_COLOURS + 2)]
+    text = page(runs)
+    assert len(rows_of(text)) == 1 + len(runs)
+    curves = text[text.index('id="curves"') : text.index('id="time"')]
+    assert "run11" in curves
+    assert "run02" in curves
+    assert "run01" not in curves
+
+
+def test_curves_are_drawn_over_steps_epochs_or_time_as_chosen(tmp_path):
+    records = [
+        {"step": s, "epoch": (s - 1) // 4, "loss": 1 / s, "total_time_seconds": 60.0 * s} for s in range(1, 9)
+    ]
+    records += [
+        {"step": s, "epoch": s // 4 - 1, "train_loss": 1.0, "val_loss": 2.0, "seconds": 240.0} for s in (4, 8)
+    ]
+    folder = write_run(tmp_path / "run", metrics=[json.dumps(record) for record in records])
+    folder.events.write_text(json.dumps({"event": "save", "at_unix_s": 1.0, "step": 4}) + "\n")
+    text = page([read(folder)])
+    parts = re.split(r'<div class="choice-\d">', text)[1:]
+    assert len(parts) == 3
+    for part, shown in zip(parts, ("step 6", "epoch 1.5", "minutes 6"), strict=True):
+        assert f"<title>{shown}: training loss 0.1667" in part
+        assert part.count('class="mark save" d="M356.0') >= 1  # halfway, on each axis
+    assert text.count(" checked>") == 1
+    both = page([read(folder), read(write_run(tmp_path / "old"))])  # without times: not offered
+    assert "<label" in both
+    assert "minutes" not in both
+
+
+def test_a_scale_is_straight_between_its_points_and_beyond_them():
+    place = place_of(Curve([(4.0, 1.0), (8.0, 3.0)]))
+    assert [place(step) for step in (0, 2, 4, 6, 8, 10)] == [0.0, 0.5, 1.0, 2.0, 3.0, 4.0]
+    assert place_of(Curve([]))(3.0) == 0.0
+    assert math.isfinite(place_of(Curve([(1.0, 1.0)]))(10**400))
+
+
+def test_accuracies_that_a_task_does_not_have_are_no_curve():
+    history = DistributedTrainingHistory(
+        train_losses=[1.0], train_accuracies=[math.nan], epochs=[0], val_losses=[math.nan], val_epochs=[0]
+    )
+    curves = _of_history(history)
+    assert "train_accuracy" not in curves
+    assert curves["val_loss"].broken == [0.0]
 
 
 def test_two_runs_of_one_name_are_called_by_their_folders(tmp_path):

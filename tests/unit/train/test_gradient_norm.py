@@ -54,7 +54,9 @@ class Kept:
 
 def test_a_record_has_the_mean_of_the_norms_since_the_last_one_and_none_where_none_was_known():
     sink = Kept()
-    hook = RecordHook(NullConsole(), sink, Metrics(), every=2, learning_rate=lambda step: None)
+    hook = RecordHook(
+        NullConsole(), sink, Metrics(), every=2, learning_rate=lambda step: None, total_seconds=lambda: 1.5
+    )
     norms = [(3.0, 1.0), (5.0, 1.0), (7.0, 1.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]  # (0, 0): left out
     for step, norm in enumerate(norms, 1):
         sums = np.array([[2.0, 4.0], [1.0, 4.0], norm])
