@@ -92,8 +92,8 @@ def init(
     if chosen == "gloo":
         pages.use(processes_here=topology.local_world_size)
 
+    from cyxjax.core.exact import repeatable
     from cyxjax.core.mesh import build_mesh, local_replicas  # only now may jax start
-    from cyxjax.core.parts import repeatable
 
     repeatable.heed(here().get("XLA_FLAGS", ""))
     with translated():

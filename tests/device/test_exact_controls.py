@@ -1,6 +1,6 @@
 """What would break `reproducibility: exact`, put in on purpose: one device and more then give other bits.
 
-So the comparison sees each fault, and each rule of `core/parts` and `sync/exact.py` is needed, but for one:
+So the comparison sees each fault, and each rule of `core/exact` is needed, but for one:
 with the update fused with the exchange the models here kept their bits. The two are apart because XLA may
 contract a product of the update with the exchange's last addition, and nothing says that it does not.
 """
@@ -15,10 +15,9 @@ import pytest
 from jax import lax
 
 from cyxjax.core import phases
+from cyxjax.core.exact import calls, tree_sum
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, build_mesh
-from cyxjax.core.parts import calls
 from cyxjax.core.replica import model_map
-from cyxjax.sync import exact
 from tests.device.test_exact import as_users_compile, numbers_are_promoted  # noqa: F401 (fixtures)
 from tests.support.exact import GLOBAL_BATCH, SAMPLES, Problem, config, digest, prepared, problem, train
 
@@ -39,7 +38,7 @@ def keyed_by_slot(monkeypatch) -> None:
 def summed_by_psum(monkeypatch) -> None:
     """The devices' own sums are added as XLA likes."""
     summed = lambda self, mine: lax.psum(mine.sum(0), AXIS)  # noqa: E731
-    monkeypatch.setattr(exact.TreeSum, "_summed", summed)
+    monkeypatch.setattr(tree_sum.TreeSum, "_summed", summed)
 
 
 def a_sum_for_each_device(monkeypatch) -> None:
@@ -49,8 +48,8 @@ def a_sum_for_each_device(monkeypatch) -> None:
         inside = [n for n in sorted(known) if node.first <= n.first < node.first + node.width]
         return reduce(add, [known[n] for n in inside])
 
-    monkeypatch.setattr(exact, "cover", lambda mine, *_: [exact.Node(mine.start, len(mine))])
-    monkeypatch.setattr(exact, "climb", from_left)
+    monkeypatch.setattr(tree_sum, "cover", lambda mine, *_: [tree_sum.Node(mine.start, len(mine))])
+    monkeypatch.setattr(tree_sum, "climb", from_left)
 
 
 def all_rows_of_a_device_in_one_program(monkeypatch) -> None:

@@ -8,6 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from cyxjax.core.exact.calls import Parts
+from cyxjax.core.exact.step import Layout, PartsBatch
 from cyxjax.core.mesh import (
     WrappingError,
     build_put_rows,
@@ -16,8 +18,6 @@ from cyxjax.core.mesh import (
     put_replicated,
     refuse_wrapping,
 )
-from cyxjax.core.parts.calls import Parts
-from cyxjax.core.parts.step import Layout, PartsBatch
 from cyxjax.core.step import Batch
 from cyxjax.data.batches import HostBatch
 from cyxjax.launch.backend import jax_private

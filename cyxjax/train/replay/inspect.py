@@ -9,6 +9,7 @@ import numpy as np
 
 from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, place_in_step, step_key
+from cyxjax.core.exact.step import PartsBatch
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import local_rows
 from cyxjax.core.model.adapter import adapt
@@ -16,7 +17,6 @@ from cyxjax.core.model.augment import with_augment
 from cyxjax.core.model.lora import with_lora
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.global_loss import of_one_device
-from cyxjax.core.parts.step import PartsBatch
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.core.trees import named_leaves

@@ -5,15 +5,15 @@ from typing import Protocol
 
 from jax.sharding import Mesh
 
+from cyxjax.core.exact.step import Layout, PartsStep, build_parts_eval
+from cyxjax.core.exact.tree_sum import TreeSum
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.parts.step import Layout, PartsStep, build_parts_eval
 from cyxjax.core.step import build_eval_step, build_train_step
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
-from cyxjax.sync.exact import TreeSum
 from cyxjax.train.feeding.placing import PartPlacer, Placer, RowPlacer
 from cyxjax.train.settings import StepPlan
 

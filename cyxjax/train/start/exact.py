@@ -16,15 +16,15 @@ import jax
 import jaxlib
 import numpy as np
 
-from cyxjax.core.parts.calls import Part, Parts
-from cyxjax.core.parts.step import PartsStep, by_device
+from cyxjax.core.exact.calls import Part, Parts
+from cyxjax.core.exact.step import PartsStep, by_device
+from cyxjax.core.exact.tree_sum import widened
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.sources import Dataset
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError
 from cyxjax.observe.state_digests import contradicted_leaves
-from cyxjax.sync.exact import widened
 from cyxjax.train.feeding.keying import Keying, unkeyed
 from cyxjax.train.settings import Settings
 from cyxjax.train.start.prepare import Prepared, first_run

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cyxjax.core.parts import repeatable
+from cyxjax.core.exact import repeatable
 from cyxjax.models import gpt
 from cyxjax.models.registry import get_model
 

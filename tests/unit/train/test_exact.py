@@ -8,10 +8,10 @@ import cyxjax as cx
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.exact.calls import Parts, named
+from cyxjax.core.exact.step import Layout, PartsBatch, by_device
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import build_mesh, put_replicated
-from cyxjax.core.parts.calls import Parts, named
-from cyxjax.core.parts.step import Layout, PartsBatch, by_device
 from cyxjax.core.step import TrainState
 from cyxjax.data.batches import HostBatch
 from cyxjax.errors import CheckpointError, ConfigError, DataError, DesyncError

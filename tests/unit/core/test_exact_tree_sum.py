@@ -4,7 +4,7 @@ from functools import reduce
 
 import pytest
 
-from cyxjax.sync.exact import Node, climb, cover, root
+from cyxjax.core.exact.tree_sum import Node, climb, cover, root
 
 PARTS = range(1, 17)
 

@@ -3,8 +3,7 @@
 Either way the text of what runs is the same in every layout, so it does not matter to the bits who holds how
 many parts: the loop is given the first and the last, and part n lies in row n of its arrays wherever it is
 computed. What a loop makes of a part may differ from what a call makes (a CNN's does), so which of the two it
-is must not depend on the layout either. It is read off the program of a part and the number of parts.
-"""
+is must not depend on the layout either. It is read off the program of a part and the number of parts."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Jaxpr, subjaxprs
 
-from cyxjax.core.parts.repeatable import OPTIONS, repeatable
+from cyxjax.core.exact.repeatable import OPTIONS, repeatable
 
 PyTree = Any
 

@@ -18,9 +18,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
+from cyxjax.core.exact.calls import Made
+from cyxjax.core.exact.step import Layout, by_device
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
-from cyxjax.core.parts.calls import Made
-from cyxjax.core.parts.step import Layout, by_device
 from cyxjax.core.replica import model_map
 
 PyTree = Any

@@ -1,13 +1,13 @@
 """A step in parts: a dispatch beside the fused one, whose bits do not depend on how many devices share it.
 
 The global batch is V parts, fixed by the configuration. Each is computed by a program of one device alone,
-with the part's number as data (`core/parts/calls.py`): whoever computes a part runs the same code on the same
+with the part's number as data (`core/exact/calls.py`): whoever computes a part runs the same code on the same
 numbers. The number of parts that a device has must not show in a program, nor the number of devices: for
 another one XLA compiles other code, barriers or not (measured with a CNN and a GPT on 1 and 2 devices; an MLP
 hides it).
 
     part     one device, one part: forward, loss, backward     (`sum_gradients`)
-    add      the sums over all parts, in one fixed order        (given: `sync.exact.TreeSum`)
+    add      the sums over all parts, in one fixed order        (`core/exact/tree_sum.py`)
     write    one device, as if it were alone                    (`next_state`, on a mesh of one device)
 """
 
@@ -22,14 +22,14 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, step_key
+from cyxjax.core.exact.calls import Made, Part, PartProgram, Parts, compile_together, named
+from cyxjax.core.exact.repeatable import OPTIONS
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import AXIS, REPLICATED, local_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.batch_stats import StatsAxes
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.split_check import split_check
-from cyxjax.core.parts.calls import Made, Part, PartProgram, Parts, compile_together, named
-from cyxjax.core.parts.repeatable import OPTIONS
 from cyxjax.core.replica import sync_map
 from cyxjax.core.step import (
     EvalState,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from cyxjax.core.parts.calls import EachAlone, InALoop, PartProgram, Parts, Stacked, row
+from cyxjax.core.exact.calls import EachAlone, InALoop, PartProgram, Parts, Stacked, row
 
 PARTS, TOTAL = 8, np.float32(32)
 STATE = jnp.float32(2)
