@@ -13,8 +13,7 @@ _FILES = {  # module -> the public names it holds
     "core.objective.global_loss": "ContrastiveLoss GlobalLoss",
     "core.losses": "BCEWithLogitsLoss CrossEntropyLoss HuberLoss L1Loss MSELoss NLLLoss",
     "core.metrics": "Metrics",
-    "core.objective.measures": "per_class top_k",
-    "core.objective.scores": "AUC BitsPerCharacter ConfusionMatrix F1 Perplexity R2",
+    "core.objective.scores": "AUC BitsPerCharacter ConfusionMatrix F1 Perplexity R2 per_class top_k",
     "core.objective.task": "Task",
     "core.objective.terms": "Term",
     "core.statistics": "Statistic",
@@ -60,14 +59,14 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.core.metrics import Metrics as Metrics
     from cyxjax.core.objective.global_loss import ContrastiveLoss as ContrastiveLoss
     from cyxjax.core.objective.global_loss import GlobalLoss as GlobalLoss
-    from cyxjax.core.objective.measures import per_class as per_class
-    from cyxjax.core.objective.measures import top_k as top_k
     from cyxjax.core.objective.scores import AUC as AUC
     from cyxjax.core.objective.scores import F1 as F1
     from cyxjax.core.objective.scores import R2 as R2
     from cyxjax.core.objective.scores import BitsPerCharacter as BitsPerCharacter
     from cyxjax.core.objective.scores import ConfusionMatrix as ConfusionMatrix
     from cyxjax.core.objective.scores import Perplexity as Perplexity
+    from cyxjax.core.objective.scores import per_class as per_class
+    from cyxjax.core.objective.scores import top_k as top_k
     from cyxjax.core.objective.task import Task as Task
     from cyxjax.core.objective.terms import Term as Term
     from cyxjax.core.statistics import Statistic as Statistic

@@ -21,8 +21,7 @@ from cyxjax.core.losses import of_batch
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.model.batch_stats import OWN, StatsAxes, needs_full_batches
 from cyxjax.core.model.model_fns import ModelFns, Sown
-from cyxjax.core.objective.outputs import check_samples_first
-from cyxjax.core.objective.untraced import compiled
+from cyxjax.core.objective.forms import check_samples_first, compiled
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
 from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.strategy import Reducer, Sync

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from cyxjax.core.makers import maker_of
-from cyxjax.core.objective.loss_forms import check_arrays, check_form, check_shape
+from cyxjax.core.objective.forms import check_arrays, check_form, check_shape
 from cyxjax.core.rows import by_sample, is_whole_batch, whole_batch
 from cyxjax.core.trees import as_labels, kind_of
 from cyxjax.errors import ConfigError, DataError

@@ -1,7 +1,8 @@
 """The one mesh: every device of every process on the axis `data`, and values placed on it."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -139,3 +140,14 @@ def local_value(array: jax.Array) -> np.ndarray:
     """A replicated array as a fresh host array, without asking other processes."""
     # A copy: a numpy view of a CPU buffer keeps its client alive (and its sockets open).
     return np.array(array.addressable_data(0), copy=True)
+
+
+@contextmanager
+def on_host() -> Iterator[jax.Device]:
+    """Small work, which an accelerator would only compile longer; where there is no CPU it does it."""
+    try:
+        device = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS names others
+        device = jax.local_devices()[0]
+    with jax.default_device(device):
+        yield device

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.core.objective.foreign_metrics import as_statistic, unpacked
-from cyxjax.core.objective.untraced import compiled
+from cyxjax.core.objective.forms import compiled
 from cyxjax.core.rows import Losses, loss_rows, weighed
 from cyxjax.core.statistics import Packed
 from cyxjax.core.trees import as_labels

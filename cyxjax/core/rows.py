@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from cyxjax.core.model.model_fns import Sown
-from cyxjax.core.objective.loss_forms import check_form
+from cyxjax.core.objective.forms import check_form
 from cyxjax.errors import ConfigError, CyxjaxError
 
 PyTree = Any

@@ -12,18 +12,17 @@ from jax.sharding import Mesh
 from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, step_key
 from cyxjax.core.losses import PerExample
-from cyxjax.core.memory.remat import memory_options, with_whole
+from cyxjax.core.memory import memory_options, with_whole
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, num_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.batch_stats import OWN, StatsAxes
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.objective.outputs import refuse_of_batch
+from cyxjax.core.objective.forms import refuse_of_batch
 from cyxjax.core.objective.split_check import SplitCheck, split_check
-from cyxjax.core.objective.step_value import step_value
 from cyxjax.core.objective.terms import flat_shares, shares_of
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
 from cyxjax.core.rows import is_whole_batch, whole_batch
-from cyxjax.core.strategy import Stepped, Sync, norm_row, written_after
+from cyxjax.core.strategy import Stepped, Sync, norm_row, step_value, written_after
 
 PyTree = Any
 

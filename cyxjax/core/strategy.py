@@ -1,10 +1,12 @@
-"""The seam gradients pass through: how LOCAL gradients become the next parameters.
+"""How the LOCAL gradients of the replicas become the next parameters.
 
 A strategy is a `Sync`; most are a `Reducer` put before an optax optimizer by `reduce_then`. The step
-knows nothing else, so a new scheme is one file in `cyxjax/sync/`; tests read the entry at its end.
-"""
+knows nothing else, so a new scheme is one file in `cyxjax/sync/`; tests read the entry at its end."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import reduce
 from typing import Any, NamedTuple, TypeAlias
 
@@ -170,3 +172,42 @@ def _nothing(grads: Any) -> jax.Array:
     # Zero, of a type that differs between replicas where one of the gradients does.
     ones = [jnp.real(leaf.reshape(-1)[:1]).sum().astype(jnp.float32) for leaf in jax.tree.leaves(grads)]
     return jnp.where(jnp.zeros((), bool), sum(ones), 0.0)
+
+
+_value: ContextVar[jax.Array | None] = ContextVar("step_value", default=None)
+
+
+@contextmanager
+def step_value(row: jax.Array) -> Iterator[None]:
+    """row: float32 (2,), of the global batch: the sum of the losses and what the samples weigh."""
+    token = _value.set(jnp.where(row[1] > 0, row[0] / jnp.where(row[1] > 0, row[1], 1.0), 0.0))
+    try:
+        yield
+    finally:
+        _value.reset(token)
+
+
+def with_value(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`optimizer` that is given the step's loss, if it takes one: its mean over the global batch."""
+    takes = inspect.signature(optimizer.update).parameters
+    if "value" not in takes and not any(one.kind is one.VAR_KEYWORD for one in takes.values()):
+        return optimizer
+
+    def update(grads: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
+        # Outside a step an update is only traced, for its shapes; a number of it must not pass for one.
+        told = _value.get()
+        value = jnp.float32(jnp.nan) if told is None else told
+        return optimizer.update(grads, state, params, value=value)  # type: ignore[call-arg]
+
+    return optax.GradientTransformation(optimizer.init, update)  # type: ignore[arg-type]  # any state
+
+
+def shortened(grads: PyTree, norm: jax.Array, max_norm: float) -> PyTree:
+    """`grads`, of norm `norm` over all replicas, multiplied so that it is at most `max_norm`.
+
+    Below it they keep their bits. By one factor: optax divides each number by the norm (the last bit may
+    differ), and XLA, which multiplies where the optimizer reads, keeps what it divides in arrays of its own.
+    Source: optax.clip_by_global_norm.
+    """
+    factor = jnp.where(norm < max_norm, 1.0, max_norm / norm)
+    return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)

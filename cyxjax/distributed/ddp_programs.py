@@ -9,9 +9,9 @@ from jax.sharding import Mesh
 
 from cyxjax.core import facade
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED
-from cyxjax.core.model.autocast import autocast_dtype, cast_to
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.optimizer.parts import with_learning_rate_factor
+from cyxjax.core.optimizer import with_learning_rate_factor
+from cyxjax.core.precision import autocast_dtype, cast_to
 from cyxjax.core.strategy import reduce_then
 from cyxjax.distributed.comm_hooks import CommHook
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from cyxjax.core import facade
 from cyxjax.core import local_view as view
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED, put_replicated
-from cyxjax.core.optimizer.parts import LearningRateFactor
+from cyxjax.core.optimizer import LearningRateFactor
 from cyxjax.core.step import TrainState
 from cyxjax.distributed.comm_hooks import CommHook
 from cyxjax.distributed.ddp_programs import UpdatePrograms

@@ -17,9 +17,9 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from cyxjax.core.exchange import reduce_scattered
-from cyxjax.core.memory.remat import GATHERED
+from cyxjax.core.memory import GATHERED
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
-from cyxjax.core.optimizer.elementwise import refuse_unless_elementwise
+from cyxjax.core.optimizer import refuse_unless_elementwise
 from cyxjax.core.strategy import Stepped, Sync
 from cyxjax.errors import ConfigError
 from cyxjax.sync import zero1

@@ -5,11 +5,10 @@ from typing import Any
 
 import optax
 
-from cyxjax.core.strategy import Sync
+from cyxjax.core.strategy import Sync, shortened
 from cyxjax.errors import ConfigError
 from cyxjax.plugins import checked_kinds, named
 from cyxjax.sync import bucketed, compressed, diloco, fsdp, local_sgd, mean, power_sgd, zero1
-from cyxjax.sync.clipping import shortened
 from cyxjax.sync.entry import Strategy
 
 PyTree = Any

@@ -14,9 +14,8 @@ from jax import lax
 
 from cyxjax.core.exchange import reduce_scattered
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
-from cyxjax.core.optimizer.elementwise import refuse_unless_elementwise
-from cyxjax.core.strategy import Stepped, Sync
-from cyxjax.sync.clipping import shortened
+from cyxjax.core.optimizer import refuse_unless_elementwise
+from cyxjax.core.strategy import Stepped, Sync, shortened
 from cyxjax.sync.coded_mean import in_pieces
 from cyxjax.sync.entry import Exchange, Strategy
 

@@ -10,16 +10,13 @@ from jax.sharding import Mesh
 
 from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import PerExample
-from cyxjax.core.memory.offload import with_offload
-from cyxjax.core.memory.remat import with_remat
+from cyxjax.core.memory import with_offload, with_remat
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.augment import Augment, with_augment
-from cyxjax.core.model.frozen import with_frozen
-from cyxjax.core.model.lora import ADAPTERS, with_lora
+from cyxjax.core.model.lora import ADAPTERS, with_frozen, with_lora
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.split_check import SplitCheck, split_check
-from cyxjax.core.optimizer.explained import with_explained_errors
-from cyxjax.core.optimizer.parts import with_saved_keys
+from cyxjax.core.optimizer import with_explained_errors, with_saved_keys
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.sentinel import Sentinel, build_sentinel
 from cyxjax.core.step import (

@@ -9,9 +9,9 @@ from jax.sharding import Mesh
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.first_parts import holds_values
 from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.core.model.lora import merged
+from cyxjax.core.portable import holds_values
 from cyxjax.core.rows import whole_batch
 from cyxjax.core.step import TrainState
 from cyxjax.distributed.process_group import ProcessGroup

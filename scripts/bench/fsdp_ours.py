@@ -11,10 +11,10 @@ import numpy as np
 import optax
 from jax.experimental import multihost_utils
 
-from cyxjax.core.first_parts import build_draw
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import put_replicated, put_rows
 from cyxjax.core.model.adapter import adapt
+from cyxjax.core.portable import build_draw
 from cyxjax.core.step import Batch, build_train_step
 from cyxjax.distributed import process_group
 from cyxjax.models.gpt import GPT

@@ -27,7 +27,7 @@ from jax.extend.core import Var
 from peers import run, write
 
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
-from cyxjax.core.memory.remat import with_remat
+from cyxjax.core.memory import with_remat
 from cyxjax.core.mesh import build_mesh, put_replicated, put_rows
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.model_fns import ModelFns

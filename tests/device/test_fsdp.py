@@ -8,8 +8,8 @@ from flax import nnx
 
 import cyxjax as cx
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.first_parts import build_draw, holds_values
 from cyxjax.core.model.adapter import adapt
+from cyxjax.core.portable import build_draw, holds_values
 from cyxjax.core.step import init_state
 from cyxjax.errors import ConfigError
 from cyxjax.train.trainer import DistributedTrainer

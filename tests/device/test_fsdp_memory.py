@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from cyxjax.core.first_parts import compile_draw
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED, build_mesh
+from cyxjax.core.portable import compile_draw
 from cyxjax.core.replica import from_replica, model_map
 from cyxjax.core.step import build_consensus
 from cyxjax.observe.compiled_plan import collectives

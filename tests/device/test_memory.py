@@ -11,7 +11,7 @@ import pytest
 from flax import linen
 
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
-from cyxjax.core.memory.remat import REMAT, with_remat
+from cyxjax.core.memory import REMAT, with_remat
 from cyxjax.core.mesh import build_mesh
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.step import build_train_step, init_state

@@ -7,7 +7,7 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.memory.offload import with_offload
+from cyxjax.core.memory import with_offload
 from cyxjax.core.mesh import HOST_MEMORY
 from cyxjax.errors import ConfigError
 from cyxjax.observe.compiled_plan import plan_lines, state_bytes
@@ -108,7 +108,7 @@ def test_a_restored_state_waits_on_the_host_again(tmp_path):
 
 
 def test_a_device_without_such_memory_and_an_exact_run_refuse_it(monkeypatch):
-    monkeypatch.setattr("cyxjax.core.memory.offload.HOST_MEMORY", "drum")
+    monkeypatch.setattr("cyxjax.core.memory.HOST_MEMORY", "drum")
     mesh = cx.distributed.process_group.ensure().mesh
     with pytest.raises(ConfigError, match=r"in drum memory, and cpu has device, .*HINT: offload: none"):
         with_offload(build_sync("mean", optax.sgd(0.1)), mesh)

@@ -12,7 +12,7 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.core.mesh import PER_REPLICA, build_mesh
-from cyxjax.core.optimizer.explained import with_explained_errors
+from cyxjax.core.optimizer import with_explained_errors
 from cyxjax.core.replica import by_spec, from_replica, sync_map, to_replica
 from cyxjax.core.step import init_state, state_spec
 from cyxjax.errors import ConfigError

@@ -19,9 +19,8 @@ from cyxjax.core.model.batch_stats import (
     own_call,
     unweighed,
 )
-from cyxjax.core.model.calls import call_arguments
 from cyxjax.core.model.first_values import draw
-from cyxjax.core.model.model_fns import MODES, ModelFns, Sown, call_mode
+from cyxjax.core.model.model_fns import MODES, ModelFns, Sown, call_arguments, call_mode
 from cyxjax.core.model.sown import holds_losses, sum_of_sown
 from cyxjax.known_errors import translated
 

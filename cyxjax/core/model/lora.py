@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.trees import leaf_names
+from cyxjax.core.trees import leaf_names, path_name
 from cyxjax.errors import ConfigError
 
 PyTree = Any
@@ -104,3 +105,17 @@ def _grown(tree: PyTree, above: str, beside: Callable[[str, Any], dict[str, Any]
         if not isinstance(value, Mapping):
             out |= {f"{name}{end}": leaf for end, leaf in beside(f"{above}{name}", value).items()}
     return out
+
+
+def with_frozen(fns: ModelFns, is_frozen: Callable[[str], bool] | None) -> ModelFns:
+    """`fns` whose gradient is 0 for the parameters so named: nothing is computed for it, or clipped by it."""
+    if is_frozen is None:
+        return fns
+
+    def apply(params: PyTree, *rest: Any) -> tuple[PyTree, PyTree]:
+        held = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: lax.stop_gradient(leaf) if is_frozen(path_name(path)) else leaf, params
+        )
+        return fns.apply(held, *rest)
+
+    return fns._replace(apply=apply)

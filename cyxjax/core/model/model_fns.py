@@ -1,8 +1,12 @@
-"""A model as four plain functions: what every kind of model is adapted to."""
+"""A model as four plain functions, and how a model's own call is made from them.
+
+One array goes in as it is. A tuple is several positional inputs, a dict inputs by name, where the model's own
+signature takes them so; a named tuple (jraph's graphs) is one input."""
 
 import inspect
 import re
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -74,3 +78,80 @@ def _is_a_switch(name: str, parameter: inspect.Parameter) -> bool:
     if isinstance(parameter.default, str):
         return bool(_NAMES_A_MODE.search(name) and _WORDS_OF_A_MODE.search(parameter.default))
     return isinstance(parameter.default, bool) and bool(_LIKE_A_MODE.search(name))
+
+
+_A_KEY = re.compile(r"^(p?rng|key|rngs)$|_(p?rng|key)$")
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def call_arguments(
+    call: Callable, inputs: PyTree, key: jax.Array, train: bool, make_key: Callable = lambda name, key: key
+) -> tuple[tuple, dict[str, Any]]:
+    """(positional, named) arguments with which `call`, a model's own, takes `inputs`.
+
+    An argument called rng, key, ..._rng or ..._key that no input is for gets `make_key(name, its own
+    key)`.
+    Raises: ConfigError where the model takes other inputs than there are.
+    """
+    known = inspect.signature(call).parameters
+    mode: dict[str, Any] = dict(call_mode(call, train))
+    open_ = [one for name, one in known.items() if name not in MODES and one.kind in _POSITIONAL]
+    given = len(inputs) if type(inputs) is tuple else set(inputs) if isinstance(inputs, Mapping) else 1
+    keys = _keys(open_, known, given)
+    free = [one for one in open_ if one.name not in keys]
+    named = {name: make_key(name, jax.random.fold_in(key, zlib.crc32(name.encode()))) for name in keys}
+    if type(inputs) is tuple and _takes_many(free, known, len(inputs)):
+        if len(inputs) < len(_required(free)):
+            raise _other_inputs(free, f"{len(inputs)} in a tuple")
+        if not keys:
+            return inputs, mode
+        return (), {**{one.name: a for one, a in zip(free, inputs, strict=False)}, **named, **mode}
+    if isinstance(inputs, Mapping) and _takes_names(free, known, inputs):
+        return (), {**inputs, **named, **mode}
+    if len(_required(free)) > 1:
+        raise _other_inputs(free, "one" if given == 1 else f"one tree of {type(inputs).__name__}")
+    return (inputs,), {**named, **mode}
+
+
+def _keys(open_: list[inspect.Parameter], known: Mapping[str, Any], given: Any) -> list[str]:
+    """Names of arguments that a key is for: attention's `key` is an input where there is one for it."""
+    like = [name for name, one in known.items() if _A_KEY.search(name) and one.default in (one.empty, None)]
+    if isinstance(given, set):
+        return [name for name in like if name not in given]
+    required = [one for one in open_ if one.default is one.empty]
+    return [] if given > 1 and given == len(required) else like
+
+
+def _required(free: list[inspect.Parameter]) -> list[str]:
+    return [one.name for one in free if one.default is one.empty]
+
+
+def _takes_many(free: list[inspect.Parameter], known: Mapping[str, Any], count: int) -> bool:
+    if any(one.kind is one.VAR_POSITIONAL for one in known.values()):
+        return True
+    # A further argument that is None by default is an input one may leave out; any other is a setting.
+    room = [one for one in free if one.default is one.empty or one.default is None]
+    return len(_required(free)) > 1 or 1 < count <= len(room)
+
+
+def _takes_names(free: list[inspect.Parameter], known: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
+    """Whether names are the arguments' names. Raises: ConfigError where only some are."""
+    required = _required(free)
+    more = any(one.kind is one.VAR_KEYWORD for one in known.values())
+    strange = [name for name in inputs if name not in known or name in MODES]
+    missing = [name for name in required if name not in inputs]
+    if not missing and (not strange or more):
+        return True
+    if len(required) <= 1 and not any(name in known for name in inputs):
+        return False  # one argument that takes the dict
+    raise _other_inputs(free, ", ".join(map(repr, inputs)))
+
+
+def _other_inputs(free: list[inspect.Parameter], given: str) -> ConfigError:
+    takes = ", ".join(one.name if one.default is one.empty else f"{one.name}=..." for one in free)
+    names = [one.name for one in free]
+    by_name = ", ".join(f"{name!r}: {name}" for name in names)
+    return ConfigError(
+        f"the model's __call__ takes the inputs ({takes}), the data have {given}. HINT: "
+        f"fit(({', '.join(names)}), y) or fit({{{by_name}}}, y), also where the model computes its own loss."
+    )

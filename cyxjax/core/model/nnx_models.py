@@ -16,8 +16,7 @@ from cyxjax.core.model.batch_stats import (
     own_call,
     unweighed,
 )
-from cyxjax.core.model.calls import call_arguments
-from cyxjax.core.model.model_fns import ModelFns, Sown
+from cyxjax.core.model.model_fns import ModelFns, Sown, call_arguments
 from cyxjax.core.model.sown import holds_losses, sum_of_sown
 
 PyTree = Any

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.objective.host import on_host
+from cyxjax.core.mesh import on_host
 from cyxjax.errors import ConfigError
 from cyxjax.train.fit_arguments import RatesAsFactor
 from cyxjax.train.rates.plan import RatePlan

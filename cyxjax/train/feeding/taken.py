@@ -10,11 +10,10 @@ import jax.numpy as jnp
 
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.objective.forms import check_samples_first, compiled
 from cyxjax.core.objective.global_loss import of_one_device
-from cyxjax.core.objective.outputs import check_samples_first
 from cyxjax.core.objective.split_check import split_check
 from cyxjax.core.objective.terms import shares_of
-from cyxjax.core.objective.untraced import compiled
 from cyxjax.core.rows import whole_batch
 from cyxjax.core.trees import batch_shapes, described, kind_of
 from cyxjax.errors import CyxjaxError, DataError

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import optax
 
-from cyxjax.core.optimizer.parts import (
+from cyxjax.core.optimizer import (
     averaged_params,
     scale_learning_rate,
     with_learning_rate_factor,

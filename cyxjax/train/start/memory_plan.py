@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from cyxjax.core.memory.offload import is_moved
+from cyxjax.core.memory import is_moved
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED
 from cyxjax.core.replica import by_spec
 from cyxjax.core.step import BATCH_SPEC, Batch, TrainState, state_spec

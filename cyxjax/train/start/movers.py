@@ -7,9 +7,8 @@ import jax
 import optax
 
 from cyxjax.core.losses import PerExample
-from cyxjax.core.objective.step_value import with_value
 from cyxjax.core.objective.terms import Term, terms_of
-from cyxjax.core.strategy import Sync
+from cyxjax.core.strategy import Sync, with_value
 from cyxjax.core.trees import leaf_names, matches
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.sync.in_groups import in_groups, in_turn

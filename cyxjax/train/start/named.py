@@ -23,8 +23,16 @@ from cyxjax.core.losses import (
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.augment import Augment, as_augment
 from cyxjax.core.objective.foreign_metrics import is_statistic
-from cyxjax.core.objective.measures import per_class, top_k
-from cyxjax.core.objective.scores import AUC, F1, R2, BitsPerCharacter, ConfusionMatrix, Perplexity
+from cyxjax.core.objective.scores import (
+    AUC,
+    F1,
+    R2,
+    BitsPerCharacter,
+    ConfusionMatrix,
+    Perplexity,
+    per_class,
+    top_k,
+)
 from cyxjax.data.catalog import Splits, load_dataset
 from cyxjax.data.extras.tables import extra
 from cyxjax.data.splits import DatasetInfo

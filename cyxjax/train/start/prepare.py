@@ -9,10 +9,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.first_parts import build_draw, holds_values
 from cyxjax.core.mesh import REPLICATED, local_replicas, local_value, num_replicas, put_replicated
 from cyxjax.core.model.augment import check_augment
 from cyxjax.core.objective.split_check import is_own
+from cyxjax.core.portable import build_draw, holds_values
 from cyxjax.core.step import TrainState
 from cyxjax.train.feeding import check_data, fit_data
 from cyxjax.train.feeding.feed import build_feed

@@ -10,7 +10,7 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.core.facade import loss_and_output_grad
-from cyxjax.core.objective.loss_forms import check_form
+from cyxjax.core.objective.forms import check_form
 from cyxjax.core.objective.task import picked
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.feeding import check_data

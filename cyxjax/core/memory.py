@@ -1,19 +1,25 @@
-"""Trading time for memory: a model that recomputes activations, or gathers parameters, again in backward.
+"""Less device memory: what backward computes or gathers again, and an optimizer's state kept on the host.
 
-XLA on CPU (jax 0.10.2) undoes both unless it is told not to: it drops the barriers and then finds that it has
-the values already, and it runs all gathers first. `memory_options` says so, a program at a time.
+XLA on CPU (jax 0.10.2) undoes recomputing and regathering unless it is told not to: it drops the barriers
+and then finds that it has the values already, and it runs all gathers first. `memory_options` says so, a
+program at a time. With `with_offload` the compiled step moves the optimizer's state in and out: all of it
+that is more than a number a replica. On CPU the host's memory is the devices': the program is the same, and
+nothing is saved.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend.core import Jaxpr, subjaxprs
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
+from cyxjax.core.mesh import HOST_MEMORY, PER_REPLICA
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.replica import by_spec
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError, nearest
 
@@ -123,3 +129,34 @@ def memory_options(mesh: Mesh) -> dict[str, Any]:
         "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",  # a gather stands where it is used
         "xla_disable_hlo_passes": "cse_barrier_expander",  # the second gather is not the first
     }
+
+
+def with_offload(sync: Sync, mesh: Mesh, what: str = "optimizer") -> Sync:
+    """`sync` whose state is kept in the host's memory. what: optimizer; none: `sync` as it is.
+
+    The same numbers. Raises: ConfigError where a device has no memory of the host's.
+    """
+    if what == "none":
+        return sync
+    device = mesh.local_devices[0]
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if HOST_MEMORY not in kinds:
+        raise ConfigError(
+            f"offload={what!r} keeps the optimizer's state in {HOST_MEMORY} memory, and {device.device_kind} "
+            f"has {', '.join(kinds)}. HINT: offload: none; comm: zero1 cuts the state over replicas.",
+            key="offload",
+        )
+
+    def moved_to(kind: str) -> Any:
+        def one(leaf: Any, spec: Any) -> Any:
+            place = NamedSharding(mesh, spec, memory_kind=kind)
+            return jax.device_put(leaf, place) if is_moved(leaf, spec) else leaf
+
+        return lambda state: state._replace(sync=by_spec(one, state.sync, sync.state_spec))
+
+    return sync._replace(fetch=moved_to(device.default_memory().kind), stow=moved_to(HOST_MEMORY))
+
+
+def is_moved(leaf: Any, spec: Any) -> bool:
+    """Whether a leaf of a strategy's state goes to the host: counters and factors stay, hooks read them."""
+    return math.prod(leaf.shape[1:] if spec == PER_REPLICA else leaf.shape) > 1

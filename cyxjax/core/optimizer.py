@@ -1,0 +1,240 @@
+"""Transformations around an optimizer, and the check that it is elementwise.
+
+What callbacks read and change between epochs (a factor of the learning rate, an average of the parameters) is
+part of the optimizer's state: it is saved and restored with it, and changing it compiles nothing again."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from cyxjax.core.step import TrainState
+from cyxjax.core.trees import bits_as_keys, keys_as_bits, leaf_names, named_leaves
+from cyxjax.errors import ConfigError, CyxjaxError
+
+PyTree = Any
+
+
+class LearningRateFactor(NamedTuple):
+    factor: Any  # float32 (): what updates are multiplied by
+
+
+class ParameterAverage(NamedTuple):
+    count: Any  # int32 (): steps seen
+    average: PyTree  # like params
+    inner: PyTree  # the wrapped optimizer's state
+
+
+def with_learning_rate_factor(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`optimizer` with its updates times a factor in its state, 1 at first (see `scale_learning_rate`)."""
+
+    def init(params: PyTree) -> LearningRateFactor:
+        del params
+        return LearningRateFactor(jnp.float32(1.0))
+
+    def update(updates: PyTree, state: LearningRateFactor, params: PyTree = None) -> Any:
+        del params
+        return jax.tree.map(lambda u: u * state.factor.astype(u.dtype), updates), state
+
+    factor = optax.GradientTransformation(init, update)  # type: ignore[arg-type]  # optax: any state
+    return optax.chain(optimizer, factor)
+
+
+def with_parameter_average(
+    optimizer: optax.GradientTransformation, decay: float
+) -> optax.GradientTransformation:
+    """`optimizer` that also keeps average' = d * average + (1 - d) * params'.
+
+    d = min(decay, (1 + t) / (10 + t)) for step t, counted from 0; the average starts as the first parameters
+    and has their dtypes.
+    """
+
+    def init(params: PyTree) -> ParameterAverage:
+        return ParameterAverage(jnp.int32(0), jax.tree.map(jnp.copy, params), optimizer.init(params))
+
+    def update(grads: PyTree, state: ParameterAverage, params: PyTree = None) -> Any:
+        updates, inner = optimizer.update(grads, state.inner, params)
+        t = state.count.astype(jnp.float32)
+        d = jnp.minimum(jnp.float32(decay), (1 + t) / (10 + t))
+        new = optax.apply_updates(params, updates)
+        average = jax.tree.map(lambda a, p: a + (p - a) * (1 - d).astype(a.dtype), state.average, new)
+        return updates, ParameterAverage(state.count + 1, average, inner)
+
+    return optax.GradientTransformation(init, update)  # type: ignore[arg-type]  # optax: any state
+
+
+def scale_learning_rate(state: TrainState, by: float) -> TrainState:
+    """`state` whose `LearningRateFactor`s are multiplied by `by`; other leaves are the same arrays."""
+
+    # Inside jit, where the arrays of a group of processes may be computed with; sharding stays.
+    def scaled(part: Any) -> Any:
+        return _times(part, jnp.float32(by)) if isinstance(part, LearningRateFactor) else part
+
+    return state._replace(sync=_map_parts(scaled, state.sync, LearningRateFactor))
+
+
+_times = jax.jit(lambda part, by: jax.tree.map(lambda a: a * by, part))
+
+
+def averaged_params(state: TrainState) -> PyTree:
+    """The average that `with_parameter_average` keeps in `state`.
+
+    Raises: ConfigError where a strategy cuts it into the parts of replicas.
+    """
+    found: list[ParameterAverage] = []
+    _map_parts(lambda part: found.append(part), state.sync, ParameterAverage)
+    # Each optimizer of a task's terms has one of its own parameters; what is not trained is its own.
+    parts = [named_leaves(p.average) for p in found if isinstance(p, ParameterAverage)]
+    average = {name: leaf for part in parts for name, leaf in part}
+    params = named_leaves(state.params)
+    if not parts or any(average.get(name, leaf).shape != leaf.shape for name, leaf in params):
+        raise ConfigError(
+            "EMA needs the whole average on every replica where the parameters are whole, and this strategy "
+            "has parts of it. HINT: use comm='mean' (or bf16, int8, power_sgd; fsdp, all in parts) with EMA."
+        )
+    return jax.tree.unflatten(
+        jax.tree.structure(state.params), [_on_device(average.get(name, leaf)) for name, leaf in params]
+    )
+
+
+def _on_device(leaf: jax.Array) -> jax.Array:
+    """`leaf` where a model can compute with it, from wherever the optimizer's state is kept."""
+    in_host = jax.typeof(leaf).memory_space == jax.memory.Space.Host
+    return jax.device_put(leaf, jax.memory.Space.Device) if in_host else leaf
+
+
+def _map_parts(f: Callable[[Any], Any], tree: PyTree, kind: type) -> PyTree:
+    return jax.tree.map(f, tree, is_leaf=lambda part: isinstance(part, kind))
+
+
+def with_saved_keys(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`optimizer` whose state holds typed random keys as numbers: checkpoints take those alone."""
+
+    def init(params: PyTree) -> PyTree:
+        return keys_as_bits(optimizer.init(params))
+
+    def update(grads: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple:
+        updates, state = optimizer.update(grads, bits_as_keys(state), params, **extra)
+        return updates, keys_as_bits(state)
+
+    return type(optimizer)._make((init, update))
+
+
+_HINTS = {  # part of optax's message -> what to use instead
+    "linesearch": "the step has no loss to search along; use optax.lbfgs(lr, linesearch=None).",
+    "reduce_on_plateau": "one of several optimizers gets no loss; use callbacks=[cx.ReduceLROnPlateau()].",
+    "traced array": "a schedule gets a traced step: use jnp.where for `if`, jnp.cos for math.cos.",
+    "scale_by_polyak": "one of several optimizers gets no loss; use optax.adam or another adaptive rule.",
+    "fast": "lookahead needs its own pair of parameters; use optax.contrib.schedule_free or cx.EMA().",
+}
+_ANY = (
+    "the step passes gradients, state and parameters; labels and masks must fit the parameters' tree; "
+    "optax.adamw always fits."
+)
+
+
+def with_explained_errors(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`optimizer`, whose errors are ConfigErrors with one thing to do."""
+
+    def init(params: PyTree) -> PyTree:
+        with _explained():
+            return optimizer.init(params)
+
+    def update(grads: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple:
+        with _explained():
+            return optimizer.update(grads, state, params, **extra)
+
+    return type(optimizer)._make((init, update))
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except CyxjaxError:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError, NotImplementedError) as err:
+        brief = " ".join(str(err).split())
+        brief = brief if len(brief) < 200 else brief[:200] + "..."
+        hint = next((hint for pattern, hint in _HINTS.items() if pattern in brief), _ANY)
+        raise ConfigError(
+            f"the optimizer cannot make a step: {type(err).__name__}: {brief} HINT: {hint}", key="optimizer"
+        ) from err
+
+
+_MAX_DIM, _STEPS = 8, 8
+
+
+def refuse_unless_elementwise(
+    optimizer: optax.GradientTransformation, params: PyTree, cut: Callable, comm: str
+) -> None:
+    """Returns if the update of each number depends on the gradients, values and state of this number alone.
+
+    Runs a few updates of small leaves (dimensions of at most 8) that hold one value each: NaN in every second
+    gradient must not reach the others, and a part of a leaf must get the update of the whole leaf.
+    params: shapes of the real tree. cut: (shape, parts) -> the shape of a part of a leaf of this shape.
+    Raises: ConfigError naming a leaf.
+    """
+    grown = jax.tree.map(lambda p: jax.ShapeDtypeStruct(tuple(3 * n for n in p.shape), p.dtype), params)
+    states = [jax.tree.leaves(jax.eval_shape(optimizer.init, tree)) for tree in (params, grown)]
+    if [tuple(3 * n for n in one.shape) for one in states[0]] != [one.shape for one in states[1]]:
+        raise _needs_whole_leaves(comm, "keeps a state that is not shaped like the parameters")
+    small = jax.tree.map(lambda p: jax.ShapeDtypeStruct([min(n, _MAX_DIM) for n in p.shape], p.dtype), params)
+    parts = jax.tree.map(lambda p: jax.ShapeDtypeStruct(cut(p.shape, 2), p.dtype), small)
+    with jax.debug_nans(False):
+        try:
+            (whole, numbers), (part, _) = _updates(optimizer, small), _updates(optimizer, parts)
+        except TypeError as err:  # of jax.lax.scan
+            raise _needs_whole_leaves(comm, "changes the type of its state from step to step") from err
+    if not all(np.array_equal(clean, poisoned, equal_nan=True) for clean, poisoned in numbers):
+        raise _needs_whole_leaves(comm, "keeps a number that depends on whole leaves in its state")
+    for name, one, other in zip(leaf_names(params), whole, part, strict=True):
+        clean, poisoned = one
+        if not np.array_equal(clean[:, ::2], poisoned[:, ::2], equal_nan=True):
+            raise _needs_whole_leaves(comm, f"computes the update of {name!r} from other gradients too")
+        if not np.allclose(clean, clean[:, :1], rtol=1e-5, atol=0, equal_nan=True):
+            raise _needs_whole_leaves(comm, f"treats the places within {name!r} differently")
+        if not np.allclose(clean[:, :1], other[0][:, :1], rtol=1e-5, atol=0, equal_nan=True):
+            raise _needs_whole_leaves(comm, f"depends on the shape of {name!r}")
+
+
+def _updates(optimizer: optax.GradientTransformation, shapes: PyTree) -> list[list[np.ndarray]]:
+    """By leaf, (2, steps, size): updates for gradients of one value, and with NaN in every second.
+
+    Then the same of the state's scalars, (2, steps).
+    """
+    values = [0.3 + 0.1 * (i % 7) for i in range(len(jax.tree.leaves(shapes)))]  # told apart by leaf
+    values = jax.tree.unflatten(jax.tree.structure(shapes), values)
+    params = jax.tree.map(lambda p, value: jnp.full(p.shape, value, p.dtype), shapes, values)
+
+    def poisoned(p: jax.Array) -> jax.Array:
+        return jnp.where((jnp.arange(p.size) % 2).reshape(p.shape) == 1, jnp.nan, p).astype(p.dtype)
+
+    def run(grads: PyTree) -> PyTree:
+        def step(state: PyTree, _: None) -> tuple[PyTree, PyTree]:
+            updates, state = optimizer.update(grads, state, params)
+            scalars = [leaf for leaf in jax.tree.leaves(keys_as_bits(state)) if not leaf.shape]
+            return state, (jax.tree.map(lambda u: u.reshape(-1), updates), scalars)
+
+        return lax.scan(step, optimizer.init(params), length=_STEPS)[1]
+
+    run = jax.jit(run)
+    both = jax.device_get([run(grads) for grads in (params, jax.tree.map(poisoned, params))])
+    return [
+        [np.stack(pair) for pair in zip(*map(jax.tree.leaves, each), strict=True)]
+        for each in zip(*both, strict=True)
+    ]
+
+
+def _needs_whole_leaves(comm: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"comm={comm!r} gives the optimizer a part of each leaf, and this optimizer is not elementwise: it "
+        f"{what}. HINT: clip with max_grad_norm of the configuration, or use comm='mean', which keeps leaves "
+        "whole.",
+        key="comm",
+    )
