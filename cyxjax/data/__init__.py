@@ -9,8 +9,7 @@ from cyxjax.data.packing import Packed, pack
 from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches, as_dataset
 from cyxjax.data.splits import DatasetInfo, Splits
-from cyxjax.data.streams.once import Batches
-from cyxjax.data.streams.rows import Rows
+from cyxjax.data.streams import Batches, Rows
 from cyxjax.data.tar_shards import TarShards
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cyxjax.data.ledger import Record, StreamFacts, Tally
-from cyxjax.data.splitmix import mix
+from cyxjax.data.order import mix
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cyxjax.data.batches import BatchPlan
-from cyxjax.data.order import Order
-from cyxjax.data.splitmix import mix
+from cyxjax.data.order import Order, mix
 from cyxjax.errors import DataError
 
 _WORD = 2**64

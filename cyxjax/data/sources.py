@@ -4,7 +4,9 @@ Arrays are gathered in one indexing call; datasets read item by item are read by
 Nothing here imports torch, datasets or jax: objects are recognised by what they can do.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -13,11 +15,35 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from cyxjax.data.columns import Columns, leaves, map_leaves, split
-from cyxjax.data.extras.frames import is_frame, of_frame
-from cyxjax.data.extras.gather import rows
+from cyxjax.data.columns import Columns, is_frame, leaves, map_leaves, of_frame, split
 from cyxjax.data.items import ItemDataset, refuse_batches, refuse_strings
 from cyxjax.errors import DataError
+
+LARGE_BYTES = 4 << 20
+"""A batch from which on threads pay, and reading ahead: one thread copies 128 images of 224x224x3, 77 MB, in
+20 ms, half of it for fresh pages, while an H100 takes 26 ms for a step of ResNet-50 on them."""
+_MOST_THREADS = 8  # memory is not faster by more
+
+
+def gathered_rows(leaf: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """`leaf[indices]`; by `take`, twice as fast, where that does not copy the whole array first."""
+    if not (leaf.flags.c_contiguous and leaf.flags.aligned and leaf.dtype.isnative):
+        return leaf[indices]
+    array, threads = np.asarray(leaf), min(os.cpu_count() or 1, _MOST_THREADS)
+    is_large = array[:1].nbytes * len(indices) >= LARGE_BYTES
+    return _by_threads(threads, array, indices) if is_large and threads > 1 else array.take(indices, axis=0)
+
+
+def _by_threads(threads: int, array: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    if not (-len(array) <= indices.min() and indices.max() < len(array)):
+        raise IndexError(f"rows {indices.min()} to {indices.max()} of an array of {len(array)}")
+    made = np.empty((len(indices), *array.shape[1:]), array.dtype)
+    parts = zip(np.array_split(made, threads), np.array_split(indices % len(array), threads), strict=True)
+    # A pool for each batch: its start costs 0.3 ms, and no thread is left behind. "clip": nothing is out of
+    # range, and numpy then writes straight into `out`.
+    with ThreadPoolExecutor(threads, "cyxjax-gather") as pool:
+        list(pool.map(lambda part: array.take(part[1], axis=0, out=part[0], mode="clip"), parts))
+    return made
 
 
 @runtime_checkable
@@ -53,10 +79,10 @@ class ArrayDataset:
 
     def take(self, indices: np.ndarray) -> tuple[Any, Any]:
         """Rows `indices`, copied; inputs that are also the targets are read once."""
-        inputs = map_leaves(lambda leaf: rows(leaf, indices), self.inputs)
+        inputs = map_leaves(lambda leaf: gathered_rows(leaf, indices), self.inputs)
         if self.targets is self.inputs:
             return inputs, inputs
-        return inputs, map_leaves(lambda leaf: rows(leaf, indices), self.targets)
+        return inputs, map_leaves(lambda leaf: gathered_rows(leaf, indices), self.targets)
 
     @cached_property
     def row_bytes(self) -> int:

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from cyxjax.data.extras.tables import extra
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.data.splits import DatasetInfo, Splits
+from cyxjax.data.tables import extra
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.files import read_plain
 

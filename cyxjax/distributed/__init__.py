@@ -19,7 +19,6 @@ _HOME = {
         "reduce_tensor",
         "scatter",
     ),
-    "dataloaders": ("create_dataloaders_distributed",),
     "comm_hooks": (
         "CommHook",
         "PowerSGDState",
@@ -49,7 +48,7 @@ _HOME = {
         "setup_distributed",
     ),
     "spawning": ("SpawnError", "Spawned", "spawn"),
-    "sampler": ("DistributedBatchIterator", "DistributedSampler"),
+    "sampler": ("DistributedBatchIterator", "DistributedSampler", "create_dataloaders_distributed"),
 }
 _UPSTAIRS = {  # documented here, but they live in rooms above this one
     "DistributedTrainer": "cyxjax.train.trainer",
@@ -83,9 +82,6 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.distributed.comm_hooks import fp16_compress_hook as fp16_compress_hook
     from cyxjax.distributed.comm_hooks import powerSGD_hook as powerSGD_hook
     from cyxjax.distributed.data_parallel import DataParallel as DataParallel
-    from cyxjax.distributed.dataloaders import (
-        create_dataloaders_distributed as create_dataloaders_distributed,
-    )
     from cyxjax.distributed.ddp import DistributedDataParallel as DistributedDataParallel
     from cyxjax.distributed.ddp_config import DDPConfig as DDPConfig
     from cyxjax.distributed.process_group import BackendType as BackendType
@@ -105,6 +101,9 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.distributed.process_group import setup_distributed as setup_distributed
     from cyxjax.distributed.sampler import DistributedBatchIterator as DistributedBatchIterator
     from cyxjax.distributed.sampler import DistributedSampler as DistributedSampler
+    from cyxjax.distributed.sampler import (
+        create_dataloaders_distributed as create_dataloaders_distributed,
+    )
     from cyxjax.distributed.spawning import Spawned as Spawned
     from cyxjax.distributed.spawning import SpawnError as SpawnError
     from cyxjax.distributed.spawning import spawn as spawn

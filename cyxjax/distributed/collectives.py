@@ -22,11 +22,11 @@ from jax.sharding import Mesh
 
 from cyxjax.core import collectives
 from cyxjax.core.mesh import build_mesh
-from cyxjax.distributed import process_group, tree_form
+from cyxjax.distributed import payload, process_group
 from cyxjax.distributed.agreement import agree, describe
 from cyxjax.distributed.in_place import fill, fill_list, target_in_place, target_of
+from cyxjax.distributed.payload import as_arrays, is_wide, pack, unpack
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.distributed.wide_dtypes import as_arrays, is_wide, pack, unpack
 from cyxjax.errors import ConfigError, DataError
 
 PyTree = Any
@@ -111,10 +111,10 @@ def _scattered(xs: list[PyTree] | None, src: int) -> PyTree:
     group = process_group.current()
     giving = group.topology.rank == _rank(src, "src")
     items, problem = _items(xs, group) if giving else ([], "")
-    form, problem = tree_form.describe(items[0], problem) if items else (None, problem)
+    form, problem = payload.form_of(items[0], problem) if items else (None, problem)
     forms = agree(group, f"scatter(src={src})", note=form, problem=problem)
     if not giving:
-        items = [tree_form.zeros(forms[src])] * group.topology.world_size
+        items = [payload.zeros_of_form(forms[src])] * group.topology.world_size
     return _moved(group, items, lambda mesh: collectives.build_broadcast(mesh, src))[group.topology.rank]
 
 

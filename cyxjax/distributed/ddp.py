@@ -27,13 +27,11 @@ from cyxjax.core.objective.global_loss import sees_whole_batch
 from cyxjax.core.step import TrainState
 from cyxjax.distributed import collectives, comm_hooks
 from cyxjax.distributed import ddp_values as values
-from cyxjax.distributed.bound_loss import BoundLoss
 from cyxjax.distributed.ddp_config import DDPConfig, check_device_ids, compiler_options
-from cyxjax.distributed.ddp_programs import ModelPrograms
-from cyxjax.distributed.ddp_state import Gathered, HeldState
+from cyxjax.distributed.ddp_state import Gathered, HeldState, ModelPrograms
+from cyxjax.distributed.ddp_values import BoundLoss, UnusedLeaves
 from cyxjax.distributed.model_sync import ModelSync
 from cyxjax.distributed.process_group import ProcessGroup, current
-from cyxjax.distributed.unused import UnusedLeaves
 from cyxjax.errors import ConfigError, GroupError
 
 PyTree = Any

@@ -1,10 +1,14 @@
-"""What goes into a wrapped model: first values, rows, gradients of its output."""
+"""Values into and out of a wrapped model: first values, rows, losses with `backward()`, unused leaves."""
 
+import warnings
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from cyxjax.core import facade
+from cyxjax.core.mesh import local_value
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.data.items import refuse_strings
 from cyxjax.distributed.agreement import describe, leaf_type
@@ -65,3 +69,92 @@ def check_like(output_grad: PyTree, output: PyTree, at: PyTree = None) -> None:
 
 def _leaves(tree: PyTree) -> dict[str, Any]:
     return {name: leaf for (name, _), leaf in zip(describe(tree), jax.tree.leaves(tree), strict=True)}
+
+
+@dataclass(frozen=True)
+class BoundLoss:
+    """The mean loss of this process's batch with `.backward()`; made by `ddp.loss(...)`.
+
+    It can be scaled (`loss / accumulation_steps`), read (`loss.item()`, `float(loss)`) and pulled back once.
+    """
+
+    value: jax.Array
+    """float32 (), before scaling."""
+    output_grad: Any
+    """Gradient of `value` with respect to the model's output."""
+    ddp: Any
+    output: Any = None
+    """What `value` was computed from."""
+    scale: float = 1.0
+
+    def backward(self) -> None:
+        """Adds the gradients of this loss to what `ddp` has gathered since its last update."""
+        self.ddp.backward(self.output_grad, self.scale, self.output)
+
+    def item(self) -> float:
+        """The number; waits for it to be computed."""
+        return float(self.value) * self.scale
+
+    __float__ = item
+
+    def __mul__(self, factor: float) -> "BoundLoss":
+        return replace(self, scale=self.scale * float(factor))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float) -> "BoundLoss":
+        return replace(self, scale=self.scale / float(divisor))
+
+    def __jax_array__(self) -> jax.Array:
+        return self.value * self.scale
+
+    def __add__(self, other: Any) -> jax.Array:
+        """An array without `backward`."""
+        return self.__jax_array__() + other
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> jax.Array:
+        return self.__jax_array__() - other
+
+    def __rsub__(self, other: Any) -> jax.Array:
+        return other - self.__jax_array__()
+
+    def __lt__(self, other: Any) -> bool:
+        return self.item() < float(other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self.item() > float(other)
+
+    def __le__(self, other: Any) -> bool:
+        return self.item() <= float(other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self.item() >= float(other)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec)
+
+    def __str__(self) -> str:
+        return str(self.item())
+
+
+class UnusedLeaves:
+    """Leaves whose gradient was zero in every update so far."""
+
+    def __init__(self) -> None:
+        self._zero: np.ndarray | None = None  # by leaf
+
+    def names(self, params: PyTree) -> list[str]:
+        """[] before the first `note`."""
+        if self._zero is None:
+            return []
+        return [name for (name, _), unused in zip(describe(params), self._zero, strict=True) if unused]
+
+    def note(self, mean_grads: PyTree, params: PyTree, warn: bool) -> None:
+        """Counts one update; with `warn` the first one warns."""
+        zero = np.asarray(local_value(facade.zero_leaves(mean_grads)))
+        first, self._zero = self._zero is None, zero if self._zero is None else self._zero & zero
+        if first and zero.any() and warn:
+            names = ", ".join(self.names(params))
+            warnings.warn(f"parameters without a gradient in the first update: {names}", stacklevel=4)

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import optax
 
-from cyxjax.distributed.bound_loss import BoundLoss
 from cyxjax.distributed.ddp import DistributedDataParallel
+from cyxjax.distributed.ddp_values import BoundLoss
 from cyxjax.errors import ConfigError, GroupError
 
 

@@ -12,11 +12,11 @@ _FILES = {  # file -> the public names it holds
     "config": "Config",
     "convolution": "AvgPool2DModule Conv2DModule GlobalAvgPoolModule MaxPool2DModule",
     "files": "SavedModel load_model save_model",
-    "layers": "DropoutModule EmbeddingModule FlattenModule Layer LinearModule ReshapeModule layer",
+    "layers": "DropoutModule EmbeddingModule FlattenModule Layer LinearModule ReshapeModule count_params "
+    "layer",
     "norms": "BatchNormModule GroupNormModule LayerNormModule",
     "pooling": "max_pool",
     "registry": "Builder build_model get_model model_names register",
-    "summary": "count_params",
     "sequential": "SequentialModel",
 }
 _HOME = {name: file for file, names in _FILES.items() for name in names.split()}
@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.models.layers import Layer as Layer
     from cyxjax.models.layers import LinearModule as LinearModule
     from cyxjax.models.layers import ReshapeModule as ReshapeModule
+    from cyxjax.models.layers import count_params as count_params
     from cyxjax.models.layers import layer as layer
     from cyxjax.models.norms import BatchNormModule as BatchNormModule
     from cyxjax.models.norms import GroupNormModule as GroupNormModule
@@ -59,7 +60,6 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.models.registry import model_names as model_names
     from cyxjax.models.registry import register as register
     from cyxjax.models.sequential import SequentialModel as SequentialModel
-    from cyxjax.models.summary import count_params as count_params
 else:
 
     def __getattr__(name: str) -> Any:

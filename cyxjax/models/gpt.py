@@ -18,7 +18,7 @@ from flax import linen as nn
 from cyxjax.core.exact.repeatable import must_repeat
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.models.config import Count, Rate
-from cyxjax.models.network import Network
+from cyxjax.models.networks import Network
 from cyxjax.models.registry import register
 
 _STDDEV = 0.02  # of every weight matrix at the start (GPT-1 and GPT-2)

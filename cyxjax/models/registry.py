@@ -20,11 +20,11 @@ __all__ = ["Builder", "Config", "build_model", "get_model", "model_names", "regi
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 _SHIPPED = {  # name -> the file that registers it
-    "mlp": "cyxjax.models.mlp",
-    "cnn": "cyxjax.models.cnn",
+    "mlp": "cyxjax.models.networks",
+    "cnn": "cyxjax.models.networks",
     "resnet18": "cyxjax.models.resnet",
     "resnet50": "cyxjax.models.resnet",
-    "vae": "cyxjax.models.vae",
+    "vae": "cyxjax.models.networks",
     "gpt": "cyxjax.models.gpt",
 }
 _builders: dict[str, "Builder"] = {}

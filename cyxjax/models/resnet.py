@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from cyxjax.models.config import Count
-from cyxjax.models.network import Network
+from cyxjax.models.networks import Network
 from cyxjax.models.pooling import max_pool
 from cyxjax.models.registry import register
 

@@ -21,8 +21,7 @@ from cyxjax.core.trees import named_leaves
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.models import activations, convolution, norms  # noqa: F401
 from cyxjax.models.files import load_model, save_model
-from cyxjax.models.layers import Layer, check_layer, layer_from_dict, layer_to_dict
-from cyxjax.models.summary import summary_table
+from cyxjax.models.layers import Layer, check_layer, layer_from_dict, layer_to_dict, summary_table
 
 PyTree = Any
 Values = tuple[dict[str, Any], dict[str, Any]]  # params, model_state: {"0_linear": {"kernel": ...}}

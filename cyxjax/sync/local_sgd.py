@@ -1,4 +1,8 @@
-"""Replicas that step on their own gradients and average their parameters only now and then."""
+"""Replicas that step on their own gradients for some steps: local SGD and DiLoCo.
+
+Local SGD then averages their parameters; DiLoCo takes one outer step of momentum SGD on how far replicas
+moved on average.
+"""
 
 from typing import Any, NamedTuple
 
@@ -75,6 +79,54 @@ def _averaged(params: PyTree) -> PyTree:
     return as_own(consensus(params))
 
 
+class DilocoState(NamedTuple):
+    num_steps: Any  # int32 (): local steps since the start
+    inner: PyTree  # the optimizer's state, a row per replica
+    anchor: PyTree  # the parameters all started the round from
+    outer: PyTree  # the outer optimizer's state
+
+
+def diloco(
+    optimizer: optax.GradientTransformation,
+    every: int = 50,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.9,
+) -> Sync:
+    """Local steps; after each `every` of them an outer Nesterov step on (start of the round - mean of ends).
+
+    `every=1` with outer_lr=1, outer_momentum=0 and plain SGD inside is `mean`. Clipping by norm sees the
+    local gradient. Evaluation sees the mean of the replicas' parameters.
+    Source: Douillard et al. 2023, arXiv:2311.08105. Raises: ConfigError for values out of range.
+    """
+    check_every(every)
+    if not outer_lr > 0 or not 0 <= outer_momentum < 1:
+        raise ConfigError(
+            f"outer_lr={outer_lr}, outer_momentum={outer_momentum}: expected a positive rate and a momentum "
+            "in [0, 1). HINT: 0.7 and 0.9, as published."
+        )
+    outer_sgd = optax.sgd(outer_lr, outer_momentum or None, nesterov=bool(outer_momentum))
+
+    def init(params: PyTree) -> DilocoState:
+        return DilocoState(jnp.int32(0), optimizer.init(params), params, outer_sgd.init(params))
+
+    def end_round(params: PyTree, anchor: PyTree, outer: PyTree) -> tuple[PyTree, PyTree, PyTree]:
+        moved = jax.tree.map(jnp.subtract, anchor, consensus(params))
+        updates, outer = outer_sgd.update(moved, outer, anchor)
+        anchor = optax.apply_updates(anchor, updates)
+        return as_own(anchor), anchor, outer
+
+    def update(grads: PyTree, state: DilocoState, params: PyTree) -> tuple[PyTree, DilocoState]:
+        num_steps = state.num_steps + 1
+        params, inner = local_step(optimizer, grads, state.inner, params)
+        params, anchor, outer = lax.cond(
+            num_steps % every == 0, end_round, lambda *same: same, params, state.anchor, state.outer
+        )
+        return params, DilocoState(num_steps, inner, anchor, outer)
+
+    spec = DilocoState(REPLICATED, PER_REPLICA, REPLICATED, REPLICATED)
+    return Sync(init, update, spec, PER_REPLICA, consensus=consensus)
+
+
 ENTRIES = {
     "local_sgd": Strategy(
         local_sgd,
@@ -88,5 +140,18 @@ ENTRIES = {
         lossless={"every": 1},
         usual={"every": 3},
         learns={"every": 4},
-    )
+    ),
+    "diloco": Strategy(
+        diloco,
+        (
+            "the same, `every` 50, with an outer Nesterov step",
+            "the start of the round, the outer momentum",
+            "the slowest networks",
+        ),
+        sends=lambda params, size: [Exchange(True, size, 1 / 50)],
+        averages_every_step=False,
+        lossless={"every": 1, "outer_lr": 1.0, "outer_momentum": 0.0},
+        usual={"every": 2},
+        learns={"every": 8, "outer_momentum": 0.5},
+    ),
 }

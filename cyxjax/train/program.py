@@ -29,7 +29,7 @@ from cyxjax.core.step import (
 )
 from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import matches
-from cyxjax.sync.partial import for_part, part_of, trained
+from cyxjax.sync.in_groups import for_part, part_of, trained
 from cyxjax.sync.registry import build_sync
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.hooks.progress import Rate

@@ -34,7 +34,7 @@ from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.step import Batch, build_train_step, init_state
 from cyxjax.models.gpt import GPT
-from cyxjax.models.mlp import MLP
+from cyxjax.models.networks import MLP
 from cyxjax.observe.compiled_plan import memory_bytes, size, state_bytes
 from cyxjax.sync.registry import build_sync
 

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from cyxjax.data.streams.rows import Rows
+from cyxjax.data.streams import Rows
 from tests.support.trainers import X, Y, config, trainer, use_devices
 
 

@@ -18,8 +18,7 @@ from cyxjax.core.strategy import reduce_then
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order
 from cyxjax.observe.compiled_plan import Collective, bytes_per_step, collectives, plan_lines, size
-from cyxjax.sync.bucketed import buckets
-from cyxjax.sync.mean import mean
+from cyxjax.sync.mean import buckets, mean
 from cyxjax.sync.registry import STRATEGIES, build_sync
 from tests.support.models import Net, data, put
 from tests.support.programs import run

@@ -15,7 +15,7 @@ from cyxjax.core.model.adapter import adapt
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.step import build_consensus, build_predict_step, build_train_step, init_state
 from cyxjax.data.batches import BatchPlan, read_batch
-from cyxjax.data.bundled import load_digits
+from cyxjax.data.catalog import load_digits
 from cyxjax.data.order import Order
 from cyxjax.errors import ConfigError
 from cyxjax.sync.registry import STRATEGIES, build_sync

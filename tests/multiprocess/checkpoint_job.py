@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 from cyxjax.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from cyxjax.checkpoint.writers import Writers  # noqa: E402
 from cyxjax.core.portable import Share, placed  # noqa: E402
-from cyxjax.distributed.store import Peers  # noqa: E402
+from cyxjax.distributed.agreement import Peers  # noqa: E402
 
 mesh = Mesh(np.array(jax.devices()), ("data",))
 

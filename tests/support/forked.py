@@ -28,7 +28,7 @@ LOADED = [
     *("cyxjax.train.experiment", "cyxjax.distributed", "cyxjax.launch.__main__"),
     *("cyxjax.launch.supervise.supervisor", "flax.linen", "optax"),
     # what a training loads with its model and its first program
-    *("cyxjax.core.model.linen_models", "cyxjax.models.mlp", "jaxlib.mlir.dialects.mhlo"),
+    *("cyxjax.core.model.linen_models", "cyxjax.models.networks", "jaxlib.mlir.dialects.mhlo"),
 ]
 AT_START = ("JAX_", "XLA_", "NPROC")  # a fork's own count, not those of the test that came first
 

@@ -11,8 +11,7 @@ from cyxjax.data.labels import watched
 from cyxjax.data.loader import DataLoader, tell_epoch
 from cyxjax.data.order import Order
 from cyxjax.data.sources import Dataset, Subset, as_dataset
-from cyxjax.data.streams.once import Once
-from cyxjax.data.streams.rows import RowBatches, as_rows
+from cyxjax.data.streams import Once, RowBatches, as_rows
 from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError

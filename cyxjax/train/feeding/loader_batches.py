@@ -13,7 +13,7 @@ from cyxjax.core.draws import place_in_step
 from cyxjax.core.mesh import refuse_wrapping
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.loader import tell_epoch
-from cyxjax.data.streams.place import Reader
+from cyxjax.data.streams import Reader
 from cyxjax.errors import DataError, DesyncError
 from cyxjax.launch.group.roster import disagreement
 

@@ -9,7 +9,7 @@ from cyxjax.core.step import Batch
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.loader import tell_epoch
 from cyxjax.data.prefetch import Inline, Prefetch, prefetch
-from cyxjax.data.streams.once import Once
+from cyxjax.data.streams import Once
 from cyxjax.errors import DataError
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.feeding.keying import Keying, places_of_loader, unkeyed

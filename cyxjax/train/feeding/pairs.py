@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from cyxjax.data.extras.frames import is_frame, matrix_of
+from cyxjax.data.columns import is_frame, matrix_of
 from cyxjax.data.items import stack
 
 _ONE = (bool, int, float, str, np.generic)

@@ -34,8 +34,8 @@ from cyxjax.core.objective.scores import (
     top_k,
 )
 from cyxjax.data.catalog import Splits, load_dataset
-from cyxjax.data.extras.tables import extra
 from cyxjax.data.splits import DatasetInfo
+from cyxjax.data.tables import extra
 from cyxjax.errors import ConfigError
 from cyxjax.models.config import Config
 from cyxjax.models.registry import get_model

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from cyxjax.data import bundled
+from cyxjax.data import catalog
 from cyxjax.data.catalog import load_dataset, names
 from cyxjax.data.sources import Subset
 from cyxjax.data.splits import DatasetInfo, stratified_rows
@@ -104,13 +104,13 @@ def test_unknown_names_and_options_are_answered_with_the_nearest():
 
 def test_digits_are_those_of_the_library_which_is_not_loaded(monkeypatch):
     from_file = take_all(load_dataset("digits").train)
-    monkeypatch.setattr(bundled, "find_spec", lambda name: None)
+    monkeypatch.setattr(catalog, "find_spec", lambda name: None)
     for found, wanted in zip(from_file, take_all(load_dataset("digits").train), strict=True):
         np.testing.assert_array_equal(found, wanted)
 
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr(bundled, "find_spec", lambda name: None)
+    monkeypatch.setattr(catalog, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(ConfigError, match=r"load_digits .*'cyxjax\[digits\]'"):
         load_dataset("digits")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cyxjax.data import ledger
 from cyxjax.data.audit import audit, walk
 from cyxjax.data.ledger import Delivered, Record, Span, StreamFacts, Tally, delivered, span_of_step
-from cyxjax.data.splitmix import mix
+from cyxjax.data.order import mix
 from cyxjax.errors import DataError
 
 FACTS = StreamFacts(23, 4, drop_last=False, seed=9, shuffle=True)  # 6 steps an epoch, the last of 3 samples

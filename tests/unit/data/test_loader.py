@@ -7,8 +7,7 @@ import pytest
 
 from cyxjax.data.loader import DataLoader
 from cyxjax.data.sources import as_batches
-from cyxjax.distributed.dataloaders import create_dataloaders_distributed
-from cyxjax.distributed.sampler import DistributedSampler
+from cyxjax.distributed.sampler import DistributedSampler, create_dataloaders_distributed
 from cyxjax.errors import ConfigError, DataError
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2)

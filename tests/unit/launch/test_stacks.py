@@ -94,7 +94,7 @@ def frames_of(*frames: str) -> list[stacks.Frame]:
     return stacks.main_thread(block("Current thread", *frames))
 
 
-EXCHANGE = f'"{stacks._PACKAGE}distributed/store.py", line 43 in exchange'
+EXCHANGE = f'"{stacks._PACKAGE}distributed/agreement.py", line 43 in exchange'
 FIT = f'"{stacks._PACKAGE}train/loop.py", line 9 in evaluate'
 
 

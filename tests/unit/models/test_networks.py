@@ -11,10 +11,10 @@ from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.models import BatchNormModule, Conv2DModule
 from cyxjax.models.gpt import Attention
+from cyxjax.models.layers import count_params
+from cyxjax.models.networks import negative_elbo
 from cyxjax.models.registry import get_model
 from cyxjax.models.resnet import BasicBlock, Bottleneck, ResNet
-from cyxjax.models.summary import count_params
-from cyxjax.models.vae import negative_elbo
 
 KEY = jax.random.key(0)
 

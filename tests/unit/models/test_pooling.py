@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import cyxjax as cx
 from cyxjax.models import pooling
-from cyxjax.models.cnn import CNN
+from cyxjax.models.networks import CNN
 from cyxjax.models.resnet import resnet18
 
 VALUES = [-np.inf, -1.0, -0.0, 0.0, 0.5, 1.0, 3.0]  # few: most windows hold ties

@@ -12,9 +12,9 @@ from flax import linen as nn
 from cyxjax.errors import ConfigError
 from cyxjax.models import registry
 from cyxjax.models.config import Config
-from cyxjax.models.mlp import MLP
+from cyxjax.models.layers import count_params
+from cyxjax.models.networks import MLP
 from cyxjax.models.registry import get_model, model_names, register
-from cyxjax.models.summary import count_params
 
 
 @pytest.fixture

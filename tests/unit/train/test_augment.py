@@ -12,7 +12,7 @@ from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.step import Batch
 from cyxjax.data.batches import BatchPlan
 from cyxjax.data.sources import ArrayDataset
-from cyxjax.data.streams.rows import RowBatches, Rows
+from cyxjax.data.streams import RowBatches, Rows
 from cyxjax.errors import ConfigError
 from cyxjax.train.feeding.feed import dataset_feed
 from cyxjax.train.feeding.keying import keying_for, places_of_loader

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import cyxjax as cx
-from cyxjax.data.streams.rows import as_rows
+from cyxjax.data.streams import as_rows
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train import resume
 from cyxjax.train.feeding import fit_data

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from cyxjax.core.trees import named_leaves
-from cyxjax.data.streams.place import Reader, packed, unpacked
-from cyxjax.data.streams.rows import RowBatches, Rows
+from cyxjax.data.streams import Reader, RowBatches, Rows, packed, unpacked
 from cyxjax.errors import CheckpointError
 from cyxjax.train.feeding.places import Marks
 from cyxjax.train.loop import Position

@@ -9,8 +9,7 @@ import pytest
 from flax import linen, nnx
 
 import cyxjax as cx
-from cyxjax.distributed.dataloaders import create_dataloaders_distributed
-from cyxjax.distributed.sampler import DistributedSampler
+from cyxjax.distributed.sampler import DistributedSampler, create_dataloaders_distributed
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.fit_data import parse

@@ -1,11 +1,13 @@
-"""Leaves that jax cannot hold (64-bit numbers while x64 is off, complex numbers) travel as their bytes.
+"""What collectives carry: a tree as arrays that arrive unchanged, and its form for ranks without a value.
 
-Converted to 32 bits they would arrive changed without a word; so they come back as numpy, exact.
+Leaves that jax cannot hold (64-bit numbers while x64 is off, complex numbers) travel as their bytes:
+converted to 32 bits they would arrive changed without a word. They come back as numpy, exact.
 """
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.distributed.agreement import leaf_name
@@ -59,3 +61,34 @@ def _as_array(path: Any, leaf: Any) -> Any:
             "jax.random.key_data makes an array of a key."
         )
     return array
+
+
+def form_of(tree: PyTree, problem: str = "") -> tuple[Any, str]:
+    """(form, "") of a tree of dicts, lists and tuples, or (None, what is wrong)."""
+    if problem:
+        return None, problem
+    try:
+        return _form(tree), ""
+    except TypeError as error:
+        return None, str(error)
+
+
+def zeros_of_form(form: Any) -> PyTree:
+    """A tree of host arrays of that form."""
+    kind, inner = form
+    if kind == "dict":
+        return {name: zeros_of_form(one) for name, one in inner}
+    if kind in ("list", "tuple"):
+        return (list if kind == "list" else tuple)(zeros_of_form(one) for one in inner)
+    dtype, shape = inner
+    return np.zeros(shape, jnp.dtype(dtype))
+
+
+def _form(tree: PyTree) -> Any:
+    if isinstance(tree, dict) and all(isinstance(name, str) for name in tree):
+        return ["dict", [[name, _form(tree[name])] for name in sorted(tree)]]
+    if type(tree) in (list, tuple):
+        return [type(tree).__name__, [_form(one) for one in tree]]
+    if hasattr(tree, "dtype") and hasattr(tree, "shape"):
+        return ["array", [str(tree.dtype), list(tree.shape)]]
+    raise TypeError(f"{type(tree).__name__} cannot be scattered; expected dicts, lists, tuples and arrays.")

@@ -1,22 +1,95 @@
-"""A variational autoencoder that returns its own loss, one number per sample.
+"""Small networks by name: a multilayer perceptron, a convolutional network, a variational autoencoder.
 
-Source: Kingma & Welling 2013, arXiv:1312.6114: Bernoulli decoder (appendix C.1), closed-form KL
-divergence between the encoder's diagonal Gaussian and the standard normal (appendix B).
-
-Shape suffixes: B samples, P pixels of one sample, L latent numbers.
-"""
+Shape suffixes: B samples, F features of one sample, H units of a hidden layer or height, W width, D channels,
+C classes (or outputs), P pixels of one sample, L latent numbers."""
 
 import math
-from typing import TypedDict
+from collections.abc import Callable
+from typing import Any, Never, TypedDict, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from cyxjax.models.config import Count, Positive
-from cyxjax.models.network import Network
+from cyxjax.errors import ConfigError
+from cyxjax.models.config import Activation, Count, Positive, Rate
+from cyxjax.models.pooling import max_pool
 from cyxjax.models.registry import register
+
+_Self = TypeVar("_Self", bound="Network")
+
+
+class Network(nn.Module):
+    """A linen module that torch's spelling leaves alone."""
+
+    def to(self: _Self, device: Any) -> _Self:
+        """The model itself: devices are the group's, and a wrapper or trainer refuses another one."""
+        del device
+        return self
+
+    def parameters(self) -> Never:
+        """A linen network holds no values. Raises: ConfigError that names what does."""
+        raise ConfigError(
+            f"{type(self).__name__} holds no parameters: a wrapper or a trainer does. "
+            "HINT: ddp = cx.distributed.DistributedDataParallel(model), cx.AdamOptimizer(ddp, lr=0.001).",
+            key="model",
+        )
+
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": nn.relu,
+    "gelu": nn.gelu,
+    "tanh": nn.tanh,
+    "silu": nn.silu,
+}
+
+
+@register("mlp")
+class MLP(Network):
+    """Logits (B, num_classes) of inputs (B, ...): each sample is flattened, then `hidden` layers follow.
+
+    For regression, `num_classes` is the number of outputs. With `hidden=()` it is one linear layer.
+    """
+
+    num_classes: Count = 10
+    hidden: tuple[Count, ...] = (256,)
+    activation: Activation = "relu"
+    dropout: Rate = 0.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        x_BF = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+        for size in self.hidden:
+            x_BH = ACTIVATIONS[self.activation](nn.Dense(size)(x_BF))
+            x_BF = nn.Dropout(self.dropout, deterministic=not train)(x_BH)
+        return nn.Dense(self.num_classes)(x_BF)
+
+
+@register("cnn")
+class CNN(Network):
+    """Logits (B, num_classes) of images (B, H, W, D) or (B, H, W).
+
+    One 3x3 convolution, ReLU and 2x2 max pooling per entry of `features`, then one hidden layer.
+    Pooling stops once a side is a single pixel, so images of any size are accepted.
+    """
+
+    num_classes: Count = 10
+    features: tuple[Count, ...] = (32, 64)
+    hidden: Count = 128
+    dropout: Rate = 0.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        x_BHWD = x[..., None] if x.ndim == 3 else x
+        for num_channels in self.features:
+            x_BHWD = nn.relu(nn.Conv(num_channels, (3, 3))(x_BHWD))
+            if min(x_BHWD.shape[1:3]) > 1:
+                x_BHWD = max_pool(x_BHWD, window_shape=(2, 2), strides=(2, 2))
+        x_BF = x_BHWD.reshape(x_BHWD.shape[0], math.prod(x_BHWD.shape[1:]))
+        x_BF = nn.relu(nn.Dense(self.hidden)(x_BF))
+        x_BF = nn.Dropout(self.dropout, deterministic=not train)(x_BF)
+        return nn.Dense(self.num_classes)(x_BF)
 
 
 class VAEOutput(TypedDict):
@@ -35,6 +108,8 @@ class VAE(Network):
     loss = sum_P BCE(x, decode(z)) + beta * KL(N(mean, var) || N(0, 1)), with z drawn from N(mean, var) in
     training and z = mean otherwise, so that evaluation needs no random key and repeats exactly.
     beta = 1 is the bound itself; others: Higgins et al. 2017 (beta-VAE).
+    Source: Kingma & Welling 2013, arXiv:1312.6114: Bernoulli decoder (appendix C.1), closed-form KL
+    divergence between the encoder's diagonal Gaussian and the standard normal (appendix B).
     """
 
     latent_size: Count = 16

@@ -1,0 +1,289 @@
+"""Data that are read from front to back, without an index, and the place in them.
+
+Iterators of grain have `get_state` and `set_state`; streams of Hugging Face and torchdata's loaders
+`state_dict` and `load_state_dict`: the place is what the loader itself says, in JSON. What has neither is
+read again up to the place where a run goes on."""
+
+import base64
+import hashlib
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from cyxjax.data.columns import Columns, leaves, split
+from cyxjax.data.items import stack
+from cyxjax.data.labels import WatchedLoader
+from cyxjax.data.sources import as_batches
+from cyxjax.errors import CheckpointError, DataError
+
+
+class Batches:
+    """A list (or anything that begins anew when iterated) of batches (inputs, targets) as a loader."""
+
+    def __init__(self, batches: Iterable[Any]):
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
+
+
+class Once:
+    """An iterator of batches that is read once, and may be looked at before."""
+
+    def __init__(self, batches: Iterator[Any]):
+        self._batches, self._kept = batches, deque[Any]()
+
+    def peek(self, count: int) -> list[Any]:
+        """The next `count` batches, or as many as there are; they stay the next ones."""
+        while len(self._kept) < count:
+            try:
+                self._kept.append(next(self._batches))
+            except StopIteration:
+                break
+        return list(self._kept)[:count]
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            if self._kept:
+                yield self._kept.popleft()
+                continue
+            try:
+                batch = next(self._batches)
+            except StopIteration:
+                return
+            yield batch
+
+
+_PLAIN = (bool, int, float, str, type(None))
+_TAG = "__of__"
+
+
+class Reader:
+    """One pass over `loader`, from `place` on; raw batches, or with `pairs` (inputs, targets) arrays."""
+
+    def __init__(self, loader: Any, place: Any = None):
+        self._loader = loader
+        inner = loader.loader if isinstance(loader, WatchedLoader) else loader
+        self._iterator, self._state = _opened(inner, place)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._iterator
+
+    def pairs(self) -> Iterator[tuple[Any, Any]]:
+        """Batches as arrays, their labels looked at where the loader is watched."""
+        watched = isinstance(self._loader, WatchedLoader)
+        return self._loader.watch(self._iterator) if watched else as_batches(self._iterator)
+
+    def place(self) -> Any:
+        """Where the next batch will be read, as JSON; None where the loader does not say it."""
+        return None if self._state is None else packed(self._state())
+
+
+def _opened(loader: Any, place: Any) -> tuple[Iterator[Any], Callable[[], Any] | None]:
+    try:
+        if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and not _forgets(loader):
+            if place is not None:
+                loader.load_state_dict(unpacked(place))
+            return iter(loader), loader.state_dict
+        iterator = iter(loader)
+        for get, put in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
+            if hasattr(iterator, get) and hasattr(iterator, put):
+                if place is not None:
+                    getattr(iterator, put)(unpacked(place))
+                return iterator, getattr(iterator, get)
+    except Exception as err:
+        if place is None:
+            raise
+        raise CheckpointError(
+            f"{type(loader).__name__} does not take the place that the checkpoint kept of it "
+            f"({type(err).__name__}: {err}). HINT: give fit the loader of before, or resume: never."
+        ) from err
+    if place is not None:
+        raise CheckpointError(
+            f"the checkpoint kept a place in a stream, and {type(loader).__name__} takes none. "
+            "HINT: give fit the loader of before, or resume: never."
+        )
+    return iterator, None
+
+
+def _forgets(loader: Any) -> bool:
+    """A shuffle buffer of Hugging Face's is not in its state: what lay in it would never be seen."""
+    part, names = getattr(loader, "_ex_iterable", None), []
+    while part is not None:
+        names.append(type(part).__name__)
+        part = getattr(part, "ex_iterable", None)
+    shuffling = getattr(loader, "_shuffling", None) is not None
+    return shuffling or any("BufferShuffled" in name for name in names)
+
+
+def packed(value: Any) -> Any:
+    """`value` as JSON holds it; None if it cannot be. Never a pickle: a checkpoint runs no code."""
+    try:
+        return _packed(value)
+    except TypeError:
+        return None
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return _packed(value.item())
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, bytes):
+        return {_TAG: "bytes", "data": base64.b64encode(value).decode()}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return {_TAG: value.dtype.str, "shape": list(value.shape), "data": _packed(value.tobytes())["data"]}
+    if isinstance(value, list):
+        return [_packed(one) for one in value]
+    if isinstance(value, tuple):
+        return {_TAG: "tuple", "data": [_packed(one) for one in value]}
+    if isinstance(value, dict):
+        return {_TAG: "dict", "data": [[_packed(k), _packed(v)] for k, v in value.items()]}
+    raise TypeError(type(value).__name__)
+
+
+def unpacked(value: Any) -> Any:
+    """The inverse of `packed`."""
+    if isinstance(value, list):
+        return [unpacked(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    kind, data = value[_TAG], value["data"]
+    if kind == "tuple":
+        return tuple(unpacked(one) for one in data)
+    if kind == "dict":
+        return {unpacked(k): unpacked(v) for k, v in data}
+    raw = base64.b64decode(data)
+    return raw if kind == "bytes" else np.frombuffer(raw, kind).reshape(value["shape"]).copy()
+
+
+class Rows:
+    """Samples one after another: anything that begins anew each time it is iterated.
+
+    `inputs` and `targets` name columns of records. `shared`: every rank reads the same samples, in the same
+    order, and takes its share of each step, so that a run goes on at any number of processes; else each
+    rank reads its own.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        inputs: str | Sequence[str] | None = None,
+        targets: str | None = None,
+        *,
+        shared: bool = True,
+    ):
+        self.source, self.shared = source, shared
+        names = inputs if inputs is None or isinstance(inputs, str) else tuple(inputs)
+        self.columns = Columns(names, targets)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.source)
+
+
+def as_rows(data: Any) -> Rows | None:
+    """`data` as single samples where that is what it gives: `Rows`, torch's and Hugging Face's streams."""
+    _let_grain_work()
+    if isinstance(data, Rows):
+        return data
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is not None and isinstance(data, torch_data.IterableDataset):
+        return Rows(data)
+    if hasattr(data, "_ex_iterable") and hasattr(data, "with_format"):
+        return Rows(data.with_format("numpy"), shared=getattr(data, "_distributed", None) is None)
+    return None
+
+
+def _let_grain_work() -> None:
+    """grain's worker processes ask absl for flags, which only a main of absl's parses (0.2.18)."""
+    flags = sys.modules.get("absl.flags")
+    if "grain" in sys.modules and flags is not None and not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+
+
+class RowBatches:
+    """`rows` in batches of `batch_size` samples of this process; its iterators know their place."""
+
+    def __init__(self, rows: Rows, batch_size: int, rank: int, world_size: int, drop_last: bool = False):
+        self.rows, self.batch_size, self.drop_last = rows, batch_size, drop_last
+        self.deal = (rank, world_size) if rows.shared else (0, 1)
+
+    def __iter__(self) -> "_RowPass":
+        return _RowPass(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Handed on to the stream, where it can be told."""
+        tell = getattr(self.rows.source, "set_epoch", None)
+        if tell is not None:
+            tell(epoch)
+
+    def first_digest(self) -> str:
+        """Of the first sample: equal on all ranks where they read one stream."""
+        for row in self.rows:
+            parts = [
+                np.ascontiguousarray(np.asarray(leaf)) for _, leaf in leaves(split(row, self.rows.columns))
+            ]
+            return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+        return ""
+
+
+def _own_arrays(row: Any) -> Any:
+    """`row`, whose arrays its source may fill anew with the next sample."""
+    if isinstance(row, np.ndarray):
+        return row.copy()
+    if isinstance(row, dict):
+        return {name: _own_arrays(part) for name, part in row.items()}
+    if isinstance(row, tuple) and hasattr(row, "_fields"):
+        return type(row)(*map(_own_arrays, row))
+    return type(row)(map(_own_arrays, row)) if type(row) in (list, tuple) else row
+
+
+class _RowPass:
+    """One pass. A stream that knows no place is counted in samples, and passed over by who goes on."""
+
+    def __init__(self, of: RowBatches):
+        self._of, self._given = of, 0
+        self._reader = Reader(of.rows.source)
+        self._source = iter(self._reader)
+
+    def __iter__(self) -> "_RowPass":
+        return self
+
+    def __next__(self) -> tuple[Any, Any]:
+        rank, ranks = self._of.deal
+        wanted = self._of.batch_size * ranks
+        count, mine = 0, []
+        for row in islice(self._source, wanted):
+            if count % ranks == rank:
+                mine.append(_own_arrays(row))
+            count += 1
+        if not count or (self._of.drop_last and count < wanted):
+            raise StopIteration
+        numbers = range(self._given + rank, self._given + count, ranks)
+        self._given += count
+        if not mine:  # the last samples of the stream are fewer than the ranks
+            raise StopIteration
+        return _stacked(mine, numbers, self._of.rows.columns)
+
+    def get_state(self) -> Any:
+        """Where the next batch begins."""
+        return {"given": self._given, "place": self._reader.place()}
+
+    def set_state(self, state: Any) -> None:
+        """Goes on where `get_state` said, at any number of ranks that share the stream."""
+        self._given, place = state["given"], state["place"]
+        self._reader = Reader(self._of.rows.source, place)
+        self._source = iter(self._reader)
+        if place is None and len(list(islice(self._source, self._given))) < self._given:
+            raise DataError("the stream is shorter than it was. HINT: check the files it reads.")
+
+
+def _stacked(items: list[Any], numbers: Sequence[int], columns: Columns) -> tuple[Any, Any]:
+    pairs = [split(tuple(item) if isinstance(item, list) else item, columns) for item in items]
+    inputs = stack([x for x, _ in pairs], numbers)
+    same = all(y is x for x, y in pairs)
+    return inputs, inputs if same else stack([y for _, y in pairs], numbers)

@@ -1,1 +1,0 @@
-"""Streams: data that are read from front to back, without an index."""
