@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.checkpoint import restoring, tree
-from cyxjax.checkpoint.failures import describe_failure
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import Manifest, frozen_json
 from cyxjax.checkpoint.restoring import Restored, Target
-from cyxjax.checkpoint.store import Best, Snapshot, StepStore
+from cyxjax.checkpoint.store import Best, Snapshot, StepStore, describe_failure
 from cyxjax.checkpoint.tree import Adapt, Put, PyTree, as_read
 from cyxjax.checkpoint.writers import ALONE, Writers, is_spread
 from cyxjax.errors import CheckpointError, CyxjaxError, DamagedStep, GroupError

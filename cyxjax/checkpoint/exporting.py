@@ -1,8 +1,13 @@
-"""Parameters of a step for other programs: one safetensors file, or orbax's folder."""
+"""Parameters of a step for other programs: one safetensors file, or orbax's folder, which is read too.
+
+Only this module uses orbax. One process reads and writes alone: no barrier of orbax's is ever entered.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from cyxjax.checkpoint.arrays import Entry, write_file
 from cyxjax.checkpoint.folders import list_steps
@@ -40,7 +45,7 @@ def to_safetensors(path: Path, entries: Mapping[str, Entry], about: Mapping[str,
 
 def to_orbax(folder: Path, arrays: Mapping[str, Any]) -> None:
     """A new folder, as plain orbax reads it. Raises: CheckpointError if it is there, or cannot be made."""
-    from cyxjax.checkpoint.orbax_arrays import export
+    from cyxjax.checkpoint.exporting import export
 
     if folder.exists():
         raise CheckpointError(f"{folder} is there already. HINT: name a new folder.")
@@ -50,3 +55,56 @@ def to_orbax(folder: Path, arrays: Mapping[str, Any]) -> None:
         raise CheckpointError(
             f"{folder}: {str(error)[:300]}. HINT: name a place this user may write."
         ) from error
+
+
+def read_tree(folder: Path) -> Any:
+    """All arrays that plain orbax keeps in `folder`, host arrays in its own tree. Raises: CheckpointError."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    handler, folder = _handler(), folder.absolute()
+    try:
+        as_numpy = lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray)  # noqa: E731
+        wanted = jax.tree.map(as_numpy, handler.metadata(folder).tree)
+        return handler.restore(folder, args=ocp.args.PyTreeRestore(restore_args=wanted))
+    except Exception as error:  # orbax and TensorStore have no family of errors of their own
+        raise CheckpointError(
+            f"{folder} cannot be read by orbax: {type(error).__name__}: {str(error)[:200]}. "
+            "HINT: name the folder of the item itself."
+        ) from error
+
+
+def export(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes `arrays` into the new `folder` as a tree nested by the parts of their names, for plain orbax.
+
+    `orbax.checkpoint.PyTreeCheckpointer().restore(folder)` gives {"params": {"Dense_0": {"kernel": ...}}}.
+    Raises: whatever orbax and TensorStore raise.
+    """
+    import orbax.checkpoint as ocp
+
+    tree: dict[str, Any] = {}
+    for name, array in arrays.items():
+        *path, last = name.split("/")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = array
+    with ocp.Checkpointer(_handler(), multiprocessing_options=_alone()) as checkpointer:
+        checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(tree))
+
+
+def _handler() -> Any:
+    import orbax.checkpoint as ocp
+
+    return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False, multiprocessing_options=_alone())
+
+
+def _alone() -> Any:
+    """Options under which orbax waits for no other process: this one is the only active one."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    me = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"cyxjax_{me}"
+    )

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from cyxjax.checkpoint.exporting import good_step
+from cyxjax.checkpoint.exporting import good_step, read_tree
 from cyxjax.checkpoint.folders import list_steps
-from cyxjax.checkpoint.orbax_arrays import read_tree
 from cyxjax.checkpoint.store import StepStore
 from cyxjax.config.load import open_run
 from cyxjax.errors import CheckpointError

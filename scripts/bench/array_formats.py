@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cyxjax.checkpoint import arrays, orbax_arrays
+from cyxjax.checkpoint import arrays, exporting
 from cyxjax.checkpoint.digests import describe_files
 from cyxjax.checkpoint.manifest import Leaf
 
@@ -35,7 +35,7 @@ def read_ours(folder: Path, named: dict[str, np.ndarray]) -> object:
 
 
 FORMATS: dict[str, tuple[Callable, Callable]] = {
-    "orbax": (orbax_arrays.export, read_orbax),
+    "orbax": (exporting.export, read_orbax),
     "safetensors": (arrays.write_arrays, read_ours),
 }
 

@@ -16,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cyxjax.checkpoint import tree
 from cyxjax.checkpoint.checkpointer import Checkpointer
-from cyxjax.checkpoint.failures import is_disk_full
 from cyxjax.checkpoint.null import NullCheckpointer
+from cyxjax.checkpoint.store import is_disk_full
 from cyxjax.errors import CheckpointError
 from cyxjax.train.resume import placing
 

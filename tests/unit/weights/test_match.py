@@ -10,7 +10,7 @@ import pytest
 from flax import serialization
 from safetensors.numpy import save_file
 
-from cyxjax.checkpoint.orbax_arrays import export
+from cyxjax.checkpoint.exporting import export
 from cyxjax.checkpoint.store import Snapshot, StepStore
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.weights.match import fill
