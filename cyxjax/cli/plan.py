@@ -11,7 +11,7 @@ from cyxjax.config.help import Command
 from cyxjax.config.load import load_config
 from cyxjax.errors import EXIT_OK, ConfigError
 from cyxjax.launch.environment import here
-from cyxjax.observe import model_error, scaling
+from cyxjax.observe import scaling
 from cyxjax.observe.compiled_plan import bytes_per_step, collectives, memory_bytes, plan_lines, state_bytes
 from cyxjax.observe.lines import wrapped
 
@@ -185,7 +185,7 @@ def _scaled(state: Any, prepared: Any, compiled: Any, batch: Any) -> tuple[scali
 
 def _scaling_lines(work: scaling.Work, sent: Sent, wish: Wish, num_replicas: int) -> list[str]:
     assert wish.wire is not None
-    lines = [*scaling.curve(work, sent, wish.wire, wish.replicas), *model_error.lines()]
+    lines = [*scaling.curve(work, sent, wish.wire, wish.replicas), *scaling.error_lines()]
     if num_replicas > 1:
         lines.append(f"measured with {num_replicas} replicas here: their exchange is part of it.")
     if wish.mtbf_s is not None:
@@ -199,7 +199,7 @@ def _scaling_facts(work: scaling.Work, sent: Sent, wish: Wish) -> dict[str, Any]
         "compute_s": work.compute_s,
         "wire": wish.wire._asdict(),
         "step_s": scaling.steps_s(work, sent, wish.wire, wish.replicas),
-        "model_error": model_error.facts(),
+        "model_error": scaling.error_facts(),
     }
     if wish.mtbf_s is not None:
         rows = scaling.saves(work, wish.mtbf_s, wish.restart_s, wish.replicas)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO, cast
 
-from cyxjax.launch.terminal import relayed_columns
+from cyxjax.launch.output import relayed_columns
 from cyxjax.observe.lines import Columns, batch_plan_line, done_line, wrapped
 from cyxjax.observe.live import LiveLine, Pace
 from cyxjax.observe.records import Record, step_of

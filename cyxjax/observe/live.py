@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import cast
 
 from cyxjax.launch import heartbeat
-from cyxjax.launch.terminal import CLEAR_TO_END, live_line
+from cyxjax.launch.output import CLEAR_TO_END, live_line
 from cyxjax.observe.lines import LONG_S, doing, fitted, late, live_fields
 from cyxjax.observe.records import Record, step_of
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.files import read_plain, redact
-from cyxjax.observe.media import Image, Media, Text, png
-from cyxjax.observe.records import Record, is_media, step_of, write_atomic
+from cyxjax.observe.records import Image, Media, Record, Text, is_media, png, step_of, write_atomic
 
 _MOST_PARAMS = 100  # that one call takes
 _LONGEST_PARAM = 500  # characters; what MLflow's servers of all versions take

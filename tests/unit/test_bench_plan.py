@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cyxjax.observe import model_error
+from cyxjax.observe import scaling
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 ROWS = [("mlp", "mean", 2, 0.0015, 0.001), ("mlp", "zero1", 4, 0.00123456, 0.002)]
@@ -18,9 +18,9 @@ def plan(monkeypatch):
 
 
 def test_rows_are_what_the_plan_reads(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr(model_error, "FILE", tmp_path / "model_error.json")
-    plan.write(model_error.FILE, ROWS, {"bytes_per_s": 1e9, "latency_s": 1e-5})
-    machine, runs = model_error.measured.__wrapped__()
+    monkeypatch.setattr(scaling, "FILE", tmp_path / "model_error.json")
+    plan.write(scaling.FILE, ROWS, {"bytes_per_s": 1e9, "latency_s": 1e-5})
+    machine, runs = scaling.measured_runs.__wrapped__()
     assert machine == plan.peers.machine()
     assert [tuple(run) for run in runs] == [ROWS[0], ("mlp", "zero1", 4, 0.001235, 0.002)]
     assert plan.table(ROWS).splitlines()[2] == "| mlp | mean | 2 | 1.50 ms | 1.00 ms | +50% |"

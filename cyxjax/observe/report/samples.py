@@ -4,7 +4,7 @@ import base64
 import binascii
 from typing import Any
 
-from cyxjax.observe.media import is_png
+from cyxjax.observe.records import is_png
 from cyxjax.observe.report.facts import RunFacts
 from cyxjax.observe.report.html import said, table, text
 

@@ -13,8 +13,7 @@ import numpy as np
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.data.text import decode
 from cyxjax.observe.events import Events
-from cyxjax.observe.media import Image, Media, Text, histogram, pictures, png
-from cyxjax.observe.records import Sink, describe
+from cyxjax.observe.records import Image, Media, Sink, Text, describe, histogram, pictures, png
 from cyxjax.observe.report.confusion import MOST_CLASSES, confusion_matrix
 
 _SHOWN = 24  # pictures

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.launch import heartbeat
-from cyxjax.observe.profile import Measured, Tracing
-from cyxjax.observe.profile_ranks import group_page
+from cyxjax.observe.profile import Measured, Tracing, group_page
 from cyxjax.observe.records import describe, write_atomic
 from cyxjax.train.loop import Hook, Position, RunState
 

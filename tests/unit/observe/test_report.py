@@ -13,7 +13,7 @@ from cyxjax.cli.report import main
 from cyxjax.errors import ConfigError
 from cyxjax.observe.events import EventLog, read_events
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.media import png
+from cyxjax.observe.records import png
 from cyxjax.observe.report import confusion, samples
 from cyxjax.observe.report.chart import NUM_COLOURS, Line, line_chart
 from cyxjax.observe.report.confusion import confusion_matrix

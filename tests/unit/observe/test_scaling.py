@@ -8,9 +8,8 @@ import pytest
 
 from cyxjax.cli import plan
 from cyxjax.errors import ConfigError
-from cyxjax.observe import model_error, scaling
-from cyxjax.observe.model_error import Run
-from cyxjax.observe.scaling import Wire, Work
+from cyxjax.observe import scaling
+from cyxjax.observe.scaling import Run, Wire, Work
 from cyxjax.sync.entry import Exchange
 
 
@@ -41,7 +40,7 @@ def test_strategies_send_what_they_say():
 
 def test_the_model_is_as_far_off_as_it_says(monkeypatch):
     # int8 at 1 Gbit/s: coding costs more than the wire there, and is not in the model.
-    slow = model_error.on_slow_wires()
+    slow = scaling.on_slow_wires()
     assert max(map(abs, slow)) < 0.5
     assert sorted(map(abs, slow))[5] < 0.15
     runs = [
@@ -50,16 +49,16 @@ def test_the_model_is_as_far_off_as_it_says(monkeypatch):
         ("b", "int8", 2, 0.9, 1.0),
         ("b", "mean", 4, 1, 4),
     ]
-    monkeypatch.setattr(model_error, "measured", lambda: ("a box", tuple(Run(*row) for row in runs)))
-    first, second, third = model_error.lines()
+    monkeypatch.setattr(scaling, "measured_runs", lambda: ("a box", tuple(Run(*row) for row in runs)))
+    first, second, third = scaling.error_lines()
     assert first.endswith("1 process 0%, +0%; 2 processes 30%, +50%; 4 processes 75%, -75%")
     assert second == "(real runs, loopback, a box; worst: b under mean; scripts/bench/plan.py);"
     assert "10%, -48%" in third
-    assert [one["error"] for one in model_error.facts()["runs"]] == pytest.approx([0, 0.5, -0.1, -0.75])
+    assert [one["error"] for one in scaling.error_facts()["runs"]] == pytest.approx([0, 0.5, -0.1, -0.75])
 
 
 def test_what_was_measured_comes_with_the_package():
-    machine, runs = model_error.measured()
+    machine, runs = scaling.measured_runs()
     assert "cores" in machine
     assert {run.processes for run in runs} == {1, 2, 4}
     assert all(run.predicted_s > 0 and run.measured_s > 0 for run in runs)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cyxjax.observe import build_sinks
-from cyxjax.observe.media import Histogram, Image, Text, histogram, is_png, pictures, png
+from cyxjax.observe.records import Histogram, Image, Text, histogram, is_png, pictures, png
 
 PIXELS = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
 RICH = {

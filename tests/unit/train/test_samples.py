@@ -7,7 +7,7 @@ import pytest
 
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.data.splits import DatasetInfo, Splits
-from cyxjax.observe.media import Image, Text
+from cyxjax.observe.records import Image, Text
 from cyxjax.train.feeding import samples
 
 IMAGES = np.random.default_rng(0).random((6, 8, 8, 1)).astype(np.float32)
