@@ -7,17 +7,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
-from cyxjax.cli.checks import Check
 from cyxjax.command import Parser, quiet_output
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR
 from cyxjax.launch import environment
 from cyxjax.launch.backend import pages
 from cyxjax.launch.clusters import discover
+from cyxjax.launch.program import PACKAGES, version_of
 from cyxjax.launch.topology import DEFAULT_PORT, Topology
-from cyxjax.launch.versions import PACKAGES, version_of
 
 _EXTRAS = {
     "scikit-learn": "digits",
@@ -32,6 +32,19 @@ _ASK_JAX = (
     "import json, jax; d = jax.local_devices(); "
     "print(json.dumps([jax.default_backend(), len(d), d[0].device_kind, float(jax.numpy.ones(8).sum())]))"
 )
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at: `level` says whether it is in the way of training."""
+
+    level: Literal["ok", "warn", "FAIL"]
+    topic: str
+    found: str  # a `warn` or `FAIL` ends with a HINT
+
+    def line(self) -> str:
+        """`ok    disk      12.3 GB free in /runs`."""
+        return f"{self.level:5} {self.topic:9} {self.found}"
 
 
 def main(argv: Sequence[str]) -> int:

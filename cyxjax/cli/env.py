@@ -13,8 +13,8 @@ from cyxjax.files import is_secret_name, redact
 from cyxjax.launch import environment
 from cyxjax.launch.backend import pages
 from cyxjax.launch.clusters import claims
+from cyxjax.launch.program import machine, software
 from cyxjax.launch.topology import Topology
-from cyxjax.launch.versions import machine, software
 
 _TELLING = (
     "CYXJAX_",

@@ -15,15 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cyxjax.cli.checks import Check
+from cyxjax.cli.doctor import Check
 from cyxjax.cli.group_checks import judge
 from cyxjax.cli.group_trials import others_files, own_file, two_steps, wires
 from cyxjax.errors import CyxjaxError
 from cyxjax.files import redact
 from cyxjax.launch.environment import here
 from cyxjax.launch.group.ports import resolve
+from cyxjax.launch.program import software
 from cyxjax.launch.topology import Topology
-from cyxjax.launch.versions import software
 
 _DIAL_S = 3.0
 _PINGS = 5

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cyxjax.cli.checks import Check
+from cyxjax.cli.doctor import Check
 
 _SIZES = (4, 64 << 10, 1 << 20, 16 << 20)  # bytes of the arrays that are reduced
 _TIMES = 7  # each; the median counts

@@ -1,7 +1,9 @@
 """The output of the ranks: read without pause, shown with the rank in front, kept in a file per rank.
 
 A reader that has stopped reading holds up no rank: a thread each writes our own streams, from a bounded
-queue.
+queue. A rank writes into pipes: it learns the width of the launcher's terminal from a variable, and marks the
+line that the next one replaces. The launcher draws a marked line at the foot of the screen, and keeps it out
+of the log files.
 """
 
 import errno
@@ -11,11 +13,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import IO, BinaryIO
 
-from cyxjax.launch import terminal
 from cyxjax.launch.group.protocol import printable
 from cyxjax.launch.group.roster import ranks_text
 
@@ -66,13 +67,13 @@ class Screen:
         """Shows `text` at the foot, in place of the live line before; not while other lines are waiting."""
         with self._change:
             if not self._bytes and not self._gone:
-                self._add(b"\r" + text + terminal.CLEAR_TO_END.encode())
+                self._add(b"\r" + text + CLEAR_TO_END.encode())
                 self._live = bool(text)
 
     def _cleared(self) -> bytes:
         """What takes the live line away, if there is one."""
         was_live, self._live = self._live, False
-        return b"\r" + terminal.CLEAR_TO_END.encode() if was_live else b""
+        return b"\r" + CLEAR_TO_END.encode() if was_live else b""
 
     def flush(self, patience_s: float) -> None:
         """Waits until all is shown, as long as the reader takes something every `patience_s`."""
@@ -170,7 +171,7 @@ class Pump:
         while line := self._source.readline(MAX_LINE):
             if any(noise in line for noise in _NOISE):
                 continue
-            if (live := terminal.marked(line)) is not None:
+            if (live := marked(line)) is not None:
                 if self._sink is not None:
                     self._sink.put_live(self._prefix + live if live else b"")
                 continue
@@ -207,3 +208,31 @@ def show(text: str) -> None:
 def ranks(numbers: Iterable[int]) -> str:
     """'rank 3' or 'ranks 0-2, 5'."""
     return ranks_text(sorted(numbers))
+
+
+CLEAR_TO_END = "\x1b[K"
+_COLUMNS = "CYXJAX_TERMINAL_COLUMNS"
+_MARK = b"\x1b_cyxjax-live\x1b\\"  # an application command of ECMA-48, which terminals do not show
+
+
+def variables(prefix: str, env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What tells a rank how wide its lines may be behind `prefix`; empty where nobody watches a terminal."""
+    if sys.stdout is None or not sys.stdout.isatty() or env.get("TERM", "dumb") in ("", "dumb", "unknown"):
+        return {}
+    return {_COLUMNS: str(os.get_terminal_size(sys.stdout.fileno()).columns - len(prefix))}
+
+
+def relayed_columns(env: Mapping[str, str] = os.environ) -> int | None:
+    """The width of the launcher's terminal for this rank; None where no launcher shows a terminal."""
+    columns = env.get(_COLUMNS, "")
+    return int(columns) if columns.isdigit() else None
+
+
+def live_line(text: str, *, relayed: bool) -> str:
+    """`text` as the line at the foot of a terminal, which the next one replaces."""
+    return f"{_MARK.decode()}{text}\n" if relayed else f"\r{text}{CLEAR_TO_END}"
+
+
+def marked(line: bytes) -> bytes | None:
+    """The text of a line that a rank has marked as live; None for any other line."""
+    return line[len(_MARK) :].rstrip(b"\n") if line.startswith(_MARK) else None

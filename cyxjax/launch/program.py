@@ -1,13 +1,24 @@
-"""Which code a process runs, as digests: other code under the same version trains to wrong numbers unseen."""
+"""Which software a process runs: versions by name, and digests of the code.
+
+Other code under the same version would train to other numbers without a notice.
+"""
 
 import hashlib
 import os
+import platform
+import shlex
+import socket
+import subprocess
 import sys
 import sysconfig
 from contextlib import suppress
 from functools import cache, lru_cache
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+
+from cyxjax import __version__
+from cyxjax.files import redact
 
 PACKAGE = Path(__file__).parents[1]
 _MOST = 64  # modules: they are named in every manifest
@@ -95,3 +106,45 @@ def _digest(files: list[Path], folder: Path) -> str:
         content = path.read_bytes().replace(b"\r\n", b"\n")
         total.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
     return total.hexdigest()[:_SHORT]
+
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pydantic", "safetensors")
+
+
+def software() -> dict[str, str]:
+    """Python, system, and the packages training needs; a missing one is "not installed"."""
+    found = {"python": f"{platform.python_version()} ({sys.platform}, {platform.machine()})"}
+    return found | {"cyxjax": __version__} | {name: version_of(name) or "not installed" for name in PACKAGES}
+
+
+def machine() -> dict[str, str]:
+    """This host: its name, system and cores."""
+    return {
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "cores": str(os.cpu_count()),
+    }
+
+
+def provenance() -> dict[str, str]:
+    """How this process was started, and the git commit of its working folder; without what is not known."""
+    found = {"command": redact(shlex.join(sys.orig_argv))}
+    with suppress(OSError, subprocess.SubprocessError):
+        commit = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no")
+        found["git commit"] = f"{commit}, {'with changes' if changed else 'clean'}"
+    return found
+
+
+def _git(*words: str) -> str:
+    """What git answers. Raises: OSError without git; SubprocessError outside a repository, or after 2 s."""
+    done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=2, check=True)
+    return done.stdout.strip()
+
+
+def version_of(package: str) -> str | None:
+    """The installed version; None without one."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -13,8 +13,7 @@ from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CyxjaxError
 from cyxjax.launch import heartbeat
-from cyxjax.launch.program import code_facts
-from cyxjax.launch.versions import machine, provenance, software
+from cyxjax.launch.program import code_facts, machine, provenance, software
 from cyxjax.observe.events import EventLog, Events, NullEvents
 from cyxjax.observe.records import describe
 from cyxjax.observe.report.facts import Audit, read_facts

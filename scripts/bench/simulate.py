@@ -26,8 +26,7 @@ from typing import NamedTuple
 from cyxjax.errors import EXIT_USER_ERROR
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.group.controller import Controller, Event, OpenStart, Order, Send, Size
-from cyxjax.launch.group.group_start import end_message
-from cyxjax.launch.supervise.restarts import Budget
+from cyxjax.launch.group.group_start import Budget, end_message
 from cyxjax.observe.scaling import goodput, save_every_s
 
 HOUR_S = 3600.0

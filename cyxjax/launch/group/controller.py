@@ -16,9 +16,8 @@ from typing import Literal, NamedTuple
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_PREEMPTED, EXIT_SECONDARY
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.group import protocol
-from cyxjax.launch.group.group_start import GroupStart, Member, describe
+from cyxjax.launch.group.group_start import Budget, GroupStart, Member, describe
 from cyxjax.launch.group.roster import ranks_text
-from cyxjax.launch.supervise.restarts import Budget
 
 LAST_CALL_S = 2.0  # after a host joined: time for others to join with it
 LINE_EVERY_S = 10.0

@@ -20,11 +20,11 @@ from cyxjax.launch.group.controller import (
     Send,
     Size,
 )
+from cyxjax.launch.group.group_start import Budget
 from cyxjax.launch.group.handshake import Handshake, PendingConnection
 from cyxjax.launch.group.reactor import Log as Say
 from cyxjax.launch.group.reactor import Reactor
 from cyxjax.launch.local_ranks import LocalRanks
-from cyxjax.launch.supervise.restarts import Budget
 
 MAX_RANKS = 65_536  # on one host
 

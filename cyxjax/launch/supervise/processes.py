@@ -1,5 +1,15 @@
-"""Processes of this host as the kernel shows them in /proc: parent, state and start time. Linux only."""
+"""Processes of this host: what the kernel shows of them, and how none of a job outlives its launcher.
 
+/proc shows parent, state and start time (Linux only). The kernel signals a direct child when its parent ends
+(Linux). What those children started themselves, such as data workers, is ended by a small process that waits
+until the launcher's end of a pipe is closed.
+"""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,3 +38,90 @@ def identity(pid: int, processes: Path = PROC) -> str:
     """A name of the process `pid` that no later process with the same number has."""
     found = stat(pid, processes)
     return f"{pid}:{found.start if found else ''}"
+
+
+# Replaces itself by the rank's program; the wish to die with the parent survives exec, and so does a SIGUSR1
+# (checkpoint now) that ends nobody before the program can listen to it.
+_TETHER = """\
+import ctypes, os, signal, sys
+parent = int(sys.argv[1])
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+if os.getppid() != parent:
+    os._exit(1)
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    sys.exit(f"cannot start {sys.argv[2]}: {error.strerror}")
+"""
+
+# Reads "+pgid" and "-pgid" lines; when the pipe closes, kills the groups that are left.
+_GUARDIAN = """\
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+kill = getattr(os, "killpg", os.kill)  # Windows: the rank alone
+number = getattr(signal, "SIGKILL", signal.SIGTERM)
+groups = set()
+for line in sys.stdin:
+    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+for group in groups:
+    try:
+        kill(group, number)
+    except OSError:  # gone meanwhile
+        pass
+"""
+
+
+def tether(command: list[str], parent: int) -> list[str]:
+    """`command`, made to die when `parent` does, where the system offers that."""
+    if not sys.platform.startswith("linux"):
+        return command
+    return [sys.executable, "-S", "-E", "-c", _TETHER, str(parent), *command]
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Processes that are started in this context get SIGUSR1 only once the tether has made it harmless."""
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # survives fork and exec
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Reaper:
+    """The helper process: kills the process groups that are watched when this process ends."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-E", "-c", _GUARDIAN],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            bufsize=0,
+        )
+
+    def watch(self, group: int) -> None:
+        self._send(f"+{group}\n")
+
+    def release(self, group: int) -> None:
+        self._send(f"-{group}\n")
+
+    def close(self) -> None:
+        """Ends the helper. Groups still watched are killed."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _send(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it was killed: the kernel still ends the ranks
+            self._process.stdin.write(line.encode())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cyxjax import files
 from cyxjax.launch import output
-from cyxjax.launch.failure import report
+from cyxjax.launch.failure.record import FIRST_ERROR
 
 PREFIX, LOCK = "cyxjax-", "launcher.lock"
 KEPT_RECORDS = 5
@@ -81,7 +81,7 @@ def kept_records(folder: Path) -> list[Path]:
     found = []
     for path in _own_folders(folder):
         with suppress(OSError):
-            if [entry.name for entry in path.iterdir()] == [report.FILE]:
+            if [entry.name for entry in path.iterdir()] == [FIRST_ERROR]:
                 found.append((path.stat().st_mtime_ns, path))
     return [path for _, path in sorted(found, reverse=True)]
 
@@ -101,9 +101,9 @@ def _own_folders(folder: Path) -> list[Path]:
 
 def _remove(folder: Path) -> None:
     with suppress(OSError):
-        record = (folder / report.FILE).is_file()
+        record = (folder / FIRST_ERROR).is_file()
         for path in [] if not record else folder.iterdir():
-            if path.name != report.FILE:
+            if path.name != FIRST_ERROR:
                 path.unlink()
         if not record:
             shutil.rmtree(folder)

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, EXIT_SECONDARY, GroupError
 from cyxjax.launch import output
-from cyxjax.launch.failure.record import ErrorRecord
-from cyxjax.launch.failure.report import first_of
+from cyxjax.launch.failure.record import ErrorRecord, first_of
 from cyxjax.launch.group import host_link
 from cyxjax.launch.group.controller import Size
 from cyxjax.launch.group.coordinator import Coordinator, warn_without_token
@@ -15,7 +14,7 @@ from cyxjax.launch.group.group_start import end_message
 from cyxjax.launch.group.host_link import HostLink
 from cyxjax.launch.group.protocol import Message
 from cyxjax.launch.options import Options
-from cyxjax.launch.supervise.start import Start
+from cyxjax.launch.supervise.worker import Start
 from cyxjax.launch.supervise.worker_group import TICK_S, Nudge, WorkerGroup, code_after
 from cyxjax.launch.topology import join_address
 
@@ -111,7 +110,7 @@ class Supervisor:
     def _leave(self, start: Start, first: ErrorRecord | None) -> int:
         if first is None:
             return self._workers.after_signal(start)
-        self._workers.tell(start, first, "not started again: it was asked to end")
+        self._workers.show_failure(start, first, "not started again: it was asked to end")
         return first.exit_code
 
     def _without_first_host(self) -> int | None:
@@ -130,7 +129,7 @@ class Supervisor:
             output.say(line)
         elif (first := _first(start)) is not None:
             self._followed = first.secondary
-            self._workers.tell(start, first, line)
+            self._workers.show_failure(start, first, line)
 
     def _end(self, message: Message) -> int:
         code = int(message["over"])

@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, ConfigError
-from cyxjax.launch import output, terminal
+from cyxjax.launch import output
 from cyxjax.launch.backend import pages
-from cyxjax.launch.failure import report
+from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure.record import STOPS, ErrorRecord
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.options import Options
 from cyxjax.launch.save_request import ONE_REQUEST_S
-from cyxjax.launch.supervise.reaper import Reaper
+from cyxjax.launch.supervise.processes import Reaper
 from cyxjax.launch.supervise.scratch import Scratch
-from cyxjax.launch.supervise.start import Start
 from cyxjax.launch.supervise.watchdog import Watch
-from cyxjax.launch.supervise.worker import Files, Worker, environment
+from cyxjax.launch.supervise.worker import Files, Start, Worker, environment
 
 TICK_S = 0.25  # how often beats are read; ends and signals are noticed at once
 SETTLE_S = 0.3  # after the first error: time for the others to end by themselves and say why
@@ -120,14 +119,14 @@ class WorkerGroup:
             signal.raise_signal(signal.SIGSTOP)
         return event if name in STOPS else None
 
-    def tell(self, start: Start, first: ErrorRecord, then: str) -> None:
+    def show_failure(self, start: Start, first: ErrorRecord, then: str) -> None:
         """Shows and files how a start failed, and in one line what follows."""
-        path = report.save(first, self.options.log_dir or self._scratch.path)
+        path = records.save_first(first, self.options.log_dir or self._scratch.path)
         for worker in start.workers:
             if worker.rank == first.rank:
-                worker.append_to_log(report.body(first))
+                worker.append_to_log(records.text_of(first))
         others = [record for record in start.records if record is not first]
-        report.tell(first, others, start.killed, path, then)
+        records.show_failure(first, others, start.killed, path, then)
 
     def after_signal(self, start: Start) -> int:
         """The exit code of a start that a signal ended."""
@@ -147,7 +146,7 @@ class WorkerGroup:
         worker = Worker(
             rank,
             self.options.command,
-            variables | terminal.variables(prefix),
+            variables | output.variables(prefix),
             files,
             prefix=prefix,
             shown=local_rank in self.options.shown and local_rank not in self.options.only_files,

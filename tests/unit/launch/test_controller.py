@@ -7,8 +7,7 @@ import pytest
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_PREEMPTED, EXIT_SECONDARY, EXIT_USER_ERROR
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.group.controller import CloseStart, Controller, Event, OpenStart, Send, Size
-from cyxjax.launch.group.group_start import end_message
-from cyxjax.launch.supervise.restarts import Budget
+from cyxjax.launch.group.group_start import Budget, end_message
 
 
 @dataclass(eq=False)

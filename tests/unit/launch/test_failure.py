@@ -9,10 +9,9 @@ import pytest
 
 from cyxjax.errors import EXIT_CONFIG, EXIT_SECONDARY, EXIT_USER_ERROR, CheckpointError, ConfigError
 from cyxjax.launch.failure import record as records
-from cyxjax.launch.failure import report
 from cyxjax.launch.failure.record import ErrorRecord, PeerLost, is_secondary
 from cyxjax.launch.heartbeat import Progress
-from cyxjax.launch.supervise.start import Start
+from cyxjax.launch.supervise.worker import Start
 
 
 def raised(error):
@@ -65,9 +64,9 @@ def test_the_earliest_cause_comes_first_not_the_earliest_record():
     consequence = ErrorRecord(0, "PeerLost", "", secondary=True, at_monotonic_s=1.0)
     late = ErrorRecord(2, "KeyError", "", at_monotonic_s=3.0)
     cause = ErrorRecord(1, "ValueError", "", at_monotonic_s=2.0)
-    assert report.first_of([consequence, late, cause]) is cause
-    assert report.first_of([consequence]) is consequence
-    assert report.first_of([consequence], ended_early=[3]).type == "EarlyEnd"
+    assert records.first_of([consequence, late, cause]) is cause
+    assert records.first_of([consequence]) is consequence
+    assert records.first_of([consequence], ended_early=[3]).type == "EarlyEnd"
 
 
 class Ended:
@@ -89,7 +88,7 @@ def test_who_left_early_is_known_in_whatever_order_the_ends_are_noticed():
     others_failed.note(lost, within_s=0.0)
     others_failed.note_clean_end(1)
     assert others_run.ended_early == others_failed.ended_early == [1]
-    assert report.first_of(others_failed.records, others_failed.ended_early).type == "EarlyEnd"
+    assert records.first_of(others_failed.records, others_failed.ended_early).type == "EarlyEnd"
 
 
 def test_who_ends_last_or_beside_an_error_has_not_left_early():
@@ -118,8 +117,8 @@ def test_signals_are_named_with_their_meaning():
 def test_an_error_of_ours_is_shown_as_its_line_and_filed_whole():
     ours, theirs = raised(CheckpointError("no step in x. HINT: look there")), raised(ValueError("boom"))
     assert "Traceback" in ours.traceback
-    assert report.body(ours) == "CheckpointError: no step in x. HINT: look there\n"
-    assert report.body(theirs) == theirs.traceback  # of a program's own error it says where
+    assert records.text_of(ours) == "CheckpointError: no step in x. HINT: look there\n"
+    assert records.text_of(theirs) == theirs.traceback  # of a program's own error it says where
 
 
 ENDING = """

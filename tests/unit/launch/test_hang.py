@@ -5,10 +5,10 @@ import pytest
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, ConfigError
 from cyxjax.launch.backend import jax_private
 from cyxjax.launch.failure.record import ErrorRecord
+from cyxjax.launch.group.group_start import Budget
 from cyxjax.launch.heartbeat import Limits, Progress
 from cyxjax.launch.supervise import hang
 from cyxjax.launch.supervise.hang import Pauses, Stopwatch, judge, stragglers
-from cyxjax.launch.supervise.restarts import Budget
 from cyxjax.launch.supervise.stacks import is_inside_jax, main_thread, where
 
 LIMITS = Limits.parse("10,compile=100,checkpoint=60")

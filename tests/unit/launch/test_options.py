@@ -8,7 +8,7 @@ import pytest
 
 from cyxjax.errors import ConfigError
 from cyxjax.launch.options import parse
-from cyxjax.launch.supervise import reaper
+from cyxjax.launch.supervise import processes
 from cyxjax.launch.supervise.worker import Files, environment
 
 HERE = __file__
@@ -135,12 +135,12 @@ def test_too_many_ranks_for_the_world():
 @pytest.mark.parametrize("platform", ["win32", "darwin"])
 def test_elsewhere_than_on_linux_the_command_is_started_as_it_is(monkeypatch, platform):
     monkeypatch.setattr(sys, "platform", platform)
-    assert reaper.tether(["python", "train.py"], 7) == ["python", "train.py"]
+    assert processes.tether(["python", "train.py"], 7) == ["python", "train.py"]
 
 
 def test_on_linux_a_rank_is_tied_to_its_launcher(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
-    assert reaper.tether(["python", "train.py"], 7)[-3:] == ["7", "python", "train.py"]
+    assert processes.tether(["python", "train.py"], 7)[-3:] == ["7", "python", "train.py"]
 
 
 def test_the_guardian_ends_only_what_it_still_watches():
@@ -150,7 +150,7 @@ def test_the_guardian_ends_only_what_it_still_watches():
 
     watched, released = sleeper(), sleeper()
     try:
-        guard = reaper.Reaper()
+        guard = processes.Reaper()
         guard.watch(watched.pid)
         guard.watch(released.pid)
         guard.release(released.pid)
