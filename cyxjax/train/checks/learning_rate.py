@@ -81,7 +81,11 @@ def refuse_rates(lr: Any, factor: Schedule, num_steps: int | None) -> str:
 
 def _asked(what: str, rate: Schedule, steps: np.ndarray) -> np.ndarray:
     """`rate` at each of `steps`, float64. Raises: ConfigError for one that is no function of an array."""
-    asked = jax.jit(lambda n: jnp.asarray(rate(n)))  # one program, as in the step, and not one an operation
+
+    def scheduled_rate(step: Any) -> jax.Array:
+        return jnp.asarray(rate(step))
+
+    asked = jax.jit(scheduled_rate)  # one program, as in the step, and not one an operation
     with on_host():
         try:
             form = jax.eval_shape(asked, jax.ShapeDtypeStruct((), jnp.int32))

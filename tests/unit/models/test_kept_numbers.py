@@ -1,7 +1,12 @@
-"""Values that version 0.2.0 drew, trained and saved: the same bits, and files that still load."""
+"""Values that version 0.2.0 drew, trained and saved: the same bits, and files that still load.
+
+Bits are those of the compiler that made the numbers, XLA of jax 0.10. Another adds in another order: values
+then agree to the rounding of a few float32 additions (seen with jax 0.12: 4e-7).
+"""
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,6 +16,8 @@ from tests.support.trainers import own_group as own_group
 from tests.support.trainers import use_devices
 
 STORED = json.loads((made.FOLDER / "numbers.json").read_text())
+SAME_COMPILER = jax.__version__.startswith("0.10.")
+ROOM = 0 if SAME_COMPILER else 2e-6
 
 
 @pytest.fixture(autouse=True)
@@ -32,18 +39,22 @@ def test_first_values_of_every_model_are_those_of_before(names):
 
 
 def test_trainer_and_loop_reach_the_numbers_of_before():
-    assert made.trained_numbers() == STORED["trained"]
+    found = made.trained_numbers()
+    np.testing.assert_allclose(found["losses"], STORED["trained"]["losses"], ROOM, 0)
+    if SAME_COMPILER:
+        assert found == STORED["trained"]
 
 
 def test_a_model_file_of_before_loads():
     model = cx.SequentialModel.load(made.FOLDER / "model.cyxmodel").eval()
     assert model.layers == made.every_layer().layers
-    np.testing.assert_array_equal(np.asarray(model(made.X[:2])), np.float32(STORED["outputs"]))
+    np.testing.assert_allclose(np.asarray(model(made.X[:2])), np.float32(STORED["outputs"]), ROOM, 0)
 
 
 def test_a_checkpoint_of_before_goes_on_to_the_same_losses():
     model = made.every_layer()
     trainer = made.trainer(model)
     trainer.load_checkpoint(str(made.FOLDER / "checkpoint"))
-    np.testing.assert_array_equal(np.asarray(model.eval()(made.X[:2])), np.float32(STORED["outputs"]))
-    assert trainer.fit(made.X, made.Y, made.config(2)).train_losses == STORED["trained"]["losses"]
+    np.testing.assert_allclose(np.asarray(model.eval()(made.X[:2])), np.float32(STORED["outputs"]), ROOM, 0)
+    losses = trainer.fit(made.X, made.Y, made.config(2)).train_losses
+    np.testing.assert_allclose(losses, STORED["trained"]["losses"], ROOM, 0)
