@@ -68,7 +68,7 @@ def test_what_fails_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"\[Errno 28\]"):
         write_whole(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a"]
@@ -84,7 +84,7 @@ def test_what_is_no_plain_file_is_neither_read_nor_replaced(tmp_path, kind):
     else:
         path.symlink_to("/dev/zero")  # replacing the link would be as bad as reading without end
     for use in (read_plain, refuse_special, lambda p: write_whole(p, "x"), lambda p: append(p, b"x")):
-        with pytest.raises(OSError, match=f"is a {kind}, expected a plain file"):
+        with pytest.raises(OSError, match=f" {kind}.*special'"):
             use(path)
     assert not path.is_file()
 
@@ -93,7 +93,7 @@ def test_a_plain_file_is_read_up_to_a_limit(tmp_path):
     (tmp_path / "a").write_bytes(b"12345")
     (tmp_path / "link").symlink_to("a")
     assert read_plain(tmp_path / "link", 5) == b"12345"
-    with pytest.raises(OSError, match="more than 4 bytes"):
+    with pytest.raises(OSError, match=r"4 bytes.*/a'"):
         read_plain(tmp_path / "a", 4)
 
 
@@ -111,7 +111,7 @@ def test_an_append_is_all_or_nothing(tmp_path):
     assert done.stdout == "27\n"  # EFBIG, after 4 of the 8 bytes
     assert (tmp_path / "a").read_bytes() == b"12345678"
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(OSError, match=r"\[Errno 40\].*/link'"):
         append(tmp_path / "link", b"x")
     assert (tmp_path / "a").read_bytes() == b"12345678"
 

@@ -33,7 +33,7 @@ def test_a_model_that_holds_values_is_not_changed(group):
 
 def test_statistics_of_a_share_are_found_and_their_fix_is_right(group):
     model = Net(batch_norm=True)
-    with pytest.raises(AssertionError, match=r"2 devices train another model.*sync_batchnorm=True"):
+    with pytest.raises(AssertionError, match="2 devices .*sync_batchnorm=True"):
         cx.testing.check_replicas(model, LOSS, FEW, replicas=2, steps=2)
     cx.testing.check_replicas(model, LOSS, FEW, replicas=2, steps=2, sync_batchnorm=True)
 
@@ -43,7 +43,7 @@ def test_a_block_has_its_devices_and_ends(group):
         assert cx.distributed.get_num_replicas() == 3
     assert not process_group.is_initialized()
     with (
-        pytest.raises(GroupError, match="99 devices were asked for; this group has 8"),
+        pytest.raises(GroupError, match="99 devices .*8 "),
         cx.testing.devices(99),
     ):
         pass
@@ -97,7 +97,7 @@ def forever():
 
 @pytest.mark.multiprocess
 def test_a_rank_that_does_not_end_is_ended():
-    with pytest.raises(GroupError, match="forever: ranks still ran after 0 s"):
+    with pytest.raises(GroupError, match="forever: .*0 s"):
         cx.testing.run_ranks(1, forever, timeout_s=0)
 
 
@@ -105,6 +105,6 @@ def test_what_cannot_be_sent_is_refused(tmp_path, monkeypatch):
     from cyxjax import testing
 
     monkeypatch.setattr(process_group, "init", lambda cpu_devices: None)
-    with pytest.raises(ConfigError, match="a rank returned a type"):
+    with pytest.raises(ConfigError, match="rank .*type"):
         testing._rank(0, 1, lambda: int, (), 1, str(tmp_path))
     assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import stat
 import weakref
 from dataclasses import dataclass
@@ -149,10 +150,10 @@ def test_sharded_and_replicated_arrays_of_one_process(tmp_path):
 @pytest.mark.parametrize(
     ("target", "named"),
     [
-        ({"w": jnp.ones(3), "b": jnp.ones(2)}, r"w is stored as float32\[2\], wanted as float32\[3\]"),
-        ({"w": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2)}, "w is stored as float32.*wanted as bfloat16"),
-        ({"w": jnp.ones(2)}, "b is stored but not wanted"),
-        ({"w": jnp.ones(2), "b": jnp.ones(2), "c": jnp.ones(1)}, "c is wanted but not stored"),
+        ({"w": jnp.ones(3), "b": jnp.ones(2)}, r"w .*float32\[2\].* float32\[3\]"),
+        ({"w": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2)}, "w .*float32.* bfloat16"),
+        ({"w": jnp.ones(2)}, r"state\W+b\b"),
+        ({"w": jnp.ones(2), "b": jnp.ones(2), "c": jnp.ones(1)}, r"state\W+c\b"),
     ],
 )
 def test_another_state_is_refused_by_leaf_name(tmp_path, target, named):
@@ -170,7 +171,7 @@ def test_differences_are_allowed_when_asked(tmp_path):
     half = {"w": jnp.ones(2, jnp.bfloat16), "rows": jnp.ones((2, 3))}
     assert checkpointer.restore(half, adapt=tree.cast).state["w"].dtype == jnp.bfloat16
     more_rows = {"w": jnp.ones(2), "rows": jnp.ones((4, 3))}
-    with pytest.raises(CheckpointError, match="rows is stored as"):
+    with pytest.raises(CheckpointError, match=r"rows .*float32\[2, 3\].* float32\[4, 3\]"):
         checkpointer.restore(more_rows, adapt=tree.cast)
     refit = checkpointer.restore(more_rows, adapt=lambda name, stored, want: np.resize(stored, want.shape))
     assert refit.state["rows"].shape == (4, 3)
@@ -192,16 +193,16 @@ def test_what_is_no_array_is_refused_in_the_callers_line(tmp_path, leaf, named):
 
 
 def test_objects_are_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(CheckpointError, match="dtype object"):
+    with pytest.raises(CheckpointError, match="'a' .*object"):
         Checkpointer(tmp_path).save(1, {"a": np.array([object()])})
-    with pytest.raises(CheckpointError, match="meta of step 1 is not JSON"):
+    with pytest.raises(CheckpointError, match="step 1 .*JSON"):
         Checkpointer(tmp_path).save(1, {"a": jnp.ones(1)}, {"model": object()})
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("step", [-1, 10**18, 1.0, "1", True, "../evil"])
 def test_step_numbers_are_checked(tmp_path, step):
-    with pytest.raises(CheckpointError, match="not a whole number"):
+    with pytest.raises(CheckpointError, match=re.escape(repr(step))):
         Checkpointer(tmp_path).save(step, {"a": jnp.ones(1)})
 
 

@@ -28,16 +28,16 @@ def test_the_crc_of_pieces_is_that_of_the_whole(cuts):
 @pytest.mark.parametrize(
     ("spans", "why"),
     [
-        ([(0, 4), (5, 9)], "elements 5 to 9 follows element 4"),
-        ([(0, 4), (3, 9)], "elements 3 to 9 follows element 4"),
-        ([(1, 9)], "elements 1 to 9 follows element 0"),
-        ([(0, 8)], "its pieces end at element 8 of 9"),
-        ([(0, 0), (0, 9)], "elements 0 to 0 follows element 0"),
+        ([(0, 4), (5, 9)], "5 .*9 .*4"),
+        ([(0, 4), (3, 9)], "3 .*9 .*4"),
+        ([(1, 9)], "1 .*9 .*0"),
+        ([(0, 8)], "8 .*9"),
+        ([(0, 0), (0, 9)], "0 .*0 .*0"),
     ],
 )
 def test_pieces_that_leave_a_gap_or_overlap_are_no_leaf(spans, why):
     pieces = tuple(Piece(i, a, b, 0) for i, (a, b) in enumerate(spans))
-    with pytest.raises(CheckpointError, match=f"'w': .*{why}.*HINT"):
+    with pytest.raises(CheckpointError, match=rf"'w': \D*{why}"):
         Leaf.in_pieces("w", (3, 3), np.float32, pieces)
 
 
@@ -79,7 +79,7 @@ def test_a_piece_that_was_altered_is_found_whatever_span_is_read(tmp_path):
     path.write_bytes(data)
     stored = StoredArrays(tmp_path, [leaf])
     assert stored.part("w", 0, 5).tolist() == [0, 1, 2, 3, 4]
-    with pytest.raises(DamagedStep, match="'w' came back altered"):
+    with pytest.raises(DamagedStep, match="'w' .*crc32"):
         stored.part("w", 5, 6)
 
 
@@ -87,7 +87,7 @@ def test_an_array_nobody_said_was_written_is_refused(tmp_path):
     leaf = in_pieces(tmp_path, np.arange(10, dtype=np.float32), [0, 5, 10])
     (tmp_path / file_of(1)).unlink()
     write_file(tmp_path / file_of(1), {"w": Entry.of(np.zeros(9, np.float32))}, {})
-    with pytest.raises(DamagedStep, match=r"Stored array 'w' is F32\(9,\), its manifest says float32\(5,\)"):
+    with pytest.raises(DamagedStep, match=r"'w' .*F32\(9,\).* float32\(5,\)"):
         StoredArrays(tmp_path, [leaf]).whole("w")
 
 

@@ -52,21 +52,21 @@ def test_leaves_may_have_any_name(tmp_path, name):
 
 
 def test_a_leaf_of_several_processes_that_nobody_cut_is_refused():
-    with pytest.raises(CheckpointError, match=r"'a' of shape \(4,\) is spread over several.*HINT.*Share"):
+    with pytest.raises(CheckpointError, match=r"'a' .*\(4,\) .*P\('data'\).*Share"):
         state_tree.refuse_spread("a", spread_leaf())
 
 
 def test_an_adapt_that_gives_another_shape_is_an_error(tmp_path):
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, {"w": jnp.ones(2)})
-    with pytest.raises(CheckpointError, match=r"w: adapt gave float32\[2\] for float32\[3\]"):
+    with pytest.raises(CheckpointError, match=r"w: .*float32\[2\] .*float32\[3\]"):
         checkpointer.restore({"w": jnp.ones(3)}, adapt=lambda name, stored, want: stored)
 
 
 def test_many_differences_are_counted_not_all_listed(tmp_path):
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, {f"w{i:02}": jnp.ones(2) for i in range(30)})
-    with pytest.raises(CheckpointError, match=r"w09 is stored as .*; and 20 more\. HINT"):
+    with pytest.raises(CheckpointError, match=r"w09 .* 20 "):
         checkpointer.restore({f"w{i:02}": jnp.ones(3) for i in range(30)})
 
 
@@ -79,5 +79,5 @@ def test_kept_steps_prefer_the_newer_of_equals_and_ignore_what_is_no_number():
 
 @pytest.mark.parametrize("bad", [{"keep_last": 0}, {"keep_best": -1}, {"max_failures": 0}])
 def test_bounds_are_checked(tmp_path, bad):
-    with pytest.raises(CheckpointError, match="at least 1, 0 and 1"):
+    with pytest.raises(CheckpointError, match="{}={}\\b".format(*next(iter(bad.items())))):
         Checkpointer(tmp_path, **bad)

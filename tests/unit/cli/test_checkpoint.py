@@ -99,9 +99,7 @@ def test_export_holds_a_block_and_no_leaf(tmp_path, capsys):
 def test_export_of_chosen_parts(run):
     assert main(["export", str(run), str(run / "m"), "--step", "1", "--part", "sync"]) == 0
     assert [name for name, _ in safetensors.deserialize((run / "m").read_bytes())] == ["sync/mu"]
-    with pytest.raises(
-        CheckpointError, match="none of weights. HINT: its parts are model_state, params, sync"
-    ):
+    with pytest.raises(CheckpointError, match="Step 3 .*weights.* model_state, params, sync"):
         main(["export", str(run), str(run / "m"), "--part", "weights"])
 
 
@@ -112,13 +110,13 @@ def test_export_to_orbax_is_opened_by_plain_orbax(run):
     tree = ocp.PyTreeCheckpointer().restore((run / "tree").absolute())
     assert sorted(tree) == ["model_state", "params"]
     assert np.asarray(tree["params"]["Dense_0"]["kernel"]).tolist() == [[0, 1, 2], [3, 4, 5]]
-    with pytest.raises(CheckpointError, match="tree is there already. HINT"):
+    with pytest.raises(CheckpointError, match="/tree "):
         main(["export", str(run), str(run / "tree"), "--to", "orbax"])
 
 
 def test_export_refuses_a_damaged_step_and_a_bad_place(run):
     damage(run, 2)
-    with pytest.raises(CheckpointError, match="Step 2 cannot be exported: .*process_00000"):
+    with pytest.raises(CheckpointError, match="Step 2 .*process_00000"):
         main(["export", str(run), str(run / "m"), "--step", "2"])
     with pytest.raises(CheckpointError, match="HINT: name a file"):
         main(["export", str(run), str(run / "none" / "m")])
@@ -147,18 +145,18 @@ def test_prune_deletes_what_was_set_aside_but_for_the_last_damaged_step(run, cap
     assert main(["prune", str(run), "--keep-last", "3", "--keep-corrupt", "0"]) == 0
     assert capsys.readouterr().out == f"deleted {aside[1]}\n"
     assert sorted(os.listdir(folder))[3:] == ["step_00000006.corrupt-mine"]  # not a name of ours
-    with pytest.raises(CheckpointError, match="--keep-corrupt -1: expected 0 or more"):
+    with pytest.raises(CheckpointError, match="--keep-corrupt -1"):
         main(["prune", str(run), "--keep-last", "3", "--keep-corrupt", "-1"])
 
 
 def test_prune_beside_a_running_job_is_refused(run):
-    with RunLock(run), pytest.raises(CheckpointError, match="in use by process"):
+    with RunLock(run), pytest.raises(CheckpointError, match=f"{run.name} .*process {os.getpid()} "):
         main(["prune", str(run), "--keep-last", "1"])
     assert Checkpointer(run / "checkpoints").steps() == [1, 2, 3]
 
 
 def test_a_folder_without_steps_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=rf"{tmp_path.name} holds no checkpoint. HINT"):
+    with pytest.raises(CheckpointError, match=rf"{tmp_path.name} .*step_"):
         main(["ls", str(tmp_path)])
 
 
@@ -185,7 +183,7 @@ def test_checkpoints_kept_elsewhere_in_a_run_folder_are_held_by_its_job(run):
     (run / "kept").mkdir()
     (run / "checkpoints").rename(run / "kept" / "steps")
     (run / "config.yaml").write_text("checkpoint_dir: kept/steps\n")
-    with RunLock(run), pytest.raises(CheckpointError, match="in use by process"):
+    with RunLock(run), pytest.raises(CheckpointError, match=f"{run.name} .*process {os.getpid()} "):
         main(["prune", str(run / "kept" / "steps"), "--keep-last", "1"])
     assert Checkpointer(run / "kept" / "steps").steps() == [1, 2, 3]
 
@@ -193,6 +191,6 @@ def test_checkpoints_kept_elsewhere_in_a_run_folder_are_held_by_its_job(run):
 def test_where_no_step_is_good_nothing_is_exported(run):
     for step in (1, 2, 3):
         damage(run, step)
-    with pytest.raises(CheckpointError, match="No step in .* is good. HINT: `cyxjax checkpoint verify`"):
+    with pytest.raises(CheckpointError, match="checkpoints .*`cyxjax checkpoint verify`"):
         main(["export", str(run), str(run / "m")])
     assert os.listdir(run) == ["checkpoints"]

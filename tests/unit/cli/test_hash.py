@@ -132,16 +132,14 @@ def test_a_damaged_step_is_named_with_its_run(tmp_path):
     one, other = run(tmp_path / "a", [2, 4]), run(tmp_path / "b", [2, 4])
     (damaged,) = (other / "checkpoints" / "step_00000004" / "arrays").iterdir()
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    with pytest.raises(
-        CheckpointError, match=r"/b: step 4 is damaged: .* bytes, not .* HINT: move .*_00000004"
-    ):
+    with pytest.raises(CheckpointError, match="/b: step 4 .*207 bytes.* 208.*_00000004"):
         command.main([str(one), str(other)])
 
 
 def test_runs_without_a_checkpoint_and_more_than_two_are_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no checkpoint. HINT"):
+    with pytest.raises(CheckpointError, match=f"^{tmp_path} "):
         command.main([str(tmp_path)])
-    with pytest.raises(ConfigError, match="expected one run or two, got 3 .*HINT: cyxjax hash"):
+    with pytest.raises(ConfigError, match=" 3 .*RUN"):
         command.main([str(tmp_path)] * 3)
 
 

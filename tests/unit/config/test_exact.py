@@ -16,16 +16,12 @@ def exact(**options):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"global_batch_size": None}, "needs global_batch_size"),
-        ({"global_batch_size": 60}, "does not divide"),
-        ({"gradient_accumulation_steps": 2}, "raise virtual_replicas"),
-        *(
-            ({"comm": name}, f"knows comm = 'mean' alone: '{name}' keeps a state or a sum that depends")
-            for name in STRATEGIES
-            if name != "mean"
-        ),
-        ({"sync_batchnorm": True}, "fewer virtual_replicas"),
-        ({"virtual_replicas": 0}, "virtual_replicas"),
+        ({"global_batch_size": None}, "global_batch_size: .*batch_size"),
+        ({"global_batch_size": 60}, "global_batch_size = 60"),
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps = 2"),
+        *(({"comm": name}, f"comm = 'mean' .*'{name}'") for name in STRATEGIES if name != "mean"),
+        ({"sync_batchnorm": True}, "sync_batchnorm.* virtual_replicas"),
+        ({"virtual_replicas": 0}, "virtual_replicas = 0"),
     ],
 )
 def test_what_cannot_be_exact_is_refused(options, said):

@@ -30,7 +30,7 @@ def test_the_command_line_wins_over_the_file(experiment):
 
 def test_checks_over_several_keys_name_both_sources(experiment):
     file = experiment("epochs: 3\n")
-    with pytest.raises(ConfigError, match=r"^x\.yaml, command line: lr_scaling"):
+    with pytest.raises(ConfigError, match=r"^x\.yaml, .* lr_scaling"):
         load_config(["--config", file, "--lr-scaling", "sqrt"])
 
 
@@ -118,36 +118,36 @@ def test_commands_read_the_environment_of_their_process(experiment, monkeypatch,
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epocs: 3\n", r"x\.yaml: unknown key 'epocs'\. Did you mean 'epochs'\?"),
-        ("optimizer: {name: adam, lrr: 1}\n", r"x\.yaml: unknown key 'optimizer\.lrr'\. Did you mean 'lr'\?"),
-        ("optimizer: {name: adm}\n", r"optimizer\.name = 'adm'.*Did you mean 'adam'\?"),
-        ("optimizer: {lr: -1}\n", r"x\.yaml: optimizer\.lr = -1: input should be greater than 0"),
-        ("optimizer: {betas: [0.9, 1.5]}\n", r"optimizer\.betas = \[0\.9, 1\.5\]: each beta must lie"),
+        ("epocs: 3\n", r"x\.yaml: .*'epocs'.*'epochs'"),
+        ("optimizer: {name: adam, lrr: 1}\n", r"x\.yaml: .*'optimizer\.lrr'.*'lr'"),
+        ("optimizer: {name: adm}\n", r"optimizer\.name = 'adm'.*'adam'"),
+        ("optimizer: {lr: -1}\n", r"x\.yaml: optimizer\.lr = -1: .*0"),
+        ("optimizer: {betas: [0.9, 1.5]}\n", r"optimizer\.betas = \[0\.9, 1\.5\]"),
         (
             "optimizer: adam\n",
-            r"x\.yaml: optimizer = 'adam': a section, expected `optimizer: \{name: \.\.\.\}`",
+            r"x\.yaml: optimizer = 'adam': .*`optimizer: \{name: \.\.\.\}`",
         ),
-        ("epochs: yes\n", r"x\.yaml: epochs = True: true/false where another kind"),
-        ("epochs: 3\nepochs: 4\n", r"x\.yaml:2: 'epochs' stands twice"),
+        ("epochs: yes\n", r"x\.yaml: epochs = True"),
+        ("epochs: 3\nepochs: 4\n", r"x\.yaml:2: 'epochs'"),
         ("epochs: [3\n", r"x\.yaml:2: not YAML"),
-        ("seed: 2024-13-45\n", r"x\.yaml: not YAML: month must be in 1\.\.12"),  # YAML takes it for a date
-        ("model: {name: mlp}\nepochs: 010\n", r"x\.yaml:2: YAML reads 010 as 8"),
-        ("seed: 1:30\n", r"x\.yaml:1: YAML reads 1:30 as 90"),
-        (f"seed: {'9' * 5000}\n", r"x\.yaml: not YAML: Exceeds the limit"),
-        ("- 3\n", r"x\.yaml: holds a list"),
-        ("3: 4\n", r"x\.yaml:1: a key that is no text"),
-        ("model: {options: {a: &x 1, b: *x}}\n", r"x\.yaml: uses a YAML alias"),
+        ("seed: 2024-13-45\n", r"x\.yaml: .*month"),  # YAML takes it for a date
+        ("model: {name: mlp}\nepochs: 010\n", r"x\.yaml:2: .*010 .*8"),
+        ("seed: 1:30\n", r"x\.yaml:1: .*1:30 .*90"),
+        (f"seed: {'9' * 5000}\n", r"x\.yaml: .*YAML: .*digits"),
+        ("- 3\n", r"x\.yaml: .*list"),
+        ("3: 4\n", r"x\.yaml:1: .*key"),
+        ("model: {options: {a: &x 1, b: *x}}\n", r"x\.yaml: .*alias"),
         ("a: !!python/object/apply:os.system [date]\n", r"x\.yaml:1: not YAML"),
-        ("data: {options: {api_key: s3cr3t}}\n", r"x\.yaml: data\.options\.api_key looks like a secret"),
-        ("wandb_token: abc\n", r"wandb_token looks like a secret"),
-        ("sinks: [cvs]\n", r"sinks\.0 = 'cvs'.*Did you mean 'csv'"),
-        ("", r"x\.yaml: sets nothing: it is empty, or all comments\..*without --config the defaults"),
-        ("# lr: 3\n", r"x\.yaml: sets nothing"),
-        ("lr: 3\n", r"x\.yaml: unknown key 'lr'\. It stands at optimizer\.lr\. HINT"),
-        ("learning_rate: 3\n", r"x\.yaml: unknown key 'learning_rate'\. Here it is optimizer\.lr\. HINT"),
-        ("name: mlp\n", r"'name'\. It stands at model\.name or data\.name or optimizer\.name or sch"),
-        ("optimizer: {epochs: 3}\n", r"unknown key 'optimizer\.epochs'\. It stands at epochs\. HINT"),
-        ("weight_decy: 3\n", r"unknown key 'weight_decy'\. Did you mean 'optimizer\.weight_decay'\?"),
+        ("data: {options: {api_key: s3cr3t}}\n", r"x\.yaml: data\.options\.api_key .*WANDB_API_KEY"),
+        ("wandb_token: abc\n", "wandb_token .*WANDB_API_KEY"),
+        ("sinks: [cvs]\n", r"sinks\.0 = 'cvs'.*'csv'"),
+        ("", r"x\.yaml: .*--config"),
+        ("# lr: 3\n", r"x\.yaml: .*--config"),
+        ("lr: 3\n", r"x\.yaml: .*'lr'.* optimizer\.lr"),
+        ("learning_rate: 3\n", r"x\.yaml: .*'learning_rate'.* optimizer\.lr"),
+        ("name: mlp\n", r"'name'.* model\.name .*data\.name .*optimizer\.name .*schedule\.name"),
+        ("optimizer: {epochs: 3}\n", r"'optimizer\.epochs'.* epochs\b"),
+        ("weight_decy: 3\n", r"'weight_decy'.*'optimizer\.weight_decay'"),
         ("foo: 3\n", r"x\.yaml: unknown key 'foo'\. No key is like it\. HINT"),
         ("extends: base.yaml\n", r"unknown key 'extends'\. Here it is base\."),
         ("base: 3\n", r"x\.yaml: base = 3"),
@@ -182,25 +182,25 @@ def test_a_bad_file_is_one_clear_line(experiment, tmp_path, text, message):
         (["--epcohs", "3"], r"unknown option --epcohs\. Did you mean 'epochs'\?"),
         (["--no-epochs"], r"unknown option --no-epochs"),
         (["--optimzer.lr", "3"], r"Did you mean 'optimizer'\?"),
-        (["--optimizer.weight-deacy", "3"], r"Did you mean 'weight-decay'\?"),
-        (["--optimizer", "adam"], r"--optimizer is a section.*--optimizer\.lr"),
-        (["--epochs"], r"--epochs takes one value, got none"),
-        (["--epochs", "3", "4"], r"--epochs takes one value, got '3 4'"),
-        (["--epochs", "3", "--epochs", "4"], r"--epochs is given twice"),
-        (["--epochs", "ten"], r"command line: epochs = 'ten': input should be a valid integer"),
-        (["--no-shuffle", "x"], r"--no-shuffle takes no value"),
-        (["x.yaml"], r"'x\.yaml' stands before any option\. HINT: give a file as --config x\.yaml"),
-        (["--config"], r"--config takes one value"),
-        (["--batch-size", "3", "--global-batch-size", "4"], r"both given"),
-        (["--model.options.hidden", "[3"], r"is not YAML"),
-        (["--lr-scaling", "linear"], r"needs base_batch_size"),
-        (["--lr", "3"], r"unknown option --lr\. It stands at optimizer\.lr\. HINT"),
+        (["--optimizer.weight-deacy", "3"], r"--optimizer\.weight-deacy.*'weight-decay'"),
+        (["--optimizer", "adam"], r"--optimizer .*--optimizer\.lr"),
+        (["--epochs"], "--epochs .*none"),
+        (["--epochs", "3", "4"], "--epochs .*'3 4'"),
+        (["--epochs", "3", "--epochs", "4"], "--epochs .*twice"),
+        (["--epochs", "ten"], "^command line: epochs = 'ten': .*integer"),
+        (["--no-shuffle", "x"], "--no-shuffle .*'x'"),
+        (["x.yaml"], r"'x\.yaml' .*--config x\.yaml"),
+        (["--config"], "--config .*none"),
+        (["--batch-size", "3", "--global-batch-size", "4"], "batch_size = 3 .*global_batch_size = 4"),
+        (["--model.options.hidden", "[3"], r"--model\.options\.hidden .*YAML"),
+        (["--lr-scaling", "linear"], "lr_scaling = 'linear' .*base_batch_size"),
+        (["--lr", "3"], r"--lr\W.* optimizer\.lr"),
         (
             ["--model.hidden", "3"],
-            r"unknown option --model\.hidden\. Here it is model\.options\.hidden\. HINT",
+            r"--model\.hidden\W.* model\.options\.hidden",
         ),
-        (["--confg", "3"], r"unknown option --confg\. Did you mean 'config'\?"),
-        (["--foo", "3"], r"unknown option --foo\. No key is like it\. HINT: --help lists them all"),
+        (["--confg", "3"], r"--confg\W.*'config'"),
+        (["--foo", "3"], r"--foo\W.*--help"),
     ],
 )
 def test_a_bad_command_line_is_one_clear_line(words, message):
@@ -212,15 +212,15 @@ def test_a_bad_command_line_is_one_clear_line(words, message):
 
 def test_missing_and_unreadable_files(experiment, tmp_path):
     experiment("", "digits.yaml")
-    with pytest.raises(ConfigError, match=r"digit\.yaml: no such file\. Did you mean 'digits\.yaml'\?"):
+    with pytest.raises(ConfigError, match=r"digit\.yaml: .*'digits\.yaml'"):
         load_config(["--config", "digit.yaml"])
-    with pytest.raises(ConfigError, match="cannot be read as text"):
+    with pytest.raises(ConfigError, match=f"^{tmp_path}: "):
         load_config(["--config", str(tmp_path)])
     (tmp_path / "model.bin").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="cannot be read as text"):
+    with pytest.raises(ConfigError, match=r"model\.bin: "):
         load_config(["--config", "model.bin"])
     (tmp_path / "big.yaml").write_text("#" * (1 << 20) + "\n")
-    with pytest.raises(ConfigError, match="holds more than 1048576 bytes"):
+    with pytest.raises(ConfigError, match=r"big\.yaml: .*1048576 bytes"):
         load_config(["--config", "big.yaml"])
 
 
@@ -257,7 +257,7 @@ def test_fast_dev_run_is_short_and_apart(experiment):
 def test_a_password_in_a_value_is_refused_like_one_under_a_telling_name(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("data:\n  root: https://me:hunter2@host/data\n")
-    with pytest.raises(ConfigError, match="data.root looks like a secret") as refused:
+    with pytest.raises(ConfigError, match=r"data\.root .*WANDB_API_KEY") as refused:
         load_config(["--config", str(path)])
     assert "hunter2" not in str(refused.value)
 
@@ -272,7 +272,7 @@ def test_a_password_in_a_value_is_refused_like_one_under_a_telling_name(tmp_path
     ],
 )
 def test_an_empty_path_is_refused_and_not_taken_for_the_folder_one_is_in(experiment, key, text):
-    with pytest.raises(ConfigError, match=f"{key} = .*is empty, as a shell's variable.*expected a path"):
+    with pytest.raises(ConfigError, match=f"{key} = "):
         load_config(["--config", experiment(text + "\n")])
 
 
@@ -281,19 +281,19 @@ def test_an_empty_path_is_refused_and_not_taken_for_the_folder_one_is_in(experim
     [
         (
             "run_dir",
-            "A program names checkpoint_dir, where checkpoints go; run folders are of `cyxjax train`",
+            "checkpoint_dir.*`cyxjax train`",
         ),
-        ("output_dir", "A program names checkpoint_dir"),
-        ("optimizer", r"A program gives it to DistributedTrainer\(model, loss, optimizer"),
-        ("learning_rate", "A program gives it to the optimizer: cx.AdamOptimizer"),
-        ("lr", "A program gives it to the optimizer: cx.AdamOptimizer"),
-        ("scheduler", "A program gives it to fit: fit"),
-        ("max_epochs", "Here it is epochs"),
-        ("betch_size", "Did you mean 'batch_size'"),
+        ("output_dir", "checkpoint_dir"),
+        ("optimizer", r"DistributedTrainer\(model, loss, optimizer"),
+        ("learning_rate", r"cx\.AdamOptimizer"),
+        ("lr", r"cx\.AdamOptimizer"),
+        ("scheduler", r"fit\(\.\.\., schedule="),
+        ("max_epochs", r"epochs\b"),
+        ("betch_size", "'batch_size'"),
     ],
 )
 def test_a_program_is_told_where_it_says_what_a_file_has_a_key_for(key, said):
-    with pytest.raises(ConfigError, match=rf"^DistributedTrainingConfig: unknown key '{key}'\. {said}.*HINT"):
+    with pytest.raises(ConfigError, match=rf"^DistributedTrainingConfig: .*'{key}'.* {said}"):
         DistributedTrainingConfig(**{key: 1})
 
 
@@ -319,5 +319,5 @@ def test_what_a_list_holds_is_refused_with_what_is_expected(experiment, text, sa
 
 def test_a_run_folder_whose_file_names_no_folder_of_checkpoints_is_refused(tmp_path):
     (tmp_path / "config.yaml").write_text("checkpoint_dir: [a]\n")
-    with pytest.raises(ConfigError, match=r"checkpoint_dir = \['a'\] is no text. HINT: name a folder"):
+    with pytest.raises(ConfigError, match=r"checkpoint_dir = \['a'\]"):
         open_run(tmp_path)

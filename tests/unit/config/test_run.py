@@ -25,7 +25,7 @@ def test_documented_defaults_of_the_guide():
 def test_attribute_style_is_checked_at_once():
     config = DistributedTrainingConfig()
     config.epochs = 3
-    with pytest.raises(ConfigError, match=r"epochs = 0: input should be greater than or equal to 1.*HINT"):
+    with pytest.raises(ConfigError, match="epochs = 0: .*1"):
         config.epochs = 0
     assert config.epochs == 3
 
@@ -34,14 +34,14 @@ def test_lora_says_its_rank():
     """Without one there are no adapters, and the whole model would be trained."""
     assert DistributedTrainingConfig(lora={"rank": 0, "alpha": 4}).lora.rank == 0  # off, on purpose
     for section in ({"alpha": 4}, {"pattern": "*kernel"}):
-        with pytest.raises(ConfigError, match="lora = .*no rank, and so no adapters; expected rank: 8"):
+        with pytest.raises(ConfigError, match="lora = .*rank: 8"):
             DistributedTrainingConfig(lora=section)
 
 
 def test_an_unknown_field_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"unknown key 'epoch'\. Did you mean 'epochs'\?"):
+    with pytest.raises(ConfigError, match="'epoch'.*'epochs'"):
         DistributedTrainingConfig(epoch=3)
-    with pytest.raises(ConfigError, match="Did you mean 'batch_size'"):
+    with pytest.raises(ConfigError, match="'batchsize'.*'batch_size'"):
         DistributedTrainingConfig().batchsize = 3  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="lr = -1.0"):
         TrainConfig().optimizer.lr = -1.0
@@ -49,11 +49,11 @@ def test_an_unknown_field_names_the_nearest():
 
 def test_both_batch_sizes_are_never_given():
     assert DistributedTrainingConfig(global_batch_size=128).global_batch_size == 128
-    with pytest.raises(ConfigError, match="batch_size = 32 and global_batch_size = 128 are both given"):
+    with pytest.raises(ConfigError, match="batch_size = 32 .*global_batch_size = 128"):
         DistributedTrainingConfig(batch_size=32, global_batch_size=128)
     config = DistributedTrainingConfig()
     config.batch_size = 32
-    with pytest.raises(ConfigError, match="both given"):
+    with pytest.raises(ConfigError, match="batch_size = 32 .*global_batch_size = 128"):
         config.global_batch_size = 128
     assert config.global_batch_size is None  # a refused assignment leaves the value as it was
 
@@ -136,7 +136,7 @@ def test_importing_the_configuration_loads_no_jax():
 
 
 def test_a_field_of_several_types_is_one_line():
-    with pytest.raises(ConfigError, match=r"remat = 'dots': input should be 'none', 'full'") as refused:
+    with pytest.raises(ConfigError, match="remat = 'dots': .*'none', 'full'") as refused:
         DistributedTrainingConfig(remat="dots")
     assert "\n" not in str(refused.value)
     assert "literal[" not in str(refused.value)

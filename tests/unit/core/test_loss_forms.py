@@ -45,19 +45,19 @@ def checked(loss, output=OUTPUT, **metrics):
 
 @pytest.mark.parametrize("fn", [by_numpy, by_float, by_item, by_if])
 def test_a_function_that_asks_for_numbers_is_told_where(fn):
-    asks = rf"asks for numbers in {HERE}:\d+, by numpy, float\(\) or `if`.* HINT: jnp for numpy"
-    with pytest.raises(ConfigError, match=f"the loss {asks}") as caught:
+    asks = rf".*{HERE}:\d+.*numpy"
+    with pytest.raises(ConfigError, match=f"loss {asks}") as caught:
         checked(cx.Task(fn).to_per_example())
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=f"metric 'own' {asks}"):
         checked(cx.CrossEntropyLoss().per_example, own=fn)
-    with pytest.raises(ConfigError, match=f"the loss {asks}"):
+    with pytest.raises(ConfigError, match=f"loss {asks}"):
         loss_and_output_grad(fn, jnp.ones((8, 3)), Y)
 
 
 def test_a_metric_of_scikit_learn_is_told_what_to_do():
     metrics = pytest.importorskip("sklearn.metrics")
-    with pytest.raises(ConfigError, match=r"metric 'f1' asks for numbers.* from trainer.predict\(X\)"):
+    with pytest.raises(ConfigError, match=r"metric 'f1' .*numpy.*trainer\.predict"):
         checked(cx.CrossEntropyLoss().per_example, f1=metrics.f1_score)
 
 
@@ -74,9 +74,9 @@ def test_what_a_loss_raises_for_shapes_and_types_is_said_with_both():
 @pytest.mark.parametrize("loss", [cx.MSELoss(), cx.L1Loss(), cx.CrossEntropyLoss(), cx.BCEWithLogitsLoss()])
 def test_no_loss_of_ours_takes_the_real_part_of_a_complex_number(loss):
     z, real = jnp.ones((2, 3), jnp.complex64), jnp.ones((2, 3))
-    with pytest.raises(DataError, match=f"{type(loss).__name__}: the output is complex64.* HINT: both parts"):
+    with pytest.raises(DataError, match=f"{type(loss).__name__}: .*output .*complex64"):
         loss.forward(z, real)
-    with pytest.raises(DataError, match="the target is complex64"):
+    with pytest.raises(DataError, match=f"{type(loss).__name__}: .*target .*complex64"):
         loss.forward(real, z)
 
 
@@ -86,7 +86,7 @@ def test_a_rate_may_be_an_array_of_one_number():
 
 
 def test_a_traced_array_is_called_an_array():
-    with pytest.raises(DataError, match=r"'logits' of an output or target that is an array float32\[2, 3\]"):
+    with pytest.raises(DataError, match=r"'logits' .*float32\[2, 3\]"):
         jax.eval_shape(lambda output: picked(output, "logits"), OUTPUT)
-    with pytest.raises(DataError, match=r"the loss gave None, expected one array"):
+    with pytest.raises(DataError, match="loss .*None"):
         check_form(None, 2)

@@ -56,6 +56,6 @@ def test_a_class_without_samples_is_nan_and_no_top_is_refused():
     assert found["precision_dog"] == 0
     with pytest.raises(ConfigError, match=r"top_k\(0\): expected 1 or more.*HINT"):
         cx.top_k(0)
-    with pytest.raises(ConfigError, match=r"top_k\(4\) of 3 classes is always right. HINT"):
+    with pytest.raises(ConfigError, match=r"top_k\(4\) .*3 classes"):
         cx.top_k(4)(np.zeros((2, 3), np.float32), np.zeros(2, np.int32))
     assert jax.tree.leaves(cx.per_class([])) == []

@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_one_line():
     for metric in (cx.F1(3), cx.AUC(), cx.R2(), cx.Perplexity()):
         with pytest.raises(DataError, match="HINT"):
             measured(metric, TEXT, LABELS[:9])
-    with pytest.raises(ConfigError, match=r"metric 'it' is int: neither a function.*HINT"):
+    with pytest.raises(ConfigError, match=r"'it' .*int.*cx\.Statistic"):
         cx.Metrics({"it": 3})
 
 
@@ -189,9 +189,9 @@ def test_classes_of_other_libraries_are_measured_sample_by_sample():
     assert measured(Hits, LOGITS, LABELS)["it"] == pytest.approx(expected)
     assert cx.Metrics(Collection).names == ("loss", "accuracy", "hits")
     assert measured(partial(Signs, above=0.5), SCORES, SCORES)["it"] == pytest.approx((SCORES > 0.5).mean())
-    with pytest.raises(ConfigError, match=r"metric 'it' \(Wanting\) wants teacher, and is offered.*HINT"):
+    with pytest.raises(ConfigError, match=r"'it' \(Wanting\) .*teacher"):
         measured(Wanting, LOGITS, LABELS)
-    with pytest.raises(ConfigError, match="takes logits or probabilities, as from_logits says.*HINT"):
+    with pytest.raises(ConfigError, match=r"'it' \(Logits\) .*from_logits"):
         measured(Logits, LOGITS, LABELS)
 
 

@@ -24,16 +24,14 @@ def test_a_statement_fills_and_a_used_value_leaves_the_array():
     whole = np.array([3, 4], np.int32)
     mean = dist.reduce_tensor(whole)
     assert mean.dtype == jnp.float32
-    with pytest.raises(DataError, match=r"result is float32\[2\], the array to fill int32\[2\].*HINT"):
+    with pytest.raises(DataError, match=r"float32\[2\].* int32\[2\]"):
         dist.reduce_tensor(whole)
     assert (t.tolist(), whole.tolist()) == ([1, 2], [3, 4])
 
 
 @pytest.mark.parametrize("value", [jnp.ones(2), 1.0, {"a": jnp.ones(2)}, [], np.broadcast_to(1.0, (2,))])
 def test_a_value_that_would_be_lost_is_one_line(value):
-    with pytest.raises(
-        DataError, match=r"all_reduce\(x\) is thrown away.*values\. HINT: write x = all_reduce\(x\)"
-    ):
+    with pytest.raises(DataError, match=r"x = all_reduce\(x\)"):
         dist.all_reduce(value)
     with pytest.raises(DataError, match=r"HINT: write x = broadcast\(x, 0\)"):
         dist.broadcast(value, 0)
@@ -47,14 +45,14 @@ def test_lists_are_filled_as_torch_fills_them():
     nothing = [None]
     dist.all_gather(nothing, jnp.ones(1))
     assert float(nothing[0][0]) == 1
-    with pytest.raises(DataError, match="a list of 3 for 1 ranks.*HINT"):
+    with pytest.raises(DataError, match=r"^all_gather\(out_list, x\) .*3 .*1 ranks"):
         dist.all_gather([None] * 3, t)
     into = np.zeros(2, np.float32)
     dist.scatter(into, [t], 0)
     assert into.tolist() == [5, 6]
     dist.scatter(into, scatter_list=[t + 1], src=0)
     assert into.tolist() == [6, 7]
-    with pytest.raises(DataError, match="cannot be changed in place.*HINT"):
+    with pytest.raises(DataError, match=r"x = scatter\(list, src\)"):
         dist.scatter(jnp.zeros(2), [t], 0)
     assert dist.scatter([t]).tolist() == [5, 6]
 

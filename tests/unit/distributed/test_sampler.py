@@ -122,14 +122,14 @@ def test_state_goes_on_at_another_world_size():
         rank.load_state_dict(sampler.state_dict())
     together = np.stack([rank.get_indices() for rank in ranks], axis=1).reshape(-1)
     assert np.array_equal(together[0::2], sampler.get_indices())  # the order is the same; the deal is not
-    with pytest.raises(DataError, match="state of 100 samples for a dataset of 99"):
+    with pytest.raises(DataError, match="100 samples .*99"):
         DistributedSampler(99, 2, 0).load_state_dict(sampler.state_dict())
 
 
 def test_forgetting_set_epoch_is_warned_once():
     sampler = DistributedSampler(8, 2, 0)
     list(sampler)
-    with pytest.warns(UserWarning, match="set_epoch was never called"):
+    with pytest.warns(UserWarning, match="set_epoch"):
         list(sampler)
     list(sampler)  # an error under this suite if it warned again
 
@@ -147,7 +147,7 @@ def test_setting_the_epoch_or_not_shuffling_is_not_warned(shuffle):
 
 @pytest.mark.parametrize(("rank", "world"), [(2, 2), (-1, 2), (0, 0)])
 def test_a_rank_outside_the_world_is_refused(rank, world):
-    with pytest.raises(ConfigError, match=rf"rank={rank} is outside \[0, num_replicas={world}\)"):
+    with pytest.raises(ConfigError, match=f"rank={rank} .*num_replicas={world}"):
         DistributedSampler(8, world, rank)
 
 
@@ -165,7 +165,7 @@ def test_batches_as_the_guide_reads_them():
         read.append(batches.next())
     assert read == [[0, 2], [4, 6], [8]]
     assert batches.num_batches() == len(batches) == 3
-    with pytest.raises(IndexError, match="all 3 batches of epoch 0"):
+    with pytest.raises(IndexError, match="3 batches .*epoch 0"):
         batches.next()
     batches.reset(epoch=1)
     assert batches.sampler.epoch == 1

@@ -43,12 +43,12 @@ def test_backend_table(wish, platform, gpu, got):
 
 @pytest.mark.parametrize(("platform", "gpu"), [("linux", False), ("win32", True)])
 def test_nccl_without_its_hardware_offers_the_cpu(platform, gpu):
-    with pytest.raises(GroupError, match=r"NCCL library not available.*HINT: set DISTRIBUTED_BACKEND=cpu"):
+    with pytest.raises(GroupError, match="NCCL.* DISTRIBUTED_BACKEND=cpu"):
         choose("nccl", platform, gpu)
 
 
 def test_unknown_backend():
-    with pytest.raises(ConfigError, match="'mpi' is unknown"):
+    with pytest.raises(ConfigError, match="'mpi'"):
         choose("mpi", "linux", False)
 
 
@@ -72,10 +72,10 @@ def test_devices_of_a_local_rank(gpus, local_rank, here, got):
 
 
 def test_more_processes_than_gpus():
-    with pytest.raises(ConfigError, match="LOCAL_RANK=2 of 3 processes on this host, which shows 2 GPUs"):
+    with pytest.raises(ConfigError, match="LOCAL_RANK=2 .*3 .*2 GPUs"):
         local_devices(["0", "1"], 2, 3)
     # Two processes on one H100: NCCL ends with "Duplicate GPU detected" in ten lines of XLA's.
-    with pytest.raises(ConfigError, match="which shows 1 GPU .0.*start at most 1 process per host"):
+    with pytest.raises(ConfigError, match="LOCAL_RANK=0 .*2 .*1 GPU "):
         local_devices(["0"], 0, 2, limited=False)
     assert local_devices(["0"], 0, 1, limited=False) is None
 
@@ -203,7 +203,7 @@ def test_a_users_nproc_that_differs_is_refused_by_name():
 
 def test_threads_cannot_be_had_once_jax_runs():
     jax.devices()
-    with pytest.raises(GroupError, match="before the first jax array"):
+    with pytest.raises(GroupError, match=r"threads=5.* init\(\)"):
         prepare(Topology(0, 1, backend="nccl"), env={}, threads=5)
 
 

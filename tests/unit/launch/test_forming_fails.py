@@ -34,12 +34,10 @@ def test_all_are_told_why_no_group_forms_before_rank_0_ends(monkeypatch):
     host = connect._coordinate(rank_0)
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(client.join, rank_1, {"program": "other.py"})
-        with pytest.raises(
-            GroupError, match="ranks differ in program: train.py on rank 0; other.py on rank 1"
-        ):
+        with pytest.raises(GroupError, match=r"program: .*train\.py .*rank 0; other\.py .*rank 1"):
             connect._meet(rank_0, {"program": "train.py"}, host)
         heard = list(told)  # when the process would end
         ending.set()
-        with pytest.raises(GroupError, match="ranks differ in program"):
+        with pytest.raises(GroupError, match="program: "):
             other.result(30)
     assert heard == [0, 1]

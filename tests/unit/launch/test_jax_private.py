@@ -46,7 +46,7 @@ def test_a_service_starts_on_a_reserved_port_and_ends():
     held, port = ports.reserve("127.0.0.1")
     with held:
         service = jax_private.CoordinationService(f"127.0.0.1:{port}", 1)
-        with pytest.raises(GroupError, match="is in use"):
+        with pytest.raises(GroupError, match=r"Port \d+ .*127\.0\.0\.1 .*pid \d+"):
             ports.listen("127.0.0.1", port)
         service.close()
 
@@ -65,9 +65,7 @@ def test_a_service_listens_on_the_address_it_is_given_and_on_no_other():
 
 def test_a_started_backend_is_refused_with_the_way_out():
     assert jax.devices()
-    with pytest.raises(
-        GroupError, match=r"started its devices before.*HINT: call cyxjax.distributed.init\(\) first"
-    ):
+    with pytest.raises(GroupError, match=r"devices .*cyxjax\.distributed\.init\(\)"):
         jax_private.refuse_started_backend()
 
 

@@ -91,15 +91,15 @@ def test_nothing_can_be_slipped_into_an_sbatch_script(changes):
 def test_numbers_are_checked_when_the_job_is_described():
     with pytest.raises(ConfigError, match="nodes=0"):
         JobSpec(["x"], nodes=0)
-    with pytest.raises(ConfigError, match="no command"):
+    with pytest.raises(ConfigError, match=r"train\.py"):
         JobSpec([])
-    with pytest.raises(ConfigError, match="cannot be negative"):
+    with pytest.raises(ConfigError, match="gpus_per_node .*max_restarts"):
         JobSpec(["x"], gpus_per_node=-1)
 
 
 def test_without_slurm_there_is_a_hint(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(GroupError, match="sbatch is not installed"):
+    with pytest.raises(GroupError, match="sbatch"):
         submit_slurm("x.sbatch")
 
 

@@ -222,20 +222,20 @@ def test_a_rank_that_comes_back_to_a_broken_group_waits_for_the_restart(place, m
 
 def test_nobody_there_is_a_refused_connection():
     topology = Topology(1, 2, master_port=ports_free(), timeout_ms=300)
-    with pytest.raises(GroupError, match=rf"Connection refused to 127.0.0.1:{topology.master_port}.*HINT"):
+    with pytest.raises(GroupError, match=rf"refused .*127\.0\.0\.1:{topology.master_port} .*rank 1"):
         client.join(topology)
 
 
 def test_a_name_that_does_not_resolve():
     topology = Topology(1, 2, master_addr="no-such-host.invalid", timeout_ms=300)
-    with pytest.raises(GroupError, match="cannot be resolved"):
+    with pytest.raises(GroupError, match=r"MASTER_ADDR='no-such-host\.invalid'"):
         client.join(topology)
 
 
 def test_a_loopback_name_in_a_job_of_several_hosts(monkeypatch):
     monkeypatch.setattr(ports, "resolve", lambda host, port: [(socket.AF_INET, ("127.0.1.1", port))])
     topology = Topology(1, 4, local_world_size=2, master_addr="node1", timeout_ms=300)
-    with pytest.raises(GroupError, match="loopback address, but only 2 of 4 ranks"):
+    with pytest.raises(GroupError, match=r"MASTER_ADDR=node1 .*127\.0\.1\.1.* 2 .*4 ranks"):
         client.join(topology)
 
 
@@ -250,7 +250,7 @@ def test_another_program_on_the_port_is_named():
                 connection.recv(100)
 
         threading.Thread(target=answer, daemon=True).start()
-        with pytest.raises(GroupError, match="answers, but not as a cyxjax job"):
+        with pytest.raises(GroupError, match=r"^127\.0\.0\.1:\d+ .*cyxjax.*MASTER_PORT"):
             client.join(Topology(1, 2, master_port=port, timeout_ms=2000))
 
 
@@ -275,7 +275,7 @@ def test_a_program_that_never_says_a_word_is_named_in_the_end(monkeypatch):
     monkeypatch.setattr(client, "PATIENCE_S", 0.1)
     with ports.listen("127.0.0.1", 0) as deaf:
         topology = Topology(1, 2, master_port=deaf.getsockname()[1], timeout_ms=300)
-        with pytest.raises(GroupError, match="answers, but not as a cyxjax job.*holds the port"):
+        with pytest.raises(GroupError, match=r"^127\.0\.0\.1:\d+ .*cyxjax.*pid \d+"):
             client.join(topology, log=lambda line: None)
 
 

@@ -25,9 +25,7 @@ def test_dots_and_brackets_reach_nested_values(tmp_path):
 def test_missing_setting_names_file_and_nearest(tmp_path):
     path = write(tmp_path, "model:\n  latent_size: 8\n")
     config = Config.from_file(path)
-    with pytest.raises(
-        ConfigError, match="No setting 'latent' in .*x.yaml: model. HINT: Did you mean 'latent_size'"
-    ):
+    with pytest.raises(ConfigError, match=r"'latent' .*x\.yaml: model.* 'latent_size'"):
         _ = config.model.latent
     with pytest.raises(KeyError, match="No setting 'modle'"):
         _ = config["modle"]
@@ -54,17 +52,17 @@ def test_empty_file_gives_no_settings(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [1\nb: 2\n", "not valid YAML.*line 2"),
-        ("- 1\n- 2\n", "holds a list at its top"),
-        ("1: x\n", "Setting name 1 .* is a int"),
-        ("a: !!python/object/apply:os.getcwd []\n", "not valid YAML"),  # never runs code
+        ("a: [1\nb: 2\n", r"x\.yaml .*YAML.*line 2"),
+        ("- 1\n- 2\n", r"x\.yaml .*list"),
+        ("1: x\n", r"1 in .*x\.yaml .*int"),
+        ("a: !!python/object/apply:os.getcwd []\n", r"x\.yaml .*os\.getcwd"),  # never runs code
     ],
 )
 def test_bad_files_say_what_is_wrong(tmp_path, text, message):
-    with pytest.raises(ConfigError, match=f"(?s){message}.*HINT: "):
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
         Config.from_file(write(tmp_path, text))
 
 
 def test_missing_file_names_the_path(tmp_path):
-    with pytest.raises(ConfigError, match=r"Cannot read .*absent\.yaml.*HINT: check the path"):
+    with pytest.raises(ConfigError, match=r"absent\.yaml"):
         Config.from_file(tmp_path / "absent.yaml")

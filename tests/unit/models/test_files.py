@@ -82,7 +82,7 @@ def test_a_registered_model_is_rebuilt_from_its_file(tmp_path):
         hidden=(4, 3), dropout=0.1
     )
     assert build_model(SequentialModel([LinearModule(2, 3)]).architecture()).layers == (LinearModule(2, 3),)
-    with pytest.raises(ConfigError, match="type 'own' cannot be built"):
+    with pytest.raises(ConfigError, match="'own' .*'registry' .*'sequential'"):
         build_model({"type": "own"})
 
 
@@ -144,32 +144,32 @@ def test_one_flipped_bit_of_a_parameter_is_called_damage(model, tmp_path):
 def test_a_file_cut_short_says_so(model, tmp_path, length):
     model.save(tmp_path / "m")
     (tmp_path / "m").write_bytes((tmp_path / "m").read_bytes()[:length])
-    with pytest.raises(CheckpointError, match="m is cut short, or not a safetensors file"):
+    with pytest.raises(CheckpointError, match="/m .*safetensors"):
         load_model(tmp_path / "m")
 
 
 def test_a_foreign_and_a_newer_file_are_told_apart(tmp_path, monkeypatch):
     safetensors.numpy.save_file({"a": np.ones(3)}, tmp_path / "foreign")
-    with pytest.raises(CheckpointError, match="not a model saved by cyxjax"):
+    with pytest.raises(CheckpointError, match="foreign .*cyxjax_format"):
         load_model(tmp_path / "foreign")
     monkeypatch.setattr("cyxjax.models.files.FORMAT", 2)
     save_model(tmp_path / "newer", {}, {}, {})
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="has format 2, this version of cyxjax reads up to 1"):
+    with pytest.raises(CheckpointError, match="newer .*format 2.* 1"):
         load_model(tmp_path / "newer")
 
 
 def test_pickles_are_refused_unread(tmp_path):
     (tmp_path / "m").write_bytes(b"\x80\x04cos\nsystem\n(S'exit 1'\ntR.")
-    with pytest.raises(CheckpointError, match="not a safetensors file"):
+    with pytest.raises(CheckpointError, match="/m .*safetensors"):
         load_model(tmp_path / "m")
 
 
 def test_missing_files_and_other_models_are_named(tmp_path):
-    with pytest.raises(CheckpointError, match="Cannot read the model file .*absent"):
+    with pytest.raises(CheckpointError, match="file .*absent"):
         load_model(tmp_path / "absent")
     save_model(tmp_path / "m", get_model("mlp").architecture(), {}, {})
-    with pytest.raises(CheckpointError, match="m holds no SequentialModel.*type 'registry'"):
+    with pytest.raises(CheckpointError, match="/m .*SequentialModel.*'registry'"):
         SequentialModel.load(tmp_path / "m")
 
 
@@ -184,16 +184,16 @@ def test_a_layer_unknown_to_the_reader_is_named(tmp_path, monkeypatch):
     SequentialModel([DoublingModule()]).save(tmp_path / "m")
     assert SequentialModel.load(tmp_path / "m")(np.ones((1, 1))) == 2
     del layers_file._kinds["doubling"]
-    with pytest.raises(CheckpointError, match="m holds no SequentialModel.*kind 'doubling'.*HINT"):
+    with pytest.raises(CheckpointError, match="/m .*SequentialModel.*'doubling'"):
         SequentialModel.load(tmp_path / "m")
 
 
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"a": [np.ones(2)]}, "params/a is a list, expected dicts"),
-        ({"a": None}, "params/a is a NoneType"),
-        ({"a/b": np.ones(2), "a": {"b": np.ones(2)}}, "both named params/a/b"),
+        ({"a": [np.ones(2)]}, "params/a .*list"),
+        ({"a": None}, "params/a .*NoneType"),
+        ({"a/b": np.ones(2), "a": {"b": np.ones(2)}}, "params/a/b"),
     ],
 )
 def test_what_cannot_be_saved_is_said_before_writing(tmp_path, params, message):
@@ -211,7 +211,7 @@ def test_a_failed_write_leaves_the_old_file(model, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(CheckpointError, match="Cannot write .*No space left on device.*HINT"):
+    with pytest.raises(CheckpointError, match=r"file .*/m: \[Errno 28\]"):
         model.save(path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["m"]

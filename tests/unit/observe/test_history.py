@@ -80,12 +80,12 @@ def test_a_failed_save_leaves_the_old_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not a history"),
-        ("[1]", "holds a list"),
-        ('{"train_loss": [1]}', r"no 'train_loss'\. Did you mean 'train_losses'"),
-        ('{"train_losses": 3}', r"train_losses = 3: expected a list"),
+        ("{", r"h\.json: .*line 1"),
+        ("[1]", r"h\.json: .*list"),
+        ('{"train_loss": [1]}', "'train_loss'.*'train_losses'"),
+        ('{"train_losses": 3}', "train_losses = 3"),
         ('{"world_size": "two"}', r"world_size = 'two'"),
-        ('{"metrics": [1]}', r"metrics = \[1\]: expected lists by name"),
+        ('{"metrics": [1]}', r"metrics = \[1\]"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, text, message):
@@ -172,18 +172,18 @@ def test_a_data_frame_has_a_row_an_epoch():
 
 def test_without_pandas_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"HINT: pip install pandas, or take rows\(\)"):
+    with pytest.raises(ImportError, match=r"to_pandas .*rows\(\)"):
         TABLE.to_pandas()
 
 
 def test_what_is_no_history_and_a_plot_without_matplotlib_are_refused(monkeypatch):
-    with pytest.raises(DataError, match="A history is a dict, found a list. HINT"):
+    with pytest.raises(DataError, match="history .*list"):
         DistributedTrainingHistory.from_dict([])
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"HINT: pip install 'cyxjax\[plot\]'"):
+    with pytest.raises(ImportError, match=r"matplotlib.*'cyxjax\[plot\]'"):
         DistributedTrainingHistory(train_losses=[1.0]).plot("never.png")
 
 
 def test_plot_without_epochs_is_refused(tmp_path):
-    with pytest.raises(DataError, match="no epoch to draw"):
+    with pytest.raises(DataError, match="history .*epoch"):
         DistributedTrainingHistory().plot(tmp_path / "h.svg")

@@ -362,11 +362,11 @@ def test_the_command_writes_into_the_run_folder_or_says_what_is_wrong(tmp_path):
     assert main([str(tmp_path / "run")]) == 0
     assert (tmp_path / "run" / "report.html").read_text().startswith("<!doctype html>")
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(ConfigError, match="holds no run. HINT"):
+    with pytest.raises(ConfigError, match="/nothing .*run_dir"):
         main([str(tmp_path / "nothing")])
     with pytest.raises(ConfigError, match="--bogus.*HINT"):
         main([str(tmp_path / "run"), "--bogus"])
-    with pytest.raises(ConfigError, match=r"cannot be written.*HINT: --output"):
+    with pytest.raises(ConfigError, match=r"folder\.html: .*--output"):
         main([str(tmp_path / "run"), "--output", str(tmp_path / "no" / "such" / "folder.html")])
 
 

@@ -138,7 +138,7 @@ def test_build_sinks(tmp_path):
     assert isinstance(build_sinks(["jsonl"], tmp_path, is_master=False), NullSink)
     assert isinstance(build_sinks([], tmp_path, is_master=True), NullSink)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ConfigError, match=r"unknown 'wandbb'\. HINT: Did you mean 'wandb'\?"):
+    with pytest.raises(ConfigError, match="sinks: .*'wandbb'.*'wandb'"):
         build_sinks(["wandbb"], tmp_path, is_master=True)
     sink = build_sinks(["jsonl", "csv"], tmp_path, is_master=True)
     sink.log({"step": 1})

@@ -71,10 +71,10 @@ def test_short_floats_come_back_bit_for_bit(tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda header: header["a"].update(shape=[2, 4]), r"float32\[2, 4\] at bytes"),
-        (lambda header: header["a"].update(data_offsets=[8, 32]), "at bytes 8 to 32"),
-        (lambda header: header["a"].update(shape=[-2, -3]), "at bytes"),
-        (lambda header: header["a"].update(data_offsets=[-24, 0]), "at bytes"),
+        (lambda header: header["a"].update(shape=[2, 4]), r"float32\[2, 4\] .*24"),
+        (lambda header: header["a"].update(data_offsets=[8, 32]), "8 .*32 .*24"),
+        (lambda header: header["a"].update(shape=[-2, -3]), r"float32\[-2, -3\]"),
+        (lambda header: header["a"].update(data_offsets=[-24, 0]), "-24 .*0 "),
         (lambda header: header["a"].update(dtype="F33"), "KeyError"),
         (lambda header: header.update(a=3), "TypeError"),
     ],
@@ -92,20 +92,20 @@ def test_an_index_stays_in_its_folder(tmp_path):
     folder = written("shards", tmp_path)
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "../weights/model-1.safetensors"}}))
-    with pytest.raises(CheckpointError, match="no file beside it"):
+    with pytest.raises(CheckpointError, match=r"index\.json .*'\.\./weights/model-1\.safetensors'"):
         read_weights(folder)
     index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
-    with pytest.raises(CheckpointError, match="holds no array 'a'"):
+    with pytest.raises(CheckpointError, match=r"model-1\.safetensors .*'a'"):
         read_weights(folder)
 
 
 def test_what_holds_no_weights_is_refused(tmp_path):
     (tmp_path / "x.txt").write_text("hello, there is nothing here")
-    with pytest.raises(CheckpointError, match="is not known"):
+    with pytest.raises(CheckpointError, match=r"x\.txt "):
         read_weights(tmp_path / "x.txt")
-    with pytest.raises(CheckpointError, match="holds no weights that are known"):
+    with pytest.raises(CheckpointError, match=r"\*\.safetensors.*step_"):
         read_weights(tmp_path)
-    with pytest.raises(CheckpointError, match="no such file or folder"):
+    with pytest.raises(CheckpointError, match="nowhere"):
         read_weights(tmp_path / "nowhere")
 
 
@@ -151,16 +151,22 @@ def test_rules_meet_other_names():
 @pytest.mark.parametrize(
     ("found", "rules", "strict", "error", "said"),
     [
-        ({"fc__weight": KERNEL}, {}, True, CheckpointError, "not found: fc/bias, model_state/batch_stats"),
-        ({"fc__weight": KERNEL, "x": BIAS}, {}, True, CheckpointError, "not used: x. HINT: init_from.map"),
-        ({"other": KERNEL}, {}, False, CheckpointError, "0 of 3 of the model's arrays found"),
+        ({"fc__weight": KERNEL}, {}, True, CheckpointError, "1 .*3 .*: fc/bias, model_state/batch_stats"),
+        ({"fc__weight": KERNEL, "x": BIAS}, {}, True, CheckpointError, r": x\. .*init_from\.map"),
+        ({"other": KERNEL}, {}, False, CheckpointError, "0 .*3 .*: fc/kernel"),
         ({"fc__bias": KERNEL}, {}, False, CheckpointError, r"fc.bias is float32\[2, 3\], params/fc/bias is "),
-        ({"fc__weight": KERNEL.T}, {}, False, CheckpointError, r"\(turned to \[2, 3\]\)"),
+        ({"fc__weight": KERNEL.T}, {}, False, CheckpointError, r"fc\.weight .*\[3, 2\] .*\[2, 3\]"),
         ({"fc__bias": np.arange(3)}, {}, False, CheckpointError, r"fc.bias is int64\[3\]"),
-        ({"fc__bias": BIAS, "module__fc__bias": BIAS}, {}, False, CheckpointError, "both for params/fc/bias"),
-        ({"a": BIAS}, {"a": "fc/bais"}, False, ConfigError, "gives 'fc/bais'.*Did you mean 'fc/bias'"),
-        ({"a": BIAS}, {"b*": "fc/bias"}, False, ConfigError, r"'b\*' matches no array"),
-        ({"a": BIAS}, {"a": "fc/*"}, False, ConfigError, "has more stars"),
+        (
+            {"fc__bias": BIAS, "module__fc__bias": BIAS},
+            {},
+            False,
+            CheckpointError,
+            r"module\.fc\.bias .*params/fc/bias",
+        ),
+        ({"a": BIAS}, {"a": "fc/bais"}, False, ConfigError, "'a' .*'fc/bais'.* 'fc/bias'"),
+        ({"a": BIAS}, {"b*": "fc/bias"}, False, ConfigError, r"'b\*'"),
+        ({"a": BIAS}, {"a": "fc/*"}, False, ConfigError, r"'a': 'fc/\*'"),
     ],
 )
 def test_differences_are_named(found, rules, strict, error, said):
@@ -170,6 +176,6 @@ def test_differences_are_named(found, rules, strict, error, said):
 
 def test_a_folder_that_only_looks_like_orbax_is_refused_in_one_line(tmp_path):
     (tmp_path / "_METADATA").write_text("no metadata")
-    with pytest.raises(CheckpointError, match="cannot be read by orbax: .*HINT: name the folder") as caught:
+    with pytest.raises(CheckpointError, match="orbax: JSONDecodeError") as caught:
         read_weights(tmp_path)
     assert "\n" not in str(caught.value)

@@ -57,10 +57,10 @@ def test_a_pickle_that_would_run_is_refused(tmp_path, protocol, call):
     mark = tmp_path / "ran"
     text = f"touch {mark}" if call is os.system else f"__import__('os').mkdir({str(mark)!r})"
     hostile = pickle.dumps({"weight": Runs(call, text)}, protocol)
-    with pytest.raises(CheckpointError, match=r"could run anything|plain weights do not|calls what is no"):
+    with pytest.raises(CheckpointError, match=r"x\.pt .*pickle"):
         read_weights(packed(tmp_path / "x.pt", hostile))
     (tmp_path / "bare.pt").write_bytes(pickle.dumps({"weight": Runs(call, text)}, 4))
-    with pytest.raises(CheckpointError, match="is a pickle, which could run anything"):
+    with pytest.raises(CheckpointError, match=r"bare\.pt .*pickle"):
         read_weights(tmp_path / "bare.pt")
     assert not mark.exists()
 
@@ -111,7 +111,7 @@ def test_a_tensor_by_hand_is_taken(tmp_path):
 )
 def test_a_tensor_beyond_its_storage_is_refused(tmp_path, numbers, size):
     path = packed(tmp_path / "x.pt", tensor(*numbers), **{"0": bytes(4 * size)})
-    with pytest.raises(CheckpointError, match="is not taken"):
+    with pytest.raises(CheckpointError, match=r"x\.pt .*torch\.save"):
         read_weights(path)
 
 
