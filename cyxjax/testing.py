@@ -126,9 +126,9 @@ def _trained(
     with devices(count):
         # As functions: a model that holds values is not changed, and starts twice from the same ones.
         trainer = DistributedTrainer(adapt(model), loss_fn, optimizer or SGDOptimizer(0.1))
-        prepared = trainer.prepare(*data, config=DistributedTrainingConfig(**wanted))
+        plan = trainer.prepare(*data, config=DistributedTrainingConfig(**wanted))
         before = {name: np.array(leaf) for name, leaf in named_leaves(trainer.params)}
-        trainer.fit_prepared(prepared)
+        trainer.fit_prepared(plan)
         return before, {name: np.array(leaf) for name, leaf in named_leaves(trainer.params)}
 
 

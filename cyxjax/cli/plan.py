@@ -54,9 +54,9 @@ def main(argv: Sequence[str]) -> int:
     from cyxjax.train.experiment import prepare
     from cyxjax.train.loop import Position
 
-    _, _, trainer, prepared = prepare(config)
-    assert prepared.feed is not None
-    batch = next(iter(prepared.feed.train(Position(), lambda: (False, False)))).batch
+    _, _, trainer, plan = prepare(config)
+    assert plan.feed is not None
+    batch = next(iter(plan.feed.train(Position(), lambda: (False, False)))).batch
     step: Any = trainer.program.train_step
     state = trainer.state
     lowered = step.lower(state, batch)
@@ -65,7 +65,9 @@ def main(argv: Sequence[str]) -> int:
         state_bytes(state),
         _facts(lowered, compiled, state),
     )  # before the steps, which take the state
-    drawn_out = wish.wire and _scaled(state, prepared, compiled, batch)  # every rank: the steps are real
+    drawn_out = wish.wire and _scaled(
+        state, plan, trainer.program, compiled, batch
+    )  # every rank: the steps are real
     if trainer.is_master() and as_json:
         told |= {"comm": config.comm, "precision": config.precision}
         print(json.dumps(told | (_scaling_facts(*drawn_out, wish) if drawn_out else {})))
@@ -76,9 +78,9 @@ def main(argv: Sequence[str]) -> int:
         print("\n".join(plan_lines(found, held, memory_bytes(compiled))))
         print(f"computed in a step: {work_line(lowered.cost_analysis())}")
         if wish.device_gb is not None:
-            _show(_by_replicas(trainer, prepared, batch, wish.device_gb))
+            _show(_by_replicas(plan, batch, wish.device_gb))
         if drawn_out:
-            _show(_scaling_lines(*drawn_out, wish, prepared.settings.step.batch.num_shares))
+            _show(_scaling_lines(*drawn_out, wish, plan.settings.step.batch.num_shares))
     process_group.finalize()
     return EXIT_OK
 
@@ -166,14 +168,14 @@ def _gigabytes(text: str) -> float:
 Sent = dict[str, list[scaling.Exchange]]
 
 
-def _scaled(state: Any, prepared: Any, compiled: Any, batch: Any) -> tuple[scaling.Work, Sent]:
+def _scaled(state: Any, plan: Any, program: Any, compiled: Any, batch: Any) -> tuple[scaling.Work, Sent]:
     """What is drawn out, from steps run here for about a second; the state they change is dropped."""
     import jax
 
     held = state_bytes(state)
-    params = jax.eval_shape(prepared.program.fns.init, jax.random.key(0), prepared.inputs)[0]
+    params = jax.eval_shape(program.fns.init, jax.random.key(0), plan.inputs)[0]
     compute_s = _step_s(compiled, state, batch)
-    shape, epoch = prepared.settings.step.batch, prepared.settings.reading.epoch
+    shape, epoch = plan.settings.step.batch, plan.settings.reading.epoch
     work = scaling.Work(
         compute_s,
         None if epoch is None else epoch.num_samples,
@@ -220,7 +222,7 @@ def _step_s(compiled: Any, state: Any, batch: Any) -> float:
     return statistics.median(took[_WARM:])
 
 
-def _by_replicas(trainer: Any, prepared: Any, batch: Any, device_gb: float) -> list[str]:
+def _by_replicas(plan: Any, batch: Any, device_gb: float) -> list[str]:
     import jax
 
     from cyxjax.train.start.memory_plan import held_by, table
@@ -228,4 +230,4 @@ def _by_replicas(trainer: Any, prepared: Any, batch: Any, device_gb: float) -> l
     devices = jax.devices()
     if len(devices) < 4 or len(devices) != jax.local_device_count():
         return [f"memory at other numbers of replicas is read from two programs. HINT: {_ON_CPU}"]
-    return table(list(held_by(trainer.recipe, prepared, devices, batch)), device_gb * 1e9)
+    return table(list(held_by(plan, devices, batch)), device_gb * 1e9)

@@ -23,6 +23,7 @@ from cyxjax.observe.sinks import KeptOpen, build_sinks, check_names
 from cyxjax.observe.stop_reasons import MAX_TIME, SIGNAL, reason_of
 from cyxjax.train import reporting
 from cyxjax.train.feeding import samples
+from cyxjax.train.plan import Plan
 from cyxjax.train.start.named import (
     augment_of,
     callbacks_of,
@@ -32,7 +33,6 @@ from cyxjax.train.start.named import (
     model_of,
     optimizer_of,
 )
-from cyxjax.train.start.prepare import Prepared
 from cyxjax.train.stored.tables import check_columns
 from cyxjax.train.trainer import DistributedTrainer
 
@@ -43,7 +43,7 @@ class Experiment(NamedTuple):
     config: TrainConfig
     splits: Splits
     trainer: DistributedTrainer
-    prepared: Prepared
+    plan: Plan
 
 
 def run(config: TrainConfig) -> int:
@@ -113,7 +113,7 @@ def _train(
 def _train_into(
     sink: KeptOpen, experiment: Experiment, console: Console
 ) -> tuple[DistributedTrainingHistory, NotSavedError | None]:
-    config, splits, trainer, prepared = experiment
+    config, splits, trainer, plan = experiment
 
     def open_sink(step: int) -> Sink:
         # Not before it is known where the run starts: a run that is refused has changed nothing.
@@ -131,7 +131,7 @@ def _train_into(
 
     unsaved = None
     try:
-        trainer.fit_prepared(prepared, console=console, open_sink=open_sink)
+        trainer.fit_prepared(plan, console=console, open_sink=open_sink)
     except NotSavedError as error:
         unsaved = error
     history = trainer.history
@@ -164,8 +164,8 @@ def _prepared(config: TrainConfig) -> Experiment:
     check_names(config.sinks)
     splits = data_of(config)
     trainer = trainer_of(config, splits.info)
-    prepared = trainer.prepare(splits.train, splits.val, config=config, schedule=config.schedule)
-    return Experiment(config, splits, trainer, prepared)
+    plan = trainer.prepare(splits.train, splits.val, config=config, schedule=config.schedule)
+    return Experiment(config, splits, trainer, plan)
 
 
 def trainer_of(config: TrainConfig, info: DatasetInfo) -> DistributedTrainer:

@@ -1,8 +1,7 @@
 """Moments of a run on disk and back: what the trainer and its hooks ask of checkpoints, in one place.
 
 A restore, from the top, each in one function (tests/unit/train/test_hops.py follows it):
-    train/session.py             Session.restore     the run, its history and its place in the data
-    train/resume.py              load                the state as it is stored, and as it is trained
+    train/resume.py              restore, load       the run; its state as it is stored, and as it is trained
     checkpoint/checkpointer.py   restore             the newest good step; damaged ones are set aside
     checkpoint/restoring.py      load                one step: verified, compared with what is wanted, read
     checkpoint/digests.py        find_problems       its files
@@ -36,9 +35,17 @@ from cyxjax.core.trees import named_leaves
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError
+from cyxjax.launch.heartbeat import report_progress
+from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.loop import Position, RunState
+from cyxjax.train.plan import Plan
+from cyxjax.train.program import Program
+from cyxjax.train.run_state import Run
 from cyxjax.train.settings import SavePolicy
+from cyxjax.train.start import config_diff, exact
+from cyxjax.train.state import other_state
 
 PyTree = Any
 PATIENCE_S = 3600.0  # of one process waiting while another writes or reads its files
@@ -46,19 +53,104 @@ _opened = itertools.count()  # equal on all ranks, for all open together
 _LOG = logging.getLogger(__name__)
 
 
-def to_meta(
-    moment: RunState, history: DistributedTrainingHistory, config: dict[str, Any], inputs: PyTree
-) -> dict[str, Any]:
-    """JSON values: position, sums of the epoch under way, history, configuration, input shapes."""
-    return {
+def start(plan: Plan, program: Program, run: Run, console: Console) -> tuple[RunState, bool]:
+    """(where a fit starts, whether it goes on): from what was loaded, its newest checkpoint, or step 0.
+
+    Raises: CheckpointError where the plan wants a checkpoint and there is none.
+    """
+    resumed, run.is_loaded = run.is_loaded or _resume(plan, program, run, console), False
+    settings, is_master = plan.settings, plan.group.topology.is_master
+    if resumed:
+        config_diff.refuse_other_epochs(run.restored.get("config", {}), plan.config)
+    if is_master:
+        other_mode = exact.changed_mode(run.restored, settings.exactness.mode) if resumed else []
+        other = config_diff.changed_keys(run.restored.get("config", {}), plan.config)
+        data = config_diff.changes(run.restored, plan.content)
+        for line in other_mode + other + data:
+            warn_on_stderr(line)  # not to the console: it may be switched off
+    stored, here = run.restored.get("exact", {}), plan.fingerprint
+    samples = config_diff.other_samples(run.restored, plan.content) if stored and here else []
+    different = exact.differences(stored, here) + samples
+    exact.judge(different, settings.exactness.on_other_bits, warn_on_stderr)
+    for line in () if resumed else run.notes:
+        console.note(line)
+    if plan.group.topology.world_size > 1 and not plan.content:
+        console.note("A loader's samples have no numbers: the data of the ranks were not compared.")
+    return run.state, resumed
+
+
+def _resume(plan: Plan, program: Program, run: Run, console: Console) -> bool:
+    """Takes the newest checkpoint of the run's folder, where the plan wants it; whether there is one."""
+    saving, checkpointer = plan.settings.saving, None
+    report_progress(-1, "checkpoint")
+    if saving.resume != "never":
+        checkpointer = restorer_for(saving.folder, plan.group, saves=saving.saves)
+    resumed = bool(checkpointer and restore(plan, program, run, checkpointer, in_place=True))
+    if checkpointer and resumed:
+        place = run.state.position
+        exact.judge_step(checkpointer.directory, place.step, plan.settings, plan.group, warn_on_stderr)
+        console.note(
+            f"Resuming from step {place.step} (epoch {place.epoch}, sample {place.samples}) in "
+            f"{saving.folder}"
+        )
+    elif saving.resume == "must":
+        raise nothing_to_resume(saving.folder)
+    report_progress(-1, "idle")
+    return resumed
+
+
+def restore(
+    plan: Plan,
+    program: Program,
+    run: Run,
+    checkpointer: Checkpointer,
+    step: int | None = None,
+    *,
+    in_place: bool = False,
+) -> bool:
+    """Takes the newest good step of a folder, or `step`, as the present state; whether there was one."""
+    group, here = plan.group, run.state.state
+    with other_state.in_words(checkpointer, step, plan.config, shapes_of(plan.inputs)):
+        found = load(checkpointer, here, program.sync, group.mesh, step, in_place=in_place)
+    if found is None:
+        return False
+    moment, history, meta = found
+    metrics = plan.recipe.metrics
+    sums = config_diff.sums_of(meta, moment.sums, metrics.names, metrics.num_training_rows)
+    run.state = moment._replace(sums=sums)
+    run.marks.restore(meta, group.topology.rank, group.topology.world_size)
+    names = tuple(meta.get("classes", ()))
+    if names and run.class_names and names != run.class_names:
+        raise CheckpointError(
+            f"the checkpoint has the classes {', '.join(names)}; this run {', '.join(run.class_names)}. "
+            "HINT: train on the classes of the checkpoint, or begin anew (resume: never)."
+        )
+    run.class_names = run.class_names or names
+    run.restored = meta
+    run.ledger.restore(meta, moment.position)
+    history.stopped_by = ""
+    run.history = history
+    run.describe_group(plan)
+    return True
+
+
+def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:
+    """What a checkpoint of `moment` holds beside its arrays, as JSON values."""
+    meta = {
         "position": dict(moment.position._asdict()),
         "sums": moment.sums[:-1].tolist(),
         "grad_norm": moment.sums[-1].tolist(),
-        "history": history.to_dict(),
-        "config": config,
-        "inputs": shapes_of(inputs),
-        "input_fields": list(getattr(inputs, "_fields", ())),  # of a named tuple, those without arrays too
+        "history": run.history.to_dict(),
+        "config": plan.config,
+        "inputs": shapes_of(plan.inputs),
+        # of a named tuple, those without arrays too
+        "input_fields": list(getattr(plan.inputs, "_fields", ())),
+        "metrics": list(plan.recipe.metrics.names),
     }
+    meta |= config_diff.to_meta(plan.content, plan.own_code) | run.marks.meta(moment.position)
+    meta |= {"classes": list(run.class_names)} if run.class_names else {}
+    meta |= run.ledger.meta(moment)
+    return meta | ({"exact": plan.fingerprint} if plan.fingerprint else {})
 
 
 def shapes_of(inputs: PyTree) -> dict[str, list[Any]]:
@@ -199,18 +291,16 @@ def _writers(group: ProcessGroup, channel: str) -> Writers:
     return Writers(group.topology.rank, exchange)
 
 
-def save_at(
-    path: str | Path, group: ProcessGroup, moment: RunState, sync: Sync, meta: dict[str, Any]
-) -> None:
+def save_at(path: str | Path, plan: Plan, program: Program, run: Run, moment: RunState) -> None:
     """Puts `moment` on disk as the only step of the folder `path`. Raises: CheckpointError if it cannot."""
-    stored = portable.to_portable(moment.state, sync, group.mesh)
+    stored = portable.to_portable(moment.state, program.sync, plan.group.mesh)
     together = is_spread(dict(named_leaves(stored)))
     options: dict[str, Any] = {"keep_last": 1, "async_save": False, "max_failures": 1}
-    with open_checkpoints(path, group, together=together, **options) as checkpointer:
+    with open_checkpoints(path, plan.group, together=together, **options) as checkpointer:
         # An older run's later steps are not the newest now.
         if gone := checkpointer.rewind(moment.position.step, "earlier"):
             _LOG.warning("%s held later steps (%s); they are kept as step_*.earlier-*.", path, gone)
-        checkpointer.save(moment.position.step, stored, meta)
+        checkpointer.save(moment.position.step, stored, to_meta(plan, run, moment))
 
 
 def load(

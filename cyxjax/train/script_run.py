@@ -9,12 +9,12 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, or_told
 from cyxjax.observe.sinks import build_sinks, check_names
 from cyxjax.train import reporting
-from cyxjax.train.start.prepare import Prepared
+from cyxjax.train.plan import Plan
 from cyxjax.train.trainer import DistributedTrainer
 
 
 def fit_into_folder(
-    trainer: DistributedTrainer, prepared: Prepared, config: TrainConfig, console: Console | None
+    trainer: DistributedTrainer, plan: Plan, config: TrainConfig, console: Console | None
 ) -> DistributedTrainingHistory:
     """`trainer.fit_prepared` with the sinks, history and report of `config` in its run folder.
 
@@ -23,14 +23,14 @@ def fit_into_folder(
     check_names(config.sinks)
     is_master, folder = trainer.is_master(), config.run_folder
     console = console or build_console(is_master, config.verbose)
-    prepared = prepared._replace(settings=prepared.settings._replace(experiment=None))
+    plan = plan._replace(settings=plan.settings._replace(experiment=None))
 
     def open_sink(step: int) -> Sink:
         return build_sinks(config.sinks, config.run_dir, is_master, config.resolved(), resume_step=step)
 
     with RunLock(folder.root) if is_master else nullcontext():
         try:
-            return trainer.fit_prepared(prepared, console=console, open_sink=open_sink)
+            return trainer.fit_prepared(plan, console=console, open_sink=open_sink)
         finally:
             if is_master:
                 with or_told(folder.history, console.note):

@@ -13,6 +13,7 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.model.lora import LoraPlan
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
+from cyxjax.errors import ConfigError
 from cyxjax.run_folder import RunFolder
 from cyxjax.train.feeding.evaluations import Evaluations
 from cyxjax.train.rates.plan import RatePlan, rate_plan
@@ -151,7 +152,7 @@ class Settings(NamedTuple):
     report: bool  # whether events are kept there
     profile: tuple[int, int] | None  # steps that are traced into it: from the first, before the second
     experiment: str | None  # the file that describes it whole; None: data and model came from a program
-    told: dict[str, Any]  # the configuration as plain values, to be written down and compared
+    values: dict[str, Any]  # the configuration as plain values, to be stored and compared
 
 
 def resolve(
@@ -169,7 +170,7 @@ def resolve(
     Raises: ConfigError and DataError where the batch does not divide, or leaves no step.
     """
     batch = _batch_shape(config, num_replicas)
-    epoch = None if num_samples is None else BatchPlan(num_samples, *batch, config.drop_last)
+    epoch = None if num_samples is None else _epoch(config, num_samples, batch)
     steps_per_epoch = epoch.num_steps if epoch else config.steps_per_epoch
     step = StepPlan(
         batch=batch,
@@ -213,6 +214,18 @@ def resolve(
         config.to_yaml() if isinstance(config, TrainConfig) else None,
         config.resolved(),
     )
+
+
+def _epoch(config: DistributedTrainingConfig, num_samples: int, batch: BatchShape) -> BatchPlan:
+    """Of data that are read by number: a pass. Raises: ConfigError where it should be so many steps."""
+    if config.steps_per_epoch:
+        raise ConfigError(
+            f"steps_per_epoch={config.steps_per_epoch} is for loaders and streams; an epoch of samples read "
+            "by number is a pass over them. HINT: leave it out; evaluate_every_n_steps, "
+            "checkpoint_every_n_steps and max_steps count steps.",
+            key="steps_per_epoch",
+        )
+    return BatchPlan(num_samples, *batch, config.drop_last)
 
 
 def _batch_shape(config: DistributedTrainingConfig, num_replicas: int) -> BatchShape:

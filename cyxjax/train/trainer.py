@@ -5,28 +5,33 @@ from contextlib import closing, nullcontext
 from inspect import signature
 from typing import Any
 
+import jax
 import optax
 
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import PerExample, as_per_example
+from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.core.metrics import Metrics, metrics_of
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.augment import as_augment
+from cyxjax.core.model.lora import merged
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.split_check import is_own
-from cyxjax.core.portable import place_state
+from cyxjax.core.portable import holds_values, place_state
 from cyxjax.core.step import TrainState
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.distributed import process_group
 from cyxjax.distributed.model_sync import ModelSync
-from cyxjax.errors import CheckpointError, GivenOnce
+from cyxjax.errors import CheckpointError, GivenOnce, GroupError
+from cyxjax.launch.backend import pages, programs
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
 from cyxjax.observe.sinks import NullSink, warn_on_stderr
 from cyxjax.observe.stop_reasons import SIGNAL
 from cyxjax.train import fit_arguments, loop, reporting, resume
+from cyxjax.train.checks import order as checks
 from cyxjax.train.checks import whole_batch
 from cyxjax.train.feeding import check_data, fit_data
 from cyxjax.train.feeding.feed import eval_batches
@@ -34,14 +39,13 @@ from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.predicting import predict_all, source_of, told
 from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
-from cyxjax.train.program import Program, Recipe
-from cyxjax.train.run import run_from
-from cyxjax.train.session import Session
-from cyxjax.train.start import consistency
+from cyxjax.train.plan import Plan, plan_fit, plan_without_data
+from cyxjax.train.program import Program, Recipe, build_program
+from cyxjax.train.run import run_fit
+from cyxjax.train.run_state import UNTRAINED, Run, handed_out_after_errors
+from cyxjax.train.start import config_diff, consistency
 from cyxjax.train.start.dispatch import dispatch_for
 from cyxjax.train.start.movers import movers_of
-from cyxjax.train.start.prepare import Prepared
-from cyxjax.train.state.present import handed_out_after_errors
 
 PyTree = Any
 
@@ -75,7 +79,7 @@ class DistributedTrainer(GivenOnce):
         loss = as_per_example(loss_fn)
         movers_of(loss, optimizer)  # there is one for all
         self._model, self._model_sync = model, ModelSync(model)
-        recipe = Recipe(
+        self._recipe = Recipe(
             adapt(model),
             loss,
             optimizer,
@@ -84,10 +88,10 @@ class DistributedTrainer(GivenOnce):
             as_augment(augment),
         )
         self._group = process_group.ensure()
-        self._mesh = self._group.mesh
-        self._session = Session(recipe, self._group)
-        if self._model_sync.holds_values:
-            self._session.hand_out = self._hand_out_values
+        self._remat = "none"
+        self._plan: Plan | None = None  # of the last fit, load or evaluation
+        self._program: Program | None = None
+        self._run = Run()
 
     def fit(
         self,
@@ -120,47 +124,78 @@ class DistributedTrainer(GivenOnce):
         lr = getattr(self.recipe.optimizer, "lr", None)
         schedule = fit_arguments.schedule_of(schedule, lr_schedule, lr)
         with nullcontext() if config is None else config.in_a_fit():
-            prepared = self.prepare(*data, config=config, schedule=schedule)
+            plan = self.prepare(*data, config=config, schedule=schedule)
             if isinstance(config, TrainConfig):
                 from cyxjax.train.script_run import fit_into_folder
 
-                history = fit_into_folder(self, prepared, config, console)
+                history = fit_into_folder(self, plan, config, console)
             else:
-                history = self.fit_prepared(prepared, console=console, open_sink=open_sink)
+                history = self.fit_prepared(plan, console=console, open_sink=open_sink)
         if self.stopped_by_signal and self.is_master():
             warn_on_stderr(f"fit: stopped by a signal at step {history.num_steps}. HINT: rerun to go on.")
         return history
 
     def prepare(
         self, *data: Any, config: DistributedTrainingConfig | None = None, schedule: Any = None
-    ) -> Prepared:
-        """What `fit` does before it writes or trains anything, for `fit_prepared`.
+    ) -> Plan:
+        """What `fit` decides before it writes or trains anything, for `fit_prepared`.
         Raises: ConfigError and DataError where data, model and configuration do not fit together.
         """
         self._model_sync.refuse_changed_parameters()
-        return self._session.prepare(data, config, schedule)
+        self._run.refuse_in_fit("fit")
+        if config is not None:
+            programs.keep(config.compile_cache, tell=self.is_master())
+            pages.use(config.memory_pages, self._group.topology.local_world_size)
+        run, tape = self._run, self._run.open_tape()
+        here = self._recipe, self._group, data, config, tape
+        plan = plan_fit(*here, schedule=schedule, remat=self._remat)
+        assert plan.data is not None
+        run.marks.begin(fit_data.is_shared(plan.data.train), run.is_loaded)
+        checks.before_building(plan)
+        program = self._begin(plan)
+        self._plan = checks.before_training(plan, program, run.state.state, loaded=run.is_loaded)
+        return self._plan
+
+    def _begin(self, plan: Plan) -> Program:
+        """The program and the state for `plan`; the last program, where it was compiled for the same step."""
+        previous = None if self._plan is None or self._program is None else (self._plan, self._program)
+        if previous is not None and previous[0].settings.step == plan.settings.step:
+            program = previous[1]
+        else:
+            program = build_program(plan.recipe, plan.settings.step, plan.group.mesh, inputs=plan.inputs)
+        self._run.begin(plan, program, previous)
+        self._plan, self._program = plan, program
+        return program
+
+    def _begin_without_data(self, inputs: PyTree, config: DistributedTrainingConfig | None = None) -> None:
+        """A plan, program and state for one sample's `inputs`, if nothing was trained or loaded."""
+        if self._plan is None:
+            config = config or DistributedTrainingConfig()
+            self._begin(plan_without_data(self._recipe, self._group, inputs, config, remat=self._remat))
 
     def fit_prepared(
         self,
-        prepared: Prepared,
+        plan: Plan,
         *,
         console: Console | None = None,
         open_sink: Callable[[int], Sink] = lambda step: NullSink(),
     ) -> DistributedTrainingHistory:
-        """Trains what `prepare` gave, once; see `fit`."""
-        session, settings = self._session, prepared.settings
-        console, epochs = console or build_console(self.is_master(), settings.verbose), settings.course.epochs
-        start, resumed = session.start(settings, console)
+        """Trains as `prepare` planned, once; see `fit`."""
+        run, program, epochs = self._run, self.program, plan.settings.course.epochs
+        console = console or build_console(self.is_master(), plan.settings.verbose)
+        start, resumed = resume.start(plan, program, run, console)
+        hand_out = self._hand_out_values if self._model_sync.holds_values else None
         with closing(open_sink(start.position.step)) as sink:  # also when training ends in an error
             if start.position.epoch >= epochs:
                 console.note(f"All {epochs} epochs are done. HINT: raise `epochs` to train on.")
-                return session.history
-            with session.present.fitting(), handed_out_after_errors(self._hand_out_values):
-                session.run_state, unsaved = run_from(session, prepared, start, sink, console, resumed)
+                return run.history
+            with run.fitting(), handed_out_after_errors(self._hand_out_values):
+                parts = plan, program, run, start, sink, console
+                unsaved = run_fit(*parts, resumed=resumed, hand_out=hand_out)
         self._hand_out_values()
         if unsaved is not None:
             raise unsaved
-        return session.history
+        return run.history
 
     def evaluate(self, X: Any, y: Any = None, *, batch_size: int | None = None) -> tuple[float, float]:
         """(loss, accuracy) over all samples, each counted once: the same numbers at every world size.
@@ -181,15 +216,15 @@ class DistributedTrainer(GivenOnce):
         consistency.refuse_other_samples(self._group, "evaluate", dataset)
         looked = check_data.first_step(FitData(dataset, None, not fit_data.is_loader(dataset)))
         self._model_sync.refuse_changed_parameters()
-        self._session.ensure(check_data.one_input(looked))
-        self._session.warn_if_untrained("evaluate")
-        dataset = check_data.labelled(looked, self._session.taker())
-        step = self._session.prepared.settings.step
+        self._begin_without_data(check_data.one_input(looked))
+        self._warn_if_untrained("evaluate")
+        dataset = check_data.labelled(looked, checks.taker(self.plan, self.program, self.state))
+        step = self.plan.settings.step
         size = batch_size or step.batch.batch_size
         shape = step.batch._replace(batch_size=size)
-        whole_batch.check_full_batches(self._session.recipe.loss, dataset, shape, "data")
+        whole_batch.check_full_batches(self.recipe.loss, dataset, shape, "data")
         unpadded = is_own(self.recipe.loss, self.recipe.metrics)
-        placer = dispatch_for(step, self._mesh).placer(unpadded=unpadded)
+        placer = dispatch_for(step, self.plan.group.mesh).placer(unpadded=unpadded)
         batches = eval_batches(placer, dataset, size, max_batches)
         return loop.evaluate(self.program, self.state, batches)
 
@@ -202,34 +237,53 @@ class DistributedTrainer(GivenOnce):
         source = source_of(X)
         consistency.refuse_other_samples(self._group, "predict", source.compared)
         self._model_sync.refuse_changed_parameters()
-        self._session.ensure(source.first)
-        self._session.warn_if_untrained("predict")
-        each = batch_size or self._session.prepared.settings.step.batch.batch_size
-        outputs = predict_all(self.program.predict_step, self._session.agreed(), self._mesh, source, each)
-        return told(outputs, self._session.is_master)
+        self._begin_without_data(source.first)
+        self._warn_if_untrained("predict")
+        each = batch_size or self.plan.settings.step.batch.batch_size
+        state = self.program.consensus(self.state)
+        outputs = predict_all(self.program.predict_step, state, self.plan.group.mesh, source, each)
+        return told(outputs, self.is_master())
+
+    def _warn_if_untrained(self, call: str) -> None:
+        """Prints a line where parameters are still those that were drawn, by a model that holds none."""
+        untrained = self.run_state.position.step == 0 and not self._run.is_loaded
+        if untrained and self.is_master() and not holds_values(self.recipe.fns, self.plan.inputs):
+            warn_on_stderr(
+                f"{call}: the parameters are random, nothing was trained or loaded. HINT: call fit or "
+                "load_checkpoint first."
+            )
 
     def save_checkpoint(self, path: str) -> None:
         """Everything that makes the next step, as a checkpoint folder named `path`; rank 0 writes it.
         Ranks call it together where the strategy keeps a part of the state on each (zero1, local_sgd, ...).
         Raises: CheckpointError if it cannot be written.
         """
-        self._session.save_at(path, self.run_state)
+        resume.save_at(path, self.plan, self.program, self._run, self.run_state)
 
     def load_checkpoint(self, path: str, step: int | None = None) -> None:
         """Goes back to what `save_checkpoint` (or a run) saved in `path`: its newest good step, or `step`.
         Raises: CheckpointError if there is none, or it is of another model.
         """
-        self._session.present.refuse_in_fit("load_checkpoint")  # one rank alone would wait below
+        self._run.refuse_in_fit("load_checkpoint")  # one rank alone would wait below
         resume.meet("load_checkpoint")  # a peer may still be writing what is read here
         checkpointer = resume.restorer_for(path, self._group)
         if checkpointer is None:
             raise CheckpointError(
                 f"there is no checkpoint at {path!r}. HINT: name the folder save_checkpoint or a run made."
             )
-        if not self._session.load(checkpointer, step):
+        if self._plan is None:
+            meta = resume.latest_meta(checkpointer)
+            config, warning = resume.fitting(resume.stored_config(meta), num_replicas(self._group.mesh))
+            if warning and self.is_master():
+                warn_on_stderr(warning)
+            self._begin_without_data(resume.stored_inputs(meta), config)
+        if not resume.restore(self.plan, self.program, self._run, checkpointer, step):
             raise CheckpointError(
                 f"{path!r} holds no checkpoint. HINT: check the path; a run keeps its own in checkpoints/."
             )
+        for line in config_diff.changed_files(self._run.restored) if self.is_master() else []:
+            warn_on_stderr(line)
+        self._run.is_loaded = True
         self._hand_out_values()
 
     def validate(self, X: Any, y: Any = None) -> dict[str, Any]:
@@ -250,7 +304,7 @@ class DistributedTrainer(GivenOnce):
 
     def enable_gradient_checkpointing(self, policy: str = "full") -> None:
         """Recomputes activations in the backward pass from the next fit on: less memory, more time."""
-        self._session.remat = policy
+        self._remat = policy
 
     def is_master(self) -> bool:
         return self._group.topology.is_master
@@ -274,12 +328,12 @@ class DistributedTrainer(GivenOnce):
     @property
     def run_state(self) -> RunState:
         """Where training stands. Raises: GroupError before the first fit or load."""
-        return self._session.run_state
+        return self._run.state
 
     @property
     def history(self) -> DistributedTrainingHistory:
         """Of the last fit, or of what was loaded."""
-        return self._session.history
+        return self._run.history
 
     @property
     def stopped_by_signal(self) -> bool:
@@ -289,35 +343,44 @@ class DistributedTrainer(GivenOnce):
     @property
     def stream_facts(self) -> StreamFacts | None:
         """The order of samples of the last fit or check; None where samples have no numbers."""
-        return self._session.ledger.tape.facts
+        return self._run.ledger.tape.facts
 
     @property
     def recipe(self) -> Recipe:
         """What is trained: the model's functions, loss, optimizer and metrics."""
-        return self._session.recipe
+        return self._recipe
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes in the order of the outputs, where they were set; checkpoints hold them."""
-        return self._session.class_names
+        return self._run.class_names
 
     @class_names.setter
     def class_names(self, names: tuple[str, ...]) -> None:
-        self._session.class_names = tuple(map(str, names))
+        self._run.class_names = tuple(map(str, names))
 
     @property
     def loss(self) -> PerExample:
         """The loss as training uses it: one value an example."""
-        return self._session.recipe.loss
+        return self._recipe.loss
 
     def place(self, state: TrainState) -> TrainState:
         """`state`'s host arrays on the devices, as training keeps them."""
-        return place_state(state, self.program.sync, self._mesh)
+        return place_state(state, self.program.sync, self._group.mesh)
 
     @property
     def program(self) -> Program:
         """The compiled functions. Raises: GroupError before the first fit or load."""
-        return self._session.program
+        if self._program is None:
+            raise GroupError(UNTRAINED)
+        return self._program
+
+    @property
+    def plan(self) -> Plan:
+        """What the last fit, load or evaluation was planned as. Raises: GroupError before the first."""
+        if self._plan is None:
+            raise GroupError(UNTRAINED)
+        return self._plan
 
     @property
     def params(self) -> PyTree:
@@ -327,7 +390,9 @@ class DistributedTrainer(GivenOnce):
     @property
     def values(self) -> tuple[PyTree, PyTree]:
         """(parameters, model state) as evaluation sees them, host arrays."""
-        return self._session.values()
+        seen = self.program.evaluated(self.state)
+        params, model_state = jax.tree.map(local_value, (seen.params, seen.model_state))
+        return merged(params, self.plan.settings.step.lora), model_state
 
     @property
     def model_fns(self) -> ModelFns:
@@ -337,8 +402,8 @@ class DistributedTrainer(GivenOnce):
     @property
     def sample_inputs(self) -> PyTree:
         """One sample such as the model takes, (1, ...). Raises: GroupError before the first fit or load."""
-        return self._session.prepared.inputs
+        return self.plan.inputs
 
     def _hand_out_values(self) -> None:
         """A model that holds values (SequentialModel, nnx) takes over the trained ones, to be saved by it."""
-        self._model_sync.push(self._session.values)
+        self._model_sync.push(lambda: self.values)

@@ -105,12 +105,13 @@ def fit(trainer, data: Numbers, num_steps: int, folder: str) -> None:
     config = cx.distributed.DistributedTrainingConfig(
         epochs=10**9, batch_size=BATCH, max_steps=num_steps, checkpoint_dir=folder, resume="never", prefetch=0
     )
-    prepared = trainer.prepare(data, config=config)
-    program = prepared.program
-    with closing(iter(prepared.feed.train(Position(), lambda: (0.0, False)))) as batches:
+    plan = trainer.prepare(data, config=config)
+    program = trainer.program
+    with closing(iter(plan.feed.train(Position(), lambda: (0.0, False)))) as batches:
         _, sums = program.train_step(jax.tree.map(jnp.copy, trainer.state), next(batches).batch)
     nothing = program._replace(train_step=lambda state, batch: (state, sums))
-    trainer.fit_prepared(prepared._replace(program=nothing))
+    trainer._program = nothing
+    trainer.fit_prepared(plan)
 
 
 def calls(run) -> int:

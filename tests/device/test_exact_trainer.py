@@ -49,7 +49,7 @@ def bits(trainer: DistributedTrainer) -> dict[str, str]:
     told = trainer.history
     curves = (told.train_losses, told.train_accuracies, told.val_losses, told.val_accuracies, told.metrics)
     return {
-        "values": digest(trainer._session.values()),
+        "values": digest(trainer.values),
         "state": digest(jax.tree.map(np.asarray, trainer.state)),
         "curves": repr(curves),
     }

@@ -42,7 +42,7 @@ def test_what_is_counted_is_what_the_devices_hold(comm):
     prepared = trainer.prepare(X, Y, config=config(comm=comm))
     batch = next(iter(prepared.feed.train(Position(), lambda: (False, False)))).batch
     with jax.numpy_dtype_promotion("standard"):  # as users run it
-        found = {one.comm: one for one in held_by(trainer.recipe, prepared, jax.devices()[:4], batch)}
+        found = {one.comm: one for one in held_by(prepared, jax.devices()[:4], batch)}
     assert found[comm].state_bytes(4) == sum(state_bytes(trainer.state).values())
     assert found[comm].compiled[1][0] == 4
     assert all(np.isfinite(one.whole_bytes(4096)) for one in found.values())

@@ -76,7 +76,7 @@ def test_what_waits_on_the_host_is_planned_compiled_and_healed_there():
     batch = next(iter(prepared.feed.train(Position(), lambda: (False, False)))).batch
     text = trainer.program.train_step.lower(trainer.state, batch).compile().as_text().split("\n")[0]
     assert text.count("S(5)") == 2 * len(jax.tree.leaves(trainer.params))  # XLA's number of the host: in, out
-    counted = next(held_by(trainer.recipe, prepared, jax.devices()[:4], batch))
+    counted = next(held_by(prepared, jax.devices()[:4], batch))
     assert counted.state_bytes(4) == sum(held.values()) - held["host"]
     sentinel, state = trainer.program.sentinel, trainer.state
     prints = np.asarray(sentinel.fingerprints(state))

@@ -8,7 +8,22 @@ import jax
 from cyxjax.data.content import drawn_anew, read_otherwise
 from cyxjax.data.sources import Dataset
 from cyxjax.errors import ConfigError
+from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.settings import Exactness
+
+
+def check_numbered(config: Mapping[str, Any], data: FitData) -> None:
+    """An exact run reads samples by number. Raises: ConfigError where it cannot.
+
+    config: resolved, with a loader's batch size in place of the global one.
+    """
+    if config["reproducibility"] != "exact":
+        return
+    if not data.indexed or config.get("global_batch_size") is None or is_loader(data.val):
+        raise ConfigError(
+            "reproducibility='exact' reads samples by number, and the data come from a loader, whose batches "
+            "depend on the processes. HINT: pass arrays or the dataset itself, and set global_batch_size."
+        )
 
 
 def check_repeats(exactness: Exactness, content: Mapping[str, Any]) -> None:

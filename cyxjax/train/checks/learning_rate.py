@@ -6,23 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import on_host
 from cyxjax.errors import ConfigError
 from cyxjax.train.fit_arguments import RatesAsFactor
 from cyxjax.train.rates.plan import RatePlan
 from cyxjax.train.rates.schedules import Schedule
-
-
-def refuse_idle_base(config: DistributedTrainingConfig) -> None:
-    """Raises: ConfigError for a batch size that the rate was chosen for, where nothing is scaled by it."""
-    if config.base_batch_size is not None and config.lr_scaling == "none":
-        raise ConfigError(
-            f"base_batch_size={config.base_batch_size} changes nothing with lr_scaling='none'. HINT: "
-            "lr_scaling='linear' (or 'sqrt') scales the learning rate by it; or leave it out.",
-            key="base_batch_size",
-        )
-
 
 _IN_THE_STEP = (
     "it is asked inside the compiled step, where the count is an array. "

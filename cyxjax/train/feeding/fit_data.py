@@ -203,31 +203,6 @@ def untold_rows(data: FitData) -> int | None:
     return sum(rows_of(batch) for batch in data.first)
 
 
-def check_epochs(config: DistributedTrainingConfig, data: FitData) -> None:
-    """An epoch of data that are read by number is a pass. Raises: ConfigError where it should be steps."""
-    if data.indexed and config.steps_per_epoch:
-        raise ConfigError(
-            f"steps_per_epoch={config.steps_per_epoch} is for loaders and streams; an epoch of samples read "
-            "by number is a pass over them. HINT: leave it out; evaluate_every_n_steps, "
-            "checkpoint_every_n_steps and max_steps count steps.",
-            key="steps_per_epoch",
-        )
-
-
-def check_numbered(config: DistributedTrainingConfig, data: FitData) -> None:
-    """An exact run reads samples by number. Raises: ConfigError where it cannot.
-
-    config: as `parse` left it, with a loader's batch size in place of the global one.
-    """
-    if config.reproducibility != "exact":
-        return
-    if not data.indexed or config.global_batch_size is None or is_loader(data.val):
-        raise ConfigError(
-            "reproducibility='exact' reads samples by number, and the data come from a loader, whose batches "
-            "depend on the processes. HINT: pass arrays or the dataset itself, and set global_batch_size."
-        )
-
-
 def _from_loader(
     train: Any, val: Any, config: DistributedTrainingConfig, local_replicas: int
 ) -> tuple[FitData, DistributedTrainingConfig]:

@@ -70,8 +70,17 @@ def _refuse_options_of_ours(section: Any) -> None:
 
 
 def scaling_factor(rule: str, global_batch_size: int, base_batch_size: int | None) -> float:
-    """How much larger the learning rate is for this batch: linear (Goyal et al. 2017), sqrt or none."""
-    if rule == "none" or base_batch_size is None:
+    """How much larger the learning rate is for this batch: linear (Goyal et al. 2017), sqrt or none.
+
+    Raises: ConfigError for a base batch size that nothing is scaled by.
+    """
+    if base_batch_size is None:
         return 1.0
+    if rule == "none":
+        raise ConfigError(
+            f"base_batch_size={base_batch_size} changes nothing with lr_scaling='none'. HINT: "
+            "lr_scaling='linear' (or 'sqrt') scales the learning rate by it; or leave it out.",
+            key="base_batch_size",
+        )
     ratio = global_batch_size / base_batch_size
     return ratio if rule == "linear" else math.sqrt(ratio)

@@ -23,9 +23,9 @@ from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, DataError
 from cyxjax.train.experiment import prepare
 from cyxjax.train.hooks.black_box import CONFIG, BlackBox, read_box, samples_of
 from cyxjax.train.loop import Feed, Position, RunState
+from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.replay.inspect import inspect_step
-from cyxjax.train.start.prepare import Prepared
 from cyxjax.train.trainer import DistributedTrainer
 
 
@@ -52,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     folder = parser.parse_args(argv).box
     box = read_box(folder)
-    trainer, prepared, facts = _rebuilt(box, folder)
-    bad = _first_bad(trainer, prepared, box)
+    trainer, plan, facts = _rebuilt(box, folder)
+    bad = _first_bad(trainer, plan, box)
     if bad is None:
         print(
             f"Step {box.step} is finite now; it was {box.loss}. HINT: other hardware, versions or data, "
@@ -63,16 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"Step {box.step} was recorded with loss {box.loss}, samples {_few(box.sample_ids)}.")
     print(f"Replayed: step {bad.position.step} is the first that is not finite: loss {bad.loss}.")
     ids = np.array(samples_of(facts, bad.position.epoch, bad.first))
-    for line in inspect_step(trainer, prepared.settings.step, bad.before, bad.batch, ids):
+    for line in inspect_step(trainer, plan.settings.step, bad.before, bad.batch, ids):
         print(line)
     return EXIT_OK
 
 
-def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Prepared, StreamFacts]:
+def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Plan, StreamFacts]:
     """The run as its configuration describes it, at the moment the box starts from."""
     devices = ["--cpu-devices", str(box.num_replicas)] if box.platform == "cpu" else []
     config = load_config(["--config", str(folder / CONFIG), "--verbose", "false", *devices])
-    _, _, trainer, prepared = prepare(config)
+    _, _, trainer, plan = prepare(config)
     _go_back(trainer, config.checkpoint_path, box)
     facts = trainer.stream_facts
     if facts is None or len(box.sample_ids) == 0:
@@ -82,7 +82,7 @@ def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Prepared,
             f"{folder} names other samples than the data gives now ({_few(box.sample_ids)}). "
             "HINT: replay with the data and global batch of the run."
         )
-    return trainer, prepared, facts
+    return trainer, plan, facts
 
 
 def _go_back(trainer: DistributedTrainer, checkpoints: Path, box: BlackBox) -> None:
@@ -97,12 +97,12 @@ def _go_back(trainer: DistributedTrainer, checkpoints: Path, box: BlackBox) -> N
         print(f"The box's checkpoint (step {box.checkpoint_step}) is gone: running again from {begin}.")
 
 
-def _first_bad(trainer: DistributedTrainer, prepared: Prepared, box: BlackBox) -> Bad | None:
+def _first_bad(trainer: DistributedTrainer, plan: Plan, box: BlackBox) -> Bad | None:
     """The first step up to the box's that is not finite; None if all are.
 
     Two passes: keeping the state before every step would copy the whole model as often.
     """
-    feed, start = prepared.feed, trainer.run_state
+    feed, start = plan.feed, trainer.run_state
     assert feed is not None
     host = jax.device_get(start.state)
     found = next((s for s in _steps(trainer, feed, start, box.step) if not _is_good(s)), None)
@@ -113,7 +113,7 @@ def _first_bad(trainer: DistributedTrainer, prepared: Prepared, box: BlackBox) -
     for step in _steps(trainer, feed, start._replace(state=again), position.step - 1):
         before = step.state
     batch = next(iter(feed.train(came_from, _ask_nothing))).batch
-    return Bad(position, came_from.samples, _by_replica(prepared.program, before), batch, loss)
+    return Bad(position, came_from.samples, _by_replica(trainer.program, before), batch, loss)
 
 
 def _by_replica(program: Program, state: TrainState) -> Callable[[int], TrainState]:

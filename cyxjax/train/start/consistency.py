@@ -31,8 +31,9 @@ from cyxjax.train.feeding.fit_data import FitData, is_shared
 from cyxjax.train.feeding.loader_batches import refuse_other_programs, refuse_shared_samples
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Position
+from cyxjax.train.plan import Plan
+from cyxjax.train.program import Program
 from cyxjax.train.settings import Settings
-from cyxjax.train.start.prepare import Prepared
 
 _PROGRAM = "the program of a step (the model's or the loss's code)"
 _FEW = 3  # records that are compared where a call has no time to read more
@@ -40,26 +41,23 @@ _FEW = 3  # records that are compared where a call has no time to read more
 _OF_ONE_PROCESS = re.compile(r"^\s*sdy\.mesh @maximal.*$|mhlo\.backend_config = \{index.*?\}", re.MULTILINE)
 
 
-def compared(
-    group: ProcessGroup, prepared: Prepared, state: TrainState, exact: Mapping[str, str]
-) -> dict[str, Any]:
+def compared(plan: Plan, program: Program, state: TrainState) -> dict[str, Any]:
     """What the data of a fit hold, once all ranks of the group have shown that they are about to do the same.
 
     state: as training starts with it. A model that does not take the first batch in training says so here.
-    exact: what the bits of an exact run hang on here; {} of a plain one.
     Raises: DesyncError on every rank, with the values of each.
     """
-    assert prepared.data is not None
-    content = data_facts(prepared.data)
-    program = prepared.program.train_step
-    data = prepared.data
+    group, data = plan.group, plan.data
+    assert data is not None
+    content = data_facts(data)
     first = _OneSample(data.train) if data.indexed else _OneStep(data.first)
-    lowered = lower_step(program, state, data._replace(train=first, val=None), prepared.settings, group.mesh)
+    sampled = data._replace(train=first, val=None)
+    lowered = lower_step(program.train_step, state, sampled, plan.settings, group.mesh)
     if group.topology.world_size > 1:
         step = digest_of(lowered) if data.indexed else ""
-        refuse_differences(group, config_facts(prepared.settings.told), content, step, exact)
+        refuse_differences(group, config_facts(plan.config), content, step, plan.fingerprint)
         if isinstance(first, _OneStep):
-            refuse_other_streams(group, prepared.data.train)
+            refuse_other_streams(group, data.train)
             mine = [first.digest(), str(jax.tree.map(np.shape, data.first)), digest_of(lowered)]
             ranks = agree(group, "the first batches of loaders", note=mine)
             refuse_shared_samples([digest for digest, *_ in ranks])

@@ -26,19 +26,21 @@ from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError
 from cyxjax.observe.state_digests import contradicted_leaves
 from cyxjax.train.feeding.keying import Keying, unkeyed
+from cyxjax.train.plan import Plan
+from cyxjax.train.program import Program
+from cyxjax.train.run_state import first_state
 from cyxjax.train.settings import Settings
-from cyxjax.train.start.prepare import Prepared, first_run
 
 _DIGITS = 16
 
 
-def fingerprint(prepared: Prepared, threads: int) -> dict[str, str]:
-    """name -> digest or words, of the programs compiled here for `prepared`; {} unless it is exact."""
-    step, data = prepared.program.train_step, prepared.data
+def fingerprint(plan: Plan, program: Program) -> dict[str, str]:
+    """name -> digest or words, of the programs compiled here for `plan`; {} unless it is exact."""
+    step, data = program.train_step, plan.data
     if not isinstance(step, PartsStep) or data is None:
         return {}
-    device, rows = step.layout.devices[0], prepared.settings.step.batch.batch_size
-    state = first_run(prepared, step.layout.mesh, 1)[0].state
+    device, rows = step.layout.devices[0], plan.settings.step.batch.batch_size
+    state = first_state(plan, program)[0].state
     here, total = by_device(state, [device])[0], np.float32(rows)
     parts = first_part(data.train, rows, data.keying)
     way = step.part.way(here, parts, total)
@@ -50,7 +52,7 @@ def fingerprint(prepared: Prepared, threads: int) -> dict[str, str]:
     return {
         "parts": f"{step.layout.num_parts} of {rows} samples, {way.name}",
         **{name: _digest(without_places(one.compile().as_text()).encode()) for name, one in lowered.items()},
-        "machine": machine(device, threads),
+        "machine": machine(device, plan.group.threads),
         "canary": _digest(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((made, moved)))),
     }
 

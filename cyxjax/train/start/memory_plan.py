@@ -15,8 +15,8 @@ from cyxjax.core.step import BATCH_SPEC, Batch, TrainState, state_spec
 from cyxjax.core.strategy import Sync
 from cyxjax.observe.compiled_plan import memory_bytes, size
 from cyxjax.sync import registry
-from cyxjax.train.program import Recipe, build_program
-from cyxjax.train.start.prepare import Prepared
+from cyxjax.train.plan import Plan
+from cyxjax.train.program import build_program
 
 PyTree = Any
 STRATEGIES = tuple(name for name, one in registry.STRATEGIES.items() if one.in_memory_plan)
@@ -46,25 +46,25 @@ class Held(NamedTuple):
         return self.state_bytes(replicas) + self.temporary_bytes(replicas)
 
 
-def held_by(recipe: Recipe, prepared: Prepared, devices: Any, batch: Batch) -> Iterator[Held]:
+def held_by(plan: Plan, devices: Any, batch: Batch) -> Iterator[Held]:
     """For each strategy what a replica holds; compiled on half of `devices` (at least four) and on all.
 
     batch: of all devices. Nothing is put on them.
     """
     for comm in STRATEGIES:
-        plan = prepared.settings.step._replace(comm=comm, comm_options={})
+        step_plan = plan.settings.step._replace(comm=comm, comm_options={})
         found: list[tuple[int, int]] = []
         leaves: tuple[tuple[int, int, bool], ...] = ()
         for count in (len(devices) // 2, len(devices)):
             mesh = Mesh(np.array(devices[:count]), ("data",))
-            shares = plan.batch._replace(num_shares=count)
-            program = build_program(recipe, plan._replace(batch=shares), mesh, inputs=prepared.inputs)
-            values = jax.eval_shape(program.fns.init, jax.random.key(0), prepared.inputs)
+            shares = step_plan.batch._replace(num_shares=count)
+            program = build_program(plan.recipe, step_plan._replace(batch=shares), mesh, inputs=plan.inputs)
+            values = jax.eval_shape(program.fns.init, jax.random.key(0), plan.inputs)
             state = jax.eval_shape(lambda p, s, made=program: made.init(p, s, 0), *values)
             step: Any = program.train_step
             args = (_shapes(mesh, state, state_spec(program.sync)), _batch_of(mesh, batch, len(devices)))
             found.append((count, memory_bytes(step.lower(*args).compile())["temporaries"]))
-            leaves = tuple(_leaves(state, program.sync, plan.offload != "none"))
+            leaves = tuple(_leaves(state, program.sync, step_plan.offload != "none"))
         yield Held(comm, leaves, (found[0], found[1]))
 
 

@@ -123,10 +123,13 @@ def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch
     monkeypatch.setattr(consistency, "refuse_differences", lambda *facts: None)
     ranks = SimpleNamespace(topology=SimpleNamespace(world_size=2), mesh=None)
     monkeypatch.setattr(consistency, "lower_step", lambda *step: None)
-    prepared = trainer().prepare(Batches(batches(X)), config=config())
-    start = lambda loader: consistency.compared(  # noqa: E731
-        ranks, prepared._replace(data=consistency.FitData(loader, None, False, first=(loader[0],))), None, {}
-    )
+    one = trainer()
+    plan = one.prepare(Batches(batches(X)), config=config())._replace(group=ranks)
+
+    def start(loader):
+        data = consistency.FitData(loader, None, False, first=(loader[0],))
+        consistency.compared(plan._replace(data=data), one.program, None)
+
     start(batches(X))
     start(batches(X[8:], Y[8:]))
     with pytest.raises(DesyncError, match="loaders .* 0 .* 2 .*DistributedSampler"):

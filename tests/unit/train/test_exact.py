@@ -176,7 +176,7 @@ def test_one_device_compiles_each_program_once_and_without_a_mesh(tmp_path):
     state = by_device(put_replicated(step.layout.mesh, trainer.state), step.layout.devices)[0]
     assert {type(leaf.sharding).__name__ for leaf in jax.tree.leaves(state)} == {"SingleDeviceSharding"}
     rows = config.global_batch_size // config.virtual_replicas
-    way = step.part.way(state, exact.first_part(trainer._session.prepared.data.train, rows), np.float32(rows))
+    way = step.part.way(state, exact.first_part(trainer.plan.data.train, rows), np.float32(rows))
     assert [way._program._cache_size(), step.writes[0]._cache_size()] == [1, 1]
 
 

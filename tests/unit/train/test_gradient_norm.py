@@ -79,7 +79,9 @@ def test_an_epoch_without_a_norm_leaves_the_others_in_their_places():
 def test_a_checkpoint_in_mid_epoch_keeps_the_sum():
     sums = np.array([[2.0, 4.0], [1.0, 4.0], [3.5, 2.0]])
     moment = RunState(Position(2, 0, 8, 2), None, sums)  # type: ignore[arg-type]
-    meta = resume.to_meta(moment, DistributedTrainingHistory(), {}, np.zeros((1, 2)))
+    one = line_trainer()
+    plan = one.prepare(ONE_X, ONE_Y, config=config())
+    meta = resume.to_meta(plan, one._run, moment)
     again = resume.from_meta(json.loads(json.dumps(meta)), None)[0]  # type: ignore[arg-type]
     np.testing.assert_array_equal(again.sums, sums)
 

@@ -7,7 +7,7 @@ import pytest
 
 import cyxjax
 from cyxjax.checkpoint.manifest import Leaf
-from cyxjax.train.session import Session
+from cyxjax.train import resume
 from tests.support.trainers import X, Y, config, trainer
 
 PACKAGE = Path(cyxjax.__file__).parent
@@ -15,9 +15,8 @@ PACKAGE = Path(cyxjax.__file__).parent
 
 def asks_a_value(frame):
     """Whether `frame` reads a number off a frozen value (a shape, a size): nobody opens its file for that."""
-    return frame.f_code.co_argcount and isinstance(
-        frame.f_locals.get(frame.f_code.co_varnames[0]), tuple | Leaf
-    )
+    first = frame.f_code.co_varnames[:1]
+    return first == ("self",) and isinstance(frame.f_locals.get("self"), tuple | Leaf)
 
 
 def chain(frame):
@@ -37,23 +36,23 @@ def chain(frame):
 
 @pytest.fixture
 def restores(monkeypatch):
-    """Chains of files, from the session down, of all calls made by restores."""
-    found, real = [], Session.restore
+    """Chains of files, from `restore` down, of all calls made by restores."""
+    found, real = [], resume.restore
 
-    def watched(session, *args, **options):
-        above = len(chain(sys._getframe().f_back)) - 1  # the session itself is there already
+    def watched(*args, **options):
+        above = len(chain(sys._getframe().f_back)) - 1
         before = sys.getprofile()
         sys.setprofile(lambda frame, event, arg: event == "call" and found.append(chain(frame)[above:]))
         try:
-            return real(session, *args, **options)
+            return real(*args, **options)
         finally:
             sys.setprofile(before)
 
-    monkeypatch.setattr(Session, "restore", watched)
+    monkeypatch.setattr(resume, "restore", watched)
     return found
 
 
-def test_a_restore_is_six_files_from_the_session_down_to_the_disk(restores, tmp_path):
+def test_a_restore_is_six_files_from_resume_down_to_the_disk(restores, tmp_path):
     kept = {"checkpoint_every_n_epochs": 1, "checkpoint_dir": str(tmp_path)}
     trainer().fit(X, Y, config(epochs=1, **kept))
     trainer().fit(X, Y, config(epochs=2, **kept, resume="auto"))

@@ -5,7 +5,7 @@ import numpy as np
 
 import cyxjax as cx
 from cyxjax.distributed import DistributedTrainer
-from cyxjax.train.start import prepare
+from cyxjax.train import run_state
 from tests.support.trainers import VAL, X, Y, config, mlp, two_devices  # noqa: F401
 
 
@@ -32,7 +32,7 @@ def test_a_second_fit_begins_with_the_parameters_where_they_lie(two_devices, mon
     quiet = config(checkpoint_every_n_epochs=0, resume="never")
     trainer.fit(X, Y, *VAL, quiet)
     fetched = []
-    take = prepare.local_value
-    monkeypatch.setattr(prepare, "local_value", lambda leaf: fetched.append(leaf.shape) or take(leaf))
+    take = run_state.local_value
+    monkeypatch.setattr(run_state, "local_value", lambda leaf: fetched.append(leaf.shape) or take(leaf))
     trainer.fit(X, Y, *VAL, quiet)
     assert fetched == [()]  # the step's number; 0.4 s of a GPU's time where a GPT-2 went to the host and back

@@ -1,0 +1,71 @@
+"""Everything that is decided before the first write of a fit, as one frozen value."""
+
+from typing import Any, NamedTuple
+
+from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.mesh import local_replicas, num_replicas
+from cyxjax.core.model.augment import check_augment
+from cyxjax.core.objective.split_check import is_own
+from cyxjax.distributed.process_group import ProcessGroup
+from cyxjax.train.feeding import check_data, fit_data
+from cyxjax.train.feeding.feed import build_feed
+from cyxjax.train.feeding.fit_data import FitData
+from cyxjax.train.feeding.keying import keying_for
+from cyxjax.train.hooks.ledger import Tape
+from cyxjax.train.loop import Feed
+from cyxjax.train.program import Recipe
+from cyxjax.train.settings import Settings, resolve
+from cyxjax.train.start import config_diff
+
+PyTree = Any
+
+
+class Plan(NamedTuple):
+    """What is trained, on which data, and how: the configuration, resolved for a mesh and for the data."""
+
+    recipe: Recipe
+    group: ProcessGroup
+    settings: Settings  # with the batch size of the loader, where a loader has one
+    inputs: PyTree  # one sample's, shape (1, ...)
+    config: dict[str, Any]  # configuration and recipe as plain values: stored in checkpoints and compared
+    data: FitData | None = None  # None: not to train, but to evaluate, predict or load
+    feed: Feed | None = None
+    content: dict[str, Any] = {}  # what the data hold
+    fingerprint: dict[str, str] = {}  # what the bits of an exact run depend on
+    own_code: dict[str, str] = {}  # digests of the user's files that run
+
+
+def plan_fit(
+    recipe: Recipe,
+    group: ProcessGroup,
+    data: tuple[Any, ...],
+    config: DistributedTrainingConfig | None,
+    tape: Tape,
+    *,
+    schedule: Any,
+    remat: str,
+) -> Plan:
+    """What `fit(*data, config)` asks for. Here the configuration ends: what comes after takes its parts.
+
+    Raises: ConfigError and DataError for data and configuration that do not go together.
+    """
+    mesh = group.mesh
+    found, config = fit_data.parse(data, config, len(local_replicas(mesh)), num_replicas(mesh))
+    found = check_data.first_step(found, config.gradient_accumulation_steps)
+    num_samples = len(found.train) if found.indexed else None
+    settings = resolve(config, num_replicas(mesh), num_samples, schedule=schedule, remat=remat)
+    inputs = check_data.one_input(found)
+    augment = check_augment(recipe.augment, inputs)
+    found = found._replace(keying=keying_for(recipe.augment, settings.seed))
+    unpadded = is_own(recipe.loss, recipe.metrics)
+    feed = build_feed(found, settings.step, settings.reading, mesh, tape, unpadded=unpadded)
+    values = config_diff.told(settings.values, recipe, augment)
+    return Plan(recipe, group, settings, inputs, values, found, feed, own_code=config_diff.own_code())
+
+
+def plan_without_data(
+    recipe: Recipe, group: ProcessGroup, inputs: PyTree, config: DistributedTrainingConfig, *, remat: str
+) -> Plan:
+    """To evaluate, predict or load: for one sample's `inputs`, shape (1, ...). Raises: ConfigError."""
+    settings = resolve(config, num_replicas(group.mesh), remat=remat)
+    return Plan(recipe, group, settings, inputs, config_diff.told(settings.values, recipe))

@@ -1,0 +1,186 @@
+"""The run that a trainer is in: its present state, and what else its checkpoints hold."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from cyxjax.checkpoint.folders import list_steps
+from cyxjax.core.mesh import REPLICATED, local_value, num_replicas, put_replicated
+from cyxjax.core.portable import build_draw, holds_values
+from cyxjax.core.step import TrainState
+from cyxjax.errors import ConfigError, GroupError
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.train.feeding import fit_data
+from cyxjax.train.feeding.places import Marks
+from cyxjax.train.hooks.ledger import LedgerHook, Tape
+from cyxjax.train.loop import Position, RunState
+from cyxjax.train.plan import Plan
+from cyxjax.train.program import Program
+from cyxjax.train.settings import FirstValues
+from cyxjax.train.start import config_diff
+from cyxjax.train.start.init_from import taken
+
+PyTree = Any
+UNTRAINED = "this trainer has no parameters yet. HINT: call fit(...) or load_checkpoint(...) first."
+_GONE = (
+    "this trainer's state went with a step that failed: the device had taken it. HINT: load_checkpoint(...) "
+    "into a new trainer, or rerun with checkpoints: it goes on from the newest."
+)
+
+
+class Run:
+    """State, history, ledger and stream positions over any number of fits and loads of one trainer.
+
+    A step consumes the state before it, so only the present state is kept: a fit says where it is with
+    `follow`.
+    """
+
+    def __init__(self) -> None:
+        self.history = DistributedTrainingHistory()
+        self.ledger = LedgerHook()
+        self.marks = Marks()  # where this rank stands in its stream
+        self.class_names: tuple[str, ...] = ()  # in the order of the model's outputs
+        self.restored: dict[str, Any] = {}  # meta data of the checkpoint that the run goes on from
+        self.is_loaded = False  # the next fit goes on from a loaded state
+        self.notes: list[str] = []  # about the values that the parameters begin with
+        self._now: Callable[[], RunState] | None = None
+        self._is_fitting = False
+
+    @property
+    def state(self) -> RunState:
+        """Raises: GroupError before there is one, or where its arrays are gone."""
+        if self._now is None:
+            raise GroupError(UNTRAINED)
+        moment = self._now()
+        leaves = jax.tree.leaves(moment.state)
+        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
+            raise GroupError(_GONE)
+        return moment
+
+    @state.setter
+    def state(self, moment: RunState) -> None:
+        self.follow(lambda: moment)
+
+    def follow(self, now: Callable[[], RunState]) -> None:
+        """`now` returns the present state from here on."""
+        self._now = now
+
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """While a fit changes the state; another fit or a load is refused."""
+        self.refuse_in_fit("fit")
+        self._is_fitting = True
+        try:
+            yield
+        finally:
+            self._is_fitting = False
+
+    def refuse_in_fit(self, call: str) -> None:
+        """Raises: GroupError while a fit is under way, whose loop would not take what `call` makes."""
+        if self._is_fitting:
+            raise GroupError(
+                f"{call}(...) was called while a fit of this trainer is under way (in a callback, or another "
+                "thread). HINT: call it after that fit, or use a trainer of its own; evaluate, predict and "
+                "save_checkpoint may be called."
+            )
+
+    def open_tape(self) -> Tape:
+        """An empty tape for the feed of the next fit."""
+        tape = self.ledger.open()
+        tape.marks = self.marks
+        return tape
+
+    def begin(self, plan: Plan, program: Program, previous: tuple[Plan, Program] | None) -> None:
+        """The state that `plan` begins with: the first one; the parameters of the `previous` fit with a new
+        optimizer state; or the state that was loaded.
+
+        Raises: ConfigError where `plan` cannot go on from `previous`.
+        """
+        before, made = previous or (plan, program)
+        if plan.settings.step.lora != before.settings.step.lora:
+            raise ConfigError(
+                "lora changed since the last fit. HINT: begin with a new trainer, and init_from what this "
+                "one has saved.",
+                key="lora",
+            )
+        self.notes = []
+        if self._now is None:
+            saving, first = plan.settings.saving, plan.settings.first_values
+            goes_on = saving.resume != "never" and bool(list_steps(saving.folder))
+            self.state, self.notes = first_state(plan, program, None if goes_on else first)
+        elif not self.is_loaded:
+            self.state = next_state(plan, program, made.agreed(self.state.state))
+        else:
+            config_diff.refuse_other_strategy(before.settings.step.comm, plan.settings.step.comm)
+            state = program.sync.stow(made.sync.fetch(self.state.state))
+            self.state = self.state._replace(state=state)
+        if not self.is_loaded:
+            self.restored = {}
+            self.history = DistributedTrainingHistory()
+            self.describe_group(plan)
+
+    def describe_group(self, plan: Plan) -> None:
+        """Notes in the history how large the group and its batch are."""
+        history, untold = self.history, None if plan.data is None else fit_data.untold_rows(plan.data)
+        history.world_size = plan.group.topology.world_size
+        history.num_replicas = num_replicas(plan.group.mesh)
+        # Of a loader that does not tell its batch, the first one, were all ranks like this.
+        known = plan.settings.step.batch.global_batch_size
+        history.effective_batch_size = known if untold is None else untold * history.world_size
+
+
+def first_state(plan: Plan, program: Program, first: FirstValues | None = None) -> tuple[RunState, list[str]]:
+    """(step 0, what to tell of its parameters): drawn from the seed, or what `first` names."""
+    mesh, seed, inputs = plan.group.mesh, plan.settings.seed, plan.inputs
+    notes: list[str] = []
+    first = first if first is not None and first.path is not None else None
+    if first is None and program.sync.keeps_parts and not holds_values(program.fns, inputs):
+        state = build_draw(program.fns, program.sync, mesh)(seed, inputs)
+    else:
+        drawn = program.fns.init(jax.random.key(seed), inputs)
+        params, model_state = jax.tree.map(np.asarray, drawn)
+        if first is not None:
+            params, model_state, notes = taken(first, params, model_state)
+        params, model_state = put_replicated(mesh, (params, model_state))
+        state = program.init(params, model_state, seed)
+    return RunState(Position(), state, _no_sums(program)), notes
+
+
+def next_state(plan: Plan, program: Program, agreed: TrainState) -> RunState:
+    """A new run from the parameters of `agreed`; steps count on, so that keys and folders stay apart."""
+    mesh = plan.group.mesh
+    params, model_state = jax.tree.map(partial(_on_mesh, mesh), (agreed.params, agreed.model_state))
+    state = program.init(params, model_state, plan.settings.seed)
+    steps = local_value(agreed.step)
+    state = state._replace(step=put_replicated(mesh, steps))
+    return RunState(Position(int(steps)), state, _no_sums(program))
+
+
+def _no_sums(program: Program) -> np.ndarray:
+    return np.zeros((program.metrics.num_training_rows, 2))
+
+
+def _on_mesh(mesh: Mesh, leaf: jax.Array) -> jax.Array:
+    """`leaf` as `first_state` puts its own, so that one program makes both states."""
+    lies_so = leaf.sharding == NamedSharding(mesh, REPLICATED)
+    return leaf if lies_so else put_replicated(mesh, local_value(leaf))
+
+
+@contextmanager
+def handed_out_after_errors(hand_out: Callable[[], None]) -> Iterator[None]:
+    """Calls `hand_out` where the fit inside ends in an error: a model that holds values has what was learned.
+
+    In one process alone: of several, an error of one ends them all.
+    """
+    try:
+        yield
+    except BaseException:
+        if jax.process_count() == 1:
+            with suppress(GroupError):  # the state went with the step
+                hand_out()
+        raise
