@@ -72,14 +72,14 @@ def own_facts(topology: Topology, port: int, folder: Path) -> dict[str, Any]:
 
 
 def read_run(words: Sequence[str]) -> dict[str, Any]:
-    """Configuration and data of an experiment, as `consistency` compares them; why they cannot be read."""
+    """Configuration and data of an experiment, as ranks compare them; why they cannot be read."""
     nothing: dict[str, Any] = {"config": {}, "data": {}, "problem": ""}
     if not words:
         return nothing
     from cyxjax.config.load import load_config
     from cyxjax.data.content import content_of
     from cyxjax.data.sources import Dataset
-    from cyxjax.train.start.consistency import config_facts
+    from cyxjax.train.fingerprints import equal_on_ranks
     from cyxjax.train.start.named import data_of
 
     try:
@@ -90,7 +90,7 @@ def read_run(words: Sequence[str]) -> dict[str, Any]:
             name: content_of(part) for name, part in parts.items() if isinstance(part, Dataset) and len(part)
         }
         return {
-            "config": config_facts(config.resolved()),
+            "config": equal_on_ranks(config.resolved()),
             "data": data,
             "problem": "",
             "run_dir": config.run_dir,

@@ -15,7 +15,7 @@ from cyxjax.data.audit import walk
 from cyxjax.data.ledger_file import read_ledger
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError, DamagedStep
 from cyxjax.observe.state_digests import contradicted_leaves, read_digests
-from cyxjax.train.start.config_diff import other_values
+from cyxjax.train.checkpoint_comparison import other_values
 
 # Of a history, what follows from the numbers alone: no times, no counts of processes.
 _CURVES = (

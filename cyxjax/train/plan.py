@@ -11,11 +11,11 @@ from cyxjax.train.feeding import check_data, fit_data
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.keying import keying_for
+from cyxjax.train.fingerprints import Facts, config_of, own_code
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Feed
 from cyxjax.train.program import Recipe
 from cyxjax.train.settings import Settings, resolve
-from cyxjax.train.start import config_diff
 
 PyTree = Any
 
@@ -27,12 +27,9 @@ class Plan(NamedTuple):
     group: ProcessGroup
     settings: Settings  # with the batch size of the loader, where a loader has one
     inputs: PyTree  # one sample's, shape (1, ...)
-    config: dict[str, Any]  # configuration and recipe as plain values: stored in checkpoints and compared
+    facts: Facts  # what checkpoints store of it, to be compared
     data: FitData | None = None  # None: not to train, but to evaluate, predict or load
     feed: Feed | None = None
-    content: dict[str, Any] = {}  # what the data hold
-    fingerprint: dict[str, str] = {}  # what the bits of an exact run depend on
-    own_code: dict[str, str] = {}  # digests of the user's files that run
 
 
 def plan_fit(
@@ -59,8 +56,8 @@ def plan_fit(
     found = found._replace(keying=keying_for(recipe.augment, settings.seed))
     unpadded = is_own(recipe.loss, recipe.metrics)
     feed = build_feed(found, settings.step, settings.reading, mesh, tape, unpadded=unpadded)
-    values = config_diff.told(settings.values, recipe, augment)
-    return Plan(recipe, group, settings, inputs, values, found, feed, own_code=config_diff.own_code())
+    facts = Facts(config_of(settings.values, recipe, augment), own_code=own_code())
+    return Plan(recipe, group, settings, inputs, facts, found, feed)
 
 
 def plan_without_data(
@@ -68,4 +65,4 @@ def plan_without_data(
 ) -> Plan:
     """To evaluate, predict or load: for one sample's `inputs`, shape (1, ...). Raises: ConfigError."""
     settings = resolve(config, num_replicas(group.mesh), remat=remat)
-    return Plan(recipe, group, settings, inputs, config_diff.told(settings.values, recipe))
+    return Plan(recipe, group, settings, inputs, Facts(config_of(settings.values, recipe)))

@@ -38,14 +38,17 @@ from cyxjax.errors import CheckpointError
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.train.checkpoint_comparison import (
+    compare_with_checkpoint,
+    compare_with_digests,
+    naming_settings,
+)
+from cyxjax.train.checkpoint_comparison import to_meta as facts_to_meta
 from cyxjax.train.loop import Position, RunState
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.run_state import Run
 from cyxjax.train.settings import SavePolicy
-from cyxjax.train.start import config_diff, exact
-from cyxjax.train.state import other_state
 
 PyTree = Any
 PATIENCE_S = 3600.0  # of one process waiting while another writes or reads its files
@@ -59,22 +62,12 @@ def start(plan: Plan, program: Program, run: Run, console: Console) -> tuple[Run
     Raises: CheckpointError where the plan wants a checkpoint and there is none.
     """
     resumed, run.is_loaded = run.is_loaded or _resume(plan, program, run, console), False
-    settings, is_master = plan.settings, plan.group.topology.is_master
     if resumed:
-        config_diff.refuse_other_epochs(run.restored.get("config", {}), plan.config)
-    if is_master:
-        other_mode = exact.changed_mode(run.restored, settings.exactness.mode) if resumed else []
-        other = config_diff.changed_keys(run.restored.get("config", {}), plan.config)
-        data = config_diff.changes(run.restored, plan.content)
-        for line in other_mode + other + data:
-            warn_on_stderr(line)  # not to the console: it may be switched off
-    stored, here = run.restored.get("exact", {}), plan.fingerprint
-    samples = config_diff.other_samples(run.restored, plan.content) if stored and here else []
-    different = exact.differences(stored, here) + samples
-    exact.judge(different, settings.exactness.on_other_bits, warn_on_stderr)
+        is_master = plan.group.topology.is_master
+        compare_with_checkpoint(run.restored, plan.facts, plan.settings.exactness, is_master=is_master)
     for line in () if resumed else run.notes:
         console.note(line)
-    if plan.group.topology.world_size > 1 and not plan.content:
+    if plan.group.topology.world_size > 1 and not plan.facts.data:
         console.note("A loader's samples have no numbers: the data of the ranks were not compared.")
     return run.state, resumed
 
@@ -88,7 +81,7 @@ def _resume(plan: Plan, program: Program, run: Run, console: Console) -> bool:
     resumed = bool(checkpointer and restore(plan, program, run, checkpointer, in_place=True))
     if checkpointer and resumed:
         place = run.state.position
-        exact.judge_step(checkpointer.directory, place.step, plan.settings, plan.group, warn_on_stderr)
+        compare_with_digests(checkpointer.directory, place.step, plan.settings, plan.group)
         console.note(
             f"Resuming from step {place.step} (epoch {place.epoch}, sample {place.samples}) in "
             f"{saving.folder}"
@@ -110,13 +103,15 @@ def restore(
 ) -> bool:
     """Takes the newest good step of a folder, or `step`, as the present state; whether there was one."""
     group, here = plan.group, run.state.state
-    with other_state.in_words(checkpointer, step, plan.config, shapes_of(plan.inputs)):
+    with naming_settings(checkpointer, step, plan.facts.config, shapes_of(plan.inputs)):
         found = load(checkpointer, here, program.sync, group.mesh, step, in_place=in_place)
     if found is None:
         return False
     moment, history, meta = found
     metrics = plan.recipe.metrics
-    sums = config_diff.sums_of(meta, moment.sums, metrics.names, metrics.num_training_rows)
+    sums, no_sums = moment.sums, np.zeros((metrics.num_training_rows, 2))
+    if tuple(meta.get("metrics", metrics.names)) != metrics.names or sums.shape != no_sums.shape:
+        sums = no_sums  # those of the epoch under way are of other metrics
     run.state = moment._replace(sums=sums)
     run.marks.restore(meta, group.topology.rank, group.topology.world_size)
     names = tuple(meta.get("classes", ()))
@@ -141,16 +136,14 @@ def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:
         "sums": moment.sums[:-1].tolist(),
         "grad_norm": moment.sums[-1].tolist(),
         "history": run.history.to_dict(),
-        "config": plan.config,
         "inputs": shapes_of(plan.inputs),
         # of a named tuple, those without arrays too
         "input_fields": list(getattr(plan.inputs, "_fields", ())),
         "metrics": list(plan.recipe.metrics.names),
     }
-    meta |= config_diff.to_meta(plan.content, plan.own_code) | run.marks.meta(moment.position)
+    meta |= facts_to_meta(plan.facts) | run.marks.meta(moment.position)
     meta |= {"classes": list(run.class_names)} if run.class_names else {}
-    meta |= run.ledger.meta(moment)
-    return meta | ({"exact": plan.fingerprint} if plan.fingerprint else {})
+    return meta | run.ledger.meta(moment)
 
 
 def shapes_of(inputs: PyTree) -> dict[str, list[Any]]:

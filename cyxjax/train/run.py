@@ -201,7 +201,7 @@ def build_hooks(fit: Fit) -> list[Hook]:
         fit.run.ledger.begin(  # is part of a save
             saves.wants_state, fit.folder.ledger if fit.folder else None, fit.console.note
         ),
-        *places.hooks_for(fit.run.marks, fit.plan.group, fit.plan.content, saves.wants_state),
+        *places.hooks_for(fit.run.marks, fit.plan.group, fit.plan.facts.data, saves.wants_state),
         saves,  # after all whose word is part of what is saved
         *_profile(fit),
         *_goodput(fit),  # after saves, which are part of where the time went
@@ -302,5 +302,5 @@ def _events(fit: Fit, saves: Hook) -> list[Hook]:
     if fit.plan.settings.run_folder is None or not fit.plan.settings.report:
         return []
     plan = fit.plan
-    facts = lambda: reporting.start_facts(plan.group, plan.content)  # noqa: E731
+    facts = lambda: reporting.start_facts(plan.group, plan.facts.data)  # noqa: E731
     return [EventsHook(fit.events, facts, lambda: reporting.ask_ranks(plan.group), saves.wants_state)]

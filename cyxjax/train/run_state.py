@@ -15,6 +15,7 @@ from cyxjax.core.portable import build_draw, holds_values
 from cyxjax.core.step import TrainState
 from cyxjax.errors import ConfigError, GroupError
 from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.train.checkpoint_comparison import refuse_other_strategy
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.places import Marks
 from cyxjax.train.hooks.ledger import LedgerHook, Tape
@@ -22,7 +23,6 @@ from cyxjax.train.loop import Position, RunState
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.settings import FirstValues
-from cyxjax.train.start import config_diff
 from cyxjax.train.start.init_from import taken
 
 PyTree = Any
@@ -116,7 +116,7 @@ class Run:
         elif not self.is_loaded:
             self.state = next_state(plan, program, made.agreed(self.state.state))
         else:
-            config_diff.refuse_other_strategy(before.settings.step.comm, plan.settings.step.comm)
+            refuse_other_strategy(before.settings.step.comm, plan.settings.step.comm)
             state = program.sync.stow(made.sync.fetch(self.state.state))
             self.state = self.state._replace(state=state)
         if not self.is_loaded:

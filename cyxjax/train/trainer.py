@@ -31,6 +31,7 @@ from cyxjax.observe.records import Sink
 from cyxjax.observe.sinks import NullSink, warn_on_stderr
 from cyxjax.observe.stop_reasons import SIGNAL
 from cyxjax.train import fit_arguments, loop, reporting, resume
+from cyxjax.train.checkpoint_comparison import changed_files
 from cyxjax.train.checks import order as checks
 from cyxjax.train.checks import whole_batch
 from cyxjax.train.feeding import check_data, fit_data
@@ -41,9 +42,9 @@ from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
 from cyxjax.train.plan import Plan, plan_fit, plan_without_data
 from cyxjax.train.program import Program, Recipe, build_program
+from cyxjax.train.rank_comparison import compare_samples
 from cyxjax.train.run import run_fit
 from cyxjax.train.run_state import UNTRAINED, Run, handed_out_after_errors
-from cyxjax.train.start import config_diff, consistency
 from cyxjax.train.start.dispatch import dispatch_for
 from cyxjax.train.start.movers import movers_of
 
@@ -213,7 +214,7 @@ class DistributedTrainer(GivenOnce):
         Every rank passes the same samples, or a loader of its share. Raises: DesyncError where they differ.
         """
         dataset = fit_data.for_evaluation(fit_data.paired(X, y))
-        consistency.refuse_other_samples(self._group, "evaluate", dataset)
+        compare_samples(self._group, "evaluate", dataset)
         looked = check_data.first_step(FitData(dataset, None, not fit_data.is_loader(dataset)))
         self._model_sync.refuse_changed_parameters()
         self._begin_without_data(check_data.one_input(looked))
@@ -235,7 +236,7 @@ class DistributedTrainer(GivenOnce):
         Raises: DesyncError unless every rank passes the same X.
         """
         source = source_of(X)
-        consistency.refuse_other_samples(self._group, "predict", source.compared)
+        compare_samples(self._group, "predict", source.compared)
         self._model_sync.refuse_changed_parameters()
         self._begin_without_data(source.first)
         self._warn_if_untrained("predict")
@@ -281,7 +282,7 @@ class DistributedTrainer(GivenOnce):
             raise CheckpointError(
                 f"{path!r} holds no checkpoint. HINT: check the path; a run keeps its own in checkpoints/."
             )
-        for line in config_diff.changed_files(self._run.restored) if self.is_master() else []:
+        for line in changed_files(self._run.restored) if self.is_master() else []:
             warn_on_stderr(line)
         self._run.is_loaded = True
         self._hand_out_values()

@@ -4,13 +4,14 @@ from typing import Any
 
 import jax
 
+from cyxjax.core.exact.step import PartsStep
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.objective.split_check import is_own
 from cyxjax.core.rows import whole_batch as whole_batch_of
 from cyxjax.core.step import TrainState
 from cyxjax.launch import environment
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train import resume
+from cyxjax.train import fingerprints, resume
 from cyxjax.train.checks import exactness, learning_rate, precision, whole_batch
 from cyxjax.train.feeding import check_data
 from cyxjax.train.feeding.taken import Taker, refuse_untaken_tuple
@@ -18,8 +19,9 @@ from cyxjax.train.hooks import callbacks
 from cyxjax.train.monitor import watchable_in
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
+from cyxjax.train.rank_comparison import compare_ranks
 from cyxjax.train.rates.schedules import build_schedule
-from cyxjax.train.start import consistency, exact
+from cyxjax.train.run_state import first_state
 from cyxjax.train.start.dispatch import has_whole_batch
 
 PyTree = Any
@@ -31,7 +33,7 @@ def before_building(plan: Plan) -> None:
     Raises: ConfigError and DataError for what does not go together.
     """
     assert plan.data is not None
-    exactness.check_numbered(plan.config, plan.data)
+    exactness.check_numbered(plan.facts.config, plan.data)
     whole_batch.check_whole_batch(plan.recipe.loss, plan.settings, plan.data)
     refuse_untaken_tuple(plan.recipe.fns, plan.inputs)
 
@@ -51,8 +53,11 @@ def before_training(plan: Plan, program: Program, state: TrainState, *, loaded: 
         resume.refuse_without_steps(settings.saving.folder, group)
     exactness.check_threads(settings.exactness, group.threads)
     exactness.check_flags(settings.exactness, environment.here())
-    exactness.check_apart(settings.exactness, consistency.numbered(data))
-    plan = plan._replace(fingerprint=exact.fingerprint(plan, program))
+    exactness.check_apart(settings.exactness, fingerprints.numbered(data))
+    exact: dict[str, str] = {}
+    if isinstance(program.train_step, PartsStep):
+        first, rows = first_state(plan, program)[0].state, settings.step.batch.batch_size
+        exact = fingerprints.exact_of(program.train_step, data, first, rows, group.threads)
     watchable = watchable_in(recipe.metrics, feed, settings.course)
     watchable.of(settings.watch)
     callbacks.check_watched(recipe.callbacks, watchable)
@@ -66,9 +71,11 @@ def before_training(plan: Plan, program: Program, state: TrainState, *, loaded: 
     whole_batch.check_same_params(recipe.loss, program.sync, settings.step.comm)
     precision.check_precision(program, state, plan.inputs, settings.step.precision, num_replicas(mesh))
     check_data.check(data, taker(plan, program, state))
-    plan = plan._replace(content=consistency.compared(plan, program, state))
-    exactness.check_repeats(settings.exactness, plan.content)
-    return plan
+    facts = plan.facts._replace(data=fingerprints.data_of(data), exact=exact)
+    step = fingerprints.program_of(program.train_step, state, data, settings, mesh)
+    compare_ranks(group, facts, data, step)
+    exactness.check_repeats(settings.exactness, facts.data)
+    return plan._replace(facts=facts)
 
 
 def taker(plan: Plan, program: Program, state: TrainState) -> Taker:

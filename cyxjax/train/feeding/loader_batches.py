@@ -14,8 +14,7 @@ from cyxjax.core.mesh import refuse_wrapping
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.loader import tell_epoch
 from cyxjax.data.streams import Reader
-from cyxjax.errors import DataError, DesyncError
-from cyxjax.launch.group.roster import disagreement
+from cyxjax.errors import DataError
 
 
 def stream(
@@ -115,25 +114,3 @@ def agreed(batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
 
 def rows_of(part: tuple[Any, Any]) -> int:
     return len(jax.tree.leaves(part)[0])
-
-
-def refuse_shared_samples(digests: list[str]) -> None:
-    """digests: of the first batch on each rank. Raises: DesyncError where two ranks read the same one."""
-    for rank, digest in enumerate(digests):
-        if digest and digest in digests[:rank]:
-            raise DesyncError(
-                f"the loaders of ranks {digests.index(digest)} and {rank} begin with the same samples: each "
-                "would be trained on more than once an epoch. HINT: give the loader a DistributedSampler, or "
-                "pass the dataset itself to fit."
-            )
-
-
-def refuse_other_programs(what: str, made: list[tuple[str, str]]) -> None:
-    """made: (shapes of the first step's batches, digest of its program, which is `what`) of each rank.
-
-    Raises: DesyncError where batches of one shape have other programs; of other shapes nothing is known.
-    """
-    for shapes in dict.fromkeys(shapes for shapes, _ in made):
-        found = {rank: digest for rank, (own, digest) in enumerate(made) if own == shapes}
-        if len(set(found.values())) > 1:
-            raise DesyncError(disagreement(what, found))

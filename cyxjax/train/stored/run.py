@@ -20,9 +20,10 @@ from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError
 from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.train.checkpoint_comparison import changed_data
 from cyxjax.train.experiment import stored_info, trainer_of
 from cyxjax.train.feeding.fit_data import FitData
-from cyxjax.train.start import config_diff, consistency
+from cyxjax.train.fingerprints import data_of as data_of_fit
 from cyxjax.train.start.named import data_of
 from cyxjax.train.stored.onnx import write_onnx
 from cyxjax.train.stored.stablehlo import write_stablehlo
@@ -72,8 +73,8 @@ class StoredRun:
         found = data_of(self.config)
         if self.trainer.is_master():
             meta = read_manifest(step_folder(self.config.checkpoint_path, self.step)).meta
-            now = consistency.data_facts(FitData(found.train, found.val, True))
-            for line in config_diff.changed_data(meta, now):
+            now = data_of_fit(FitData(found.train, found.val, True))
+            for line in changed_data(meta, now):
                 warn_on_stderr(line)
         return found
 

@@ -6,8 +6,8 @@ from cyxjax.config.compared import effect_of
 from cyxjax.config.effects import ARRAYS, NO_NUMBERS, PER_RANK, effects_of
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.train.start.config_diff import changed_keys
-from cyxjax.train.start.consistency import config_facts
+from cyxjax.train.checkpoint_comparison import changed_keys
+from cyxjax.train.fingerprints import equal_on_ranks
 
 EXAMPLES = {
     "optimizer.lr": "arrays",
@@ -38,7 +38,7 @@ def test_the_effect_decides_what_is_compared_with_a_checkpoint_and_between_ranks
     has_own_line = key == "reproducibility"
     silent = effect_of(key) in NO_NUMBERS | {"length"} or has_own_line
     assert bool(changed_keys(then, now)) is not silent
-    assert (key in config_facts(now)) is (effect_of(key) not in PER_RANK)
+    assert (key in equal_on_ranks(now)) is (effect_of(key) not in PER_RANK)
 
 
 def test_a_key_without_a_mark_is_an_error():

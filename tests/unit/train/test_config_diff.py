@@ -10,8 +10,9 @@ from flax import linen
 import cyxjax as cx
 from cyxjax.config.load import load_config
 from cyxjax.errors import OtherStateError
+from cyxjax.train.checkpoint_comparison import changed_keys
 from cyxjax.train.experiment import run
-from cyxjax.train.start.config_diff import changed_keys, told
+from cyxjax.train.fingerprints import config_of
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import VAL, X, Y, config, trainer
 from tests.support.trainers import own_group as own_group
@@ -93,14 +94,14 @@ def recipe(optimizer, *callbacks):
 
 
 def test_what_a_program_gave_is_told_as_far_as_it_is_numbers():
-    scheduled = told({}, recipe(cx.SGDOptimizer(lambda step: 0.1)))
+    scheduled = config_of({}, recipe(cx.SGDOptimizer(lambda step: 0.1)))
     assert scheduled["optimizer"]["name"] == "SGDOptimizer"
     assert "lr" not in scheduled["optimizer"]
-    adam = told({}, recipe(cx.AdamOptimizer(0.1), cx.EarlyStopping(1), cx.EMA()))
+    adam = config_of({}, recipe(cx.AdamOptimizer(0.1), cx.EarlyStopping(1), cx.EMA()))
     assert adam["callbacks"] == "EMA"  # the other is no part of the step
     assert adam["optimizer"].items() >= {"name": "AdamOptimizer", "lr": 0.1, "betas": (0.9, 0.999)}.items()
-    assert told({}, recipe(optax.sgd(0.1))) == {"callbacks": "none"}
-    assert told({"optimizer": {"lr": 1}}, recipe(cx.SGDOptimizer(0.1))) == {"optimizer": {"lr": 1}}
+    assert config_of({}, recipe(optax.sgd(0.1))) == {"callbacks": "none"}
+    assert config_of({"optimizer": {"lr": 1}}, recipe(cx.SGDOptimizer(0.1))) == {"optimizer": {"lr": 1}}
 
 
 @pytest.mark.parametrize(

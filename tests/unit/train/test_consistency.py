@@ -8,9 +8,9 @@ import pytest
 
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
-from cyxjax.data import Batches
 from cyxjax.errors import DesyncError
-from cyxjax.train.start import config_diff, consistency
+from cyxjax.train import checkpoint_comparison, fingerprints, rank_comparison
+from cyxjax.train.feeding.fit_data import FitData
 from tests.support.trainers import X, Y, config, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -27,7 +27,7 @@ def test_a_resume_on_the_same_data_and_code_says_nothing(tmp_path, capsys):
     fit(tmp_path, epochs=2)
     assert "WARNING" not in capsys.readouterr().err
     step = list_steps(tmp_path)[-1]
-    kept = read_manifest(step_folder(tmp_path, step)).meta[config_diff.META]
+    kept = read_manifest(step_folder(tmp_path, step)).meta[checkpoint_comparison.META]
     assert kept["data"]["training data"]["samples"] == len(X)
     assert "the code of cyxjax/core" in kept["code"]
     assert len(json.dumps(kept)) < 8000  # in every manifest
@@ -45,15 +45,16 @@ def test_a_resume_on_other_data_names_what_changed(tmp_path, capsys):
 
 def test_a_resume_on_other_code_names_the_room(tmp_path, capsys, monkeypatch):
     fit(tmp_path, epochs=1)
-    now = config_diff.code_facts() | {"the code of cyxjax/core": "0" * 12}
-    monkeypatch.setattr(config_diff, "code_facts", lambda: now)
+    now = checkpoint_comparison.code_facts() | {"the code of cyxjax/core": "0" * 12}
+    monkeypatch.setattr(checkpoint_comparison, "code_facts", lambda: now)
     fit(tmp_path, epochs=2)
     assert "WARNING: changed since the checkpoint: the code of cyxjax/core." in capsys.readouterr().err
 
 
 def test_other_files_of_the_users_are_named_at_a_resume_and_at_a_load(tmp_path, capsys, monkeypatch):
     own = {"nets": ("1" * 12, "/home/me/nets.py"), "blocks": ("2" * 12, "/home/me/blocks.py")}
-    monkeypatch.setattr(config_diff, "own_modules", lambda: own)
+    for module in (checkpoint_comparison, fingerprints):
+        monkeypatch.setattr(module, "own_modules", lambda: own)
     fit(tmp_path, epochs=1)
     own["plots"] = "3" * 12, "/home/me/plots.py"  # was not there then: nothing to compare
     trainer().load_checkpoint(str(tmp_path))
@@ -69,10 +70,17 @@ def test_other_files_of_the_users_are_named_at_a_resume_and_at_a_load(tmp_path, 
 
 
 def test_a_checkpoint_that_says_nonsense_or_nothing_of_it_is_no_error():
-    content = consistency.data_facts(consistency.FitData((), None, False))
-    assert config_diff.changes({}, content) == []
+    content = fingerprints.data_of(FitData((), None, False))
+    assert checkpoint_comparison.changes({}, content) == []
     for crafted in (None, [], {"data": 3, "code": {}}, {"data": {}, "code": 7}):
-        assert len(config_diff.changes({config_diff.META: crafted}, {"training data": {"samples": 1}})) == 1
+        assert (
+            len(
+                checkpoint_comparison.changes(
+                    {checkpoint_comparison.META: crafted}, {"training data": {"samples": 1}}
+                )
+            )
+            == 1
+        )
 
 
 def test_shapes_of_a_batch_are_known_without_reading_one():
@@ -87,7 +95,7 @@ def test_shapes_of_a_batch_are_known_without_reading_one():
             return X[indices], Y[indices]
 
     data = Counted()
-    one = consistency._OneSample(data)
+    one = fingerprints.OneSample(data)
     inputs, targets = one.take(np.arange(16))
     assert (inputs.shape, targets.shape, data.reads, len(one)) == ((16, 6), (16,), 1, 60)
 
@@ -102,7 +110,7 @@ def test_ranks_that_evaluate_or_predict_other_samples_are_refused(call, monkeypa
     group = SimpleNamespace(topology=SimpleNamespace(world_size=2, is_master=True))
     monkeypatch.setattr(one, "_group", group)
     monkeypatch.setattr(
-        consistency, "agree", lambda group, call, note: notes.append(note) or notes[:1] + [note]
+        rank_comparison, "agree", lambda group, call, note: notes.append(note) or notes[:1] + [note]
     )
     run(X)
     run(X.copy())
@@ -119,16 +127,13 @@ def batches(x, y=None):
 def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch):
     """What torch's DDP trains on in silence where the DistributedSampler was forgotten."""
     told = []
-    monkeypatch.setattr(consistency, "agree", lambda group, call, note: told.append(note) or told)
-    monkeypatch.setattr(consistency, "refuse_differences", lambda *facts: None)
-    ranks = SimpleNamespace(topology=SimpleNamespace(world_size=2), mesh=None)
-    monkeypatch.setattr(consistency, "lower_step", lambda *step: None)
-    one = trainer()
-    plan = one.prepare(Batches(batches(X)), config=config())._replace(group=ranks)
+    monkeypatch.setattr(rank_comparison, "agree", lambda group, call, note: told.append(note) or told)
+    monkeypatch.setattr(rank_comparison, "compare_facts", lambda *facts: None)
+    ranks = SimpleNamespace(topology=SimpleNamespace(world_size=2))
 
     def start(loader):
-        data = consistency.FitData(loader, None, False, first=(loader[0],))
-        consistency.compared(plan._replace(data=data), one.program, None)
+        data = FitData(loader, None, False, first=(loader[0],))
+        rank_comparison.compare_ranks(ranks, fingerprints.Facts({}), data, "")
 
     start(batches(X))
     start(batches(X[8:], Y[8:]))
@@ -137,14 +142,14 @@ def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch
 
 
 def test_rows_that_are_all_alike_tell_of_no_rank():
-    alike = consistency._OneStep(batches(np.ones((16, 3), np.float32), np.zeros(16, np.int32)))
+    alike = fingerprints.OneStep(batches(np.ones((16, 3), np.float32), np.zeros(16, np.int32)))
     assert alike.digest() == ""
-    consistency.refuse_shared_samples([alike.digest()] * 2)
+    rank_comparison.refuse_shared_samples([alike.digest()] * 2)
 
 
 def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_refused():
     """A loss or a metric that asks for its rank: what each rank counts would silently differ."""
-    refuse = consistency.refuse_other_programs
-    refuse("the program", [("(3, 4)", "aa"), ("(2, 4)", "bb"), ("(3, 4)", "aa")])
+    refuse = rank_comparison.refuse_other_programs
+    refuse([("(3, 4)", "aa"), ("(2, 4)", "bb"), ("(3, 4)", "aa")])
     with pytest.raises(DesyncError, match="program.*aa .*rank 0.*cc .*rank 2"):
-        refuse("the program", [("(3, 4)", "aa"), ("(2, 4)", "bb"), ("(3, 4)", "cc")])
+        refuse([("(3, 4)", "aa"), ("(2, 4)", "bb"), ("(3, 4)", "cc")])

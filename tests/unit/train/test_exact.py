@@ -1,5 +1,7 @@
 """What an exact run keeps of what its bits hang on, and what it says when that has changed."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -15,10 +17,10 @@ from cyxjax.core.mesh import build_mesh, put_replicated
 from cyxjax.core.step import TrainState
 from cyxjax.data.batches import HostBatch
 from cyxjax.errors import CheckpointError, ConfigError, DataError, DesyncError
+from cyxjax.train import checkpoint_comparison, fingerprints, rank_comparison
 from cyxjax.train.checks.exactness import lets_reorder
 from cyxjax.train.feeding.placing import PartPlacer
 from cyxjax.train.replay import inspect
-from cyxjax.train.start import consistency, exact
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.exact import MLP
 from tests.support.trainers import use_devices
@@ -47,8 +49,8 @@ def test_a_checkpoint_says_what_the_bits_hang_on_and_a_resume_compares_it(tmp_pa
     assert [len(kept[name]) for name in ("canary", "program", "update")] == [16] * 3
     assert kept["program"] != kept["update"]
     fitted(tmp_path, epochs=2, resume="must")  # the same here and now: it goes on
-    real = exact.fingerprint
-    monkeypatch.setattr(exact, "fingerprint", lambda *a: real(*a) | {"canary": "other"})
+    real = fingerprints.exact_of
+    monkeypatch.setattr(fingerprints, "exact_of", lambda *a: real(*a) | {"canary": "other"})
     with pytest.raises(CheckpointError, match="canary .*other"):
         fitted(tmp_path, epochs=3, resume="must")
 
@@ -73,7 +75,12 @@ def test_a_checkpoint_of_the_other_mode_is_told_in_one_line(tmp_path, capfd, the
 def test_a_run_that_would_go_on_with_other_bits_is_refused(name):
     now = {"parts": "8 of 2 samples", "program": "a", "update": "u", "machine": "m, 8 threads", "canary": "c"}
     told = []
-    judge = lambda stored, policy: exact.judge(exact.differences(stored, now), policy, told.append)  # noqa: E731
+
+    def judge(stored, policy):
+        exactness = SimpleNamespace(on_other_bits=policy)
+        found = checkpoint_comparison.differences(stored, now)
+        checkpoint_comparison.judge(found, exactness, told.append)
+
     judge(now, "refuse")
     with pytest.raises(CheckpointError, match=f"{name} .*altered"):
         judge(now | {name: "altered"}, "refuse")
@@ -159,11 +166,12 @@ def test_a_program_kept_on_disk_is_of_its_number_of_threads():
 def test_ranks_whose_machines_give_other_bits_are_refused_at_the_start(monkeypatch):
     here = {"machine": "m, 8 threads", "canary": "c"}
     other = {"config": {}, "data": {}, "step": "", "exact": here | {"canary": "d"}}
-    monkeypatch.setattr(consistency, "agree", lambda group, what, note: [note, note])
-    consistency.refuse_differences(None, {}, {}, "", here)
-    monkeypatch.setattr(consistency, "agree", lambda group, what, note: [note, other])
+    monkeypatch.setattr(rank_comparison, "agree", lambda group, what, note: [note, note])
+    facts = fingerprints.Facts({}, exact=here)
+    rank_comparison.compare_facts(None, facts, "")
+    monkeypatch.setattr(rank_comparison, "agree", lambda group, what, note: [note, other])
     with pytest.raises(DesyncError, match=r"canary .*\bc\b.*\bd\b"):
-        consistency.refuse_differences(None, {}, {}, "", here)
+        rank_comparison.compare_facts(None, facts, "")
 
 
 def test_one_device_compiles_each_program_once_and_without_a_mesh(tmp_path):
@@ -176,7 +184,7 @@ def test_one_device_compiles_each_program_once_and_without_a_mesh(tmp_path):
     state = by_device(put_replicated(step.layout.mesh, trainer.state), step.layout.devices)[0]
     assert {type(leaf.sharding).__name__ for leaf in jax.tree.leaves(state)} == {"SingleDeviceSharding"}
     rows = config.global_batch_size // config.virtual_replicas
-    way = step.part.way(state, exact.first_part(trainer.plan.data.train, rows), np.float32(rows))
+    way = step.part.way(state, fingerprints.first_part(trainer.plan.data.train, rows), np.float32(rows))
     assert [way._program._cache_size(), step.writes[0]._cache_size()] == [1, 1]
 
 

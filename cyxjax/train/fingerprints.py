@@ -1,0 +1,212 @@
+"""Digests and plain values of what a run depends on: configuration, data, code, program, machine.
+
+`rank_comparison.py` compares them across ranks, `checkpoint_comparison.py` with a checkpoint.
+"""
+
+import hashlib
+import json
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jaxlib
+import numpy as np
+from jax.sharding import Mesh
+
+from cyxjax.config.compared import effect_of
+from cyxjax.config.effects import PER_RANK
+from cyxjax.core.exact.calls import Part, Parts
+from cyxjax.core.exact.step import PartsStep, by_device
+from cyxjax.core.exact.tree_sum import widened
+from cyxjax.core.step import TrainState
+from cyxjax.data.batches import HostBatch
+from cyxjax.data.columns import map_leaves
+from cyxjax.data.content import content_of
+from cyxjax.data.sources import Dataset
+from cyxjax.launch.program import own_modules
+from cyxjax.train.feeding.feed import build_feed
+from cyxjax.train.feeding.fit_data import FitData
+from cyxjax.train.feeding.keying import Keying, unkeyed
+from cyxjax.train.hooks.callbacks import in_the_step
+from cyxjax.train.hooks.ledger import Tape
+from cyxjax.train.loop import Position
+from cyxjax.train.program import Recipe
+from cyxjax.train.rates.optimizer import for_trainer
+from cyxjax.train.settings import Settings
+
+_STEP_DIGITS, _EXACT_DIGITS = 12, 16
+# jax pins a host callback to the device of each process.
+_OF_ONE_PROCESS = re.compile(r"^\s*sdy\.mesh @maximal.*$|mhlo\.backend_config = \{index.*?\}", re.MULTILINE)
+
+
+class Facts(NamedTuple):
+    """What a run depends on, as JSON values; checkpoints store them."""
+
+    config: dict[str, Any]  # configuration, optimizer, augmentation and callbacks: see `config_of`
+    data: dict[str, Any] = {}  # summaries of the samples that are read by number, by name of the data
+    own_code: dict[str, str] = {}  # digests of the user's modules
+    exact: dict[str, str] = {}  # what the bits of an exact run depend on: see `exact_of`
+
+
+# ---- configuration and code -------------------------------------------------------------------------------
+
+
+def config_of(values: Mapping[str, Any], recipe: Recipe, augment: str = "") -> dict[str, Any]:
+    """`values` of a configuration; of a program, whose configuration does not name them, also what is known
+    of its optimizer, of the callbacks that take part in the step, and of its augmentation.
+    """
+    if "optimizer" in values:
+        return dict(values)
+    optimizer = for_trainer(recipe.optimizer)  # at the rate that was set
+    made = {"lr": getattr(optimizer, "lr", None), **getattr(optimizer, "made_with", {})}
+    about = {name: value for name, value in made.items() if _is_plain(value)}
+    inside = ", ".join(type(one).__name__ for one in in_the_step(recipe.callbacks))
+    known = {"optimizer": about, "augment": augment, "callbacks": inside or "none"}
+    return {**values, **{name: value for name, value in known.items() if value}}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON has it: a number, a text, or several."""
+    return all(isinstance(one, int | float | str) for one in (value if isinstance(value, tuple) else [value]))
+
+
+def equal_on_ranks(config: Mapping[str, Any]) -> dict[str, str]:
+    """The part of a configuration that has to be equal on all ranks: JSON, by key."""
+    values = {name: value for name, value in config.items() if effect_of(name) not in PER_RANK}
+    return {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
+
+
+def own_code() -> dict[str, str]:
+    """A digest of each of the user's own modules, as they are now."""
+    return {name: digest for name, (digest, _) in own_modules().items()}
+
+
+# ---- data -------------------------------------------------------------------------------------------------
+
+
+def numbered(data: FitData) -> dict[str, Dataset]:
+    """Training and validation data by name; a loader, whose samples have no numbers, is not among them."""
+    parts = {"training data": data.train, "validation data": data.val}
+    return {name: part for name, part in parts.items() if isinstance(part, Dataset)}
+
+
+def data_of(data: FitData) -> dict[str, Any]:
+    """Summaries of the training and validation samples."""
+    return {name: content_of(part) for name, part in numbered(data).items()}
+
+
+class OneSample:
+    """A dataset's first sample in place of all: its shapes, without reading a batch."""
+
+    def __init__(self, dataset: Dataset):
+        self._length, self._first = len(dataset), dataset.take(np.zeros(1, np.int64))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def take(self, indices: np.ndarray) -> tuple[Any, Any]:
+        inputs, targets = (map_leaves(lambda a: np.repeat(a, len(indices), 0), part) for part in self._first)
+        return inputs, targets
+
+
+class OneStep:
+    """A loader's batches of the first step alone; its sampler is told of no epoch."""
+
+    def __init__(self, batches: Sequence[Any]):
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
+
+    def digest(self) -> str:
+        """Equal where two ranks read the same samples; "" for rows that are all alike and tell nothing."""
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self._batches[:1])]
+        if not any((leaf[1:] != leaf[:1]).any() for leaf in leaves):
+            return ""
+        return hashlib.sha256(b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)).hexdigest()
+
+
+# ---- program ----------------------------------------------------------------------------------------------
+
+
+def program_of(step: Any, state: TrainState, data: FitData, settings: Settings, mesh: Mesh) -> str:
+    """A digest of the step's program for the first batch, which is not compiled; "" where it cannot be known.
+
+    state: as training starts with it. A model that does not take the first batch in training says so here.
+    What lowering makes is kept by jax and serves the first step: measured, it costs 20 ms beside that.
+    """
+    if not hasattr(step, "lower"):
+        return ""
+    first = OneSample(data.train) if data.indexed else OneStep(data.first)
+    feed = build_feed(data._replace(train=first, val=None), settings.step, settings.reading, mesh, Tape())
+    with closing(iter(feed.train(Position(), lambda: (0.0, False)))) as fed:  # type: ignore[type-var]
+        lowered = step.lower(state, next(fed).batch)
+    return _digest(_OF_ONE_PROCESS.sub("", lowered.as_text()).encode(), _STEP_DIGITS)
+
+
+# ---- what the bits of an exact run depend on --------------------------------------------------------------
+
+
+def exact_of(step: PartsStep, data: FitData, state: TrainState, rows: int, threads: int) -> dict[str, str]:
+    """name -> digest or words, of the programs of an exact step, compiled here for parts of `rows` samples.
+
+    The text of the programs alone does not say it all (another number of threads left it equal, and the bits
+    not), so there is a canary: the digest of what the part's program really gives on the first samples, with
+    the parameters of `state`, which is given away. A difference is found in the process that has it.
+    """
+    device = step.layout.devices[0]
+    here, total = by_device(state, [device])[0], np.float32(rows)
+    parts = first_part(data.train, rows, data.keying)
+    way = step.part.way(here, parts, total)
+    made = way([here], [parts], total)[0].of(range(1))[0]
+    # As if all the parts came to what the first one does.
+    update = (here, jax.tree.map(widened, made), total, np.zeros(2, np.float32))
+    lowered = {"program": way.lower(here, parts, total), "update": step.writes[0].lower(*update)}
+    moved = step.writes[0](*update)
+    texts = {name: without_places(one.compile().as_text()) for name, one in lowered.items()}
+    canary = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((made, moved)))
+    return {
+        "parts": f"{step.layout.num_parts} of {rows} samples, {way.name}",
+        **{name: _digest(text.encode(), _EXACT_DIGITS) for name, text in texts.items()},
+        "machine": machine(device, threads),
+        "canary": _digest(canary, _EXACT_DIGITS),
+    }
+
+
+def first_part(data: Dataset, rows: int, keying: Keying = unkeyed) -> Parts:
+    """Part 0 alone, with the first samples of `data`, again from the start if they are fewer."""
+    weight, places = np.ones(rows, np.float32), np.arange(rows)
+    host = keying(HostBatch(*data.take(places % len(data)), weight, rows, places), 0, places)
+    part = Part(np.int32(0), *host[:3])
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], part)
+
+
+def machine(device: jax.Device, threads: int) -> str:
+    """Device, versions and threads: what makes code and order of additions of a program."""
+    versions = f"jax {jax.__version__}, jaxlib {jaxlib.__version__}"
+    if device.platform != "cpu":
+        return f"{device.device_kind}, {versions}"
+    return f"{platform.machine()} {_instructions()}, {versions}, {threads} threads"
+
+
+def _instructions() -> str:
+    """Digest of the CPU's instruction sets; its name where the system does not list them."""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    sets = " ".join(sorted(found[1].split())) if found else ""
+    return _digest(sets.encode(), _EXACT_DIGITS) if found else platform.processor()
+
+
+def without_places(text: str) -> str:
+    """Optimized HLO without where in the source it came from."""
+    text = re.sub(r", metadata=\{[^}]*\}", "", text.split("\n\nFileNames")[0])
+    return re.sub(r"(, )?(stack_frame_id=\d+|xla\.sdy\.meshes=\{[^}]*\})", "", text)
+
+
+def _digest(data: bytes, digits: int) -> str:
+    return hashlib.sha256(data).hexdigest()[:digits]

@@ -1,1 +1,0 @@
-"""Where training stands, for whoever asks in the middle of it."""
