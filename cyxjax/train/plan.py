@@ -7,7 +7,7 @@ from cyxjax.core.mesh import local_replicas, num_replicas
 from cyxjax.core.model.augment import check_augment
 from cyxjax.core.objective.split_check import is_own
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.train.feeding import check_data, fit_data
+from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.keying import keying_for
@@ -48,11 +48,11 @@ def plan_fit(
     """
     mesh = group.mesh
     found, config = fit_data.parse(data, config, len(local_replicas(mesh)), num_replicas(mesh))
-    found = check_data.first_step(found, config.gradient_accumulation_steps)
+    found = fit_data.first_step(found, config.gradient_accumulation_steps)
     num_samples = len(found.train) if found.indexed else None
     settings = resolve(config, num_replicas(mesh), num_samples, schedule=schedule, remat=remat)
-    inputs = check_data.one_input(found)
-    augment = check_augment(recipe.augment, inputs)
+    inputs = fit_data.one_input(found)
+    augment = "none" if recipe.augment is None else check_augment(recipe.augment, inputs)
     found = found._replace(keying=keying_for(recipe.augment, settings.seed))
     unpadded = is_own(recipe.loss, recipe.metrics)
     feed = build_feed(found, settings.step, settings.reading, mesh, tape, unpadded=unpadded)

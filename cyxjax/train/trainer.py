@@ -34,9 +34,9 @@ from cyxjax.train import fit_arguments, loop, reporting, resume
 from cyxjax.train.checkpoint_comparison import changed_files
 from cyxjax.train.checks import order as checks
 from cyxjax.train.checks import whole_batch
-from cyxjax.train.feeding import check_data, fit_data
+from cyxjax.train.checks.batch_checks import watched_samples
+from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.feed import eval_batches
-from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.predicting import predict_all, source_of, told
 from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
@@ -152,12 +152,10 @@ class DistributedTrainer(GivenOnce):
         plan = plan_fit(*here, schedule=schedule, remat=self._remat)
         assert plan.data is not None
         run.marks.begin(fit_data.is_shared(plan.data.train), run.is_loaded)
-        checks.before_building(plan)
-        program = self._begin(plan)
-        self._plan = checks.before_training(plan, program, run.state.state, loaded=run.is_loaded)
+        self._plan = checks.before_training(plan, lambda: self._begin(plan), loaded=run.is_loaded)
         return self._plan
 
-    def _begin(self, plan: Plan) -> Program:
+    def _begin(self, plan: Plan) -> tuple[Program, TrainState]:
         """The program and the state for `plan`; the last program, where it was compiled for the same step."""
         previous = None if self._plan is None or self._program is None else (self._plan, self._program)
         if previous is not None and previous[0].settings.step == plan.settings.step:
@@ -166,7 +164,7 @@ class DistributedTrainer(GivenOnce):
             program = build_program(plan.recipe, plan.settings.step, plan.group.mesh, inputs=plan.inputs)
         self._run.begin(plan, program, previous)
         self._plan, self._program = plan, program
-        return program
+        return program, self._run.state.state
 
     def _begin_without_data(self, inputs: PyTree, config: DistributedTrainingConfig | None = None) -> None:
         """A plan, program and state for one sample's `inputs`, if nothing was trained or loaded."""
@@ -215,11 +213,12 @@ class DistributedTrainer(GivenOnce):
         """
         dataset = fit_data.for_evaluation(fit_data.paired(X, y))
         compare_samples(self._group, "evaluate", dataset)
-        looked = check_data.first_step(FitData(dataset, None, not fit_data.is_loader(dataset)))
+        samples = fit_data.unsplit(dataset)
         self._model_sync.refuse_changed_parameters()
-        self._begin_without_data(check_data.one_input(looked))
+        self._begin_without_data(fit_data.one_input(samples))
         self._warn_if_untrained("evaluate")
-        dataset = check_data.labelled(looked, checks.taker(self.plan, self.program, self.state))
+        batch_checks = checks.batch_checks_of(self.plan, self.program, self.state)
+        dataset = watched_samples(samples, batch_checks)
         step = self.plan.settings.step
         size = batch_size or step.batch.batch_size
         shape = step.batch._replace(batch_size=size)

@@ -70,16 +70,14 @@ def as_augment(given: Augment | Sequence[Augment] | None) -> Augment | None:
     return in_turn
 
 
-def check_augment(augment: Augment | None, inputs: PyTree) -> str:
+def check_augment(augment: Augment, inputs: PyTree) -> str:
     """An identity of `augment`, which keeps the form of a sample and draws by its key alone.
 
-    Equal for functions whose programs are, under one version of jax; "none" of none. inputs: one sample's,
+    Equal for functions whose programs are, under one version of jax. inputs: one sample's,
     (1, ...). Nothing is computed.
     Raises: ConfigError for a function that fails, gives another form, or is another one each time it is
         traced: what numpy draws would be the same for all samples and epochs.
     """
-    if augment is None:
-        return "none"
     one = jax.tree.map(_shape_of, inputs)
     (made, given), (again, _) = _traced(augment, one), _traced(augment, one)
     if _text(given) != _text(one):

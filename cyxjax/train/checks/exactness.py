@@ -9,7 +9,6 @@ from cyxjax.data.content import drawn_anew, read_otherwise
 from cyxjax.data.sources import Dataset
 from cyxjax.errors import ConfigError
 from cyxjax.train.feeding.fit_data import FitData, is_loader
-from cyxjax.train.settings import Exactness
 
 
 def check_numbered(config: Mapping[str, Any], data: FitData) -> None:
@@ -17,8 +16,6 @@ def check_numbered(config: Mapping[str, Any], data: FitData) -> None:
 
     config: resolved, with a loader's batch size in place of the global one.
     """
-    if config["reproducibility"] != "exact":
-        return
     if not data.indexed or config.get("global_batch_size") is None or is_loader(data.val):
         raise ConfigError(
             "reproducibility='exact' reads samples by number, and the data come from a loader, whose batches "
@@ -26,13 +23,20 @@ def check_numbered(config: Mapping[str, Any], data: FitData) -> None:
         )
 
 
-def check_repeats(exactness: Exactness, content: Mapping[str, Any]) -> None:
-    """An exact run's samples are what their number says, whenever and by whom they are read.
+def check_reads(data: Mapping[str, Dataset], content: Mapping[str, Any]) -> None:
+    """An exact run's samples are what their number says, whenever, by whom and beside which others they are
+    read: each process reads its own share.
 
     content: by the name of the data, as `content_of` gives it. Raises: ConfigError with a sample that is not.
     """
-    for name, found in content.items():
-        if exactness.mode == "exact" and (samples := drawn_anew(found)):
+    for name, dataset in data.items():
+        if (sample := read_otherwise(dataset)) is not None:
+            raise ConfigError(
+                f"sample {sample} of the {name} is another one when it is read together with others, which "
+                "reproducibility='exact' cannot have: each process reads its own share. HINT: let take make "
+                "a row of its index alone, and pad all samples to one length."
+            )
+        if samples := drawn_anew(content[name]):
             raise ConfigError(
                 f"sample {samples[0]} of the {name} was read twice and differed: its augmentation depends "
                 "on what was read before, which reproducibility='exact' cannot repeat. HINT: draw with "
@@ -40,49 +44,29 @@ def check_repeats(exactness: Exactness, content: Mapping[str, Any]) -> None:
             )
 
 
-def check_apart(exactness: Exactness, data: Mapping[str, Dataset]) -> None:
-    """Nor does what a sample is hang on those that are read with it: each process reads its own share.
+def check_machine(wanted: int | None, threads: int, env: Mapping[str, str]) -> None:
+    """An exact run has its own number of CPU threads, and one order of its sums.
 
-    data: by name. Raises: ConfigError with a sample of which it does.
+    A compiler that may choose the order looks at what is compiled with them. Measured (jaxlib 0.10.2): with
+    fast math an MLP has other bits on one device than on three.
+    wanted: None for any number of threads. threads: of this process's pool, 0 if not known.
+    Raises: ConfigError where the threads differ, or the flags of XLA in `env` allow another order.
     """
-    for name, dataset in data.items():
-        if exactness.mode == "exact" and (sample := read_otherwise(dataset)) is not None:
-            raise ConfigError(
-                f"sample {sample} of the {name} is another one when it is read together with others, which "
-                "reproducibility='exact' cannot have: each process reads its own share. HINT: let take make "
-                "a row of its index alone, and pad all samples to one length."
-            )
-
-
-def check_flags(exactness: Exactness, env: Mapping[str, str]) -> None:
-    """An exact run's sums have one order; a compiler that may choose it looks at what is compiled with them.
-
-    Measured (jaxlib 0.10.2): with fast math an MLP has other bits on one device than on three.
-    Raises: ConfigError where the flags of XLA in `env` allow it.
-    """
-    if exactness.mode == "exact" and lets_reorder(env.get("XLA_FLAGS", "")):
-        raise ConfigError(
-            "XLA_FLAGS has --xla_cpu_enable_fast_math, which lets the compiler choose the order of sums: "
-            "reproducibility='exact' would hang on the devices. HINT: take it out of XLA_FLAGS."
-        )
-
-
-def lets_reorder(flags: str) -> bool:
-    """Whether the last word on fast math in `flags` (XLA_FLAGS) is yes."""
-    said = [flag.partition("=") for flag in flags.split()]
-    values = [value for name, _, value in said if name.lstrip("-") == "xla_cpu_enable_fast_math"]
-    return bool(values) and values[-1].lower() not in ("false", "0")
-
-
-def check_threads(exactness: Exactness, threads: int) -> None:
-    """An exact run has its own number of CPU threads; `threads`: of this process's pool, 0 if not known.
-
-    Raises: ConfigError where they differ.
-    """
-    wanted = exactness.threads
     if jax.default_backend() == "cpu" and wanted is not None and threads != wanted:
         raise ConfigError(
             f"this process computes with {threads} CPU threads, reproducibility='exact' with {wanted} "
             f"(exact_threads, or virtual_replicas): other threads, other bits. HINT: call "
             f"cx.distributed.init(threads={wanted}) first, or set exact_threads."
         )
+    if lets_reorder(env.get("XLA_FLAGS", "")):
+        raise ConfigError(
+            "XLA_FLAGS has --xla_cpu_enable_fast_math, which lets the compiler choose the order of sums: "
+            "the bits of reproducibility='exact' would depend on the devices. HINT: take it out of XLA_FLAGS."
+        )
+
+
+def lets_reorder(flags: str) -> bool:
+    """Whether the last word on fast math in `flags` (XLA_FLAGS) is yes."""
+    given = [flag.partition("=") for flag in flags.split()]
+    values = [value for name, _, value in given if name.lstrip("-") == "xla_cpu_enable_fast_math"]
+    return bool(values) and values[-1].lower() not in ("false", "0")

@@ -9,7 +9,6 @@ import numpy as np
 from cyxjax.core.mesh import on_host
 from cyxjax.errors import ConfigError
 from cyxjax.train.fit_arguments import RatesAsFactor
-from cyxjax.train.rates.plan import RatePlan
 from cyxjax.train.rates.schedules import Schedule
 
 _IN_THE_STEP = (
@@ -18,15 +17,13 @@ _IN_THE_STEP = (
 )
 
 
-def refuse_rates_as_factors(plan: RatePlan, lr: Any, num_steps: int | None) -> None:
-    """Raises: ConfigError for a `schedule` given to fit whose values are learning rates.
+def _refuse_rates_as_factors(own: Schedule, lr: Any, num_steps: int | None) -> None:
+    """Raises: ConfigError for a schedule of the user's whose values are learning rates.
 
     A factor starts or peaks at about 1: all its values below 0.1, or at or below the learning rate itself,
     would make a rate nobody means, 1e-6 of Adam(1e-3) and a schedule that starts at 1e-3.
     """
-    if plan.own is None or isinstance(plan.own, RatesAsFactor):
-        return
-    largest = float(_asked("schedule", plan.own, _some_steps(num_steps)).max())
+    largest = float(_asked("schedule", own, _some_steps(num_steps)).max())
     if 0 < largest < 0.1 or (isinstance(lr, int | float) and 0 < largest <= lr < 1):
         raise ConfigError(
             f"schedule is at most {largest:.4g} in this run and multiplies the optimizer's learning rate. "
@@ -39,13 +36,15 @@ def _some_steps(num_steps: int | None) -> np.ndarray:
     return np.unique(np.linspace(0, (num_steps or 2) - 1, 32).astype(np.int32))
 
 
-def refuse_rates(lr: Any, factor: Schedule, num_steps: int | None) -> str:
+def check_rates(lr: Any, factor: Schedule, num_steps: int | None, own: Schedule | None = None) -> str:
     """A line to tell where all steps of the run have the rate 0, "" where some have another.
 
     lr: the optimizer's, a number or a schedule, None where it is not known. num_steps: of the run, None where
-    that is not known; some 30 of them are asked.
+    that is not known; some 30 of them are asked. own: the schedule that `fit` was given, if any.
     Raises: ConfigError for a rate that is below 0 or NaN, or cannot be asked for within a step.
     """
+    if own is not None and not isinstance(own, RatesAsFactor):
+        _refuse_rates_as_factors(own, lr, num_steps)
     most: list[float] = []
     last = (num_steps or 2) - 1
     steps = _some_steps(num_steps)

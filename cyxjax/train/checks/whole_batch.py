@@ -17,13 +17,11 @@ from cyxjax.train.settings import BatchShape, Settings
 _WAY = "HINT: put the batch first in what it takes, or drop_last=True."
 
 
-def check_whole_batch(loss: Any, settings: Settings, data: FitData | None) -> None:
-    """Returns for a loss that sees no more than a sample, and where a step sees the whole batch at once.
+def check_whole_batch(loss: Any, settings: Settings, data: FitData) -> None:
+    """Returns where a step has the whole batch at once, which a loss over the global batch needs.
 
     Raises: ConfigError saying what cuts the batch, or which data end in a short one.
     """
-    if not sees_whole_batch(loss):
-        return
     plan = settings.step
     if plan.reproducibility == "exact":
         raise ConfigError(
@@ -36,9 +34,9 @@ def check_whole_batch(loss: Any, settings: Settings, data: FitData | None) -> No
             "compares samples of all of it. HINT: gradient_accumulation_steps=1; remat='full' saves memory."
         )
     epoch = settings.reading.epoch
-    if data is not None and not (epoch and epoch.drop_last):
+    if not (epoch and epoch.drop_last):
         check_full_batches(loss, data.train, plan.batch, "training data")
-    if data is not None and data.val is not None:
+    if data.val is not None:
         check_full_batches(loss, data.val, plan.batch, "validation data")
 
 
@@ -59,24 +57,24 @@ def check_full_batches(loss: Any, data: Any, batch: BatchShape, what: str) -> No
     )
 
 
-def check_same_params(loss: Any, sync: Sync, comm: str) -> None:
-    """Raises: ConfigError where replicas hold other parameters, whose outputs cannot be compared."""
-    if sees_whole_batch(loss) and sync.params_spec != REPLICATED and not sync.keeps_parts:
+def check_same_params(sync: Sync, comm: str) -> None:
+    """Raises: ConfigError where replicas hold other parameters: a loss over the global batch compares outputs
+    of all of them.
+    """
+    if sync.params_spec != REPLICATED and not sync.keeps_parts:
         raise ConfigError(
             f"comm={comm!r} lets replicas have parameters of their own, and the loss compares their outputs. "
             "HINT: comm='mean', or another that keeps them equal."
         )
 
 
-def check_norms(fns: ModelFns, settings: Settings, inputs: Any, *, unpadded: bool = False) -> list[str]:
+def check_norms(fns: ModelFns, settings: Settings, inputs: Any) -> list[str]:
     """Lines to tell. Batch norms of the model can leave padding out, where there is or may be some.
 
-    inputs: one sample's, (1, ...). unpadded: batches have no padding.
+    inputs: one sample's, (1, ...).
     Raises: ConfigError with the shape of what a norm takes.
     """
     epoch, rows = settings.reading.epoch, settings.step.batch.batch_size
-    if unpadded:
-        return []
     if epoch is not None and (epoch.drop_last or epoch.num_samples % epoch.global_batch_size == 0):
         return []
     batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), inputs)

@@ -1,8 +1,10 @@
 """What `fit` accepts, made into one shape."""
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from cyxjax.config.run import DistributedTrainingConfig
@@ -10,7 +12,7 @@ from cyxjax.data.batches import batch_size_from_global
 from cyxjax.data.labels import watched
 from cyxjax.data.loader import DataLoader, tell_epoch
 from cyxjax.data.order import Order
-from cyxjax.data.sources import Dataset, Subset, as_dataset
+from cyxjax.data.sources import Dataset, Subset, as_batches, as_dataset
 from cyxjax.data.streams import Once, RowBatches, as_rows
 from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
@@ -194,6 +196,36 @@ def parse(
         f"fit got {len(given)} pieces of data; expected (X, y), (X, y, X_val, y_val), "
         "(dataset[, val_dataset]) or (loader[, val_loader]). HINT: fit(X_train, y_train, config)."
     )
+
+
+def unsplit(data: Any) -> FitData:
+    """A Dataset or loader alone, to be evaluated; of a loader with its first batch. Raises: DataError."""
+    return first_step(FitData(data, None, not is_loader(data)))
+
+
+def first_step(data: FitData, accumulation: int = 1) -> FitData:
+    """`data` with the batches of a loader's first step, read once for all who want to look at them.
+
+    Raises: DataError for an empty loader.
+    """
+    if data.indexed:
+        return data
+    held = getattr(data.train, "peek", None)  # of what is read once
+    given = data.train if held is None else held(accumulation)
+    batches = (jax.tree.map(np.array, batch) for batch in as_batches(given))  # it may fill them again
+    first = tuple(islice(batches, accumulation))
+    if not first:
+        raise DataError("the loader is empty. HINT: check the dataset and drop_last.")
+    return data._replace(first=first)
+
+
+def one_input(data: Any) -> PyTree:
+    """One sample's inputs of a FitData, Dataset or loader, shape (1, ...), to learn shapes from."""
+    if not isinstance(data, FitData):
+        data = unsplit(data)
+    if data.indexed:
+        return data.train.take(np.zeros(1, np.int64))[0]
+    return jax.tree.map(lambda a: a[:1], data.first[0][0])
 
 
 def untold_rows(data: FitData) -> int | None:

@@ -15,8 +15,7 @@ from cyxjax.core.step import TrainState
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError, DesyncError
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train.feeding.check_data import one_input
-from cyxjax.train.feeding.fit_data import for_evaluation, is_loader
+from cyxjax.train.feeding.fit_data import for_evaluation, is_loader, one_input
 
 PyTree = Any
 _ROWS_AT_ONCE = 1024  # read at a time of a data set

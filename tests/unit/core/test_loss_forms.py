@@ -13,9 +13,8 @@ from cyxjax.core.facade import loss_and_output_grad
 from cyxjax.core.objective.forms import check_form
 from cyxjax.core.objective.task import picked
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.train.feeding import check_data
+from cyxjax.train.checks.batch_checks import BatchChecks, check_batches
 from cyxjax.train.feeding.fit_data import FitData
-from cyxjax.train.feeding.taken import Taker
 
 X, Y = np.ones((8, 3), np.float32), np.arange(8, dtype=np.int32) % 3
 OUTPUT = jax.ShapeDtypeStruct((2, 3), jnp.float32)
@@ -40,7 +39,8 @@ def by_if(output, target):
 
 def checked(loss, output=OUTPUT, **metrics):
     data = FitData(cx.data.as_dataset((X, Y)), None, True)
-    check_data.check(data, Taker(lambda inputs: output, loss, cx.Metrics(metrics), 2, 4, False, X[:1]))
+    checks = BatchChecks(lambda inputs: output, loss, cx.Metrics(metrics), 2, 4, False, X[:1])
+    check_batches(data, checks)
 
 
 @pytest.mark.parametrize("fn", [by_numpy, by_float, by_item, by_if])

@@ -10,7 +10,7 @@ import cyxjax as cx
 from cyxjax.core.losses import as_per_example
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.train.feeding.check_data import check_shares
+from cyxjax.train.checks.batch_checks import _check_shares
 from tests.support.trainers import VAL, X, Y, config, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -64,8 +64,8 @@ class Batches:
 def test_targets_outside_a_binary_cross_entropy_are_named(low, high):
     loss, y = as_per_example(cx.BCEWithLogitsLoss()), np.zeros((5, 2), np.float32)
     data = ArrayDataset(np.zeros((5, 3), np.float32), y)
-    check_shares(data, loss, "training data")
+    _check_shares(data, loss, "training data")
     y[3] = low, high
     with pytest.raises(DataError, match=r"training .*sample 3 .*(-1|2)\.0.*BCEWithLogitsLoss"):
-        check_shares(data, loss, "training data")
-    check_shares(data, as_per_example(cx.MSELoss()), "training data")
+        _check_shares(data, loss, "training data")
+    _check_shares(data, as_per_example(cx.MSELoss()), "training data")

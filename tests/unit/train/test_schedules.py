@@ -11,7 +11,7 @@ import cyxjax as cx
 from cyxjax.config.load import load_config
 from cyxjax.config.schedules import OPTAX_SCHEDULES, ScheduleConfig
 from cyxjax.errors import ConfigError
-from cyxjax.train.checks.learning_rate import refuse_rates
+from cyxjax.train.checks.learning_rate import check_rates
 from cyxjax.train.hooks.nonfinite import ToldIfFlat
 from cyxjax.train.loop import EpochInfo, Position
 from cyxjax.train.rates.schedules import build_schedule
@@ -174,18 +174,18 @@ def test_a_schedule_that_is_no_function_is_refused(given, way):
 )
 def test_a_rate_that_no_step_can_take_is_refused(rate, message):
     with pytest.raises(ConfigError, match=f"schedule .*{message}"):
-        refuse_rates(0.1, rate, 100)
+        check_rates(0.1, rate, 100)
     with pytest.raises(ConfigError, match=f"rate .*{message}"):
-        refuse_rates(rate, lambda step: 1.0, 100)
+        check_rates(rate, lambda step: 1.0, 100)
 
 
 def test_a_rate_of_0_all_through_is_told_and_one_that_ends_or_begins_at_0_is_not():
-    assert "is 0 in all steps of this run that were asked, 0 to 99" in refuse_rates(
+    assert "is 0 in all steps of this run that were asked, 0 to 99" in check_rates(
         0.1, lambda step: step // 1000, 100
     )
-    assert refuse_rates(0.1, lambda step: 1 - step / 99, 100) == ""
-    assert refuse_rates(None, lambda step: step / 1000, 100) == ""
-    assert refuse_rates(0.1, lambda step: step // 1000, None) == ""  # how long it goes is not known
+    assert check_rates(0.1, lambda step: 1 - step / 99, 100) == ""
+    assert check_rates(None, lambda step: step / 1000, 100) == ""
+    assert check_rates(0.1, lambda step: step // 1000, None) == ""  # how long it goes is not known
 
 
 @pytest.mark.parametrize(
