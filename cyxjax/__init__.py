@@ -28,7 +28,7 @@ _FILES = {  # module -> the public names it holds
     "train.start.optimizers": "AdaGradOptimizer AdamOptimizer AdamWOptimizer MomentumOptimizer "
     "RMSPropOptimizer SGDOptimizer",
     "train.simple_trainer": "Trainer",
-    "train.stored.run": "load_run",
+    "train.runs.run": "load_run",
     "train.trainer": "DistributedTrainer",
     "config.run": "TrainingConfig",
 }
@@ -108,6 +108,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.train.hooks.callbacks import EarlyStopping as EarlyStopping
     from cyxjax.train.hooks.callbacks import ReduceLROnPlateau as ReduceLROnPlateau
     from cyxjax.train.hooks.callbacks import TerminateOnNaN as TerminateOnNaN
+    from cyxjax.train.runs.run import load_run as load_run
     from cyxjax.train.simple_trainer import Trainer as Trainer
     from cyxjax.train.start.groups import with_groups as with_groups
     from cyxjax.train.start.optimizers import AdaGradOptimizer as AdaGradOptimizer
@@ -116,7 +117,6 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.train.start.optimizers import MomentumOptimizer as MomentumOptimizer
     from cyxjax.train.start.optimizers import RMSPropOptimizer as RMSPropOptimizer
     from cyxjax.train.start.optimizers import SGDOptimizer as SGDOptimizer
-    from cyxjax.train.stored.run import load_run as load_run
     from cyxjax.train.trainer import DistributedTrainer as DistributedTrainer
 else:
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from cyxjax.command import Parser, existing_folder
 from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR
-from cyxjax.train.stored.audit import examine, ledger_of
+from cyxjax.train.runs.audit import examine, ledger_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:

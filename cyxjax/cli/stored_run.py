@@ -38,8 +38,8 @@ def evaluate(argv: Sequence[str]) -> int:
 
     def use(run: Any) -> None:
         from cyxjax.core.metrics import numbers
+        from cyxjax.train.runs.tables import check_classes, check_columns
         from cyxjax.train.start.named import data_of
-        from cyxjax.train.stored.tables import check_classes, check_columns
 
         if given.root is None:
             splits = run.data
@@ -91,7 +91,7 @@ def predict(argv: Sequence[str]) -> int:
         raise ConfigError(f"{given.output}: that is the input, it would be lost. HINT: name another file.")
 
     def use(run: Any) -> None:
-        from cyxjax.train.stored import tables
+        from cyxjax.train.runs import tables
 
         inputs = tables.read_inputs(given.input, run.trainer.sample_inputs, run.info.column_names)
         outputs = run.predict(inputs, batch_size=given.batch_size)
@@ -132,7 +132,7 @@ def export(argv: Sequence[str]) -> int:
         raise ConfigError(f"{given.file}: there is no such folder. HINT: make it first.")
 
     def use(run: Any) -> None:
-        from cyxjax.train.stored import run as stored_run
+        from cyxjax.train.runs import run as stored_run
 
         platforms = given.platforms.split(",") if given.platforms else ()
         if given.to == "stablehlo":
@@ -165,7 +165,7 @@ def _parsed(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
 
 def _with_run(given: argparse.Namespace, use: Any) -> int:
     """`use(run)`, in the group of the environment, left at the end."""
-    from cyxjax.train.stored.run import load_run, stored_config
+    from cyxjax.train.runs.run import load_run, stored_config
 
     stored_config(given.run)  # a wrong folder costs no start of jax
     from cyxjax.distributed import process_group

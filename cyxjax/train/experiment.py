@@ -24,6 +24,7 @@ from cyxjax.observe.stop_reasons import MAX_TIME, SIGNAL, reason_of
 from cyxjax.train import reporting
 from cyxjax.train.feeding import samples
 from cyxjax.train.plan import Plan
+from cyxjax.train.runs.tables import check_columns
 from cyxjax.train.start.named import (
     augment_of,
     callbacks_of,
@@ -33,7 +34,6 @@ from cyxjax.train.start.named import (
     model_of,
     optimizer_of,
 )
-from cyxjax.train.stored.tables import check_columns
 from cyxjax.train.trainer import DistributedTrainer
 
 

@@ -30,12 +30,12 @@ from cyxjax.data.sources import Dataset
 from cyxjax.launch.program import own_modules
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
-from cyxjax.train.feeding.keying import Keying, unkeyed
+from cyxjax.train.feeding.sample_keys import Keying, unkeyed
 from cyxjax.train.hooks.callbacks import in_the_step
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Position
+from cyxjax.train.optimizer import for_trainer
 from cyxjax.train.program import Recipe
-from cyxjax.train.rates.optimizer import for_trainer
 from cyxjax.train.settings import Settings
 
 _STEP_DIGITS, _EXACT_DIGITS = 12, 16

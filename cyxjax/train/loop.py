@@ -13,7 +13,7 @@ import numpy as np
 
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.launch.heartbeat import report_progress
-from cyxjax.train.feeding.evaluations import EACH_EPOCH, Evaluations
+from cyxjax.train.settings import EACH_EPOCH, Evaluations
 
 if TYPE_CHECKING:
     from cyxjax.train.program import Program

@@ -10,7 +10,7 @@ from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
-from cyxjax.train.feeding.keying import keying_for
+from cyxjax.train.feeding.sample_keys import keying_for
 from cyxjax.train.fingerprints import Facts, config_of, own_code
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Feed

@@ -34,10 +34,16 @@ from cyxjax.sync.registry import build_sync
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.hooks.progress import Rate
 from cyxjax.train.loop import Hook
-from cyxjax.train.rates.schedules import build_schedule, told_rate, with_schedule
+from cyxjax.train.schedules import build_schedule, rate_at, with_schedule
 from cyxjax.train.settings import StepPlan
 from cyxjax.train.start.dispatch import dispatch_for
-from cyxjax.train.start.movers import Mover, build_moved, is_frozen, movers_of, told_the_loss
+from cyxjax.train.start.optimizer_groups import (
+    OptimizerGroup,
+    build_grouped,
+    groups_of,
+    is_frozen,
+    with_loss_value,
+)
 
 PyTree = Any
 
@@ -91,7 +97,7 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
     """
     policy = parse_policy(plan.precision)
     fns = with_lora(with_policy(recipe.fns, policy), plan.lora)
-    factor, given = build_schedule(plan.rate), movers_of(recipe.loss, recipe.optimizer)
+    factor, given = build_schedule(plan.rate), groups_of(recipe.loss, recipe.optimizer)
     fns = with_frozen(with_remat(fns, plan.remat), _is_frozen(given, plan))
     fns = with_augment(fns, recipe.augment)  # before anything is cast: it sees what the data hold
 
@@ -99,15 +105,15 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
         optimizer = with_schedule(with_explained_errors(optimizer), factor)
         return with_saved_keys(callbacks.around(recipe.callbacks, optimizer))
 
-    movers = [mover._replace(optimizer=around(mover.optimizer)) for mover in told_the_loss(given)]
+    groups = [group._replace(optimizer=around(group.optimizer)) for group in with_loss_value(given)]
     shapes = lambda: jax.eval_shape(fns.init, jax.random.key(0), inputs)[0]  # noqa: E731
-    sync = _strategy(plan, movers, shapes, _FOR_NONFINITE[policy.needs_loss_scale or plan.on_nonfinite])
+    sync = _strategy(plan, groups, shapes, _FOR_NONFINITE[policy.needs_loss_scale or plan.on_nonfinite])
     sync = with_offload(sync, mesh, plan.offload)
     train_step, eval_step = dispatch_for(plan, mesh).steps(fns, recipe.loss, sync, recipe.metrics)
     agreed = build_consensus(sync, mesh)
     parts = sync if sync.keeps_parts else None  # evaluation makes them whole itself, a leaf at a time
     seen = lambda state: callbacks.evaluated(recipe.callbacks, state if parts else agreed(state))  # noqa: E731
-    rate = told_rate(getattr(recipe.optimizer, "lr", None), factor)
+    rate = rate_at(getattr(recipe.optimizer, "lr", None), factor)
     return Program(
         train_step=train_step,
         eval_step=eval_step,
@@ -130,9 +136,9 @@ def _trainable(plan: StepPlan) -> tuple[str, ...]:
     return (*ADAPTERS, *plan.trainable) if plan.lora.rank else plan.trainable
 
 
-def _is_frozen(movers: list[Mover], plan: StepPlan) -> Callable[[str], bool] | None:
+def _is_frozen(groups: list[OptimizerGroup], plan: StepPlan) -> Callable[[str], bool] | None:
     """Whether a parameter, by its name, takes no gradient: by the optimizer's groups, or the plan."""
-    by_group, patterns = is_frozen(movers), _trainable(plan)
+    by_group, patterns = is_frozen(groups), _trainable(plan)
     if not patterns:
         return by_group
     return lambda name: not matches(name, patterns) or bool(by_group and by_group(name))
@@ -140,7 +146,7 @@ def _is_frozen(movers: list[Mover], plan: StepPlan) -> Callable[[str], bool] | N
 
 def _strategy(
     plan: StepPlan,
-    movers: list[Mover],
+    groups: list[OptimizerGroup],
     shapes: Callable[[], PyTree],
     guarded: Callable[[Sync], Sync],
 ) -> Sync:
@@ -151,10 +157,10 @@ def _strategy(
 
     patterns = _trainable(plan)
     if not patterns:
-        return guarded(build_moved(movers, make, shapes))
+        return guarded(build_grouped(groups, make, shapes))
     whole = shapes()
     chosen = trained(whole, patterns)
     mine, rest = part_of(whole, chosen), part_of(whole, chosen, False)
-    sync = build_moved(movers, make, lambda: mine)
+    sync = build_grouped(groups, make, lambda: mine)
     still = build_sync(plan.comm, optax.identity(), plan.comm_options, None, lambda: rest)
     return for_part(guarded(sync), still, chosen)

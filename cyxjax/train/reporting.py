@@ -19,7 +19,7 @@ from cyxjax.observe.records import describe
 from cyxjax.observe.report.facts import Audit, read_facts
 from cyxjax.observe.report.page import write
 from cyxjax.run_folder import RunFolder
-from cyxjax.train.stored.audit import examine, ledger_of, num_samples
+from cyxjax.train.runs.audit import examine, ledger_of, num_samples
 
 Values = Mapping[str, Any]
 _AUDITED_SAMPLES = 5_000_000  # more would be waited for at the end of a run: about a second

@@ -29,6 +29,7 @@ from cyxjax.checkpoint.tree import Put
 from cyxjax.checkpoint.writers import ALONE, Writers, is_spread
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core import portable
+from cyxjax.core.mesh import num_replicas
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import named_leaves
@@ -38,6 +39,7 @@ from cyxjax.errors import CheckpointError
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.checkpoint_comparison import (
     compare_with_checkpoint,
     compare_with_digests,
@@ -113,7 +115,7 @@ def restore(
     if tuple(meta.get("metrics", metrics.names)) != metrics.names or sums.shape != no_sums.shape:
         sums = no_sums  # those of the epoch under way are of other metrics
     run.state = moment._replace(sums=sums)
-    run.marks.restore(meta, group.topology.rank, group.topology.world_size)
+    run.stream_positions.restore(meta, group.topology.rank, group.topology.world_size)
     names = tuple(meta.get("classes", ()))
     if names and run.class_names and names != run.class_names:
         raise CheckpointError(
@@ -141,7 +143,7 @@ def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:
         "input_fields": list(getattr(plan.inputs, "_fields", ())),
         "metrics": list(plan.recipe.metrics.names),
     }
-    meta |= facts_to_meta(plan.facts) | run.marks.meta(moment.position)
+    meta |= facts_to_meta(plan.facts) | run.stream_positions.meta(moment.position)
     meta |= {"classes": list(run.class_names)} if run.class_names else {}
     return meta | run.ledger.meta(moment)
 
@@ -170,39 +172,44 @@ def place_of(meta: dict[str, Any]) -> Position:
     return Position(**{name: int(value) for name, value in meta["position"].items()})
 
 
-def latest_meta(checkpointer: Checkpointer) -> dict[str, Any]:
-    """What the newest good step says of itself. Raises: CheckpointError if there is none."""
+def stored_inputs_and_config(
+    checkpointer: Checkpointer, group: ProcessGroup
+) -> tuple[PyTree, DistributedTrainingConfig]:
+    """One sample's inputs, and the training part of the configuration, of the newest good step.
+
+    Raises: CheckpointError if there is none.
+    """
     manifest = checkpointer.newest_manifest()
     if manifest is None:
         raise CheckpointError(
             f"{checkpointer.directory} holds no checkpoint. HINT: check the path; a run keeps its own in "
             "checkpoints/."
         )
-    return manifest.meta
-
-
-def stored_config(meta: dict[str, Any]) -> DistributedTrainingConfig:
-    """The training part of the configuration a checkpoint was trained with (an experiment's has more)."""
+    meta = manifest.meta
     known = DistributedTrainingConfig.model_fields.keys() - {"init_from"}  # the checkpoint's values are meant
-    return DistributedTrainingConfig(**{k: v for k, v in meta.get("config", {}).items() if k in known})
+    config = DistributedTrainingConfig(**{k: v for k, v in meta.get("config", {}).items() if k in known})
+    config, warning = fitting(config, num_replicas(group.mesh))
+    if warning and group.topology.is_master:
+        warn_on_stderr(warning)
+    return stored_inputs(meta), config
 
 
 def fitting(config: DistributedTrainingConfig, num_replicas: int) -> tuple[DistributedTrainingConfig, str]:
-    """(`config` for so many replicas, what to say): a stored batch that they cannot share is none of loading.
+    """(`config` for so many replicas, a warning or ""): a global batch that they cannot share is replaced.
 
-    Evaluation and prediction take any; a fit has a configuration of its own, which is checked.
+    Evaluation and prediction take any batch; a fit has a configuration of its own, which is checked.
     """
     total, accumulation = config.global_batch_size, config.gradient_accumulation_steps
     exact = config.reproducibility == "exact"
     if total is None or exact or total % (num_replicas * accumulation) == 0:
         return config, ""
     each = -(-total // (num_replicas * accumulation))
-    said = (
+    warning = (
         f"WARNING: the checkpoint's global_batch_size={total} does not divide by {num_replicas} replicas x "
         f"{accumulation} accumulation; loaded, and read here {each} samples at a time. HINT: train on with "
         f"a global_batch_size that divides."
     )
-    return config.model_copy(update={"global_batch_size": None, "batch_size": each}), said
+    return config.model_copy(update={"global_batch_size": None, "batch_size": each}), warning
 
 
 def stored_inputs(meta: dict[str, Any]) -> PyTree:

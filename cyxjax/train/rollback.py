@@ -53,7 +53,7 @@ def fit(
                 raise
             start = _past(go_back(error.good_step), error)
             _note(history, start, error)
-            say(_told(start, error))
+            say(_message(start, error))
     raise AssertionError("the last run returns or raises")
 
 
@@ -107,7 +107,7 @@ def _note(history: DistributedTrainingHistory, start: RunState, error: BadStepEr
     history.rollback_steps.append(error.position.step - start.position.step)
 
 
-def _told(start: RunState, error: BadStepError) -> str:
+def _message(start: RunState, error: BadStepError) -> str:
     return (
         f"WARNING: {error.brief}: back to the checkpoint of step {start.position.step}, on with the samples "
         f"after sample {start.position.samples} of epoch {start.position.epoch}."

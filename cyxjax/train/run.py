@@ -16,7 +16,7 @@ from cyxjax.observe.state_digests import DigestFile
 from cyxjax.observe.stop_reasons import EPOCHS, reason_of
 from cyxjax.run_folder import RunFolder
 from cyxjax.train import loop, out_of_memory, reporting, resume, rollback
-from cyxjax.train.feeding import fit_data, places
+from cyxjax.train.feeding import fit_data, stream_positions
 from cyxjax.train.hooks import callbacks, composite, loss_spike
 from cyxjax.train.hooks.black_box import BlackBoxHook
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
@@ -201,7 +201,9 @@ def build_hooks(fit: Fit) -> list[Hook]:
         fit.run.ledger.begin(  # is part of a save
             saves.wants_state, fit.folder.ledger if fit.folder else None, fit.console.note
         ),
-        *places.hooks_for(fit.run.marks, fit.plan.group, fit.plan.facts.data, saves.wants_state),
+        *stream_positions.hooks_for(
+            fit.run.stream_positions, fit.plan.group, fit.plan.facts.data, saves.wants_state
+        ),
         saves,  # after all whose word is part of what is saved
         *_profile(fit),
         *_goodput(fit),  # after saves, which are part of where the time went

@@ -15,15 +15,16 @@ from cyxjax.core.portable import build_draw, holds_values
 from cyxjax.core.step import TrainState
 from cyxjax.errors import ConfigError, GroupError
 from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.checkpoint_comparison import refuse_other_strategy
 from cyxjax.train.feeding import fit_data
-from cyxjax.train.feeding.places import Marks
+from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.ledger import LedgerHook, Tape
 from cyxjax.train.loop import Position, RunState
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.settings import FirstValues
-from cyxjax.train.start.init_from import taken
+from cyxjax.train.start.init_from import with_first_values
 
 PyTree = Any
 UNTRAINED = "this trainer has no parameters yet. HINT: call fit(...) or load_checkpoint(...) first."
@@ -43,7 +44,7 @@ class Run:
     def __init__(self) -> None:
         self.history = DistributedTrainingHistory()
         self.ledger = LedgerHook()
-        self.marks = Marks()  # where this rank stands in its stream
+        self.stream_positions = StreamPositions()  # where this rank stands in its stream
         self.class_names: tuple[str, ...] = ()  # in the order of the model's outputs
         self.restored: dict[str, Any] = {}  # meta data of the checkpoint that the run goes on from
         self.is_loaded = False  # the next fit goes on from a loaded state
@@ -92,7 +93,7 @@ class Run:
     def open_tape(self) -> Tape:
         """An empty tape for the feed of the next fit."""
         tape = self.ledger.open()
-        tape.marks = self.marks
+        tape.stream_positions = self.stream_positions
         return tape
 
     def begin(self, plan: Plan, program: Program, previous: tuple[Plan, Program] | None) -> None:
@@ -124,6 +125,15 @@ class Run:
             self.history = DistributedTrainingHistory()
             self.describe_group(plan)
 
+    def warn_if_untrained(self, call: str, plan: Plan) -> None:
+        """Prints a line where parameters are still those that were drawn, by a model that holds none."""
+        untrained = self.state.position.step == 0 and not self.is_loaded
+        if untrained and plan.group.topology.is_master and not holds_values(plan.recipe.fns, plan.inputs):
+            warn_on_stderr(
+                f"{call}: the parameters are random, nothing was trained or loaded. HINT: call fit or "
+                "load_checkpoint first."
+            )
+
     def describe_group(self, plan: Plan) -> None:
         """Notes in the history how large the group and its batch are."""
         history, untold = self.history, None if plan.data is None else fit_data.untold_rows(plan.data)
@@ -145,7 +155,7 @@ def first_state(plan: Plan, program: Program, first: FirstValues | None = None) 
         drawn = program.fns.init(jax.random.key(seed), inputs)
         params, model_state = jax.tree.map(np.asarray, drawn)
         if first is not None:
-            params, model_state, notes = taken(first, params, model_state)
+            params, model_state, notes = with_first_values(first, params, model_state)
         params, model_state = put_replicated(mesh, (params, model_state))
         state = program.init(params, model_state, seed)
     return RunState(Position(), state, _no_sums(program)), notes

@@ -11,14 +11,14 @@ import optax
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import PerExample, as_per_example
-from cyxjax.core.mesh import local_value, num_replicas
+from cyxjax.core.mesh import local_value
 from cyxjax.core.metrics import Metrics, metrics_of
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.augment import as_augment
 from cyxjax.core.model.lora import merged
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.split_check import is_own
-from cyxjax.core.portable import holds_values, place_state
+from cyxjax.core.portable import place_state
 from cyxjax.core.step import TrainState
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.distributed import process_group
@@ -37,7 +37,7 @@ from cyxjax.train.checks import whole_batch
 from cyxjax.train.checks.batch_checks import watched_samples
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.feed import eval_batches
-from cyxjax.train.feeding.predicting import predict_all, source_of, told
+from cyxjax.train.feeding.predicting import predict_all, source_of, warned_of_nan
 from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
 from cyxjax.train.plan import Plan, plan_fit, plan_without_data
@@ -46,7 +46,7 @@ from cyxjax.train.rank_comparison import compare_samples
 from cyxjax.train.run import run_fit
 from cyxjax.train.run_state import UNTRAINED, Run, handed_out_after_errors
 from cyxjax.train.start.dispatch import dispatch_for
-from cyxjax.train.start.movers import movers_of
+from cyxjax.train.start.optimizer_groups import groups_of
 
 PyTree = Any
 
@@ -78,7 +78,7 @@ class DistributedTrainer(GivenOnce):
             loss_fn = loss_named(loss_fn) if isinstance(loss_fn, str) else loss_fn
             optimizer = optimizer_named(optimizer) if isinstance(optimizer, str) else optimizer
         loss = as_per_example(loss_fn)
-        movers_of(loss, optimizer)  # there is one for all
+        groups_of(loss, optimizer)  # there is one for all
         self._model, self._model_sync = model, ModelSync(model)
         self._recipe = Recipe(
             adapt(model),
@@ -151,7 +151,7 @@ class DistributedTrainer(GivenOnce):
         here = self._recipe, self._group, data, config, tape
         plan = plan_fit(*here, schedule=schedule, remat=self._remat)
         assert plan.data is not None
-        run.marks.begin(fit_data.is_shared(plan.data.train), run.is_loaded)
+        run.stream_positions.begin(fit_data.is_shared(plan.data.train), run.is_loaded)
         self._plan = checks.before_training(plan, lambda: self._begin(plan), loaded=run.is_loaded)
         return self._plan
 
@@ -216,7 +216,7 @@ class DistributedTrainer(GivenOnce):
         samples = fit_data.unsplit(dataset)
         self._model_sync.refuse_changed_parameters()
         self._begin_without_data(fit_data.one_input(samples))
-        self._warn_if_untrained("evaluate")
+        self._run.warn_if_untrained("evaluate", self.plan)
         batch_checks = checks.batch_checks_of(self.plan, self.program, self.state)
         dataset = watched_samples(samples, batch_checks)
         step = self.plan.settings.step
@@ -238,20 +238,11 @@ class DistributedTrainer(GivenOnce):
         compare_samples(self._group, "predict", source.compared)
         self._model_sync.refuse_changed_parameters()
         self._begin_without_data(source.first)
-        self._warn_if_untrained("predict")
+        self._run.warn_if_untrained("predict", self.plan)
         each = batch_size or self.plan.settings.step.batch.batch_size
         state = self.program.consensus(self.state)
         outputs = predict_all(self.program.predict_step, state, self.plan.group.mesh, source, each)
-        return told(outputs, self.is_master())
-
-    def _warn_if_untrained(self, call: str) -> None:
-        """Prints a line where parameters are still those that were drawn, by a model that holds none."""
-        untrained = self.run_state.position.step == 0 and not self._run.is_loaded
-        if untrained and self.is_master() and not holds_values(self.recipe.fns, self.plan.inputs):
-            warn_on_stderr(
-                f"{call}: the parameters are random, nothing was trained or loaded. HINT: call fit or "
-                "load_checkpoint first."
-            )
+        return warned_of_nan(outputs, self.is_master())
 
     def save_checkpoint(self, path: str) -> None:
         """Everything that makes the next step, as a checkpoint folder named `path`; rank 0 writes it.
@@ -272,11 +263,7 @@ class DistributedTrainer(GivenOnce):
                 f"there is no checkpoint at {path!r}. HINT: name the folder save_checkpoint or a run made."
             )
         if self._plan is None:
-            meta = resume.latest_meta(checkpointer)
-            config, warning = resume.fitting(resume.stored_config(meta), num_replicas(self._group.mesh))
-            if warning and self.is_master():
-                warn_on_stderr(warning)
-            self._begin_without_data(resume.stored_inputs(meta), config)
+            self._begin_without_data(*resume.stored_inputs_and_config(checkpointer, self._group))
         if not resume.restore(self.plan, self.program, self._run, checkpointer, step):
             raise CheckpointError(
                 f"{path!r} holds no checkpoint. HINT: check the path; a run keeps its own in checkpoints/."

@@ -71,18 +71,14 @@ SECTIONS = (
 )
 # Where the whole configuration is seen: the calls that take one, and the file that cuts it into parts.
 BORDER = {
-    *("__main__", "experiment", "simple_trainer", "trainer", "session", "settings", "resume"),
+    *("__main__", "experiment", "simple_trainer", "trainer", "plan", "settings", "schedules", "resume"),
     *(
         "feeding/fit_data",
-        "checks/learning_rate",
-        "checks/order",
         "fit_arguments",
         "script_run",
-        "start/prepare",
-        "rates/plan",
         "start/named",
         "replay/steps",
-        "stored/run",
+        "runs/run",
     ),
 }
 

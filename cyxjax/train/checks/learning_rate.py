@@ -9,7 +9,7 @@ import numpy as np
 from cyxjax.core.mesh import on_host
 from cyxjax.errors import ConfigError
 from cyxjax.train.fit_arguments import RatesAsFactor
-from cyxjax.train.rates.schedules import Schedule
+from cyxjax.train.schedules import Schedule
 
 _IN_THE_STEP = (
     "it is asked inside the compiled step, where the count is an array. "

@@ -23,8 +23,8 @@ from cyxjax.train.monitor import watchable_in
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.rank_comparison import compare_ranks
-from cyxjax.train.rates.schedules import build_schedule
 from cyxjax.train.run_state import first_state
+from cyxjax.train.schedules import build_schedule
 from cyxjax.train.start.dispatch import has_whole_batch
 
 PyTree = Any

@@ -16,10 +16,10 @@ from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import LARGE_BYTES, ArrayDataset, Dataset
 from cyxjax.launch import heartbeat
 from cyxjax.train.feeding.fit_data import FitData, is_loader
-from cyxjax.train.feeding.keying import Keying, unkeyed
 from cyxjax.train.feeding.loader_batches import agreed, rows_of, stream
 from cyxjax.train.feeding.loader_feed import Ask, loader_feed, warner
 from cyxjax.train.feeding.placing import Placer, RowPlacer
+from cyxjax.train.feeding.sample_keys import Keying, unkeyed
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Fed, Feed, Position
 from cyxjax.train.settings import Reading, StepPlan
@@ -46,7 +46,7 @@ def build_feed(
             accumulation=plan.batch.accumulation,
             depth=reading.prefetch,
             steps_per_epoch=reading.steps_per_epoch,
-            marks=tape.marks,
+            positions=tape.stream_positions,
             keying=data.keying,
             size=-(-rows_of(data.first[0]) // len(local_replicas(mesh))) if data.first else 0,
         )

@@ -17,9 +17,9 @@ from cyxjax.data.streams import Once, RowBatches, as_rows
 from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.train.feeding.keying import Keying, unkeyed
 from cyxjax.train.feeding.loader_batches import rows_of
 from cyxjax.train.feeding.pairs import as_arrays, is_pair
+from cyxjax.train.feeding.sample_keys import Keying, unkeyed
 
 EVAL_ROWS = 256  # of a stream that is evaluated, at once in each process
 

@@ -12,10 +12,10 @@ from cyxjax.data.prefetch import Inline, Prefetch, prefetch
 from cyxjax.data.streams import Once
 from cyxjax.errors import DataError
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train.feeding.keying import Keying, places_of_loader, unkeyed
 from cyxjax.train.feeding.loader_batches import agreed, endless, stream
-from cyxjax.train.feeding.places import Mark, Marks
 from cyxjax.train.feeding.placing import RowPlacer
+from cyxjax.train.feeding.sample_keys import Keying, places_of_loader, unkeyed
+from cyxjax.train.feeding.stream_positions import StreamPosition, StreamPositions
 from cyxjax.train.loop import Fed, Feed, Position
 
 Ask = Callable[[], tuple[float, bool]]
@@ -30,7 +30,7 @@ def loader_feed(
     accumulation: int,
     depth: int,
     steps_per_epoch: int | None = None,
-    marks: Marks | None = None,
+    positions: StreamPositions | None = None,
     size: int = 0,
     keying: Keying = unkeyed,
 ) -> Feed:
@@ -39,7 +39,7 @@ def loader_feed(
     Ranks may run out of data at different times: they agree on each step's number of samples, and a rank
     without any takes part with weight 0. With `steps_per_epoch` none runs out: each begins its loader anew.
     """
-    warn, marks = warner(), marks or Marks()
+    warn, positions = warner(), positions or StreamPositions()
     local = len(placer.shares)
     here = jax.process_index(), jax.process_count()
 
@@ -47,7 +47,7 @@ def loader_feed(
         return placer.put(keying(host, epoch, places_of_loader(host, *here)), ask())
 
     if steps_per_epoch is not None:
-        reading = Reading(train, local, accumulation, depth, steps_per_epoch, size, marks, warn)
+        reading = Reading(train, local, accumulation, depth, steps_per_epoch, size, positions, warn)
 
         def epoch_of_steps(position: Position, ask: Ask) -> Iterator[Fed]:
             for host, is_last in reading.epoch(position):
@@ -57,13 +57,13 @@ def loader_feed(
 
     def train_batches(position: Position, ask: Ask) -> Iterator[Fed]:
         tell_epoch(train, position.epoch)
-        mark = marks.before(position)
-        place = None if mark is None else mark.place
+        known = positions.before(position)
+        place = None if known is None else known.place
         with prefetch(stream(local, train, accumulation, place, size), depth) as batches:
             empty = True
-            for step, host in _passed_over(agreed(batches), position, warn, mark):
+            for step, host in _passed_over(agreed(batches), position, warn, known):
                 empty = False
-                marks.note(position.epoch, step + 1, host.stop, host.place)
+                positions.note(position.epoch, step + 1, host.stop, host.place)
                 yield Fed(put(host, position.epoch, ask), host.stop)
         if empty and not position.step_in_epoch:
             raise DataError(
@@ -85,11 +85,11 @@ class Reading:
         depth: int,
         steps_per_epoch: int,
         size: int,
-        marks: Marks,
+        positions: StreamPositions,
         warn: Warn,
     ):
         self._loader, self._local, self._accumulation, self._depth = loader, local, accumulation, depth
-        self._steps_per_epoch, self._marks, self._warn = steps_per_epoch, marks, warn
+        self._steps_per_epoch, self._positions, self._warn = steps_per_epoch, positions, warn
         self._size = size
         self._ahead: Prefetch[HostBatch] | Inline[HostBatch] | None = None
         self._batches: Iterator[HostBatch] = iter(())
@@ -103,8 +103,8 @@ class Reading:
             samples += host.total
             is_last = step + 1 == self._steps_per_epoch
             if is_last:  # where the next epoch begins
-                self._marks.note(position.epoch + 1, 0, 0, host.place)
-            self._marks.note(position.epoch, step + 1, samples, host.place)
+                self._positions.note(position.epoch + 1, 0, 0, host.place)
+            self._positions.note(position.epoch, step + 1, samples, host.place)
             yield host._replace(stop=samples), is_last
 
     def close(self) -> None:
@@ -124,9 +124,9 @@ class Reading:
         wanted = first + position.step_in_epoch
         samples = 0
         if self._ahead is None or self._given > wanted:
-            mark = self._marks.before(position)
-            samples = 0 if mark is None else mark.samples
-            self._begin(0 if mark is None else first + mark.step, None if mark is None else mark.place)
+            known = self._positions.before(position)
+            samples = 0 if known is None else known.samples
+            self._begin(0 if known is None else first + known.step, None if known is None else known.place)
         if self._given == wanted:
             return position.samples
         while self._given < wanted:
@@ -159,17 +159,17 @@ def warner() -> Warn:
 
 
 def _passed_over(
-    batches: Iterable[HostBatch], position: Position, warn: Warn, mark: Mark | None
+    batches: Iterable[HostBatch], position: Position, warn: Warn, known: StreamPosition | None
 ) -> Iterator[tuple[int, HostBatch]]:
     """(its number in the epoch, batch) after those that were consumed, each with its `stop`.
 
-    mark: where the batches begin; None: with the epoch.
+    known: where the batches begin; None: with the epoch.
 
     A loader of other batches than before cannot be read from the middle of one: it goes on with the first
     batch that holds a sample after the place, and says so.
     """
-    seen = 0 if mark is None else mark.samples
-    for step, host in enumerate(batches, 0 if mark is None else mark.step):
+    seen = 0 if known is None else known.samples
+    for step, host in enumerate(batches, 0 if known is None else known.step):
         before, seen = seen, seen + host.total
         if seen <= position.samples:
             continue

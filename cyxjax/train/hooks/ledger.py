@@ -39,7 +39,7 @@ class Tape:
     """The steps delivered to this process since the last `take`."""
 
     def __init__(self, facts: StreamFacts | None = None) -> None:
-        self.marks: Any = None  # of a stream: where each rank stands in it (feeding.places)
+        self.stream_positions: Any = None  # of a stream: see feeding.stream_positions
         self.facts = facts  # None: a source without ids, of which nothing can be recorded
         self._fresh: list[tuple[int, int, int, Any, Any]] = []
         self._summed: list[Noted] = []

@@ -17,7 +17,7 @@ Rate = Callable[[int], float | None]
 """optimizer steps done -> learning rate of the last of them; None where it is not known"""
 
 
-def _told(rate: float | None) -> dict[str, float]:
+def _rate_entry(rate: float | None) -> dict[str, float]:
     """The entry of a record; none for a rate that is not known."""
     return {} if rate is None else {"learning_rate": rate}
 
@@ -51,7 +51,7 @@ class HistoryHook(Hook):
         h.steps.append(info.position.step)
         h.train_losses.append(info.train["loss"])
         h.train_accuracies.append(info.train["accuracy"])
-        h.learning_rates.extend(_told(self._rate(info.position.step)).values())
+        h.learning_rates.extend(_rate_entry(self._rate(info.position.step)).values())
         self._evaluated(info, info.position.epoch - 1)
         if GRAD_NORM in info.train:
             h.grad_norm_epochs.append(info.position.epoch - 1)
@@ -140,7 +140,7 @@ class RecordHook(Hook):
             "epoch": info.position.epoch,
             "batch": info.position.step_in_epoch,
             **self._known(self._metrics.means(self._sums)),
-            **_told(self._rate(info.position.step)),
+            **_rate_entry(self._rate(info.position.step)),
             "samples_per_second": self._sums[0, 1] / max(time.monotonic() - self._since, 1e-9),
         }
         self._reset()
@@ -153,7 +153,7 @@ class RecordHook(Hook):
             "epoch": info.position.epoch - 1,
             **{f"train_{name}": value for name, value in self._known(info.train).items()},
             **{f"val_{name}": value for name, value in self._known(info.val).items()},
-            **_told(self._rate(info.position.step)),
+            **_rate_entry(self._rate(info.position.step)),
             "seconds": time.monotonic() - self._epoch_started,
         }
         self._reset()

@@ -12,7 +12,7 @@ from cyxjax.config.errors import explain
 from cyxjax.config.sections import GroupConfig
 from cyxjax.core.trees import leaf_names, path_name
 from cyxjax.errors import ConfigError, nearest
-from cyxjax.train.rates.optimizer import Optimizer, named_rate
+from cyxjax.train.optimizer import Optimizer, named_rate
 
 PyTree = Any
 

@@ -43,7 +43,7 @@ from cyxjax.plugins import checked_kinds, named
 from cyxjax.train.hooks.callbacks import EMA, BestCheckpoint, EarlyStopping, ReduceLROnPlateau
 from cyxjax.train.loop import Hook
 from cyxjax.train.start.groups import with_groups
-from cyxjax.train.start.movers import wants_optimizer
+from cyxjax.train.start.optimizer_groups import wants_optimizer
 from cyxjax.train.start.optimizers import build_optimizer
 
 LOSSES: dict[str, Loss | None] = {

@@ -13,7 +13,7 @@ from cyxjax.config.sections import OPTAX, OPTAX_CONTRIB, TOLD_THE_LOSS, Optimize
 from cyxjax.core.makers import maker_of
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.plugins import checked_kinds, named
-from cyxjax.train.rates.optimizer import Optimizer, Rate, named_rate
+from cyxjax.train.optimizer import Optimizer, Rate, named_rate
 
 _Make = TypeVar("_Make", bound=Callable[..., Optimizer])
 

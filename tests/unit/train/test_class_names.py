@@ -81,7 +81,7 @@ def test_per_class_metrics_of_an_experiment_have_the_names():
 
 def test_a_file_of_other_classes_is_not_evaluated():
     from cyxjax.errors import ConfigError
-    from cyxjax.train.stored.tables import check_classes
+    from cyxjax.train.runs.tables import check_classes
 
     check_classes("more.csv", NAMES, NAMES)
     check_classes("more.npz", (), NAMES)

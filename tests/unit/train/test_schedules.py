@@ -14,7 +14,7 @@ from cyxjax.errors import ConfigError
 from cyxjax.train.checks.learning_rate import check_rates
 from cyxjax.train.hooks.nonfinite import ToldIfFlat
 from cyxjax.train.loop import EpochInfo, Position
-from cyxjax.train.rates.schedules import build_schedule
+from cyxjax.train.schedules import build_schedule
 from cyxjax.train.settings import RatePlan, resolve
 from tests.support.trainers import X, Y, config, mlp
 from tests.support.trainers import own_group as own_group

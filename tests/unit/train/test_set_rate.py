@@ -12,7 +12,7 @@ from cyxjax.distributed.ddp import DistributedDataParallel
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import ConfigError
 from cyxjax.launch.topology import Topology
-from cyxjax.train.rates.optimizer import for_trainer
+from cyxjax.train.optimizer import for_trainer
 from tests.support.trainers import X, Y, config
 
 GRADS = {"w": np.float32([1.0, -2.0])}

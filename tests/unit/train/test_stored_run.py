@@ -18,8 +18,8 @@ from cyxjax.data.splits import DatasetInfo
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError, DataError
 from cyxjax.train import experiment
-from cyxjax.train.stored import onnx, stablehlo, tables
-from cyxjax.train.stored import run as stored
+from cyxjax.train.runs import onnx, stablehlo, tables
+from cyxjax.train.runs import run as stored
 from tests.support.trainers import use_devices
 
 ROWS = np.random.default_rng(5).normal(size=(5, 4)).astype(np.float32)

@@ -11,7 +11,7 @@ import pytest
 from cyxjax.core.trees import named_leaves
 from cyxjax.data.streams import Reader, RowBatches, Rows, packed, unpacked
 from cyxjax.errors import CheckpointError
-from cyxjax.train.feeding.places import Marks
+from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.loop import Position
 from tests.support.trainers import X, Y, config, trainer, use_devices
 
@@ -164,14 +164,14 @@ def test_a_loader_that_takes_no_place_is_refused(tmp_path):
 
 def test_places_of_ranks_are_their_own_and_not_cut_anew():
     meta = {"stream_places": {"at": [0, 3, 36], "shared": False, "ranks": ["a", "b"]}}
-    marks = Marks()
-    marks.restore(meta, 1, 2)
-    assert marks.before(Position(3, 0, 36, 3)).place == "b"
-    assert marks.before(Position(2, 0, 24, 2)) is None  # of before it
-    assert marks.before(Position(9, 1, 12, 1)) is None  # of another epoch
+    positions = StreamPositions()
+    positions.restore(meta, 1, 2)
+    assert positions.before(Position(3, 0, 36, 3)).place == "b"
+    assert positions.before(Position(2, 0, 24, 2)) is None  # of before it
+    assert positions.before(Position(9, 1, 12, 1)) is None  # of another epoch
     with pytest.raises(CheckpointError, match="2 ranks .* 3"):
-        Marks().restore(meta, 0, 3)
-    shared = Marks()
+        StreamPositions().restore(meta, 0, 3)
+    shared = StreamPositions()
     shared.restore({"stream_places": meta["stream_places"] | {"shared": True}}, 2, 3)
     assert shared.before(Position(3, 0, 36, 3)).place == "a"
 
@@ -297,7 +297,7 @@ def test_a_stream_of_torchs_gives_single_samples(monkeypatch):
     "make",
     [
         *(grain_batches, grain_loader, hugging_face, hugging_face_shuffled, torch_rows),
-        pytest.param(grain_workers, marks=pytest.mark.slow),
+        pytest.param(grain_workers, positions=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("steps", [None, 4], ids=["passes", "steps"])

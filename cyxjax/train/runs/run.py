@@ -25,8 +25,8 @@ from cyxjax.train.experiment import stored_info, trainer_of
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.fingerprints import data_of as data_of_fit
 from cyxjax.train.start.named import data_of
-from cyxjax.train.stored.onnx import write_onnx
-from cyxjax.train.stored.stablehlo import write_stablehlo
+from cyxjax.train.runs.onnx import write_onnx
+from cyxjax.train.runs.stablehlo import write_stablehlo
 from cyxjax.train.trainer import DistributedTrainer
 
 PyTree = Any

@@ -11,7 +11,7 @@ from jax import export
 from cyxjax.core.trees import batch_shapes
 from cyxjax.errors import ConfigError
 from cyxjax.files import write_whole
-from cyxjax.train.stored.exported import (
+from cyxjax.train.runs.exported import (
     cannot_be_written,
     refuse_other_outputs,
     refuse_too_large,

@@ -15,7 +15,7 @@ import numpy as np
 from cyxjax.core.trees import named_leaves
 from cyxjax.errors import ConfigError
 from cyxjax.files import write_whole
-from cyxjax.train.stored.exported import (
+from cyxjax.train.runs.exported import (
     cannot_be_written,
     refuse_other_outputs,
     refuse_too_large,

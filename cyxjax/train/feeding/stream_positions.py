@@ -1,4 +1,4 @@
-"""Where each rank stands in its stream: noted with every step, kept in checkpoints, gone on from."""
+"""The position of each rank in its stream: noted after every step, stored in checkpoints and restored."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ _META = "stream_places"
 _KEPT = 1024  # steps under way and read ahead are fewer
 
 
-class Mark(NamedTuple):
+class StreamPosition(NamedTuple):
     """What the loader says of its place after a step, and how far the epoch was then."""
 
     epoch: int
@@ -21,12 +21,12 @@ class Mark(NamedTuple):
     place: Any
 
 
-class Marks:
-    """The marks of this rank's loader: of the steps since the start, or of the checkpoint it goes on from."""
+class StreamPositions:
+    """Positions of this rank's loader: of the steps since the start, or of the checkpoint it goes on from."""
 
     def __init__(self) -> None:
         self.shared = False  # all ranks read one stream: one place serves any number of them
-        self._noted: dict[tuple[int, int], Mark] = {}
+        self._noted: dict[tuple[int, int], StreamPosition] = {}
         self._stored: dict[str, Any] = {}  # what the newest save gathered
 
     def begin(self, shared: bool, goes_on: bool) -> None:
@@ -38,21 +38,21 @@ class Marks:
     def note(self, epoch: int, step: int, samples: int, place: Any) -> None:
         """The loader's place after `step` steps of `epoch`."""
         if place is not None:
-            self._noted[epoch, step] = Mark(epoch, step, samples, place)
+            self._noted[epoch, step] = StreamPosition(epoch, step, samples, place)
             if len(self._noted) > _KEPT:
                 del self._noted[next(iter(self._noted))]
 
-    def before(self, position: Position) -> Mark | None:
-        """The last mark of the epoch under way that is not after `position`."""
-        own = [mark for mark in self._noted.values() if mark.epoch == position.epoch]
-        return max((m for m in own if m.step <= position.step_in_epoch), key=lambda m: m.step, default=None)
+    def before(self, position: Position) -> StreamPosition | None:
+        """The last one of the epoch under way that is not after `position`."""
+        own = [one for one in self._noted.values() if one.epoch == position.epoch]
+        return max((s for s in own if s.step <= position.step_in_epoch), key=lambda s: s.step, default=None)
 
     def gather(self, position: Position, group: ProcessGroup) -> None:
         """All ranks' places at `position`, to be stored."""
-        mark = self._noted.get((position.epoch, position.step_in_epoch))
-        places = agree(group, "the places of streams", note=None if mark is None else mark.place)
+        noted = self._noted.get((position.epoch, position.step_in_epoch))
+        places = agree(group, "the places of streams", note=None if noted is None else noted.place)
         at = [position.epoch, position.step_in_epoch, position.samples]
-        known = mark is not None and all(place is not None for place in places)
+        known = noted is not None and all(place is not None for place in places)
         self._stored = {"at": at, "shared": self.shared, "ranks": places} if known else {}
 
     def meta(self, position: Position) -> dict[str, Any]:
@@ -73,30 +73,35 @@ class Marks:
                 "stream that all ranks share (cx.data.Rows) can be."
             )
         epoch, step, samples = found["at"]
-        self._noted = {(epoch, step): Mark(epoch, step, samples, ranks[0 if shared else rank])}
+        self._noted = {(epoch, step): StreamPosition(epoch, step, samples, ranks[0 if shared else rank])}
 
 
-class PlaceHook(Hook):
+class PositionHook(Hook):
     """Gathers the places whenever the run is saved. Stands before the hook that saves."""
 
-    def __init__(self, marks: Marks, group: ProcessGroup, saving: Callable[[Position, bool], bool]):
-        self._marks, self._group, self._saving = marks, group, saving
+    def __init__(
+        self, positions: StreamPositions, group: ProcessGroup, saving: Callable[[Position, bool], bool]
+    ):
+        self._positions, self._group, self._saving = positions, group, saving
 
     def wants_state(self, position: Position, asked_to_save: bool) -> bool:
         return self._saving(position, asked_to_save)
 
     def on_state(self, moment: RunState) -> None:
-        self._marks.gather(moment.position, self._group)
+        self._positions.gather(moment.position, self._group)
 
     def on_end(self, moment: RunState, finished: bool) -> None:
-        self._marks.gather(moment.position, self._group)
+        self._positions.gather(moment.position, self._group)
 
 
 def hooks_for(
-    marks: Marks, group: ProcessGroup, content: Mapping[str, Any], saving: Callable[[Position, bool], bool]
+    positions: StreamPositions,
+    group: ProcessGroup,
+    content: Mapping[str, Any],
+    saving: Callable[[Position, bool], bool],
 ) -> list[Hook]:
     """Of a run over loaders, whose samples have no numbers to compare: on all ranks, for they meet.
 
     content: what the data hold that are read by number, by their name.
     """
-    return [] if "training data" in content else [PlaceHook(marks, group, saving)]
+    return [] if "training data" in content else [PositionHook(positions, group, saving)]

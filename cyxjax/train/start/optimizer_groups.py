@@ -1,4 +1,4 @@
-"""What moves the parameters of a run: one optimizer, or one for each group of a task's terms."""
+"""Optimizer groups of a run: one optimizer for all parameters, or one for each group of a task's terms."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,13 +12,13 @@ from cyxjax.core.strategy import Sync, with_value
 from cyxjax.core.trees import leaf_names, matches
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.sync.in_groups import in_groups, in_turn
-from cyxjax.train.rates.optimizer import for_trainer
+from cyxjax.train.optimizer import for_trainer
 
 PyTree = Any
 _MADE = "cx.AdamOptimizer(0.001), or any of optax, called"
 
 
-class Mover(NamedTuple):
+class OptimizerGroup(NamedTuple):
     """An optimizer, when it steps, and the terms of whose parameters."""
 
     optimizer: optax.GradientTransformation
@@ -30,15 +30,15 @@ class Mover(NamedTuple):
     def name(self) -> str:
         return self.terms[0].name
 
-    def moves(self, leaf: str) -> bool:
+    def trains(self, leaf: str) -> bool:
         """Whether one of its terms reaches the parameter of this name."""
         return any(term.route is None or matches(leaf, term.route) for term in self.terms)
 
 
-def movers_of(loss: PerExample, optimizer: Any) -> list[Mover]:
+def groups_of(loss: PerExample, optimizer: Any) -> list[OptimizerGroup]:
     """One for each optimizer and turn among the loss's terms. optimizer: of terms that have none.
 
-    Raises: ConfigError where there is none for some, what is none, or one that moves nothing.
+    Raises: ConfigError where there is none for some, what is none, or one that trains nothing.
     """
     if optimizer is not None and not wants_optimizer(loss):
         raise ConfigError(
@@ -46,7 +46,7 @@ def movers_of(loss: PerExample, optimizer: Any) -> list[Mover]:
             "out, or leave out one term's.",
             key="optimizer",
         )
-    found: dict[tuple, Mover] = {}
+    found: dict[tuple, OptimizerGroup] = {}
     for term in terms_of(loss):
         rule = optimizer if term.optimizer is None else term.optimizer
         if rule is None:
@@ -61,7 +61,7 @@ def movers_of(loss: PerExample, optimizer: Any) -> list[Mover]:
             raise ConfigError(f"{getattr(rule, '__name__', given)} is no optimizer. HINT: {way}.")
         rule = for_trainer(rule)
         key = (id(rule), term.every, term.offset)
-        found.setdefault(key, Mover(rule, term.every, term.offset, [])).terms.append(term)
+        found.setdefault(key, OptimizerGroup(rule, term.every, term.offset, [])).terms.append(term)
     return list(found.values())
 
 
@@ -70,58 +70,61 @@ def wants_optimizer(loss: PerExample) -> bool:
     return any(term.optimizer is None for term in terms_of(loss))
 
 
-def told_the_loss(movers: Sequence[Mover]) -> list[Mover]:
-    """`movers` that are given the loss of a step; several are given none, for each has losses of its own."""
-    if len(movers) > 1:
-        return list(movers)
-    return [mover._replace(optimizer=with_value(mover.optimizer)) for mover in movers]
+def with_loss_value(groups: Sequence[OptimizerGroup]) -> list[OptimizerGroup]:
+    """`groups` whose optimizer is passed the loss of a step; of several each has losses of its own, and is
+    passed none."""
+    if len(groups) > 1:
+        return list(groups)
+    return [group._replace(optimizer=with_value(group.optimizer)) for group in groups]
 
 
-def is_frozen(movers: Sequence[Mover]) -> Callable[[str], bool] | None:
+def is_frozen(groups: Sequence[OptimizerGroup]) -> Callable[[str], bool] | None:
     """Whether a parameter, by its name, is frozen by the groups of its optimizer; None if none has any."""
-    rules = [(mover, rule) for mover in movers if (rule := getattr(mover.optimizer, "is_frozen", None))]
-    return (lambda name: any(mover.moves(name) and rule(name) for mover, rule in rules)) if rules else None
+    rules = [(group, rule) for group in groups if (rule := getattr(group.optimizer, "is_frozen", None))]
+    return (lambda name: any(group.trains(name) and rule(name) for group, rule in rules)) if rules else None
 
 
-def build_moved(
-    movers: Sequence[Mover], make: Callable[[optax.GradientTransformation, Callable], Sync], shapes: Callable
+def build_grouped(
+    groups: Sequence[OptimizerGroup],
+    make: Callable[[optax.GradientTransformation, Callable], Sync],
+    shapes: Callable,
 ) -> Sync:
-    """The strategy of all movers. make: (optimizer, shapes of its parameters) -> a strategy.
+    """The strategy of all groups. make: (optimizer, shapes of its parameters) -> a strategy.
 
-    Raises: ConfigError for parameters that nothing moves, or two optimizers do.
+    Raises: ConfigError for parameters that no optimizer trains, or two do.
     """
-    if all(term.route is None for mover in movers for term in mover.terms):
-        return make(movers[0].optimizer, shapes)
+    if all(term.route is None for group in groups for term in group.terms):
+        return make(groups[0].optimizer, shapes)
     params = shapes()
-    owner = jax.tree.unflatten(jax.tree.structure(params), owners(movers, leaf_names(params)))
+    owner = jax.tree.unflatten(jax.tree.structure(params), owners(groups, leaf_names(params)))
     syncs = {}
-    for mover in movers:
-        mine = jax.tree.map(lambda one, leaf, name=mover.name: leaf if one == name else None, owner, params)
-        syncs[mover.name] = in_turn(make(mover.optimizer, lambda mine=mine: mine), mover.every, mover.offset)
+    for group in groups:
+        mine = jax.tree.map(lambda one, leaf, name=group.name: leaf if one == name else None, owner, params)
+        syncs[group.name] = in_turn(make(group.optimizer, lambda mine=mine: mine), group.every, group.offset)
     return in_groups(syncs, owner)
 
 
-def owners(movers: Sequence[Mover], names: Sequence[str]) -> list[str]:
-    """By parameter, the mover that moves it. Raises: ConfigError naming a parameter or a pattern."""
-    for term in (term for mover in movers for term in mover.terms):
+def owners(groups: Sequence[OptimizerGroup], names: Sequence[str]) -> list[str]:
+    """By parameter, the group that trains it. Raises: ConfigError naming a parameter or a pattern."""
+    for term in (term for group in groups for term in group.terms):
         for pattern in term.route or ():
             if not any(matches(name, (pattern,)) for name in names):
                 raise ConfigError(
                     f"the term {term.name!r} trains {pattern!r}, which matches no parameter. "
                     f"HINT: {nearest(pattern, names)}"
                 )
-    return [_owner(movers, name) for name in names]
+    return [_owner(groups, name) for name in names]
 
 
-def _owner(movers: Sequence[Mover], name: str) -> str:
-    found = [mover for mover in movers if mover.moves(name)]
+def _owner(groups: Sequence[OptimizerGroup], name: str) -> str:
+    found = [group for group in groups if group.trains(name)]
     if not found:
         raise ConfigError(
             f"no term of the Task trains {name!r}: it would stay as it was drawn. HINT: name it in `trains` "
             "of one of them, or leave it out by the configuration's `trainable`."
         )
     if len(found) > 1:
-        terms = " and ".join(repr(mover.name) for mover in found)
+        terms = " and ".join(repr(group.name) for group in found)
         raise ConfigError(
             f"the terms {terms} train {name!r} with optimizers or turns of their own. HINT: give these terms "
             "one optimizer object and one turn, or patterns that do not overlap."

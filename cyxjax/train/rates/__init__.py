@@ -1,1 +1,0 @@
-"""The learning rate over a run: what the configuration asks for, and the schedule it becomes."""
