@@ -68,7 +68,7 @@ def train(experiment: Experiment) -> int:
         console.note(_next_commands(config, history))
     process_group.finalize()
     if unsaved is not None:
-        raise unsaved  # the last word: what was said before it is true, and of no use without the parameters
+        raise unsaved  # last: the results above are of no use without the parameters
     return EXIT_PREEMPTED if history.stopped_by == SIGNAL.name else EXIT_OK
 
 
@@ -105,7 +105,7 @@ def _next_commands(config: TrainConfig, history: DistributedTrainingHistory) -> 
 def _train(
     experiment: Experiment, console: Console
 ) -> tuple[DistributedTrainingHistory, NotSavedError | None]:
-    """Fits, and unless a signal said to hurry, evaluates on the test samples."""
+    """Fits, and evaluates on the test samples unless a signal ended the run."""
     with closing(KeptOpen()) as sink:
         return _train_into(sink, experiment, console)
 
@@ -143,8 +143,8 @@ def _train_into(
         if config.report:
             events = reporting.event_log(config.run_folder, trainer.is_master(), console.note)
             events.log("test", step=history.num_steps, metrics=numbers(test))
-            told = (config.report_samples, trainer.predict, events, sink, history.num_steps, console.note)
-            samples.tell(splits, *told)
+            parts = (config.report_samples, trainer.predict, events, sink, history.num_steps, console.note)
+            samples.log_samples(splits, *parts)
     return history, unsaved
 
 
@@ -184,7 +184,7 @@ def trainer_of(config: TrainConfig, info: DatasetInfo) -> DistributedTrainer:
 
 
 def stored_info(config: TrainConfig) -> DatasetInfo:
-    """What the model was told of the data; of a run folder that does not say it, from the data themselves."""
+    """Facts of the data that the model was made with; read from the data where a run folder lacks them."""
     file = config.run_folder.data
     if not file.is_file():  # of a version before it was kept
         return data_of(config).info

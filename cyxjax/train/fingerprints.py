@@ -114,7 +114,7 @@ class OneSample:
 
 
 class OneStep:
-    """A loader's batches of the first step alone; its sampler is told of no epoch."""
+    """A loader's batches of the first step alone; `set_epoch` is not called."""
 
     def __init__(self, batches: Sequence[Any]):
         self._batches = batches
@@ -123,7 +123,7 @@ class OneStep:
         return iter(self._batches)
 
     def digest(self) -> str:
-        """Equal where two ranks read the same samples; "" for rows that are all alike and tell nothing."""
+        """Equal where two ranks read the same samples; "" for rows that are all equal."""
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self._batches[:1])]
         if not any((leaf[1:] != leaf[:1]).any() for leaf in leaves):
             return ""

@@ -1,4 +1,4 @@
-"""A device that runs out of memory, told with this run's numbers and what to change."""
+"""Explains a device's out-of-memory error with this run's numbers and what to change."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ def explained(plan: StepPlan, num_replicas: int) -> Iterator[None]:
 
 
 def advice(plan: StepPlan, num_replicas: int) -> str:
-    """The run's numbers, and four remedies; those already taken are said to be."""
+    """The run's numbers, and four remedies; those in use are marked as such."""
     batch_size, _, k = plan.batch
     total = batch_size * k * num_replicas
     half = max(1, batch_size // 2)

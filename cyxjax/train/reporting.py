@@ -1,4 +1,4 @@
-"""What an experiment tells its event log, and the page that is drawn at its end. Neither may break a run."""
+"""Facts of an experiment for its event log, and the report drawn at its end. Neither may break a run."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ def start_facts(group: ProcessGroup, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _digest(content: Any) -> str:
-    """What tells one data set from another."""
+    """A digest that differs between data sets."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

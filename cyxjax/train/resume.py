@@ -168,7 +168,7 @@ def from_meta(meta: dict[str, Any], state: TrainState) -> tuple[RunState, Distri
 
 
 def place_of(meta: dict[str, Any]) -> Position:
-    """Where the run stood. Raises: KeyError, TypeError, ValueError if that is not said."""
+    """The position that is stored. Raises: KeyError, TypeError, ValueError where there is none."""
     return Position(**{name: int(value) for name, value in meta["position"].items()})
 
 
@@ -229,7 +229,7 @@ def stored_inputs(meta: dict[str, Any]) -> PyTree:
 
 
 def _with_tuples(tree: PyTree) -> PyTree:
-    """`tree` with tuples in place of dicts whose names are 0, 1, ...: names of leaves tell no more."""
+    """`tree` with tuples in place of dicts whose names are 0, 1, ...: names of leaves do not differ."""
     if not isinstance(tree, dict):
         return tree
     parts = {name: _with_tuples(part) for name, part in tree.items()}

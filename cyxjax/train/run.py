@@ -24,7 +24,7 @@ from cyxjax.train.hooks.digests import DigestHook
 from cyxjax.train.hooks.events import EventsHook
 from cyxjax.train.hooks.goodput import GoodputHook
 from cyxjax.train.hooks.loss_spike import LossSpikeHook
-from cyxjax.train.hooks.nonfinite import TerminateOnNaN, ToldIfFlat
+from cyxjax.train.hooks.nonfinite import TerminateOnNaN, WarnsOfNoLearning
 from cyxjax.train.hooks.profile import ProfileHook
 from cyxjax.train.hooks.progress import HistoryHook, RecordHook
 from cyxjax.train.hooks.saving import CheckpointHook, StopHook
@@ -116,7 +116,7 @@ def run_fit(
 
 
 def _total_steps(feed: Feed, start: Position, course: Course) -> int | None:
-    """Steps of the whole run when it will have ended, as far as can be told beforehand."""
+    """Steps of the whole run when it will have ended, as far as it is known beforehand."""
     if feed.steps_per_epoch is None:
         return course.max_steps
     ahead = (course.epochs - start.epoch) * feed.steps_per_epoch - start.step_in_epoch
@@ -191,7 +191,7 @@ def build_hooks(fit: Fit) -> list[Hook]:
         ),
         TerminateOnNaN(rollback.patience(settings.guard)),  # before what would take a NaN for a value
         *fit.spikes,
-        ToldIfFlat(tells=fit.plan.group.topology.is_master),
+        WarnsOfNoLearning(warns=fit.plan.group.topology.is_master),
         StopHook(history, fit.signals.stop, settings.course.max_time_s, settings.course.max_steps),
         # After ours, whose numbers they see.
         *composite.hooks_of(theirs, history, fit.plan.group, fit.hand_out),
@@ -207,7 +207,7 @@ def build_hooks(fit: Fit) -> list[Hook]:
         saves,  # after all whose word is part of what is saved
         *_profile(fit),
         *_goodput(fit),  # after saves, which are part of where the time went
-        *_events(fit, saves),  # last: the end is told when all is done
+        *_events(fit, saves),  # last: the end is logged when all is done
     ]
     save = partial(_save_at, fit)
     callbacks.begin([*theirs, *early], RunParts(history, fit.watchable, save))

@@ -139,13 +139,13 @@ class Run:
         history, untold = self.history, None if plan.data is None else fit_data.untold_rows(plan.data)
         history.world_size = plan.group.topology.world_size
         history.num_replicas = num_replicas(plan.group.mesh)
-        # Of a loader that does not tell its batch, the first one, were all ranks like this.
+        # Of a loader without a batch size: that of the first step, if all ranks are like this one.
         known = plan.settings.step.batch.global_batch_size
         history.effective_batch_size = known if untold is None else untold * history.world_size
 
 
 def first_state(plan: Plan, program: Program, first: FirstValues | None = None) -> tuple[RunState, list[str]]:
-    """(step 0, what to tell of its parameters): drawn from the seed, or what `first` names."""
+    """(step 0, notes about its parameters): drawn from the seed, or read from what `first` names."""
     mesh, seed, inputs = plan.group.mesh, plan.settings.seed, plan.inputs
     notes: list[str] = []
     first = first if first is not None and first.path is not None else None

@@ -65,7 +65,7 @@ class StepPlan(NamedTuple):
     comm_options: dict[str, Any]
     trainable: tuple[str, ...]  # patterns of names; (): all
     lora: LoraPlan
-    threads: int | None  # CPU threads of each process, where the numbers must not hang on them; None: any
+    threads: int | None  # CPU threads of each process, where the numbers must not depend on them; None: any
 
     @property
     def uses_float16(self) -> bool:
@@ -144,7 +144,7 @@ class GuardPolicy(NamedTuple):
 
 
 class Exactness(NamedTuple):
-    """What an exact run hangs on besides its step."""
+    """What the bits of an exact run depend on besides its step."""
 
     mode: Literal["none", "exact"]
     threads: int | None  # CPU threads each process must have; None: what suits it

@@ -37,7 +37,7 @@ from cyxjax.train.checks import whole_batch
 from cyxjax.train.checks.batch_checks import watched_samples
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.feed import eval_batches
-from cyxjax.train.feeding.predicting import predict_all, source_of, warned_of_nan
+from cyxjax.train.feeding.predicting import predict_all, source_of, with_nan_warning
 from cyxjax.train.hooks import callbacks as called
 from cyxjax.train.loop import Hook, RunState
 from cyxjax.train.plan import Plan, plan_fit, plan_without_data
@@ -242,7 +242,7 @@ class DistributedTrainer(GivenOnce):
         each = batch_size or self.plan.settings.step.batch.batch_size
         state = self.program.consensus(self.state)
         outputs = predict_all(self.program.predict_step, state, self.plan.group.mesh, source, each)
-        return warned_of_nan(outputs, self.is_master())
+        return with_nan_warning(outputs, self.is_master())
 
     def save_checkpoint(self, path: str) -> None:
         """Everything that makes the next step, as a checkpoint folder named `path`; rank 0 writes it.
@@ -304,7 +304,7 @@ class DistributedTrainer(GivenOnce):
 
     def get_model(self) -> Any:
         """The model as it was given; nnx models and SequentialModel hold the trained values, also when a
-        callback is told of an epoch, and after a fit that ended in an error."""
+        callback sees an epoch, and after a fit that ended in an error."""
         return self._model
 
     @property

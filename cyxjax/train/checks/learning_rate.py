@@ -37,7 +37,7 @@ def _some_steps(num_steps: int | None) -> np.ndarray:
 
 
 def check_rates(lr: Any, factor: Schedule, num_steps: int | None, own: Schedule | None = None) -> str:
-    """A line to tell where all steps of the run have the rate 0, "" where some have another.
+    """A warning where all steps of the run have the rate 0, "" where some have another.
 
     lr: the optimizer's, a number or a schedule, None where it is not known. num_steps: of the run, None where
     that is not known; some 30 of them are asked. own: the schedule that `fit` was given, if any.

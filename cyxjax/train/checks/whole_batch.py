@@ -41,7 +41,7 @@ def check_whole_batch(loss: Any, settings: Settings, data: FitData) -> None:
 
 
 def check_full_batches(loss: Any, data: Any, batch: BatchShape, what: str) -> None:
-    """Raises: ConfigError where `data` end in a short batch and the loss cannot be told of its padding."""
+    """Raises: ConfigError where `data` end in a short batch and the loss has no argument for its padding."""
     if not sees_whole_batch(loss) or loss.takes_padding:
         return
     size = batch.batch_size * batch.num_shares
@@ -52,7 +52,7 @@ def check_full_batches(loss: Any, data: Any, batch: BatchShape, what: str) -> No
     else:
         return
     raise ConfigError(
-        f"the {what} {short}, and the loss takes no weight that tells padding from samples. "
+        f"the {what} {short}, and the loss takes no weight that separates padding from samples. "
         "HINT: take it as third argument, fn(output, target, weight): 1 for a sample, 0 for padding."
     )
 
@@ -69,7 +69,7 @@ def check_same_params(sync: Sync, comm: str) -> None:
 
 
 def check_norms(fns: ModelFns, settings: Settings, inputs: Any) -> list[str]:
-    """Lines to tell. Batch norms of the model can leave padding out, where there is or may be some.
+    """Warnings. Batch norms of the model can leave padding out, where there is or may be some.
 
     inputs: one sample's, (1, ...).
     Raises: ConfigError with the shape of what a norm takes.

@@ -111,7 +111,7 @@ def with_batch_size(
     """`config` with the batch size of a loader that has one: it counts samples per process, ours per replica.
 
     Raises: ConfigError when `global_batch_size` says something else, and where the learning rate is to follow
-        a batch that nobody tells.
+        a batch whose size is not known.
     """
     per_process = told_batch(loader)
     if per_process is None:
@@ -229,7 +229,7 @@ def one_input(data: Any) -> PyTree:
 
 
 def untold_rows(data: FitData) -> int | None:
-    """Samples of this process in the first step of a loader that does not tell its batch; None of others."""
+    """Samples of this process in the first step of a loader without a batch size; None of others."""
     if data.indexed or told_batch(data.train) is not None:
         return None
     return sum(rows_of(batch) for batch in data.first)

@@ -34,7 +34,9 @@ def stream(
 def endless(
     local: int, loader: Any, accumulation: int, place: Any = None, size: int = 0
 ) -> Iterator[HostBatch]:
-    """As `stream`, pass after pass, each told its number. Raises: DataError where a pass gives nothing.
+    """As `stream`, pass after pass; `set_epoch` gets the number of each.
+
+    Raises: DataError where a pass gives nothing.
 
     A place is (number of the pass, the loader's own).
     """

@@ -34,7 +34,7 @@ class Placer(Protocol):
 
 
 def _naming_its_sample(error: WrappingError, host: HostBatch) -> WrappingError:
-    """`error` of a number that does not fit, told with its sample where samples have numbers."""
+    """`error` of a number that does not fit, with the number of its sample where samples have numbers."""
     return error if host.ids is None else error.at(f"sample {host.ids[error.row]}")
 
 

@@ -101,7 +101,7 @@ def predict_all(predict_step: Callable, state: TrainState, mesh: Mesh, source: S
     return jax.tree.map(lambda *p: np.concatenate(p) if p[0].ndim else p[0], *parts)
 
 
-def warned_of_nan(outputs: PyTree, is_master: bool) -> PyTree:
+def with_nan_warning(outputs: PyTree, is_master: bool) -> PyTree:
     """`outputs`; rank 0 says which row is NaN, of which argmax would make class 0."""
     rows = [
         np.isnan(leaf.reshape(len(leaf), -1)).any(1) for leaf in jax.tree.leaves(outputs) if _is_real(leaf)

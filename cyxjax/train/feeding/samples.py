@@ -1,6 +1,6 @@
 """What a trained model makes of some test samples: counts by class, pictures, reconstructions, text.
 
-Told as events, for the report, and as a record, for the sinks. Called on all ranks alike; never raises for
+Shown as events, for the report, and as a record, for the sinks. Called on all ranks alike; never raises for
 a model that trains but cannot predict.
 """
 
@@ -21,7 +21,7 @@ _TEXTS, _NEW_TOKENS = 3, 64
 Predict = Callable[[Any], Any]
 
 
-class Told(NamedTuple):
+class Shown(NamedTuple):
     """An event and the media of a record that say the same."""
 
     event: str
@@ -29,7 +29,7 @@ class Told(NamedTuple):
     media: Mapping[str, Media]
 
 
-def tell(
+def log_samples(
     splits: Splits,
     most: int,
     predict: Predict,
@@ -44,16 +44,16 @@ def tell(
         return
     inputs, targets = splits.test.take(np.arange(count))
     try:
-        for told in _told(splits.info, inputs, targets, predict):
-            events.log(told.event, **told.values)
-            if told.media:
-                record: dict[str, float | int | str | Media] = {"kind": told.event, "step": step}
-                sink.log(record | dict(told.media))
+        for shown in _shown(splits.info, inputs, targets, predict):
+            events.log(shown.event, **shown.values)
+            if shown.media:
+                record: dict[str, float | int | str | Media] = {"kind": shown.event, "step": step}
+                sink.log(record | dict(shown.media))
     except Exception as err:  # a model that trains but cannot predict: alike on all ranks
         say(f"WARNING: the report shows no predictions: {describe(err)}")
 
 
-def _told(info: DatasetInfo, inputs: Any, targets: Any, predict: Predict) -> Iterator[Told]:
+def _shown(info: DatasetInfo, inputs: Any, targets: Any, predict: Predict) -> Iterator[Shown]:
     if info.task == "language":
         yield from _continued(info, inputs, predict)
         return
@@ -71,7 +71,7 @@ def _told(info: DatasetInfo, inputs: Any, targets: Any, predict: Predict) -> Ite
         counts = confusion_matrix(found, targets, info.num_classes)
         sure = np.max(_softmax(np.asarray(found, np.float64)), -1)
         values = {"confusion": counts, "classes": info.class_names}
-        yield Told("predictions", values, {"test_confidence": histogram(sure)})
+        yield Shown("predictions", values, {"test_confidence": histogram(sure)})
     if _are_pictures(inputs):
         yield _classified(info, inputs, np.asarray(targets), np.asarray(found, np.float64))
 
@@ -85,7 +85,7 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
     return grown / grown.sum(-1, keepdims=True)
 
 
-def _classified(info: DatasetInfo, inputs: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> Told:
+def _classified(info: DatasetInfo, inputs: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> Shown:
     """What it took for something else, the surest first, then the first that were right."""
     chosen = scores.argmax(-1)
     wrong = np.flatnonzero(chosen != labels)
@@ -102,21 +102,21 @@ def _classified(info: DatasetInfo, inputs: np.ndarray, labels: np.ndarray, score
         for i, pixels, caption in zip(order, drawn, captions, strict=True)
     ]
     media = {f"test_sample_{n}": Image(p, c) for n, (p, c) in enumerate(zip(drawn, captions, strict=True))}
-    return Told("samples", {"images": items}, media)
+    return Shown("samples", {"images": items}, media)
 
 
-def _reconstructed(inputs: np.ndarray, again: np.ndarray) -> Told:
+def _reconstructed(inputs: np.ndarray, again: np.ndarray) -> Shown:
     """Each sample on the left, what the model made of it on the right; one scale of grey for all."""
     gap = np.full((*inputs.shape[:2], 1, inputs.shape[3]), inputs.max(), np.float32)
     drawn = pictures(np.concatenate([inputs, gap, np.clip(again, inputs.min(), inputs.max())], 2))
     items = [{"png": _text(pixels), "caption": ""} for pixels in drawn]
     media = {f"test_sample_{n}": Image(pixels, "sample | made again") for n, pixels in enumerate(drawn)}
-    return Told(
+    return Shown(
         "samples", {"images": items, "note": "Left the sample, right what the model made of it."}, media
     )
 
 
-def _continued(info: DatasetInfo, tokens: Any, predict: Predict) -> Iterator[Told]:
+def _continued(info: DatasetInfo, tokens: Any, predict: Predict) -> Iterator[Shown]:
     """Text that the model writes after the first half of some windows, always the likeliest next token."""
     if not info.vocabulary or np.ndim(tokens) != 2 or tokens.shape[1] < 2:
         return
@@ -137,7 +137,7 @@ def _continued(info: DatasetInfo, tokens: Any, predict: Predict) -> Iterator[Tol
         )
     ]
     media = {f"test_text_{n}": Text(f"{t['prompt']} >>> {t['continued']}") for n, t in enumerate(shown)}
-    yield Told("samples", {"texts": shown}, media)
+    yield Shown("samples", {"texts": shown}, media)
 
 
 def _text(pixels: np.ndarray) -> str:

@@ -23,7 +23,7 @@ from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.loop import Hook, Position, RunState, StepInfo
 
 FILE, CONFIG = "box.json", "config.yaml"
-_MOST = 3  # boxes of one process: the first tell, the rest repeat them
+_MOST = 3  # boxes of one process: later ones repeat the first
 
 
 class BlackBox(NamedTuple):

@@ -43,8 +43,8 @@ def hooks_of(
 class CompositeCallback(Hook):
     """Hooks of which one on one rank can stop the run on all, at one step.
 
-    A stop said at a step is sent along with the next, as a signal's is: no exchange of its own. At epochs and
-    evaluations, and at both ends of a run, the ranks tell each other: an exchange each. There it also shows
+    A stop that is asked for at a step is sent with the next step, as a signal's is: no exchange of its own.
+    At epochs and evaluations, and at both ends of a run, the ranks exchange it. There it also shows
     if one rank alone called something of all, such as `evaluate`.
     """
 

@@ -8,7 +8,7 @@ from cyxjax.train.loop import Hook, Position, RunState
 
 
 class EventsHook(Hook):
-    """On every rank, since the group is asked who is in it; the log of one rank keeps what is told.
+    """On every rank, since all ranks answer who is in the group; the log of one rank keeps the events.
 
     facts: what a start says besides its place. ask_ranks: a value of each rank, by rank; a meeting of all.
     Stands after the hook that saves.

@@ -1,4 +1,4 @@
-"""`on_loss_spike: rollback`: a loss that jumps and stays up is told from noise by the median of those before.
+"""`on_loss_spike: rollback`: the median of earlier losses separates noise from a jump that stays.
 
 Source of going back: Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, section 5.1. Finding them is ours.
 """
@@ -28,7 +28,7 @@ class LossSpikeHook(Hook):
     nothing there. Steps that were left out have no loss. After a rollback the window stays: it is of the
     state that training goes on from. A checkpoint keeps it: a resumed run judges as one that was not cut.
 
-    memory: as another hook's `memory` said; {}: of a new run.
+    memory: the `memory` of the hook before; {}: of a new run.
     """
 
     def __init__(self, factor: float, window: int, steps: int, memory: Mapping[str, Any] = _NOTHING) -> None:

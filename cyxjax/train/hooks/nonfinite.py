@@ -57,17 +57,17 @@ class TerminateOnNaN(Hook):
             )
 
 
-class ToldIfFlat(Hook):
+class WarnsOfNoLearning(Hook):
     """Says once if the gradient was 0 in all steps of the first epoch that were measured."""
 
-    def __init__(self, tells: bool) -> None:
-        self._tells = tells
+    def __init__(self, warns: bool) -> None:
+        self._warns = warns
 
     def on_epoch(self, info: EpochInfo) -> None:
-        if self._tells and info.train.get(GRAD_NORM) == 0:
+        if self._warns and info.train.get(GRAD_NORM) == 0:
             warn_on_stderr(
                 "The gradient was 0 in every step that was measured: the loss does not depend on what is "
                 "trained, and nothing is learned. HINT: look for stop_gradient, argmax, a cast to integers, "
                 "a loss that is a constant, or a mask that leaves out every sample."
             )
-        self._tells = False
+        self._warns = False

@@ -23,7 +23,7 @@ class ProfileHook(Hook):
 
     Begins and ends between two steps, when no other is under way. At its end all ranks come to `exchange`,
     one whose trace failed too; then `page`, on the rank that is given one, holds all of them. What goes wrong
-    is told once by `say`.
+    is printed once by `say`.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ProfileHook(Hook):
                 self._fail(err)
                 return
             for rank, why in enumerate(ranks):
-                if isinstance(why, str) and rank > 0:  # rank 0 has told its own
+                if isinstance(why, str) and rank > 0:  # rank 0 has printed its own
                     self._say(f"WARNING: rank {rank}: no profile: {why}")
         if first_line:
             self._say(

@@ -1,4 +1,4 @@
-"""The parts that watch a run. Each is told values (`StepInfo`, `RunState`, ...), never the trainer."""
+"""Hooks that record a run. Each receives values (`StepInfo`, `RunState`, ...), never the trainer."""
 
 import math
 import time

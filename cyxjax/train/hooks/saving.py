@@ -67,7 +67,7 @@ class CheckpointHook(Hook):
 
 
 class HandOutHook(Hook):
-    """A model that holds values has the trained ones when an epoch is told of, for whoever saves it then."""
+    """A model that holds values has the trained ones when callbacks see an epoch, and may save it."""
 
     def __init__(self, hand_out: Callable[[], None]):
         self._hand_out = hand_out

@@ -60,7 +60,7 @@ def _of_checkpoints(folder: Path, spans: list[Stretch]) -> list[Finding]:
         try:
             meta = read_manifest(step_folder(folder, step)).meta
         except CheckpointError:
-            continue  # `cyxjax checkpoint verify` tells of damage; what is damaged is not resumed from
+            continue  # `cyxjax checkpoint verify` names damage; a damaged step is not restored
         found = Tally.from_json(meta["ledger"]) if "ledger" in meta else None
         at = recorded.get(found.steps) if found is not None else None
         if found is not None and at is not None and not at.after.same(found):

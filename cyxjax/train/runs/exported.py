@@ -44,5 +44,5 @@ def refuse_other_outputs(found: PyTree, wanted: PyTree, room: float) -> None:
         if a.shape != b.shape or not np.allclose(a, b, rtol=room, atol=noise):
             raise DataError(
                 f"what was exported computes something else (output {name or 'of the model'}). "
-                "HINT: --to safetensors; tell us, with the model."
+                "HINT: --to safetensors; open an issue, with the model."
             )

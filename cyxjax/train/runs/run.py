@@ -38,7 +38,7 @@ class StoredRun:
     """What a run left behind, ready to predict, evaluate and train on."""
 
     config: TrainConfig
-    info: DatasetInfo  # what the model was told of the data
+    info: DatasetInfo  # facts of the data that the model was made with
     trainer: DistributedTrainer
     """As it stood at the step; `trainer.fit` goes on from there."""
 
@@ -66,7 +66,7 @@ class StoredRun:
 
     @cached_property
     def data(self) -> Splits:
-        """The run's own samples, read again; what is known to be others than it was trained on is told.
+        """The run's own samples, read again; a warning says which differ from those it was trained on.
 
         Raises: ConfigError, DataError where they are no more.
         """

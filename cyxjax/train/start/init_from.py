@@ -19,7 +19,7 @@ PyTree = Any
 def with_first_values(
     first: FirstValues, params: PyTree, model_state: PyTree
 ) -> tuple[PyTree, PyTree, list[str]]:
-    """(params, model_state) with the arrays that `first` names in place of those drawn; what to tell of it.
+    """(params, model_state) with the arrays that `first` names in place of those drawn; a table of them.
 
     Adapters (LoRA) stay as drawn. Raises: ConfigError for a file that cannot be read or does not fit.
     """

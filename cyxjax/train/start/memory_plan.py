@@ -80,8 +80,8 @@ def table(held: list[Held], device_bytes: float | None) -> list[str]:
     for count in COUNTS:
         cells = [f"{size(one.state_bytes(count))}+{size(one.temporary_bytes(count))}" for one in held]
         fits = next((one.comm for one in held if one.whole_bytes(count) <= (device_bytes or 0)), "none fits")
-        said = f"  -> {fits}" if device_bytes else ""
-        lines.append(f"  {count:>8}" + "".join(f" {cell:>17}" for cell in cells) + said)
+        best = f"  -> {fits}" if device_bytes else ""
+        lines.append(f"  {count:>8}" + "".join(f" {cell:>17}" for cell in cells) + best)
     return lines
 
 

@@ -28,17 +28,17 @@ def _remembering(make: _Make) -> _Make:
         _check_words(make.__name__, given, takes.parameters)
         bound = takes.bind(*args, **given)
         bound.apply_defaults()
-        told = bound.arguments | {"lr": _checked_rate(bound.arguments["lr"])}
-        _check_decays(make.__name__, told)
-        optimizer = make(**told)
+        values = bound.arguments | {"lr": _checked_rate(bound.arguments["lr"])}
+        _check_decays(make.__name__, values)
+        optimizer = make(**values)
         optimizer.ddp = ddp
 
         def remade(**changes: Any) -> Optimizer:
             _check_words(make.__name__, changes, takes.parameters)
-            return made(**(told | changes))
+            return made(**(values | changes))
 
         optimizer.remade = remade
-        optimizer.made_with = {"name": make.__name__, **told}
+        optimizer.made_with = {"name": make.__name__, **values}
         return optimizer
 
     return cast("_Make", made)
@@ -262,9 +262,9 @@ def _accepted(section: OptimizerConfig, rule: Callable, options: dict[str, Any])
     is_open = any(one.kind is one.VAR_KEYWORD for one in takes.values())
     for option in options:
         if option in _RATES or (option not in takes and not is_open):
-            said = "is optimizer.lr" if option in _RATES else "is no option of it"
+            problem = "is optimizer.lr" if option in _RATES else "is no option of it"
             near = "write lr" if option in _RATES else nearest(option, set(takes) - set(_RATES))
             raise ConfigError(
-                f"optimizer {section.name!r}: {option!r} {said}. HINT: {near}", key=f"options.{option}"
+                f"optimizer {section.name!r}: {option!r} {problem}. HINT: {near}", key=f"options.{option}"
             )
     return checked_kinds(f"optimizer {section.name!r}", rule, options, "options")

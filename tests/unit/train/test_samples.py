@@ -22,7 +22,7 @@ class Kept:
         data = ArrayDataset(inputs, targets)
         events = type("E", (), {"log": lambda _, event, **values: self.events.update({event: values})})()
         sink = type("S", (), {"log": lambda _, record: self.records.append(record)})()
-        samples.tell(Splits(data, data, data, info), most, predict, events, sink, 7, self.said.append)
+        samples.log_samples(Splits(data, data, data, info), most, predict, events, sink, 7, self.said.append)
         return self
 
 

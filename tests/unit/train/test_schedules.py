@@ -12,7 +12,7 @@ from cyxjax.config.load import load_config
 from cyxjax.config.schedules import OPTAX_SCHEDULES, ScheduleConfig
 from cyxjax.errors import ConfigError
 from cyxjax.train.checks.learning_rate import check_rates
-from cyxjax.train.hooks.nonfinite import ToldIfFlat
+from cyxjax.train.hooks.nonfinite import WarnsOfNoLearning
 from cyxjax.train.loop import EpochInfo, Position
 from cyxjax.train.schedules import build_schedule
 from cyxjax.train.settings import RatePlan, resolve
@@ -200,10 +200,10 @@ def test_what_would_climb_is_refused_by_fit(optimizer, schedule, message):
 
 
 def test_gradients_that_are_0_all_through_are_told_once(capsys):
-    hook = ToldIfFlat(tells=True)
+    hook = WarnsOfNoLearning(warns=True)
     for _ in range(2):
         hook.on_epoch(EpochInfo(Position(), {"loss": 1.0, "grad_norm": 0.0}, {}))
     assert capsys.readouterr().err.count("The gradient was 0 in every step that was measured") == 1
     for train in ({"loss": 1.0, "grad_norm": 0.1}, {"loss": 1.0}):
-        ToldIfFlat(tells=True).on_epoch(EpochInfo(Position(), train, {}))
+        WarnsOfNoLearning(warns=True).on_epoch(EpochInfo(Position(), train, {}))
     assert capsys.readouterr().err == ""
