@@ -15,8 +15,9 @@ from cyxjax.core.step import TrainState
 from cyxjax.launch import environment
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import fingerprints, resume
-from cyxjax.train.checks import exactness, learning_rate, whole_batch
+from cyxjax.train.checks import exactness, whole_batch
 from cyxjax.train.checks.batch_checks import BatchChecks, check_batches, check_tuple
+from cyxjax.train.checks.learning_rate import check_rates
 from cyxjax.train.checks.precision import check_float16
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.monitor import watchable_in
@@ -61,7 +62,8 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     watchable.of(settings.watch)
     callbacks.check_watched(recipe.callbacks, watchable)
     rate, lr = settings.step.rate, getattr(recipe.optimizer, "lr", None)
-    lines = [learning_rate.check_rates(lr, build_schedule(rate), _num_steps(plan), rate.own)]
+    is_constant = rate.name == "constant" and not rate.warmup_steps and not callable(lr)
+    lines = [] if is_constant else [check_rates(lr, build_schedule(rate), _num_steps(plan), rate.own)]
     unpadded = is_own(recipe.loss, recipe.metrics) and has_whole_batch(settings.step, mesh)
     if not unpadded:
         lines += whole_batch.check_norms(recipe.fns, settings, plan.inputs)
