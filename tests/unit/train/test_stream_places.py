@@ -297,7 +297,7 @@ def test_a_stream_of_torchs_gives_single_samples(monkeypatch):
     "make",
     [
         *(grain_batches, grain_loader, hugging_face, hugging_face_shuffled, torch_rows),
-        pytest.param(grain_workers, positions=pytest.mark.slow),
+        pytest.param(grain_workers, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("steps", [None, 4], ids=["passes", "steps"])
