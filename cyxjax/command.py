@@ -1,7 +1,6 @@
 """The habits of all our command lines: one line for a wrong word, and help that a pipe may cut short."""
 
 import argparse
-import errno
 import math
 import os
 import sys
@@ -94,22 +93,6 @@ def quiet_output() -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
-
-
-def line_of(error: OSError | OverflowError) -> str:
-    """An error of the operating system, or of a number that is too large for it, in one line."""
-    if isinstance(error, OverflowError):
-        return f"a number is too large: {error}. HINT: give a smaller one."
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return "the working folder was deleted. HINT: change to one that exists."
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = error.filename or "where the output goes"
-        return f"{where}: {error.strerror}. HINT: free space there, then run it again."
-    return (
-        f"{error.filename or 'input or output'}: {error.strerror or error}. HINT: check path and permissions."
-    )
 
 
 def show(text: str) -> None:

@@ -87,7 +87,6 @@ def prepare(directory: Path) -> None:
 
     Raises: CheckpointError with the path if it cannot be made, is no folder, or is not writable.
     """
-    _refuse_name(directory)
     make_private(directory)
     if not os.access(directory, os.W_OK | os.X_OK):
         raise CheckpointError(f"{directory} is not writable. HINT: name a folder this user may write.")
@@ -123,22 +122,6 @@ def refuse_swapped(directory: Path, known: tuple[int, int]) -> None:
         raise CheckpointError(
             f"{directory} is {what} since this run began; nothing is written there. "
             "HINT: put back the folder that was there."
-        )
-
-
-def _refuse_name(directory: Path) -> None:
-    """Raises: CheckpointError for a path that the array store takes for something else than a folder.
-
-    With orbax 0.11 and TensorStore 0.1.8x: patterns are looked up as such when a save is put together, and
-    what lies below "gs:" is looked for in a bucket. The save then fails, or cannot be read back.
-    """
-    text = str(directory)
-    found = [repr(c) for c in "*?[" if c in text] + [p for p in directory.parts if p in ("gs:", "s3:")]
-    if found or not text.isprintable():
-        what = f"holds {found[0]}" if found else "holds characters that cannot be printed"
-        raise CheckpointError(
-            f"{ascii(text)[1:-1]} {what}, which the array store does not take for a name. "
-            "HINT: name another folder for checkpoints."
         )
 
 

@@ -205,7 +205,7 @@ class StepStore:
         return folders.set_aside(self.directory, step, why)
 
 
-_FULL_TEXTS = ("RESOURCE_EXHAUSTED", "No space left on device", "Disk quota exceeded")
+_FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
 
 
 def describe_failure(snapshot: Snapshot, error: BaseException, directory: Path, in_a_row: int) -> str:

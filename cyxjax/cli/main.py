@@ -4,8 +4,16 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from cyxjax.command import drop_output, line_of, show
-from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, EXIT_USER_ERROR, ConfigError, CyxjaxError, nearest
+from cyxjax.command import drop_output, show
+from cyxjax.errors import (
+    EXIT_CONFIG,
+    EXIT_INTERRUPT,
+    EXIT_USER_ERROR,
+    ConfigError,
+    CyxjaxError,
+    known,
+    nearest,
+)
 from cyxjax.files import open_closed_streams, redact
 
 # word -> (module:function that takes the remaining words and gives an exit code, one line of help)
@@ -54,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[0] in ("train", "launch"):
             raise
         drop_output()  # what is still buffered would fail once more while Python ends
-        print(f"cyxjax: {line_of(err)}", file=sys.stderr)
+        print(f"cyxjax: {known(err, system=True)}", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("cyxjax: interrupted. HINT: run the same command again.", file=sys.stderr)

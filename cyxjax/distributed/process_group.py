@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
-from cyxjax.errors import ConfigError, GroupError
-from cyxjax.known_errors import translated
+from cyxjax.errors import ConfigError, GroupError, translated
 from cyxjax.launch import environment as backends
 from cyxjax.launch.backend import pages, platforms, programs
 from cyxjax.launch.clusters import discover

@@ -8,8 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyxjax import known_errors
-from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, ConfigError, CyxjaxError
+from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, ConfigError, CyxjaxError, known
 from cyxjax.files import open_closed_streams, redact
 from cyxjax.launch import output, save_request
 
@@ -34,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse(given, os.environ)
         return Supervisor(options, os.environ).run()
     except Exception as raised:
-        error = raised if isinstance(raised, CyxjaxError) else known_errors.known(raised)
+        error = raised if isinstance(raised, CyxjaxError) else known(raised)
         if error is None:
             raise
         output.say(f"{type(error).__name__}: {redact(str(error))}")

@@ -5,10 +5,16 @@ import threading
 import time
 from collections.abc import Sequence
 
-from cyxjax.command import line_of
-from cyxjax.errors import EXIT_CONFIG, EXIT_INTERRUPT, EXIT_USER_ERROR, ConfigError, CyxjaxError, DataError
+from cyxjax.errors import (
+    EXIT_CONFIG,
+    EXIT_INTERRUPT,
+    EXIT_USER_ERROR,
+    ConfigError,
+    CyxjaxError,
+    DataError,
+    known,
+)
 from cyxjax.files import open_closed_streams, redact
-from cyxjax.known_errors import known
 from cyxjax.launch import save_request
 from cyxjax.launch.clusters import discover
 from cyxjax.launch.environment import here
@@ -36,10 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("cyxjax.train: interrupted. HINT: run the same command again to go on.", file=sys.stderr)
         return EXIT_INTERRUPT
     except Exception as raised:
-        err = raised if isinstance(raised, CyxjaxError) else None if writing else known(raised)
-        if err is None and isinstance(raised, (OSError, OverflowError)) and not writing:
-            print(f"cyxjax.train: {line_of(raised)}", file=sys.stderr)
-            return EXIT_CONFIG
+        err = raised if isinstance(raised, CyxjaxError) else None if writing else known(raised, system=True)
         if err is None:
             raise
         if writing:

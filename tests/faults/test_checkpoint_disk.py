@@ -64,7 +64,6 @@ def broken_disk(monkeypatch):
     [
         (OSError(errno.ENOSPC, "No space left on device"), "the disk is full"),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "the disk is full"),
-        (ValueError("RESOURCE_EXHAUSTED: Error writing: No space left on device"), "the disk is full"),
         (OSError(errno.EIO, "Input/output error"), "Input/output error"),
         (RuntimeError("anything a library may raise"), "RuntimeError: anything"),
     ],

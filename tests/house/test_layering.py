@@ -15,7 +15,6 @@ PACKAGE = Path(__file__).parents[2] / "cyxjax"
 FILES = sorted(PACKAGE.rglob("*.py"))
 GROUND = {
     "errors",
-    "known_errors",
     "plugins",
     "command",
     "files",
@@ -29,15 +28,14 @@ GROUND = {
 BASE = GROUND | {"sync", "models"}
 MAY_IMPORT = {  # room -> rooms it may import, besides itself
     "errors": set(),
-    "known_errors": {"errors"},
     "plugins": {"errors"},
     "command": {"errors"},
     "files": {"errors"},
     "run_folder": {"errors", "files"},
-    "launch": {"errors", "known_errors", "command", "files", "run_folder"},
+    "launch": {"errors", "command", "files", "run_folder"},
     "config": {"errors", "plugins", "command", "files", "run_folder"},
     "checkpoint": {"errors", "files", "run_folder"},
-    "core": {"errors", "known_errors"},
+    "core": {"errors"},
     "sync": {"errors", "plugins", "core"},
     "data": {"errors", "plugins", "files", "core"},
     "models": {"errors", "plugins", "files", "core"},

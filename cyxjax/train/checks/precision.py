@@ -6,7 +6,7 @@ import jax
 
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import batch_shapes
-from cyxjax.known_errors import translated
+from cyxjax.errors import translated
 from cyxjax.train.program import Program
 
 PyTree = Any

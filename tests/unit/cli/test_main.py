@@ -249,7 +249,7 @@ def test_output_onto_a_full_disk_is_one_line(words):
         command = [sys.executable, "-m", "cyxjax.cli", *words]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("cyxjax: where the output goes: No space left on device. HINT: ")
+    assert done.stderr.startswith("cyxjax: No space left on device. HINT: ")
     assert done.stderr.count("\n") == 1
 
 

@@ -1,12 +1,11 @@
-"""The table of other libraries' and the system's errors: what each becomes, and what is left alone."""
+"""The table of errors of other libraries and of the system: what each becomes, and what is left alone."""
 
 import errno
 import os
 
 import pytest
 
-from cyxjax.errors import ConfigError
-from cyxjax.known_errors import known, translated
+from cyxjax.errors import ConfigError, known, translated
 
 
 @pytest.mark.parametrize(
@@ -31,6 +30,22 @@ def test_a_known_error_is_raised_as_ours(error, names):
         raise error
     assert names in str(caught.value)
     assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    ("error", "names"),
+    [
+        (FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "data.npz"), "'data.npz'"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out.npz"), "'out.npz'"),
+        (OSError("cannot seek"), "cannot seek"),
+        (OverflowError("int too large to convert"), "too large"),
+    ],
+)
+def test_a_command_has_a_line_for_every_error_of_the_system(error, names):
+    found = known(error, system=True)
+    assert isinstance(found, ConfigError)
+    assert names in str(found)
+    assert "[Errno" not in str(found)
 
 
 @pytest.mark.parametrize(
