@@ -6,6 +6,7 @@ would block and a device would never end.
 """
 
 import errno
+import json
 import os
 import re
 import secrets
@@ -118,6 +119,20 @@ def read_plain(path: str | os.PathLike[str], max_bytes: int | None = None) -> by
     if max_bytes is not None and len(data) > max_bytes:
         raise OSError(errno.EFBIG, f"holds more than {max_bytes} bytes", str(path))
     return bytes(data)
+
+
+def read_json_lines(path: str | os.PathLike[str], max_bytes: int | None = None) -> list[dict[str, Any]]:
+    """The JSON objects that the lines of a file hold; [] without a file. A line torn by a crash is left out.
+
+    Raises: OSError, as `read_plain` does, for a file that is there.
+    """
+    found = []
+    raw = read_plain(path, max_bytes) if os.path.exists(path) else b""
+    for line in raw.decode("utf-8", "replace").splitlines():
+        with suppress(ValueError, RecursionError):
+            if isinstance(value := json.loads(line), dict):
+                found.append(value)
+    return found
 
 
 def refuse_special(path: str | os.PathLike[str]) -> None:

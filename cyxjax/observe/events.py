@@ -3,17 +3,16 @@
 For people and the report; training reads none of it. `{"event": "save", "at_unix_s": ..., "step": 400}`
 """
 
-import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from cyxjax.files import append, read_plain
-from cyxjax.observe.records import or_told, plain
+from cyxjax.files import read_json_lines
+from cyxjax.observe.records import add_line, once, or_told, plain
 
-_MAX_BYTES = 64 << 20  # of the newest lines that are read back
+_MAX_BYTES = 64 << 20  # a larger file is not read back
 
 
 class Events(Protocol):
@@ -39,43 +38,28 @@ class EventLog:
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
-        self._path, self._warn, self.begun, self._warned = path, warn, False, False
+        self._path, self._warn, self.begun = path, once(warn), False
 
     def log(self, event: str, **values: Any) -> None:
-        line = {"event": event, "at_unix_s": time.time(), **_plain(values)}
-        with or_told(self._path, self._warn_once):
-            if event == "start" and not self.begun:
-                self.begun = True
+        if event == "start" and not self.begun:
+            self.begun = True
+            with or_told(self._path, self._warn):
                 self._put_aside(values.get("step", 0))
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            append(self._path, (json.dumps(line, allow_nan=False) + "\n").encode(), durable=False)
+        add_line(self._path, {"event": event, "at_unix_s": time.time(), **_plain(values)}, self._warn)
 
     def _put_aside(self, step: int) -> None:
         names = [event["event"] for event in read_events(self._path)]
         if step == 0 and "end" in names[-1 - names[::-1].index("start") if "start" in names else 0 :]:
             os.replace(self._path, self._path.with_name(self._path.name + ".old"))
 
-    def _warn_once(self, text: str) -> None:
-        if not self._warned:
-            self._warned = True
-            self._warn(text)
-
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The events in `path`, oldest first; [] if there is no such file. Lines that are none are left out."""
     try:
-        raw = read_plain(path, _MAX_BYTES)
+        lines = read_json_lines(path, _MAX_BYTES)
     except OSError:
         return []
-    found = []
-    for line in raw.decode("utf-8", "replace").splitlines():
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # torn by a crash
-        if isinstance(event, dict) and isinstance(event.get("event"), str):
-            found.append(event)
-    return found
+    return [line for line in lines if isinstance(line.get("event"), str)]
 
 
 def _plain(value: Any) -> Any:

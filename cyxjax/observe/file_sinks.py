@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from cyxjax.files import open_plain, read_plain
+from cyxjax.files import open_plain, read_json_lines
 from cyxjax.observe.records import Record, plain_record, write_atomic
 
 
@@ -23,7 +23,7 @@ class JsonlSink:
 
     def __init__(self, path: str | Path, resume_step: int | None = None) -> None:
         self.path = Path(path)
-        kept = [json.dumps(r) for r in _kept(read_jsonl(self.path), self.path, resume_step)]
+        kept = [json.dumps(r) for r in _kept(read_json_lines(self.path), self.path, resume_step)]
         write_atomic(self.path, "".join(line + "\n" for line in kept))
         self._file = open_plain(self.path, "a", encoding="utf-8")
 
@@ -63,21 +63,6 @@ class CsvSink:
             writer.writeheader()
         writer.writerows(rows)
         write_atomic(self.path, text.getvalue())
-
-
-def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a metrics file; [] if there is none. A last line torn by a crash is left out."""
-    records = []
-    path = Path(path)
-    raw = read_plain(path) if path.exists() else b""
-    for line in raw.decode("utf-8", "replace").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            records.append(record)
-    return records
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:

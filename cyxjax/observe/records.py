@@ -6,6 +6,7 @@ the run so far); others are passed on as they are. A value may be a picture, a t
 trackers show and files leave out.
 """
 
+import json
 import math
 import struct
 import zlib
@@ -17,7 +18,7 @@ from typing import Protocol, TypeGuard
 
 import numpy as np
 
-from cyxjax.files import write_whole
+from cyxjax.files import append, write_whole
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -125,6 +126,19 @@ def or_told(path: Path, warn: Callable[[str], None]) -> Iterator[None]:
         yield
     except OSError as error:
         warn(f"WARNING: {path} was not written: {error.strerror or error}. HINT: check the disk.")
+
+
+def once(warn: Callable[[str], None]) -> Callable[[str], None]:
+    """`warn` for the first line only."""
+    lines = [warn]
+    return lambda text: lines.pop()(text) if lines else None
+
+
+def add_line(path: Path, value: Mapping[str, object], warn: Callable[[str], None]) -> None:
+    """Appends `value` to the file at `path` as a line of JSON; warns where it cannot be written."""
+    with or_told(path, warn):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        append(path, (json.dumps(value, allow_nan=False) + "\n").encode(), durable=False)
 
 
 def write_atomic(path: str | Path, text: str) -> None:

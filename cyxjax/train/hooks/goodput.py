@@ -14,7 +14,7 @@ from typing import Any
 from cyxjax.files import read_plain
 from cyxjax.launch import heartbeat
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.records import Sink, or_told, write_atomic
+from cyxjax.observe.records import Sink, once, or_told, write_atomic
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
 
 CAUSES = ("start", "compile", "input", "evaluation", "checkpoint", "restore", "detect", "restart", "redone")
@@ -43,10 +43,10 @@ class GoodputHook(Hook):
         self, path: Path, history: DistributedTrainingHistory, sink: Sink, say: Callable[[str], None]
     ):
         self._path, self._history, self._sink, self._say = path, history, sink, say
+        self._warn = once(say)
         self._before: dict[str, float] = {}  # seconds of earlier processes, and what their end cost
         self._base: dict[str, float] = {}  # phases up to here that are accounted for in _before
         self._steps, self._step, self._told_s = 0, 0, 0.0
-        self._warned = False
 
     def on_start(self, moment: RunState) -> None:
         self._base, self._told_s, self._step = heartbeat.spent(), time.monotonic(), moment.position.step
@@ -110,14 +110,9 @@ class GoodputHook(Hook):
             "at_unix_s": time.time(),
             "ended": ended,
         }
-        with or_told(self._path, self._warn_once):
+        with or_told(self._path, self._warn):
             write_atomic(self._path, json.dumps(values, indent=1) + "\n")
         return seconds
-
-    def _warn_once(self, text: str) -> None:
-        if not self._warned:
-            self._warned = True
-            self._say(text)
 
 
 def share(seconds: Mapping[str, float]) -> float:

@@ -277,7 +277,6 @@ def test_a_restore_in_place_gives_up_a_leaf_before_it_reads_another(tmp_path):
     [
         (OSError(errno.ENOSPC, "No space"), True),
         (OSError(errno.EDQUOT, "Quota"), True),
-        (ValueError("RESOURCE_EXHAUSTED: write"), True),
         (OSError(errno.EIO, "Input/output error"), False),
         (None, False),
     ],

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from cyxjax.errors import ConfigError
+from cyxjax.files import read_json_lines
 from cyxjax.observe import MultiSink, NullSink, build_sinks
 from cyxjax.observe.background import BackgroundSink
-from cyxjax.observe.file_sinks import CsvSink, JsonlSink, read_jsonl
+from cyxjax.observe.file_sinks import CsvSink, JsonlSink
 from cyxjax.observe.sinks import GuardedSink
 
 
@@ -54,7 +55,7 @@ def test_a_resumed_jsonl_repeats_no_step(tmp_path):
     for step in (30, 40):
         again.log({"step": step})
     again.close()
-    assert [r["step"] for r in read_jsonl(path)] == [10, 20, 30, 40]
+    assert [r["step"] for r in read_json_lines(path)] == [10, 20, 30, 40]
 
 
 def test_a_new_run_puts_the_old_file_aside(tmp_path):
@@ -63,8 +64,8 @@ def test_a_new_run_puts_the_old_file_aside(tmp_path):
         sink = JsonlSink(path)
         sink.log({"step": step})
         sink.close()
-    assert read_jsonl(path) == [{"step": 2}]
-    assert read_jsonl(tmp_path / "m.jsonl.old") == [{"step": 1}]
+    assert read_json_lines(path) == [{"step": 2}]
+    assert read_json_lines(tmp_path / "m.jsonl.old") == [{"step": 1}]
 
 
 def test_csv_widens_and_resumes(tmp_path):
