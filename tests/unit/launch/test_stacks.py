@@ -121,6 +121,6 @@ def test_a_line_of_a_hang_names_the_users_line_too():
     progress = Progress(4, "collective")
     alone = frames_of(EXCHANGE, '"/home/me/train.py", line 19 in on_step', FIT)
     said = _where(0, progress, alone, [], False)
-    assert said == "rank 0: step 4, collective, at store.py:43 exchange, from train.py:19 on_step"
+    assert said == "rank 0: step 4, collective, at agreement.py:43 exchange, from train.py:19 on_step"
     own = frames_of('"/home/me/train.py", line 3 in main')
     assert _where(0, progress, own, [], False) == "rank 0: step 4, collective, at train.py:3 main"
