@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
+
 _APART = 2.0**-20  # exact in float32, and below 1 when a million replicas add it up
 
 
@@ -12,6 +14,7 @@ class StopReason(NamedTuple):
     note: str
     hint: str
     strength: int = -1  # of a wish sent with a step, 0 the strongest; -1: every rank knows it
+    exit_code: int = EXIT_OK
 
     @property
     def sent(self) -> float:
@@ -20,10 +23,11 @@ class StopReason(NamedTuple):
         return _APART**self.strength
 
 
-SIGNAL = StopReason("signal", "a signal", "the same command trains on", 0)
-MAX_TIME = StopReason("max_time", "max_time", "the same command trains on", 1)
+SIGNAL = StopReason("signal", "a signal", "the same command trains on", 0, EXIT_PREEMPTED)
+INTERRUPT = StopReason("interrupt", "Ctrl-C", "the same command trains on", 1, EXIT_INTERRUPT)
+MAX_TIME = StopReason("max_time", "max_time", "the same command trains on", 2)
 CALLBACK = StopReason(
-    "callback", "a callback", "the same command trains on, unless a callback stops it again", 2
+    "callback", "a callback", "the same command trains on, unless a callback stops it again", 3
 )
 EARLY_STOPPING = StopReason(
     "early_stopping", "early stopping", "the same command with more patience of early stopping trains on"

@@ -12,7 +12,7 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.metrics import numbers
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.distributed import process_group
-from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, CheckpointError, ConfigError, NotSavedError
+from cyxjax.errors import EXIT_OK, CheckpointError, ConfigError, NotSavedError
 from cyxjax.files import read_plain
 from cyxjax.launch.backend import programs
 from cyxjax.observe.console import Console, build_console
@@ -20,7 +20,7 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.lines import line_of_test
 from cyxjax.observe.records import Sink, or_told, write_atomic
 from cyxjax.observe.sinks import KeptOpen, build_sinks, check_names
-from cyxjax.observe.stop_reasons import MAX_TIME, SIGNAL, reason_of
+from cyxjax.observe.stop_reasons import MAX_TIME, reason_of
 from cyxjax.train import reporting
 from cyxjax.train.feeding import samples
 from cyxjax.train.plan import Plan
@@ -69,7 +69,7 @@ def train(experiment: Experiment) -> int:
     process_group.finalize()
     if unsaved is not None:
         raise unsaved  # last: the results above are of no use without the parameters
-    return EXIT_PREEMPTED if history.stopped_by == SIGNAL.name else EXIT_OK
+    return reason_of(history.stopped_by).exit_code
 
 
 @contextmanager
@@ -85,7 +85,8 @@ def _room_on_disk(run_dir: str) -> Iterator[None]:
 
 
 def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, console: Console) -> None:
-    if history.stopped_by not in (SIGNAL.name, MAX_TIME.name):
+    reason = reason_of(history.stopped_by)
+    if reason is not MAX_TIME and reason.exit_code == EXIT_OK:
         return
     saved = max(list_steps(config.checkpoint_path), default=0)
     if config.resume == "never" or saved < history.num_steps:
@@ -135,7 +136,7 @@ def _train_into(
     except NotSavedError as error:
         unsaved = error
     history = trainer.history
-    if history.stopped_by != SIGNAL.name:
+    if reason_of(history.stopped_by).exit_code == EXIT_OK:
         test = trainer.evaluate_metrics(splits.test, max_batches=config.max_eval_batches)
         console.note(line_of_test(numbers(test)))
         results = {f"test_{name}": value for name, value in numbers(test).items() if not math.isnan(value)}

@@ -192,7 +192,7 @@ def build_hooks(fit: Fit) -> list[Hook]:
         TerminateOnNaN(rollback.patience(settings.guard)),  # before what would take a NaN for a value
         *fit.spikes,
         WarnsOfNoLearning(warns=fit.plan.group.topology.is_master),
-        StopHook(history, fit.signals.stop, settings.course.max_time_s, settings.course.max_steps),
+        StopHook(history, fit.signals.reason, settings.course.max_time_s, settings.course.max_steps),
         # After ours, whose numbers they see.
         *composite.hooks_of(theirs, history, fit.plan.group, fit.hand_out),
         *early,

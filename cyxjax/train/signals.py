@@ -3,14 +3,30 @@
 import atexit
 import os
 import signal
+import sys
 import threading
 import time
 from types import FrameType, TracebackType
 
 from cyxjax.errors import EXIT_INTERRUPT
 from cyxjax.launch import save_request
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.observe.stop_reasons import INTERRUPT, SIGNAL, StopReason, reason_of
 
 _STOPS = ("SIGTERM", "SIGINT", "SIGHUP")
+
+
+def end_program_if_stopped(history: DistributedTrainingHistory, *, tells: bool) -> None:
+    """Returns unless SIGTERM or SIGHUP ended the training; then raises SystemExit, with the exit code 143.
+
+    tells: whether this process prints at which step a signal or Ctrl-C stopped the training.
+    """
+    reason = reason_of(history.stopped_by)
+    if reason in (SIGNAL, INTERRUPT) and tells:
+        warn_on_stderr(f"fit: stopped by {reason.note} at step {history.num_steps}. HINT: rerun to go on.")
+    if reason is SIGNAL:
+        sys.exit(reason.exit_code)
 
 
 class StopSignals:
@@ -28,9 +44,11 @@ class StopSignals:
         self._previous: dict[int, object] = {}
         self._is_open = False
 
-    def stop(self) -> bool:
-        """Whether a stop was asked for."""
-        return self.received is not None
+    def reason(self) -> StopReason | None:
+        """Why to stop, once a signal asked for it."""
+        if self.received is None:
+            return None
+        return INTERRUPT if self.received is signal.SIGINT else SIGNAL
 
     def take_save(self) -> bool:
         """Whether a checkpoint was asked for since the last call."""

@@ -29,7 +29,7 @@ from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
 from cyxjax.observe.sinks import NullSink, warn_on_stderr
-from cyxjax.observe.stop_reasons import SIGNAL
+from cyxjax.observe.stop_reasons import INTERRUPT, SIGNAL, reason_of
 from cyxjax.train import fit_arguments, loop, reporting, resume
 from cyxjax.train.checkpoint_comparison import changed_files
 from cyxjax.train.checks import order as checks
@@ -45,6 +45,7 @@ from cyxjax.train.program import Program, Recipe, build_program
 from cyxjax.train.rank_comparison import compare_samples
 from cyxjax.train.run import run_fit
 from cyxjax.train.run_state import UNTRAINED, Run, handed_out_after_errors
+from cyxjax.train.signals import end_program_if_stopped
 from cyxjax.train.start.dispatch import dispatch_for
 from cyxjax.train.start.optimizer_groups import groups_of
 
@@ -116,7 +117,9 @@ class DistributedTrainer(GivenOnce):
         A second call goes on from the trained parameters, also after one that ended in an error. With
         `config.resume` a run that was cut short goes on from its newest good checkpoint.
         Raises: ConfigError and DataError before anything is written;
-        NotSavedError after the end, with the trained parameters in place, if they could not be saved.
+        NotSavedError after the end, with the trained parameters in place, if they could not be saved;
+        SystemExit(143) after SIGTERM, once the state is saved: a program that went on would end with 0, and
+        a scheduler would take the run for finished. After Ctrl-C, the history so far is returned.
         """
         if ckpt_path is not None:
             self.load_checkpoint(ckpt_path)
@@ -132,8 +135,7 @@ class DistributedTrainer(GivenOnce):
                 history = fit_into_folder(self, plan, config, console)
             else:
                 history = self.fit_prepared(plan, console=console, open_sink=open_sink)
-        if self.stopped_by_signal and self.is_master():
-            warn_on_stderr(f"fit: stopped by a signal at step {history.num_steps}. HINT: rerun to go on.")
+        end_program_if_stopped(history, tells=self.is_master())
         return history
 
     def prepare(
@@ -324,8 +326,8 @@ class DistributedTrainer(GivenOnce):
 
     @property
     def stopped_by_signal(self) -> bool:
-        """Whether the last fit ended by a signal."""
-        return self.history.stopped_by == SIGNAL.name
+        """Whether a signal or Ctrl-C ended the last fit."""
+        return reason_of(self.history.stopped_by) in (SIGNAL, INTERRUPT)
 
     @property
     def stream_facts(self) -> StreamFacts | None:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 
@@ -13,6 +15,7 @@ from cyxjax.cli import audit
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
 from tests.support.launching import start
 from tests.support.training import EPOCHS, STEPS_PER_EPOCH, Jobs, checkpoints, newest_step, write_experiment
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 LAST = EPOCHS * STEPS_PER_EPOCH
@@ -45,12 +48,17 @@ def test_one_rank_is_told_and_all_stop_after_the_same_step(jobs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fault", "at"), [("TERM:0:compile:0", 0), ("TERM:0:eval:6", 6), ("INT:0:write:8", 8)]
+    ("fault", "at", "code"),
+    [
+        ("TERM:0:compile:0", 0, EXIT_PREEMPTED),
+        ("TERM:0:eval:6", 6, EXIT_PREEMPTED),
+        ("INT:0:write:8", 8, EXIT_INTERRUPT),
+    ],
 )
-def test_told_while_compiling_evaluating_or_saving(jobs, tmp_path, fault, at):
+def test_told_while_compiling_evaluating_or_saving(jobs, tmp_path, fault, at, code):
     config = write_experiment(tmp_path, epochs=20)
     ended = jobs.run(config, fault=fault)
-    assert ended.codes == [EXIT_PREEMPTED], ended.text
+    assert ended.codes == [code], ended.text
     # In a save: the signal comes while later steps are already under way.
     assert at < stopped_after(config, ended) <= at + (40 if "write" in fault else 1 + IN_FLIGHT)
 
@@ -111,3 +119,43 @@ def test_a_signal_to_launcher_and_ranks_within_two_seconds_is_one_request(tmp_pa
     assert run.log(0).count("Stopped and saved after step") == 1, run.log(0) + run.err
     assert list_steps(checkpoints(config))
     assert run.no_survivors_within(30)
+
+
+PROGRAM = """
+import sys, numpy as np, cyxjax as cx
+X, Y = np.eye(64, 4, dtype=np.float32), np.arange(64, dtype=np.int32) % 4
+trainer = cx.DistributedTrainer(cx.get_model("mlp")(), "cross_entropy", "adam")
+try:
+    trainer.fit(X, Y, epochs=int(sys.argv[2]), run_dir=sys.argv[1], log_every_n_batches=1)
+finally:
+    print("finally at step", trainer.history.num_steps, flush=True)
+print("trained", flush=True)
+"""
+
+
+@pytest.mark.parametrize("ranks", [0, 1, 2], ids=["alone", "one rank", "two ranks"])
+def test_a_program_of_ones_own_ends_with_the_code_of_a_stopped_run(ranks, tmp_path):
+    program, run_dir = tmp_path / "train.py", tmp_path / "run"
+    program.write_text(PROGRAM)
+
+    def begin(epochs):
+        launcher = ("-m", "cyxjax.launch", "--nproc-per-node", ranks) if ranks else ()
+        words = [sys.executable, "-u", *map(str, (*launcher, program, run_dir, epochs))]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    run = begin(100_000)
+    metrics = run_dir / "metrics.jsonl"
+    assert until(lambda: metrics.is_file() and metrics.stat().st_size, 90)  # training has begun
+    run.send_signal(signal.SIGTERM)
+    printed, _ = run.communicate(timeout=90)
+    assert run.returncode == EXIT_PREEMPTED, printed
+    assert printed.count("finally at step") == max(ranks, 1)
+    assert "trained" not in printed
+    (saved,) = {  # all ranks stop after the same step
+        line.split()[-1] for line in printed.splitlines() if "finally at step" in line
+    }
+    assert max(list_steps(run_dir / "checkpoints")) == int(saved)
+    run = begin(int(saved) + 2)
+    printed, _ = run.communicate(timeout=90)
+    assert run.returncode == EXIT_OK, printed
+    assert "trained" in printed

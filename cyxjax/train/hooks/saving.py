@@ -6,7 +6,7 @@ from typing import Any
 
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.stop_reasons import MAX_STEPS, MAX_TIME, SIGNAL, strongest
+from cyxjax.observe.stop_reasons import MAX_STEPS, MAX_TIME, StopReason, strongest
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
 
 PATIENCE_S, HURRIED_S = 30.0, 8.0
@@ -88,7 +88,7 @@ class StopHook(Hook):
     def __init__(
         self,
         history: DistributedTrainingHistory,
-        signalled: Callable[[], bool],
+        signalled: Callable[[], StopReason | None],
         max_time_s: float | None,
         max_steps: int | None = None,
     ):
@@ -99,8 +99,8 @@ class StopHook(Hook):
         self._started = time.monotonic()
 
     def ask(self) -> tuple[float, bool]:
-        if self._signalled():
-            return SIGNAL.sent, False
+        if (reason := self._signalled()) is not None:
+            return reason.sent, False
         late = self._max_time_s is not None and time.monotonic() - self._started > self._max_time_s
         return MAX_TIME.sent * late, False
 

@@ -4,13 +4,23 @@ import pytest
 
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.stop_reasons import CALLBACK, EPOCHS, MAX_TIME, REASONS, SIGNAL, reason_of, strongest
+from cyxjax.observe.stop_reasons import (
+    CALLBACK,
+    EPOCHS,
+    INTERRUPT,
+    MAX_TIME,
+    REASONS,
+    SIGNAL,
+    reason_of,
+    strongest,
+)
 from cyxjax.train.experiment import _next_commands
 
 
 @pytest.mark.parametrize("replicas", [1, 7, 1_000_000])
 def test_the_strongest_wish_is_known_from_the_sum_over_replicas(replicas):
     assert strongest(SIGNAL.sent) is SIGNAL
+    assert strongest(SIGNAL.sent + replicas * INTERRUPT.sent) is SIGNAL
     assert strongest(replicas * MAX_TIME.sent) is MAX_TIME
     assert strongest(replicas * CALLBACK.sent) is CALLBACK
     assert strongest(SIGNAL.sent + replicas * MAX_TIME.sent) is SIGNAL

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cyxjax as cx
-from cyxjax.errors import ConfigError
+from cyxjax.errors import EXIT_PREEMPTED, ConfigError
 from cyxjax.train.hooks.callbacks import Callback
 from tests.support.trainers import VAL, X, Y, config, trainer
 
@@ -101,9 +101,26 @@ def test_a_fit_that_a_signal_stopped_says_so(capfd):
                 os.kill(os.getpid(), signal.SIGTERM)
 
     one = trainer(callbacks=[Preempted()])
-    one.fit(X, Y, config(epochs=3))
+    with pytest.raises(SystemExit) as ended:
+        one.fit(X, Y, config(epochs=3))
+    assert ended.value.code == EXIT_PREEMPTED
     assert one.stopped_by_signal
-    assert f"stopped by a signal at step {one.history.num_steps}. HINT:" in capfd.readouterr().err
+    assert 0 < len(one.history.train_losses) < 3
+    assert f"step {one.history.num_steps}" in capfd.readouterr().err
+
+
+def test_after_an_interrupt_the_history_so_far_is_returned(capfd):
+    class Interrupted(cx.Callback):
+        def on_epoch(self, info):
+            if info.position.epoch == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    one = trainer(callbacks=[Interrupted()])
+    history = one.fit(X, Y, config(epochs=3))
+    assert history.stopped_by == "interrupt"
+    assert 0 < len(history.train_losses) < 3
+    assert one.stopped_by_signal
+    assert f"step {history.num_steps}" in capfd.readouterr().err
 
 
 def test_training_stops_early_and_a_resumed_run_has_waited_already(tmp_path):
