@@ -14,8 +14,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.replica import from_replica, sync_map, to_replica
+from cyxjax.core.trees import PyTree
 
-PyTree = Any
 REDUCTIONS = ("sum", "avg", "max", "min", "product")
 
 

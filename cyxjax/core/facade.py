@@ -25,10 +25,9 @@ from cyxjax.core.objective.forms import check_samples_first, compiled
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
 from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.strategy import Reducer, Sync
-from cyxjax.core.trees import named_leaves
+from cyxjax.core.trees import PyTree, named_leaves
 from cyxjax.errors import ConfigError, DataError
 
-PyTree = Any
 _NONE_ASKS = StatsAxes(refused="in a loop of your own each replica takes its own statistics")
 
 
@@ -178,12 +177,6 @@ def scale_and_check(grads: PyTree, factor: jax.Array) -> tuple[PyTree, jax.Array
     """(grads * factor, whether all of them are finite)."""
     scaled = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
     return scaled, jnp.array([jnp.isfinite(g).all() for g in jax.tree.leaves(scaled)]).all()
-
-
-@jax.jit
-def zero_leaves(grads: PyTree) -> jax.Array:
-    """bool (number of leaves,): leaves without any value but zero."""
-    return jnp.array([(g == 0).all() for g in jax.tree.leaves(grads)])
 
 
 def loss_and_output_grad(criterion: Any, output: PyTree, target: PyTree) -> tuple[jax.Array, PyTree]:

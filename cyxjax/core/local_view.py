@@ -13,8 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cyxjax.core.mesh import AXIS, PER_REPLICA, local_replicas
-
-PyTree = Any
+from cyxjax.core.trees import PyTree
 
 
 def local_mesh(mesh: Mesh) -> Mesh:

@@ -11,9 +11,8 @@ from jax import lax
 
 from cyxjax.core.mesh import AXIS, REPLICATED
 from cyxjax.core.strategy import Stepped, Sync
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
-
-PyTree = Any
 
 
 class SkipState(NamedTuple):

@@ -16,10 +16,9 @@ import optax
 from cyxjax.core.makers import maker_of
 from cyxjax.core.objective.forms import check_arrays, check_form, check_shape
 from cyxjax.core.rows import by_sample, is_whole_batch, whole_batch
-from cyxjax.core.trees import as_labels, kind_of
+from cyxjax.core.trees import PyTree, as_labels, kind_of
 from cyxjax.errors import ConfigError, DataError
 
-PyTree = Any
 PerExample = Callable[[PyTree, PyTree], Any]
 """(output (B, ...), target (B, ...)) -> float32 (B,); or (values, weights), (B, ...) each, of which a step
 takes the weighted mean over the global batch; or one number for all rows (see `core/rows.py`)."""

@@ -21,9 +21,9 @@ from cyxjax.core.mesh import HOST_MEMORY, PER_REPLICA
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.replica import by_spec
 from cyxjax.core.strategy import Sync
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError, nearest
 
-PyTree = Any
 _POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
     "dots_saveable": jax.checkpoint_policies.dots_saveable,

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import DataError
 
 AXIS = "data"
@@ -17,7 +18,6 @@ _WRAPPING = (np.dtype("int64"), np.dtype("uint64"))  # what jax cuts to 32 bits,
 REPLICATED = P()
 PER_REPLICA = P(AXIS)
 HOST_MEMORY = "pinned_host"  # jax's name of the kind that a device reads of the host
-PyTree = Any
 PutShards = Callable[..., jax.Array]
 """(shape of the whole, dtype on the host, sharding, shards, devices) -> the array of these shards, one for
 each of this process's devices"""

@@ -16,10 +16,9 @@ from cyxjax.core.objective.foreign_metrics import as_statistic, unpacked
 from cyxjax.core.objective.forms import compiled
 from cyxjax.core.rows import Losses, loss_rows, weighed
 from cyxjax.core.statistics import Packed
-from cyxjax.core.trees import as_labels
+from cyxjax.core.trees import PyTree, as_labels
 from cyxjax.errors import ConfigError, DataError
 
-PyTree = Any
 Metric = Callable[[PyTree, PyTree], jax.Array | tuple[jax.Array, jax.Array] | None]
 """(output, target) -> one value an example, float32 (B,); (values, weights), (B, ...) each; one number, used
 as a loss of one number is; None where it has no meaning."""

@@ -14,10 +14,8 @@ import optax
 from jax import lax
 
 from cyxjax.core.step import TrainState
-from cyxjax.core.trees import bits_as_keys, keys_as_bits, leaf_names, named_leaves
+from cyxjax.core.trees import PyTree, bits_as_keys, keys_as_bits, leaf_names, named_leaves
 from cyxjax.errors import ConfigError, CyxjaxError
-
-PyTree = Any
 
 
 class LearningRateFactor(NamedTuple):

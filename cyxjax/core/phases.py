@@ -19,8 +19,7 @@ from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.terms import Shares, flat_shares, reached, routes_of, shares_of
 from cyxjax.core.replica import psum
 from cyxjax.core.rows import Weighed
-
-PyTree = Any
+from cyxjax.core.trees import PyTree
 
 
 def forward(

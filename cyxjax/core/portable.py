@@ -31,9 +31,8 @@ from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.replica import by_spec, from_replica, model_map
 from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.strategy import Sync
-from cyxjax.core.trees import named_leaves
+from cyxjax.core.trees import PyTree, named_leaves
 
-PyTree = Any
 FitRows = Callable[[str, np.ndarray, Any], np.ndarray | None]
 
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError, nearest
 
-PyTree = Any
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 _SHORT = {
     "float32": "params=float32,compute=float32,output=float32",

@@ -21,8 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from cyxjax.core.exchange import joined, over, sends_one_by_one
 from cyxjax.core.mesh import AXIS, PER_REPLICA
-
-PyTree = Any
+from cyxjax.core.trees import PyTree
 
 
 def model_map(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Callable:

@@ -18,9 +18,9 @@ from jax import lax
 
 from cyxjax.core.model.model_fns import Sown
 from cyxjax.core.objective.forms import check_form
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError, CyxjaxError
 
-PyTree = Any
 _is_whole: ContextVar[bool] = ContextVar("rows_are_the_whole_batch", default=False)
 WAYS_OUT = (
     "return one value per sample, shape (B,), that depends on this sample alone; or the pair "

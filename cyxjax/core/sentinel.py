@@ -15,9 +15,8 @@ from jax.sharding import Mesh
 
 from cyxjax.core.mesh import AXIS, REPLICATED
 from cyxjax.core.replica import by_spec, model_map
-from cyxjax.core.trees import leaf_names
+from cyxjax.core.trees import PyTree, leaf_names
 
-PyTree = Any
 Move: TypeAlias = Callable[[PyTree], PyTree]
 
 

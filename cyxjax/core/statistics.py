@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.core.model.model_fns import Sown
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
-
-PyTree = Any
 
 
 class Statistic(NamedTuple):

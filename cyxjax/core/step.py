@@ -23,8 +23,7 @@ from cyxjax.core.objective.terms import flat_shares, shares_of
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
 from cyxjax.core.rows import is_whole_batch, whole_batch
 from cyxjax.core.strategy import Stepped, Sync, norm_row, step_value, written_after
-
-PyTree = Any
+from cyxjax.core.trees import PyTree
 
 
 class TrainState(NamedTuple):

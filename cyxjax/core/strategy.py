@@ -17,34 +17,19 @@ from jax import lax
 
 from cyxjax.core.mesh import REPLICATED
 from cyxjax.core.replica import psum
-
-PyTree = Any
+from cyxjax.core.trees import PyTree
 
 Reducer: TypeAlias = optax.GradientTransformation
 """LOCAL grads -> mean grads over axis `data`, inside `sync_map`; chains with any optax transformation."""
 
 
-def _unscaled(state: PyTree) -> Any:
-    del state
-    return jnp.float32(1.0)
-
-
-def _none_skipped(state: PyTree) -> Any:
-    del state
-    return jnp.int32(0)
-
-
-def _agreed(params: PyTree) -> PyTree:
+def _same(params: PyTree) -> PyTree:
     return params
 
 
 def _whole_already(params: PyTree, dtype: Any) -> PyTree:
     del dtype
     return params
-
-
-def _as_kept(state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
-    return state, params
 
 
 class Stepped(NamedTuple):
@@ -68,20 +53,21 @@ class Sync(NamedTuple):
     update: Callable[[PyTree, PyTree, PyTree], Stepped | tuple[PyTree, PyTree]]
     state_spec: PyTree = REPLICATED  # PartitionSpec prefix: P() replicated, P("data") a row per replica
     params_spec: PyTree = REPLICATED  # P("data") while replicas may differ (local SGD), or keep parts (fsdp)
-    loss_scale: Callable[[PyTree], Any] = _unscaled  # state -> factor the loss is multiplied by (float16)
-    skipped: Callable[[PyTree], Any] = _none_skipped  # state -> int32: steps left out as not finite
-    consensus: Callable[[PyTree], PyTree] = _agreed  # a replica's params -> replicated params, to evaluate
-    hold: Callable[[PyTree], PyTree] = _agreed  # whole params -> what a replica keeps of them, in `sync_map`
+    # state -> factor the loss is multiplied by (float16)
+    loss_scale: Callable[[PyTree], Any] = lambda state: jnp.float32(1.0)
+    skipped: Callable[[PyTree], Any] = lambda state: jnp.int32(0)  # state -> int32: steps left out
+    consensus: Callable[[PyTree], PyTree] = _same  # a replica's params -> replicated params, to evaluate
+    hold: Callable[[PyTree], PyTree] = _same  # whole params -> what a replica keeps of them, in `sync_map`
     # (what it keeps, the dtype the model computes in) -> whole params, in `model_map`; floats in the shorter
     # of that dtype and their own. Differentiated through: LOCAL grads are of what is kept.
     whole: Callable[[PyTree, Any], PyTree] = _whole_already
     regather: bool = False  # whether backward calls `whole` again instead of keeping what it gave
     # A TrainState, as it is kept between steps -> as a step computes with it, and back; in `jit` or outside.
-    fetch: Callable[[Any], Any] = _agreed
-    stow: Callable[[Any], Any] = _agreed
+    fetch: Callable[[Any], Any] = _same
+    stow: Callable[[Any], Any] = _same
     # Shapes of (state, what is kept of params), all rows -> as `mean` has them: so checkpoints hold them. A
     # leaf in rows that is of another shape there is cut: its elements in C order, row by row, then padding.
-    stored_as: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = _as_kept
+    stored_as: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = lambda state, params: (state, params)
 
     @property
     def keeps_parts(self) -> bool:

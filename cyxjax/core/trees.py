@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 PyTree = Any
+"""A tree of containers with arrays (or their shapes) as leaves, as `jax.tree` takes it."""
 
 
 def path_name(path: Any, separator: str = "/") -> str:

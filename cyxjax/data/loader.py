@@ -1,6 +1,5 @@
 """A data loader with torch's habits: batches of this process's samples, in numpy, read ahead."""
 
-import warnings
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Protocol
@@ -54,7 +53,7 @@ class DataLoader:
         self.sampler, self.pin_memory, self.seed = sampler, pin_memory, seed
         self.prefetch = prefetch
         self.wait_s = 0.0  # seconds spent waiting for batches, over all passes
-        self._next_epoch = self._num_passes = 0
+        self._next_epoch = 0
 
     def __len__(self) -> int:
         size = len(self.dataset) if self.sampler is None else len(self.sampler)
@@ -62,13 +61,9 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """One pass. Ending it early, by `break` or an error, ends the reading thread too."""
-        self._num_passes += 1
-        _warn_if_stuck(self.sampler, self._num_passes)
         order = Order(len(self.dataset), self.seed, self._next_epoch, self.shuffle)
         self._next_epoch += 1
-        # The sampler is asked here, not in the reading thread: its warnings then point at the training loop.
-        indices = iter(order if self.sampler is None else self.sampler)
-        return self._read(indices)
+        return self._read(iter(order if self.sampler is None else self.sampler))
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next pass the order of `epoch`; handed on to the sampler where it has one."""
@@ -119,15 +114,4 @@ def _check_sampler(sampler: Any, shuffle: bool, num_samples: int) -> None:
         raise DataError(
             f"a sampler over {total()} samples for a dataset of {num_samples}. "
             "HINT: build the sampler with len(dataset)."
-        )
-
-
-def _warn_if_stuck(sampler: Any, num_passes: int) -> None:
-    """Warns at the second pass over a sampler like torch's that is still at epoch 0; ours warns by itself."""
-    like_torchs = getattr(sampler, "shuffle", False) and not hasattr(sampler, "begin_pass")
-    if num_passes == 2 and like_torchs and getattr(sampler, "epoch", None) == 0:
-        warnings.warn(
-            f"DataLoader: a second pass began and {type(sampler).__name__} is still at epoch 0: every epoch "
-            "has the same order. HINT: call sampler.set_epoch(epoch) at the start of each epoch.",
-            stacklevel=3,
         )

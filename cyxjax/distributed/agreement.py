@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import jax
 import numpy as np
 
-from cyxjax.core.trees import path_name
+from cyxjax.core.trees import PyTree, path_name
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import DataError, DesyncError, GroupError
 from cyxjax.launch import heartbeat
@@ -114,7 +114,6 @@ def _client() -> Any:
     return client
 
 
-PyTree = Any
 _peers: WeakKeyDictionary[ProcessGroup, dict[str, Peers]] = WeakKeyDictionary()
 
 

@@ -22,14 +22,13 @@ from jax.sharding import Mesh
 
 from cyxjax.core import collectives
 from cyxjax.core.mesh import build_mesh
+from cyxjax.core.trees import PyTree
 from cyxjax.distributed import payload, process_group
 from cyxjax.distributed.agreement import agree, describe
 from cyxjax.distributed.in_place import fill, fill_list, target_in_place, target_of
 from cyxjax.distributed.payload import as_arrays, is_wide, pack, unpack
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import ConfigError, DataError
-
-PyTree = Any
 
 
 class ReduceOp(StrEnum):

@@ -25,16 +25,15 @@ from cyxjax.core.mesh import REPLICATED, local_replicas, local_value
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.objective.global_loss import sees_whole_batch
 from cyxjax.core.step import TrainState
+from cyxjax.core.trees import PyTree
 from cyxjax.distributed import collectives, comm_hooks
 from cyxjax.distributed import ddp_values as values
 from cyxjax.distributed.ddp_config import DDPConfig, check_device_ids, compiler_options
 from cyxjax.distributed.ddp_state import Gathered, HeldState, ModelPrograms
-from cyxjax.distributed.ddp_values import BoundLoss, UnusedLeaves
+from cyxjax.distributed.ddp_values import BoundLoss
 from cyxjax.distributed.model_sync import ModelSync
 from cyxjax.distributed.process_group import ProcessGroup, current
 from cyxjax.errors import ConfigError, GroupError
-
-PyTree = Any
 
 
 class DistributedDataParallel:
@@ -78,7 +77,6 @@ class DistributedDataParallel:
         hook = comm_hooks.from_config(self._config.comm_hook)
         self._state = HeldState(self._mesh, hook, options, keeps=self._model_sync.holds_values)
         self._since = Gathered()  # the last update
-        self._unused = UnusedLeaves()
         self._returned: Any = lambda: None  # weak: the first array of what `parameters` gave last
         self._may_sync = True
         if self._model_sync.holds_values:  # it needs no inputs to know its shapes
@@ -164,9 +162,6 @@ class DistributedDataParallel:
         self._refuse_in_no_sync("update_parameters")
         self._pull()
         self._state.use_optimizer(optimizer)
-        if self._config.find_unused_parameters:
-            self.sync_gradients()
-            self._unused.note(self._since.mean_grads, self._state.whole.params, self.is_master())
         since = self._since
         if since.mean_grads is None:
             self._state.update(since.grads, since.carried)
@@ -265,10 +260,6 @@ class DistributedDataParallel:
         return self._model
 
     module = property(get_model)  # torch's name
-
-    def unused_parameters(self) -> list[str]:
-        """Leaves whose gradient was zero in every update so far; [] without find_unused_parameters."""
-        return self._unused.names(self._state.whole.params) if self._state.exists else []
 
     def is_master(self) -> bool:
         return self._group.topology.is_master

@@ -19,6 +19,7 @@ from cyxjax.core.optimizer import LearningRateFactor, with_learning_rate_factor
 from cyxjax.core.precision import autocast_dtype, cast_to
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import reduce_then
+from cyxjax.core.trees import PyTree
 from cyxjax.distributed.comm_hooks import CommHook
 from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch import heartbeat
@@ -89,9 +90,6 @@ class UpdatePrograms:
     def reduce(self) -> Callable:
         """The reduction alone: mean gradients out."""
         return facade.build_reduce(*self._hook, self._mesh, self._options)
-
-
-PyTree = Any
 
 
 @dataclass

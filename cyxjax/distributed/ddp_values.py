@@ -1,20 +1,16 @@
-"""Values into and out of a wrapped model: first values, rows, losses with `backward()`, unused leaves."""
+"""Values into and out of a wrapped model: first values, rows, losses with `backward()`."""
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from cyxjax.core import facade
-from cyxjax.core.mesh import local_value
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.trees import PyTree
 from cyxjax.data.items import refuse_strings
 from cyxjax.distributed.agreement import describe, leaf_type
 from cyxjax.errors import DataError
-
-PyTree = Any
 
 
 def first_values(fns: ModelFns, seed: int, inputs: PyTree) -> tuple[PyTree, PyTree]:
@@ -137,24 +133,3 @@ class BoundLoss:
 
     def __str__(self) -> str:
         return str(self.item())
-
-
-class UnusedLeaves:
-    """Leaves whose gradient was zero in every update so far."""
-
-    def __init__(self) -> None:
-        self._zero: np.ndarray | None = None  # by leaf
-
-    def names(self, params: PyTree) -> list[str]:
-        """[] before the first `note`."""
-        if self._zero is None:
-            return []
-        return [name for (name, _), unused in zip(describe(params), self._zero, strict=True) if unused]
-
-    def note(self, mean_grads: PyTree, params: PyTree, warn: bool) -> None:
-        """Counts one update; with `warn` the first one warns."""
-        zero = np.asarray(local_value(facade.zero_leaves(mean_grads)))
-        first, self._zero = self._zero is None, zero if self._zero is None else self._zero & zero
-        if first and zero.any() and warn:
-            names = ", ".join(self.names(params))
-            warnings.warn(f"parameters without a gradient in the first update: {names}", stacklevel=4)

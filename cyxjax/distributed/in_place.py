@@ -12,9 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import DataError
-
-PyTree = Any
 
 
 def target_of(x: PyTree, call: str, frame: FrameType) -> PyTree | None:

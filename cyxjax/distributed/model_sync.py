@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.core.model.adapter import is_module_of
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 
-PyTree = Any
 Values = tuple[PyTree, PyTree]  # params, model_state: nested dicts by the paths of the variables
 _SWITCHES = ("deterministic", "use_running_average")  # what Module.train and Module.eval set
 

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cyxjax.core.trees import PyTree
 from cyxjax.distributed.agreement import leaf_name
 from cyxjax.errors import DataError
 
-PyTree = Any
 _KINDS = "biufcV"  # "V": bfloat16 and its relatives
 
 

@@ -1,7 +1,7 @@
 """Which samples this rank sees: torch's DistributedSampler with an order that is computed, not stored."""
 
-import warnings
 from collections.abc import Iterator, Sized
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,13 +44,11 @@ class DistributedSampler:
         self.epoch = 0
         self._size = _size_of(dataset if dataset_size is None else dataset_size)
         Order(self._size, self.seed, 0, shuffle)  # which refuses what has no order
-        self._epoch_was_set = self._warned = False
-        self._passes = 0
         _check_rank(self.rank, self.num_replicas)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next pass the order of `epoch`; immediate at any dataset size. The same on every rank."""
-        self.epoch, self._epoch_was_set = int(epoch), True
+        self.epoch = int(epoch)
 
     @property
     def _order(self) -> Order:
@@ -78,24 +76,9 @@ class DistributedSampler:
 
     def __iter__(self) -> Iterator[int]:
         """One pass over this rank's indices, as Python integers, computed a block at a time."""
-        self.begin_pass()
-        return self._blocks()
-
-    def begin_pass(self) -> None:
-        """Told at the start of each pass; warns once at the second pass if the order never changed."""
-        self._passes += 1
-        if self._passes > 1 and self.shuffle and not (self.epoch or self._epoch_was_set or self._warned):
-            self._warned = True
-            warnings.warn(
-                "DistributedSampler: a second pass began and set_epoch was never called, so every epoch has "
-                "the same order. HINT: call sampler.set_epoch(epoch) at the start of each epoch.",
-                stacklevel=3,
-            )
-
-    def _blocks(self) -> Iterator[int]:
-        order = self._order  # of the epoch the pass began in, should set_epoch be called meanwhile
-        for start in range(0, self.local_size(), _BLOCK):
-            yield from order[self._positions(start, start + _BLOCK)].tolist()
+        order = self._order  # of the epoch the pass begins in, should set_epoch be called meanwhile
+        starts = range(0, self.local_size(), _BLOCK)
+        return chain.from_iterable(order[self._positions(i, i + _BLOCK)].tolist() for i in starts)
 
     def _positions(self, start: int, stop: int | None) -> Places:
         """Places of this rank's `start`-th to `stop`-th index; padding wraps to the order's beginning."""
@@ -148,8 +131,6 @@ class DistributedBatchIterator:
                 f"all {self.num_batches()} batches of epoch {self.sampler.epoch} have been read. "
                 "HINT: call reset(epoch=...) to begin the next epoch."
             )
-        if self._next_batch == 0:
-            self.sampler.begin_pass()
         start = self._next_batch * self.batch_size
         self._next_batch += 1
         return self.sampler.get_indices(start, start + self.batch_size).tolist()

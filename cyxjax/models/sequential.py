@@ -17,13 +17,12 @@ from flax import nnx
 from cyxjax.core.model.model_fns import ModelFns
 
 # Importing a file of layers makes its kinds known to `load`.
-from cyxjax.core.trees import named_leaves
+from cyxjax.core.trees import PyTree, named_leaves
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.models import activations, convolution, norms  # noqa: F401
 from cyxjax.models.files import load_model, save_model
 from cyxjax.models.layers import Layer, check_layer, layer_from_dict, layer_to_dict, summary_table
 
-PyTree = Any
 Values = tuple[dict[str, Any], dict[str, Any]]  # params, model_state: {"0_linear": {"kernel": ...}}
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from cyxjax.core.strategy import Sync
-
-PyTree = Any
+from cyxjax.core.trees import PyTree
 
 
 class Exchange(NamedTuple):

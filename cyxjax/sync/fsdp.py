@@ -21,11 +21,11 @@ from cyxjax.core.memory import GATHERED
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.optimizer import refuse_unless_elementwise
 from cyxjax.core.strategy import Stepped, Sync
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 from cyxjax.sync import zero1
 from cyxjax.sync.entry import Exchange, Strategy
 
-PyTree = Any
 _TOGETHER_BYTES = 64 * 1024  # smaller leaves share one gather: each would cost a transfer's latency
 
 

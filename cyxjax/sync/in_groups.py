@@ -12,10 +12,8 @@ from jax import lax
 
 from cyxjax.core.mesh import AXIS, REPLICATED
 from cyxjax.core.strategy import Stepped, Sync
-from cyxjax.core.trees import leaf_names, matches
+from cyxjax.core.trees import PyTree, leaf_names, matches
 from cyxjax.errors import ConfigError
-
-PyTree = Any
 
 
 class Turns(NamedTuple):

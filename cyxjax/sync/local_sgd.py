@@ -13,10 +13,9 @@ from jax import lax
 
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.strategy import Sync
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 from cyxjax.sync.entry import Exchange, Strategy
-
-PyTree = Any
 
 
 class LocalSgdState(NamedTuple):

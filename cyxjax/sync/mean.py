@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from cyxjax.core.mesh import AXIS
 from cyxjax.core.replica import pmean
 from cyxjax.core.strategy import Reducer, Sync, reduce_then
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 from cyxjax.sync.entry import Exchange, Strategy
 
@@ -25,7 +26,6 @@ def mean(optimizer: optax.GradientTransformation) -> Sync:
     return reduce_then(mean_reducer(), optimizer)
 
 
-PyTree = Any
 _MB = 1024 * 1024
 
 

@@ -16,11 +16,9 @@ from jax.flatten_util import ravel_pytree
 
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.strategy import Reducer, Sync, reduce_then
-from cyxjax.core.trees import named_leaves
+from cyxjax.core.trees import PyTree, named_leaves
 from cyxjax.errors import ConfigError
 from cyxjax.sync.entry import Exchange, Strategy
-
-PyTree = Any
 
 
 class PowerSgdState(NamedTuple):

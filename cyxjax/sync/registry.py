@@ -6,12 +6,12 @@ from typing import Any
 import optax
 
 from cyxjax.core.strategy import Sync, shortened
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 from cyxjax.plugins import checked_kinds, named
 from cyxjax.sync import compressed, fsdp, local_sgd, mean, power_sgd, zero1
 from cyxjax.sync.entry import Strategy
 
-PyTree = Any
 _FILES: tuple[Any, ...] = (mean, compressed, power_sgd, zero1, fsdp, local_sgd)
 STRATEGIES: dict[str, Strategy] = {name: entry for file in _FILES for name, entry in file.ENTRIES.items()}
 

@@ -16,10 +16,9 @@ from cyxjax.core.exchange import reduce_scattered
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.optimizer import refuse_unless_elementwise
 from cyxjax.core.strategy import Stepped, Sync, shortened
+from cyxjax.core.trees import PyTree
 from cyxjax.sync.coded_mean import in_pieces
 from cyxjax.sync.entry import Exchange, Strategy
-
-PyTree = Any
 
 
 def zero1(

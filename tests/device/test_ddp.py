@@ -1,7 +1,5 @@
 """The wrapper runs the trainer's own phases: the same bits, in three dispatches."""
 
-from contextlib import nullcontext
-
 import jax
 import numpy as np
 import optax
@@ -243,21 +241,6 @@ def test_a_saved_state_goes_on_alike():
     step(third)
     assert largest_gap(first.state_dict(), third.state_dict()) == 0
     assert second.state_dict()["step"] == 1
-
-
-def test_leaves_without_a_gradient_are_named():
-    class Half(linen.Module):
-        @linen.compact
-        def __call__(self, x):
-            linen.Dense(2, name="idle")(x)
-            return linen.Dense(3, name="busy")(x)
-
-    ddp, optimizer, dataset = wrap(Half(), 2, find_unused_parameters=True), optax.sgd(0.1), data(8)
-    for expectation in (pytest.warns(UserWarning, match="idle/bias, idle/kernel"), nullcontext()):
-        with expectation:
-            ddp.loss(CRITERION, ddp(dataset.inputs), dataset.targets).backward()
-            ddp.update_parameters(optimizer)
-    assert ddp.unused_parameters() == ["idle/bias", "idle/kernel"]
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])

@@ -15,8 +15,7 @@ from jax import lax
 from jax.extend.core import Jaxpr, subjaxprs
 
 from cyxjax.core.exact.repeatable import OPTIONS, repeatable
-
-PyTree = Any
+from cyxjax.core.trees import PyTree
 
 _LOOP_BYTES = 64 << 20
 """What a loop may hold, for all parts at once. An MLP of 2.9 M parameters gained nothing by it at 93 MB; one

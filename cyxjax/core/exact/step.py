@@ -42,8 +42,8 @@ from cyxjax.core.step import (
     with_checks,
 )
 from cyxjax.core.strategy import Sync
+from cyxjax.core.trees import PyTree
 
-PyTree = Any
 _NONE_ASKS = StatsAxes(refused="reproducibility='exact' takes the statistics of each part")
 Add: TypeAlias = Callable[[Sequence[Made], np.ndarray], list[tuple[PyTree, Any]]]
 """(what parts came to, by device of this process; signal (2,)) -> (sum of all, summed signal) by device."""

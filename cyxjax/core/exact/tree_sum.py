@@ -22,8 +22,7 @@ from cyxjax.core.exact.calls import Made
 from cyxjax.core.exact.step import Layout, by_device
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.replica import model_map
-
-PyTree = Any
+from cyxjax.core.trees import PyTree
 
 
 class Node(NamedTuple):

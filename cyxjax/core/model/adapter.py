@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cyxjax.core.model.model_fns import ModelFns, PyTree, call_arguments
+from cyxjax.core.model.model_fns import ModelFns, call_arguments
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from cyxjax.core.draws import sample_key, sample_words
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 
-PyTree = Any
 Augment = Callable[[jax.Array, PyTree], PyTree]
 """(key, one sample's inputs, without a batch dimension) -> inputs of the same form, shapes and dtypes."""
 

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from cyxjax.core.mesh import AXIS
-from cyxjax.core.model.model_fns import ModelFns, PyTree
-from cyxjax.core.trees import batch_shapes
+from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.trees import PyTree, batch_shapes
 from cyxjax.errors import ConfigError
 
 

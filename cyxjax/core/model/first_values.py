@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from cyxjax.core.exchange import bind, trace
+from cyxjax.core.trees import PyTree
 
-PyTree = Any
 _SMALL = 1024  # numbers: what makes them may be computed again for each leaf
 _MOST_TIMES = 4  # as many operations may be compiled as there are; beyond it leaves share too much work
 _FOLD = "random_fold_in"

@@ -18,10 +18,9 @@ import numpy as np
 from jax import lax
 
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.trees import leaf_names, path_name
+from cyxjax.core.trees import PyTree, leaf_names, path_name
 from cyxjax.errors import ConfigError
 
-PyTree = Any
 A, B = "_lora_a", "_lora_b"
 ADAPTERS = (f"*{A}", f"*{B}")  # their names
 

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
-
-PyTree = Any
 
 
 class ModelFns(NamedTuple):

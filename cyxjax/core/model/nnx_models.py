@@ -18,8 +18,8 @@ from cyxjax.core.model.batch_stats import (
 )
 from cyxjax.core.model.model_fns import ModelFns, Sown, call_arguments
 from cyxjax.core.model.sown import holds_losses, sum_of_sown
+from cyxjax.core.trees import PyTree
 
-PyTree = Any
 _CAPITAL = re.compile(r"(?=[A-Z][a-z])")  # where a word of a class name begins
 _PARTS: Any = (nnx.Param, nnx.RngKey, nnx.RngCount, ...)
 

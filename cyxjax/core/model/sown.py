@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import DataError
-
-PyTree = Any
 
 
 def holds_losses(collection: str) -> bool:

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from cyxjax.core.statistics import Statistic
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 
-PyTree = Any
 _PARTS = ("init", "update", "merge", "compute")
 _FOREIGN = ("from_model_output", "merge", "compute", "empty")
 _OUTPUT = ("logits", "predictions", "preds", "output", "outputs", "y_pred")

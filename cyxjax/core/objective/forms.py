@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.model.sown import of_inputs
-from cyxjax.core.trees import kind_of, named_leaves
+from cyxjax.core.trees import PyTree, kind_of, named_leaves
 from cyxjax.errors import ConfigError, DataError
 
 
@@ -68,9 +68,6 @@ def check_shape(loss: Any, output: jax.Array, target: jax.Array, ok: bool) -> No
             "dimension (of (N, 1) y[:, 0], of one-hot rows y.argmax(-1)); other targets have the output's "
             "shape (y[:, None] for outputs (N, 1))."
         )
-
-
-PyTree = Any
 
 
 def refuse_of_batch(fns: ModelFns, output: PyTree, inputs: PyTree) -> None:

@@ -17,9 +17,8 @@ from jax import lax
 from cyxjax.core.mesh import AXIS
 from cyxjax.core.replica import psum
 from cyxjax.core.rows import Weighed
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import DataError
-
-PyTree = Any
 
 
 class Rows(NamedTuple):

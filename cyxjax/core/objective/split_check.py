@@ -21,9 +21,9 @@ from cyxjax.core.model.model_fns import Sown
 from cyxjax.core.objective.foreign_metrics import is_statistic
 from cyxjax.core.objective.terms import terms_of
 from cyxjax.core.rows import WAYS_OUT, by_sample, row_by_row
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 
-PyTree = Any
 _ROUNDING, _HALF_PRECISION = 1e-4, 0.03  # relative to the size of the values
 _OF_LARGEST = 1e-5  # differences below this part of the largest values of the run are rounding of large terms
 

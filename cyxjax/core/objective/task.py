@@ -20,10 +20,9 @@ from cyxjax.core.metrics import Metric, Metrics
 from cyxjax.core.objective.foreign_metrics import as_statistic
 from cyxjax.core.objective.global_loss import ContrastiveLoss, GlobalLoss, sees_whole_batch
 from cyxjax.core.objective.terms import SumOfTerms, Term, num_means
-from cyxjax.core.trees import kind_of
+from cyxjax.core.trees import PyTree, kind_of
 from cyxjax.errors import ConfigError, DataError
 
-PyTree = Any
 Pick: TypeAlias = "str | int | Callable[[PyTree], PyTree] | None"
 """Which part of a tree: a key, an index or a field's name, a function; None: all of it."""
 

@@ -15,10 +15,9 @@ import jax.numpy as jnp
 from cyxjax.core.losses import batch_mean
 from cyxjax.core.model.model_fns import Sown
 from cyxjax.core.rows import Weighed, weighed
-from cyxjax.core.trees import matches, path_name
+from cyxjax.core.trees import PyTree, matches, path_name
 from cyxjax.errors import ConfigError, DataError
 
-PyTree = Any
 Route: TypeAlias = "tuple[str, ...] | None"
 """Patterns of the parameters that a loss reaches; None: all of them."""
 

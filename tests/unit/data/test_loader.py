@@ -66,25 +66,6 @@ def test_the_loop_of_the_guides():
     assert epochs[0] != epochs[1]
 
 
-def test_forgetting_set_epoch_is_warned_once_in_the_loop():
-    loader = DataLoader((X, Y), batch_size=4, sampler=DistributedSampler(10, 2, 0))
-    labels(loader)
-    with pytest.warns(UserWarning, match="set_epoch"):
-        labels(loader)
-    labels(loader)
-
-
-def test_forgetting_set_epoch_of_another_librarys_sampler_is_warned_once():
-    class Theirs(list):
-        shuffle, epoch = True, 0
-
-    loader = DataLoader((X, Y), sampler=Theirs([1, 2]))
-    labels(loader)
-    with pytest.warns(UserWarning, match="Theirs .*epoch 0"):
-        labels(loader)
-    assert labels(loader) == [[1], [2]]
-
-
 def test_leaving_the_loop_early_ends_the_thread():
     for _ in DataLoader((X, Y), batch_size=1, prefetch=2):
         break
