@@ -151,3 +151,15 @@ def _broken(kind: str, name: str, err: BaseException, key: str) -> ConfigError:
         f"({Path(last.filename).name}:{last.lineno}). HINT: see python -c 'import {name}'.",
         key=key,
     )
+
+
+def extra(module: str, install: str) -> Any:
+    """A module of a library that cyxjax does not depend on. install: what pip is to install.
+
+    Raises: ConfigError with the command.
+    """
+    try:
+        return import_module(module)
+    except ImportError as err:
+        library = module.partition(".")[0]
+        raise ConfigError(f"{library} is not installed ({err}). HINT: pip install '{install}'") from err

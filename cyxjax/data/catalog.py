@@ -4,7 +4,6 @@ Four come with scikit-learn and need no network; the others are read from files.
 
 import inspect
 from collections.abc import Callable
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ import numpy as np
 
 from cyxjax.data import files, tables, text
 from cyxjax.data.sources import ArrayDataset, as_dataset
-from cyxjax.data.splits import DatasetInfo, Splits, Task, as_images, split_arrays, split_rows
+from cyxjax.data.splits import DatasetInfo, Splits, as_images, describe, split_arrays, split_rows
 from cyxjax.errors import ConfigError, DataError, nearest
-from cyxjax.plugins import checked_kinds, named
+from cyxjax.plugins import checked_kinds, extra, named
 
 
 def load_digits(**split: Any) -> Splits:
@@ -36,7 +35,7 @@ def _digits() -> np.ndarray:
         path = Path(folder, "datasets", "data", "digits.csv.gz")
         if path.is_file():
             return np.loadtxt(path, delimiter=",")
-    bunch = _sklearn("load_digits")  # it is not there, or elsewhere
+    bunch = extra("sklearn.datasets", "cyxjax[digits]").load_digits()  # it is not there, or elsewhere
     return np.column_stack([bunch.data, bunch.target])
 
 
@@ -57,7 +56,7 @@ def load_diabetes(**split: Any) -> Splits:
 
 def _table(name: str, loader: str, task: Any, **split: Any) -> Splits:
     """A table whose columns (and regression target) are standardised by the training rows alone."""
-    bunch = _sklearn(loader)
+    bunch = getattr(extra("sklearn.datasets", "cyxjax[digits]"), loader)()
     regression = task == "regression"
     targets = bunch.target.astype(np.float32)[:, None] if regression else bunch.target.astype(np.int32)
     info = DatasetInfo(name, task, 1 if regression else len(bunch.target_names), bunch.data.shape[1:])
@@ -72,17 +71,6 @@ def _table(name: str, loader: str, task: Any, **split: Any) -> Splits:
 def _standardised(parts: list[np.ndarray]) -> list[np.ndarray]:
     mean, std = parts[0].mean(0), parts[0].std(0)
     return [((part - mean) / np.where(std > 0, std, 1)).astype(np.float32) for part in parts]
-
-
-def _sklearn(loader: str) -> Any:
-    try:
-        datasets = import_module("sklearn.datasets")
-    except ImportError as error:
-        raise ConfigError(
-            f"{loader} needs scikit-learn, which is not installed ({error}). "
-            "HINT: pip install 'cyxjax[digits]'."
-        ) from error
-    return getattr(datasets, loader)()
 
 
 Loader = Callable[..., Splits]
@@ -142,17 +130,12 @@ def as_splits(name: str, found: Any) -> Splits:
             "targets): train, validation, test. HINT: return (train, val, test)."
         )
     train, val, test = map(as_dataset, found)
-    inputs, targets = train.take(np.zeros(1, np.int64))
-    every = getattr(train, "targets", None)
-    if not isinstance(every, np.ndarray) or not isinstance(inputs, np.ndarray):
+    if not all(isinstance(getattr(train, part, None), np.ndarray) for part in ("inputs", "targets")):
         raise DataError(
             f"data set {name!r} does not say what a model needs to know of it. HINT: return cx.data.Splits("
             "train, val, test, cx.data.DatasetInfo(name, task, num_classes, input_shape))."
         )
-    whole = every.dtype.kind in "biu"
-    width = int(every.max()) + 1 if whole else int(np.prod(targets.shape[1:], dtype=int))
-    task: Task = "classification" if whole else "regression"
-    return Splits(train, val, test, DatasetInfo(name, task, width, inputs.shape[1:]))
+    return Splits(train, val, test, describe(name, train))
 
 
 def _root(name: str, loader: Loader, root: str | Path | None) -> tuple[Path, ...]:

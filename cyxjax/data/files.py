@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,19 @@ import numpy as np
 
 from cyxjax.data.formats import read_cifar10, read_csv, read_idx, read_npy, read_npz
 from cyxjax.data.items import ItemDataset
-from cyxjax.data.sources import ArrayDataset, Subset
+from cyxjax.data.sources import ArrayDataset
 from cyxjax.data.splits import (
     DatasetInfo,
     Splits,
     Task,
     as_images,
     split_arrays,
+    split_dataset,
     split_rows,
     stratified_rows,
 )
-from cyxjax.errors import ConfigError, DataError
+from cyxjax.errors import DataError
+from cyxjax.plugins import extra
 
 _LAST_LABEL = 2**31 - 1  # as int32, which is how labels are kept
 
@@ -83,9 +84,7 @@ def load_npy(root: Path, **split: Any) -> Splits:
     inputs = read_npy(_file(root, "x.npy"))
     targets = _targets(root / "y.npy", np.asarray(read_npy(_file(root, "y.npy"))))
     info = _describe("npy", inputs, targets)
-    whole = ArrayDataset(inputs, targets)
-    train, val, test = [Subset(whole, rows) for rows in split_rows(targets, info.task, **split)]
-    return Splits(train, val, test, info)
+    return split_dataset(ArrayDataset(inputs, targets), info, targets, **split)
 
 
 def load_csv(root: Path, target: str | None = None, task: Task | None = None, **split: Any) -> Splits:
@@ -148,15 +147,10 @@ def _targets(path: Path, raw: np.ndarray) -> np.ndarray:
         raise DataError(f"{path}: targets of dtype {raw.dtype}, shape {raw.shape}. HINT: save numbers.")
     if raw.dtype.kind == "f":
         return raw.astype(np.float32).reshape(len(raw), -1)
-    if raw.min() < 0:
-        row = int(np.argmin(raw.reshape(len(raw), -1).min(1)))
+    wrong = np.argwhere((raw < 0) | (raw > _LAST_LABEL))
+    if wrong.size:
         raise DataError(
-            f"{path}: label {raw.min()} in row {row}; expected 0 or more. HINT: number classes from 0."
-        )
-    if raw.max() > _LAST_LABEL:
-        row = int(np.argmax(raw.reshape(len(raw), -1).max(1)))
-        raise DataError(
-            f"{path}: label {raw.max()} in row {row}; expected at most {_LAST_LABEL}. "
+            f"{path}: label {raw[tuple(wrong[0])]} in row {wrong[0][0]}; expected 0 to {_LAST_LABEL}. "
             "HINT: number classes from 0; quantities are a regression, as float values."
         )
     return raw.astype(np.int32)
@@ -232,6 +226,10 @@ def load_image_folder(
     return Splits(train, val, test, info)
 
 
+def _pillow() -> Any:
+    return extra("PIL.Image", "pillow")
+
+
 def _image_dataset(
     paths: list[Path], labels: np.ndarray, size: int, grey: bool, num_workers: int
 ) -> ItemDataset:
@@ -261,10 +259,3 @@ def _scan(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
     if not found:
         raise DataError(f"{folder}: no images. HINT: expected files such as {folder / classes[0] / 'a.png'}.")
     return [path for path, _ in found], np.array([label for _, label in found], np.int32)
-
-
-def _pillow() -> Any:
-    try:
-        return import_module("PIL.Image")
-    except ImportError as error:
-        raise ConfigError(f"image folders need Pillow ({error}). HINT: pip install pillow.") from error

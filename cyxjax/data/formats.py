@@ -8,7 +8,7 @@ import gzip
 import io
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,13 +49,11 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
     Raises: DataError naming the field: magic, type, dimensions or length.
     """
     raw = read_bytes(path)
-    if len(raw) < 4 or raw[:2] != b"\0\0":
-        raise DataError(f"{path}: magic bytes {raw[:4].hex()}; expected 0000.... HINT: is it an IDX file?")
-    if raw[2] not in _IDX_TYPES:
-        raise DataError(f"{path}: type code 0x{raw[2]:02x}; expected 0x08 to 0x0e. HINT: is it an IDX file?")
-    if raw[3] != ndim:
+    zeros, code, dimensions = raw[:2], *raw[2:4].ljust(2, b"\0")
+    if len(raw) < 4 or zeros != b"\0\0" or code not in _IDX_TYPES or dimensions != ndim:
         raise DataError(
-            f"{path}: {raw[3]} dimensions; expected {ndim}. HINT: images have 3, labels 1; check the names."
+            f"{path}: header {raw[:4].hex()}, type 0x{code:02x}, {dimensions} dimensions; expected 0000, a "
+            f"type from 0x08 to 0x0e and {ndim}. HINT: images have 3 dimensions, labels 1; check the names."
         )
     dtype, start = np.dtype(_IDX_TYPES[raw[2]]), 4 + 4 * ndim
     shape = tuple(int(n) for n in np.frombuffer(raw[4:start].ljust(4 * ndim, b"\0"), ">u4"))
@@ -88,25 +86,19 @@ def read_cifar10(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int3
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays in an .npz file by name. Raises: DataError for pickled content, naming the array."""
+    arrays: dict[str, np.ndarray] = {}
+    name = ""
     try:
         # opened here: numpy leaves its own handle open when the file is not an archive
         refuse_special(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: _member(path, archive, name) for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, DataError):
-            raise
+            for name in archive.files:
+                arrays[name] = archive[name]
+            return arrays
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        what = f"array {name!r} of it" if name else "not a readable .npz file"
         raise DataError(
-            f"{path}: not a readable .npz file ({error}). HINT: write it with np.savez."
-        ) from error
-
-
-def _member(path: Path, archive: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    try:
-        return archive[name]
-    except (ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{path}: array {name!r} cannot be read ({error}). HINT: save numbers, not Python objects."
+            f"{path}: {what} ({error}). HINT: write it with np.savez, numbers and no Python objects."
         ) from error
 
 

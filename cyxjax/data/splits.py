@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cyxjax.data.order import Order
-from cyxjax.data.sources import ArrayDataset, Dataset
+from cyxjax.data.sources import ArrayDataset, Dataset, Subset
 from cyxjax.errors import ConfigError, DataError
 
 Task = Literal["classification", "regression", "language"]
@@ -48,6 +48,45 @@ class Splits(NamedTuple):
     val: Dataset
     test: Dataset
     info: DatasetInfo
+
+
+def describe(
+    name: str,
+    dataset: Dataset,
+    task: Task | None = None,
+    num_classes: int | None = None,
+    class_names: tuple[str, ...] = (),
+) -> DatasetInfo:
+    """What a model must know of `dataset`, from its first sample: whole-number targets are classes, unless
+    `task` says otherwise.
+
+    Raises: ConfigError where the number of classes is neither given nor in targets that are an array.
+    """
+    inputs, targets = dataset.take(np.zeros(1, np.int64))
+    task = task or ("classification" if targets.dtype.kind in "biu" else "regression")
+    width = int(np.prod(targets.shape[1:], dtype=int))
+    if task == "classification":
+        every = dataset.targets if isinstance(dataset, ArrayDataset) else None
+        if num_classes is None and every is None and not class_names:
+            raise ConfigError(
+                f"data set {name!r} does not say how many classes there are. HINT: set options.num_classes.",
+                key="options.num_classes",
+            )
+        width = num_classes or len(class_names) or int(np.max(np.asarray(every))) + 1
+    return DatasetInfo(name, task, width or 1, np.shape(inputs)[1:], class_names=class_names)
+
+
+def split_dataset(
+    whole: Dataset, info: DatasetInfo, targets: np.ndarray | None = None, **split: Any
+) -> Splits:
+    """Splits of a data set without copying it; class by class where its `targets` are at hand and classes."""
+    rows = split_rows(
+        np.zeros(len(whole)) if targets is None else targets,
+        "regression" if targets is None else info.task,
+        **split,
+    )
+    train, val, test = [Subset(whole, part) for part in rows]
+    return Splits(train, val, test, info)
 
 
 def split_arrays(inputs: np.ndarray, targets: np.ndarray, info: DatasetInfo, **split: Any) -> Splits:

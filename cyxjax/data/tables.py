@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,10 @@ import numpy as np
 
 from cyxjax.data.columns import TARGET_NAMES, Columns, split
 from cyxjax.data.items import ItemDataset
-from cyxjax.data.sources import ArrayDataset, Dataset, Subset, as_dataset
-from cyxjax.data.splits import DatasetInfo, Splits, Task, split_rows
+from cyxjax.data.sources import ArrayDataset, as_dataset
+from cyxjax.data.splits import Splits, Task, describe, split_dataset
 from cyxjax.errors import ConfigError, DataError, nearest
-from cyxjax.plugins import named
+from cyxjax.plugins import extra, named
 
 
 def load_parquet(
@@ -28,7 +27,7 @@ def load_parquet(
     `target` names the target column (default: label, target, y, ...), `inputs` those to read besides. Columns
     of numbers are one float32 array (N, columns); with lists among them each is an input of its own.
     """
-    parquet: Any = extra("pyarrow.parquet", "parquet")
+    parquet: Any = extra("pyarrow.parquet", "cyxjax[parquet]")
     try:
         wanted = [*inputs, *([target] if target else [])] if inputs else None
         table = parquet.read_table(root, columns=wanted)
@@ -45,7 +44,11 @@ def load_parquet(
     if targets.dtype.kind == "U":
         classes, targets = np.unique(targets, return_inverse=True)
         names, targets = tuple(classes.tolist()), targets.astype(np.int32)
-    found = splits_of("parquet", as_dataset((given, targets)), task, names, **split)
+    whole = as_dataset((given, targets))
+    info = describe("parquet", whole, task, class_names=names)
+    if info.task == "regression":
+        whole = ArrayDataset(given, targets.astype(np.float32).reshape(len(targets), -1))
+    found = split_dataset(whole, info, targets, **split)
     label = target or next(name for name in TARGET_NAMES if name in columns)
     inputs_of = tuple(name for name in columns if name != label)
     one_each = isinstance(given, np.ndarray) and given.shape[1:] == (len(inputs_of),)
@@ -92,7 +95,7 @@ def load_hugging_face(
     root: Path, target: str | None = None, inputs: Sequence[str] | None = None, **split: Any
 ) -> Splits:
     """A folder that `Dataset.save_to_disk` wrote: train, validation and test parts, or one to be split."""
-    datasets: Any = extra("datasets", "hf")
+    datasets: Any = extra("datasets", "cyxjax[hf]")
     try:
         found = datasets.load_from_disk(str(root))
     except (OSError, ValueError) as err:
@@ -105,9 +108,9 @@ def load_hugging_face(
     names = tuple(getattr(first.features.get(labels), "names", None) or ())
     made = {part: as_dataset(one, inputs=inputs, targets=target) for part, one in parts.items()}
     rest = [made.get("validation", made.get("val")), made.get("test")]
-    info = _info("hf", made["train"], "classification" if names else None, len(names) or None, names)
+    info = describe("hf", made["train"], "classification" if names else None, len(names) or None, names)
     if None in rest:
-        return _cut(made["train"], info, **split)
+        return split_dataset(made["train"], info, **split)
     return Splits(made["train"], rest[0], rest[1], info)  # type: ignore[arg-type]
 
 
@@ -120,7 +123,7 @@ def load_array_record(
     **split: Any,
 ) -> Splits:
     """ArrayRecord files, by number. `decode`: `module:function`, a record's bytes -> (inputs, target)."""
-    module: Any = extra("array_record.python.array_record_data_source", "grain")
+    module: Any = extra("array_record.python.array_record_data_source", "cyxjax[grain]")
     if ":" not in decode:
         raise ConfigError(
             "data set 'array_record' needs options.decode, a function bytes -> (inputs, target). "
@@ -132,7 +135,7 @@ def load_array_record(
         raise DataError(f"{root}: no file *.array_record* in it. HINT: check the folder.")
     records = Decoded(module.ArrayRecordDataSource(files), named("decoder", decode, {}, key="options.decode"))
     whole = ItemDataset(records, num_workers)
-    return _cut(whole, _info("array_record", whole, task, num_classes), **split)
+    return split_dataset(whole, describe("array_record", whole, task, num_classes), **split)
 
 
 class Decoded:
@@ -146,49 +149,3 @@ class Decoded:
 
     def __getitem__(self, index: int) -> Any:
         return self._decode(self._source[index])
-
-
-def splits_of(
-    name: str, whole: Dataset, task: Task | None = None, names: tuple[str, ...] = (), **split: Any
-) -> Splits:
-    """`whole` in three, class by class; whole numbers are classes, of `names`, other numbers quantities."""
-    info = _info(name, whole, task, names=names)
-    targets = np.asarray(whole.targets) if isinstance(whole, ArrayDataset) else np.zeros(len(whole))
-    if info.task == "regression" and isinstance(whole, ArrayDataset):
-        whole = ArrayDataset(whole.inputs, targets.astype(np.float32).reshape(len(targets), -1))
-    train, val, test = [Subset(whole, rows) for rows in split_rows(targets, info.task, **split)]
-    return Splits(train, val, test, info)
-
-
-def _cut(whole: Dataset, info: DatasetInfo, **split: Any) -> Splits:
-    """As `splits_of`, of samples whose targets are not read beforehand."""
-    rows = split_rows(np.zeros(len(whole), np.int64), "regression", **split)
-    train, val, test = [Subset(whole, part) for part in rows]
-    return Splits(train, val, test, info)
-
-
-def _info(
-    name: str, whole: Dataset, task: Task | None, num_classes: int | None = None, names: tuple[str, ...] = ()
-) -> DatasetInfo:
-    inputs, targets = whole.take(np.zeros(1, np.int64))
-    every = whole.targets if isinstance(whole, ArrayDataset) else None
-    task = task or ("classification" if targets.dtype.kind in "biu" else "regression")
-    if task == "classification" and num_classes is None:
-        if every is None and not names:
-            raise ConfigError(
-                f"data set {name!r} does not say how many classes there are. HINT: set options.num_classes.",
-                key="options.num_classes",
-            )
-        num_classes = len(names) or int(np.max(np.asarray(every))) + 1
-    width = num_classes if task == "classification" else int(np.prod(targets.shape[1:], dtype=int))
-    return DatasetInfo(name, task, width or 1, np.shape(inputs)[1:], class_names=names)
-
-
-def extra(module: str, name: str) -> Any:
-    """A library that is an extra of ours. Raises: ConfigError that says how to install it."""
-    try:
-        return import_module(module)
-    except ImportError as err:
-        raise ConfigError(
-            f"{module.partition('.')[0]} is not installed ({err}). HINT: pip install 'cyxjax[{name}]'"
-        ) from err

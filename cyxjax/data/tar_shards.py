@@ -9,13 +9,13 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cyxjax.errors import ConfigError, DataError, nearest
+from cyxjax.plugins import extra
 
 Decoder = Callable[[bytes], Any]
 
@@ -27,13 +27,7 @@ class _Place(NamedTuple):
 
 
 def _image(data: bytes) -> np.ndarray:
-    try:
-        pillow = import_module("PIL.Image")
-    except ImportError as err:
-        raise ConfigError(
-            f"images need Pillow ({err}). HINT: pip install pillow, or decode={{...}}."
-        ) from err
-    with pillow.open(io.BytesIO(data)) as image:
+    with extra("PIL.Image", "pillow").open(io.BytesIO(data)) as image:
         return np.asarray(image.convert("RGB"), np.float32) / np.float32(255)
 
 

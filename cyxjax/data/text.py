@@ -8,9 +8,9 @@ import numpy.typing as npt
 
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.data.splits import DatasetInfo, Splits
-from cyxjax.data.tables import extra
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.files import read_plain
+from cyxjax.plugins import extra
 
 
 def load_text(
@@ -44,7 +44,7 @@ def load_text(
 
 def _by_file(text: str, path: Path) -> tuple[npt.NDArray[np.int32], int]:
     """(tokens, size of the vocabulary). Raises: ConfigError for no such library, DataError for the file."""
-    library = extra("tokenizers", "tokenizers")
+    library = extra("tokenizers", "cyxjax[tokenizers]")
     try:
         found = library.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower

@@ -18,7 +18,7 @@ class DDPConfig:
     bucket_size_mb: float = 25
     """MiB a reduction on GPUs; on CPUs leaves up to 1 MiB travel as one buffer, larger ones alone."""
     find_unused_parameters: bool = False
-    """Nothing to choose: a leaf that the loss does not reach has a gradient of zeros; no rank waits for it."""
+    """Nothing to choose: a leaf that the loss does not reach has a gradient of zeros; no rank waits."""
     gradient_as_bucket_view: bool = True
     """Nothing to choose: XLA reduces gradients where they lie."""
     comm_hook: Callable[[Any], Any] | tuple[Any, Callable[[Any], Any]] | None = None

@@ -4,6 +4,7 @@ A size is one whole number for both sides, or a pair (height, width).
 """
 
 import math
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -74,9 +75,9 @@ class Conv2DModule(Layer):
         return (y + along_last(params["bias"], y.ndim) if self.bias else y), state
 
 
-@layer("max_pool2d")
-class MaxPool2DModule(Layer):
-    """The largest number under each window; `stride` is the window's size unless given."""
+@dataclass(frozen=True)
+class _Pool2D(Layer):
+    """Settings of a pooling; `stride` is the window's size unless given."""
 
     kernel_size: Size
     stride: Size | None = None
@@ -84,6 +85,11 @@ class MaxPool2DModule(Layer):
 
     def __post_init__(self) -> None:
         check_positive(self, "kernel_size", *(["stride"] if self.stride is not None else []))
+
+
+@layer("max_pool2d")
+class MaxPool2DModule(_Pool2D):
+    """The largest number under each window; `stride` is the window's size unless given."""
 
     def call(self, x: jax.Array) -> jax.Array:
         _check_image(self, x)
@@ -96,15 +102,8 @@ class MaxPool2DModule(Layer):
 
 
 @layer("avg_pool2d")
-class AvgPool2DModule(Layer):
+class AvgPool2DModule(_Pool2D):
     """The mean under each window, padding counted as zeros (torch's count_include_pad=True)."""
-
-    kernel_size: Size
-    stride: Size | None = None
-    padding: Size = 0
-
-    def __post_init__(self) -> None:
-        check_positive(self, "kernel_size", *(["stride"] if self.stride is not None else []))
 
     def call(self, x: jax.Array) -> jax.Array:
         _check_image(self, x)

@@ -35,11 +35,10 @@ from cyxjax.core.objective.scores import (
 )
 from cyxjax.data.catalog import Splits, load_dataset
 from cyxjax.data.splits import DatasetInfo
-from cyxjax.data.tables import extra
 from cyxjax.errors import ConfigError
 from cyxjax.models.config import Config
 from cyxjax.models.registry import get_model
-from cyxjax.plugins import checked_kinds, named
+from cyxjax.plugins import checked_kinds, extra, named
 from cyxjax.train.hooks.callbacks import EMA, BestCheckpoint, EarlyStopping, ReduceLROnPlateau
 from cyxjax.train.loop import Hook
 from cyxjax.train.start.groups import with_groups
@@ -95,7 +94,7 @@ def _augment(one: Mapping[str, Any], key: str) -> Augment:
 
     @cache
     def found() -> Callable:
-        made = getattr(extra("dm_pix", "pix"), name) if name in PIX else None
+        made = getattr(extra("dm_pix", "cyxjax[pix]"), name) if name in PIX else None
         made = made or _callable("augmentation", name, dict.fromkeys(PIX), key)
         return partial(made, **_options("augmentation", name, made, options, key, "key, x"))
 
