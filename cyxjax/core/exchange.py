@@ -7,7 +7,7 @@ samples/s with four gradients and the metrics apart, 47 k together. On GPU and T
 Nothing that is summed knows of it: `joined` reads the traced reductions of a function and sends them at once.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, reduce
@@ -137,13 +137,25 @@ def summed(values: list[jax.Array]) -> list[jax.Array]:
     values = lax.optimization_barrier(values)
     out: list[Any] = [lax.psum(v, AXIS) if v.nbytes > _ALONE_BYTES else None for v in values]
     small = [i for i, done in enumerate(out) if done is None]
-    for dtype in dict.fromkeys(_sum_dtype(values[i]) for i in small):
-        mine = [i for i in small if _sum_dtype(values[i]) == dtype]
-        total = _sum_of(jnp.concatenate([values[i].astype(dtype).reshape(-1) for i in mine]))
-        ends = np.cumsum([values[i].size for i in mine])[:-1]
-        for i, part in zip(mine, jnp.split(total, ends), strict=True):
-            out[i] = part.reshape(values[i].shape).astype(values[i].dtype)
+    flat = [values[i].astype(_sum_dtype(values[i])).reshape(-1) for i in small]
+    for i, part in zip(small, together(flat, [part.dtype for part in flat], _sum_of), strict=True):
+        out[i] = part.reshape(values[i].shape).astype(values[i].dtype)
     return lax.optimization_barrier(out)
+
+
+def together(leaves: Sequence[jax.Array], kinds: Sequence[Any], collective: Callable) -> list[Any]:
+    """`collective` of all leaves of one kind, joined along their last dimension; its results by leaf.
+
+    kinds: of the leaves; those that may be joined have equal ones, so one dtype at least.
+    """
+    out: list[Any] = [None] * len(leaves)
+    for kind in dict.fromkeys(kinds):
+        mine = [i for i, one in enumerate(kinds) if one == kind]
+        done = collective(jnp.concatenate([leaves[i] for i in mine], axis=-1))
+        ends = np.cumsum([leaves[i].shape[-1] for i in mine])[:-1]
+        for i, piece in zip(mine, jnp.split(done, ends, axis=-1), strict=True):
+            out[i] = piece
+    return out
 
 
 def _sum_dtype(value: jax.Array) -> Any:

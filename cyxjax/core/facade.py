@@ -25,7 +25,7 @@ from cyxjax.core.objective.forms import check_samples_first, compiled
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
 from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.strategy import Reducer, Sync
-from cyxjax.core.trees import PyTree, named_leaves
+from cyxjax.core.trees import PyTree, joined, named_leaves
 from cyxjax.errors import ConfigError, DataError
 
 _NONE_ASKS = StatsAxes(refused="in a loop of your own each replica takes its own statistics")
@@ -191,8 +191,8 @@ def loss_and_output_grad(criterion: Any, output: PyTree, target: PyTree) -> tupl
 @partial(jax.jit, static_argnums=0)
 def _loss_and_output_grad(criterion: Any, output: PyTree, target: PyTree) -> tuple[jax.Array, PyTree]:
     floats, rest = _split_floats(output)
-    value, grads = jax.value_and_grad(lambda f: of_batch(criterion, _join(f, rest), target))(floats)
-    return value, _join(grads, jax.tree.map(jnp.zeros_like, rest))
+    value, grads = jax.value_and_grad(lambda f: of_batch(criterion, joined(f, rest), target))(floats)
+    return value, joined(grads, jax.tree.map(jnp.zeros_like, rest))
 
 
 def _split_floats(tree: PyTree) -> tuple[PyTree, PyTree]:
@@ -202,10 +202,6 @@ def _split_floats(tree: PyTree) -> tuple[PyTree, PyTree]:
         jax.tree.map(lambda a: a if is_float(a) else None, tree),
         jax.tree.map(lambda a: None if is_float(a) else a, tree),
     )
-
-
-def _join(one: PyTree, other: PyTree) -> PyTree:
-    return jax.tree.map(lambda a, b: b if a is None else a, one, other, is_leaf=lambda a: a is None)
 
 
 def _cotangent(grad: jax.Array, factor: jax.Array) -> Any:

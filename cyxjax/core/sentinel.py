@@ -5,7 +5,7 @@ a bit that flipped in one device's memory, or model code that asked for its rank
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from cyxjax.core.mesh import AXIS, REPLICATED
 from cyxjax.core.replica import by_spec, model_map
-from cyxjax.core.trees import PyTree, leaf_names
+from cyxjax.core.trees import PyTree, joined, leaf_names
 
 Move: TypeAlias = Callable[[PyTree], PyTree]
 
@@ -78,8 +78,7 @@ def build_heal(
     def local(tree: PyTree, sources: jax.Array) -> PyTree:
         leaves, shape = jax.tree.flatten(replicated_part(tree, spec))
         chosen = [_from(leaf, source) for leaf, source in zip(leaves, sources, strict=True)]
-        whole = jax.tree.unflatten(shape, chosen)
-        return jax.tree.map(lambda new, old: old if new is None else new, whole, tree, is_leaf=_is_none)
+        return joined(jax.tree.unflatten(shape, chosen), tree)
 
     mapped = model_map(local, mesh, (spec, REPLICATED), spec)
     return jax.jit(lambda tree, sources: stow(mapped(fetch(tree), sources)))
@@ -99,10 +98,6 @@ def _judge(prints: np.ndarray, name: str) -> Difference:
     wanted = most if agreed else which[0]
     source = int(np.flatnonzero(which == most)[0]) if agreed else None
     return Difference(name, tuple(np.flatnonzero(which != wanted).tolist()), source)
-
-
-def _is_none(value: Any) -> bool:
-    return value is None
 
 
 def _sums(leaf: jax.Array) -> jax.Array:

@@ -94,3 +94,12 @@ def bits_as_keys(tree: PyTree) -> PyTree:
 def as_labels(target: jax.Array) -> jax.Array:
     """`target`; booleans, which are labels of two classes, as int32."""
     return target.astype(jnp.int32) if target.dtype == bool else target
+
+
+def joined(*parts: PyTree) -> PyTree:
+    """The tree of which each of `parts` holds some leaves, and None for the others; the first one wins."""
+
+    def first(*leaves: Any) -> Any:
+        return next((leaf for leaf in leaves if leaf is not None), None)
+
+    return jax.tree.map(first, *parts, is_leaf=lambda leaf: leaf is None)

@@ -12,7 +12,7 @@ from jax import lax
 
 from cyxjax.core.mesh import AXIS, REPLICATED
 from cyxjax.core.strategy import Stepped, Sync
-from cyxjax.core.trees import PyTree, leaf_names, matches
+from cyxjax.core.trees import PyTree, joined, leaf_names, matches
 from cyxjax.errors import ConfigError
 
 
@@ -88,15 +88,6 @@ def in_groups(syncs: Mapping[str, Sync], owner: PyTree) -> Sync:
     return (
         made._replace(whole=lambda params, dtype: each("whole", params, dtype)) if first.keeps_parts else made
     )
-
-
-def joined(*parts: PyTree) -> PyTree:
-    """The tree of which each of `parts` holds some leaves, and None in place of the others."""
-
-    def there(*leaves: Any) -> Any:
-        return next((leaf for leaf in leaves if leaf is not None), None)
-
-    return jax.tree.map(there, *parts, is_leaf=lambda leaf: leaf is None)
 
 
 def trained(params: PyTree, patterns: Sequence[str]) -> PyTree:

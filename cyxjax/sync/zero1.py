@@ -4,7 +4,6 @@ reduce-scatter gradients -> optimizer on 1/R of the numbers -> all-gather the ne
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from cyxjax.core.exchange import reduce_scattered
+from cyxjax.core.exchange import reduce_scattered, together
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.optimizer import refuse_unless_elementwise
 from cyxjax.core.strategy import Stepped, Sync, shortened
@@ -117,14 +116,7 @@ def all_gathered(parts: PyTree, like: PyTree) -> PyTree:
 def _joined(tree: PyTree, collective: Callable[[jax.Array], jax.Array]) -> PyTree:
     """`collective` of all leaves of a dtype, joined along their last dimension and cut apart again."""
     leaves, structure = jax.tree.flatten(tree)
-    out: list[Any] = [None] * len(leaves)
-    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
-        mine = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
-        done = collective(jnp.concatenate([leaves[i] for i in mine], axis=-1))
-        ends = np.cumsum([leaves[i].shape[-1] for i in mine])[:-1]
-        for i, piece in zip(mine, jnp.split(done, ends, axis=-1), strict=True):
-            out[i] = piece
-    return jax.tree.unflatten(structure, out)
+    return jax.tree.unflatten(structure, together(leaves, [leaf.dtype for leaf in leaves], collective))
 
 
 def clipped(parts: PyTree, max_norm: float | None) -> PyTree:
