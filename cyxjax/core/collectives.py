@@ -16,8 +16,6 @@ from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.replica import from_replica, sync_map, to_replica
 from cyxjax.core.trees import PyTree
 
-REDUCTIONS = ("sum", "avg", "max", "min", "product")
-
 
 def put_row(mesh: Mesh, device: jax.Device, tree: PyTree) -> PyTree:
     """Global arrays (R, ...) with `tree` as this process's row, on its `device` of `mesh`."""

@@ -6,6 +6,7 @@ The programs are kept while the process lives: a second model with such leaves m
 """
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -55,20 +56,15 @@ def draw(values: Callable[..., PyTree], *args: PyTree, options: dict[str, Any] |
     return jax.tree.unflatten(structure, [out[place] for place in range(len(out))])
 
 
+@dataclass(frozen=True)
 class _Work:
     """Functions to run one after another; equal to others of the same forms."""
 
-    def __init__(self, forms: tuple[Hashable, ...], runs: list[Callable]) -> None:
-        self.forms, self._runs = forms, runs
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Work) and self.forms == other.forms
-
-    def __hash__(self) -> int:
-        return hash(self.forms)
+    forms: tuple[Hashable, ...]
+    runs: list[Callable] = field(compare=False)
 
     def __call__(self, given: list[list[Any]]) -> list[list[Any]]:
-        return [run(*one) for run, one in zip(self._runs, given, strict=True)]
+        return [run(*one) for run, one in zip(self.runs, given, strict=True)]
 
 
 def _pairs(options: dict[str, Any] | None) -> tuple[tuple[str, Any], ...]:
@@ -176,35 +172,18 @@ def _computation(
     return (*form, ends), given, run
 
 
+@dataclass(frozen=True)
 class _Fixed:
     """A constant of a program; equal to another with the same form."""
 
-    def __init__(self, value: Any, form: Hashable):
-        self.value, self.form = value, form
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Fixed) and self.form == other.form
-
-    def __hash__(self) -> int:
-        return hash(self.form)
-
-
-class _Itself:
-    """A value that has no hash; equal to itself alone, which lives as long as this does."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
+    value: Any = field(compare=False)
+    form: Hashable
 
 
 def _hashable(value: Any) -> Hashable:
+    """`value`; one without a hash is equal to itself alone, and kept alive, so that its id stays its own."""
     try:
         hash(value)
     except TypeError:
-        return _Itself(value)
+        return _Fixed(value, id(value))
     return value
