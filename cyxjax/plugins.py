@@ -6,6 +6,7 @@ A package offers a thing as an entry point of the group of its kind, for example
 """
 
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -162,4 +163,6 @@ def extra(module: str, install: str) -> Any:
         return import_module(module)
     except ImportError as err:
         library = module.partition(".")[0]
-        raise ConfigError(f"{library} is not installed ({err}). HINT: pip install '{install}'") from err
+        raise ConfigError(
+            f"{library} is not installed ({err}). HINT: pip install {shlex.quote(install)}"
+        ) from err

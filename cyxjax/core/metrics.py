@@ -1,4 +1,4 @@
-"""What a step measures: sums over samples, so that what is made of them is exact over any split of the data.
+"""Metrics of a step, as sums over samples: their means and statistics are exact for any split of the data.
 
 A step returns them as one small float32 array, shape (num_rows, 2): one transfer to read. A mean is one row,
 (sum, count); a statistic (F1, a confusion matrix) is as many as it has numbers.

@@ -1,7 +1,7 @@
-"""Whether replicas still hold the same bits, leaf by leaf; and, if not, what most of them hold.
+"""Compares the bits of all replicas, leaf by leaf, and finds the value that most of them hold.
 
-What is replicated is the same everywhere by construction, and nothing in a step would notice if it were not:
-a bit that flipped in one device's memory, or model code that asked for its rank, trains on silently.
+Replicated values are equal by construction, and a step does not notice when they are not: after a flipped bit
+in one device's memory, or with model code that depends on the rank, training continues without an error.
 """
 
 from collections.abc import Callable

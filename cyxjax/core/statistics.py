@@ -1,7 +1,7 @@
-"""Metrics that are no mean: numbers that add up over samples, and what is made of their sum.
+"""Metrics that are not means: sums over samples, and a function of these sums.
 
-F1, AUC, R2 or a confusion matrix is no mean of values of samples, but it is a function of sums over them. A
-step sends these sums with all others, so they are those of the whole batch at any number of replicas.
+F1, AUC, R2 and a confusion matrix are not means of the samples' values, but functions of sums over samples. A
+step reduces these sums with all others, so they are those of the whole batch for any number of replicas.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,8 +21,8 @@ from cyxjax.errors import ConfigError
 class Statistic(NamedTuple):
     """A metric of sums, for `cx.Metrics({"f1": cx.F1(10)})` or a `cx.Task`.
 
-    Its state is a tree of numbers that add up: that of two batches is the sum of theirs, and `merge` says no
-    other. (A maximum or a median has no such state.)
+    Its state is a tree of numbers that add up: the state of two batches is the sum of their states, and
+    `merge` must agree. (A maximum or a median has no such state.)
     """
 
     init: Callable[[], PyTree]  # the state of no sample: zeros
@@ -58,7 +58,7 @@ class Packed:
 
     @cached_property
     def _form(self) -> PyTree:
-        # When it is first asked for: making metrics must start no device.
+        # Evaluated at first use: creating metrics must not start a device.
         return jax.eval_shape(self.statistic.init)
 
     @cached_property

@@ -181,8 +181,8 @@ def with_value(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
 
     def update(grads: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
         # Outside a step an update is only traced, for its shapes; a number of it must not pass for one.
-        told = _value.get()
-        value = jnp.float32(jnp.nan) if told is None else told
+        value = _value.get()
+        value = jnp.float32(jnp.nan) if value is None else value
         return optimizer.update(grads, state, params, value=value)  # type: ignore[call-arg]
 
     return optax.GradientTransformation(optimizer.init, update)  # type: ignore[arg-type]  # any state

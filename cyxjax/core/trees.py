@@ -29,7 +29,7 @@ def leaf_names(tree: PyTree) -> list[str]:
 
 
 def kind_of(value: Any) -> str:
-    """What `value` is, for a message: a traced array is an array to whoever wrote the function."""
+    """A description of `value` for an error message; a traced array is described as an array."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"an array {value.dtype}{list(value.shape)}"
     return "None" if value is None else f"a {type(value).__name__}"
@@ -45,7 +45,7 @@ def described(samples: PyTree) -> str:
 
 
 def batch_shapes(samples: PyTree, rows: Any) -> PyTree:
-    """`samples`, arrays (N, ...), as shapes (rows, ...) in the dtypes that jax makes of theirs; () stays ().
+    """`samples`, arrays (N, ...), as shapes (rows, ...) in the dtypes jax converts them to; () stays ().
 
     jax 0.11 warns where a shape is int64 and 64 bits are off, though it takes an array of int64 as int32.
     """

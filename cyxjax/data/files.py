@@ -245,10 +245,10 @@ def _classes(folder: Path) -> list[str]:
 
 def _scan(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
     """Paths of all images under `folder`, sorted, with the number of their class."""
-    strange = [path.name for path in folder.iterdir() if path.is_dir() and path.name not in classes]
-    if strange:
+    unknown = [path.name for path in folder.iterdir() if path.is_dir() and path.name not in classes]
+    if unknown:
         raise DataError(
-            f"{folder}: class {sorted(strange)[0]!r} is not among the training classes. HINT: rename it."
+            f"{folder}: class {sorted(unknown)[0]!r} is not among the training classes. HINT: rename it."
         )
     found = [
         (path, label)

@@ -5,7 +5,7 @@ really delivered, in any order: the sums of ranks and of spans add up. `cyxjax.d
 that the order promises and checks that the spans tile each epoch.
 
 This finds what bugs and resumes do (a sample lost, repeated, or taken for another). It is no signature:
-whoever may write the run folder can compute other sums.
+anyone who may write to the run folder can compute other sums.
 """
 
 from collections.abc import Mapping

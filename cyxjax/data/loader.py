@@ -91,10 +91,10 @@ def _is_array(data: Any) -> bool:
 
 
 def tell_epoch(loader: Any, epoch: int) -> None:
-    """Tells any loader, or else its sampler, which epoch its next pass is of, where it can be told."""
-    told: Any = loader if hasattr(loader, "set_epoch") else getattr(loader, "sampler", None)
-    if hasattr(told, "set_epoch"):
-        told.set_epoch(epoch)
+    """Calls `set_epoch` of a loader, or else of its sampler, where there is one."""
+    target: Any = loader if hasattr(loader, "set_epoch") else getattr(loader, "sampler", None)
+    if hasattr(target, "set_epoch"):
+        target.set_epoch(epoch)
 
 
 def _check_counts(**counts: tuple[int, int]) -> None:

@@ -216,10 +216,10 @@ class RowBatches:
         return _RowPass(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Handed on to the stream, where it can be told."""
-        tell = getattr(self.rows.source, "set_epoch", None)
-        if tell is not None:
-            tell(epoch)
+        """Calls `set_epoch` of the stream, where there is one."""
+        set_source_epoch = getattr(self.rows.source, "set_epoch", None)
+        if set_source_epoch is not None:
+            set_source_epoch(epoch)
 
     def first_digest(self) -> str:
         """Of the first sample: equal on all ranks where they read one stream."""

@@ -61,13 +61,13 @@ def python_help() -> str:
 
 
 def encode(text: str, vocabulary: str) -> npt.NDArray[np.int32]:
-    """Token of each character: its position in the sorted `vocabulary`. Raises: DataError for a stranger."""
+    """Token of each character: its position in the sorted `vocabulary`. Raises: DataError for another one."""
     points, known = _code_points(text), _code_points(vocabulary)
     tokens = np.searchsorted(known, points).clip(max=len(known) - 1)
-    strange = np.flatnonzero(known[tokens] != points)
-    if strange.size:
+    unknown = np.flatnonzero(known[tokens] != points)
+    if unknown.size:
         raise DataError(
-            f"character {text[strange[0]]!r} at {strange[0]} is not in the vocabulary of {len(vocabulary)}. "
+            f"character {text[unknown[0]]!r} at {unknown[0]} is not in the vocabulary of {len(vocabulary)}. "
             "HINT: use the vocabulary of the text the model was trained on."
         )
     return tokens.astype(np.int32)

@@ -31,7 +31,7 @@ class Peers:
     """This rank's talk with all others: `exchange` is a collective of small texts.
 
     Talks over different channels know nothing of each other: a thread has one of its own.
-    Two slots are used in turn, so nothing needs deleting: whoever writes slot n % 2 again has passed
+    Two slots are used in turn, so nothing needs deleting: a rank that writes slot n % 2 again has passed
     barrier n + 1, at which every rank had read exchange n.
     """
 
@@ -175,7 +175,7 @@ def _talk(group: ProcessGroup, channel: str) -> Peers:
 
 
 def _timeout_s(group: ProcessGroup) -> float:
-    """NCCL_TIMEOUT if set; else the group's own timeout if somebody chose one; else ten minutes."""
+    """NCCL_TIMEOUT if set; else the group's own timeout if one was set; else ten minutes."""
     env, chosen_ms = here(), group.topology.timeout_ms
     if "NCCL_TIMEOUT" not in env and chosen_ms != DEFAULT_TIMEOUT_MS:
         return chosen_ms / 1000

@@ -237,7 +237,7 @@ def _swapped(xs: list[PyTree], call: str) -> list[PyTree]:
 
 
 def _checked(x: PyTree) -> tuple[PyTree, str]:
-    """(arrays, "") or (None, what is wrong): peers are told, so that none waits in vain."""
+    """(arrays, "") or (None, what is wrong): the other ranks receive it and do not wait."""
     try:
         return as_arrays(x), ""
     except DataError as error:

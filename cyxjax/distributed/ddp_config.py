@@ -1,4 +1,4 @@
-"""What `DistributedDataParallel` can be told."""
+"""Options of `DistributedDataParallel`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -63,7 +63,7 @@ def check_device_ids(device_ids: Any, num_local: int) -> None:
 
 
 def compiler_options(platform: str, bucket_size_mb: float) -> dict[str, Any] | None:
-    """What the compiler is told about buckets."""
+    """Compiler options for the size of a reduction; None on CPUs."""
     if platform not in ("gpu", "cuda", "rocm"):
         return None
     return {"xla_gpu_all_reduce_combine_threshold_bytes": str(round(bucket_size_mb * 2**20))}

@@ -1,7 +1,7 @@
 """What collectives carry: a tree as arrays that arrive unchanged, and its form for ranks without a value.
 
 Leaves that jax cannot hold (64-bit numbers while x64 is off, complex numbers) travel as their bytes:
-converted to 32 bits they would arrive changed without a word. They come back as numpy, exact.
+converted to 32 bits they would arrive changed, without an error. They come back as numpy, exact.
 """
 
 from typing import Any

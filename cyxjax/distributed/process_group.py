@@ -205,7 +205,7 @@ def current() -> ProcessGroup:
 
 
 def ensure() -> ProcessGroup:
-    """The group; made from the environment if nobody has. For trainers, which need one to exist."""
+    """The group, initialized from the environment if there is none yet."""
     return current() if is_initialized() else init()
 
 

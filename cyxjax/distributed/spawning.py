@@ -106,7 +106,7 @@ class Spawned:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     return False
-                self._raise_first_error()  # before the wait: one that is gone already wakes nobody
+                self._raise_first_error()  # before the wait: one that has ended already wakes no wait
                 wait([process.sentinel for process in running], left)
         except BaseException:
             self.stop()
@@ -128,10 +128,10 @@ class Spawned:
 
     def _raise_first_error(self) -> None:
         failed = {rank: p.exitcode for rank, (p, _) in self._ends.items() if p.exitcode}
-        told = {rank: _told(self._ends[rank][1]) for rank in failed}
-        # A rank that tells of its own error comes before one that ended because a peer was lost.
-        for rank in sorted(failed, key=lambda r: not told[r]):
-            raise SpawnError(rank, f"rank {rank} of the spawned processes {_how(failed[rank], told[rank])}")
+        errors = {rank: _traceback_of(self._ends[rank][1]) for rank in failed}
+        # A rank that sent a traceback comes before one that ended because a peer was lost.
+        for rank in sorted(failed, key=lambda r: not errors[r]):
+            raise SpawnError(rank, f"rank {rank} of the spawned processes {_how(failed[rank], errors[rank])}")
 
     def stop(self) -> None:
         """Ends what still runs, and frees the port."""
@@ -202,19 +202,19 @@ def _leave_group() -> None:
     process_group.finalize()
 
 
-def _how(exitcode: int, told: str) -> str:
+def _how(exitcode: int, error: str) -> str:
     """The end of a sentence about a failed process."""
-    if told:
-        return f"failed. {told}\nHINT: mend what its traceback shows; the others were stopped."
+    if error:
+        return f"failed. {error}\nHINT: fix what its traceback shows; the others were stopped."
     if exitcode < 0:
         return (
             f"was ended by signal {-exitcode}. HINT: 9 is often the kernel's, for want of memory (see "
             "dmesg); 11 is a crash in native code."
         )
-    return f"ended with exit code {exitcode} and without a word. HINT: look for what it printed last."
+    return f"ended with exit code {exitcode} and sent no traceback. HINT: look for what it printed last."
 
 
-def _told(pipe: Connection) -> str:
+def _traceback_of(pipe: Connection) -> str:
     try:
         return pipe.recv_bytes().decode() if not pipe.closed and pipe.poll() else ""
     except EOFError:  # it ended before it could say anything

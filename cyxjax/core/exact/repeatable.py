@@ -30,7 +30,7 @@ def heed(flags: str) -> None:
 
 
 def must_repeat() -> bool:
-    """Whether what is traced now must: a kernel that cannot is not to be asked for.
+    """Whether what is traced now must be deterministic; then no kernel without that property may be chosen.
 
     cuDNN's attention cannot, and XLA of jax 0.11.2 then ends with an IndexError of its own.
     """

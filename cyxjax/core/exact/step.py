@@ -1,7 +1,7 @@
 """A step in parts: a dispatch beside the fused one, whose bits do not depend on how many devices share it.
 
 The global batch is V parts, fixed by the configuration. Each is computed by a program of one device alone,
-with the part's number as data (`core/exact/calls.py`): whoever computes a part runs the same code on the same
+with the part's number as data (`core/exact/calls.py`): every device runs the same code on the same
 numbers. The number of parts that a device has must not show in a program, nor the number of devices: for
 another one XLA compiles other code, barriers or not (measured with a CNN and a GPT on 1 and 2 devices; an MLP
 hides it).

@@ -1,4 +1,4 @@
-"""The sum over all parts of a step up one fixed tree, whoever made them: additions and copies, nothing else.
+"""The sum over all parts of a step in the order of one fixed tree: additions and copies only.
 
 The sum of two floats has one value, however it is compiled; a product that is added to something has two,
 for a compiler may round once or twice. So nothing is multiplied here, and the order of additions is the

@@ -191,7 +191,7 @@ def _called(
 
 
 def _is_stax(init: Callable) -> bool:
-    """Whether `init` is of jax.example_libraries.stax (or neural_tangents), told by what it takes."""
+    """Whether `init` is of jax.example_libraries.stax (or neural_tangents), by its arguments."""
     return "input_shape" in inspect.signature(init).parameters
 
 

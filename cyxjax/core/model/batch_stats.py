@@ -1,9 +1,9 @@
-"""Batch statistics that leave padding out, and may span all replicas: for Flax's BatchNorm and ours.
+"""Batch statistics that exclude padding and may span all replicas, for Flax's BatchNorm and ours.
 
-A model cannot be handed weights through its call signature, so the step opens `batch_scope` around the
-forward pass while it is traced, and the norm layers ask here. Outside a scope every row counts as one.
+A model's call signature has no argument for the samples' weights, so the step opens `batch_scope` around the
+forward pass while it is traced, and norm layers read it. Outside a scope every row counts as one.
 A norm whose input has the samples in its first dimension weighs them; with another layout padding cannot be
-left out, and gives NaN (`needs_full_batches` is asked before training).
+excluded, and the result is NaN (`needs_full_batches` is called before training).
 Why our own: flax averages replica means without their counts (flax#2417), wrong over unequal shards.
 """
 

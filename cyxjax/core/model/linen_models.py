@@ -1,4 +1,4 @@
-"""flax.linen modules as `ModelFns`; only a model of theirs loads this file, and with it half of Flax."""
+"""flax.linen modules as `ModelFns`; imported only for such a model, because it loads half of Flax."""
 
 import dataclasses
 import inspect
@@ -35,8 +35,8 @@ def from_linen(module: linen.Module) -> ModelFns:
     """A module as functions; one that is bound to variables starts with those.
 
     What it sows into a collection whose last word is `loss` or `losses` (`self.sow("losses", "a", value_B)`)
-    is added to the loss of each sample in training (`core/model/sown.py`); what it sows elsewhere is left
-    alone, and no state of the model.
+    is added to the loss of each sample in training (`core/model/sown.py`); what it sows elsewhere is ignored
+    and is not part of the model's state.
     """
     bound = module.scope is not None
     module, held = module.unbind() if bound else (module, {})
@@ -131,7 +131,7 @@ def _with_streams(run: Callable[[dict[str, jax.Array]], Any], key: jax.Array) ->
     """run(random streams by name): `dropout`, and the others that it uses.
 
     A stream's key depends on its name alone. Flax names a stream only when it is missing; it would take
-    `params` for any, but also inside a `scan` that does not split it: one mask for all steps, in silence.
+    `params` for any, but also inside a `scan` that does not split it: one mask for all steps, unnoticed.
     """
     streams = {"dropout": key}
     while True:

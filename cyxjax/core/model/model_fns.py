@@ -137,9 +137,9 @@ def _takes_names(free: list[inspect.Parameter], known: Mapping[str, Any], inputs
     """Whether names are the arguments' names. Raises: ConfigError where only some are."""
     required = _required(free)
     more = any(one.kind is one.VAR_KEYWORD for one in known.values())
-    strange = [name for name in inputs if name not in known or name in MODES]
+    unknown = [name for name in inputs if name not in known or name in MODES]
     missing = [name for name in required if name not in inputs]
-    if not missing and (not strange or more):
+    if not missing and (not unknown or more):
         return True
     if len(required) <= 1 and not any(name in known for name in inputs):
         return False  # one argument that takes the dict

@@ -1,4 +1,4 @@
-"""flax.nnx modules as `ModelFns`; only a model of theirs loads this file, and with it half of Flax."""
+"""flax.nnx modules as `ModelFns`; imported only for such a model, because it loads half of Flax."""
 
 import re
 from functools import cache

@@ -1,1 +1,1 @@
-"""What a step makes smaller: tasks, losses over the global batch, and which losses it takes."""
+"""What a step minimizes and measures: tasks, terms, losses over the global batch, metrics."""

@@ -71,7 +71,7 @@ def unpacked(metrics: Any) -> dict[str, Any]:
 
 
 def state_of(name: str, metric: Any, output: PyTree, target: PyTree) -> Any:
-    """What a class makes of a batch, told by the names of its arguments.
+    """The state that a metric class computes from a batch; arguments are matched by name.
 
     Raises: ConfigError for an argument that nothing is known of.
     """

@@ -71,7 +71,7 @@ def check_shape(loss: Any, output: jax.Array, target: jax.Array, ok: bool) -> No
 
 
 def refuse_of_batch(fns: ModelFns, output: PyTree, inputs: PyTree) -> None:
-    """Returns where the numbers of `output` that belong to no sample hang on no sample either.
+    """Checks that numbers in `output` without a batch dimension do not depend on the samples.
 
     output: shapes. inputs: any number of samples'. Nothing is computed.
     Raises: DataError naming one that does: each share of the batch, and its padding, has another.

@@ -49,7 +49,7 @@ class GlobalLoss:
 
     @property
     def takes_padding(self) -> bool:
-        """Whether `fn` is told which rows are padding."""
+        """Whether `fn` takes the weights of the rows, 0 for padding."""
         return self.by_row or len(inspect.signature(self.fn).parameters) > 2
 
     def __call__(self, output: PyTree, target: PyTree) -> jax.Array:
@@ -146,7 +146,7 @@ class ContrastiveLoss(GlobalLoss):
 
 def _info_nce(own: Rows, whole: Rows, temperature: float) -> jax.Array:
     (a, b), (all_a, all_b) = _pair(own.output), _pair(whole.output)
-    # Padding is nobody's negative; a padding row keeps its own column, and weighs nothing.
+    # Padding is excluded from all negatives; a padding row keeps its own column and has zero weight.
     allowed = (whole.weight > 0)[None] | (whole.place[None] == own.place[:, None])
 
     def one_way(x: jax.Array, others: jax.Array) -> jax.Array:

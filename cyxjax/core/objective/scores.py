@@ -127,7 +127,7 @@ def AUC(bins: int = 1000, *, positive: int = 1) -> Statistic:
 
     Scores are counted in `bins` bins of their sigmoid; two of one bin count one half, so the exact area
     differs by at most half the part of the pairs that share one. Output: logits (B,) or (B, 1) against labels
-    0 and 1, or (B, C), of which class `positive` is told from all others.
+    0 and 1, or (B, C), in which class `positive` is compared with all others.
     """
     if bins < 2:
         raise ConfigError(f"AUC(bins={bins}): expected 2 or more. HINT: AUC() has 1000.")

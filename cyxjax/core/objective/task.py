@@ -1,4 +1,4 @@
-"""What a step makes of a model's output, as one value: losses, metrics, and which outputs it sees."""
+"""A task: the losses and metrics of a run, and the parts of output and target that they see."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -62,7 +62,7 @@ class Task:
         return [_as_term(name, one) for name, one in self.loss.items()]
 
     def to_per_example(self) -> PerExample:
-        """The loss that a step makes smaller, of the model's whole output."""
+        """The loss that a step minimizes, of the model's whole output."""
         terms = [replace(term, loss=self._seen(as_per_example(term.loss))) for term in self._terms]
         if len(terms) == 1 and terms[0].factor == 1.0 and terms[0].trains is None:
             return terms[0].loss
