@@ -65,14 +65,7 @@ class ArrayDataset:
     targets: Any
 
     def __post_init__(self) -> None:
-        lengths = {name: _length(name, leaf) for name, leaf in self._leaves()}
-        if len(set(lengths.values())) > 1:
-            found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-            raise DataError(
-                f"arrays of unequal length: {found}. HINT: give every sample one row in each array."
-            )
-        if not lengths or 0 in lengths.values():
-            raise DataError("an empty dataset: 0 samples. HINT: check the path or filter it came from.")
+        _check_rows([*self._leaves()], "a dataset")
 
     def __len__(self) -> int:
         return len(next(self._leaves())[1])
@@ -204,23 +197,24 @@ def as_batches(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """
     for number, batch in enumerate(batches):
         pair = _arrays(split(tuple(batch) if isinstance(batch, list) else batch))
-        _refuse_unequal(pair, number)
+        _check_rows(
+            [*leaves(pair[0], "inputs"), *leaves(pair[1], "targets")], f"batch {number} of the loader"
+        )
         yield pair
 
 
-def _refuse_unequal(pair: tuple[Any, Any], number: int) -> None:
-    found = [*leaves(pair[0], "inputs"), *leaves(pair[1], "targets")]
-    if not found or any(np.shape(leaf)[:1] == (0,) for _, leaf in found):
-        what = "has 0 samples" if found else "holds no array, it is None"
-        raise DataError(f"batch {number} of the loader {what}. HINT: leave it out: if len(x): yield x, y.")
-    rows = {name: np.shape(leaf)[0] if np.ndim(leaf) else None for name, leaf in found}
-    if len(set(rows.values())) > 1 or None in rows.values():
-        said = ", ".join(f"{name} has {'one number' if n is None else n}" for name, n in rows.items())
+def _check_rows(found: list[tuple[str, Any]], what: str) -> None:
+    """Raises: DataError unless there are arrays (by name), each with one row a sample, of at least one."""
+    rows = {name: len(leaf) if np.ndim(leaf) else "one number" for name, leaf in found}
+    if len(set(rows.values())) > 1 or "one number" in rows.values():
+        said = ", ".join(f"{name} has {count}" for name, count in rows.items())
         raise DataError(
-            f"a batch of the loader has arrays of unequal length: {said}. "
-            "HINT: give every sample one row in each array; single samples, one after another, are "
-            "cx.data.Rows(stream)."
+            f"{what} with arrays of unequal length: {said}. HINT: give every sample one row in each array; "
+            "single samples, one after another, are cx.data.Rows(stream)."
         )
+    if not rows or 0 in rows.values():
+        kind = "0 samples" if rows else "no array: it is None"
+        raise DataError(f"{what} with {kind}. HINT: check where it comes from; leave an empty batch out.")
 
 
 def _arrays(pair: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -279,9 +273,3 @@ def _plain(array: np.ndarray) -> np.ndarray:
             ) from None
         return array
     return plain if plain.dtype.kind in "biufc" else array
-
-
-def _length(name: str, leaf: Any) -> int:
-    if np.ndim(leaf) == 0:
-        raise DataError(f"{name} is one number; expected one row per sample. HINT: pass an array.")
-    return len(leaf)
