@@ -23,6 +23,7 @@ _EXTRAS = {
     "scikit-learn": "digits",
     "matplotlib": "plot",
     "wandb": "wandb",
+    "trackio": "trackio",
     "tensorboardX": "tensorboard",
     "mlflow-skinny": "mlflow",
 }

@@ -45,7 +45,7 @@ class TrainConfig(DistributedTrainingConfig):
     callbacks: Arrays[tuple[Named, ...]] = ()
     """EMA, EarlyStopping, ReduceLROnPlateau, BestCheckpoint, module:attribute; or {name: x, options: ...}."""
     sinks: View[tuple[SinkName, ...]] = ("jsonl",)
-    """Where metrics are written: jsonl, csv, tensorboard, wandb, mlflow, or module:attribute."""
+    """Where metrics are written: jsonl, csv, tensorboard, wandb, trackio, mlflow, or module:attribute."""
     wandb: View[WandbConfig] = WandbConfig()
     report: Course[bool] = True
     """Write events.jsonl, and report.html at the end."""

@@ -108,7 +108,7 @@ WANT_THE_LOSS = {  # optax's rules that search along the loss, or need a rule be
     "reduce_on_plateau": "take the callback ReduceLROnPlateau",
     "lbfgs": "take optax.lbfgs(lr, linesearch=None), which works as any rule, or adam",
 }
-_SINKS = ("jsonl", "csv", "tensorboard", "wandb", "mlflow")
+_SINKS = ("jsonl", "csv", "tensorboard", "wandb", "trackio", "mlflow")
 Named = Annotated[dict[str, Any], BeforeValidator(_named, json_schema_input_type=str | dict[str, Any])]
 NameOrNamed = Annotated[str | dict[str, Any], BeforeValidator(_name_or_named)]
 OptimizerName = Annotated[str, AfterValidator(_optimizer)]

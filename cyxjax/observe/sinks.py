@@ -1,4 +1,4 @@
-"""Where records go: files of the run folder, TensorBoard, Weights & Biases, MLflow; several, or nowhere.
+"""Where records go: files of the run folder, TensorBoard, Weights & Biases, trackio, MLflow; or nowhere.
 
 A sink takes a record and must never stop training: each one is wrapped, says once what went wrong, and
 is then left out.
@@ -87,7 +87,7 @@ def warn_on_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-OURS = ("jsonl", "csv", "tensorboard", "wandb", "mlflow")
+OURS = ("jsonl", "csv", "tensorboard", "wandb", "trackio", "mlflow")
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -123,6 +123,7 @@ def build_sinks(
     remote: dict[str, Callable[[], Sink]] = {
         "tensorboard": lambda: tracker_sinks.TensorBoardSink(folder.tensorboard, resume_step),
         "wandb": lambda: tracker_sinks.WandbSink(folder.root, values, resume_step),
+        "trackio": lambda: tracker_sinks.TrackioSink(folder.root, values, resume_step),
         "mlflow": lambda: tracker_sinks.MlflowSink(folder.root, values, resume_step),
     }
     check_names(names)

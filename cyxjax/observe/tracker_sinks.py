@@ -1,4 +1,4 @@
-"""Experiment trackers, as extras: TensorBoard event files, Weights & Biases, MLflow in a folder.
+"""Experiment trackers, as extras: TensorBoard event files, Weights & Biases, trackio, MLflow in a folder.
 
 Each shows the numbers of a record as curves, and its pictures, texts and histograms as its users expect them.
 """
@@ -90,7 +90,6 @@ class WandbSink:
         except ImportError:
             raise ImportError("wandb is not installed. HINT: pip install 'cyxjax[wandb]'") from None
         folder, options = Path(folder), dict(config.get("wandb") or {})
-        folder.mkdir(parents=True, exist_ok=True)
         run_id = _stored_id(folder / "wandb_id.json", resume_step) or _new_id(
             folder / "wandb_id.json", secrets.token_hex(4)
         )
@@ -121,6 +120,40 @@ class WandbSink:
         if isinstance(shown, Text):
             return self._wandb.Html(f"<pre>{html.escape(shown.text)}</pre>")
         return self._wandb.Histogram(np_histogram=(shown.counts, shown.edges))
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TrackioSink:
+    """A run of the project "cyxjax" in trackio's own folder (TRACKIO_DIR), as `trackio show` finds it.
+
+    Its name, the run folder's and four characters, is kept in `folder`/trackio_id.json: a resumed training
+    goes on in the same run; steps that are done again are there twice, since trackio takes none back.
+    Raises: ImportError, with what to install, when trackio is missing.
+    """
+
+    def __init__(self, folder: str | Path, config: Mapping[str, Any], resume_step: int | None = None) -> None:
+        try:
+            import trackio
+        except ImportError:
+            raise ImportError("trackio is not installed. HINT: pip install 'cyxjax[trackio]'") from None
+        folder, self._trackio = Path(folder).absolute(), trackio
+        path = folder / "trackio_id.json"
+        name = _stored_id(path, resume_step) or _new_id(path, f"{folder.name}-{secrets.token_hex(2)}")
+        shown = {key: redact(str(value)) for key, value in _flat(config)}
+        self._run = trackio.init(project="cyxjax", name=name, config=shown, resume="allow", embed=False)
+
+    def log(self, record: Record) -> None:
+        shown = {key: self._shown(value) for key, value in _media(record)}
+        self._run.log(_scalars(record) | shown, step=step_of(record))
+
+    def _shown(self, shown: Media) -> Any:
+        if isinstance(shown, Image):
+            return self._trackio.Image(shown.pixels, caption=shown.caption or None)
+        if isinstance(shown, Text):
+            return self._trackio.Markdown(f"```\n{shown.text}\n```")
+        return self._trackio.Histogram(np_histogram=(shown.counts, shown.edges))
 
     def close(self) -> None:
         self._run.finish()

@@ -1,7 +1,10 @@
 """Trackers that come as extras: what they write, and that a missing one is a warning."""
 
 import json
+import os
+import sqlite3
 import struct
+import subprocess
 import sys
 import zlib
 
@@ -124,8 +127,53 @@ def test_mlflow_keeps_a_run_in_the_folder_and_goes_on_with_it(tmp_path):
     }
 
 
+@pytest.mark.filterwarnings("ignore")  # of what it imports
+def test_trackio_keeps_one_run_that_goes_on(tmp_path):
+    pytest.importorskip("trackio", reason="pip install 'cyxjax[trackio]'")
+    program = tmp_path / "job.py"  # a process of its own: trackio reads TRACKIO_DIR when it is imported
+    program.write_text(TRACKIO_JOB)
+    for resume_step in ("", "3"):
+        command = [sys.executable, program, tmp_path / "digits", resume_step]
+        subprocess.run(command, env=os.environ | {"TRACKIO_DIR": str(tmp_path / "store")}, check=True)
+    name = json.loads((tmp_path / "digits" / "trackio_id.json").read_text())["id"]
+    with sqlite3.connect(tmp_path / "store" / "cyxjax.db") as store:
+        logged = store.execute("select run_name, step, metrics from metrics order by step").fetchall()
+        kept = [json.loads(row[0]) for row in store.execute("select config from configs")]
+    assert name.startswith("digits-")
+    assert {run for run, *_ in logged} == {name}
+    steps = [(step, json.loads(metrics)) for _, step, metrics in logged]
+    assert [(step, told["loss"]) for step, told in steps if "loss" in told] == [(1, 1.0), (2, 0.5), (4, 0.25)]
+    (rich,) = [told for step, told in steps if step == 3]
+    kinds = {key: rich[key]["_type"] for key in ("picture", "words", "spread")}
+    assert kinds == {"picture": "trackio.image", "words": "trackio.markdown", "spread": "trackio.histogram"}
+    assert [config["optimizer.lr"] for config in kept] == ["0.1"]
+
+
+TRACKIO_JOB = """
+import sys
+import pytest
+from cyxjax.observe import build_sinks
+from tests.unit.observe.test_tracking import RICH
+
+resume_step = int(sys.argv[2]) if sys.argv[2] else None
+config = {"optimizer": {"lr": 0.1}}
+sink = build_sinks(["trackio"], sys.argv[1], True, config, resume_step=resume_step, warn=pytest.fail)
+for step in (4,) if resume_step else (1, 2):
+    sink.log({"kind": "step", "step": step, "loss": 1 / step})
+if not resume_step:
+    sink.log(RICH)
+sink.close()
+"""
+
+
 @pytest.mark.parametrize(
-    ("name", "module"), [("wandb", "wandb"), ("tensorboard", "tensorboardX"), ("mlflow", "mlflow.tracking")]
+    ("name", "module"),
+    [
+        ("wandb", "wandb"),
+        ("tensorboard", "tensorboardX"),
+        ("mlflow", "mlflow.tracking"),
+        ("trackio", "trackio"),
+    ],
 )
 def test_a_missing_tracker_is_one_warning(tmp_path, monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)
