@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 EXIT_OK = 0
 EXIT_USER_ERROR = 1  # an exception in the training program
@@ -41,12 +41,34 @@ class DataError(CyxjaxError, ValueError):
     """Data that cannot be trained on: wrong shape, label out of range, empty, unreadable."""
 
 
+class WrappingError(DataError):
+    """A whole number too large for the devices, and the row it stands in."""
+
+    def __init__(self, value: int, row: int, dtype: str, where: str = ""):
+        self.value, self.row, self.dtype = value, row, dtype
+        super().__init__(
+            f"{where or f'row {row}'}: {value} does not fit {dtype}, as which jax keeps whole numbers, and "
+            "would become another class or token. HINT: number classes and tokens from 0 on."
+        )
+
+    def at(self, where: str) -> "WrappingError":
+        return WrappingError(self.value, self.row, self.dtype, where)
+
+
 class GroupError(CyxjaxError, RuntimeError):
     """The group of processes: not initialized, a peer missing, a backend that is not there."""
 
 
 class DesyncError(GroupError):
     """Ranks that should agree do not: other program, other shapes, other parameters."""
+
+
+class SpawnError(GroupError):
+    """A spawned process failed; the text holds its traceback. `rank` is its rank."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        super().__init__(text)
+        self.rank = rank
 
 
 class CheckpointError(CyxjaxError, RuntimeError):
@@ -67,6 +89,33 @@ class OtherStateError(CheckpointError):
 
 class NotSavedError(CheckpointError):
     """Training is over, its parameters are in memory, and the final state is on no disk."""
+
+
+class OutOfMemoryError(CyxjaxError, RuntimeError):
+    """The step needs more memory than the device has."""
+
+
+class BadStepError(CyxjaxError, RuntimeError):
+    """Training should not go on from the step that led to `position` (cyxjax.train.loop.Position).
+
+    good_step: the newest step whose state is sound, as far as is known. brief: what happened, in a clause.
+    """
+
+    def __init__(self, text: str, position: Any, good_step: int, brief: str) -> None:
+        super().__init__(text)
+        self.position, self.good_step, self.brief = position, good_step, brief
+
+
+class NonFiniteError(BadStepError):
+    """The loss or the gradients became NaN or infinite in the step that led to `position`."""
+
+    def __init__(self, text: str, position: Any) -> None:
+        # Where it is of use to go back, such steps are left out: every state that was saved is sound.
+        super().__init__(text, position, position.step, f"step {position.step} was not finite")
+
+
+class LossSpikeError(BadStepError):
+    """The loss was far above its median for some steps in a row, the last of which led to `position`."""
 
 
 class GivenOnce:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from cyxjax.distributed import process_group
-from cyxjax.distributed.spawning import Spawned, SpawnError, spawn
-from cyxjax.errors import ConfigError
+from cyxjax.distributed.spawning import Spawned, spawn
+from cyxjax.errors import ConfigError, SpawnError
 from cyxjax.launch.backend.jax_private import backend_runs
 
 PyTree = Any

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from cyxjax.core.trees import PyTree
-from cyxjax.errors import DataError
+from cyxjax.errors import WrappingError
 
 AXIS = "data"
 _WRAPPING = (np.dtype("int64"), np.dtype("uint64"))  # what jax cuts to 32 bits, unless x64 is switched on
@@ -101,20 +101,6 @@ def refuse_wrapping(tree: PyTree) -> None:
 @functools.cache
 def _limits(dtype: np.dtype) -> np.iinfo:
     return np.iinfo(dtype)  # asked for in each step, and slow to make
-
-
-class WrappingError(DataError):
-    """A whole number too large for the devices, and the row it stands in."""
-
-    def __init__(self, value: int, row: int, dtype: str, where: str = ""):
-        self.value, self.row, self.dtype = value, row, dtype
-        super().__init__(
-            f"{where or f'row {row}'}: {value} does not fit {dtype}, as which jax keeps whole numbers, and "
-            "would become another class or token. HINT: number classes and tokens from 0 on."
-        )
-
-    def at(self, where: str) -> "WrappingError":
-        return WrappingError(self.value, self.row, self.dtype, where)
 
 
 def put_replicated(mesh: Mesh, tree: PyTree, memory: str | None = None) -> PyTree:

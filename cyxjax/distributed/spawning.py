@@ -12,7 +12,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from cyxjax.errors import ConfigError, GroupError
+from cyxjax.errors import ConfigError, SpawnError
 from cyxjax.launch import environment
 from cyxjax.launch.environment import here
 from cyxjax.launch.group.client import log
@@ -49,14 +49,6 @@ def spawn(
         return spawned
     spawned.join()
     return None
-
-
-class SpawnError(GroupError):
-    """A spawned process failed; the text holds its traceback. `rank` is its rank."""
-
-    def __init__(self, rank: int, text: str) -> None:
-        super().__init__(text)
-        self.rank = rank
 
 
 class Spawned:

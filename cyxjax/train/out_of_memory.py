@@ -5,12 +5,8 @@ from contextlib import contextmanager
 
 import jax
 
-from cyxjax.errors import CyxjaxError
+from cyxjax.errors import OutOfMemoryError
 from cyxjax.train.settings import StepPlan
-
-
-class OutOfMemoryError(CyxjaxError, RuntimeError):
-    """The step needs more memory than the device has."""
 
 
 @contextmanager

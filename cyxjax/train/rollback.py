@@ -14,10 +14,8 @@ import numpy as np
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.checkpoint.null import Checkpoints
-from cyxjax.errors import CheckpointError
+from cyxjax.errors import BadStepError, CheckpointError, LossSpikeError, NonFiniteError
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train.hooks.loss_spike import LossSpikeError
-from cyxjax.train.hooks.nonfinite import BadStepError, NonFiniteError
 from cyxjax.train.loop import Position, RunState
 from cyxjax.train.resume import place_of
 from cyxjax.train.settings import GuardPolicy

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from cyxjax.core.mesh import PER_REPLICA, WrappingError, build_mesh, build_put_rows
+from cyxjax.core.mesh import PER_REPLICA, build_mesh, build_put_rows
+from cyxjax.errors import WrappingError
 from cyxjax.launch.backend import jax_private
 from tests.support.calls import calls_of
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from cyxjax.distributed.spawning import SpawnError, spawn
+from cyxjax.distributed.spawning import spawn
+from cyxjax.errors import SpawnError
 from tests.multiprocess import ranks
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("forked_spawn")]

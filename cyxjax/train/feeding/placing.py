@@ -10,16 +10,10 @@ from jax.sharding import Mesh
 
 from cyxjax.core.exact.calls import Parts
 from cyxjax.core.exact.step import Layout, PartsBatch
-from cyxjax.core.mesh import (
-    WrappingError,
-    build_put_rows,
-    local_replicas,
-    num_replicas,
-    put_replicated,
-    refuse_wrapping,
-)
+from cyxjax.core.mesh import build_put_rows, local_replicas, num_replicas, put_replicated, refuse_wrapping
 from cyxjax.core.step import Batch
 from cyxjax.data.batches import HostBatch
+from cyxjax.errors import WrappingError
 from cyxjax.launch.backend import jax_private
 
 

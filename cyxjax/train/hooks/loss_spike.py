@@ -8,16 +8,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cyxjax.train.hooks.nonfinite import BadStepError
+from cyxjax.errors import LossSpikeError
 from cyxjax.train.loop import Hook, Position, RunState, StepInfo
 from cyxjax.train.settings import GuardPolicy
 
 META = "loss_spike"
 _NOTHING: Mapping[str, Any] = {}
-
-
-class LossSpikeError(BadStepError):
-    """The loss was far above its median for some steps in a row, the last of which led to `position`."""
 
 
 class LossSpikeHook(Hook):

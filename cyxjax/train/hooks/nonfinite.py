@@ -3,28 +3,9 @@
 import math
 
 from cyxjax.core.metrics import GRAD_NORM
-from cyxjax.errors import CyxjaxError
+from cyxjax.errors import NonFiniteError
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
-
-
-class BadStepError(CyxjaxError, RuntimeError):
-    """Training should not go on from the step that led to `position`.
-
-    good_step: the newest step whose state is sound, as far as is known. brief: what happened, in a clause.
-    """
-
-    def __init__(self, text: str, position: Position, good_step: int, brief: str) -> None:
-        super().__init__(text)
-        self.position, self.good_step, self.brief = position, good_step, brief
-
-
-class NonFiniteError(BadStepError):
-    """The loss or the gradients became NaN or infinite in the step that led to `position`."""
-
-    def __init__(self, text: str, position: Position) -> None:
-        # Where it is of use to go back, such steps are left out: every state that was saved is sound.
-        super().__init__(text, position, position.step, f"step {position.step} was not finite")
+from cyxjax.train.loop import EpochInfo, Hook, RunState, StepInfo
 
 
 class TerminateOnNaN(Hook):

@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from cyxjax.core.mesh import WrappingError, build_mesh, put_rows
+from cyxjax.core.mesh import build_mesh, put_rows
 from cyxjax.data.catalog import load_dataset
 from cyxjax.data.labels import WatchedDataset, check_labels, watched
 from cyxjax.data.sources import ArrayDataset, Subset, as_dataset
-from cyxjax.errors import DataError
+from cyxjax.errors import DataError, WrappingError
 from cyxjax.train.feeding import fit_data
 from tests.support.trainers import config, trainer
 

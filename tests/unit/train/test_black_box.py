@@ -11,10 +11,9 @@ from flax import linen, nnx
 
 from cyxjax.cli import audit
 from cyxjax.config.load import load_config
-from cyxjax.errors import CheckpointError, DataError
+from cyxjax.errors import CheckpointError, DataError, NonFiniteError
 from cyxjax.train import experiment
 from cyxjax.train.hooks.black_box import read_box
-from cyxjax.train.hooks.nonfinite import NonFiniteError
 from cyxjax.train.replay import steps
 from cyxjax.train.replay.layers import first_nonfinite
 

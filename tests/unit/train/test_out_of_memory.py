@@ -8,7 +8,8 @@ import pytest
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import MSELoss
-from cyxjax.train.out_of_memory import OutOfMemoryError, advice, explained
+from cyxjax.errors import OutOfMemoryError
+from cyxjax.train.out_of_memory import advice, explained
 from cyxjax.train.settings import resolve
 from cyxjax.train.trainer import DistributedTrainer
 

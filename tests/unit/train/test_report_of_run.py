@@ -11,9 +11,9 @@ from cyxjax.cli import main
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.distributed import process_group
+from cyxjax.errors import NonFiniteError
 from cyxjax.observe.events import read_events
 from cyxjax.train import experiment, reporting
-from cyxjax.train.hooks.nonfinite import NonFiniteError
 from cyxjax.train.loop import Hook
 from cyxjax.train.trainer import DistributedTrainer
 
