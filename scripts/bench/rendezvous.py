@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 from cyxjax.launch.group import client, ports
 from cyxjax.launch.group.client import GroupConnection
+from cyxjax.launch.group.coordinator import GroupServer
 from cyxjax.launch.group.roster import Job
-from cyxjax.launch.group.server import GroupServer
 from cyxjax.launch.topology import Topology
 
 PROCESSES = 8

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from cyxjax.errors import ConfigError
-from cyxjax.launch.clusters import jax_env, kubernetes, open_mpi, pmi, single, slurm, torchrun, tpu
-from cyxjax.launch.topology import Topology
+from cyxjax.launch.clusters import jax_env, kubernetes, open_mpi, pmi, slurm, torchrun, tpu
+from cyxjax.launch.topology import Topology, common_fields
 
 Detector = Callable[[Mapping[str, str]], Topology | None]
 
@@ -38,7 +38,7 @@ def claims(env: Mapping[str, str]) -> list[Topology]:
     found = [topology for topology in (detect(env) for detect in DETECTORS) if topology is not None]
     for other in found[1:]:
         _refuse_disagreement(found[0], other)
-    return found or [single.detect(env)]
+    return found or [Topology(local_world_size=1, source="single process", **common_fields(env))]
 
 
 def _refuse_disagreement(first: Topology, other: Topology) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from cyxjax.launch.group import protocol
-from cyxjax.launch.group.reactor import Log, Reactor
+from cyxjax.launch.group.ports import Log, Reactor
 
 HANDSHAKE_S = 5.0  # from the connection to the whole hello
 # At once. When another client connects, the oldest connection of the address that has most is dropped, so a

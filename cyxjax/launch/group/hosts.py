@@ -22,8 +22,8 @@ from cyxjax.launch.group.controller import (
 )
 from cyxjax.launch.group.group_start import Budget
 from cyxjax.launch.group.handshake import Handshake, PendingConnection
-from cyxjax.launch.group.reactor import Log as Say
-from cyxjax.launch.group.reactor import Reactor
+from cyxjax.launch.group.ports import Log as Say
+from cyxjax.launch.group.ports import Reactor
 from cyxjax.launch.local_ranks import LocalRanks
 
 MAX_RANKS = 65_536  # on one host

@@ -10,7 +10,7 @@ from functools import partial
 from cyxjax.errors import CyxjaxError
 from cyxjax.launch.group import ports, protocol
 from cyxjax.launch.group.handshake import Handshake, PendingConnection
-from cyxjax.launch.group.reactor import Log, Reactor
+from cyxjax.launch.group.ports import Log, Reactor
 from cyxjax.launch.group.roster import Hello, Job, Roster, disagreement, ranks_text
 
 LINE_EVERY_S = 10.0

@@ -11,7 +11,7 @@ from cyxjax.files import redact
 from cyxjax.launch import output
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.heartbeat import WAITING, Limits, Progress
-from cyxjax.launch.supervise import hang, stacks
+from cyxjax.launch.supervise import dump, hang
 from cyxjax.launch.supervise.hang import Pauses, Stopwatch, Verdict
 from cyxjax.launch.supervise.worker import Worker
 
@@ -67,10 +67,10 @@ class Watch:
         self, verdict: Verdict, workers: Sequence[Worker], pulses: dict[int, Progress]
     ) -> ErrorRecord:
         dumps = _collect(workers)
-        frames = {rank: stacks.main_thread(text) for rank, text in dumps.items()}
+        frames = {rank: dump.main_thread(text) for rank, text in dumps.items()}
         stopped = {worker.rank for worker in workers if worker.is_stopped()}
         blamed = verdict.rank if verdict.early_end or stopped else _refine(verdict.rank, pulses, frames)
-        waits_for = {rank: stacks.helpers(text) for rank, text in dumps.items()}
+        waits_for = {rank: dump.helpers(text) for rank, text in dumps.items()}
         lines = [
             _where(rank, progress, frames.get(rank, []), waits_for.get(rank, []), rank in stopped)
             for rank, progress in pulses.items()
@@ -87,7 +87,7 @@ class Watch:
             pid=next(worker.pid for worker in workers if worker.rank == blamed),
             step=progress.step,
             phase=progress.phase,
-            source=stacks.where(waits_for.get(blamed) or frames.get(blamed, [])),
+            source=dump.where(waits_for.get(blamed) or frames.get(blamed, [])),
             at_s=time.time(),
             at_monotonic_s=time.monotonic(),
             stacks={str(rank): redact(text) for rank, text in dumps.items() if text},
@@ -119,23 +119,23 @@ def _collect(workers: Sequence[Worker]) -> dict[int, str]:
     return {worker.rank: worker.stacks()[old[worker.rank] :] for worker in running}
 
 
-def _refine(rank: int, pulses: dict[int, Progress], frames: dict[int, list[stacks.Frame]]) -> int:
+def _refine(rank: int, pulses: dict[int, Progress], frames: dict[int, list[dump.Frame]]) -> int:
     """Where all seem to wait, the one that stands elsewhere than the others is the one they wait for."""
     known = {r: stack for r, stack in frames.items() if stack}
     if pulses[rank].phase not in WAITING or len(known) < 2:
         return rank
-    outside = [r for r, stack in known.items() if not stacks.is_inside_jax(stack)]
+    outside = [r for r, stack in known.items() if not dump.is_inside_jax(stack)]
     if len(outside) == 1:
         return outside[0]
-    places = Counter(stacks.where(stack) for stack in known.values())
-    alone = [r for r, stack in known.items() if places[stacks.where(stack)] == 1]
+    places = Counter(dump.where(stack) for stack in known.values())
+    alone = [r for r, stack in known.items() if places[dump.where(stack)] == 1]
     return alone[0] if len(alone) == 1 and len(places) == 2 else rank
 
 
-def _in_different_calls(frames: dict[int, list[stacks.Frame]]) -> str:
+def _in_different_calls(frames: dict[int, list[dump.Frame]]) -> str:
     """What to say of ranks that wait for each other, each called from another line of the program; or ""."""
-    lines = {stacks.users(stack) for stack in frames.values()}
-    if len(lines) == 1 or None in lines or not all(map(stacks.waits_for_others, frames.values())):
+    lines = {dump.users(stack) for stack in frames.values()}
+    if len(lines) == 1 or None in lines or not all(map(dump.waits_for_others, frames.values())):
         return ""
     return (
         "the ranks wait for each other in different calls. HINT: every rank makes the same calls in the same "
@@ -144,11 +144,11 @@ def _in_different_calls(frames: dict[int, list[stacks.Frame]]) -> str:
 
 
 def _where(
-    rank: int, progress: Progress, frames: list[stacks.Frame], waits_for: list[stacks.Frame], stopped: bool
+    rank: int, progress: Progress, frames: list[dump.Frame], waits_for: list[dump.Frame], stopped: bool
 ) -> str:
     """'rank 1: step 412, data, at prefetch.py:88 __next__, while a thread is at slow.py:9 __getitem__'."""
-    at, user = f", at {stacks.where(frames)}" if frames else "", stacks.users(frames)
-    at += f", from {user}" if user and str(user) != stacks.where(frames) else ""
+    at, user = f", at {dump.where(frames)}" if frames else "", dump.users(frames)
+    at += f", from {user}" if user and str(user) != dump.where(frames) else ""
     if waits_for:
         at += f", while a thread is at {' and '.join(map(str, waits_for[:3]))}"
     return f"rank {rank}: step {progress.step}, {progress.phase}{', suspended' if stopped else ''}{at}"

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from cyxjax.errors import GroupError
 from cyxjax.launch.group import client, handshake, ports, protocol
 from cyxjax.launch.group.controller import Size
-from cyxjax.launch.group.coordinator import Coordinator
+from cyxjax.launch.group.coordinator import Coordinator, GroupServer
 from cyxjax.launch.group.handshake import BoundedLog, introduce
 from cyxjax.launch.group.roster import Job
-from cyxjax.launch.group.server import GroupServer
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.topology import Topology
 from tests.support.hostile_peers import Flood, Impostor

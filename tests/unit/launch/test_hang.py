@@ -8,8 +8,8 @@ from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.group.group_start import Budget
 from cyxjax.launch.heartbeat import Limits, Progress
 from cyxjax.launch.supervise import hang
+from cyxjax.launch.supervise.dump import is_inside_jax, main_thread, where
 from cyxjax.launch.supervise.hang import Pauses, Stopwatch, judge, stragglers
-from cyxjax.launch.supervise.stacks import is_inside_jax, main_thread, where
 
 LIMITS = Limits.parse("10,compile=100,checkpoint=60")
 NONE: frozenset[int] = frozenset()

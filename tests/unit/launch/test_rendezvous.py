@@ -12,8 +12,8 @@ from cyxjax.errors import GroupError
 from cyxjax.launch import connect
 from cyxjax.launch.group import client, handshake, ports, protocol
 from cyxjax.launch.group.client import GroupConnection
+from cyxjax.launch.group.coordinator import GroupServer
 from cyxjax.launch.group.roster import Job
-from cyxjax.launch.group.server import GroupServer
 from cyxjax.launch.topology import Topology
 
 

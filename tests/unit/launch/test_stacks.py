@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from cyxjax.launch.heartbeat import Progress
-from cyxjax.launch.supervise import stacks
+from cyxjax.launch.supervise import dump as stacks
 from cyxjax.launch.supervise.watchdog import _in_different_calls, _refine, _where
 
 
