@@ -68,18 +68,14 @@ def check_rates(lr: Any, factor: Schedule, num_steps: int | None, own: Schedule 
 
 def _asked(what: str, rate: Schedule, steps: np.ndarray) -> np.ndarray:
     """`rate` at each of `steps`, float64. Raises: ConfigError for one that is no function of an array."""
-
-    def scheduled_rate(step: Any) -> jax.Array:
-        return jnp.asarray(rate(step))
-
-    asked = jax.jit(scheduled_rate)  # one program, as in the step, and not one an operation
     with on_host():
         try:
-            form = jax.eval_shape(asked, jax.ShapeDtypeStruct((), jnp.int32))
+            form = jax.eval_shape(lambda n: jnp.asarray(rate(n)), jax.ShapeDtypeStruct((), jnp.int32))
         except (jax.errors.JAXTypeError, TypeError, ValueError) as err:
             raise ConfigError(f"the {what} raises {type(err).__name__}: {_IN_THE_STEP}") from err
         if form.shape:
             raise ConfigError(
                 f"the {what} gives shape {form.shape} for a step, expected a number. HINT: return a scalar."
             )
-        return np.array([float(asked(step)) for step in steps])
+        # All at once, and not jitted: each operation is compiled once in a process, for any number of fits.
+        return np.asarray(jax.vmap(rate)(jnp.asarray(steps)), np.float64)

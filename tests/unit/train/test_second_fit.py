@@ -19,9 +19,8 @@ def test_a_second_fit_compiles_nothing(two_devices, tmp_path):  # noqa: F811
         trainer.fit(X, Y, *VAL, quiet)
     finally:
         jax.monitoring.clear_event_listeners()
-    # Shapes are traced again, for the checks of the data; the one program is the schedule's, a new function.
-    made = [more["fun_name"] for name, _, more in compiled if "backend_compile" in name]
-    assert made == ["jit(scheduled_rate)"]
+    # Shapes are traced again, for the checks of the data; no program is made.
+    assert [more["fun_name"] for name, _, more in compiled if "backend_compile" in name] == []
     # it did train: the parameters went on from those of the first fit
     pairs = zip(*map(jax.tree.leaves, (first, trainer.params)), strict=True)
     assert any((np.asarray(a) != b).any() for a, b in pairs)
