@@ -6,12 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import cyxjax as cx
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.errors import DesyncError
 from cyxjax.train import checkpoint_comparison, fingerprints, rank_comparison
 from cyxjax.train.feeding.fit_data import FitData
-from tests.support.trainers import X, Y, config, trainer
+from cyxjax.train.trainer import DistributedTrainer
+from tests.support.trainers import X, Y, config, mlp, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -153,3 +155,25 @@ def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_re
     refuse([("(3, 4)", "aa"), ("(2, 4)", "bb"), ("(3, 4)", "aa")])
     with pytest.raises(DesyncError, match="program.*aa .*rank 0.*cc .*rank 2"):
         refuse([("(3, 4)", "aa"), ("(2, 4)", "bb"), ("(3, 4)", "cc")])
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("optimizer", cx.SGDOptimizer(0.2)), ("callbacks", cx.EMA())],
+)
+def test_ranks_whose_optimizer_or_callbacks_differ_are_named_it(name, other, monkeypatch):
+    """Their compiled steps differ too, and a digest of a program names nothing."""
+    given = {"optimizer": cx.SGDOptimizer(0.1), "callbacks": []}
+    given_elsewhere = given | {name: [other] if name == "callbacks" else other}
+    facts, elsewhere = (
+        DistributedTrainer(mlp(), cx.CrossEntropyLoss(), **one).prepare(X, Y, config=config()).facts
+        for one in (given, given_elsewhere)
+    )
+    notes = [
+        {"config": fingerprints.equal_on_ranks(one.config), "data": {}, "step": step, "exact": {}}
+        for one, step in ((facts, "a"), (elsewhere, "b"))
+    ]
+    monkeypatch.setattr(rank_comparison, "agree", lambda *call, **note: notes)
+    group = SimpleNamespace(topology=SimpleNamespace(is_master=True))
+    with pytest.raises(DesyncError, match=f"{name} of the configuration"):
+        rank_comparison.compare_facts(group, facts, "a")
