@@ -121,7 +121,8 @@ def loss_named(name: str) -> Any:
 
 def optimizer_named(name: str) -> optax.GradientTransformation:
     """The optimizer of this name in a configuration file, with its usual rate. Raises: ConfigError."""
-    return build_optimizer(OptimizerConfig(name=name))
+    asked: dict[str, Any] = {"optimizer": {"name": name}}
+    return build_optimizer(TrainConfig(**asked).optimizer)
 
 
 def loss_of(config: TrainConfig, info: DatasetInfo) -> Any:

@@ -215,3 +215,13 @@ def test_an_epoch_that_max_steps_cuts_short_is_a_row_of_the_history(tmp_path):
     on = trainer().fit(X, Y, **words)
     assert on.epochs == [0, 1]
     assert on.train_losses == whole.train_losses
+
+
+@pytest.mark.parametrize(
+    ("given", "key"), [({"optimizer": "adamm"}, "optimizer"), ({"loss_fn": "mss"}, "loss")]
+)
+def test_a_name_that_is_not_known_is_one_line(given, key):
+    with pytest.raises(ConfigError) as caught:
+        cx.DistributedTrainer(linen.Dense(CLASSES), **{"loss_fn": "mse", "optimizer": "adam"} | given)
+    assert "\n" not in str(caught.value)
+    assert key in caught.value.key or key in str(caught.value)
