@@ -33,11 +33,7 @@ class ItemDataset:
         Raises: DataError that names the index of an item that raised or does not stack with the others.
         """
         wanted = [int(i) for i in indices]
-        items = [split(item, self._columns) for item in self._read(wanted)]
-        inputs = stack([x for x, _ in items], wanted)
-        if all(y is x for x, y in items):
-            return inputs, inputs
-        return inputs, stack([y for _, y in items], wanted)
+        return stack_rows(self._read(wanted), wanted, self._columns)
 
     def close(self) -> None:
         """Ends the worker threads; the dataset then reads in the calling thread."""
@@ -54,7 +50,7 @@ class ItemDataset:
 
     def _item(self, index: int) -> Any:
         try:
-            return _kept(self._source[index])
+            return own_arrays(self._source[index])
         except DataError as error:
             raise DataError(f"item {index} of {type(self._source).__name__}: {error}") from error
         except Exception as error:
@@ -64,9 +60,31 @@ class ItemDataset:
             ) from error
 
 
-def _kept(item: Any) -> Any:
-    """`item` with arrays of its own: a dataset may read the next sample into the same buffer."""
-    return map_leaves(lambda leaf: leaf.copy() if type(leaf) is np.ndarray else leaf, item)
+_HOLDS_ARRAYS = np.ndarray | dict | list | tuple
+
+
+def own_arrays(item: Any) -> Any:
+    """`item` with copies of its arrays: a source may read the next sample into the same buffer."""
+    if isinstance(item, np.ndarray):
+        return item.copy()
+    if isinstance(item, dict):
+        return {name: own_arrays(part) for name, part in item.items()}
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return type(item)(*map(own_arrays, item))
+    if type(item) is tuple or (type(item) is list and any(isinstance(one, _HOLDS_ARRAYS) for one in item)):
+        return type(item)(map(own_arrays, item))
+    return item
+
+
+def stack_rows(rows: Sequence[Any], indices: Sequence[int], columns: Columns) -> tuple[Any, Any]:
+    """(inputs, targets) of samples, stacked along a new first dimension; one object where they are one.
+
+    indices: of the samples, for the message. Raises: DataError naming a sample unlike the first.
+    """
+    pairs = [split(row, columns) for row in rows]
+    inputs = stack([x for x, _ in pairs], indices)
+    same = all(y is x for x, y in pairs)
+    return inputs, inputs if same else stack([y for _, y in pairs], indices)
 
 
 def refuse_strings(array: np.ndarray) -> None:

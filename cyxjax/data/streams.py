@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cyxjax.data.columns import Columns, leaves, split
-from cyxjax.data.items import stack
+from cyxjax.data.items import own_arrays, stack_rows
 from cyxjax.data.labels import WatchedLoader
 from cyxjax.data.sources import as_batches
 from cyxjax.errors import CheckpointError, DataError
@@ -231,17 +231,6 @@ class RowBatches:
         return ""
 
 
-def _own_arrays(row: Any) -> Any:
-    """`row`, whose arrays its source may fill anew with the next sample."""
-    if isinstance(row, np.ndarray):
-        return row.copy()
-    if isinstance(row, dict):
-        return {name: _own_arrays(part) for name, part in row.items()}
-    if isinstance(row, tuple) and hasattr(row, "_fields"):
-        return type(row)(*map(_own_arrays, row))
-    return type(row)(map(_own_arrays, row)) if type(row) in (list, tuple) else row
-
-
 class _RowPass:
     """One pass. A stream that knows no place is counted in samples, and passed over by who goes on."""
 
@@ -259,7 +248,7 @@ class _RowPass:
         count, mine = 0, []
         for row in islice(self._source, wanted):
             if count % ranks == rank:
-                mine.append(_own_arrays(row))
+                mine.append(own_arrays(tuple(row) if isinstance(row, list) else row))
             count += 1
         if not count or (self._of.drop_last and count < wanted):
             raise StopIteration
@@ -267,7 +256,7 @@ class _RowPass:
         self._given += count
         if not mine:  # the last samples of the stream are fewer than the ranks
             raise StopIteration
-        return _stacked(mine, numbers, self._of.rows.columns)
+        return stack_rows(mine, numbers, self._of.rows.columns)
 
     def get_state(self) -> Any:
         """Where the next batch begins."""
@@ -280,10 +269,3 @@ class _RowPass:
         self._source = iter(self._reader)
         if place is None and len(list(islice(self._source, self._given))) < self._given:
             raise DataError("the stream is shorter than it was. HINT: check the files it reads.")
-
-
-def _stacked(items: list[Any], numbers: Sequence[int], columns: Columns) -> tuple[Any, Any]:
-    pairs = [split(tuple(item) if isinstance(item, list) else item, columns) for item in items]
-    inputs = stack([x for x, _ in pairs], numbers)
-    same = all(y is x for x, y in pairs)
-    return inputs, inputs if same else stack([y for _, y in pairs], numbers)

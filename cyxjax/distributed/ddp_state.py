@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import jax
@@ -29,33 +29,26 @@ class ModelPrograms:
     """Forward and backward, on one process's devices; one set for each dtype of `autocast`."""
 
     def __init__(self, fns: ModelFns, local_mesh: Mesh, num_replicas: int) -> None:
-        self._fns, self._mesh, self._num_replicas = fns, local_mesh, num_replicas
-        self._built: dict[tuple, Callable] = {}
+        self._forward = cache(
+            lambda dtype, is_first, padded: facade.build_forward(
+                cast_to(fns, dtype), local_mesh, num_replicas, is_first, padded
+            )
+        )
+        self._infer = cache(lambda dtype: facade.build_infer(cast_to(fns, dtype), local_mesh))
+        self._backward = cache(lambda: facade.build_backward(local_mesh))
 
     def forward(self, is_first: bool, padded: bool) -> Callable:
         """`facade.build_forward`; is_first: the first pass since an update; padded: of rows."""
-        dtype = autocast_dtype()
-
-        def build() -> Callable:
-            fns = cast_to(self._fns, dtype)
-            return facade.build_forward(fns, self._mesh, self._num_replicas, is_first, padded)
-
-        return self._once(("forward", dtype, is_first, padded), build)
+        return self._forward(autocast_dtype(), is_first, padded)
 
     def infer(self) -> Callable:
         """`facade.build_infer`."""
-        dtype = autocast_dtype()
-        return self._once(("infer", dtype), lambda: facade.build_infer(cast_to(self._fns, dtype), self._mesh))
+        return self._infer(autocast_dtype())
 
-    @cached_property
+    @property
     def backward(self) -> Callable:
         """`facade.build_backward`."""
-        return facade.build_backward(self._mesh)
-
-    def _once(self, name: tuple, build: Callable[[], Callable]) -> Callable:
-        if name not in self._built:
-            self._built[name] = build()
-        return self._built[name]
+        return self._backward()
 
 
 class UpdatePrograms:
