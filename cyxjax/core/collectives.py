@@ -1,4 +1,4 @@
-"""Collectives on one row per process, as compiled programs: what `distributed/collectives.py` moves with.
+"""Compiled collectives over one row per process, used by `distributed/collectives.py`.
 
 Arrays travel as bits wherever nothing is computed, so -0.0, NaN payloads and every dtype arrive unchanged.
 """

@@ -1,4 +1,4 @@
-"""Where a sample stands in its step, and which key its random draws get: the one rule for both.
+"""The place of a sample in its step, and the keys of random draws, which depend on it.
 
 A step's global batch is dealt out with stride over R replicas; each takes B rows at a time, micro-batch by
 micro-batch. What a model draws at random is named by the seed, the step and the place of the micro-batch's

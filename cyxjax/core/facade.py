@@ -1,4 +1,4 @@
-"""The phases of a step as separate programs, for those who write the loop themselves.
+"""The phases of a step as separate programs, for training loops written by hand.
 
 The same functions that `core/step.py` fuses, one dispatch each: forward, backward, update. Forward and
 backward run on one process's devices; what they leave per replica becomes rows of global arrays.

@@ -1,4 +1,4 @@
-"""One process's part of global arrays, as arrays on its own devices: views, no copies.
+"""This process's part of global arrays, as arrays on its own devices: views, no copies.
 
 The facade runs forward and backward on these, so ranks may differ in the number of their samples and only
 the update is a program of all processes.

@@ -1,4 +1,4 @@
-"""Steps that are left out because a gradient is not finite, and the scaling that float16 needs.
+"""Skips steps whose gradients are not finite, and scales the loss for float16.
 
 A strategy is wrapped; the step does not know. All replicas look at all gradients, so they skip together.
 """

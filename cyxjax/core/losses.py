@@ -1,4 +1,4 @@
-"""Losses by torch's names: one value per example, so that padding weighs nothing (`per_example`).
+"""Losses with torch's names: one value per example, so that padding has zero weight (`per_example`).
 
 For `forward`/`backward` (torch's habit) the batch mean is taken.
 """

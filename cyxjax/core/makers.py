@@ -1,4 +1,4 @@
-"""Which wrapped model made an array: jax's arrays carry no attributes, and `loss.backward()` needs it.
+"""Maps an array to the wrapped model that returned it: arrays have no attributes, `loss.backward()` needs it.
 
 References are weak, and the wrapper confirms that the array is its own: ids of deleted arrays are reused.
 """

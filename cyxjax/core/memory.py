@@ -1,4 +1,4 @@
-"""Less device memory: what backward computes or gathers again, and an optimizer's state kept on the host.
+"""Less device memory: recomputed activations, parameters gathered again, optimizer state on the host.
 
 XLA on CPU (jax 0.10.2) undoes recomputing and regathering unless it is told not to: it drops the barriers
 and then finds that it has the values already, and it runs all gathers first. `memory_options` says so, a

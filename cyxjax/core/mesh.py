@@ -1,4 +1,4 @@
-"""The one mesh: every device of every process on the axis `data`, and values placed on it."""
+"""The mesh: all devices of all processes on the axis `data`, and values placed on it."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Which dtype holds, computes and leaves: a policy wrapped around a model, and `autocast` for the facade."""
+"""Precision: dtypes of parameters, arithmetic and outputs as a wrapper around a model, and `autocast`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The only file that knows per-replica from replicated values.
+"""The two maps of a step, and the conversion between per-replica and replicated values.
 
 Two maps run a step, because `jax.grad` of replicated params in a checked map is already summed over
 replicas, and Flax RNNs do not pass the check:

@@ -1,4 +1,4 @@
-"""What a loss or a metric gives for a batch: a value a sample, and what each of them weighs in a mean.
+"""The value that a loss or metric has for each sample of a batch, and its weight in a mean.
 
 A mean over the global batch is sum(weight * value) / sum(weight) over all replicas' samples, whatever replica
 and micro-batch they lie in. Padding weighs nothing; so does a token that is masked out.

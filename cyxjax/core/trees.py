@@ -1,4 +1,4 @@
-"""Names of a tree's leaves: paths such as `params/Dense_0/kernel`. Checkpoints hold leaves by them."""
+"""Names of a tree's leaves (paths such as `params/Dense_0/kernel`), and small functions of trees."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

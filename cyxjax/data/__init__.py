@@ -1,4 +1,4 @@
-"""Which samples, when: sources, the order of an epoch, batch plans, loaders."""
+"""Datasets, the order of samples in an epoch, batch plans and loaders."""
 
 from cyxjax.data.batches import BatchPlan, HostBatch, batch_size_from_global, iterate, read_batch
 from cyxjax.data.catalog import load_dataset

@@ -1,4 +1,4 @@
-"""Whether a run consumed the samples it promised through all its resumes; and if not, where.
+"""Checks that a run consumed each sample once, through all its resumes.
 
 What is expected depends only on the order of samples: a span goes on at the place where the one before it
 ended, whatever batch size and number of processes each of them had.

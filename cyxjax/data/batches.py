@@ -1,4 +1,4 @@
-"""Which places of the epoch's order go into which step, replica, micro-batch and slot; padding and weights.
+"""Assigns places of the epoch's order to steps, replicas, micro-batches and slots; padding and weights.
 
     step t sees places [first + t*G, first + (t+1)*G),   G = batch_size * num_replicas * accumulation
     place of (replica r, micro-batch m, slot j) in step t:   first + t*G + m*B*R + j*R + r   (core/draws)

@@ -1,4 +1,4 @@
-"""What is input and what is target: in a tuple by position, in a record by name.
+"""Splits samples into inputs and targets: tuples by position, records and frames by column name.
 
 (x,) and x alone      -> inputs x, targets x (an autoencoder's)
 (x, y)                -> inputs x, targets y

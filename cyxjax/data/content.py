@@ -1,4 +1,4 @@
-"""A digest of a data set, to tell whether two hosts, or two starts of a run, read the same samples.
+"""A digest of a data set, to compare what two hosts, or two starts of a run, read.
 
 - Arrays in memory, mapped files up to 1 GiB, and subsets of them: a digest of every byte and its place.
 - Larger mapped files, tables and datasets with only `__getitem__`: up to 24 samples, read by their ids. A

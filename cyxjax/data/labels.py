@@ -1,5 +1,7 @@
-"""Labels that name one of a model's outputs: of arrays all are looked at before training, of data that are
-read item by item each as it is read. One that names none would train to wrong numbers without an error.
+"""Checks that integer labels name an output of the model.
+
+Arrays are checked before training, data read item by item as they are read. Other labels would train to wrong
+numbers without an error.
 """
 
 from collections.abc import Callable, Iterable, Iterator

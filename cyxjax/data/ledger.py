@@ -1,4 +1,4 @@
-"""Which samples a run has consumed: a record for each span of steps, the same at any number of processes.
+"""The record of consumed samples: one entry per span of steps, the same for any number of processes.
 
 A span says which places of an epoch's order its steps stand for, and sums up the ids of the samples that were
 really delivered, in any order: the sums of ranks and of spans add up. `cyxjax.data.audit` computes the sums

@@ -1,4 +1,4 @@
-"""`ledger.jsonl`: a line for each span of steps; before them, at each start of a run, what makes the order.
+"""`ledger.jsonl`: one line per span of steps, and one with the order of samples at each start of a run.
 
 At a resume the file is cut to end where the checkpoint stands. What is missing or damaged before that is
 written again from the order of samples, if that gives the sum of all ids that the checkpoint holds.

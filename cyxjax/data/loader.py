@@ -1,4 +1,4 @@
-"""A data loader with torch's habits: batches of this process's samples, in numpy, read ahead."""
+"""A data loader with torch's interface: batches of this process's samples, in numpy, read ahead."""
 
 from collections.abc import Iterator
 from itertools import islice

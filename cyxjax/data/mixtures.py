@@ -1,4 +1,4 @@
-"""Several data sets as one, each with its share of the samples."""
+"""Several data sets as one, each with a share of the samples."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Texts of many lengths in rows of one: several to a row, each with its own places and number."""
+"""Packs texts of different lengths into rows of one length."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Reading ahead: a bounded background thread, and how long the loop waited for data."""
+"""Prefetching by a bounded background thread, and the time that the loop waited for data."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Anything people keep samples in, as a `Dataset`: arrays, memmaps, tuples, dicts, tables, item datasets.
+"""Converts arrays, memmaps, tuples, dicts, frames, tables and item datasets to a `Dataset`.
 
 Arrays are gathered in one indexing call; datasets read item by item are read by a pool of threads.
 Nothing here imports torch, datasets or jax: objects are recognised by what they can do.

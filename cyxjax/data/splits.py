@@ -1,4 +1,4 @@
-"""What a loader returns: train, validation and test samples, and what a model must know about them."""
+"""The result of a loader: training, validation and test samples, and what a model must know about them."""
 
 import json
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""Data that are read from front to back, without an index, and the place in them.
+"""Streams: data that are read from front to back, without an index, and the position in them.
 
 Iterators of grain have `get_state` and `set_state`; streams of Hugging Face and torchdata's loaders
 `state_dict` and `load_state_dict`: the place is what the loader itself says, in JSON. What has neither is

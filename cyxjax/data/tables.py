@@ -1,4 +1,4 @@
-"""Data sets by name that other libraries wrote: Parquet, Hugging Face's folders, ArrayRecord."""
+"""Data sets in Parquet files, Hugging Face folders and ArrayRecord files."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Text as tokens: windows of characters, each with the characters that come next."""
+"""Text as tokens: windows of characters, with the next characters as targets."""
 
 from importlib import import_module
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`cx.distributed`: the group of processes, its collectives, wrappers and trainers, by torch's names."""
+"""`cx.distributed`: the process group, collectives, wrappers and trainers, with torch's names."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Before a collective moves data, ranks agree on what they are about to do: a short text each.
+"""Compares the calls of all ranks before a collective moves data.
 
 Collectives that do not match would hang, or worse, mix up bytes without an error. So every call first
 exchanges its number, name, and the shapes and dtypes of its arrays, and a difference is named on all ranks.

@@ -1,4 +1,4 @@
-"""Communication hooks by torch's names: how gradients travel, for `ddp.register_comm_hook(state, hook)`.
+"""Communication hooks with torch's names, for `ddp.register_comm_hook(state, hook)`.
 
 A hook is a function of its state that says which reducer to use. torch's module spelling works too:
 `from cyxjax.distributed.comm_hooks import powerSGD_hook`, then `powerSGD_hook.PowerSGDState(...)` and

@@ -1,4 +1,4 @@
-"""The state of a wrapped model, what was gathered since its last update, and its compiled programs."""
+"""The state of a wrapped model, what it accumulated since its last update, and its compiled programs."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -1,4 +1,4 @@
-"""`GradScaler`: keeps float16 gradients from vanishing, by torch's names and defaults."""
+"""`GradScaler`: loss scaling for float16, with torch's names and defaults."""
 
 from typing import Any
 

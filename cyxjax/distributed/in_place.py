@@ -1,4 +1,4 @@
-"""Collectives as statements, torch's habit: the result goes into the array passed, or one line says no.
+"""Collectives as statements, as in torch: the result is written into the array passed, or an error is raised.
 
 A jax array is a value, so `all_reduce(x)` on a line of its own would change nothing and raise no error. A
 numpy array that may be written to is filled instead. Whether the result is used is read from the caller's

@@ -1,4 +1,4 @@
-"""Keeps the values and the mode of the model that was passed in equal to those of its wrapper or trainer.
+"""Keeps values and mode of the user's model equal to those of its wrapper or trainer.
 
 nnx modules (`SequentialModel` is one) hold values, and a script saves, calls and evaluates that object as
 torch's do. So trained values are written into its variables, and values set in it are read before a step.

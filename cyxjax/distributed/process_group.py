@@ -1,4 +1,4 @@
-"""The group this process belongs to: the one global of cyxjax, made by `init`, gone after `finalize`.
+"""The group this process belongs to: the one global of cyxjax, made by `init`, removed by `finalize`.
 
 Two spellings of the same calls: `init`/`finalize`, and torch's `init_process_group`/`destroy_process_group`.
 """

@@ -1,4 +1,4 @@
-"""Which samples this rank sees: torch's DistributedSampler with an order that is computed, not stored."""
+"""DistributedSampler with an order that is computed, not stored, and loaders for every process."""
 
 from collections.abc import Iterator, Sized
 from itertools import chain

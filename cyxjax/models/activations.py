@@ -1,4 +1,4 @@
-"""Layers that bend each number, or weigh numbers against one another; none has parameters.
+"""Activation layers; none has parameters.
 
 Formulas and defaults are torch.nn's.
 """

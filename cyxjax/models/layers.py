@@ -1,4 +1,4 @@
-"""What a layer is, and the layers that hold tables or move numbers: linear, embedding, dropout, shapes.
+"""The base class of layers; linear, embedding, dropout and shape layers; a table of layers.
 
 A layer is a frozen value: its settings, plus two pure functions. Parameters live outside it, in the dicts
 that `init` returns, so the same layer may be traced, copied and compared freely.

@@ -1,4 +1,4 @@
-"""Layers that centre and scale: over the batch, over a sample's features, over groups of channels.
+"""Normalization layers: over the batch, over a sample's features, over groups of channels.
 
 Statistics are float32 whatever comes in; the output has the input's dtype. Features come last.
 """

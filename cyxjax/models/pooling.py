@@ -1,4 +1,4 @@
-"""Max pooling whose gradient is quick on CPUs too, with the numbers of `flax.linen.max_pool`.
+"""Max pooling with a fast gradient on CPUs, and the numbers of `flax.linen.max_pool`.
 
 XLA on CPU walks through the gradient of a window one image place at a time: 16 of the 33 ms of a small CNN's
 step. Here a window is as many strided views of the image as it has places, and all views are one vectorised

@@ -1,4 +1,4 @@
-"""A model as an ordered list of layers: an nnx module that is built and saved as torch's Sequential is.
+"""A model as an ordered list of layers: an nnx module with the interface of torch's Sequential.
 
 A layer is settings and two pure functions; the model holds the layers' values as nnx variables, under the
 names that parameters have in training and in files: `0_linear/kernel`.

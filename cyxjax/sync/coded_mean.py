@@ -1,4 +1,4 @@
-"""Averaging gradients that travel in few bits, and what rounding took coming along with the next step.
+"""Averages gradients in a short format; rounding errors are added to the next step.
 
 Each replica owns one part of the flat gradient. Each replica sends every owner its part, coded; the owner
 decodes, averages in float32, codes the mean and sends it to all:

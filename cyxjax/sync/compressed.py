@@ -1,4 +1,4 @@
-"""Gradients sent in half or a quarter of their bytes: float16, bfloat16, int8 with a scale per block."""
+"""Compressed gradients: float16, bfloat16, or int8 with a scale per block."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is known of a strategy beside its code, for the registry, `plan`, tests and the documented table.
+"""The entry of a strategy: what the registry, `plan`, tests and the documentation read besides its code.
 
 Each file of a strategy ends with its entries.
 """

@@ -1,4 +1,4 @@
-"""Fully sharded: each replica keeps a part of every parameter, and makes a leaf whole only while it is used.
+"""Fully sharded: each replica keeps a part of every parameter, and gathers a leaf where it is used.
 
 all-gather parts -> forward -> (all-gather again) backward -> reduce-scatter gradients -> optimizer on parts
 

@@ -1,4 +1,4 @@
-"""PowerSGD: a matrix of gradients travels as two thin ones, found by one step of power iteration.
+"""PowerSGD: a matrix of gradients is sent as two thin ones, found by one step of power iteration.
 
 M = gradient + error;  P = mean(M Q), made orthonormal;  Q = mean(M^T P)
 mean gradient ~ P Q^T;  error = M - P Q^T, what this replica could not send

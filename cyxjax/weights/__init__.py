@@ -1,1 +1,1 @@
-"""Weights that others trained: read from their files, their names met with a model's. None of it runs."""
+"""Pretrained weights: files of other libraries, and matching of names. Nothing in them is executed."""

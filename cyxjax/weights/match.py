@@ -1,4 +1,4 @@
-"""Names of a file met with names of a model: by rule, else by themselves; every difference is named.
+"""Matches the names in a file with those of a model, by rules or by convention; every difference is named.
 
 A rule is `{"encoder.*.weight": "Encoder_*/kernel"}`: `*` is any text, and the target's stars take what the
 pattern's stood for, in order; null leaves an array out. Without a rule `a.b` is `a/b`, torch's last word is

@@ -1,4 +1,4 @@
-"""torch's `state_dict` files (.pt, .pth, .bin since torch 1.6): a zip with a pickle, read and never run.
+"""torch's `state_dict` files (.pt, .pth, .bin since torch 1.6): a zip with a pickle, parsed, not executed.
 
 The pickle's operations are walked over one by one. Only those that build dicts, lists, tuples, numbers and
 texts are known, and of names only the few by which torch writes a tensor; none of them is imported or called.

@@ -1,4 +1,4 @@
-"""What a program needs on a GPU to give the same bits each time, compiled anew too; CPUs' programs do."""
+"""Compiler options that make GPU programs deterministic; CPU programs are."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,1 +1,1 @@
-"""Anybody's model as four plain functions, and what is put around them: statistics, recomputing, casts."""
+"""Models as four plain functions, and wrappers around them: statistics, recomputation, adapters."""

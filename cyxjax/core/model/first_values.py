@@ -1,4 +1,4 @@
-"""First values of a model, drawn leaf by leaf: leaves drawn by the same operations share one small program.
+"""Initial values of a model, drawn leaf by leaf: leaves with the same operations share one small program.
 
 One program for all leaves takes XLA time for each of them: 25 s for every 300 kernels. A model of 2,000
 leaves has some ten shapes and initializers; in what is drawn alike only constants folded into the key differ.

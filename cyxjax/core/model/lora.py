@@ -1,4 +1,4 @@
-"""Low-rank adapters: beside each chosen kernel two thin matrices, whose product is added to it.
+"""Low-rank adapters (two thin matrices beside each chosen kernel), and frozen parameters.
 
     kernel' = kernel + (alpha / rank) * a @ b,   a (in, rank) drawn, b (rank, out) zero at first
 

@@ -1,4 +1,4 @@
-"""Losses that a model sows: what may be added to those of the samples, and what may not.
+"""Losses that a model sows: which may be added to the samples' losses.
 
 A value a sample is added to the sample's. One number for a batch is added as it is where it is of parameters
 alone (a penalty of weights); one of the batch, such as a balance of experts over it, is another number for

@@ -1,4 +1,4 @@
-"""Metrics of other libraries as statistics: clu's and metrax's, and (init, update, merge, compute)."""
+"""Metrics of clu and metrax, and objects with (init, update, merge, compute), as statistics."""
 
 import inspect
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Losses over the whole global batch: what compares samples sees those of all replicas.
+"""Losses over the whole global batch: a loss that compares samples sees those of all replicas.
 
 Outputs, targets and weights are gathered over replicas, in the order the samples have in the step, so that
 the loss is the same function of the same rows at any number of replicas. Gradients stay LOCAL: each replica

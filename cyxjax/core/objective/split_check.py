@@ -1,4 +1,4 @@
-"""Whether a loss or a metric is made of values of single samples, compared on the batches of training.
+"""Checks on the training batches that a loss or metric is made of values of single samples.
 
 A step that has the whole batch uses what the user wrote as it is. Where the batch is split (replicas,
 micro-batches, parts of an exact step), one number is taken sample by sample and their mean used, and values

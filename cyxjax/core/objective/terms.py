@@ -1,4 +1,4 @@
-"""Several losses of one step: what each counts for, whose gradient it is, and what trains those parameters.
+"""Several losses of one step: their factors, the parameters that each trains, and the optimizers of those.
 
 A mean that weighs its samples itself divides by a sum that only the whole global batch knows. So losses that
 share a mean and the parameters they reach are added up and pulled back once, as one `share`; each other one
