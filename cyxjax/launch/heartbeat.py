@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from cyxjax.errors import ConfigError
 
@@ -39,47 +39,26 @@ class Progress(NamedTuple):  # made twice a step
     can_dump: bool = False
 
 
-class Writer(Protocol):
-    """What a worker needs: `tell` reports a change and returns the report before it, `progress` the last."""
+class Reporter:
+    """Keeps what this process is doing, and shares it through the file at `path` if one is named."""
 
-    def tell(self, step: int, phase: str) -> Progress: ...
-    def allow_dumps(self) -> None: ...
-    def progress(self) -> Progress: ...
-
-
-class NullBeat:
-    """No supervisor reads: keeps the last report for error records, writes nothing."""
-
-    def __init__(self) -> None:
-        self._pulse = Progress()
-
-    def tell(self, step: int, phase: str) -> Progress:
-        last, self._pulse = self._pulse, Progress(step, phase, time.monotonic())
-        return last
-
-    def allow_dumps(self) -> None:
-        return
-
-    def progress(self) -> Progress:
-        return self._pulse
-
-
-class FileBeat:
-    """Progress shared through the file at `path`, which is made if it is not there."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str = "") -> None:
+        self.path, self._count, self._last = path, 0, Progress()
+        self._map: mmap.mmap | None = None
+        if not path:
+            return
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
         try:
             os.ftruncate(descriptor, _LAYOUT.size)
             self._map = mmap.mmap(descriptor, _LAYOUT.size)
         finally:
             os.close(descriptor)
-        self._count = 0
-        self._last = Progress()
 
-    def tell(self, step: int, phase: str) -> Progress:
-        """Says that this rank is now in `phase` of `step`, and charges the time since to the phase before."""
+    def report(self, step: int, phase: str) -> Progress:
+        """Notes that this process is now in `phase` of `step`; returns the report before.
+
+        The time since then is charged to the phase before.
+        """
         now, last = time.monotonic(), self._last
         spent = now - last.at_s if last.at_s else 0.0
         waited = last.phase in WAITING
@@ -88,18 +67,19 @@ class FileBeat:
         return last
 
     def allow_dumps(self) -> None:
-        """Says that SIGUSR2 is handled from now on."""
-        last = self._last
-        self._write(Progress(last.step, last.phase, last.at_s, last.busy_s, last.waiting_s, True))
+        """Notes that SIGUSR2 is handled from now on."""
+        self._write(self._last._replace(can_dump=True))
 
     def progress(self) -> Progress:
+        """The last report."""
         return self._last
 
     def _write(self, progress: Progress) -> None:
         self._last, self._count = progress, self._count + 1
-        numbers = (progress.at_s, progress.busy_s, progress.waiting_s, progress.can_dump)
-        phase = progress.phase.encode()[:16]
-        self._map[:] = _LAYOUT.pack(self._count, progress.step + 1, phase, *numbers, self._count)
+        if self._map is not None:
+            numbers = (progress.at_s, progress.busy_s, progress.waiting_s, progress.can_dump)
+            phase = progress.phase.encode()[:16]
+            self._map[:] = _LAYOUT.pack(self._count, progress.step + 1, phase, *numbers, self._count)
 
 
 class Reader:
@@ -141,25 +121,25 @@ def read(path: str) -> Progress:
         reader.close()
 
 
-_writer: Writer = NullBeat()
+_reporter = Reporter()
 _detected_s = 0.0
 
 
-def start(env: Mapping[str, str]) -> Writer:
+def start(env: Mapping[str, str]) -> Reporter:
     """Opens the file that the launcher named, once; without one, reports are written nowhere."""
-    global _writer, _detected_s
+    global _reporter, _detected_s
     _detected_s = float(env.get(DETECTED) or 0.0)
-    if VARIABLE in env and isinstance(_writer, NullBeat):
-        _writer = FileBeat(env[VARIABLE])
-        _writer.tell(-1, "init")
-    return _writer
+    if VARIABLE in env and not _reporter.path:
+        _reporter = Reporter(env[VARIABLE])
+        _reporter.report(-1, "init")
+    return _reporter
 
 
 def report_progress(step: int, phase: str) -> None:
     """Reports to the supervisor, if there is one, that this rank is in `phase` (one of PHASES) of `step`."""
-    before = _writer.tell(step, phase)
+    before = _reporter.report(step, phase)
     if before.at_s:
-        _spent[before.phase] = _spent.get(before.phase, 0.0) + _writer.progress().at_s - before.at_s
+        _spent[before.phase] = _spent.get(before.phase, 0.0) + _reporter.progress().at_s - before.at_s
 
 
 @contextmanager
@@ -168,7 +148,7 @@ def together(step: int | None = None) -> Iterator[None]:
 
     step: of a program that counts none itself. Nothing is told before the first step of all.
     """
-    before = _writer.progress()
+    before = _reporter.progress()
     step = before.step if step is None else step
     if step < 0:
         yield
@@ -185,7 +165,7 @@ _spent: dict[str, float] = {}
 
 def spent() -> dict[str, float]:
     """Seconds this process spent in each phase so far, the one under way included."""
-    now = _writer.progress()
+    now = _reporter.progress()
     running_s = time.monotonic() - now.at_s if now.at_s else 0.0
     return _spent | {now.phase: _spent.get(now.phase, 0.0) + running_s}
 
@@ -197,19 +177,19 @@ def detected_s() -> float:
 
 def progress() -> Progress:
     """What this process reported last."""
-    return _writer.progress()
+    return _reporter.progress()
 
 
 def part(number: int, total: int | None = None) -> None:
     """Says how far the phase under way is, for the live line: `3/5`. Dropped with the next report."""
     global _part
-    _part = (_writer.progress(), f"{number}/{total}" if total else f"{number}")
+    _part = (_reporter.progress(), f"{number}/{total}" if total else f"{number}")
 
 
 def part_told() -> str:
     """What `part` said of the phase under way; "" where it said nothing."""
     when, said = _part
-    return said if when == _writer.progress() else ""
+    return said if when == _reporter.progress() else ""
 
 
 _part: tuple[Progress, str] = (Progress(), "")
@@ -217,7 +197,7 @@ _part: tuple[Progress, str] = (Progress(), "")
 
 def others() -> dict[int, Progress]:
     """What the other ranks of this start on this host last told, by rank; {} without a launcher."""
-    path = getattr(_writer, "path", "")
+    path = _reporter.path
     stem, _, own = path.removesuffix(".beat").rpartition("_")
     found = {}
     for name in glob.glob(f"{glob.escape(stem)}_*.beat") if stem else ():

@@ -9,9 +9,9 @@ from cyxjax.launch import heartbeat
 
 def test_a_beat_is_read_from_outside(tmp_path):
     path = str(tmp_path / "rank_0.beat")
-    writer = heartbeat.FileBeat(path)
+    writer = heartbeat.Reporter(path)
     before = time.monotonic()
-    writer.tell(7, "data")
+    writer.report(7, "data")
     seen = heartbeat.read(path)
     assert (seen.step, seen.phase, seen.can_dump) == (7, "data", False)
     assert before <= seen.at_s <= time.monotonic()
@@ -22,12 +22,12 @@ def test_a_beat_is_read_from_outside(tmp_path):
 
 def test_time_is_charged_to_the_phase_that_ended(tmp_path):
     path = str(tmp_path / "b")
-    writer = heartbeat.FileBeat(path)
-    writer.tell(0, "data")
+    writer = heartbeat.Reporter(path)
+    writer.report(0, "data")
     time.sleep(0.05)
-    writer.tell(0, "step")
+    writer.report(0, "step")
     time.sleep(0.1)
-    writer.tell(1, "data")
+    writer.report(1, "data")
     seen = heartbeat.read(path)
     assert 0.05 <= seen.busy_s < 0.1 <= seen.waiting_s
 
@@ -40,22 +40,22 @@ def test_no_file_and_a_short_file_are_an_empty_pulse(tmp_path):
 
 def test_the_file_is_private_and_no_link_is_followed(tmp_path):
     path = tmp_path / "b"
-    heartbeat.FileBeat(str(path))
+    heartbeat.Reporter(str(path))
     assert os.stat(path).st_mode & 0o077 == 0
 
 
 def test_off_is_a_value_that_remembers():
-    off = heartbeat.NullBeat()
-    off.tell(3, "eval")
+    off = heartbeat.Reporter()
+    off.report(3, "eval")
     assert (off.progress().step, off.progress().phase) == (3, "eval")
 
 
 def test_who_waits_for_the_others_says_so_while_it_does(monkeypatch):
-    off = heartbeat.NullBeat()
-    monkeypatch.setattr(heartbeat, "_writer", off)
+    off = heartbeat.Reporter()
+    monkeypatch.setattr(heartbeat, "_reporter", off)
     with heartbeat.together():  # before the first step of all: a start has a limit of its own
         assert off.progress().phase == ""
-    off.tell(3, "eval")
+    off.report(3, "eval")
     with suppress(ValueError), heartbeat.together():
         assert (off.progress().step, off.progress().phase) == (3, "collective")
         raise ValueError

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from cyxjax.errors import ConfigError, GroupError
-from cyxjax.launch.heartbeat import FileBeat, Progress
+from cyxjax.launch.heartbeat import Progress, Reporter
 from cyxjax.launch.supervise import top
 from cyxjax.launch.supervise.dump import running
 from cyxjax.launch.supervise.top import Row, look, shown, waits
@@ -29,7 +29,7 @@ def processes(tmp_path, monkeypatch):
         folder.joinpath("environ").write_text("\0".join(f"{k}={v}" for k, v in names.items()))
         folder.joinpath("stat").write_text(stat_line(pid, "S", launcher))
         folder.joinpath("statm").write_text("1000 25 5 1 0 9 0")
-        return FileBeat(str(beat))
+        return Reporter(str(beat))
 
     for launcher in (90, 190):
         (tmp_path / "proc" / str(launcher)).mkdir(parents=True)
@@ -38,8 +38,8 @@ def processes(tmp_path, monkeypatch):
     rank(200, 190, 0, "other")
     monkeypatch.setattr(top, "PROC", tmp_path / "proc")
     monkeypatch.setattr(top.os, "sysconf", lambda name: 4096)
-    beats[0].tell(7, "data")
-    beats[1].tell(7, "step")
+    beats[0].report(7, "data")
+    beats[1].report(7, "step")
     return tmp_path / "proc"
 
 

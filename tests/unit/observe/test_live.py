@@ -124,13 +124,13 @@ def test_a_rank_that_waits_names_those_it_waits_for():
 
 def test_the_ranks_of_this_start_on_this_host_are_found(tmp_path, monkeypatch):
     files = {rank: Files.within(str(tmp_path), rank, 1).beat for rank in (0, 1, 12)}
-    beats = {rank: heartbeat.FileBeat(path) for rank, path in files.items()}
-    heartbeat.FileBeat(Files.within(str(tmp_path), 3, 0).beat).tell(7, "data")  # of an earlier start
+    beats = {rank: heartbeat.Reporter(path) for rank, path in files.items()}
+    heartbeat.Reporter(Files.within(str(tmp_path), 3, 0).beat).report(7, "data")  # of an earlier start
     for rank, writer in beats.items():
-        writer.tell(rank, "step")
-    monkeypatch.setattr(heartbeat, "_writer", beats[0])
+        writer.report(rank, "step")
+    monkeypatch.setattr(heartbeat, "_reporter", beats[0])
     assert {rank: progress.step for rank, progress in heartbeat.others().items()} == {1: 1, 12: 12}
-    monkeypatch.setattr(heartbeat, "_writer", heartbeat.NullBeat())
+    monkeypatch.setattr(heartbeat, "_reporter", heartbeat.Reporter())
     assert heartbeat.others() == {}
 
 
