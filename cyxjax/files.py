@@ -184,13 +184,6 @@ def open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
 
-def flock(fd: int) -> None:
-    """Waits until this process holds the kernel's lock on `fd`. Raises: OSError where there are no locks."""
-    import fcntl  # not on Windows
-
-    fcntl.flock(fd, fcntl.LOCK_EX)
-
-
 def flock_now(fd: int) -> bool:
     """Takes the kernel's lock on `fd`; False if another has it. Raises: OSError where there are no locks."""
     import fcntl

@@ -20,6 +20,7 @@ from cyxjax.cli.group_checks import judge
 from cyxjax.cli.group_trials import others_files, own_file, two_steps, wires
 from cyxjax.errors import CyxjaxError
 from cyxjax.files import redact
+from cyxjax.launch.backend.pages import available_bytes
 from cyxjax.launch.environment import here
 from cyxjax.launch.group.ports import resolve
 from cyxjax.launch.program import software
@@ -65,7 +66,7 @@ def own_facts(topology: Topology, port: int, folder: Path) -> dict[str, Any]:
         "address": _own_address(topology),
         "port": port,
         "software": software(),
-        "memory_bytes": _free_memory(),
+        "memory_bytes": available_bytes() or None,
         "disk_bytes": _free_disk(folder),
         "folder": str(folder),
     }
@@ -114,13 +115,6 @@ def _own_address(topology: Topology) -> str:
             return str(trial.getsockname()[0])
     except OSError:
         return ""
-
-
-def _free_memory() -> int | None:
-    with suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
-    return None
 
 
 def _free_disk(folder: Path) -> int | None:

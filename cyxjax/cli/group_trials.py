@@ -1,6 +1,5 @@
 """What `cyxjax doctor` tries out in a group: files in the run folder, reductions, two steps of training."""
 
-import fcntl
 import os
 import statistics
 import time
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cyxjax.cli.doctor import Check
+from cyxjax.files import flock_now, try_flock
 
 _SIZES = (4, 64 << 10, 1 << 20, 16 << 20)  # bytes of the arrays that are reduced
 _TIMES = 7  # each; the median counts
@@ -29,7 +29,7 @@ def own_file(folder: Path, rank: int) -> Iterator[tuple[str, str]]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         held = _written(folder, name)
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flock_now(held)
     except OSError as err:
         error = err.strerror or str(err)
     try:
@@ -75,8 +75,7 @@ def others_files(folder: Path, names: Sequence[str], rank: int) -> dict[str, lis
         except OSError:
             unseen.append(other)
             continue
-        with suppress(OSError):
-            fcntl.flock(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if try_flock(theirs):
             unlocked.append(other)
         os.close(theirs)
     return {"unseen": unseen, "unlocked": unlocked}

@@ -22,7 +22,6 @@ from cyxjax.launch.supervise.hang import stragglers
 from cyxjax.launch.supervise.processes import PROC, stat
 
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
-_HEAD = ("rank", "step", "phase", "for", "in steps", "memory", "pid")
 _HELD_UP_S = 1.0  # steps are shorter than that, or nobody would ask
 
 
