@@ -56,6 +56,8 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
         resume.refuse_without_steps(settings.saving.folder, group)
     if is_exact:
         exactness.check_machine(settings.exactness.threads, group.threads, environment.here())
+        content = fingerprints.data_of(data)
+        exactness.check_reads(fingerprints.numbered(data), content)  # before samples are taken as they are
 
     # Metrics, learning rate, model
     watchable = watchable_in(recipe.metrics, feed, settings.course)
@@ -76,10 +78,9 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     check_batches(data, batch_checks_of(plan, program, state))
 
     # What the run depends on, on all ranks
-    facts = plan.facts._replace(data=fingerprints.data_of(data))
+    facts = plan.facts._replace(data=content if is_exact else fingerprints.data_of(data))
     if is_exact:
         assert isinstance(program.train_step, PartsStep)
-        exactness.check_reads(fingerprints.numbered(data), facts.data)
         first, rows = first_state(plan, program)[0].state, settings.step.batch.batch_size
         found = fingerprints.exact_of(program.train_step, data, first, rows, group.threads)
         facts = facts._replace(exact=found)
