@@ -141,7 +141,7 @@ def test_gradients_are_the_mean_of_what_backward_gathered(num_replicas):
     assert float(ddp.sync_gradients()["w"][0, 0]) == 102
     ddp.update_parameters(optax.sgd(0.005))  # applies what was averaged, without a second reduction
     assert ddp.parameters()["w"].item() == pytest.approx(1 - 0.51, rel=1e-6)
-    with pytest.raises(GroupError, match="backward was not called"):
+    with pytest.raises(GroupError, match="gradients.* backward"):
         ddp.sync_gradients()
 
 
@@ -171,7 +171,7 @@ def test_evaluation_is_deterministic_and_moves_nothing():
     ddp.zero_grad()
     assert largest_gap(ddp.eval()(x), ddp(x)) == 0
     assert ddp.training is False
-    with pytest.raises(GroupError, match="call train"):
+    with pytest.raises(GroupError, match=r"eval\(\).* train\(\)"):
         ddp.backward(ddp(x))
     assert largest_gap(before, ddp.state_dict()) == 0
 
@@ -262,7 +262,7 @@ def test_mistakes_are_named():
     ddp, dataset = wrap(Net(), 2), data(8)
     with pytest.raises(GroupError, match=r"AdamOptimizer\(ddp"):
         ddp.parameters()
-    with pytest.raises(GroupError, match="no forward pass"):
+    with pytest.raises(GroupError, match="^backward .*forward"):
         ddp.backward(np.zeros((8, 3), np.float32))
     ddp(dataset.inputs)
     with pytest.raises(DataError, match=r"float32\[8,2\]"):
@@ -272,9 +272,9 @@ def test_mistakes_are_named():
         ddp.update_parameters(optax.sgd(0.1))
     ddp.update_parameters(optax.sgd(0.1))
     ddp.loss(CRITERION, ddp(dataset.inputs), dataset.targets).backward()
-    with pytest.raises(ConfigError, match="another optimizer"):
+    with pytest.raises(ConfigError, match="update_parameters .*optimizer"):
         ddp.update_parameters(optax.sgd(0.1))
-    with pytest.raises(DataError, match="same number of rows"):
+    with pytest.raises(DataError, match=r"float32\[8,5\].* float32\[2,5\]"):
         ddp({"a": dataset.inputs, "b": dataset.inputs[:2]})
     with pytest.raises(ConfigError, match="bucket_size_mb"):
         wrap(Net(), bucket_cap_mb=0)
@@ -299,7 +299,7 @@ def test_a_loss_of_other_values_than_the_models_is_not_pulled_back():
 
 def test_scalar_outputs_are_refused():
     model = ((lambda key, x: {"w": np.ones((1, 1), np.float32)}), (lambda p, x: (x @ p["w"]).mean()))
-    with pytest.raises(DataError, match="one value per sample"):
+    with pytest.raises(DataError, match="output .*2 samples"):
         wrap(model, 2)(np.ones((4, 1), np.float32))
 
 
@@ -324,7 +324,7 @@ class Mixed(linen.Module):
 
 def test_a_norm_that_cannot_have_its_statistics_is_refused():
     x = np.ones((7, 8), np.float32)
-    with pytest.raises(ConfigError, match="put the batch first"):
+    with pytest.raises(ConfigError, match=r"BatchNorm .*\(8, 28\) .*28 .*2 devices"):
         wrap(Mixed(), 2)(x)
-    with pytest.raises(ConfigError, match="axis_name='batch'; in a loop of your own.*HINT: leave it out"):
+    with pytest.raises(ConfigError, match="BatchNorm .*axis_name='batch'"):
         wrap(Mixed(axis_name="batch"), 2)(x[:6])

@@ -45,13 +45,13 @@ def test_power_sgd_by_torchs_module_spelling():
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     kernel = mean_grads(ddp, data(8))["Dense_0"]["kernel"]
     assert np.linalg.matrix_rank(kernel, tol=1e-6) == 1
-    with pytest.raises(ConfigError, match="registered once"):
+    with pytest.raises(ConfigError, match="register_comm_hook"):
         ddp.register_comm_hook(None, comm_hooks.bf16_compress_hook)
     with pytest.raises(ConfigError, match="PowerSGDState"):
         wrap(Net()).register_comm_hook(None, powerSGD_hook)
     with pytest.raises(ConfigError, match="expected a CommHook"):
         wrap(Net()).register_comm_hook(None, lambda state: 3)
-    with pytest.raises(ConfigError, match=r"'fsdp' gave str.*HINT.*the trainer's: comm='fsdp'"):
+    with pytest.raises(ConfigError, match="'fsdp' .*str.*comm='fsdp'"):
         wrap(Net()).register_comm_hook(None, "fsdp")
 
 
@@ -114,7 +114,7 @@ def test_a_scaler_backs_off_grows_and_changes_no_number():
 
 def test_a_scaler_says_what_it_lacks():
     scaler = cx.amp.GradScaler()
-    with pytest.raises(GroupError, match="which model"):
+    with pytest.raises(GroupError, match="model"):
         scaler.step(optax.sgd(0.1))
     with pytest.raises(ConfigError, match="growth_factor=0.5"):
         cx.amp.GradScaler(growth_factor=0.5)
@@ -150,7 +150,7 @@ def test_spawn_from_a_notebook_gives_the_command_instead(monkeypatch):
 def test_spawn_refuses_more_ranks_than_the_world_has(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(ConfigError, match="from RANK=3 on exceeds WORLD_SIZE=4"):
+    with pytest.raises(ConfigError, match="nprocs=2 .*RANK=3 .*WORLD_SIZE=4"):
         cx.distributed.spawn(print, nprocs=2)
     with pytest.raises(ConfigError, match="nprocs=0"):
         cx.distributed.spawn(print, nprocs=0)

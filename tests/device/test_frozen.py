@@ -77,9 +77,9 @@ def test_an_average_of_what_is_trained_stands_beside_the_rest():
 
 
 def test_a_pattern_that_matches_nothing_is_refused():
-    with pytest.raises(ConfigError, match=r"'head/\*' matches no parameter. HINT: names are Dense_0/bias"):
+    with pytest.raises(ConfigError, match=r"trainable: 'head/\*' .*Dense_0/bias"):
         fit(trainable="head/*")
-    with pytest.raises(ConfigError, match=r"lora.pattern \*/weight matches no parameter of two"):
+    with pytest.raises(ConfigError, match=r"lora\.pattern \*/weight .*Dense_0/bias"):
         fit(lora={"rank": 2, "pattern": "*/weight"})
 
 
@@ -95,7 +95,7 @@ def test_adapters_alone_are_trained_and_saved_as_adapters(comm, tmp_path):
     for name, leaf in named_leaves(again.params):
         np.testing.assert_array_equal(leaf, after[name])
     if comm == "mean":
-        with pytest.raises(ConfigError, match=r"holds adapters apart .*kernel_lora_a.*cyxjax export RUN"):
+        with pytest.raises(ConfigError, match="kernel_lora_a.*cyxjax export"):
             fit(init_from={"path": str(tmp_path / "x"), "strict": False})
     plain = Net().apply({"params": again.params}, DATA.inputs)
     np.testing.assert_allclose(again.predict(DATA.inputs), plain, atol=1e-6)
@@ -118,7 +118,7 @@ def test_an_nnx_model_is_given_the_merged_values_back():
     trainer, before, after = fit(model, lora={"rank": 1, "pattern": "last/kernel"})
     assert moved(before, after) == {"last/kernel"}
     np.testing.assert_array_equal(model.last.kernel[...], after["last/kernel"])
-    with pytest.raises(ConfigError, match="lora changed since the last fit"):
+    with pytest.raises(ConfigError, match="^lora .*init_from"):
         trainer.fit(DATA, config=cx.distributed.DistributedTrainingConfig(batch_size=2, verbose=False))
 
 
@@ -132,7 +132,7 @@ def test_training_begins_where_a_file_says(tmp_path, capsys):
         np.testing.assert_array_equal(before["Dense_0/kernel"], kernel)
         np.testing.assert_array_equal(after["Dense_0/kernel"], kernel)
         assert (before["Dense_1/kernel"] != 0).any()
-    with pytest.raises(ConfigError, match=r"not found: Dense_1/bias, Dense_1/kernel"):
+    with pytest.raises(ConfigError, match="2 .*4 .*: Dense_1/bias, Dense_1/kernel"):
         fit(init_from=str(tmp_path / "w"))
 
 

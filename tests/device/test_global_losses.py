@@ -163,16 +163,14 @@ def test_without_a_weight_full_batches_train_and_a_short_one_is_refused(tmp_path
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), train.params, expected)
     trainer(Embed(), loss).fit(X[:SAMPLES], Y[:SAMPLES], config(**whole, drop_last=True))
     kept = {"checkpoint_dir": str(tmp_path / "c"), "checkpoint_every_n_epochs": 1}
-    with pytest.raises(
-        ConfigError, match="training data end in a short batch: 19 samples in batches of 8.*HINT"
-    ):
+    with pytest.raises(ConfigError, match="training .*19 samples .*8.* weight"):
         trainer(Embed(), loss).fit(X[:SAMPLES], Y[:SAMPLES], config(**whole | kept))
-    with pytest.raises(ConfigError, match="validation data end in a short batch"):
+    with pytest.raises(ConfigError, match="validation .*9 samples .*8"):
         trainer(Embed(), loss).fit(X[:16], Y[:16], X[:9], Y[:9], config(**whole | kept))
-    with pytest.raises(ConfigError, match="the data end in a short batch: 9 samples"):
+    with pytest.raises(ConfigError, match="the data .*9 samples"):
         train.evaluate(X[:9], Y[:9])
     batches = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 16, 8)]
-    with pytest.raises(ConfigError, match="come from a loader, whose last batch may be short"):
+    with pytest.raises(ConfigError, match="training .*loader.* weight"):
         trainer(Embed(), loss).fit(Loader(batches), config(**whole | kept))
     assert not list(tmp_path.iterdir())
 
@@ -188,28 +186,28 @@ class Loader:
 @pytest.mark.parametrize(
     ("loss", "options", "said"),
     [
-        (cx.ContrastiveLoss(), {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps=2 cuts the"),
+        (cx.ContrastiveLoss(), {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps=2"),
         (
             cx.ContrastiveLoss(),
             {"reproducibility": "exact", "exact_threads": 8, "batch_size": None, "global_batch_size": 8},
-            "'exact' computes each part of a batch alone",
+            "reproducibility='exact'",
         ),
-        (cx.ContrastiveLoss(), {"comm": "local_sgd"}, "lets replicas have parameters of their own"),
+        (cx.ContrastiveLoss(), {"comm": "local_sgd"}, "comm='local_sgd'"),
     ],
 )
 def test_what_cuts_the_batch_is_refused_before_anything_is_written(loss, options, said, tmp_path):
     use_devices(2)
     kept = {"checkpoint_dir": str(tmp_path / "c"), "checkpoint_every_n_epochs": 1}
-    with pytest.raises(ConfigError, match=f"{said}.*HINT"):
+    with pytest.raises(ConfigError, match=said):
         trainer(TwoViews(), loss).fit(X[:16], Y[:16], config(**kept | options))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_loss_of_another_shape_is_refused():
     use_devices(2)
-    with pytest.raises(DataError, match="global loss has shape .*HINT: return one value a row"):
+    with pytest.raises(DataError, match=r"\(4, 4\).* \(4,\)"):
         trainer(Embed(), cx.GlobalLoss(lambda o, t, w: o)).fit(X, Y, config())
-    with pytest.raises(DataError, match="contrastive loss compares two arrays"):
+    with pytest.raises(DataError, match=r"\(B, D\).* \[\(4, 4\)\]"):
         trainer(Embed(), cx.ContrastiveLoss()).fit(X, Y, config())
 
 

@@ -102,12 +102,12 @@ def test_a_file_s_groups_are_those_of_a_call():
 @pytest.mark.parametrize(
     ("groups", "said"),
     [
-        ([{"match": "hiden/*", "lr": 0.1}], r"group 'hiden/\*' matches no parameter.*HINT: .*hidden"),
+        ([{"match": "hiden/*", "lr": 0.1}], r"'hiden/\*' .*'hidden/"),
         (
             [{"match": "*", "lr": 0.1}, {"match": "head/*", "lr": 0.2}],
-            r"'head/\*' matches only names that the group .*before it has. HINT: put it first",
+            r"'head/\*' .*'\*'",
         ),
-        ([{"match": "*", "frozen": True}], "every parameter is frozen.*HINT"),
+        ([{"match": "*", "frozen": True}], "frozen.* patterns"),
     ],
 )
 def test_a_pattern_that_means_nothing_is_refused_before_training(groups, said):
@@ -122,14 +122,14 @@ def test_a_pattern_that_means_nothing_is_refused_before_training(groups, said):
 def test_a_group_that_says_nothing_or_cannot_be_made_is_refused():
     sgd = cx.SGDOptimizer(0.1)
     for groups, said in (
-        ([{"match": "a"}], "says nothing"),
-        ([{"match": "a", "lr": 0.1, "frozen": True}], "says frozen and more"),
-        ([{"match": "a", "lr": -1}], "greater than 0"),
-        ([{"matches": "a", "lr": 1}], "match"),
+        ([{"match": "a"}], "'a' .*frozen: true"),
+        ([{"match": "a", "lr": 0.1, "frozen": True}], "'a' .*frozen .*frozen: true"),
+        ([{"match": "a", "lr": -1}], "lr = -1"),
+        ([{"matches": "a", "lr": 1}], "'matches'.*'match'"),
     ):
         with pytest.raises(ConfigError, match=said):
             with_groups(sgd, groups)
-    with pytest.raises(ConfigError, match=r"not cyxjax's.*HINT: optax\.multi_transform"):
+    with pytest.raises(ConfigError, match=r"'a' .*optax\.multi_transform"):
         with_groups(optax.sgd(0.1), [{"match": "a", "lr": 0.1}])
-    with pytest.raises(ConfigError, match="MomentumOptimizer takes no weight_decay"):
+    with pytest.raises(ConfigError, match="MomentumOptimizer .*weight_decay"):
         with_groups(cx.MomentumOptimizer(0.1), [{"match": "a", "weight_decay": 0.1}])

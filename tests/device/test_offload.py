@@ -95,7 +95,7 @@ def test_a_restored_state_waits_on_the_host_again(tmp_path):
     one.save_checkpoint(str(tmp_path / "saved"))
     other.load_checkpoint(str(tmp_path / "saved"))
     assert kinds(other.state.sync)[0] == {HOST_MEMORY}
-    with pytest.raises(ConfigError, match=r"as comm='mean' keeps it, .* comm='zero1'.*HINT: comm="):
+    with pytest.raises(ConfigError, match="load_checkpoint .*comm='mean' .*comm='zero1'"):
         other.fit(X, Y, config(comm="zero1", offload="optimizer"))
     np.testing.assert_array_equal(other.predict(X), one.predict(X))
     other.fit(X, Y, config(comm="mean", epochs=2))  # goes on from what was loaded, on the devices
@@ -110,7 +110,7 @@ def test_a_restored_state_waits_on_the_host_again(tmp_path):
 def test_a_device_without_such_memory_and_an_exact_run_refuse_it(monkeypatch):
     monkeypatch.setattr("cyxjax.core.memory.HOST_MEMORY", "drum")
     mesh = cx.distributed.process_group.ensure().mesh
-    with pytest.raises(ConfigError, match=r"in drum memory, and cpu has device, .*HINT: offload: none"):
+    with pytest.raises(ConfigError, match=r"offload='optimizer' .*drum .*cpu .*device\b"):
         with_offload(build_sync("mean", optax.sgd(0.1)), mesh)
-    with pytest.raises(ConfigError, match="a step of several programs, and offload = 'optimizer'"):
+    with pytest.raises(ConfigError, match="reproducibility = 'exact' .*offload = 'optimizer'"):
         DistributedTrainingConfig(reproducibility="exact", global_batch_size=8, offload="optimizer")

@@ -31,7 +31,7 @@ def test_rows_arrive_as_device_put_puts_them(dtype):
 
 def test_rows_that_do_not_divide_or_do_not_fit_are_refused_as_ever():
     put = build_put_rows(build_mesh(jax.devices()[:4]), jax_private.shard_putter())
-    with pytest.raises(ValueError, match="evenly divide"):
+    with pytest.raises(ValueError, match="divide"):
         put(np.zeros((6, 2), np.float32))
     with pytest.raises(WrappingError, match="4294967296"):
         put(np.array([1, 2, 2**32, 4]))

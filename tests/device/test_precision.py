@@ -74,7 +74,7 @@ def test_the_scale_backs_off_grows_and_stays_in_bounds():
 
 def test_factors_on_the_wrong_side_of_one_are_refused():
     for options in ({"growth_factor": 1.0}, {"backoff_factor": 1.0}, {"growth_interval": 0}):
-        with pytest.raises(ConfigError, match="loss scale"):
+        with pytest.raises(ConfigError, match="scale"):
             with_loss_scale(built("mean", optax.sgd(LR)), **options)
 
 

@@ -76,5 +76,5 @@ def test_a_scale_is_trained_as_on_one_device_and_predicted_once(loss, options):
 def test_a_number_of_the_batch_is_refused():
     with pytest.raises(DataError, match="'scale'"):
         fitted(Scaled(of_batch=True), each)
-    with pytest.raises(DataError, match=r'output is .*"loss"'):
+    with pytest.raises(DataError, match=r'output .*"loss"'):
         fitted(linen.Sequential([linen.Dense(3), jnp.mean]), each)

@@ -91,7 +91,7 @@ def fit(folder, flipper, **changes):
 
 
 def test_training_stops_within_the_interval_and_names_leaf_and_rank(tmp_path):
-    with pytest.raises(DesyncError, match="Gradients differ across ranks: after step 12 ") as caught:
+    with pytest.raises(DesyncError, match="step 12 ") as caught:
         fit(tmp_path, [FlipAfter(10, replica=5)])
     assert "params/kernel on rank 0 (replica 5) is not what most others hold" in str(caught.value)
     # The save of step 12 was not made: a checkpoint holds what all agree on.

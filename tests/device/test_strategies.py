@@ -97,7 +97,7 @@ def test_power_sgd_leaves_small_leaves_alone():
     options = {"rank": 1, "min_compression": 2.0, "start_iter": 0}
     state = Alone(build_sync("power_sgd", optax.sgd(LR), options), 2).state.sync[0]
     assert set(state.q) == {"dense.kernel"}  # 24 > 2 * 1 * (6 + 4); biases are vectors
-    with pytest.raises(ConfigError, match="would compress no leaf"):
+    with pytest.raises(ConfigError, match="power_sgd .*rank=1 .*min_compression"):
         Alone(build_sync("power_sgd", optax.sgd(LR), options | {"min_compression": 2.4}), 2)
 
 
@@ -161,7 +161,7 @@ def test_sums_are_taken_in_float32():
 
 
 def test_other_dtypes_are_refused():
-    with pytest.raises(ConfigError, match="cannot be sent as int32"):
+    with pytest.raises(ConfigError, match="int32.* float16, bfloat16"):
         cast_reducer(np.int32)
 
 

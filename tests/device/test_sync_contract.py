@@ -135,13 +135,13 @@ def test_a_gradient_below_the_norm_is_not_clipped_by_zero1():
 
 def test_bad_names_and_options_are_refused():
     refused = [
-        ("maen", {}, "Did you mean 'mean'"),
-        ("int8", {"blok": 4}, "blok"),
+        ("maen", {}, "comm='maen'.* 'mean'"),
+        ("int8", {"blok": 4}, "comm='int8'.*'blok'"),
         ("int8", {"block": 0}, "block=0"),
         ("bucketed", {"bucket_size_mb": 0}, "bucket_size_mb=0"),
         ("power_sgd", {"rank": 0}, "rank=0"),
         ("local_sgd", {"every": 0}, "every=0"),
-        ("diloco", {"outer_momentum": 1.0}, "outer_momentum=1.0"),
+        ("diloco", {"outer_momentum": 1.0}, r"outer_momentum=1\.0"),
     ]
     for name, options, said in refused:
         with pytest.raises(ConfigError, match=said):
@@ -149,7 +149,7 @@ def test_bad_names_and_options_are_refused():
 
 
 def test_power_sgd_refuses_a_model_it_cannot_compress():
-    with pytest.raises(ConfigError, match="rank=4 would compress no leaf"):
+    with pytest.raises(ConfigError, match=r"power_sgd .*rank=4 .*\(6, 4\)"):
         Alone(built("power_sgd", sgd(), {"rank": 4}), 2)
 
 

@@ -25,7 +25,7 @@ LR = 0.1
     ("name", "options", "said"),
     [
         ("power_sgd", {"rank": 2.5}, "rank=2.5 .*expected int"),
-        ("power_sgd", {"rank": "4"}, "rank='4' .*leave it out for 4"),
+        ("power_sgd", {"rank": "4"}, "rank='4' .* 4"),
         ("power_sgd", {"rank": True}, "rank=True .*expected int"),  # not rank 1
         ("local_sgd", {"every": 2.5}, "every=2.5 .*expected int"),
         ("int8", {"block": 2.5}, "block=2.5 .*expected int"),
@@ -53,7 +53,7 @@ def test_numbers_of_numpy_and_whole_sizes_are_taken():
     ("name", "nearest"), [("zero-1", "zero1"), ("powersgd", "power_sgd"), ("local-sgd", "local_sgd")]
 )
 def test_unknown_strategies_name_the_nearest(name, nearest):
-    with pytest.raises(ConfigError, match=f"comm='{name}' is not a strategy.*Did you mean '{nearest}'"):
+    with pytest.raises(ConfigError, match=f"comm='{name}' .*'{nearest}'"):
         build_sync(name, optax.sgd(LR))
 
 
@@ -67,41 +67,39 @@ def test_a_rank_larger_than_the_matrix_is_its_full_rank():
 
 
 def test_a_rank_that_would_send_more_than_the_matrix_is_refused():
-    with pytest.raises(ConfigError, match="rank=100 would compress no leaf .*a lower rank"):
+    with pytest.raises(ConfigError, match="rank=100 .*min_compression"):
         Alone(build_sync("power_sgd", optax.sgd(LR), {"rank": 100}), 2)
 
 
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.float32])
 def test_only_half_floats_are_cast_to(dtype):
-    with pytest.raises(
-        ConfigError, match=f"sent as {jnp.dtype(dtype).name}. HINT: float16, bfloat16, or int8"
-    ):
+    with pytest.raises(ConfigError, match=f"{jnp.dtype(dtype).name}.* float16, bfloat16"):
         cast_reducer(dtype)
 
 
 @pytest.mark.parametrize("text", ["fp8", "int8", "compute=float64", "", "params=float32;compute=bfloat16"])
 def test_unknown_precisions_list_the_known(text):
-    with pytest.raises(ConfigError, match="(?s)is not known; expected one of float32, bfloat16, float16"):
+    with pytest.raises(ConfigError, match=r"^precision=.* float32, bfloat16, float16"):
         parse_policy(text)
 
 
 def test_accumulation_that_does_not_divide_names_the_nearest():
     assert batch_size_from_global(96, 4, 3) == 8
     # 100 is no multiple of 4 replicas x 3 micro-batches; 96 is the nearest.
-    with pytest.raises(ConfigError, match="global_batch_size=100 does not divide by 4 replicas x .*96"):
+    with pytest.raises(ConfigError, match="global_batch_size=100 .*4 replicas x .*96"):
         batch_size_from_global(100, 4, 3)
 
 
 @pytest.mark.parametrize("name", ["zero1", "local_sgd", "diloco"])
 def test_a_strategy_is_no_hook(name):
     sync = build_sync(name, optax.sgd(LR))
-    with pytest.raises(ConfigError, match="HINT: use the trainer with comm='zero1'.*bf16_compress_hook"):
+    with pytest.raises(ConfigError, match="comm='zero1'.*bf16_compress_hook"):
         wrap(Net()).register_comm_hook(None, sync)
-    with pytest.raises(ConfigError, match="only averages gradients"):
+    with pytest.raises(ConfigError, match="comm='zero1'.*bf16_compress_hook"):
         wrap(Net(), config=DDPConfig(comm_hook=lambda state: sync))
 
 
 @pytest.mark.parametrize("hook", ["zero1", 3])
 def test_a_name_is_no_hook(hook):
-    with pytest.raises(ConfigError, match=f"the communication hook {hook!r} .*HINT: pass one of cyxjax"):
+    with pytest.raises(ConfigError, match=f"hook {hook!r} .*cyxjax"):
         comm_hooks.resolve(None, hook)

@@ -194,23 +194,21 @@ def test_what_does_not_fit_is_one_line():
     use_devices(2)
     labels = Y[:SAMPLES].copy()
     labels[4] = 9
-    with pytest.raises(DataError, match="sample 4 has label 9, but the model has 3 outputs"):
+    with pytest.raises(DataError, match="sample 4 .*label 9.* 3 outputs"):
         trainer(Heads(), cx.Task.classification(output="logits")).fit(X[:SAMPLES], labels, config())
-    with pytest.raises(
-        DataError, match=r"looks at 'logit' of an output or target that is \['logits', 'sum'\].*HINT"
-    ):
+    with pytest.raises(DataError, match=r"'logit' .*\['logits', 'sum'\]"):
         trainer(Heads(), cx.Task.classification(output="logit")).fit(X[:SAMPLES], Y[:SAMPLES], config())
     with pytest.raises(ConfigError, match="a Task without a loss.*HINT"):
         cx.Task({})
-    with pytest.raises(ConfigError, match="reconstruction='l1' is not known"):
+    with pytest.raises(ConfigError, match="reconstruction='l1'"):
         cx.Task.vae(reconstruction="l1")
     whole = cx.Task({"a": cx.ContrastiveLoss(), "b": cx.MSELoss()})
-    with pytest.raises(ConfigError, match="the term 'a' is a loss over the global batch.*HINT"):
+    with pytest.raises(ConfigError, match=r"'a' .*fn\(output, target, weight\)"):
         trainer(Logits(), whole)
-    with pytest.raises(ConfigError, match="the term 'a' is a tuple of 3, expected .loss, factor.*HINT"):
+    with pytest.raises(ConfigError, match=r"'a' .*3.* \(loss, factor\)"):
         trainer(Logits(), cx.Task({"a": (ce, 1.0, "Dense_0/*")}))
     coupled = cx.Task({"a": cx.CrossEntropyLoss(), "b": lambda o, t: o.std(0).mean()})
-    with pytest.raises(ConfigError, match=r"\(values, weights\).*cx.GlobalLoss"):
+    with pytest.raises(ConfigError, match=r"'b' .*\(values, weights\).*cx\.GlobalLoss"):
         trainer(Logits(), coupled).fit(X, Y, config())
 
 

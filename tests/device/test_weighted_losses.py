@@ -124,7 +124,7 @@ def test_tokens_that_are_ignored_count_nothing(replicas):
 def test_a_step_in_which_nothing_counts_changes_nothing():
     use_devices(2)
     nothing, train = np.full(8, -1, np.int32), trainer(Linear(), cx.CrossEntropyLoss(ignore_index=-1))
-    with pytest.raises(DataError, match="no sample of an epoch of training weighs anything in the loss"):
+    with pytest.raises(DataError, match="training .*ignore_index"):
         train.fit(X[:8], nothing, config(epochs=1, batch_size=4))
     start = adapt(Linear()).init(jax.random.key(42), X[:1])[0]
     jax.tree.map(np.testing.assert_array_equal, train.params, start)
@@ -171,11 +171,11 @@ def test_with_other_strategies(comm):
 
 def test_what_does_not_fit_is_one_line():
     use_devices(2)
-    with pytest.raises(DataError, match="has 2 class weights and the model 3 outputs.*HINT"):
+    with pytest.raises(DataError, match="CrossEntropyLoss .*2 .*3 outputs"):
         trainer(Linear(), cx.CrossEntropyLoss(weight=[1, 2])).fit(X, Y, config())
-    with pytest.raises(ConfigError, match="expected a number >= 0 for each class.*HINT"):
+    with pytest.raises(ConfigError, match=r"weight=\[1, -2\]"):
         cx.CrossEntropyLoss(weight=[1, -2])
     y = Y.copy()
     y[5] = -100
-    with pytest.raises(DataError, match="sample 5 has label -100.*ignore_index=-100"):
+    with pytest.raises(DataError, match="sample 5 .*label -100.*ignore_index=-100"):
         trainer(Linear()).fit(X, y, config())

@@ -124,9 +124,7 @@ def test_all_damaged_is_an_error_that_lists_them_and_stays_one(run):
         truncate(step_folder(run, step) / MANIFEST)
     names = sorted(os.listdir(run))
     for _ in range(2):
-        with pytest.raises(
-            CheckpointError, match=r"(?s)No checkpoint in .* is good:.*step 2:.*step 1:.*HINT"
-        ):
+        with pytest.raises(CheckpointError, match=r"(?s)step 2:.*step 1:"):
             Checkpointer(run).restore(TARGET)
         assert sorted(os.listdir(run)) == names
 
@@ -135,7 +133,7 @@ def test_only_set_aside_steps_left_is_no_silent_start(run):
     empty(step_folder(run, 2) / MANIFEST)
     Checkpointer(run, warn=lambda line: None).restore(TARGET)
     shutil.rmtree(step_folder(run, 1))
-    with pytest.raises(CheckpointError, match=r"corrupt-.*set aside earlier"):
+    with pytest.raises(CheckpointError, match=r"step_00000002\.corrupt-"):
         Checkpointer(run).restore(TARGET)
 
 
@@ -161,11 +159,9 @@ def test_a_file_too_many_is_found(run):
 
 def test_an_exact_step_that_is_damaged_is_not_exchanged_for_another(run):
     empty(step_folder(run, 2) / MANIFEST)
-    with pytest.raises(
-        CheckpointError, match=r"Step 2 .* cannot be restored.*HINT: steps with a manifest: \[1\]"
-    ):
+    with pytest.raises(CheckpointError, match=rf"Step 2 .*{MANIFEST}.* \[1\]"):
         Checkpointer(run).restore(TARGET, step=2)
-    with pytest.raises(CheckpointError, match="Step 7 .* cannot be restored"):
+    with pytest.raises(CheckpointError, match=rf"Step 7 .*{MANIFEST}"):
         Checkpointer(run).restore(TARGET, step=7)
     assert step_folder(run, 2).exists()
 

@@ -82,8 +82,8 @@ def reseal_files(run):
     seal(run, body)
 
 
-def refuse(run, match="No checkpoint in .* is good"):
-    with pytest.raises(CheckpointError, match=rf"(?s){match}.*HINT"):
+def refuse(run, match="step 1: "):
+    with pytest.raises(CheckpointError, match=f"(?s){match}"):
         Checkpointer(run).restore(TARGET)
 
 
@@ -102,7 +102,7 @@ def test_file_names_that_leave_the_folder_are_refused(run, path):
     body = body_of(run)
     body["files"][0]["path"] = path
     seal(run, body)
-    with pytest.raises(CheckpointError, match="MANIFEST.json is not readable"):
+    with pytest.raises(CheckpointError, match=MANIFEST):
         read_manifest(step_folder(run, 1))  # before any file of that name is looked for
     refuse(run)
 
@@ -146,9 +146,7 @@ def test_a_size_beyond_this_machine_is_refused_before_it_is_allocated(run):
     body["leaves"][1]["shape"] = [2**40, 2**10]
     seal(run, body)
     refuse(run, "is stored as float32")  # never the wanted shape, so nothing is read
-    with pytest.raises(
-        CheckpointError, match=r"(?s)No checkpoint.*manifest says float32\(1099511627776, 1024\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"step 1: .*float32\(1099511627776, 1024\)"):
         Checkpointer(run).restore(TARGET, adapt=lambda name, stored, want: None)
 
 
@@ -234,7 +232,7 @@ def test_links_are_refused_at_the_start_with_their_path(run, tmp_path):
     (run / "step_00000007").symlink_to(tmp_path)
     with pytest.raises(CheckpointError, match=r"step_00000007 is a symbolic link.*HINT"):
         Checkpointer(run)
-    with pytest.raises(CheckpointError, match="symbolic link"):
+    with pytest.raises(CheckpointError, match="step_00000007"):
         Checkpointer(run, is_writer=False)
 
 
@@ -261,7 +259,7 @@ def test_unreadable_names_do_not_break_the_message(run):
 @given(st.binary(max_size=300))
 @settings(max_examples=300, deadline=None)
 def test_random_bytes_are_no_manifest(data):
-    with pytest.raises(CheckpointError, match="not readable"):
+    with pytest.raises(CheckpointError, match=MANIFEST):
         decode(data)
 
 

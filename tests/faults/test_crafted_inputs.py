@@ -47,7 +47,7 @@ READERS = {
 
 @pytest.mark.parametrize("reader", READERS)
 def test_what_is_no_file_is_refused_and_not_waited_for(special, reader):
-    with pytest.raises(CyxjaxError, match="expected a plain file"):
+    with pytest.raises(CyxjaxError, match="/special"):
         READERS[reader](special)
 
 
@@ -75,7 +75,7 @@ def test_what_an_earlier_process_wrote_is_unknown_where_it_is_no_file(special):
 )
 def test_a_configuration_nested_50000_deep_is_refused(tmp_path, text):
     (tmp_path / "deep.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=r"deep.yaml: nested too deep"):
+    with pytest.raises(ConfigError, match=r"deep\.yaml: .*levels"):
         read_yaml(str(tmp_path / "deep.yaml"))
 
 
@@ -88,7 +88,7 @@ def test_brackets_side_by_side_are_not_deep(tmp_path):
 def test_a_gzip_bomb_is_not_unpacked(tmp_path):
     bomb = gzip.compress(bytes(1 << 28))  # 256 MiB in 256 KiB
     (tmp_path / "bomb.gz").write_bytes(bomb)
-    with pytest.raises(DataError, match="unzip to more than"):
+    with pytest.raises(DataError, match=r"bomb\.gz: .*bytes"):
         read_bytes(tmp_path / "bomb.gz")
     (tmp_path / "plain.gz").write_bytes(gzip.compress(bytes(1 << 20)))
     assert len(read_bytes(tmp_path / "plain.gz")) == 1 << 20
@@ -104,12 +104,12 @@ def manifest(created):
 @pytest.mark.parametrize("created", [float("nan"), float("inf"), -1, 1e300, "now", None, True])
 def test_a_manifest_of_no_time_is_refused(created):
     assert decode(manifest(1.5)).created_unix_s == 1.5
-    with pytest.raises(CheckpointError, match=r"not readable"):
+    with pytest.raises(CheckpointError, match=r"MANIFEST\.json .*created_unix_s"):
         decode(manifest(created))
 
 
 def test_a_manifest_of_deep_json_is_refused():
-    with pytest.raises(CheckpointError, match="not readable"):
+    with pytest.raises(CheckpointError, match=r"MANIFEST\.json "):
         decode(b'{"manifest":' + b"[" * 200_000)
 
 
@@ -124,5 +124,5 @@ def test_a_checkpoint_whose_history_is_a_list_is_refused():
     from cyxjax.train.resume import from_meta
 
     meta = {"position": {"step": 1, "epoch": 0}, "sums": [], "history": []}
-    with pytest.raises(CheckpointError, match="not written by a trainer"):
+    with pytest.raises(CheckpointError, match="trainer .*list"):
         from_meta(meta, None)

@@ -124,7 +124,7 @@ def test_a_group_from_a_configuration_with_a_backend():
 def test_nccl_without_a_gpu_names_the_cpu_fallback():
     process_group.finalize()
     config = dist.DistributedConfig(backend=dist.BackendType.NCCL)
-    with pytest.raises(RuntimeError, match="NCCL library not available.*HINT: set DISTRIBUTED_BACKEND=cpu"):
+    with pytest.raises(RuntimeError, match="NCCL.* DISTRIBUTED_BACKEND=cpu"):
         dist.init(config)
 
 

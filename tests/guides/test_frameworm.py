@@ -90,7 +90,7 @@ def test_the_average_over_ranks_is_printed_once_in_the_guide_s_form(ranks):
 
 def test_options_of_a_file_are_checked(tmp_path):
     (tmp_path / "c.yaml").write_text("model:\n  name: vae\n  options: {latent: 2}\n")
-    with pytest.raises(ConfigError, match=r"no option 'latent'.*HINT: Did you mean 'latent_size'\?"):
+    with pytest.raises(ConfigError, match="'latent'.* 'latent_size'"):
         cx.get_model("vae")(cx.Config.from_file(str(tmp_path / "c.yaml")))
 
 

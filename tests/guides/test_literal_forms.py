@@ -131,14 +131,14 @@ def test_two_models_do_not_mix_up_their_outputs():
 
 def test_what_is_bound_to_nothing_says_our_form():
     ddp_model = dist.DistributedDataParallel(stacked())
-    with pytest.raises(ConfigError, match=r"does not know whose.*HINT: ddp\.update_parameters\(optimizer\)"):
+    with pytest.raises(ConfigError, match=r"ddp\.update_parameters\(optimizer\)"):
         cx.AdamOptimizer(0.1).step()
     with pytest.raises(ConfigError, match=r"HINT: ddp\.zero_grad\(\)"):
         cx.AdamOptimizer(0.1).zero_grad()
     foreign = {"w": np.ones(3)}
     part = {"head": dict(ddp_model.parameters())["0_linear"]["kernel"] * 1}
     for given in (foreign, part, iter([np.ones(3)])):
-        with pytest.raises(ConfigError, match=r"AdamOptimizer was given a .* HINT: AdamOptimizer\(0\.001\)"):
+        with pytest.raises(ConfigError, match=r"AdamOptimizer .*AdamOptimizer\(0\.001\)"):
             cx.AdamOptimizer(given, lr=0.1)
 
 
@@ -165,5 +165,5 @@ def test_a_file_s_model_type_and_rate_are_taken_as_they_stand(tmp_path):
     assert model.latent_size == 3
     assert config.training.lr * 2 == 0.002
     assert cx.AdamOptimizer(lr=config.training.lr).lr == 0.001
-    with pytest.raises(ConfigError, match="for model 'vae'.*but 'mlp' is being built"):
+    with pytest.raises(ConfigError, match="'vae'.* 'mlp'"):
         cx.get_model("mlp")(config)

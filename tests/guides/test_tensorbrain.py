@@ -69,7 +69,7 @@ def test_two_machines_start_with_the_first_rank_of_each():
         place = parse(["--nproc_per_node=4", __file__], machine | {"RANK": str(first)}).place
         assert (place.base_rank, place.nproc, place.world_size) == (first, 4, 8)
         assert (place.master_addr, place.master_port) == ("192.168.1.1", 29500)
-    with pytest.raises(ConfigError, match="RANK is the first rank of this host"):
+    with pytest.raises(ConfigError, match="ranks 6 .*9 .*8 .*WORLD_SIZE"):
         parse(["--nproc_per_node=4", __file__], machine | {"RANK": "6"})
 
 
@@ -96,7 +96,7 @@ def test_the_timeout_of_init_process_group_and_its_other_arguments():
         dist.destroy_process_group()
     with pytest.raises(ConfigError, match="expected 'env://' or 'tcp://HOST:PORT'"):
         dist.init_process_group(init_method="file:///x")
-    with pytest.raises(ConfigError, match="world_size is missing"):
+    with pytest.raises(ConfigError, match="world_size"):
         dist.init_process_group(rank=0)
 
 

