@@ -95,7 +95,7 @@ def test_adapters_alone_are_trained_and_saved_as_adapters(comm, tmp_path):
     for name, leaf in named_leaves(again.params):
         np.testing.assert_array_equal(leaf, after[name])
     if comm == "mean":
-        with pytest.raises(ConfigError, match="kernel_lora_a.*cyxjax export"):
+        with pytest.raises(ConfigError, match="kernel_lora_a.*`cyxjax.export"):
             fit(init_from={"path": str(tmp_path / "x"), "strict": False})
     plain = Net().apply({"params": again.params}, DATA.inputs)
     np.testing.assert_allclose(again.predict(DATA.inputs), plain, atol=1e-6)

@@ -167,7 +167,7 @@ def test_without_a_weight_full_batches_train_and_a_short_one_is_refused(tmp_path
         trainer(Embed(), loss).fit(X[:SAMPLES], Y[:SAMPLES], config(**whole | kept))
     with pytest.raises(ConfigError, match="validation .*9 samples .*8"):
         trainer(Embed(), loss).fit(X[:16], Y[:16], X[:9], Y[:9], config(**whole | kept))
-    with pytest.raises(ConfigError, match="the data .*9 samples"):
+    with pytest.raises(ConfigError, match="data .*9 samples"):
         train.evaluate(X[:9], Y[:9])
     batches = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 16, 8)]
     with pytest.raises(ConfigError, match="training .*loader.* weight"):

@@ -53,5 +53,5 @@ def test_a_report_is_read_and_a_skip_needs_a_reason(tmp_path):
     assert found == {"faults/test_x.py::test_a[R1-1]": 1.3, "faults/test_x.py::test_b": "pip install w"}
     row = Row("R1", "", "", ("faults/test_x.py",))
     matrix.refuse_skips(found, [row._replace(needs="w")])
-    with pytest.raises(SystemExit, match="test_b .*: pip install w"):
+    with pytest.raises(SystemExit, match="test_b .*: pip .*w"):
         matrix.refuse_skips(found, [row])

@@ -99,7 +99,7 @@ def test_export_holds_a_block_and_no_leaf(tmp_path, capsys):
 def test_export_of_chosen_parts(run):
     assert main(["export", str(run), str(run / "m"), "--step", "1", "--part", "sync"]) == 0
     assert [name for name, _ in safetensors.deserialize((run / "m").read_bytes())] == ["sync/mu"]
-    with pytest.raises(CheckpointError, match="Step 3 .*weights.* model_state, params, sync"):
+    with pytest.raises(CheckpointError, match=r"Step 3 .*weights.* model_state\W+params\W+sync"):
         main(["export", str(run), str(run / "m"), "--part", "weights"])
 
 

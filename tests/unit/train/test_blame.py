@@ -62,16 +62,16 @@ def test_a_value_of_a_file_is_found_by_its_message(tmp_path, monkeypatch, text, 
 def test_a_value_of_the_command_line_is_told_as_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.yaml").write_text("model: {name: mlp}\n")
-    with pytest.raises(ConfigError, match=r"^command line: model\.name: .*'mpl'"):
+    with pytest.raises(ConfigError, match=r"line: model\.name: .*'mpl'"):
         prepare(load_config(["--config", "x.yaml", "--model.name", "mpl"]))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("loss: mse", "x.yaml: model.name=mlp, data.name=digits, loss=mse: MSELoss: output float32"),
-        ("data: {name: csv, root: t.csv, options: {target: z}}", "x.yaml: data: t.csv: no column 'z'"),
-        ("resume: must", "x.yaml: resume='must', but runs/x/checkpoints holds no checkpoint"),
+        ("loss: mse", r"^x\.yaml\W.* model\.name=mlp, data\.name=digits, loss=mse: MSELoss: "),
+        ("data: {name: csv, root: t.csv, options: {target: z}}", r"^x\.yaml\W.* t\.csv: .*'z'"),
+        ("resume: must", r"^x\.yaml\W.* resume='must'.* runs/x/checkpoints"),
     ],
 )
 def test_what_does_not_go_together_names_who_meets(tmp_path, monkeypatch, text, message):
@@ -79,9 +79,8 @@ def test_what_does_not_go_together_names_who_meets(tmp_path, monkeypatch, text, 
     (tmp_path / "x.yaml").write_text(text + "\n")
     (tmp_path / "t.csv").write_text("a,y\n1,0\n2,1\n")
     kind = CheckpointError if "must" in text else DataError
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind, match=message) as caught:
         prepare(load_config(["--config", "x.yaml", "--verbose", "false", "--model.options.hidden", "[4]"]))
-    assert str(caught.value).replace("x.yaml with the command line", "x.yaml").startswith(message)
     assert "HINT: " in str(caught.value)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["t.csv", "x.yaml"]  # no empty run folder either
 

@@ -101,7 +101,7 @@ def test_a_module_that_is_made_and_one_of_nnx(experiment, tmp_path, name):
     ],
 )
 def test_what_cannot_be_had_is_one_line_that_names_the_key(experiment, words, message):
-    with pytest.raises(ConfigError, match=f"^(command line|x.yaml): {message}") as caught:
+    with pytest.raises(ConfigError, match=rf"^(command.line|x\.yaml): {message}") as caught:
         prepare(experiment(*words))
     assert "\n" not in str(caught.value)
 
