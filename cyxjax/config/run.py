@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -131,6 +131,8 @@ class DistributedTrainingConfig(Strict):
     """Optimizer steps between digests of an exact run's state, for `cyxjax hash`; 0: none."""
     steps_in_flight: Course[int] = Field(default=8, ge=1, le=10_000)
     """Steps queued on the device before the host waits for the older half."""
+    steps_per_dispatch: Numbers[Annotated[int, Field(ge=1, le=256)] | Literal["auto"]] = 1
+    """Steps of one dispatch, at most; saves and evaluations end it. auto: several where they are short."""
     compile_cache: Speed[bool | str] = "auto"
     """Where compiled programs are kept for the next start: a folder, off, or auto (the user's ~/.cache)."""
     memory_pages: Speed[Literal["auto", "kept", "off"]] = "auto"

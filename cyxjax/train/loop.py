@@ -4,7 +4,7 @@ batches -> step -> (state, sums) -> hooks, read up to `in_flight` steps behind t
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -125,12 +125,14 @@ def fit(
     *,
     epochs: int,
     in_flight: int = 8,
+    at_once: int = 1,
     evaluations: Evaluations = EACH_EPOCH,
     max_steps: int | None = None,
     tell: Tell = lambda now: None,
 ) -> RunState:
     """Trains from `start` until `epochs` or `max_steps` are done or a hook stops it; the moment it ended.
 
+    at_once: steps of one dispatch, at most; what acts on the state or asks to stop acts at its end.
     tell: is given functions of the present moment, for hooks and after errors: a step takes the older state.
     """
     hooks = list(hooks)
@@ -140,7 +142,7 @@ def fit(
     look = program.check.watch()
     while moment.position.epoch < epochs and not stop:
         moment, last, stop = _epoch(
-            program, feed, moment, hooks, in_flight, evaluations, max_steps, tell, look
+            *(program, feed, moment, hooks, in_flight, at_once, evaluations, max_steps, tell, look)
         )
         # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
         if stop and not last:
@@ -170,6 +172,7 @@ def _epoch(
     moment: RunState,
     hooks: list[Hook],
     in_flight: int,
+    at_once: int,
     evaluations: Evaluations,
     max_steps: int | None,
     tell: Tell,
@@ -177,15 +180,16 @@ def _epoch(
 ) -> tuple[RunState, bool, bool]:
     """(moment, whether the feed called its step the last, whether to stop) after the rest of the epoch."""
     position, state, sums = moment
-    waiting: deque[tuple[Position, jax.Array]] = deque()
+    waiting: deque[tuple[Position, jax.Array, Any]] = deque()
     stop = save = last = False
+    half = max(in_flight // 2, at_once)
 
     def settle(room: int) -> None:
         """Waits until at most `room` steps are under way, and tells the hooks what the others gave."""
         nonlocal sums, stop, save
         while len(waiting) > room:
-            when, handle = waiting.popleft()
-            step_sums, signals, compared = program.read_sums(handle)
+            when, *of_step = waiting.popleft()
+            step_sums, signals, compared = program.read_sums(*of_step)
             look(compared)
             info = StepInfo(when, step_sums, (signals[0], signals[1]))
             sums = sums + info.sums
@@ -196,22 +200,32 @@ def _epoch(
 
     def now() -> RunState:
         """After the step sent off last, with the numbers of those under way, which no hook has seen."""
-        return RunState(position, state, sum((program.read_sums(on)[0] for _, on in waiting), sums))
+        return RunState(position, state, sum((program.read_sums(*on)[0] for _, *on in waiting), sums))
 
     tell(now)
     watching, saving, asking = (overriding(hooks, name) for name in ("on_step", "wants_state", "ask"))
     ask = lambda: _asked(asking)  # noqa: E731
     compiled = None  # the supervisor's watchdog is told where this rank is; each phase has its own limit
     report_progress(position.step, "data")
-    for batch, samples, last in feed.train(position, ask):
+    due = lambda at: (  # noqa: E731
+        evaluations.after(at.step) or at.step == max_steps or any([h.wants_state(at, False) for h in saving])
+    )
+    for some, last in _together(feed.train(position, ask), position, at_once, due):
+        batch = some[0][1]
         size = getattr(getattr(batch, "weight", None), "shape", ())
         report_progress(position.step, "step" if size == compiled else "compile")
         compiled = size
-        state, handle = program.train_step(state, batch)
-        position = Position(position.step + 1, position.epoch, samples, position.step_in_epoch + 1)
-        waiting.append((position, handle))
-        if len(waiting) >= in_flight:
-            settle(in_flight // 2)  # half at a time: the host waits seldom, the device never
+        if at_once == 1:
+            state, handle = program.train_step(state, batch)
+            waiting.append((some[0][0], handle, ...))
+        else:
+            batches = [batch for _, batch in some]
+            batches += batches[-1:] * (at_once - len(some))  # not computed
+            state, handle = program.train_steps(state, tuple(batches), len(some))
+            waiting.extend((when, handle, i) for i, (when, _) in enumerate(some))
+        position = some[-1][0]
+        if len(waiting) >= max(in_flight, 2 * at_once):
+            settle(half)  # half at a time: the host waits seldom, the device never
         if not last and evaluations.after(position.step):
             settle(0)
             state, enough = _look(program, feed, RunState(position, state, sums), hooks)
@@ -227,6 +241,29 @@ def _epoch(
     report_progress(position.step, "step")
     settle(0)
     return RunState(position, state, sums), last, stop
+
+
+def _together(
+    fed: Iterable[Fed], position: Position, most: int, due: Callable[[Position], bool]
+) -> Iterator[tuple[list[tuple[Position, Batch]], bool]]:
+    """(positions after steps with their batches, for one dispatch; whether the last is the epoch's last).
+
+    Up to `most` batches of equal shapes, none after a step that is `due`.
+    """
+    some: list[tuple[Position, Batch]] = []
+    form = None
+    for batch, samples, last in fed:
+        before, form = form, most > 1 and jax.tree.map(np.shape, batch)
+        if some and form != before:
+            yield some, False
+            some = []
+        position = Position(position.step + 1, position.epoch, samples, position.step_in_epoch + 1)
+        some.append((position, batch))
+        if len(some) == most or last or due(position):
+            yield some, last
+            some = []
+    if some:
+        yield some, False
 
 
 def _look(program: "Program", feed: Feed, moment: RunState, hooks: list[Hook]) -> tuple[TrainState, bool]:

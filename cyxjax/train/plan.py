@@ -30,6 +30,7 @@ class Plan(NamedTuple):
     facts: Facts  # what checkpoints store of it, to be compared
     data: FitData | None = None  # None: not to train, but to evaluate, predict or load
     feed: Feed | None = None
+    steps_at_once: int = 1  # of one dispatch, at most
 
 
 def plan_fit(

@@ -71,6 +71,7 @@ class Program(NamedTuple):
     """The compiled functions of a recipe on a mesh; fits with equal `StepPlan`s share one."""
 
     train_step: Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]
+    train_steps: Any  # (state, batches, count) -> (state, sums of each); None: one at a time
     eval_step: Callable[[TrainState, Batch], jax.Array]  # of the state that `consensus` gives
     predict_step: Any  # jitted: (state that `consensus` gives, inputs) -> outputs
     consensus: Callable[[TrainState], TrainState]  # what evaluation sees of a state
@@ -84,9 +85,9 @@ class Program(NamedTuple):
     fns: ModelFns
     sync: Sync
 
-    def read_sums(self, handle: jax.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(metric sums, signals, what was compared) of a training step."""
-        rows, count = np.asarray(handle, np.float64), self.metrics.num_training_rows
+    def read_sums(self, handle: jax.Array, at: Any = ...) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(metric sums, signals, what was compared) of a training step; at: its place among several."""
+        rows, count = np.asarray(handle, np.float64)[at], self.metrics.num_training_rows
         return rows[:count], rows[count], rows[count + 1 :]
 
 
@@ -109,13 +110,16 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
     shapes = lambda: jax.eval_shape(fns.init, jax.random.key(0), inputs)[0]  # noqa: E731
     sync = _strategy(plan, groups, shapes, _FOR_NONFINITE[policy.needs_loss_scale or plan.on_nonfinite])
     sync = with_offload(sync, mesh, plan.offload)
-    train_step, eval_step = dispatch_for(plan, mesh).steps(fns, recipe.loss, sync, recipe.metrics)
+    train_step, train_steps, eval_step = dispatch_for(plan, mesh).steps(
+        fns, recipe.loss, sync, recipe.metrics
+    )
     agreed = build_consensus(sync, mesh)
     parts = sync if sync.keeps_parts else None  # evaluation makes them whole itself, a leaf at a time
     seen = lambda state: callbacks.evaluated(recipe.callbacks, state if parts else agreed(state))  # noqa: E731
     rate = rate_at(getattr(recipe.optimizer, "lr", None), factor)
     return Program(
         train_step=train_step,
+        train_steps=train_steps,
         eval_step=eval_step,
         predict_step=build_predict_step(fns, mesh, parts=parts),
         consensus=seen,

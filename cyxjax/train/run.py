@@ -147,6 +147,7 @@ def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
                 build_hooks(fit),
                 epochs=course.epochs,
                 in_flight=course.in_flight,
+                at_once=fit.plan.steps_at_once,
                 evaluations=course.evaluations,
                 max_steps=course.max_steps,
                 tell=fit.run.follow,

@@ -100,6 +100,7 @@ class Course(NamedTuple):
     max_time_s: float | None
     evaluations: Evaluations
     in_flight: int
+    steps_per_dispatch: int | Literal["auto"]
     log_every: int  # steps
 
 
@@ -267,6 +268,7 @@ def _course(config: DistributedTrainingConfig) -> Course:
         max_time_s=config.max_time,
         evaluations=Evaluations(config.evaluate_every_n_epochs, config.evaluate_every_n_steps),
         in_flight=config.steps_in_flight,
+        steps_per_dispatch=config.steps_per_dispatch,
         log_every=config.log_every_n_batches,
     )
 

@@ -26,7 +26,7 @@ from cyxjax.train.program import Program
 from cyxjax.train.rank_comparison import compare_ranks
 from cyxjax.train.run_state import first_state
 from cyxjax.train.schedules import build_schedule
-from cyxjax.train.start.dispatch import has_whole_batch
+from cyxjax.train.start.dispatch import has_whole_batch, steps_at_once
 
 PyTree = Any
 
@@ -84,9 +84,10 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
         first, rows = first_state(plan, program)[0].state, settings.step.batch.batch_size
         found = fingerprints.exact_of(program.train_step, data, first, rows, group.threads)
         facts = facts._replace(exact=found)
-    step = fingerprints.program_of(program.train_step, state, data, settings, mesh)
-    compare_ranks(group, facts, data, step)
-    return plan._replace(facts=facts)
+    lowered = fingerprints.lower_step(program.train_step, state, data, settings, mesh)
+    compare_ranks(group, facts, data, fingerprints.program_of(lowered))
+    several = steps_at_once(settings.course.steps_per_dispatch, lowered, mesh, indexed=data.indexed)
+    return plan._replace(facts=facts, steps_at_once=several)
 
 
 def batch_checks_of(plan: Plan, program: Program, state: TrainState) -> BatchChecks:

@@ -1,7 +1,8 @@
 """The two ways to compute a step, and what a run must know of each: fused over all devices, or in parts."""
 
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import Any, Literal, Protocol
 
 from jax.sharding import Mesh
 
@@ -26,8 +27,8 @@ class Dispatch(Protocol):
 
     def steps(
         self, fns: ModelFns, loss: PerExample, sync: Sync, metrics: Metrics
-    ) -> tuple[Callable, Callable]:
-        """(train step, evaluation step), as `Program` holds them."""
+    ) -> tuple[Callable, Callable | None, Callable]:
+        """(train step, several train steps, evaluation step), as `Program` holds them."""
 
 
 class Fused:
@@ -41,18 +42,17 @@ class Fused:
 
     def steps(
         self, fns: ModelFns, loss: PerExample, sync: Sync, metrics: Metrics
-    ) -> tuple[Callable, Callable]:
-        train_step = build_train_step(
-            fns,
-            loss,
-            sync,
-            self._mesh,
+    ) -> tuple[Callable, Callable | None, Callable]:
+        build = partial(
+            build_train_step,
+            *(fns, loss, sync, self._mesh),
             accumulation=self._plan.batch.accumulation,
             metrics=metrics,
             sync_batchnorm=self._plan.sync_batchnorm,
         )
         parts = sync if sync.keeps_parts else None
-        return train_step, build_eval_step(fns, loss, self._mesh, metrics=metrics, parts=parts)
+        evaluate = build_eval_step(fns, loss, self._mesh, metrics=metrics, parts=parts)
+        return build(), build(several=True), evaluate
 
 
 class InParts:
@@ -74,10 +74,11 @@ class InParts:
 
     def steps(
         self, fns: ModelFns, loss: PerExample, sync: Sync, metrics: Metrics
-    ) -> tuple[Callable, Callable]:
+    ) -> tuple[Callable, Callable | None, Callable]:
         layout = self.layout
         return (
             PartsStep(fns, loss, sync, layout, TreeSum(layout), metrics, self._threads),
+            None,  # a step is several programs
             build_parts_eval(fns, loss, layout, TreeSum(layout), metrics, self._threads),
         )
 
@@ -88,6 +89,25 @@ _KINDS: dict[str, Callable[[StepPlan, Mesh], Dispatch]] = {"none": Fused, "exact
 def dispatch_for(plan: StepPlan, mesh: Mesh) -> Dispatch:
     """How `plan` wants its steps computed. Raises: ConfigError where `mesh` does not suit it."""
     return _KINDS[plan.reproducibility](plan, mesh)
+
+
+_FLOP_AT_ONCE, _MOST_STEPS = 1e9, 16  # of a dispatch: some 10 ms on two cores
+
+
+def steps_at_once(asked: int | Literal["auto"], lowered: Any, mesh: Mesh, *, indexed: bool) -> int:
+    """How many steps a dispatch computes at most. lowered: the program of one step, None of an exact one.
+
+    auto: several where steps are short, by the operations of the program, which all ranks have alike. 1 with
+    convolutions, which XLA computes 16 times slower inside a loop on CPUs, of a loader, whose first batches
+    may differ in size between ranks, and on other devices than CPUs, where it was not measured.
+    """
+    if lowered is None or asked != "auto":
+        return 1 if lowered is None else int(asked)
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    if not is_cpu or not indexed or "stablehlo.convolution" in lowered.as_text():
+        return 1
+    flop = lowered.cost_analysis().get("flops", _FLOP_AT_ONCE) / num_replicas(mesh)
+    return max(1, min(_MOST_STEPS, int(_FLOP_AT_ONCE / max(flop, 1.0))))
 
 
 def has_whole_batch(plan: StepPlan, mesh: Mesh) -> bool:

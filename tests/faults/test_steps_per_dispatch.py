@@ -1,0 +1,59 @@
+"""Several steps in one dispatch: the same bits as one at a time, whatever ends a dispatch."""
+
+import json
+import signal
+
+import pytest
+
+from tests.support.training import Jobs, curves, leaves, newest_step, sha256_of, write_experiment
+
+pytestmark = pytest.mark.multiprocess
+SEVERAL = (4, 8, "auto")  # 6 steps an epoch, a save at each fourth
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    jobs = Jobs()
+    yield jobs
+    jobs.close()
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def one_at_a_time(request, jobs, tmp_path_factory):
+    """(processes, a run with one step a dispatch)."""
+    config = write_experiment(tmp_path_factory.mktemp("one"), cpu_devices=2 // request.param)
+    assert jobs.run(config, world=request.param).codes == [0] * request.param
+    return request.param, config
+
+
+def losses(config) -> list[tuple[int, float]]:
+    """(step, loss) as they were recorded; the experiment records each step."""
+    lines = map(json.loads, (config.parent / "run" / "metrics.jsonl").read_text().splitlines())
+    return [(line["step"], line["loss"]) for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize("several", SEVERAL)
+def test_the_bits_and_records_are_those_of_one_step_a_dispatch(jobs, one_at_a_time, several, tmp_path):
+    world, one = one_at_a_time
+    config = write_experiment(tmp_path, cpu_devices=2 // world, steps_per_dispatch=several)
+    ended = jobs.run(config, world=world)
+    assert ended.codes == [0] * world, ended.text
+    assert sha256_of(leaves(config)) == sha256_of(leaves(one))
+    assert curves(config) == curves(one)
+    assert losses(config) == losses(one)
+    assert len(losses(one)) == 18
+
+
+def test_a_run_that_was_stopped_and_killed_between_saves_ends_with_the_same_bits(
+    jobs, one_at_a_time, tmp_path
+):
+    world, one = one_at_a_time
+    config = write_experiment(tmp_path, cpu_devices=2 // world, steps_per_dispatch=3)
+    stopped = jobs.run(config, world=world, fault="TERM:0:step:6")
+    assert set(stopped.codes) == {143}, stopped.text
+    assert newest_step(config) < 18
+    killed = jobs.run(config, "--steps-per-dispatch", 4, world=world, fault="KILL:0:step:12")
+    assert -signal.SIGKILL in killed.codes, killed.text
+    again = jobs.run(config, "--steps-per-dispatch", "auto", world=world)
+    assert again.codes == [0] * world, again.text
+    assert sha256_of(leaves(config)) == sha256_of(leaves(one))
