@@ -114,6 +114,18 @@ def test_export_to_orbax_is_opened_by_plain_orbax(run):
         main(["export", str(run), str(run / "tree"), "--to", "orbax"])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # orbax's own, while its v1 is experimental
+def test_orbax_opens_the_arrays_of_a_step_as_they_lie(run):
+    import orbax.checkpoint.experimental.v1 as ocp  # each worker imports every file of tests
+
+    with ocp.Context(checkpoint_layout=ocp.options.CheckpointLayout.SAFETENSORS):
+        tree = ocp.load(run / "checkpoints" / "step_00000002" / "arrays")
+    assert sorted(tree) == [
+        "model_state/mean", "params/Dense_0/bias", "params/Dense_0/kernel", "sync/mu",
+    ]  # fmt: skip
+    assert np.asarray(tree["params/Dense_0/kernel"]).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
 def test_export_refuses_a_damaged_step_and_a_bad_place(run):
     damage(run, 2)
     with pytest.raises(CheckpointError, match="Step 2 .*process_00000"):
