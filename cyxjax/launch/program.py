@@ -126,9 +126,14 @@ def machine() -> dict[str, str]:
     }
 
 
+def command_line() -> str:
+    """How this process was started, without secrets."""
+    return redact(shlex.join(sys.orig_argv))
+
+
 def provenance() -> dict[str, str]:
     """How this process was started, and the git commit of its working folder; without what is not known."""
-    found = {"command": redact(shlex.join(sys.orig_argv))}
+    found = {"command": command_line()}
     with suppress(OSError, subprocess.SubprocessError):
         commit = _git("rev-parse", "--short=12", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from cyxjax.core.mesh import HOST_MEMORY
+from cyxjax.observe.lines import scaled
 
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
 _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = (.+?) ({_KINDS})(-start)?\(")
@@ -105,11 +106,7 @@ def plan_lines(found: list[Collective], state: Mapping[str, int], memory: Mappin
 
 def size(count: float) -> str:
     """`23.9 MB`, in powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
+    return scaled(count, "B")
 
 
 class _Computation(NamedTuple):

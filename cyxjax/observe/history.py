@@ -45,6 +45,11 @@ class DistributedTrainingHistory:
     rollback_batches: list[int] = field(default_factory=list)  # so many batches,
     rollback_steps: list[int] = field(default_factory=list)  # the last so many of which it took back
     goodput: float = 0.0  # part of the time, restarts included, that was steps that count (experiments)
+    flops_per_sample: float = 0.0  # of training, forward and backward; 0.0: not known (experiments)
+    flops_per_second: float = 0.0  # over all replicas, in steps that count
+    mfu: float = 0.0  # these as a part of what the devices can do; 0.0: not known
+    peak_memory_bytes: int = 0  # the most that a device of rank 0 held; of the CPU, rank 0's process
+    commit: str = ""  # of the working folder in git, and whether it had changes; "": none
     # Name of the StopReason that ended the run; "" where `epochs` alone did.
     stopped_by: str = ""
 

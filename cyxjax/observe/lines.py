@@ -210,7 +210,7 @@ def done_line(history: Any, run_dir: str | None) -> str:
     by_epochs = epochs or not history.num_steps
     done = counted(epochs, "epoch") if by_epochs else counted(history.num_steps, "step")
     text = f"Done: {done} in {span(history.total_time_seconds)}"
-    text += f", {history.samples_per_second:,.0f} samples/s"
+    text += "".join(f", {value}" for value in (f"{history.samples_per_second:,.0f} samples/s", *use(history)))
     for name, values, pick in (
         ("accuracy", history.val_accuracies, max),  # NaN: the task has none
         ("loss", history.val_losses, min),
@@ -223,7 +223,26 @@ def done_line(history: Any, run_dir: str | None) -> str:
             break
     if history.stopped_by:
         text += f", stopped by {reason_of(history.stopped_by).note}"
+    text += f". Git commit: {history.commit}" if history.commit else ""
     return text + "." + (f" Run folder: {run_dir}" if run_dir else "")
+
+
+def use(history: Any) -> list[str]:
+    """`["412.3 MB of memory", "2.1 TFLOP/s (MFU 41%)"]`: what is known of what the devices did."""
+    found = [f"{scaled(history.peak_memory_bytes, 'B')} of memory"] if history.peak_memory_bytes else []
+    if history.flops_per_second:
+        share = f" (MFU {history.mfu:.0%})" if history.mfu else ""
+        found.append(f"{scaled(history.flops_per_second, 'FLOP/s')}{share}")
+    return found
+
+
+def scaled(count: float, unit: str) -> str:
+    """`23.9 MB`, in powers of 1000."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if count < 1000:
+            return f"{count:.1f} {prefix}{unit}" if prefix else f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} P{unit}"
 
 
 def _epoch_of(history: Any, place: int) -> str:

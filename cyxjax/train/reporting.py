@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from jax.sharding import Mesh
+
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.trees import named_leaves
 from cyxjax.distributed.agreement import agree
@@ -18,8 +20,10 @@ from cyxjax.observe.events import EventLog, Events, NullEvents
 from cyxjax.observe.records import describe
 from cyxjax.observe.report.facts import Audit, read_facts
 from cyxjax.observe.report.page import write
+from cyxjax.observe.step_cost import peak_flops, peak_memory_bytes
 from cyxjax.run_folder import RunFolder
 from cyxjax.train.runs.audit import examine, ledger_of, num_samples
+from cyxjax.train.settings import BatchShape
 
 Values = Mapping[str, Any]
 _AUDITED_SAMPLES = 5_000_000  # more would be waited for at the end of a run: about a second
@@ -45,6 +49,22 @@ def start_facts(group: ProcessGroup, content: dict[str, Any]) -> dict[str, Any]:
         "num_replicas": num_replicas(group.mesh),
         "environment": {**provenance(), **machine(), **devices, **software()},
         "fingerprint": prints,
+    }
+
+
+def device_use(flops: float, batch: BatchShape, mesh: Mesh, steps_per_s: float) -> dict[str, Any]:
+    """What a history says of a run of such batches whose program counts so many FLOP.
+
+    A program's loops count once, so its FLOP are those of one micro-batch.
+    """
+    each_s = flops * batch.accumulation * steps_per_s
+    peak = peak_flops(mesh.local_devices[0].device_kind)
+    return {
+        "flops_per_sample": flops / batch.batch_size,
+        "flops_per_second": each_s * num_replicas(mesh),
+        "mfu": each_s / peak if peak else 0.0,
+        "peak_memory_bytes": peak_memory_bytes(mesh.local_devices),
+        "commit": provenance().get("git commit", ""),
     }
 
 

@@ -13,6 +13,7 @@ from cyxjax.observe.console import Console
 from cyxjax.observe.events import Events
 from cyxjax.observe.records import Sink
 from cyxjax.observe.state_digests import DigestFile
+from cyxjax.observe.step_cost import StepCost
 from cyxjax.observe.stop_reasons import EPOCHS, reason_of
 from cyxjax.run_folder import RunFolder
 from cyxjax.train import loop, out_of_memory, reporting, resume, rollback
@@ -50,6 +51,7 @@ class Fit(NamedTuple):
     checkpointer: Checkpoints
     sink: Sink
     console: Console
+    cost: StepCost  # its step
     events: Events  # one log: the hooks after a rollback go on in it
     hand_out: Callable[[], None] | None  # gives the present values to a model that holds values
 
@@ -94,7 +96,7 @@ def run_fit(
         spikes = loss_spike.hooks_for(settings.guard, run.restored.get(loss_spike.META, {}))
         folder = settings.run_folder if settings.report else None
         events = reporting.event_log(folder, group.topology.is_master, console.note)
-        opened = watchable, signals, spikes, checkpointer, sink, console, events
+        opened = watchable, signals, spikes, checkpointer, sink, console, StepCost(program.train_step), events
         fit = Fit(plan, program, run, *opened, hand_out)
         console.begin(_total_steps(plan.feed, start.position, course), course.epochs)
         try:
@@ -141,7 +143,7 @@ def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
     def once(begin: RunState) -> RunState:
         with out_of_memory.explained(settings.step, num_replicas(fit.plan.group.mesh)):
             return loop.fit(
-                fit.program,
+                fit.program._replace(train_step=fit.cost) if fit.folder else fit.program,
                 feed,
                 begin,
                 build_hooks(fit),
@@ -297,7 +299,9 @@ def _profile(fit: Fit) -> list[Hook]:
 def _goodput(fit: Fit) -> list[Hook]:
     if fit.folder is None:
         return []
-    return [GoodputHook(fit.folder.goodput, fit.run.history, fit.sink, fit.console.note)]
+    batch, mesh = fit.plan.settings.step.batch, fit.plan.group.mesh
+    use = lambda steps_per_s: reporting.device_use(fit.cost.flops(), batch, mesh, steps_per_s)  # noqa: E731
+    return [GoodputHook(fit.folder.goodput, fit.run.history, fit.sink, fit.console.note, use)]
 
 
 def _events(fit: Fit, saves: Hook) -> list[Hook]:

@@ -4,7 +4,7 @@ import math
 import re
 from datetime import UTC, datetime
 
-from cyxjax.observe.lines import counted, span
+from cyxjax.observe.lines import counted, scaled, span
 from cyxjax.observe.report.curves import short
 from cyxjax.observe.report.facts import RunFacts, number
 from cyxjax.observe.report.html import said, text
@@ -71,6 +71,13 @@ def shown(run: RunFacts) -> str:
             tiles.append(("goodput", f"{history.goodput:.0%}"))
         tiles.append(("samples per step", f"{history.effective_batch_size:,}"))
         tiles.append(("processes x replicas", f"{history.world_size} x {_each(history)}"))
+        if history.peak_memory_bytes:
+            tiles.append(("peak memory", scaled(history.peak_memory_bytes, "B")))
+        if history.flops_per_second:
+            tiles.append(("per sample", scaled(history.flops_per_sample, "FLOP")))
+            tiles.append(("in steps", scaled(history.flops_per_second, "FLOP/s")))
+        if history.mfu:
+            tiles.append(("of the devices' peak (MFU)", f"{history.mfu:.0%}"))
         if history.skipped_steps:
             tiles.append(("steps skipped", f"{history.skipped_steps:,}"))
         if history.rollback_steps:

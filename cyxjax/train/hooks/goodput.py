@@ -1,4 +1,4 @@
-"""Where a run's time went, over all its restarts: steps that count, and what was lost by cause.
+"""What a run took: where its time went, over all its restarts, and what of the devices it used.
 
 The phases that a rank reports to its supervisor (`heartbeat.report_progress`) are the clock.
 `goodput.json` in the run folder carries the sums, and how far the run was, from one process to the next,
@@ -13,6 +13,7 @@ from typing import Any
 
 from cyxjax.files import read_plain
 from cyxjax.launch import heartbeat
+from cyxjax.launch.program import command_line
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, once, or_told, write_atomic
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
@@ -40,10 +41,17 @@ class GoodputHook(Hook):
     """
 
     def __init__(
-        self, path: Path, history: DistributedTrainingHistory, sink: Sink, say: Callable[[str], None]
+        self,
+        path: Path,
+        history: DistributedTrainingHistory,
+        sink: Sink,
+        say: Callable[[str], None],
+        use: Callable[[float], dict[str, Any]] = lambda steps_per_s: {},
     ):
+        """use: what of the history the devices' use is, at so many steps a second."""
         self._path, self._history, self._sink, self._say = path, history, sink, say
         self._warn = once(say)
+        self._use = use
         self._before: dict[str, float] = {}  # seconds of earlier processes, and what their end cost
         self._base: dict[str, float] = {}  # phases up to here that are accounted for in _before
         self._steps, self._step, self._told_s = 0, 0, 0.0
@@ -77,7 +85,11 @@ class GoodputHook(Hook):
         seconds = self._write(ended=True)
         self._history.goodput = share(seconds)
         named = {f"seconds_{name}": value for name, value in seconds.items()}
-        self._sink.log({"kind": "goodput", "step": self._step, "goodput": share(seconds), **named})
+        used = self._use(self._steps / max(seconds["step"] + seconds["input"], 1e-9))
+        for name, value in used.items():
+            setattr(self._history, name, value)
+        told = {"kind": "goodput", "step": self._step, "goodput": share(seconds), **named, **used}
+        self._sink.log({**told, "command": command_line()})
         self._say(line(seconds))
 
     def _redo(self, previous: Mapping[str, Any], step: int) -> None:

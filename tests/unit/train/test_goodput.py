@@ -10,7 +10,11 @@ from flax import linen
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.launch import heartbeat
+from cyxjax.launch.program import command_line
+from cyxjax.observe import step_cost
 from cyxjax.observe.file_sinks import JsonlSink
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.lines import done_line
 from cyxjax.train.hooks import goodput
 from cyxjax.train.hooks.goodput import CAUSES, line, read, share
 from cyxjax.train.loop import Hook
@@ -26,12 +30,17 @@ class DieAfter(Hook):
             raise RuntimeError("lost")
 
 
-def fit(folder, *callbacks):
+def fit(folder, *callbacks, **keys):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(48, 4)).astype(np.float32), rng.integers(0, 3, 48).astype(np.int32)
     trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1), callbacks=callbacks)
     config = TrainConfig(
-        epochs=4, global_batch_size=16, run_dir=str(folder), checkpoint_every_n_steps=4, steps_in_flight=1
+        epochs=4,
+        global_batch_size=16,
+        run_dir=str(folder),
+        checkpoint_every_n_steps=4,
+        steps_in_flight=1,
+        **keys,
     )
     return trainer.fit(
         x, y, x, y, config, open_sink=lambda step: JsonlSink(folder / "metrics.jsonl", resume_step=step)
@@ -56,6 +65,42 @@ def test_an_undisturbed_run_accounts_for_its_time(tmp_path, capsys):
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["kind"] == "goodput"
     assert last["seconds_compile"] == told["seconds"]["compile"]
+
+
+def test_what_a_run_computes_is_known_from_its_program(tmp_path, monkeypatch):
+    # Dense 4 -> 3 of 16 samples: forward 2*4*3 FLOP a sample, the kernel's gradient as many (no gradient of
+    # the inputs); loss, metrics and update come to less than ten times as much again.
+    monkeypatch.setattr(step_cost, "_PEAKS", {"cpu": 1e9})
+    history = fit(tmp_path)
+    assert 48 <= history.flops_per_sample < 480
+    told = read(tmp_path / "goodput.json")
+    in_steps_s = told["seconds"]["step"] + told["seconds"]["input"]
+    assert history.flops_per_second == pytest.approx(history.flops_per_sample * 16 * 12 / in_steps_s)
+    assert history.mfu == pytest.approx(history.flops_per_second / history.num_replicas / 1e9)
+    assert 50e6 < history.peak_memory_bytes < 100e9
+    assert " of memory, " in done_line(history, None)
+    assert "(MFU " in done_line(history, None)
+    record = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert record["flops_per_second"] == history.flops_per_second
+    assert record["peak_memory_bytes"] == history.peak_memory_bytes
+    assert record["command"] == command_line()
+    assert record["commit"] == history.commit
+    assert DistributedTrainingHistory.load(tmp_path / "history.json").mfu == history.mfu
+    page = (tmp_path / "report.html").read_text()
+    assert "(MFU)" in page
+    assert "FLOP/s" in page
+
+
+def test_micro_batches_leave_the_work_of_a_sample_as_it_is(tmp_path):
+    whole, halves = fit(tmp_path / "a"), fit(tmp_path / "b", gradient_accumulation_steps=2)
+    assert halves.flops_per_sample == pytest.approx(whole.flops_per_sample, rel=0.5)
+
+
+def test_the_peak_of_a_device_is_that_of_its_kind():
+    assert step_cost.peak_flops("NVIDIA H100 80GB HBM3") == 989e12
+    assert step_cost.peak_flops("NVIDIA H100 PCIe") == 756e12
+    assert step_cost.peak_flops("TPU v5 lite") == 197e12
+    assert step_cost.peak_flops("cpu") == 0.0
 
 
 def test_a_crash_costs_a_restart_and_the_steps_since_the_last_save(tmp_path, monkeypatch):

@@ -1,0 +1,61 @@
+"""What a training step computes and how much of the devices it uses: FLOP, share of the peak, memory."""
+
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+# Dense bfloat16 FLOP/s of a device by the beginning of its `device_kind`, from the makers' data sheets; the
+# first that matches counts. Shares of the peak are of this number at any precision, as is usual.
+_PEAKS = {
+    "NVIDIA B200": 2250e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA A100": 312e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA L4": 121e12,
+    "Tesla V100": 125e12,
+    "Tesla T4": 65e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+}
+
+
+def peak_flops(device_kind: str) -> float:
+    """FLOP/s that a device of this kind can do at most; 0.0 where that is not known."""
+    return next((peak for kind, peak in _PEAKS.items() if device_kind.startswith(kind)), 0.0)
+
+
+def peak_memory_bytes(devices: Sequence[jax.Device]) -> int:
+    """The most that one of this process's `devices` held; of the CPU, this process."""
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in devices]
+    unit = 1 if sys.platform == "darwin" else 1024
+    return max(peaks) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class StepCost:
+    """A training step that keeps the shapes of its first call, for which XLA says what it computes."""
+
+    def __init__(self, step: Callable[..., Any]) -> None:
+        self._step, self._shapes = step, ()
+
+    def __call__(self, *given: Any) -> Any:
+        if not self._shapes:
+            self._shapes = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), given
+            )
+        return self._step(*given)
+
+    def flops(self) -> float:
+        """FLOP of a step on one replica; 0.0 where it is not known, as of a step in several programs."""
+        lower = getattr(self._step, "lower", None)
+        if lower is None or not self._shapes:
+            return 0.0
+        return float((lower(*self._shapes).compile().cost_analysis() or {}).get("flops", 0.0))
