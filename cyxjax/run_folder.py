@@ -80,6 +80,12 @@ class RunFolder:
     def tensorboard(self) -> Path:
         return self.root / "tensorboard"
 
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """What a run writes of itself besides checkpoints and a tracker's files, each in one file."""
+        tables = (self.history, self.metrics, self.metrics_table, self.events, self.report)
+        return self.config, self.data, self.ledger, self.bits, self.goodput, *tables
+
     def profile(self, rank: int) -> Path:
         """Traces of a rank, and the page of what they say."""
         return self.root / "profile" / f"rank_{rank}"
@@ -112,8 +118,7 @@ class RunFolder:
     @property
     def _own(self) -> tuple[Path, ...]:
         """What a run writes into its folder besides checkpoints, in files of one name."""
-        tables = (self.history, self.metrics, self.metrics_table, self.tensorboard, self.events, self.report)
-        return self.config, self.data, self.lock, self.ledger, self.bits, self.goodput, *tables
+        return self.lock, self.tensorboard, *self.logs
 
     def _refuse_foreign(self) -> None:
         """Raises: ConfigError where `root` holds other files and none of a run."""

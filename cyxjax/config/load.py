@@ -288,4 +288,12 @@ def _fast(config: TrainConfig) -> dict[str, Any]:
     never = {"checkpoint_every_n_epochs": 0, "checkpoint_every_n_steps": 0, "checkpoint_every_n_minutes": 0}
     run_dir = config.run_dir.removesuffix("-fast-dev-run") + "-fast-dev-run"
     short = {"epochs": 1, "max_steps": 2, "max_eval_batches": 2, "log_every_n_batches": 1}
-    return {**never, **short, "resume": "never", "sinks": ["jsonl"], "run_dir": run_dir, "report": False}
+    return {
+        **never,
+        **short,
+        "resume": "never",
+        "sinks": ["jsonl"],
+        "run_dir": run_dir,
+        "report": False,
+        "mirror": None,
+    }

@@ -146,7 +146,8 @@ def on_this_machine(path: str | None) -> str | None:
         raise ValueError("is empty, as a shell's variable is that was never set; expected a path")
     if path is not None and (found := _SCHEME.match(path)):
         raise ValueError(
-            f"{found[0]} is neither read nor written here; expected a path of this machine (mount or copy it)"
+            f"{found[0]} is neither read nor written here; expected a path of this machine (mount or "
+            "copy it); `mirror` names where a run folder is copied to"
         )
     return path
 

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("Starting: loading jax, the data and the model", flush=True)
         from cyxjax.train import experiment  # imports jax: not needed for --help or a wrong key
 
-        prepared = experiment.prepare(config)
+        prepared = experiment.prepare(config, goes_on=True)
         writing = True
         code = experiment.train(prepared)
         tell_who_is_waited_for()

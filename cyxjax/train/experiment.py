@@ -23,6 +23,7 @@ from cyxjax.observe.sinks import KeptOpen, build_sinks, check_names
 from cyxjax.observe.stop_reasons import MAX_TIME, reason_of
 from cyxjax.train import reporting
 from cyxjax.train.feeding import samples
+from cyxjax.train.mirrored import fetch, mirrored
 from cyxjax.train.plan import Plan
 from cyxjax.train.runs.tables import check_columns
 from cyxjax.train.start.named import (
@@ -48,14 +49,14 @@ class Experiment(NamedTuple):
 
 def run(config: TrainConfig) -> int:
     """Trains as `config` says; the exit code."""
-    return train(prepare(config))
+    return train(prepare(config, goes_on=True))
 
 
 def train(experiment: Experiment) -> int:
     """Trains what was prepared; the exit code."""
     config, _, trainer, _ = experiment
     console, folder = build_console(trainer.is_master(), config.verbose), config.run_folder
-    with RunLock(folder.root) if trainer.is_master() else nullcontext():
+    with RunLock(folder.root) if trainer.is_master() else nullcontext(), mirrored(config, trainer):
         history, unsaved = _train(experiment, console)
         if trainer.is_master():
             with or_told(folder.history, console.note):
@@ -149,20 +150,23 @@ def _train_into(
     return history, unsaved
 
 
-def prepare(config: TrainConfig) -> Experiment:
+def prepare(config: TrainConfig, *, goes_on: bool = False) -> Experiment:
     """The data, and an untrained trainer in its group, checked against each other; nothing is written.
 
+    goes_on: to be trained; then the newest step of the run's mirror, if it has one, is brought here.
     Raises: ConfigError, DataError.
     """
     with blamed(config):
-        return _prepared(config)
+        return _prepared(config, goes_on)
 
 
-def _prepared(config: TrainConfig) -> Experiment:
+def _prepared(config: TrainConfig, goes_on: bool) -> Experiment:
     config.run_folder.refuse_unusable()
     process_group.init(cpu_devices=config.cpu_devices, threads=config.pool_threads)
     programs.keep(config.compile_cache, tell=process_group.is_master())
     check_names(config.sinks)
+    if goes_on:
+        fetch(config, process_group.is_master())
     splits = data_of(config)
     trainer = trainer_of(config, splits.info)
     plan = trainer.prepare(splits.train, splits.val, config=config, schedule=config.schedule)

@@ -1,0 +1,295 @@
+"""A copy of a run folder in an object store: finished steps go up in the background, the newest comes down.
+
+A step is in the store once its manifest is, which is written last, and is good if every file agrees with
+it. Logs go up before the manifest, so those of a step that is there reach at least as far as the step.
+"""
+
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cyxjax.checkpoint import folders
+from cyxjax.checkpoint.digests import find_problems
+from cyxjax.checkpoint.folders import list_steps, step_folder
+from cyxjax.checkpoint.manifest import MANIFEST, Manifest, decode, manifest_bytes, read_manifest
+from cyxjax.checkpoint.run_lock import RunLock
+from cyxjax.errors import CheckpointError, ConfigError, DamagedStep
+from cyxjax.files import redact, write_whole
+from cyxjax.run_folder import CHECKPOINTS, RunFolder
+
+PATIENCE_S, HURRIED_S = 30.0, 8.0
+"""For how long the end waits for a store that takes nothing: of a run, and of one that was told to stop."""
+_MOST_S = 300.0  # for which the end waits for one that does
+_POLL_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+_LOGS_EVERY_S = 30.0
+_STAGE = ".mirror"  # in the folder of the checkpoints: hard links to the step that is on its way
+
+
+class Mirror:
+    """The run folder `folder` and its copy at `url`, of one process.
+
+    Raises: ConfigError where no library is installed for `url`.
+    """
+
+    def __init__(self, url: str, folder: RunFolder, say: Callable[[str], None]) -> None:
+        self._url, self._folder, self._say = url, folder, say
+        self._store, root = _open(url)
+        self._root = root.strip("/")
+        self._sent: dict[int, object] = {}  # step -> what tells its folder here from a later one
+        self._logs: dict[str, object] = {}
+        self._logs_at_s, self._moved_s = 0.0, time.monotonic()
+        self._ending, self._told, self._began = threading.Event(), False, False
+        self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
+
+    # ---- down -------------------------------------------------------------------------------------
+
+    def fetch(self) -> int | None:
+        """The newest good step of the store, brought here with its logs; None if none is newer than here.
+
+        Later steps here are of another course: they are kept as `step_*.earlier-*`.
+        Raises: CheckpointError if the store cannot be read and there is no step here to go on from.
+        """
+        checkpoints = self._folder.checkpoints
+        here = list_steps(checkpoints)
+        newest_s = max((_created_s(step_folder(checkpoints, step)) for step in here), default=0.0)
+        try:
+            damaged: DamagedStep | None = None
+            for manifest in self._stored():
+                if manifest.created_unix_s <= newest_s:
+                    return None
+                try:
+                    return self._take(manifest)
+                except DamagedStep as err:
+                    damaged = err
+            if damaged is not None:
+                raise damaged
+        except Exception as err:  # a library has errors of its own
+            if not here:
+                raise CheckpointError(
+                    f"mirror={self._url}: {_line(err)}. HINT: nothing is here to go on from; try again when "
+                    "it can be read, or begin anew with resume: never."
+                ) from err
+            self._tell(err)
+        return None
+
+    def _stored(self) -> list[Manifest]:
+        """The manifests in the store that can be read, the one made last first."""
+        found = []
+        for path in self._remote_steps():
+            with suppress(FileNotFoundError, CheckpointError):
+                found.append(decode(self._store.cat_file(f"{path}/{MANIFEST}")))
+        return sorted(found, key=lambda manifest: manifest.created_unix_s, reverse=True)
+
+    def _remote_steps(self) -> list[str]:
+        self._store.invalidate_cache()
+        try:
+            names = self._store.ls(f"{self._root}/{CHECKPOINTS}", detail=False)
+        except FileNotFoundError:
+            return []
+        return [name for name in names if name.rpartition("/")[2].startswith("step_")]
+
+    def _take(self, manifest: Manifest) -> int:
+        """Brings a step and the logs. Raises: DamagedStep, with nothing brought, if it does not verify."""
+        with RunLock(self._folder.root):  # nobody writes there
+            self._take_step(manifest)
+            for path in self._folder.logs:
+                with suppress(FileNotFoundError):
+                    write_whole(path, self._store.cat_file(f"{self._root}/{path.name}"))
+        self._say(f"Took step {manifest.step} from {self._url}")
+        return manifest.step
+
+    def _take_step(self, manifest: Manifest) -> None:
+        checkpoints, step = self._folder.checkpoints, manifest.step
+        folders.prepare(checkpoints)
+        owner = f"{secrets.token_hex(4)}-{os.getpid()}"
+        with folders.writing(checkpoints, step, owner) as folder:
+            for path in [*(entry.path for entry in manifest.files), MANIFEST]:
+                (folder / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                try:
+                    self._store.get_file(f"{self._remote(step)}/{path}", str(folder / path))
+                except FileNotFoundError as err:
+                    raise DamagedStep(f"{path} is not there") from err
+            if problems := find_problems(folder, step):
+                raise DamagedStep("; ".join(problems))
+        for later in list_steps(checkpoints):
+            if later > step:
+                folders.set_aside(checkpoints, later, "earlier")
+
+    # ---- up ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins to copy in the background."""
+        self._thread.start()
+
+    def end(self, hurried: bool, alive: Callable[[], None] = lambda: None) -> None:
+        """Waits, not for long, until everything is in the store; says so if it is not."""
+        began_s = self._moved_s = time.monotonic()
+        patience_s = HURRIED_S if hurried else PATIENCE_S
+        self._ending.set()
+        while self._thread.is_alive():
+            now_s = time.monotonic()
+            if now_s - self._moved_s > patience_s or now_s - began_s > _MOST_S:
+                newest = max(self._sent, default=None)
+                there = "no step" if newest is None else f"step {newest}"
+                self._say(f"WARNING: {self._url} is not complete: it has {there}. The run folder has it all.")
+                return
+            self._thread.join(0.2)
+            alive()
+
+    def _follow(self) -> None:
+        pause_s = _POLL_S
+        while True:
+            ending = self._ending.is_set()
+            try:
+                self._copy(logs=ending or time.monotonic() > self._logs_at_s)
+                pause_s = _POLL_S
+                if ending:
+                    return
+            except Exception as err:  # whatever a store does, training goes on
+                self._tell(err)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            if ending:
+                time.sleep(_POLL_S)
+            else:
+                self._ending.wait(pause_s)
+
+    def _tell(self, err: BaseException) -> None:
+        if not self._told:
+            self._told = True
+            self._say(f"WARNING: mirror={self._url}: {_line(err)}. Training goes on; it is tried again.")
+
+    def _copy(self, logs: bool) -> None:
+        """Makes the store like the folder. Raises what the store raises."""
+        if not self._began:
+            self._drop_torn()
+            self._began = True
+        while (step := self._next()) is not None:
+            self._send(step)
+        if logs:
+            self._send_logs()
+        for step in self._sent.keys() - list_steps(self._folder.checkpoints):
+            self._drop(self._remote(step))
+            del self._sent[step]
+
+    def _next(self) -> int | None:
+        """The newest step that the store does not have."""
+        for step in reversed(list_steps(self._folder.checkpoints)):
+            mark = self._mark(step)
+            if mark is not None and self._sent.get(step) != mark:
+                return step
+        return None
+
+    def _mark(self, step: int) -> object:
+        return _mark(step_folder(self._folder.checkpoints, step) / MANIFEST)
+
+    def _send(self, step: int) -> None:
+        """Copies a step; the folder here may be pruned meanwhile."""
+        mark, source = self._mark(step), step_folder(self._folder.checkpoints, step)
+        remote, stage = self._remote(step), self._folder.checkpoints / _STAGE
+        shutil.rmtree(stage, ignore_errors=True)
+        try:
+            shutil.copytree(source, stage, copy_function=_link)
+            manifest = manifest_bytes(stage)
+        except (OSError, shutil.Error, CheckpointError):
+            if mark != self._mark(step):
+                return  # pruned or replaced
+            raise
+        there = self._manifest_of(remote)
+        if there != manifest:
+            if there is not None:
+                self._store.rm_file(f"{remote}/{MANIFEST}")  # of another course
+            for path in sorted(stage.rglob("*")):
+                if path.is_file() and path != stage / MANIFEST:
+                    self._put(path, f"{remote}/{path.relative_to(stage).as_posix()}")
+            self._send_logs()
+            self._store.pipe_file(f"{remote}/{MANIFEST}", manifest)
+        self._sent[step] = mark
+        shutil.rmtree(stage, ignore_errors=True)
+
+    def _send_logs(self) -> None:
+        began_s = time.monotonic()
+        for path in self._folder.logs:
+            mark = _mark(path)
+            if mark is not None and self._logs.get(path.name) != mark:
+                self._put(path, f"{self._root}/{path.name}")
+                self._logs[path.name] = mark
+        now_s = time.monotonic()
+        self._logs_at_s = now_s + max(_LOGS_EVERY_S, 10 * (now_s - began_s))
+
+    def _put(self, path: Path, remote: str) -> None:
+        from fsspec.callbacks import Callback
+
+        self._store.put_file(str(path), remote, callback=Callback(hooks={"moved": self._moved}))
+
+    def _moved(self, size: int, done: int, **_: Any) -> None:
+        if done:
+            self._moved_s = time.monotonic()
+
+    def _manifest_of(self, remote: str) -> bytes | None:
+        try:
+            return bytes(self._store.cat_file(f"{remote}/{MANIFEST}"))
+        except FileNotFoundError:
+            return None
+
+    def _drop_torn(self) -> None:
+        """Removes what a killed upload left of steps that are not here any more."""
+        here = [self._remote(step) for step in list_steps(self._folder.checkpoints)]
+        for path in self._remote_steps():
+            if path.strip("/") not in here and self._manifest_of(path) is None:
+                self._drop(path)
+
+    def _drop(self, remote: str) -> None:
+        with suppress(FileNotFoundError):
+            self._store.rm_file(f"{remote}/{MANIFEST}")
+        with suppress(FileNotFoundError):
+            self._store.rm(remote, recursive=True)
+
+    def _remote(self, step: int) -> str:
+        return f"{self._root}/{CHECKPOINTS}/{step_folder(Path(), step).name}"
+
+
+def _open(url: str) -> tuple[Any, str]:
+    """(the file system of `url`, the path in it)."""
+    try:
+        import fsspec
+
+        return fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as err:
+        extra = "gcs" if url.startswith(("gs:", "gcs:")) else "s3"
+        raise ConfigError(
+            f"mirror={url}: {_line(err)}. HINT: pip install 'cyxjax[{extra}]'", key="mirror"
+        ) from None
+
+
+def _line(err: BaseException) -> str:
+    text = redact(str(err)).strip().splitlines()
+    return f"{type(err).__name__}: {text[0][:300]}" if text else type(err).__name__
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without them
+        shutil.copy2(source, target)
+
+
+def _mark(path: Path) -> object:
+    """What tells a file from one that takes its place, and from itself with more in it; None: not there."""
+    try:
+        info = path.stat()
+    except FileNotFoundError:
+        return None
+    return info.st_ino, info.st_mtime_ns, info.st_size
+
+
+def _created_s(folder: Path) -> float:
+    with suppress(CheckpointError):
+        return read_manifest(folder).created_unix_s
+    return 0.0

@@ -1,0 +1,196 @@
+"""A copy of a run folder in an object store: what is up there is whole, and what comes down is good."""
+
+import json
+import shutil
+import uuid
+
+import fsspec
+import numpy as np
+import pytest
+
+from cyxjax.checkpoint import mirror as mirrors
+from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.folders import list_earlier, list_steps
+from cyxjax.checkpoint.mirror import Mirror
+from cyxjax.errors import CheckpointError, ConfigError
+from cyxjax.run_folder import RunFolder
+
+STORE = fsspec.filesystem("memory")
+
+
+class Place:
+    """A run folder and its copy in memory."""
+
+    def __init__(self, root, url):
+        self.folder, self.url, self.said = RunFolder(root), url, []
+
+    def save(self, step, value=0.0, keep=3):
+        self.folder.root.mkdir(exist_ok=True)
+        with Checkpointer(self.folder.checkpoints, keep_last=keep, keep_best=0) as kept:
+            kept.save(step, {"w": np.full(8, value, np.float32)})
+        self.folder.metrics.write_text(json.dumps({"step": step, "value": value}) + "\n")
+
+    def mirror(self):
+        return Mirror(self.url, self.folder, self.said.append)
+
+    def copy(self):
+        """All of it, as at the end of a run."""
+        mirror = self.mirror()
+        mirror.start()
+        mirror.end(hurried=False)
+        return mirror
+
+    def stored(self):
+        names = STORE.ls(f"{self.url}/checkpoints", detail=False)
+        return sorted(int(name[-8:]) for name in names if STORE.exists(f"{name}/MANIFEST.json"))
+
+    def value(self):
+        with Checkpointer(self.folder.checkpoints) as kept:
+            return float(kept.restore({"w": np.zeros(8, np.float32)}).state["w"][0])
+
+
+@pytest.fixture
+def places(tmp_path):
+    """A function that gives run folders with one copy."""
+    url = f"memory://{uuid.uuid4().hex}/run"
+    yield lambda name: Place(tmp_path / name, url)
+    STORE.rm(url.partition("//")[2].partition("/")[0], recursive=True) if STORE.exists(url) else None
+
+
+def test_a_start_on_an_empty_machine_takes_the_newest_step_with_its_logs(places):
+    here, there = places("a"), places("b")
+    for step in (4, 8):
+        here.save(step, step)
+    here.copy()
+    assert here.stored() == [4, 8]
+    assert there.mirror().fetch() == 8
+    assert list_steps(there.folder.checkpoints) == [8]
+    assert there.value() == 8
+    assert there.folder.metrics.read_bytes() == here.folder.metrics.read_bytes()
+    assert not (there.folder.checkpoints / ".mirror").exists()
+    assert there.mirror().fetch() is None  # nothing newer
+
+
+def test_a_step_without_its_manifest_is_none_and_one_that_was_altered_is_passed_over(places):
+    here = places("a")
+    for step in (4, 8, 12):
+        here.save(step, step)
+    here.copy()
+    STORE.rm_file(f"{here.url}/checkpoints/step_00000012/MANIFEST.json")
+    altered = STORE.find(f"{here.url}/checkpoints/step_00000008/arrays")[0]
+    STORE.pipe_file(altered, STORE.cat_file(altered)[:-1] + b"\x7f")
+    there = places("b")
+    assert there.mirror().fetch() == 4
+    assert there.value() == 4
+    STORE.rm(f"{here.url}/checkpoints/step_00000004", recursive=True)
+    with pytest.raises(CheckpointError, match=here.url):
+        places("c").mirror().fetch()
+
+
+def test_a_torn_upload_of_a_step_that_is_gone_is_removed(places):
+    here = places("a")
+    here.save(4)
+    STORE.pipe_file(f"{here.url}/checkpoints/step_00000002/arrays/d/x", b"torn")
+    here.copy()
+    assert not STORE.exists(f"{here.url}/checkpoints/step_00000002")
+    assert here.stored() == [4]
+
+
+def test_steps_that_are_pruned_here_go_there_too_once_newer_ones_are_up(places):
+    here = places("a")
+    here.save(4)
+    mirror = here.mirror()
+    mirror.start()
+    try:
+        for step in (8, 12, 16):
+            here.save(step, keep=2)
+    finally:
+        mirror.end(hurried=False)
+    assert here.stored() == [12, 16]
+    assert here.said == []
+
+
+def test_a_step_that_was_saved_anew_replaces_its_copy(places):
+    here, there = places("a"), places("b")
+    here.save(4, 1.0)
+    here.copy()
+    shutil.rmtree(here.folder.checkpoints)
+    here.save(4, 2.0)
+    here.copy()
+    assert there.mirror().fetch() == 4
+    assert there.value() == 2.0
+
+
+def test_the_course_that_was_saved_last_counts_whatever_its_steps_are_called(places):
+    old, new = places("a"), places("b")
+    for step in (4, 8):
+        old.save(step, 1.0)
+    old.copy()
+    new.save(4, 2.0)
+    new.copy()
+    assert old.mirror().fetch() == 4
+    assert old.value() == 2.0
+    assert len(list_earlier(old.folder.checkpoints)) == 1  # its step 8
+
+
+class Failing:
+    """A store that fails at `what`."""
+
+    def __init__(self, store, *what):
+        self._store, self._what = store, what
+
+    def __getattr__(self, name):
+        def fail(*_, **__):
+            raise PermissionError("secret_key=hunter2 may not do that")
+
+        return fail if name in self._what else getattr(self._store, name)
+
+
+def test_a_store_that_refuses_is_told_once_and_the_end_does_not_wait_for_it(places, monkeypatch):
+    monkeypatch.setattr(mirrors, "_POLL_S", 0.01)
+    monkeypatch.setattr(mirrors, "HURRIED_S", 0.5)
+    here = places("a")
+    here.save(4)
+    mirror = here.mirror()
+    mirror._store = Failing(mirror._store, "put_file")
+    mirror.start()
+    mirror.end(hurried=True)
+    assert len(here.said) == 2
+    assert "PermissionError" in here.said[0]
+    assert "hunter2" not in here.said[0]
+    assert "no step" in here.said[1]
+    assert not STORE.exists(here.url)
+    mirror._store = mirror._store._store  # it recovers
+    mirror._thread.join()
+    assert here.stored() == [4]
+    assert len(here.said) == 2
+
+
+def test_a_store_that_cannot_be_read_stops_only_a_start_that_has_nothing_here(places):
+    here = places("a")
+    mirror = here.mirror()
+    mirror._store = Failing(mirror._store, "ls")
+    with pytest.raises(CheckpointError, match=here.url):
+        mirror.fetch()
+    here.save(4)
+    assert mirror.fetch() is None
+    assert len(here.said) == 1
+
+
+@pytest.mark.parametrize("url", ["nosuch://bucket/run", "gs://bucket/run"])
+def test_a_place_without_its_library_names_the_key(places, url):
+    if url.startswith("gs:") and _has_gcs():
+        pytest.skip("gcsfs is installed here")
+    place = places("a")
+    place.url = url
+    with pytest.raises(ConfigError) as refused:
+        place.mirror()
+    assert refused.value.key == "mirror"
+
+
+def _has_gcs():
+    try:
+        import gcsfs  # noqa: F401
+    except ImportError:
+        return False
+    return True
