@@ -60,7 +60,7 @@ def own_modules() -> dict[str, tuple[str, str]]:
 
 def _source(module: object) -> str | None:
     """The file of a module of the user's own; a lazy module is not loaded to be asked."""
-    known = object.__getattribute__(module, "__dict__") if isinstance(module, ModuleType) else {}
+    known = object.__getattribute__(module, "__dict__") if issubclass(type(module), ModuleType) else {}
     path = known.get("__file__")
     if not isinstance(path, str) or not path.endswith(".py") or path.startswith(_libraries()):
         return None

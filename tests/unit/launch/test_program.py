@@ -91,3 +91,15 @@ def test_the_program_is_told_by_the_name_another_would_import_it_by(tmp_path, mo
     main.__file__ = str(path)
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert program.own_modules()["own_train"][1] == str(path)
+
+
+class LooksLikeAModule:
+    """As cffi's libraries: it calls itself a module and has no attributes of its own."""
+
+    __slots__ = ()
+    __class__ = ModuleType
+
+
+def test_what_only_calls_itself_a_module_is_none_of_the_user_s(monkeypatch):
+    monkeypatch.setitem(sys.modules, "a_library_of_c", LooksLikeAModule())
+    assert "a_library_of_c" not in program.own_modules()
