@@ -23,8 +23,8 @@ from cyxjax.observe.sinks import KeptOpen, build_sinks, check_names
 from cyxjax.observe.stop_reasons import MAX_TIME, reason_of
 from cyxjax.train import reporting
 from cyxjax.train.feeding import samples
-from cyxjax.train.mirrored import fetch, mirrored
 from cyxjax.train.plan import Plan
+from cyxjax.train.runs.mirrored import fetch, mirrored
 from cyxjax.train.runs.tables import check_columns
 from cyxjax.train.start.named import (
     augment_of,
@@ -56,7 +56,10 @@ def train(experiment: Experiment) -> int:
     """Trains what was prepared; the exit code."""
     config, _, trainer, _ = experiment
     console, folder = build_console(trainer.is_master(), config.verbose), config.run_folder
-    with RunLock(folder.root) if trainer.is_master() else nullcontext(), mirrored(config, trainer):
+    copying = mirrored(
+        config.mirror, folder, is_master=trainer.is_master(), stopped=lambda: trainer.stopped_by_signal
+    )
+    with RunLock(folder.root) if trainer.is_master() else nullcontext(), copying:
         history, unsaved = _train(experiment, console)
         if trainer.is_master():
             with or_told(folder.history, console.note):
@@ -166,7 +169,8 @@ def _prepared(config: TrainConfig, goes_on: bool) -> Experiment:
     programs.keep(config.compile_cache, tell=process_group.is_master())
     check_names(config.sinks)
     if goes_on:
-        fetch(config, process_group.is_master())
+        resumes = config.resume != "never"
+        fetch(config.mirror, config.run_folder, is_master=process_group.is_master(), resumes=resumes)
     splits = data_of(config)
     trainer = trainer_of(config, splits.info)
     plan = trainer.prepare(splits.train, splits.val, config=config, schedule=config.schedule)

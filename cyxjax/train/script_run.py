@@ -9,8 +9,8 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, or_told
 from cyxjax.observe.sinks import build_sinks, check_names
 from cyxjax.train import reporting
-from cyxjax.train.mirrored import mirrored
 from cyxjax.train.plan import Plan
+from cyxjax.train.runs.mirrored import fetch, mirrored
 from cyxjax.train.trainer import DistributedTrainer
 
 
@@ -29,7 +29,9 @@ def fit_into_folder(
     def open_sink(step: int) -> Sink:
         return build_sinks(config.sinks, config.run_dir, is_master, config.resolved(), resume_step=step)
 
-    with RunLock(folder.root) if is_master else nullcontext(), mirrored(config, trainer):
+    fetch(config.mirror, folder, is_master=is_master, resumes=config.resume != "never")
+    copying = mirrored(config.mirror, folder, is_master=is_master, stopped=lambda: trainer.stopped_by_signal)
+    with RunLock(folder.root) if is_master else nullcontext(), copying:
         try:
             return trainer.fit_prepared(plan, console=console, open_sink=open_sink)
         finally:

@@ -128,10 +128,6 @@ class DistributedTrainer(GivenOnce):
         lr = getattr(self.recipe.optimizer, "lr", None)
         schedule = fit_arguments.schedule_of(schedule, lr_schedule, lr)
         with nullcontext() if config is None else config.in_a_fit():
-            if isinstance(config, TrainConfig):
-                from cyxjax.train.mirrored import fetch
-
-                fetch(config, self.is_master())
             plan = self.prepare(*data, config=config, schedule=schedule)
             if isinstance(config, TrainConfig):
                 from cyxjax.train.script_run import fit_into_folder
