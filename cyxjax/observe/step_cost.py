@@ -49,7 +49,7 @@ class StepCost:
     def __call__(self, *given: Any) -> Any:
         if not self._shapes:
             self._shapes = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), given
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), given
             )
         return self._step(*given)
 
