@@ -122,7 +122,7 @@ def test_the_canary_sees_other_threads():
         "cx.distributed.init(threads=int(sys.argv[1])); one = problem('gpt'); "
         "trainer = DistributedTrainer(one.model, cx.CrossEntropyLoss(), cx.AdamOptimizer(0.01)); "
         "options = config(global_batch_size=64, virtual_replicas=2, exact_threads=int(sys.argv[1])); "
-        "trainer.prepare(one.data, config=options); print(json.dumps(trainer.plan.fingerprint))"
+        "trainer.prepare(one.data, config=options); print(json.dumps(trainer.plan.facts.exact))"
     )
     told = [finish(["-c", tell, threads], PYTHONPATH=str(ROOT), **AS_USERS) for threads in ("2", "8")]
     assert [done.returncode for done in told] == [0, 0], told

@@ -32,7 +32,7 @@ def main() -> None:
         page = Path("console.html").resolve()
         page.write_text(as_html(shown))
         picture(page, HERE / "console.png", 1000, 26 + 17 * (1 + len(lines_of(shown))))
-        picture(Path("runs/digits/report.html").resolve(), HERE / "report.png", 1100, 720)
+        picture(Path("runs/digits/report.html").resolve(), HERE / "report.png", 1100, 880)
 
 
 def in_a_terminal(words: list[str]) -> str:
