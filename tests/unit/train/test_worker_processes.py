@@ -50,7 +50,7 @@ def test_worker_processes_change_no_loss(tmp_path):
     losses = []
     for num_workers in ("0", "2"):
         command = [sys.executable, job, num_workers]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         losses.append(json.loads(done.stdout.splitlines()[-1]))
     assert losses[0] == losses[1]
