@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import DataError
@@ -39,3 +40,37 @@ def test_a_label_that_is_ignored_is_evaluated():
     some = np.where(np.arange(24) < 12, Y[:24], -100)
     train.fit(X, Y, config(epochs=1))
     assert train.evaluate(X[:24], some) == pytest.approx(train.evaluate(X[:12], Y[:12]), rel=1e-5)
+
+
+class TimeFirst(linen.Module):
+    """A recurrent model that returns (time, samples, classes)."""
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.RNN(linen.SimpleCell(3))(x[:, :, None]).swapaxes(0, 1)
+
+
+class Ensemble(linen.Module):
+    """Three members, stacked in dimension 0."""
+
+    @linen.compact
+    def __call__(self, x):
+        members = linen.vmap(
+            linen.Dense,
+            in_axes=None,
+            out_axes=0,
+            axis_size=3,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+        )
+        return members(3)(x)
+
+
+@pytest.mark.parametrize("model", [TimeFirst(), Ensemble()], ids=["time_first", "ensemble"])
+def test_an_output_whose_samples_are_not_in_dimension_0_is_refused(model):
+    trainer = cx.DistributedTrainer(model, cx.MSELoss(), cx.SGDOptimizer(0.1))
+    with pytest.raises(DataError, match="dimension 0 "):
+        trainer.fit(X, X, config(epochs=1))
+    wrapped = cx.distributed.DistributedDataParallel(model)
+    with pytest.raises(DataError, match="dimension 0 "):
+        cx.MSELoss()(wrapped(X), X)
