@@ -29,15 +29,16 @@ def gathered_rows(leaf: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """`leaf[indices]`; by `take`, twice as fast, where that does not copy the whole array first."""
     if not (leaf.flags.c_contiguous and leaf.flags.aligned and leaf.dtype.isnative):
         return leaf[indices]
-    array, threads = np.asarray(leaf), min(os.cpu_count() or 1, _MOST_THREADS)
+    array = np.asarray(leaf)
     is_large = array[:1].nbytes * len(indices) >= LARGE_BYTES
-    return _by_threads(threads, array, indices) if is_large and threads > 1 else array.take(indices, axis=0)
+    return _by_threads(array, indices) if is_large else array.take(indices, axis=0)
 
 
-def _by_threads(threads: int, array: np.ndarray, indices: np.ndarray) -> np.ndarray:
+def _by_threads(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
     if not (-len(array) <= indices.min() and indices.max() < len(array)):
         raise IndexError(f"rows {indices.min()} to {indices.max()} of an array of {len(array)}")
     made = np.empty((len(indices), *array.shape[1:]), array.dtype)
+    threads = min(os.cpu_count() or 1, _MOST_THREADS)
     parts = zip(np.array_split(made, threads), np.array_split(indices % len(array), threads), strict=True)
     # A pool for each batch: its start costs 0.3 ms, and no thread is left behind. "clip": nothing is out of
     # range, and numpy then writes straight into `out`.
