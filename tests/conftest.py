@@ -41,7 +41,7 @@ import pytest
 from hypothesis import settings
 
 from cyxjax.launch.backend import programs
-from tests.support import contexts, leaks, order
+from tests.support import contexts, leaks, order, shared_programs
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -49,6 +49,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 programs.keep()
 contexts.share()
+shared_programs.share()
 settings.register_profile("any_machine", deadline=None)  # its 200 ms an example are not had beside other work
 settings.load_profile("any_machine")
 # Tracing makes many objects and few cycles: to look for those at every 700 objects was a tenth of the time.

@@ -1,0 +1,85 @@
+"""Programs that trainers of equal parts share: most trainers of the tests differ in their data alone.
+
+A trainer traces, lowers and compiles its steps anew, as a user's does in its process. Here the second with
+equal model, loss, optimizer, plan and devices takes the functions of the first. One with callbacks, with
+metrics of its own, or with parts that cannot be compared has functions of its own.
+"""
+
+from collections.abc import Hashable
+from typing import Any
+
+import jax
+from flax import linen
+from jax.sharding import Mesh
+
+from cyxjax.core.losses import UserLoss
+from cyxjax.core.metrics import Metrics
+from cyxjax.core.model.adapter import adapt
+from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.models.sequential import SequentialModel
+from cyxjax.train import trainer as trainers
+from cyxjax.train.program import Program, Recipe, build_program
+from cyxjax.train.settings import StepPlan
+
+PLAIN = Metrics()  # loss and accuracy
+_BUILT: dict[Hashable, Program] = {}
+
+
+class Known(ModelFns):
+    """Functions of a model that equals any other of the same key."""
+
+    key: Hashable = None
+
+
+def share() -> None:
+    """From now on the trainers of this process share programs."""
+    trainers.adapt, trainers.build_program = known, build
+
+
+def known(model: Any) -> ModelFns:
+    """`adapt`, with the model as key where it can be one."""
+    fns = Known(*adapt(model))
+    if isinstance(model, linen.Module) and model.scope is None:
+        fns.key = model
+    elif type(model) is SequentialModel:
+        fns.key = repr(model)
+    return fns
+
+
+def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: Any) -> Program:
+    """`build_program`, once for equal arguments."""
+    key = _key(recipe, plan, mesh, inputs)
+    if key is None:
+        return build_program(recipe, plan, mesh, inputs=inputs)
+    if key not in _BUILT:
+        _BUILT[key] = build_program(recipe, plan, mesh, inputs=inputs)
+    found = _BUILT[key]
+    if isinstance(key[0], str):  # it may hold values of its own
+        return found._replace(fns=found.fns._replace(init=recipe.fns.init))
+    return found
+
+
+def _key(recipe: Recipe, plan: StepPlan, mesh: Mesh, inputs: Any) -> tuple[Hashable, ...] | None:
+    """What two calls of `build_program` are compared by; None where something cannot be."""
+    model, loss, rule, metrics = (
+        getattr(recipe.fns, "key", None),
+        recipe.loss,
+        recipe.optimizer,
+        recipe.metrics,
+    )
+    function = loss.fn if isinstance(loss, UserLoss) else getattr(loss, "__self__", None)
+    plain = metrics.num_training_rows == PLAIN.num_training_rows and metrics.labels is PLAIN.labels
+    plain = plain and metrics.names == PLAIN.names and recipe.augment is None and not recipe.callbacks
+    changed = plan.lora.rank or plan.trainable or plan.precision != "float32"
+    if None in (model, function) or not plain or (isinstance(model, str) and changed):
+        return None
+    shapes = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), inputs)
+    made = getattr(rule, "made_with", None)
+    optimizer = (repr(made), rule.lr) if made else (rule.init, rule.update) if rule else None
+    told = [repr(part) for part in (plan, shapes, made)]
+    key = (model, function, optimizer, metrics.ignore_index, mesh, *told)
+    try:
+        hash(key)
+    except TypeError:  # a model with a list among its fields
+        return None
+    return None if any("0x" in part for part in told) else key
