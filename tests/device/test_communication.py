@@ -19,7 +19,7 @@ from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order
 from cyxjax.observe.compiled_plan import Collective, bytes_per_step, collectives, plan_lines, size
 from cyxjax.sync.mean import buckets, mean
-from cyxjax.sync.registry import STRATEGIES, build_sync
+from cyxjax.sync.registry import build_sync
 from tests.support.models import Net, data, put
 from tests.support.programs import run
 from tests.support.strategies import Alone, random_grads
@@ -57,16 +57,9 @@ def test_mean_is_one_reduction_of_gradients_and_measures_together():
 KINDS = ("mean", "zero1", "int8", "diloco")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in KINDS else [pytest.mark.slow])
-        for name in sorted(set(STRATEGIES) - {"fsdp"})  # it gathers anew for each micro-batch
-    ],
-)
+@pytest.mark.parametrize("name", KINDS)  # fsdp gathers anew for each micro-batch
 def test_accumulation_sends_nothing_in_micro_steps(name):
-    options = {"rank": 1, "min_compression": 0} if name == "power_sgd" else {}
-    sync = build_sync(name, optax.sgd(0.1), options)
+    sync = build_sync(name, optax.sgd(0.1))
     once, often = (collectives(compiled(sync, accumulation=k).as_text()) for k in (1, 4))
     assert summary(once) == summary(often)
     assert not any(c.in_loop for c in often)

@@ -58,7 +58,6 @@ EXAMPLES = {
         cx.Task.language(ignore_index=0, output=0),
     ),
     "ppo": (ex.ActorCritic, rng.integers(0, 256, (SAMPLES, 8, 8, 2), np.uint8), ROLLOUT, proximal),
-    "mnist": (ex.Mnist, IMAGES, LABELS, cx.CrossEntropyLoss()),
     "seq2seq": (
         ex.Seq2seq,
         (ex.one_hot(TOKENS), ex.one_hot(TOKENS[:, ::-1])),
@@ -66,7 +65,6 @@ EXAMPLES = {
         of_sequences,
     ),
     "sst2": (ex.Sst2, (TOKENS, LENGTHS), LABELS, cx.CrossEntropyLoss()),
-    "sst2 by name": (ex.Sst2, {"lengths": LENGTHS, "inputs": TOKENS}, LABELS, cx.CrossEntropyLoss()),
     "lm1b": (
         lambda: ex.Lm1b(ex.TransformerConfig()),
         TOKENS,
@@ -90,7 +88,7 @@ def as_users_have_it():
         yield
 
 
-SLOW = ("gemma", "ppo", "sst2 by name", "lm1b, packed", "seq2seq", "ogbg")
+SLOW = ("gemma", "ppo", "lm1b, packed", "seq2seq", "ogbg")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in EXAMPLES])

@@ -33,8 +33,7 @@ SLOW = pytest.mark.slow
 # One row by default, those that differ in kind among the slow ones, and all of them where this is worked on.
 QUICK = [("cnn", 2, "clip-accumulation")]
 # (A transformer in float32: test_fsdp_foreign.py; crossed: test_fsdp_leaves.py.)
-SAMPLE = [("nnx", 2, "skip"), ("cnn", 4, "float16"), ("cnn", 4, "average"), ("gpt", 8, "bfloat16")]
-SAMPLE += [("cnn", 4, "remat"), ("cnn", 4, "zero2")]
+SAMPLE = [("nnx", 2, "skip"), ("nnx", 4, "average"), ("gpt", 8, "bfloat16"), ("nnx", 4, "zero2")]
 TABLE = [(m, r, s) for m in ("cnn", "nnx", "gpt", "crossed") for r in (2, 4, 8) for s in SETTINGS]
 TABLE += [("crossed", 3, "clip-accumulation")]
 REST = [row for row in TABLE if row not in QUICK + SAMPLE]
@@ -97,9 +96,8 @@ def test_a_second_fit_goes_on_from_the_parameters():
     assert any(not np.array_equal(a, b) for a, b in zip(before, jax.tree.leaves(trainer.params), strict=True))
 
 
-@pytest.mark.parametrize("model", ["cnn", "gpt"])
-def test_the_first_parameters_are_drawn_in_parts_and_are_those_of_mean(model):
-    make, (inputs, _) = MODELS[model]
+def test_the_first_parameters_are_drawn_in_parts_and_are_those_of_mean():
+    make, (inputs, _) = MODELS["cnn"]
     fns, sync, mesh = drawn(make(), inputs[:1])
     found = build_draw(fns, sync, mesh)(3, inputs[:1])
     whole = jax.tree.map(np.asarray, fns.init(jax.random.key(3), inputs[:1]))

@@ -1,7 +1,5 @@
 """Parameters of every kind and place, cut over replicas that divide none of them: the numbers of `mean`."""
 
-from functools import cache
-
 import jax
 import numpy as np
 import pytest
@@ -17,16 +15,21 @@ def as_users_run_it():
         yield
 
 
-@cache
 def on_three(comm, model):
     # 16 samples a step do not divide either, so 15.
     return trained(comm, model, 3, epochs=1, global_batch_size=15)
 
 
 @pytest.mark.parametrize(
-    "model", ["crossed", *(pytest.param(name, marks=SLOW) for name in ("shared", "pair"))]
+    ("comm", "model"),
+    [
+        ("fsdp", "crossed"),
+        *(
+            pytest.param(*row, marks=SLOW)
+            for row in [("zero1", "crossed"), ("fsdp", "shared"), ("fsdp", "pair")]
+        ),
+    ],
 )
-@pytest.mark.parametrize("comm", ["fsdp", "zero1"])
 def test_every_kind_of_leaf_is_trained_as_by_mean(comm, model):
     one, other = on_three(comm, model), on_three("mean", model)
     assert_same(one, other)

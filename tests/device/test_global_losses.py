@@ -94,22 +94,10 @@ def by_hand(model, loss, x, y, size=8):
     return params, total / len(x)
 
 
-# Two replicas for each loss; one, and four of which one has no sample in the end, for a loss with padding to
-# mask, the lean form and the one of pairs. The slow rows are the rest of the table.
-COVERED = [("info nce", 1), ("clip", 4), ("supervised, lean", 4), *((name, 2) for name in LOSSES)]
-
-
+# Of four replicas one has no sample in the end.
 @pytest.mark.parametrize(
     ("name", "replicas"),
-    [
-        *COVERED,
-        *(
-            pytest.param(name, replicas, marks=pytest.mark.slow)
-            for name in LOSSES
-            for replicas in (1, 4)
-            if (name, replicas) not in COVERED
-        ),
-    ],
+    [("info nce", 1), ("clip", 4), ("supervised, lean", 4), ("batch hard", 2), ("neighbours", 2)],
 )
 def test_replicas_equal_one_device_on_the_whole_batch(name, replicas):
     use_devices(replicas)
@@ -128,12 +116,11 @@ def test_replicas_equal_one_device_on_the_whole_batch(name, replicas):
     )
 
 
-@pytest.mark.parametrize("comm", ["zero1", "fsdp"])
-def test_with_parameters_in_parts(comm):
+def test_with_parameters_in_parts():
     use_devices(2)
     expected, _ = by_hand(TwoViews(), cx.ContrastiveLoss(0.5), X[:16], Y[:16])
     train = trainer(TwoViews(), cx.ContrastiveLoss(0.5))
-    train.fit(X[:16], Y[:16], config(epochs=1, batch_size=4, shuffle=False, comm=comm))
+    train.fit(X[:16], Y[:16], config(epochs=1, batch_size=4, shuffle=False, comm="fsdp"))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), train.params, expected)
 
 

@@ -120,8 +120,11 @@ def assert_same(params, other):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), params, other)
 
 
-@pytest.mark.parametrize("loader", [False, True], ids=["arrays", "loader"])
-@pytest.mark.parametrize("name", COUPLED)
+@pytest.mark.parametrize(
+    ("name", "loader"),
+    [("rmse", False), ("dice", True), ("class weights", False), ("switch", True)],
+    ids=["arrays", "loader, two sums", "arrays, labels", "loader, output of parts"],
+)
 def test_on_one_device_any_loss_is_the_loop_by_hand(name, loader):
     model, loss, y = COUPLED[name]
     params, losses = by_hand(model(), loss, X, y)
@@ -144,11 +147,17 @@ def test_evaluation_on_one_device_uses_the_number_of_each_batch():
     )  # a mean of batches' numbers
 
 
+# Any two of loss, replicas and options: strategies with each other are tests/device/test_sync_contract.py's.
 @pytest.mark.parametrize(
-    "options", [{}, {"gradient_accumulation_steps": 2}, {"comm": "zero1"}, {"comm": "fsdp"}]
+    ("name", "replicas", "options"),
+    [
+        ("mse", 1, {}),
+        ("cross entropy", 2, {}),
+        ("mse", 4, {"gradient_accumulation_steps": 2}),
+        ("cross entropy", 4, {"comm": "zero1"}),
+        ("mse", 2, {"comm": "fsdp"}),
+    ],
 )
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-@pytest.mark.parametrize("name", MEANS)
 def test_a_mean_is_the_loop_by_hand_on_any_number_of_devices(name, replicas, options):
     loss, y = MEANS[name]
     one, history = fitted(Linear(), loss, X, y, replicas=replicas, **options)
@@ -157,16 +166,16 @@ def test_a_mean_is_the_loop_by_hand_on_any_number_of_devices(name, replicas, opt
     np.testing.assert_allclose(history.train_losses, losses, rtol=1e-5)
 
 
-SPLIT = [
-    (2, {}),
-    (1, {"gradient_accumulation_steps": 2}),
-    (2, {"reproducibility": "exact", "virtual_replicas": 4, "exact_threads": 8}),
-    (2, {"comm": "fsdp"}),
-]
-
-
-@pytest.mark.parametrize(("replicas", "options"), SPLIT)
-@pytest.mark.parametrize("name", [name for name in COUPLED if name != "switch"])
+@pytest.mark.parametrize(
+    ("name", "replicas", "options"),
+    [
+        ("rmse", 2, {}),
+        ("class weights", 2, {}),
+        ("dice", 1, {"gradient_accumulation_steps": 2}),
+        ("pearson", 2, {"reproducibility": "exact", "virtual_replicas": 4, "exact_threads": 8}),
+        ("class weights", 2, {"comm": "fsdp"}),
+    ],
+)
 def test_where_the_batch_is_split_a_coupled_loss_ends_the_run_unsaved(name, replicas, options, tmp_path):
     model, loss, y = COUPLED[name]
     folder = tmp_path / "checkpoints"
@@ -328,16 +337,16 @@ def test_half_precision_is_no_difference():
 
 
 @pytest.mark.parametrize(
-    "loss",
+    ("loss", "replicas"),
     [
-        lambda o, t: {"loss": mse(o, t)},
-        lambda o, t: (mse(o, t), {"aux": 1}),
-        lambda o, t: jnp.square(o - t).sum(0),
-        lambda o, t: mse(o, t) * 1j,
+        (lambda o, t: {"loss": mse(o, t)}, 1),
+        (lambda o, t: (mse(o, t), {"aux": 1}), 2),
+        (lambda o, t: jnp.square(o - t).sum(0), 1),
+        (lambda o, t: jnp.square(o - t).sum(0), 2),
+        (lambda o, t: mse(o, t) * 1j, 2),
     ],
-    ids=["a dict", "loss and aux", "a value per class", "complex"],
+    ids=["a dict", "loss and aux", "a value per class", "a value per class, split", "complex"],
 )
-@pytest.mark.parametrize("replicas", [1, 2])
 def test_what_is_neither_values_nor_one_number_is_refused_before_training(loss, replicas):
     with pytest.raises(DataError):
         fitted(Linear(), loss, X, REAL, replicas=replicas)
@@ -349,7 +358,6 @@ class TimeMajor(linen.Module):
         return jnp.stack([linen.Dense(CLASSES)(x) for _ in range(5)])
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_samples_that_are_not_in_dimension_0_are_named(replicas):
+def test_samples_that_are_not_in_dimension_0_are_named():
     with pytest.raises(DataError, match=r"output .*\(5, 1, 3\) .*\(1, \.\.\.\)"):
-        fitted(TimeMajor(), lambda o, t: ce(o[-1], t), X, LABELS, replicas=replicas)
+        fitted(TimeMajor(), lambda o, t: ce(o[-1], t), X, LABELS, replicas=2)

@@ -99,20 +99,6 @@ TWO = cx.Task(
 )
 BOTH = {"label": Y[:SAMPLES], "sum": X[:SAMPLES].sum(1)}
 TASKS = {
-    "one of two outputs": (
-        Heads,
-        X[:SAMPLES],
-        Y[:SAMPLES],
-        cx.Task.classification(output="logits"),
-        lambda o, t: ce(o["logits"], t).mean(),
-    ),
-    "regression of one": (
-        Heads,
-        X[:SAMPLES],
-        BOTH["sum"],
-        cx.Task.regression(output=lambda o: o["sum"]),
-        lambda o, t: jnp.square(o["sum"] - t).mean(),
-    ),
     "vae": (Vae, PIXELS, PIXELS, cx.Task.vae(0.3), vae_by_hand),
     "language": (Text, TEXT, TEXT, cx.Task.language(ignore_index=0), text_by_hand),
     "distillation": (
@@ -127,11 +113,7 @@ TASKS = {
 }
 
 
-# What these two train, "two terms" trains at once.
-SLOW = ("one of two outputs", "regression of one")
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in TASKS])
+@pytest.mark.parametrize("name", TASKS)
 def test_a_task_trains_as_the_same_by_hand_on_one_device(name):
     use_devices(2)
     make, x, y, task, loss = TASKS[name]
@@ -224,9 +206,9 @@ SETTINGS = {
 }
 
 
-# A distillation is a weighted sum of means, as the VAE's loss; by default it is compared with one by hand.
+# A distillation is a weighted sum of means, as the VAE's loss.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vae", pytest.param("distillation", marks=pytest.mark.wide), "language"])
+@pytest.mark.parametrize("name", ["vae", "language"])
 def test_a_task_is_the_same_however_it_is_trained(name):
     use_devices(2)
     make, x, y, task, _ = TASKS[name]

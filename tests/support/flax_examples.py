@@ -12,16 +12,6 @@ from flax import nnx, struct
 VOCAB, LENGTH, CLASSES = 7, 5, 3
 
 
-class Mnist(nn.Module):
-    """mnist (linen): one image, no mode."""
-
-    @nn.compact
-    def __call__(self, x):
-        x = nn.relu(nn.Conv(features=4, kernel_size=(3, 3))(x))
-        x = nn.avg_pool(x, window_shape=(2, 2), strides=(2, 2))
-        return nn.Dense(features=CLASSES)(x.reshape((x.shape[0], -1)))
-
-
 class MnistNnx(nnx.Module):
     """mnist (nnx): batch norm, dropout whose key comes with the call."""
 

@@ -25,17 +25,18 @@ def one_device(own_group):
     use_devices(1)
 
 
-QUICK = {"mlp", "cnn", "resnet18", "vae", "gpt"}
+QUICK = {"mlp", "cnn", "vae", "gpt"}
+RESNETS = {"resnet18", "resnet50"}  # of one class; the smaller one takes seconds
 
 
 @pytest.mark.parametrize(
-    "names", [QUICK, pytest.param({"resnet50"}, marks=pytest.mark.slow)], ids=["quick", "resnet50"]
+    "names", [QUICK, pytest.param({"resnet18"}, marks=pytest.mark.slow)], ids=["quick", "resnet"]
 )
 def test_first_values_of_every_model_are_those_of_before(names):
     stored = STORED["first_values"]
     wanted = {name: value for name, value in stored.items() if name in names or name not in made.INPUTS}
     assert made.first_values(sorted(names)) == wanted
-    assert set(made.INPUTS) == QUICK | {"resnet50"}
+    assert set(made.INPUTS) == QUICK | RESNETS
 
 
 def test_trainer_and_loop_reach_the_numbers_of_before():

@@ -245,10 +245,9 @@ def test_gpt_computes_in_bfloat16_and_returns_float32():
     assert logits.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("remat", [False, True])
-def test_gpt_computes_gradients_in_float16(remat):
+def test_gpt_computes_gradients_in_float16():
     # On CPU the attention alone is widened; all else is rounded to 2^-11 a product.
-    model, variables, tokens = tiny_gpt(remat=remat, num_layers=1)
+    model, variables, tokens = tiny_gpt(remat=True, num_layers=1)
 
     def loss(v, dtype):
         v = jax.tree.map(lambda a: a.astype(dtype), v)
