@@ -68,14 +68,13 @@ def by_hand(batches, clip):
     return params
 
 
-@pytest.mark.parametrize("comm", ["zero1", "fsdp", pytest.param("mean", marks=pytest.mark.slow)])
-def test_groups_step_as_optax_s_partition_and_what_is_frozen_is_not_clipped_by(comm):
+def test_groups_step_as_optax_s_partition_and_what_is_frozen_is_not_clipped_by():
     use_devices(2)
     train = cx.distributed.DistributedTrainer(
         Net(), cx.CrossEntropyLoss(), with_groups(cx.AdamWOptimizer(0.1), GROUPS)
     )
     history = train.fit(
-        X[:24], Y[:24], config(epochs=1, batch_size=4, shuffle=False, comm=comm, max_grad_norm=0.1)
+        X[:24], Y[:24], config(epochs=1, batch_size=4, shuffle=False, comm="fsdp", max_grad_norm=0.1)
     )
     expected = by_hand([np.arange(i, i + 8) for i in (0, 8, 16)], 0.1)
     # Adam's step is a quotient of small numbers: rounding of sums in another order.

@@ -52,12 +52,11 @@ def fitted(model, loss, **options):
 @pytest.mark.parametrize(
     ("loss", "options"),
     [
-        (each, {}),
         (lambda o, t: each(o, t).mean(), {"batch_size": 4, "gradient_accumulation_steps": 3}),
         pytest.param(each, {"comm": "fsdp"}, marks=pytest.mark.slow),
         (cx.GlobalLoss(of_whole), {}),
     ],
-    ids=["each", "mean, accumulated", "fsdp", "global"],
+    ids=["mean, accumulated", "each, fsdp", "global"],
 )
 def test_a_scale_is_trained_as_on_one_device_and_predicted_once(loss, options):
     model = Scaled()

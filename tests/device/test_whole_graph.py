@@ -57,9 +57,8 @@ def right(output, target):
     return (output.argmax(-1) == target["label"]).astype(jnp.float32), target["mask"]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_graph_trains_as_by_hand_and_is_evaluated_on_its_other_nodes(replicas):
-    use_devices(replicas)
+def test_a_graph_trains_as_by_hand_and_is_evaluated_on_its_other_nodes():
+    use_devices(2)
     inputs, target, others = graph()
     one = trainer(GraphNet(), of_nodes, metrics=cx.Metrics({"right": right}, better={"right": "max"}))
     one.fit(inputs, target, config(epochs=STEPS, batch_size=1))

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from cyxjax.errors import EXIT_CONFIG
+from tests.support import forked
 from tests.support.launching import RANK
 
 pytestmark = pytest.mark.multiprocess
@@ -69,8 +70,8 @@ def test_a_working_folder_that_was_deleted(words, tmp_path):
 @pytest.mark.parametrize(("platform", "ranks"), [("xyz", 1), ("cuda", 2)])
 def test_a_platform_that_is_not_here(platform, ranks, tmp_path):
     words = ["-m", "cyxjax.train", "--config", CONFIG, "--run-dir", tmp_path / "run"]
-    launcher = [*LAUNCH, "--nproc-per-node", str(ranks)] if ranks > 1 else [sys.executable]
-    done = run([*launcher, *words], JAX_PLATFORMS=platform)
+    words = [*LAUNCH[1:], "--nproc-per-node", str(ranks), *words] if ranks > 1 else words
+    done = forked.run(words, os.environ | {"JAX_PLATFORMS": platform}, 60)
     assert done.returncode == EXIT_CONFIG
     assert is_one_line(done) or ranks > 1, done
     assert "Traceback" not in done.stderr

@@ -154,8 +154,7 @@ def test_a_generator_that_ends_too_soon_is_an_error_that_says_so():
         trainer().fit(iter(Loader()), config())
 
 
-@pytest.mark.parametrize("make", [Loader, endless])
-@pytest.mark.parametrize("cut", [3, 4])
+@pytest.mark.parametrize(("make", "cut"), [(Loader, 4), (endless, 3)])
 def test_a_stream_goes_on_where_it_was_cut(tmp_path, make, cut):
     more = {"steps_per_epoch": 2, "epochs": 4, "evaluate_every_n_steps": 1}
     kept = {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(tmp_path), "resume": "auto"}

@@ -1,7 +1,6 @@
 """`steps_per_dispatch`: what callbacks see of several steps in one dispatch, and what `auto` chooses."""
 
 import numpy as np
-import pytest
 from flax import linen
 
 import cyxjax as cx
@@ -27,10 +26,10 @@ def watched(several, stop_at=0):
     return watches.seen, made
 
 
-@pytest.mark.parametrize("several", [3, 5, "auto"])
-def test_a_callback_sees_each_step_of_epochs_that_no_dispatch_divides(several):
+def test_a_callback_sees_each_step_of_epochs_that_no_dispatch_divides():
     one, _ = watched(1)
-    assert watched(several)[0] == one
+    for several in (3, "auto"):
+        assert watched(several)[0] == one
     assert [step for step, _ in one] == list(range(1, 8 * 8 + 1))  # 60 samples on 8 replicas
 
 

@@ -91,8 +91,7 @@ class Samples:
             yield x, y
 
 
-@pytest.mark.parametrize("steps", [None, 2], ids=["passes", "steps"])
-@pytest.mark.parametrize("make", [Batches, OfItself])
+@pytest.mark.parametrize(("make", "steps"), [(Batches, 2), (OfItself, None)], ids=["steps", "passes"])
 def test_a_loader_that_knows_its_place_is_read_on_from_there(tmp_path, make, steps):
     more = {"steps_per_epoch": steps, "epochs": 4 if steps else 2, "prefetch": 0}
     kept = {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(tmp_path), "resume": "auto"}
@@ -294,13 +293,12 @@ def test_a_stream_of_torchs_gives_single_samples(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "steps"),
     [
-        *(grain_batches, grain_loader, hugging_face, hugging_face_shuffled, torch_rows),
-        pytest.param(grain_workers, marks=pytest.mark.slow),
+        *((grain_batches, 4), (grain_loader, None), (hugging_face, 4), (hugging_face_shuffled, None)),
+        *((torch_rows, 4), pytest.param(grain_workers, None, marks=pytest.mark.slow)),
     ],
 )
-@pytest.mark.parametrize("steps", [None, 4], ids=["passes", "steps"])
 def test_streams_of_other_libraries_go_on_where_they_were_cut(tmp_path, make, steps):
     more = {"steps_per_epoch": steps, "epochs": 3, "batch_size": 12}
     kept = {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(tmp_path), "resume": "auto"}
