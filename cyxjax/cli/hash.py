@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.store import StepStore
 from cyxjax.command import Parser, existing_folder
+from cyxjax.config.compared import differing_values
 from cyxjax.config.load import open_run
 from cyxjax.data.audit import walk
 from cyxjax.data.ledger_file import read_ledger
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError, DamagedStep
 from cyxjax.observe.state_digests import contradicted_leaves, read_digests
-from cyxjax.train.checkpoint_comparison import other_values
 
 # Of a history, what follows from the numbers alone: no times, no counts of processes.
 _CURVES = (
@@ -207,7 +207,7 @@ def _cause(one: Path, other: Path, before: int, step: int, bits: tuple[StepBits,
 def _keys(bits: tuple[StepBits, StepBits]) -> list[tuple[str, str, str]]:
     """(key, of the one, of the other) of the configurations."""
     one, other = (found.config for found in bits)
-    return other_values(one, other) if one and other else []
+    return differing_values(one, other) if one and other else []
 
 
 def _first_other_samples(one: Path, other: Path) -> int | None:

@@ -1,11 +1,69 @@
-"""What each key of an experiment affects, for all that compares configurations. See config/effects.py."""
+"""Compares two configurations: which keys make other numbers. What a key affects: config/effects.py."""
 
-from cyxjax.config.effects import Effect, effects_of
+from collections.abc import Mapping
+from typing import Any
+
+from cyxjax.config.effects import NO_NUMBERS, Effect, effects_of
 from cyxjax.config.experiment import TrainConfig
 
 _EFFECTS = effects_of(TrainConfig)
+_LONGEST = 80  # characters of a value that are shown
 
 
 def effect_of(key: str) -> Effect:
     """What the dotted `key` of a configuration affects; "numbers" for a key that is not known."""
     return _EFFECTS.get(key.partition(".")[0], "numbers")
+
+
+def differing_values(
+    then: Mapping[str, Any], now: Mapping[str, Any], *, later: bool = False
+) -> list[tuple[str, str, str]]:
+    """(key, value of `then`, value of `now`) of the keys that make other numbers.
+
+    later: `now` may be of a later version, whose keys `then` lacks.
+    """
+    before, after = _flat(then), _flat(now)
+    decays = after.get("schedule.name") in ("cosine", "linear") and after.get("schedule.decay_steps") is None
+    skipped = NO_NUMBERS if decays else NO_NUMBERS | {"length"}
+    found = []
+    for key in dict.fromkeys([*after, *before]):
+        compared = key in before or "options." in key or not later or _knows(then, key)
+        if key == "augment" and not _comparable(before.get(key, ""), after.get(key, "")):
+            continue
+        if compared and effect_of(key) not in skipped and before.get(key) != after.get(key):
+            found.append((key, _shown(before, key), _shown(after, key)))
+    return found
+
+
+def _comparable(was: str, now: str) -> bool:
+    """Whether both augmentations are known, and their programs as one version of jax writes them."""
+    versions = {text.rpartition("(jax ")[2] for text in (was, now) if text != "none"}
+    return bool(was and now) and len(versions) < 2
+
+
+def _knows(tree: Any, key: str) -> bool:
+    """Whether the dotted `key` was there to be set, also where it, or the section it is in, was None."""
+    for part in key.split("."):
+        if not isinstance(tree, Mapping):
+            return True
+        if part not in tree:
+            return False
+        tree = tree[part]
+    return True
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    text = repr(values[key]) if key in values else "not given"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _flat(tree: Any, key: str = "") -> dict[str, Any]:
+    """Values by dotted key, without those that say nothing."""
+    if not isinstance(tree, Mapping):
+        empty = tree is None or tree in ((), [])
+        return {} if empty else {key: list(tree) if isinstance(tree, tuple) else tree}
+    return {
+        name: value
+        for part, inner in tree.items()
+        for name, value in _flat(inner, f"{key}.{part}" if key else str(part)).items()
+    }

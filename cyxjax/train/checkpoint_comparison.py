@@ -11,8 +11,8 @@ from typing import Any
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
-from cyxjax.config.compared import effect_of
-from cyxjax.config.effects import ARRAYS, NO_NUMBERS
+from cyxjax.config.compared import differing_values, effect_of
+from cyxjax.config.effects import ARRAYS
 from cyxjax.data.content import find_difference
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
@@ -24,7 +24,6 @@ from cyxjax.train.fingerprints import Facts
 from cyxjax.train.settings import Exactness, Settings
 
 META = "same_run"  # of a checkpoint: digests of its data and code
-_LONGEST = 80  # characters of a value that are shown
 _NAMED, _SHOWN = 6, 3  # keys, and arrays, of a state that does not go with a run
 _HINT = (
     "HINT: set it as it was; or begin anew with its parameters: init_from: {folder}, with another folder for "
@@ -97,63 +96,9 @@ def changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"WARNING: the configuration changed since the checkpoint: {key} was {was}, is {now_is}."
-        for key, was, now_is in other_values(then, now, later=True)
+        for key, was, now_is in differing_values(then, now, later=True)
         if key != "reproducibility"  # `_changed_mode` has a line of its own
     ]
-
-
-def other_values(
-    then: Mapping[str, Any], now: Mapping[str, Any], *, later: bool = False
-) -> list[tuple[str, str, str]]:
-    """(key, value of `then`, value of `now`) of the keys that make other numbers.
-
-    later: `now` may be of a later version, whose keys `then` lacks.
-    """
-    before, after = _flat(then), _flat(now)
-    decays = after.get("schedule.name") in ("cosine", "linear") and after.get("schedule.decay_steps") is None
-    skipped = NO_NUMBERS if decays else NO_NUMBERS | {"length"}
-    found = []
-    for key in dict.fromkeys([*after, *before]):
-        compared = key in before or "options." in key or not later or _knows(then, key)
-        if key == "augment" and not _comparable(before.get(key, ""), after.get(key, "")):
-            continue
-        if compared and effect_of(key) not in skipped and before.get(key) != after.get(key):
-            found.append((key, _shown(before, key), _shown(after, key)))
-    return found
-
-
-def _comparable(was: str, now: str) -> bool:
-    """Whether both augmentations are known, and their programs as one version of jax writes them."""
-    versions = {text.rpartition("(jax ")[2] for text in (was, now) if text != "none"}
-    return bool(was and now) and len(versions) < 2
-
-
-def _knows(tree: Any, key: str) -> bool:
-    """Whether the dotted `key` was there to be set, also where it, or the section it is in, was None."""
-    for part in key.split("."):
-        if not isinstance(tree, Mapping):
-            return True
-        if part not in tree:
-            return False
-        tree = tree[part]
-    return True
-
-
-def _shown(values: Mapping[str, Any], key: str) -> str:
-    text = repr(values[key]) if key in values else "not given"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-
-
-def _flat(tree: Any, key: str = "") -> dict[str, Any]:
-    """Values by dotted key, without those that say nothing."""
-    if not isinstance(tree, Mapping):
-        empty = tree is None or tree in ((), [])
-        return {} if empty else {key: list(tree) if isinstance(tree, tuple) else tree}
-    return {
-        name: value
-        for part, inner in tree.items()
-        for name, value in _flat(inner, f"{key}.{part}" if key else str(part)).items()
-    }
 
 
 # ---- data and code of a checkpoint ------------------------------------------------------------------------
@@ -338,7 +283,7 @@ def _meta_of(checkpointer: Checkpointer, step: int | None) -> Mapping[str, Any]:
 
 def _other_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """`comm was 'mean', is 'bf16'`, of what the arrays depend on; another rate is none of it."""
-    other = {key: values for key, *values in other_values(then, now, later=True)} if then else {}
+    other = {key: values for key, *values in differing_values(then, now, later=True)} if then else {}
     if "optimizer.name" in other:  # of another rule all else is another
         rule = ("optimizer.name",)
         other = {key: one for key, one in other.items() if key in rule or not key.startswith("optimizer.")}
