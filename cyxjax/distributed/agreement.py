@@ -24,6 +24,7 @@ from cyxjax.launch.backend import jax_private
 from cyxjax.launch.environment import collective_timeout_s, here
 from cyxjax.launch.topology import DEFAULT_TIMEOUT_MS
 
+PATIENCE_S = 3600.0  # of one process waiting while another writes or reads its files
 _LATE = re.compile(r"timed out task names:\s*((?:\d+[\s,]*)+)")
 
 
@@ -140,7 +141,9 @@ def agree(
             raise DataError(f"{call}: {problem}")
         return [note]
     talks = _peers.setdefault(group, {})
-    peers = talks.get(channel) or talks.setdefault(channel, _talk(group, channel))
+    peers = talks.get(channel) or talks.setdefault(
+        channel, Peers(group.topology.rank, group.topology.world_size, channel)
+    )
     timeout_s = _timeout_s(group) if timeout_s is None else timeout_s
     digest = hashlib.sha256(json.dumps(leaves).encode()).hexdigest()[:16]
     mine = {"call": call, "digest": digest, "note": note, "problem": problem}
@@ -153,6 +156,14 @@ def agree(
         details = peers.exchange(json.dumps(leaves), timeout_s, call)
         raise _difference([e["call"] for e in entries], [dict(json.loads(text)) for text in details])
     return [e["note"] for e in entries]
+
+
+def on_any_rank(group: ProcessGroup, what: str, mine: bool = False) -> bool:
+    """Whether `mine` is true on one rank at least; every rank calls it, and waits for all others.
+
+    One rank may be busy alone for an hour, to write, draw or upload: the supervisor's watchdog judges that.
+    """
+    return any(agree(group, what, note=mine, timeout_s=PATIENCE_S))
 
 
 def describe(tree: PyTree) -> list[tuple[str, str]]:
@@ -168,10 +179,6 @@ def leaf_name(path: Any) -> str:
 def leaf_type(leaf: Any) -> str:
     leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-
-
-def _talk(group: ProcessGroup, channel: str) -> Peers:
-    return Peers(group.topology.rank, group.topology.world_size, channel)
 
 
 def _timeout_s(group: ProcessGroup) -> float:

@@ -169,8 +169,7 @@ def _prepared(config: TrainConfig, goes_on: bool) -> Experiment:
     programs.keep(config.compile_cache, tell=process_group.is_master())
     check_names(config.sinks)
     if goes_on:
-        resumes = config.resume != "never"
-        fetch(config.mirror, config.run_folder, is_master=process_group.is_master(), resumes=resumes)
+        fetch(config.mirror, config.run_folder, process_group.current(), resumes=config.resume != "never")
     splits = data_of(config)
     trainer = trainer_of(config, splits.info)
     plan = trainer.prepare(splits.train, splits.val, config=config, schedule=config.schedule)

@@ -9,7 +9,6 @@ A restore, from the top, each in one function (tests/unit/train/test_hops.py fol
 """
 
 import gc
-import itertools
 import logging
 from collections import namedtuple
 from collections.abc import Callable
@@ -18,15 +17,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import list_steps
-from cyxjax.checkpoint.null import Checkpoints, NullCheckpointer
-from cyxjax.checkpoint.store import Best
+from cyxjax.checkpoint.null import Checkpoints
 from cyxjax.checkpoint.tree import Put
-from cyxjax.checkpoint.writers import ALONE, Writers, is_spread
+from cyxjax.checkpoint.writers import is_spread
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core import portable
 from cyxjax.core.mesh import num_replicas
@@ -50,11 +47,9 @@ from cyxjax.train.loop import Position, RunState
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.run_state import Run
-from cyxjax.train.settings import SavePolicy
+from cyxjax.train.runs.checkpoints import open_checkpoints, restorer_for
 
 PyTree = Any
-PATIENCE_S = 3600.0  # of one process waiting while another writes or reads its files
-_opened = itertools.count()  # equal on all ranks, for all open together
 _LOG = logging.getLogger(__name__)
 
 
@@ -250,47 +245,6 @@ def refuse_without_steps(folder: str | Path, group: ProcessGroup) -> None:
         raise nothing_to_resume(folder)
 
 
-def restorer_for(folder: str | Path, group: ProcessGroup, *, saves: bool = False) -> Checkpointer | None:
-    """The checkpoints all ranks go on from, None where none of them sees the folder; all ranks call it.
-
-    saves: whether the run keeps checkpoints there; else nothing in it is changed.
-    """
-    if not any(agree(group, "looking for a folder of checkpoints", note=Path(folder).is_dir())):
-        return None
-    return Checkpointer(folder, is_writer=group.topology.is_master and saves, writers=_writers(group, "talk"))
-
-
-def checkpointer_for(saving: SavePolicy, group: ProcessGroup, best: Best = "min") -> Checkpoints:
-    """The checkpoints of a run, kept as `saving` says: off, if that is none.
-
-    best: which values of its monitor are.
-    """
-    if not saving.saves:
-        return NullCheckpointer()
-    kept: dict[str, Any] = {"keep_last": saving.keep_last, "keep_best": saving.keep_best, "best": best}
-    kept["async_save"] = saving.in_background
-    return open_checkpoints(saving.folder, group, **kept)
-
-
-def open_checkpoints(
-    folder: str | Path, group: ProcessGroup, *, together: bool = True, **options: Any
-) -> Checkpointer:
-    """The checkpoints in `folder`; every rank opens them, one writes but for the others' shares.
-
-    together: False where the first rank may be the only one that opens them, to save what it holds whole.
-    """
-    # A channel of these alone: they write while the loop and its hooks talk.
-    writers = _writers(group, f"save/{next(_opened)}") if together else ALONE
-    return Checkpointer(folder, is_writer=group.topology.is_master, writers=writers, **options)
-
-
-def _writers(group: ProcessGroup, channel: str) -> Writers:
-    def exchange(what: str, note: Any) -> list[Any]:
-        return agree(group, what, note=note, timeout_s=PATIENCE_S, channel=channel)
-
-    return Writers(group.topology.rank, exchange)
-
-
 def save_at(path: str | Path, plan: Plan, program: Program, run: Run, moment: RunState) -> None:
     """Puts `moment` on disk as the only step of the folder `path`. Raises: CheckpointError if it cannot."""
     stored = portable.to_portable(moment.state, program.sync, plan.group.mesh)
@@ -347,14 +301,3 @@ def _give_up(want: Any) -> None:
     leaf = getattr(want, "leaf", want)
     if isinstance(leaf, jax.Array):
         leaf.delete()
-
-
-def meet(name: str) -> None:
-    """Waits for all processes: what one of them wrote or renamed is seen by the others after it."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
-
-
-def on_any_rank(mine: bool) -> bool:
-    """Whether `mine` is true on one rank at least; every process calls it."""
-    return mine if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.int32(mine)).any())

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from cyxjax.checkpoint.null import Checkpoints
 from cyxjax.core import portable
 from cyxjax.core.mesh import local_value, num_replicas
-from cyxjax.distributed.agreement import agree
+from cyxjax.distributed.agreement import agree, on_any_rank
 from cyxjax.errors import NotSavedError
 from cyxjax.observe.console import Console
 from cyxjax.observe.events import Events
@@ -35,6 +35,7 @@ from cyxjax.train.monitor import Watchable, watchable_in
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.run_state import Run
+from cyxjax.train.runs.checkpoints import checkpointer_for
 from cyxjax.train.settings import Course, Watch
 from cyxjax.train.signals import StopSignals
 
@@ -90,7 +91,7 @@ def run_fit(
         **({} if untold is None else {"first step of this process": f"{untold} samples"}),
     )
     watchable, course = watchable_in(plan.recipe.metrics, plan.feed, settings.course), settings.course
-    keeping = resume.checkpointer_for(settings.saving, group, watchable.of(settings.watch).mode)
+    keeping = checkpointer_for(settings.saving, group, watchable.of(settings.watch).mode)
     with StopSignals() as signals, keeping as checkpointer:
         rollback.make_room(checkpointer, start.position.step, resumed, console.note)
         spikes = loss_spike.hooks_for(settings.guard, run.restored.get(loss_spike.META, {}))
@@ -108,7 +109,7 @@ def run_fit(
         reason = reason_of(history.stopped_by)
         if end.position == start.position and reason is not EPOCHS:
             console.note(f"This run had already been stopped by {reason.note}. HINT: {reason.hint}.")
-        unsaved = _unsaved(checkpointer, end.position.step)
+        unsaved = _unsaved(fit, end.position.step)
     if history.stopped_by == "max_steps" and end.position.step_in_epoch:
         means = program.metrics.over_all(end.sums, "an epoch of training")
         cut_short = EpochInfo(end.position._replace(epoch=end.position.epoch + 1), means, {})
@@ -125,9 +126,10 @@ def _total_steps(feed: Feed, start: Position, course: Course) -> int | None:
     return min(start.step + ahead, course.max_steps or start.step + ahead)
 
 
-def _unsaved(checkpointer: Checkpoints, step: int) -> NotSavedError | None:
+def _unsaved(fit: Fit, step: int) -> NotSavedError | None:
     """The error that all ranks end with if the state of `step` should be on disk and is not."""
-    if not resume.on_any_rank(bool(checkpointer.unsaved)):
+    checkpointer = fit.checkpointer
+    if not on_any_rank(fit.plan.group, "whether the last state was saved", bool(checkpointer.unsaved)):
         return None
     return NotSavedError(
         f"The final state (step {step}) could not be saved in {checkpointer.directory}, also when tried "
@@ -166,14 +168,15 @@ def _saved(fit: Fit, like: RunState, good_step: int) -> RunState | None:
     schedule saved: a save that a signal or the end of an earlier start made would be of another course.
     """
     fit.checkpointer.wait()
-    resume.meet("rollback")
+    group = fit.plan.group
+    on_any_rank(group, "rollback: all saves have ended")
     on_schedule, is_exact = _saving(fit).on_schedule, fit.plan.settings.exactness.mode == "exact"
     counts = on_schedule if is_exact else lambda position: True
     step = rollback.newest_to_go_back_to(fit.checkpointer, good_step, counts)
-    if not resume.on_any_rank(step is not None):
+    if not on_any_rank(group, "rollback: a checkpoint to go back to", step is not None):
         return None
     fit.checkpointer.rewind(good_step if step is None else step)  # rank 0, which sees what it saved
-    resume.meet("rewound")
+    on_any_rank(group, "rollback: later checkpoints are set aside")
     found = resume.load(fit.checkpointer, like.state, fit.program.sync, fit.plan.group.mesh)
     return None if found is None else found[0]
 

@@ -29,7 +29,7 @@ def fit_into_folder(
     def open_sink(step: int) -> Sink:
         return build_sinks(config.sinks, config.run_dir, is_master, config.resolved(), resume_step=step)
 
-    fetch(config.mirror, folder, is_master=is_master, resumes=config.resume != "never")
+    fetch(config.mirror, folder, plan.group, resumes=config.resume != "never")
     copying = mirrored(config.mirror, folder, is_master=is_master, stopped=lambda: trainer.stopped_by_signal)
     with RunLock(folder.root) if is_master else nullcontext(), copying:
         try:

@@ -22,6 +22,7 @@ from cyxjax.core.portable import place_state
 from cyxjax.core.step import TrainState
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.distributed import process_group
+from cyxjax.distributed.agreement import on_any_rank
 from cyxjax.distributed.model_sync import ModelSync
 from cyxjax.errors import CheckpointError, GivenOnce, GroupError
 from cyxjax.launch.backend import pages, programs
@@ -45,6 +46,7 @@ from cyxjax.train.program import Program, Recipe, build_program
 from cyxjax.train.rank_comparison import compare_samples
 from cyxjax.train.run import run_fit
 from cyxjax.train.run_state import UNTRAINED, Run, handed_out_after_errors
+from cyxjax.train.runs.checkpoints import restorer_for
 from cyxjax.train.signals import end_program_if_stopped
 from cyxjax.train.start.dispatch import dispatch_for
 from cyxjax.train.start.optimizer_groups import groups_of
@@ -258,8 +260,8 @@ class DistributedTrainer(GivenOnce):
         Raises: CheckpointError if there is none, or it is of another model.
         """
         self._run.refuse_in_fit("load_checkpoint")  # one rank alone would wait below
-        resume.meet("load_checkpoint")  # a peer may still be writing what is read here
-        checkpointer = resume.restorer_for(path, self._group)
+        on_any_rank(self._group, "load_checkpoint")  # a peer may still be writing what is read here
+        checkpointer = restorer_for(path, self._group)
         if checkpointer is None:
             raise CheckpointError(
                 f"there is no checkpoint at {path!r}. HINT: name the folder save_checkpoint or a run made."

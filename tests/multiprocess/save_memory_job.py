@@ -16,6 +16,7 @@ from cyxjax.core.mesh import local_replicas, num_replicas, put_rows
 from cyxjax.core.portable import Share
 from cyxjax.distributed import process_group
 from cyxjax.train import resume
+from cyxjax.train.runs.checkpoints import open_checkpoints
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
 LEAVES, ELEMENTS = 12, 2_000_000  # of a replica's share of each: 8 MB
@@ -52,11 +53,11 @@ def main(folder: str) -> None:
         )
 
     def save(step: int, state: dict[str, Share], **options: Any) -> None:
-        with resume.open_checkpoints(folder, group, **options) as checkpointer:
+        with open_checkpoints(folder, group, **options) as checkpointer:
             checkpointer.save(step, state)
 
     def restore(state: dict[str, Share], **options: Any) -> Any:
-        return resume.open_checkpoints(folder, group).restore(state, **options).state
+        return open_checkpoints(folder, group).restore(state, **options).state
 
     put = resume.placing(mesh, in_place=True)
     state = {f"leaf{i:02d}": share(ELEMENTS, i) for i in range(LEAVES)}

@@ -12,13 +12,14 @@ from cyxjax.core.objective.split_check import is_own
 from cyxjax.core.precision import parse_policy
 from cyxjax.core.rows import whole_batch as whole_batch_of
 from cyxjax.core.step import TrainState
+from cyxjax.core.trees import batch_shapes
+from cyxjax.errors import translated
 from cyxjax.launch import environment
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import fingerprints, resume
 from cyxjax.train.checks import exactness, whole_batch
 from cyxjax.train.checks.batch_checks import BatchChecks, check_batches, check_tuple
 from cyxjax.train.checks.learning_rate import check_rates
-from cyxjax.train.checks.precision import check_float16
 from cyxjax.train.hooks import callbacks
 from cyxjax.train.monitor import watchable_in
 from cyxjax.train.plan import Plan
@@ -101,6 +102,19 @@ def batch_checks_of(plan: Plan, program: Program, state: TrainState) -> BatchChe
 
     here = output_shapes, plan.recipe.loss, plan.recipe.metrics, num_replicas(mesh)
     return BatchChecks(*here, step.batch.batch_size, is_whole, plan.inputs)
+
+
+def check_float16(program: Program, state: TrainState, inputs: PyTree, replicas: int) -> None:
+    """The model asks for nothing that the backend lacks; `inputs` are of one sample. Nothing is compiled.
+
+    For float16: of the precisions it alone is half supported on some backends, and other runs need not wait
+    for the program to be made twice.
+    Raises: ConfigError that names the precision and the backend: on CPU `jax.nn.dot_product_attention` has no
+        float16 (jax 0.10.2).
+    """
+    each = batch_shapes(inputs, replicas)
+    with translated():
+        program.predict_step.lower(jax.eval_shape(program.consensus, state), each)
 
 
 def _num_steps(plan: Plan) -> int | None:

@@ -4,16 +4,16 @@ A rank that stopped alone would leave the others waiting in the next step.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from cyxjax.core.step import TrainState
-from cyxjax.distributed.agreement import agree
+from cyxjax.distributed.agreement import on_any_rank
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.stop_reasons import CALLBACK
 from cyxjax.train.hooks.saving import HandOutHook
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo, overriding, stops
-from cyxjax.train.resume import PATIENCE_S
 
 AnyRank = Callable[[str, bool], bool]
 """(what, mine) -> whether it is true on one rank at least; all ranks call it."""
@@ -36,7 +36,7 @@ def hooks_of(
     if not any(overriding(others, name) for name in _SPEAK):
         hooks = found
     else:
-        hooks = [CompositeCallback(found, history, lambda what, mine: _on_any_rank(group, what, mine))]
+        hooks = [CompositeCallback(found, history, partial(on_any_rank, group))]
     return [HandOutHook(hand_out), *hooks] if others and hand_out else hooks
 
 
@@ -105,8 +105,3 @@ class CompositeCallback(Hook):
 
 def _place(name: str, value: RunState | EpochInfo) -> str:
     return f"{name} of the callbacks, after step {value.position.step}"
-
-
-def _on_any_rank(group: ProcessGroup, what: str, mine: bool) -> bool:
-    # One rank may take long alone, to draw or upload something: the supervisor's watchdog judges that.
-    return any(agree(group, what, note=mine, timeout_s=PATIENCE_S))

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cyxjax.checkpoint.mirror import Mirror
+from cyxjax.distributed.agreement import on_any_rank
+from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.run_folder import RunFolder
-from cyxjax.train import resume
 
 
-def fetch(url: str | None, folder: RunFolder, *, is_master: bool, resumes: bool) -> None:
+def fetch(url: str | None, folder: RunFolder, group: ProcessGroup, *, resumes: bool) -> None:
     """Brings the newest good step of the mirror at `url`, if it is newer than those here, for all ranks to see.
 
     Raises: ConfigError for a mirror that cannot be used; CheckpointError for one that cannot be read where
@@ -18,12 +19,12 @@ def fetch(url: str | None, folder: RunFolder, *, is_master: bool, resumes: bool)
     """
     if url is None:
         return
-    if is_master:
+    if group.topology.is_master:
         mirror = Mirror(url, folder, warn_on_stderr)
         report_progress(-1, "checkpoint")
         if resumes:
             mirror.fetch()
-    resume.meet("the mirror")
+    on_any_rank(group, "the mirror")
 
 
 @contextmanager

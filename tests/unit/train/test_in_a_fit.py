@@ -6,7 +6,7 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.errors import GroupError
-from cyxjax.train import resume
+from cyxjax.train import trainer as train
 from tests.support.trainers import VAL, X, Y, config, mlp, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -80,7 +80,7 @@ def test_a_call_that_a_running_fit_would_not_take_is_refused(tmp_path, call):
 def test_a_load_within_a_fit_is_refused_before_it_waits_for_the_other_ranks(monkeypatch):
     one, _ = asking(epoch=lambda t, at: t.load_checkpoint("anywhere"))
     waited = []
-    monkeypatch.setattr(resume, "meet", waited.append)
+    monkeypatch.setattr(train, "on_any_rank", lambda *call: waited.append(call))
     with pytest.raises(GroupError, match="^load_checkpoint.* fit"):
         one.fit(X, Y, config(epochs=1))
     assert waited == []
