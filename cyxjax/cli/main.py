@@ -28,7 +28,10 @@ ROWS: dict[str, tuple[str, str]] = {
     "init": ("cyxjax.cli.init:main", "write a project of your own that trains at once"),
     "predict": ("cyxjax.cli.stored_run:predict", "write a run's model's outputs for the rows of a file"),
     "evaluate": ("cyxjax.cli.stored_run:evaluate", "measure a run's model on its own or other samples"),
-    "export": ("cyxjax.cli.stored_run:export", "write a run's model as safetensors, StableHLO or ONNX"),
+    "export": (
+        "cyxjax.cli.stored_run:export",
+        "write a run's model as safetensors, HF folder, StableHLO or ONNX",
+    ),
     "audit": ("cyxjax.cli.audit:main", "prove that a run saw every sample once an epoch, in its place"),
     "report": ("cyxjax.cli.report:main", "draw a run, or several compared, as one HTML page"),
     "hash": ("cyxjax.cli.hash:main", "digest every bit of a run, or name what differs between two"),

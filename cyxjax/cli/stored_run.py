@@ -10,7 +10,7 @@ from typing import Any
 from cyxjax.command import Parser
 from cyxjax.errors import EXIT_OK, ConfigError
 
-_TO = ("safetensors", "stablehlo", "onnx")
+_TO = ("safetensors", "hf", "stablehlo", "onnx")
 # names that promise a format; any other name says nothing
 _OTHER_FORMATS = {
     ".safetensors",
@@ -105,12 +105,13 @@ def predict(argv: Sequence[str]) -> int:
 def export(argv: Sequence[str]) -> int:
     """`cyxjax export RUN FILE --to FORMAT`: the trained model as a file for other programs."""
     parser = _parser("export", "Writes a run's model for other programs.", " digits.safetensors")
-    parser.add_argument("file", type=Path, help="the file to write, replaced if there")
+    parser.add_argument("file", type=Path, help="the file to write, replaced if there; for hf a new folder")
     parser.add_argument(
         "--to",
         choices=_TO,
         default="safetensors",
-        help="safetensors: parameters, with the configuration in its header; stablehlo: a program that needs "
+        help="safetensors: parameters, with the configuration in its header; hf: a folder with config.json "
+        "and model.safetensors, by the names of init_from.map or torch's; stablehlo: a program that needs "
         "neither cyxjax nor the model's code; onnx: the same for ONNX runtimes (pip install 'cyxjax[onnx]')",
     )
     parser.add_argument("--platforms", help="stablehlo: also for these, such as cuda,tpu")
@@ -119,10 +120,12 @@ def export(argv: Sequence[str]) -> int:
         raise ConfigError(
             "--platforms is of StableHLO; an ONNX file runs wherever its runtime does. HINT: leave it out."
         )
-    if given.to == "safetensors" and (given.platforms or given.batch_size):
+    if given.to in ("safetensors", "hf") and (given.platforms or given.batch_size):
         raise ConfigError(
-            "--platforms and --batch-size are of a program, safetensors holds none. HINT: --to stablehlo"
+            f"--platforms and --batch-size are of a program, {given.to} holds none. HINT: --to stablehlo"
         )
+    if given.to == "hf" and given.file.exists():
+        raise ConfigError(f"{given.file} is there already. HINT: name a new folder.")
     if given.file.suffix in _OTHER_FORMATS - {f".{given.to}"}:
         raise ConfigError(
             f"{given.file}: --to {given.to} writes another format than this name says. "
@@ -139,6 +142,8 @@ def export(argv: Sequence[str]) -> int:
             said = stored_run.to_stablehlo(run, given.file, given.batch_size, platforms)
         elif given.to == "onnx":
             said = stored_run.to_onnx(run, given.file, given.batch_size)
+        elif given.to == "hf":
+            said = stored_run.to_hf(run, given.file)
         else:
             said = stored_run.to_safetensors(run, given.file)
         _say(run, f"step {run.step}: {said} -> {given.file}")

@@ -6,7 +6,7 @@ Flax's (`weight` is kernel, scale or embedding, `running_mean` mean), and wrappe
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,16 @@ _LAST = {
     "gamma": ("scale",),
     "beta": ("bias",),
 }
+_TORCHS = {
+    "kernel": "weight",
+    "scale": "weight",
+    "embedding": "weight",
+    "mean": "running_mean",
+    "var": "running_var",
+}
+_PREFIXES = ("model_state/batch_stats/", "model_state/", "params/", "")
 _SHOWN = 12
+Rule = tuple[str, re.Match[str], str | None]  # a pattern, what its stars matched, the name in the model
 
 
 class Filled(NamedTuple):
@@ -61,18 +70,47 @@ def fill(
     return Filled(values, list(_table(weights, sources, missing, over)))
 
 
+def exported(arrays: Mapping[str, np.ndarray], rules: Mapping[str, str | None]) -> dict[str, np.ndarray]:
+    """The model's `arrays` under the names and in the layouts from which `fill` with these rules reads them.
+
+    A rule that fits is reversed; other names become torch's, or stay where torch's would be ambiguous.
+    Raises: ConfigError where the rules map an array's own name to another.
+    """
+    patterns = _patterns(rules)
+    names: dict[str, str] = {}
+    for target in arrays:
+        for name in _names_for(target, rules):
+            if name not in names and _target(name, _rule(name, patterns), arrays) == target:
+                names[name] = target
+                break
+        else:
+            raise ConfigError(f"no name in a file maps to {target}. HINT: fewer stars.", key="init_from.map")
+    return {name: _turned(name, target, arrays[target], back=True) for name, target in names.items()}
+
+
+def _names_for(target: str, rules: Mapping[str, str | None]) -> Iterator[str]:
+    shorts = [target.removeprefix(prefix) for prefix in _PREFIXES if target.startswith(prefix)]
+    for pattern, put in rules.items():
+        if put and put.count("*") == pattern.count("*"):
+            matches = (_regex(put).fullmatch(short) for short in shorts)
+            yield from (_with_stars(pattern, match.groups()) for match in matches if match)
+    above, slash, last = shorts[0].rpartition("/")
+    yield f"{above}{slash}{_TORCHS.get(last, last)}".replace("/", ".")
+    yield target
+
+
 def _sources(
     weights: Weights, targets: Mapping[str, Any], rules: Mapping[str, str | None]
 ) -> Iterator[tuple[str, str]]:
     """(target, the array for it)."""
-    patterns = [(pattern, _regex(pattern), put) for pattern, put in rules.items()]
+    patterns = _patterns(rules)
     used: set[str] = set()
     taken: dict[str, str] = {}
     for name in weights.arrays:
-        rule = next(((p, m, put) for p, regex, put in patterns if (m := regex.fullmatch(name))), None)
+        rule = _rule(name, patterns)
         if rule is not None:
             used.add(rule[0])
-        target = _named(rule, targets) if rule else _guess(name, targets)
+        target = _target(name, rule, targets)
         if target is None:
             continue
         if target in taken:
@@ -81,25 +119,37 @@ def _sources(
             )
         taken[target] = name
         yield target, name
-    for pattern in rules:
-        if pattern not in used:
+    for pattern, put in rules.items():
+        if put and pattern not in used:
             near = nearest(pattern, list(weights.arrays)[:200])
             raise ConfigError(f"{pattern!r} matches no array. HINT: {near[:300]}", key="init_from.map")
+
+
+def _patterns(rules: Mapping[str, str | None]) -> list[tuple[str, re.Pattern[str], str | None]]:
+    return [(pattern, _regex(pattern), put) for pattern, put in rules.items()]
+
+
+def _rule(name: str, patterns: list[tuple[str, re.Pattern[str], str | None]]) -> Rule | None:
+    """The first rule that matches a file's name."""
+    return next(((p, m, put) for p, regex, put in patterns if (m := regex.fullmatch(name))), None)
+
+
+def _target(name: str, rule: Rule | None, targets: Mapping[str, Any]) -> str | None:
+    return _named(rule, targets) if rule else _guess(name, targets)
 
 
 def _regex(pattern: str) -> re.Pattern[str]:
     return re.compile("(.*?)".join(map(re.escape, pattern.split("*"))), re.DOTALL)
 
 
-def _named(rule: tuple[str, re.Match[str], str | None], targets: Mapping[str, Any]) -> str | None:
+def _named(rule: Rule, targets: Mapping[str, Any]) -> str | None:
     """The name that a rule maps an array to; None where it leaves the array out."""
     pattern, match, put = rule
     if not put:
         return None
-    first, *rest = put.split("*")
-    if len(rest) > len(match.groups()):
+    if put.count("*") > len(match.groups()):
         raise ConfigError(f"{pattern!r}: {put!r} has more stars. HINT: as many at most.", key="init_from.map")
-    name = first + "".join(text + after for text, after in zip(match.groups(), rest, strict=False))
+    name = _with_stars(put, match.groups())
     found = next((full for full in _full(name) if full in targets), None)
     if found is None:
         short = [target.removeprefix("params/") for target in targets]
@@ -108,6 +158,11 @@ def _named(rule: tuple[str, re.Match[str], str | None], targets: Mapping[str, An
             key="init_from.map",
         )
     return found
+
+
+def _with_stars(pattern: str, texts: Sequence[str]) -> str:
+    first, *rest = pattern.split("*")
+    return first + "".join(text + after for text, after in zip(texts, rest, strict=False))
 
 
 def _full(name: str) -> tuple[str, ...]:
@@ -123,11 +178,12 @@ def _guess(name: str, targets: Mapping[str, Any]) -> str | None:
     return next((full for one in names for full in _full(one) if full in targets), None)
 
 
-def _turned(name: str, target: str, array: np.ndarray) -> np.ndarray:
-    """torch keeps (out, in, *window), Flax (*window, in, out)."""
+def _turned(name: str, target: str, array: np.ndarray, *, back: bool = False) -> np.ndarray:
+    """torch keeps (out, in, *window), Flax (*window, in, out); back: to torch's layout."""
     if not _is_torchs(name, target) or array.ndim < 2:
         return array
-    return np.moveaxis(array, (0, 1), (-1, -2))
+    first, last = (0, 1), (-1, -2)
+    return np.moveaxis(array, last, first) if back else np.moveaxis(array, first, last)
 
 
 def _is_torchs(name: str, target: str) -> bool:

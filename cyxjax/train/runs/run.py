@@ -1,6 +1,7 @@
 """A run folder as a trained model: what its configuration names, made again, at one of its checkpoints."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from cyxjax.core.trees import named_leaves
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError
+from cyxjax.files import read_plain, write_whole
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.checkpoint_comparison import changed_data
 from cyxjax.train.experiment import stored_info, trainer_of
@@ -28,6 +30,7 @@ from cyxjax.train.start.named import data_of
 from cyxjax.train.runs.onnx import write_onnx
 from cyxjax.train.runs.stablehlo import write_stablehlo
 from cyxjax.train.trainer import DistributedTrainer
+from cyxjax.weights.match import exported
 
 PyTree = Any
 PARTS = ("train", "val", "test")
@@ -125,13 +128,50 @@ def to_safetensors(run: StoredRun, path: Path) -> str:
 
     Says in a few words what it wrote; on rank 0. Raises: CheckpointError if it cannot be written.
     """
-    params, model_state = run.trainer.values
-    trees = {"params": params, "model_state": model_state}
-    arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(trees)}
+    arrays = _arrays(run)
     about = {"cyxjax_step": str(run.step), "cyxjax_config": run.config.to_yaml()}
     about |= {"cyxjax_data": run.info.to_json()}
     if run.trainer.is_master():
         exporting.to_safetensors(path, {name: Entry.of(array) for name, array in arrays.items()}, about)
+    return _size(arrays)
+
+
+def to_hf(run: StoredRun, folder: Path) -> str:
+    """Writes model.safetensors and config.json into the new `folder`, as Hugging Face lays them out.
+
+    Names and layouts are those that `init_from` with the run's own map reads: its rules reversed, torch's elsewhere.
+    Says in a few words what it wrote; on rank 0. Raises: ConfigError, CheckpointError if it cannot be written.
+    """
+    arrays = exported(_arrays(run), run.config.init_from.rules)
+    if run.trainer.is_master():
+        folder.mkdir()
+        entries = {name: Entry.of(array) for name, array in arrays.items()}
+        exporting.to_safetensors(folder / "model.safetensors", entries, {"format": "pt"})
+        write_whole(folder / "config.json", json.dumps(_hf_config(run), indent=2) + "\n")
+    return _size(arrays)
+
+
+def _hf_config(run: StoredRun) -> dict[str, Any]:
+    """The config.json that `init_from.path` came with, or a new one; with the model's name and options."""
+    names, init_from = run.info.class_names, run.config.init_from
+    found: dict[str, Any] = {"architectures": [type(run.model).__name__], "model_type": "cyxjax"}
+    if names:
+        found["id2label"] = dict(enumerate(names))
+    before = Path(init_from.path or "", "config.json")
+    if init_from.path and before.is_file():
+        found |= json.loads(read_plain(before))
+    model = {"name": run.config.model.name, "options": run.config.model.options}
+    return found | {"cyxjax": {"step": run.step, "model": model, "init_from_map": init_from.rules}}
+
+
+def _arrays(run: StoredRun) -> dict[str, np.ndarray]:
+    """Parameters and model state by name, as evaluation sees them."""
+    params, model_state = run.trainer.values
+    trees = {"params": params, "model_state": model_state}
+    return {name: np.asarray(leaf) for name, leaf in named_leaves(trees)}
+
+
+def _size(arrays: Mapping[str, np.ndarray]) -> str:
     return f"{len(arrays)} arrays, {sum(a.nbytes for a in arrays.values()) / 1e6:.2f} MB"
 
 

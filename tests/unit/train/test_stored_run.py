@@ -7,6 +7,7 @@ from unittest import mock
 
 import jax
 import numpy as np
+import optax
 import pytest
 import yaml
 from safetensors import safe_open
@@ -20,6 +21,7 @@ from cyxjax.errors import CheckpointError, ConfigError, DataError
 from cyxjax.train import experiment
 from cyxjax.train.runs import onnx, stablehlo, tables
 from cyxjax.train.runs import run as stored
+from tests.support.brought import made
 from tests.support.trainers import use_devices
 
 ROWS = np.random.default_rng(5).normal(size=(5, 4)).astype(np.float32)
@@ -280,6 +282,8 @@ def test_columns_that_lie_elsewhere_are_not_measured(found, told):
         (["export", "RUN", "o.pt", "--to", "stablehlo"], "--to stablehlo writes another format"),
         (["export", "RUN", "o.onnx", "--to", "onnx", "--platforms", "cpu"], "--platforms is of StableHLO"),
         (["export", "RUN", "o.st", "--platforms", "cpu"], "safetensors holds none"),
+        (["export", "RUN", "o", "--to", "hf", "--batch-size", "2"], "hf holds none"),
+        (["export", "RUN", ".", "--to", "hf"], ". is there already"),
         (["export", "RUN", "o", "--to", "stablehlo", "--platforms", "abacus"], "platform 'abacus': expected"),
     ],
 )
@@ -304,6 +308,31 @@ def test_safetensors_say_what_they_are_of(moved, tmp_path, capsys):
     assert yaml.safe_load(about["cyxjax_config"])["model"]["name"] == "tests.support.brought:Net"
     assert (about["cyxjax_step"], DatasetInfo.from_json(about["cyxjax_data"]).num_classes) == ("2", 2)
     assert "step 2: 4 arrays, 0.00 MB -> " in capsys.readouterr().out
+
+
+def test_an_hf_folder_starts_another_run_with_the_same_bits(moved, tmp_path, capsys):
+    """What init_from named in the folder it came from is named so in the folder that is written."""
+    rules = {"body.fc.*": "Dense_0/*", "pooler.*": None}
+    first, folder = tmp_path / "first", tmp_path / "hf"
+    first.mkdir()
+    (first / "config.json").write_text('{"model_type": "bert", "hidden_size": 3}')
+    values = yaml.safe_load((moved / "config.yaml").read_text())
+    values["init_from"] = {"path": str(first), "map": rules}
+    (moved / "config.yaml").write_text(yaml.safe_dump(values))
+    assert command("export", moved, folder, "--to", "hf") == 0
+    assert f"step 2: 4 arrays, 0.00 MB -> {folder}" in capsys.readouterr().out
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    about = json.loads((folder / "config.json").read_text())
+    assert (about["model_type"], about["hidden_size"], about["cyxjax"]["step"]) == ("bert", 3, 2)
+    wanted = cx.load_run(moved).params
+    with safe_open(folder / "model.safetensors", "np") as file:
+        assert sorted(file.keys()) == ["Dense_1.bias", "Dense_1.weight", "body.fc.bias", "body.fc.kernel"]
+        np.testing.assert_array_equal(file.get_tensor("Dense_1.weight"), wanted["Dense_1"]["kernel"].T)
+    process_group.finalize()
+    trainer = cx.DistributedTrainer(made, cx.CrossEntropyLoss(), optax.sgd(0.1))
+    begin = cx.TrainingConfig(init_from={"path": str(folder), "map": rules}, batch_size=4, verbose=False)
+    trainer.prepare(ROWS, np.zeros(5, np.int32), config=begin)
+    jax.tree.map(np.testing.assert_array_equal, trainer.params, wanted)
 
 
 def test_stablehlo_runs_without_us(moved, run, tmp_path, capsys):

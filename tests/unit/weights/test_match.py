@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from cyxjax.checkpoint.exporting import export
 from cyxjax.checkpoint.store import Snapshot, StepStore
 from cyxjax.errors import CheckpointError, ConfigError
-from cyxjax.weights.match import fill
+from cyxjax.weights.match import exported, fill
 from cyxjax.weights.read import read_weights
 from cyxjax.weights.stored import Stored, Weights
 
@@ -146,6 +146,40 @@ def test_rules_meet_other_names():
     rules = {"enc.layer.*.fc.weight": "Block_*/Dense_0/kernel", "pooler": None}
     found = fill(weights, targets, rules, strict=True)
     np.testing.assert_array_equal(found.values["params/Block_1/Dense_0/kernel"], 2 * KERNEL.T)
+
+
+def test_what_is_exported_is_found_again_under_the_names_of_the_rules():
+    model = {
+        "params/Block_0/Dense_0/kernel": KERNEL,
+        "params/Block_1/Dense_0/kernel": 2 * KERNEL,
+        "params/Block_1/norm/scale": BIAS,
+        "params/conv/kernel": np.arange(210, dtype=np.float32).reshape(5, 7, 3, 2),
+        "params/both/kernel": KERNEL,
+        "params/both/scale": BIAS,
+        "params/odd.name/bias": BIAS,
+        "model_state/batch_stats/norm/mean": BIAS,
+    }
+    rules = {"enc.layer.*.fc.weight": "Block_*/Dense_0/kernel", "pooler.*": None, "*.*.gone": "*/left"}
+    found = exported(model, rules)
+    assert set(found) == {
+        "enc.layer.0.fc.weight",
+        "enc.layer.1.fc.weight",
+        "Block_1.norm.weight",
+        "conv.weight",
+        "both.weight",
+        "params/both/scale",
+        "params/odd.name/bias",
+        "norm.running_mean",
+    }
+    np.testing.assert_array_equal(found["enc.layer.1.fc.weight"], 2 * KERNEL.T)
+    assert found["conv.weight"].shape == (2, 3, 5, 7)
+    del rules["*.*.gone"]
+    again = fill(Weights({name: Stored.of(a) for name, a in found.items()}, "hf"), model, rules, strict=True)
+    assert again.values.keys() == model.keys()
+    for name, array in again.values.items():
+        np.testing.assert_array_equal(array, model[name])
+    with pytest.raises(ConfigError, match="params/b"):
+        exported({"params/a": BIAS, "params/b": BIAS}, {"*": "a"})
 
 
 @pytest.mark.parametrize(
