@@ -29,6 +29,9 @@ def evaluated(text):
 
 
 def test_it_goes_on_and_one_process_and_two_read_the_same(tmp_path, capsys, group):
+    import orbax.checkpoint.experimental.v1 as ocp  # each worker imports every file of tests
+
+    (tmp_path / "joined").mkdir()
     folder, more = tmp_path / "run", ["--model.name", "mlp", "--comm", "fsdp", "--offload", "optimizer"]
     run([*TWO, *command(folder, 1), *more])
     assert "Resuming from step 20" in run([*TWO, *command(folder, 2), *more])
@@ -43,9 +46,18 @@ def test_it_goes_on_and_one_process_and_two_read_the_same(tmp_path, capsys, grou
     one = evaluated(capsys.readouterr().out)
     assert one["samples"] == two["samples"]
     assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
+    assert len(list((folder / "checkpoints" / "step_00000040" / "arrays").iterdir())) == 2
     arrays, same = (load_file(tmp_path / name) for name in ("one", "two"))
     assert sorted(arrays) == sorted(same)
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, same[name])
+    here("checkpoint", "export", folder, tmp_path / "joined" / "state.safetensors")
+    stored = load_file(tmp_path / "joined" / "state.safetensors")
+    with ocp.Context(checkpoint_layout=ocp.options.CheckpointLayout.SAFETENSORS):
+        opened = ocp.load(tmp_path / "joined")
+    assert stored.keys() == opened.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(stored[name], array)
+        np.testing.assert_array_equal(opened[name], array)
     for words in (["audit"], ["checkpoint", "verify"], ["hash"], ["report"]):
         here(*words, folder)
