@@ -27,23 +27,30 @@ as a loss of one number is; None where it has no meaning."""
 GRAD_NORM = "grad_norm"
 
 
+def counts(target: jax.Array, ignore_index: int | None) -> jax.Array:
+    """Where labels count in a metric: those below 0 are padding of the user's loss, and name no class."""
+    labels = target >= 0
+    return labels if ignore_index is None else labels & (target != ignore_index)
+
+
 def accuracy(
     output: PyTree, target: PyTree, ignore_index: int | None = None
-) -> jax.Array | tuple[jax.Array, jax.Array] | None:
-    """1 where the largest logit (or the sign of a single one) is the label, averaged over positions.
+) -> tuple[jax.Array, jax.Array] | None:
+    """(part of a sample's labels that are the largest logit, part of its positions that have a label).
 
-    ignore_index: a label that counts nothing; then (values, weights) are given.
-    None unless target holds integer or boolean labels, or 0/1 of the output's shape is not what it holds.
+    ignore_index: a label that counts nothing. None unless target holds integer or boolean labels of two or
+    more outputs: one output is a number, a rate of counts or a logit, and not a class.
     """
     if not isinstance(output, jax.Array) or not isinstance(target, jax.Array):
         return None
     target = as_labels(target)
-    if not jnp.issubdtype(target.dtype, jnp.integer) or output.shape[:-1] != target.shape:
+    is_logits = output.shape[:-1] == target.shape and output.shape[-1] > 1
+    if not jnp.issubdtype(target.dtype, jnp.integer) or not is_logits:
         return None
-    hit = (jnp.argmax(output, -1).astype(target.dtype) == target).astype(jnp.float32)
-    if ignore_index is not None:
-        return hit, (target != ignore_index).astype(jnp.float32)
-    return hit.reshape(hit.shape[0], -1).mean(1)
+    right = jnp.argmax(output, -1).astype(target.dtype) == target
+    hit, kept = (a.reshape(len(a), -1) for a in (right, counts(target, ignore_index)))
+    labels = kept.sum(1)
+    return (hit & kept).sum(1) / jnp.maximum(labels, 1), labels / kept.shape[1]
 
 
 def _whole(output: PyTree, target: PyTree) -> tuple[PyTree, PyTree]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cyxjax.core.metrics import Metric
+from cyxjax.core.metrics import Metric, counts
 from cyxjax.core.statistics import Statistic, of_sums
 from cyxjax.errors import ConfigError, DataError
 
@@ -31,10 +31,10 @@ def top_k(k: int, *, ignore_index: int | None = None) -> Metric:
                 f"top_k({k}) of {output.shape[-1]} classes is always right. HINT: k below their number.",
                 key="metrics",
             )
-        counts = _counts(target, ignore_index)
-        label = jnp.where(counts, target, 0).astype(jnp.int32)
+        kept = counts(target, ignore_index)
+        label = jnp.where(kept, target, 0).astype(jnp.int32)
         own = jnp.take_along_axis(output, label[..., None], axis=-1)
-        return ((output > own).sum(-1) < k).astype(jnp.float32), counts.astype(jnp.float32)
+        return _where((output > own).sum(-1) < k, kept)
 
     return hits
 
@@ -51,7 +51,7 @@ def per_class(names: Sequence[str], *, ignore_index: int | None = None) -> dict[
 
     def precision(number: int) -> Metric:
         def right(output: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return _where(target == number, (_guess(output) == number) & _counts(target, ignore_index))
+            return _where(target == number, (_guess(output) == number) & counts(target, ignore_index))
 
         return right
 
@@ -65,10 +65,6 @@ def _where(right: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _guess(output: jax.Array) -> jax.Array:
     return jnp.argmax(output, -1)
-
-
-def _counts(target: jax.Array, ignore_index: int | None) -> jax.Array:
-    return jnp.ones(target.shape, bool) if ignore_index is None else target != ignore_index
 
 
 _AVERAGES = ("macro", "micro", "weighted", "binary", None)
@@ -205,14 +201,13 @@ def _labelled(
         )
     weights = _of_positions(target, weight, ignore_index)
     label = jnp.where(weights > 0, target.astype(jnp.int32), 0)
-    label = jnp.where(label < 0, num_classes, label)  # no class: counted nowhere (jax counts -1 from the end)
     return label.ravel(), guess.ravel(), weights.ravel()
 
 
 def _of_positions(target: jax.Array, weight: jax.Array, ignore_index: int | None) -> jax.Array:
     """`weight` of a sample at each of its positions, 0 at those that are ignored."""
     weights = jnp.broadcast_to(weight.reshape(-1, *[1] * (target.ndim - 1)), target.shape)
-    return weights if ignore_index is None else jnp.where(target == ignore_index, 0.0, weights)
+    return jnp.where(counts(target, ignore_index), weights, 0.0)
 
 
 def _score(output: jax.Array, target: jax.Array, positive: int) -> tuple[jax.Array, jax.Array]:
@@ -241,8 +236,8 @@ def _entropy(ignore_index: int | None) -> Any:
         weights, classes = _of_positions(target, weight, ignore_index), output.shape[-1]
         label = jnp.where(weights > 0, target.astype(jnp.int32), 0)
         log_p = jax.nn.log_softmax(output.astype(jnp.float32))
-        picked = jnp.take_along_axis(log_p, jnp.clip(label, 0, classes - 1)[..., None], axis=-1)[..., 0]
-        each = jnp.where((label >= 0) & (label < classes), -picked, jnp.nan)
+        picked = jnp.take_along_axis(log_p, jnp.minimum(label, classes - 1)[..., None], axis=-1)[..., 0]
+        each = jnp.where(label < classes, -picked, jnp.nan)
         return jnp.stack([jnp.where(weights > 0, weights * each, 0.0).sum(), weights.sum()])
 
     return counted

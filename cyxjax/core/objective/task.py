@@ -16,7 +16,7 @@ from cyxjax.core.losses import (
     UserLoss,
     as_per_example,
 )
-from cyxjax.core.metrics import Metric, Metrics
+from cyxjax.core.metrics import Metric, Metrics, accuracy
 from cyxjax.core.objective.foreign_metrics import as_statistic
 from cyxjax.core.objective.global_loss import ContrastiveLoss, GlobalLoss, sees_whole_batch
 from cyxjax.core.objective.terms import SumOfTerms, Term, num_means
@@ -254,9 +254,8 @@ def _divergence(output: PyTree, target: PyTree) -> jax.Array:
     return -0.5 * (1 + logvar - jnp.square(mean) - jnp.exp(logvar)).sum(1)
 
 
-def _of_labels(output: jax.Array, target: PyTree) -> jax.Array:
-    hit = jnp.argmax(output, -1).astype(target[0].dtype) == target[0]
-    return hit.astype(jnp.float32).reshape(len(hit), -1).mean(1)
+def _of_labels(output: jax.Array, target: PyTree) -> tuple[jax.Array, jax.Array] | None:
+    return accuracy(output, target[0])
 
 
 def _soft(temperature: float, output: jax.Array, target: PyTree) -> jax.Array:

@@ -17,7 +17,7 @@ NAMES = ["cat", "dog", "cow", "hen"]
 
 def measured(metrics, logits, labels, cuts):
     """Means after sums over parts of the samples, as replicas make them; the last row is padding."""
-    total, sums = np.zeros((len(metrics.names), 2)), jax.jit(metrics.sums)
+    total, sums = np.zeros((metrics.num_rows, 2)), jax.jit(metrics.sums)
     for rows in np.split(np.arange(len(labels)), cuts):
         o, t = (np.concatenate([a[rows], a[:1]]) for a in (logits, labels))
         weight = jnp.float32([1] * len(rows) + [0])
@@ -39,13 +39,14 @@ def test_they_are_scikit_learn_s_over_any_split(cuts):
         assert (found[f"recall_{name}"], found[f"precision_{name}"]) == (pytest.approx(r), pytest.approx(p))
 
 
-def test_what_is_ignored_counts_nowhere():
-    labels = np.where(np.arange(40) % 3 == 0, -1, LABELS)
-    metrics = cx.Metrics(
-        {"top2": cx.top_k(2, ignore_index=-1), **cx.per_class(NAMES, ignore_index=-1)}, ignore_index=-1
-    )
-    kept = labels >= 0
-    plain = cx.Metrics({"top2": cx.top_k(2), **cx.per_class(NAMES)})
+@pytest.mark.parametrize(("code", "ignore_index"), [(-1, -1), (-100, None), (9, 9)])
+def test_what_is_ignored_or_below_0_counts_nowhere(code, ignore_index):
+    labels = np.where(np.arange(40) % 3 == 0, code, LABELS)
+    own = {"top2": cx.top_k(2, ignore_index=ignore_index), **cx.per_class(NAMES, ignore_index=ignore_index)}
+    own |= {"f1": cx.F1(4, ignore_index=ignore_index), "ppl": cx.Perplexity(ignore_index=ignore_index)}
+    metrics = cx.Metrics(own, ignore_index=ignore_index)
+    kept = labels != code
+    plain = cx.Metrics({"top2": cx.top_k(2), **cx.per_class(NAMES), "f1": cx.F1(4), "ppl": cx.Perplexity()})
     ours, theirs = measured(metrics, LOGITS, labels, [9]), measured(plain, LOGITS[kept], LABELS[kept], [9])
     assert ours == pytest.approx(theirs)
 

@@ -32,6 +32,18 @@ def test_what_padding_holds_is_not_measured():
     assert np.asarray(Metrics().sums(losses, LOGITS, LABELS, weight))[0].tolist() == [7, 3]
 
 
+def test_labels_below_0_are_padding_and_one_output_is_no_class():
+    # Of the labels 0, 1 and 0 the first two are found; positions below 0 are padding of the user's own loss.
+    labels, losses, weight = jnp.array([0, 1, -1, 0]), jnp.ones(4), jnp.ones(4)
+
+    def accuracy(logits, labels):
+        return np.asarray(Metrics().sums(losses, logits, labels, weight))[1].tolist()
+
+    assert accuracy(LOGITS.at[3].set(jnp.array([0.0, 1.0])), labels) == [2, 3]
+    assert accuracy(LOGITS[:, None], jnp.array([[0], [1], [-100], [0]])) == [3, 3]
+    assert accuracy(LOGITS[:, :1], labels) == [0, 0]
+
+
 def test_halves_add_up_to_the_whole():
     weight, losses = jnp.ones(4, jnp.float32), jnp.arange(4, dtype=jnp.float32)
     whole = (losses, LOGITS, LABELS, weight)
