@@ -20,8 +20,8 @@ from cyxjax.errors import DataError
 def stream(
     local: int, loader: Iterable[Any], accumulation: int, place: Any = None, size: int = 0
 ) -> Iterator[HostBatch]:
-    """`accumulation` loader batches as one step's rows for `local` shares; the first one fixes how many,
-    or `size`: what is read on from a place may begin with a short one."""
+    """`accumulation` loader batches as one step's rows for `local` shares; the first one says how many are
+    padded to, or `size`: what is read on from a place may begin with a short one."""
     reader = Reader(loader, place)
     batches = reader.pairs()
     if accumulation > 1:  # a loader may fill the same arrays again for its next batch
@@ -68,14 +68,18 @@ def _passes(loader: Any, place: Any) -> Iterator[tuple[tuple[Any, Any], Any]]:
 
 
 def _deal(group: list[tuple[Any, Any]], local: int, accumulation: int, size: int) -> HostBatch:
-    """Rows ordered (replica, micro-batch, slot); a short batch repeats its samples with weight 0."""
+    """Rows ordered (replica, micro-batch, slot); a short batch repeats its samples with weight 0.
+
+    One larger than `size` has its own size, which does not depend on where reading began.
+    """
     refuse_wrapping(group)  # here its row is still the loader's
     counts = [rows_of(part) for part in group]
-    if max(counts) > size * local:
+    if max(counts) > size * local and jax.process_count() > 1:
         raise DataError(
-            f"the loader gave a batch of {max(counts)} samples after one of at most {size * local}; "
-            "expected its first batch to be the largest. HINT: let only the last batch be short."
+            f"the loader gave a batch of {max(counts)} samples after one of at most {size * local}; of "
+            "several processes each pads its batches to the first one. HINT: let the first be the largest."
         )
+    size = max(size, -(-max(counts) // local))
     counts += [0] * (accumulation - len(counts))
     starts = np.cumsum([0, *counts[:-1]])
     replica = np.arange(local)[:, None, None]

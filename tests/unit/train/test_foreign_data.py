@@ -1,8 +1,12 @@
 """Data as people hold them, lists, frames, paths, words: read as meant, or refused with the way."""
 
+import itertools
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import cyxjax as cx
@@ -13,6 +17,7 @@ from cyxjax.train import experiment
 from cyxjax.train.feeding import fit_data
 from tests.unit.train.test_foreign_loaders import Loader, X, Y, bits, fit
 
+ce = optax.losses.softmax_cross_entropy_with_integer_labels
 BATCHES = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 24, 8)]
 
 
@@ -52,6 +57,24 @@ def test_only_a_run_that_keeps_a_ledger_is_to_be_audited(tmp_path):
     assert "audit" not in experiment._next_commands(config, history)
     config.run_folder.ledger.touch()
     assert f"cyxjax audit {tmp_path};" in experiment._next_commands(config, history)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_batches_may_be_of_any_size_in_any_order(devices):
+    cuts = [0, 3, 16, 17, 24]
+    batches = [(X[a:b], Y[a:b]) for a, b in itertools.pairwise(cuts)]
+    with cx.testing.devices(devices):
+        apply = lambda params, x: x @ params["w"]  # noqa: E731
+        trainer = cx.DistributedTrainer(
+            ({"w": jnp.zeros((4, 3))}, apply), cx.CrossEntropyLoss(), optax.sgd(0.5)
+        )
+        trainer.fit(cx.data.Batches(batches), epochs=2, verbose=False, checkpoint_every_n_epochs=0)
+        loss, _ = trainer.evaluate(cx.data.Batches(batches))
+        assert loss == pytest.approx(trainer.evaluate(X[:24], Y[:24])[0], rel=1e-6)
+        w = jnp.zeros((4, 3))
+        for x, y in batches * 2:
+            w -= 0.5 * jax.grad(lambda w, x=x, y=y: ce(x @ w, y).mean())(w)
+        np.testing.assert_allclose(trainer.params["w"], w, rtol=1e-5, atol=1e-6)
 
 
 def test_batches_are_a_loader():
