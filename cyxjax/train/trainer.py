@@ -116,8 +116,8 @@ class DistributedTrainer(GivenOnce):
         data as validation_data=(X_val, y_val). schedule: optimizer steps done -> factor on the optimizer's
         learning rate; lr_schedule: optimizer steps done -> learning rate. ckpt_path: as `load_checkpoint`.
         run_dir: a folder for metrics, history, checkpoints and a report; sinks: see `TrainConfig`.
-        A second call goes on from the trained parameters, also after one that ended in an error. With
-        `config.resume` a run that was cut short goes on from its newest good checkpoint.
+        A second call goes on from the trained parameters with a new optimizer state, also after one that
+        ended in an error. With `config.resume` a run that was cut short goes on from its newest checkpoint.
         Raises: ConfigError and DataError before anything is written;
         NotSavedError after the end, with the trained parameters in place, if they could not be saved;
         SystemExit(143) after SIGTERM, once the state is saved: a program that went on would end with 0, and
