@@ -1,6 +1,6 @@
 """The keywords of `fit`: those of its configuration, and the ways other libraries pass data and rates."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from cyxjax.config.experiment import TrainConfig
@@ -29,11 +29,17 @@ def parse(
 
     `settings` are keys of the configuration; they replace those of `config`, which stays as it is. With
     run_dir or another key of a run folder it becomes a `TrainConfig`.
-    known: the other keywords of `fit`. Raises: ConfigError for a keyword that is neither.
+    known: the other keywords of `fit`. Raises: ConfigError for a keyword that is neither, and for a
+    run folder that cannot be one.
     """
     given = list(data)
     if given and isinstance(given[-1], DistributedTrainingConfig):
         config = given.pop()
+    if len(given) == 1 and isinstance(given[0], Mapping) and "train" in given[0]:
+        raise ConfigError(
+            f"fit got a {type(given[0]).__name__} of parts of the data: {', '.join(map(str, given[0]))}. "
+            "HINT: fit(data['train'], data['val']) of datasets or loaders, fit(X, y) of arrays."
+        )
     taken = {*DistributedTrainingConfig.model_fields, *_OF_A_RUN_FOLDER}
     for word in settings:
         if word not in taken:
@@ -47,6 +53,8 @@ def parse(
     if validation_data is not None:
         is_pair = isinstance(validation_data, tuple | list) and len(given) == len(validation_data) == 2
         given += list(validation_data) if is_pair else [validation_data]
+    if isinstance(config, TrainConfig):
+        config.run_folder.refuse_unusable()
     return tuple(given), config
 
 

@@ -5,7 +5,7 @@ import pytest
 from flax import linen
 
 import cyxjax as cx
-from cyxjax.errors import DataError
+from cyxjax.errors import ConfigError, DataError
 from tests.support.trainers import X, Y, config, mlp
 from tests.support.trainers import own_group as own_group
 
@@ -18,6 +18,18 @@ class Loader:
 
     def __iter__(self):
         return iter([(X[i : i + 8], self.y[i : i + 8]) for i in range(0, 24, 8)])
+
+
+def test_fit_refuses_a_dict_of_parts_and_a_run_folder_that_is_a_file_or_holds_other_things(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    train = cx.DistributedTrainer(mlp(), "cross_entropy", "sgd")
+    with pytest.raises(ConfigError, match=r"train, val.*data\['train'\]"):
+        train.fit({"train": (X, Y), "val": (X, Y)}, config())
+    for folder in (tmp_path / "thesis.tex", tmp_path):
+        with pytest.raises(ConfigError, match=r"thesis\.tex") as refused:
+            train.fit(X, Y, epochs=1, run_dir=str(folder))
+        assert refused.value.key == "run_dir"
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 @pytest.mark.parametrize("label", [-1, 3])
