@@ -16,10 +16,6 @@ from tests.support.training import STEPS_PER_EPOCH, newest_step, write_experimen
 pytestmark = pytest.mark.multiprocess
 
 
-def children_of(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def scratch_of(run) -> list[Path]:
     return sorted(run.log_dir.glob("cyxjax-*"))  # TMPDIR of the run
 

@@ -11,29 +11,29 @@ SHORT_S = 2  # a file that is not in the table, about
 # A file that is new or has become quick only costs the balance; a name that is gone is refused by a test.
 SECONDS = """
 device/augment 1 15
-device/communication 16 5
+device/communication 10 0
 device/convergence 0 26
 device/convergence_text 0 24
-device/ddp 16 0
+device/ddp 10 0
 device/exact 6 8
 device/exact_controls 11 2
 device/exact_options 8 6
 device/exact_others 0 55
 device/exact_trainer 14 0
-device/flax_examples 10 46
-device/frozen 6 8
-device/fsdp 7 50
+device/flax_examples 9 38
+device/frozen 5 0
+device/fsdp 6 25
 device/fsdp_foreign 0 20
-device/fsdp_leaves 8 10
+device/fsdp_leaves 5 12
 device/fsdp_memory 8 2
-device/global_losses 7 8
-device/movers 9 15
-device/offload 4 10
-device/optimizers 7 20
-device/stored_parts 4 24
+device/global_losses 4 0
+device/movers 4 8
+device/offload 4 5
+device/optimizers 4 20
+device/stored_parts 4 8
 device/sync_contract 11 0
-device/tasks 11 28
-device/weighted_losses 8 6
+device/tasks 8 10
+device/weighted_losses 4 0
 faults/chaos 0 33
 faults/checkpoint_kill 7 0
 faults/exact 14 67
@@ -46,7 +46,7 @@ faults/launch_matrix 53 0
 faults/launch_suspended 10 70
 faults/launch_upkeep 8 4
 faults/other_host 12 0
-faults/polite_stop 0 40
+faults/polite_stop 0 30
 faults/resume 40 35
 faults/run_matrix 18 0
 faults/run_sink 8 0
@@ -73,7 +73,7 @@ multiprocess/launch_supervisor 6 0
 multiprocess/programs 7 15
 multiprocess/save_memory 0 13
 multiprocess/stored_parts 0 16
-multiprocess/train 15 31
+multiprocess/train 12 31
 unit/checkpoint/run_lock 7 0
 unit/cli/main 10 0
 unit/core/scores 9 0
@@ -82,19 +82,19 @@ unit/launch/handshake 5 15
 unit/launch/rendezvous 11 0
 unit/models/networks 10 0
 unit/models/pooling 3 9
-unit/models/replicas 3 9
+unit/models/replicas 2 0
 unit/observe/live 4 22
 unit/observe/report_in_browser 0 23
 unit/observe/tracking 7 0
 unit/testing 6 0
 unit/train/config_diff 7 0
 unit/train/off_is_off 7 0
-unit/train/steps 21 0
+unit/train/steps 8 0
 unit/train/stored_run 14 2
-unit/train/stream_places 13 23
+unit/train/stream_places 8 12
 unit/train/taken 9 0
-unit/train/trainer 17 0
-unit/train/trainer_state 10 0
+unit/train/trainer 9 0
+unit/train/trainer_state 6 0
 """
 
 

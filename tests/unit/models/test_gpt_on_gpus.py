@@ -15,15 +15,19 @@ from cyxjax.models.registry import get_model
 TINY = {"context_length": 16, "num_layers": 1, "num_heads": 2, "width": 16}
 
 
-@pytest.mark.parametrize("tie_weights", [True, False])
-def test_a_gpu_multiplies_whole_tiles_of_tokens(monkeypatch, tie_weights):
-    model = get_model("gpt")(TINY | {"vocab_size": 17, "tie_weights": tie_weights})
+def test_a_gpu_multiplies_whole_tiles_of_tokens(monkeypatch):
+    model = get_model("gpt")(TINY | {"vocab_size": 17})
     tokens = jnp.arange(20, dtype=jnp.int32).reshape(2, 10) % 17
-    variables = model.init(jax.random.key(0), tokens)
-    grads = jax.grad(lambda v: (model.apply(v, tokens) ** 2).sum())
-    here = model.apply(variables, tokens), grads(variables)
+    variables = jax.jit(model.init)(jax.random.key(0), tokens)
+
+    def outputs_and_gradients():
+        square = lambda out: ((out**2).sum(), out)  # noqa: E731
+        run = jax.grad(lambda v: square(model.apply(v, tokens)), has_aux=True)
+        return jax.jit(lambda v: run(v))(variables)  # traced anew: what it asks for hangs on the backend
+
+    here = outputs_and_gradients()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    there = model.apply(variables, tokens), grads(variables)
+    there = outputs_and_gradients()
     assert " = pad[" in str(jax.make_jaxpr(model.apply)(variables, tokens))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), here, there)
 

@@ -86,7 +86,7 @@ def test_an_average_in_parts_is_refused(comm):
         trainer(callbacks=[cx.EMA()]).fit(X, Y, config(comm=comm))
 
 
-@pytest.mark.parametrize("comm", ["zero1", "local_sgd", "bf16"])
+@pytest.mark.parametrize("comm", ["zero1", "local_sgd"])
 def test_the_learning_rate_falls_with_any_strategy(comm):
     one = trainer(callbacks=[cx.ReduceLROnPlateau(0.5, patience=1, monitor="train_loss", min_delta=10)])
     history = one.fit(X, Y, config(epochs=3, comm=comm))

@@ -145,9 +145,9 @@ def test_no_optimizer_no_parameters_and_no_model_are_said():
             call(trainer())
 
 
-@pytest.mark.parametrize("samples", [1, 3, 8])
+@pytest.mark.parametrize("samples", [1, 8])
 def test_more_replicas_than_samples_train_as_one_device_does(samples):
-    # 8 replicas x batch 4: one step over 1, 3 or 8 samples, the rest of it padding of weight 0.
+    # 8 replicas x batch 4: one step over 1 or 8 samples, the rest of it padding of weight 0.
     losses = {}
     for devices, batch_size in ((8, 4), (1, 32)):
         use_devices(devices)
@@ -159,7 +159,7 @@ def test_more_replicas_than_samples_train_as_one_device_does(samples):
 
 def test_results_do_not_depend_on_the_number_of_replicas():
     found = []
-    for devices in (1, 2, 8):
+    for devices in (1, 8):
         use_devices(devices)
         one = trainer()
         history = one.fit(X[:50], Y[:50], *VAL, config(batch_size=16 // devices))
@@ -168,9 +168,8 @@ def test_results_do_not_depend_on_the_number_of_replicas():
         )
         found.append(one.predict(X).ravel())
         assert one.evaluate(*VAL, batch_size=3) == pytest.approx(one.evaluate(*VAL), rel=1e-6)
-    for other in (1, 2):  # rounding of sums only
-        np.testing.assert_allclose(found[2 * other], found[0], rtol=2e-5)
-        np.testing.assert_allclose(found[2 * other + 1], found[1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[2], found[0], rtol=2e-5)  # rounding of sums only
+    np.testing.assert_allclose(found[3], found[1], rtol=1e-4, atol=1e-5)
 
 
 def test_accumulation_takes_the_same_steps_as_one_large_batch():
