@@ -8,6 +8,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from cyxjax.core.evaluation import build_consensus, build_predict_step
 from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import PerExample
 from cyxjax.core.memory import with_offload, with_remat
@@ -19,14 +20,7 @@ from cyxjax.core.objective.split_check import SplitCheck, split_check
 from cyxjax.core.optimizer import with_explained_errors, with_saved_keys
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.sentinel import Sentinel, build_sentinel
-from cyxjax.core.step import (
-    Batch,
-    TrainState,
-    build_consensus,
-    build_init,
-    build_predict_step,
-    state_spec,
-)
+from cyxjax.core.step import Batch, TrainState, build_init, state_spec
 from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import matches
 from cyxjax.sync.in_groups import for_part, part_of, trained

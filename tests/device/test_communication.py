@@ -10,10 +10,11 @@ import optax
 import pytest
 
 from cyxjax.cli import main as cli
+from cyxjax.core.evaluation import build_consensus, build_eval_step
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import PER_REPLICA, build_mesh
 from cyxjax.core.model.adapter import adapt
-from cyxjax.core.step import build_consensus, build_eval_step, build_train_step, init_state
+from cyxjax.core.step import build_train_step, init_state
 from cyxjax.core.strategy import reduce_then
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order

@@ -8,12 +8,13 @@ import optax
 import pytest
 from flax import linen
 
+from cyxjax.core.evaluation import build_consensus, build_predict_step
 from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import build_mesh, put_rows
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.precision import parse_policy, with_policy
-from cyxjax.core.step import build_consensus, build_predict_step, build_train_step, init_state
+from cyxjax.core.step import build_train_step, init_state
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.catalog import load_digits
 from cyxjax.data.order import Order

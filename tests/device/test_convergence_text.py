@@ -7,11 +7,12 @@ import numpy as np
 import optax
 import pytest
 
+from cyxjax.core.evaluation import build_consensus, build_eval_step
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import build_mesh, local_value
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.precision import parse_policy, with_policy
-from cyxjax.core.step import build_consensus, build_eval_step, build_train_step, init_state
+from cyxjax.core.step import build_train_step, init_state
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order
 from cyxjax.data.text import load_text

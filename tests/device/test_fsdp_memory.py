@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 
+from cyxjax.core.evaluation import build_consensus
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED, build_mesh
 from cyxjax.core.portable import compile_draw
 from cyxjax.core.replica import from_replica, model_map
-from cyxjax.core.step import build_consensus
 from cyxjax.observe.compiled_plan import collectives
 from cyxjax.sync.fsdp import whole
 from cyxjax.sync.zero1 import own_part

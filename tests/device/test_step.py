@@ -10,11 +10,12 @@ import optax
 import pytest
 from flax import linen, nnx
 
+from cyxjax.core.evaluation import build_eval_step
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, build_mesh
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
-from cyxjax.core.step import build_eval_step, build_train_step, init_state
+from cyxjax.core.step import build_train_step, init_state
 from cyxjax.core.strategy import Sync
 from cyxjax.data.batches import BatchPlan, HostBatch, read_batch
 from cyxjax.data.order import Order

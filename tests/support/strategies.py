@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import optax
 
+from cyxjax.core.evaluation import build_consensus
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED, build_mesh, put_rows
 from cyxjax.core.portable import place_state
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
-from cyxjax.core.step import TrainState, build_consensus, init_state, state_spec
+from cyxjax.core.step import TrainState, init_state, state_spec
 from cyxjax.core.strategy import Stepped, Sync, norm_row
 from cyxjax.sync.registry import build_sync
 

@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, step_key
+from cyxjax.core.evaluation import EvalState, infer, score, to_evaluate
 from cyxjax.core.exact.calls import Made, Part, PartProgram, Parts, compile_together, named
 from cyxjax.core.exact.repeatable import OPTIONS
 from cyxjax.core.losses import PerExample
@@ -31,16 +32,7 @@ from cyxjax.core.model.batch_stats import StatsAxes
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.split_check import split_check
 from cyxjax.core.replica import sync_map
-from cyxjax.core.step import (
-    EvalState,
-    TrainState,
-    infer,
-    next_state,
-    score,
-    sum_gradients,
-    to_evaluate,
-    with_checks,
-)
+from cyxjax.core.step import TrainState, next_state, sum_gradients, with_checks
 from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import PyTree
 

@@ -6,13 +6,14 @@ from typing import Any, Literal, Protocol
 
 from jax.sharding import Mesh
 
+from cyxjax.core.evaluation import build_eval_step
 from cyxjax.core.exact.step import Layout, PartsStep, build_parts_eval
 from cyxjax.core.exact.tree_sum import TreeSum
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.step import build_eval_step, build_train_step
+from cyxjax.core.step import build_train_step
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
 from cyxjax.train.feeding.placing import PartPlacer, Placer, RowPlacer
