@@ -1,1 +1,1 @@
-"""One command a file: words in, a room called."""
+"""The subcommands of `cyxjax`, one file each."""

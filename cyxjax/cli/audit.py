@@ -1,4 +1,4 @@
-"""`cyxjax audit RUN`: whether every sample came once an epoch; and if not, where not."""
+"""`cyxjax audit RUN`: whether each sample was used exactly once per epoch, and where not."""
 
 import json
 import os

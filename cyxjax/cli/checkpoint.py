@@ -1,4 +1,4 @@
-"""`cyxjax checkpoint ls|verify|export|prune DIR`: what is on disk, without starting a run."""
+"""`cyxjax checkpoint ls|verify|export|prune DIR`: works on stored checkpoints without starting a run."""
 
 import argparse
 import json

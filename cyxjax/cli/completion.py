@@ -1,4 +1,4 @@
-"""`cyxjax completion bash|zsh|fish`: what a shell needs to complete the words of `cyxjax`.
+"""`cyxjax completion bash|zsh|fish`: prints the script with which a shell completes `cyxjax` commands.
 
 The script is text that stands by itself: a shell that completes does not start Python.
 """

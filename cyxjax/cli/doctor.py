@@ -1,4 +1,4 @@
-"""`cyxjax doctor`: what this machine offers a training run, each item looked at, none assumed."""
+"""`cyxjax doctor`: checks what this machine offers a training run."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`cyxjax env`: which place in a group this process would take, and who says so."""
+"""`cyxjax env`: the rank, world size and address that this process would use, and their source."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What `cyxjax doctor` makes of what the ranks of a group said: pure functions, a row for each thing."""
+"""The checks of `cyxjax doctor` for a group: pure functions of the facts that all ranks sent."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

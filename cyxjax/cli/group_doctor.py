@@ -1,4 +1,4 @@
-"""`cyxjax doctor` under a launcher: the group is formed as a run would form it, and its parts are looked at.
+"""`cyxjax doctor` under a launcher: forms the group as a run would, and checks it.
 
 Every rank finds facts of its own and of its neighbours; rank 0 judges them (`group_checks`). Ranks talk
 through the coordination service, so that what is broken between two of them can still be told.

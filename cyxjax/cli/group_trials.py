@@ -1,4 +1,4 @@
-"""What `cyxjax doctor` tries out in a group: files in the run folder, reductions, two steps of training."""
+"""The trials of `cyxjax doctor` in a group: files in the run folder, all-reduces, two training steps."""
 
 import os
 import statistics

@@ -1,4 +1,4 @@
-"""`cyxjax hash RUN [RUN]`: digests of all bits a run keeps; of two, the first step and leaf that differ."""
+"""`cyxjax hash RUN [RUN]`: digests of a run's checkpoints, or where those of two runs first differ."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The `cyxjax` command: its first word chooses a room, the rest goes there. Loads only that room."""
+"""The `cyxjax` command: runs the subcommand that the first argument names, and imports only its module."""
 
 import sys
 from collections.abc import Sequence

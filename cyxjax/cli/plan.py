@@ -1,4 +1,4 @@
-"""`cyxjax plan --config X`: the step of an experiment, compiled and read, not run."""
+"""`cyxjax plan --config X`: compiles one step of an experiment and shows what it costs; trains nothing."""
 
 import json
 import statistics

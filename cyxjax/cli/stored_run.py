@@ -1,4 +1,4 @@
-"""`cyxjax predict|evaluate|export RUN`: what a run left behind, used."""
+"""`cyxjax predict|evaluate|export RUN`: uses the trained model of a run folder."""
 
 import argparse
 import json

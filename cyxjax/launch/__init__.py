@@ -1,4 +1,4 @@
-"""How processes come to be: find this process's place, meet the others, start jax, watch, end, start again.
+"""Starts processes: finds this process's rank, connects the group, starts jax, watches and restarts.
 
 Standard library only; jax is imported inside functions of `connect` and `backend`, once a place is known.
 Ways in: `clusters.discover`, `environment.prepare`, `connect.connect` and `disconnect` for a rank;

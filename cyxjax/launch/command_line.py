@@ -1,4 +1,4 @@
-"""The launcher's command line, from its words to its exit code.
+"""The command line of the launcher.
 
 `--slurm` as the first word writes, checks and submits an sbatch script instead (see job_files);
 `--dump JOB` shows where the ranks of a running job stand (see dump).

@@ -1,4 +1,4 @@
-"""From a place in the group to a running `jax.distributed`, and back. jax is imported here, late."""
+"""Connects this process to its group: starts and ends `jax.distributed`. Imports jax late."""
 
 import os
 import time

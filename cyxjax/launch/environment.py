@@ -1,4 +1,4 @@
-"""What must stand in the environment before jax starts: threads, devices, time limits of collectives."""
+"""The environment variables that must be set before jax starts: threads, devices, time limits."""
 
 import os
 import re

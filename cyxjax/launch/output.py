@@ -1,4 +1,4 @@
-"""The output of the ranks: read without pause, shown with the rank in front, kept in a file per rank.
+"""The output of the ranks: read continuously, prefixed with the rank, and kept in one file per rank.
 
 A reader that has stopped reading holds up no rank: a thread each writes our own streams, from a bounded
 queue. A rank writes into pipes: it learns the width of the launcher's terminal from a variable, and marks the

@@ -1,4 +1,4 @@
-"""Requests by signal. SIGUSR1 asks for a checkpoint and ends no process, from its start to its end."""
+"""Saves on request: SIGUSR1 asks for a checkpoint and never ends the process."""
 
 import atexit
 import signal

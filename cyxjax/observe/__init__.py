@@ -1,4 +1,4 @@
-"""What people see of a run: the console, and the sinks its records go to."""
+"""What a run shows: the console, and the sinks that receive its records."""
 
 from cyxjax.observe.console import Console, NullConsole, PlainConsole, RichConsole, build_console
 from cyxjax.observe.records import Sink

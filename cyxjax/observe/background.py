@@ -1,4 +1,4 @@
-"""A sink that may be slow or stuck, kept away from the step by a thread and a bounded queue."""
+"""Runs a sink in a thread with a bounded queue, so that a slow sink does not delay training."""
 
 import queue
 import threading

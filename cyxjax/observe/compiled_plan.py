@@ -1,4 +1,4 @@
-"""What a compiled step sends and holds, read from the program itself: nothing is estimated from the model."""
+"""What a compiled step sends and holds, read from the compiled program, not estimated from the model."""
 
 import math
 import re

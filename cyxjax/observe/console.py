@@ -1,4 +1,4 @@
-"""What people read while a run goes on: rank 0 only, live on a terminal, plain lines elsewhere.
+"""The console of a run: on rank 0 only, live on a terminal, plain lines elsewhere.
 
 All consoles have the same methods, so the loop never asks which one it has.
 """

@@ -1,4 +1,4 @@
-"""What befell a run, a line each in `events.jsonl`: starts, saves, rollbacks, test results, ends.
+"""The events of a run, one line each in `events.jsonl`: starts, saves, rollbacks, test results, ends.
 
 For people and the report; training reads none of it. `{"event": "save", "at_unix_s": ..., "step": 400}`
 """

@@ -1,4 +1,4 @@
-"""What a training run gives back: one number per epoch for each curve, and what it took."""
+"""The history of a training run: one value per epoch for each curve, and totals."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Records as lines people read: the words, and what is left out where there is little room."""
+"""Formats records as console lines, shortened where there is little room."""
 
 import math
 import re

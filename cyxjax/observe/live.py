@@ -1,4 +1,4 @@
-"""The line at the foot of a terminal that says what a run is doing now, and the pace it is drawn from."""
+"""The status line at the foot of a terminal, and the pace at which it is drawn."""
 
 import os
 import threading

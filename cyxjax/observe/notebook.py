@@ -1,4 +1,4 @@
-"""What a notebook shows: one line of progress that is replaced, and a history as a table with curves."""
+"""Output in notebooks: one progress line that is replaced, and a history as a table with curves."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""A trace of some steps, and what it comes to on one page: what ran longest, and what devices waited for."""
+"""Traces some steps and summarises them: the longest operations, and what the devices waited for."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""A record: one line of what happened, `{"kind": "step", "step": 120, "loss": 0.31, ...}`.
+"""A record: one event of a run as a line, `{"kind": "step", "step": 120, "loss": 0.31, ...}`.
 
 Keys people see: kind (step, epoch), epoch, batch, step, loss, accuracy, train_loss, train_accuracy,
 val_loss, val_accuracy, learning_rate, samples_per_second, seconds (of the epoch), total_time_seconds (of

@@ -1,4 +1,4 @@
-"""How long a step and an epoch take at other numbers of replicas: an alpha-beta model of what a step sends.
+"""Predicts the time of a step and an epoch at other numbers of replicas with an alpha-beta model.
 
 A message of n bytes takes latency + n / bandwidth. An exchange of a whole of n bytes between R replicas
 takes log2(R) latencies and n (R - 1) / R bytes one way; an all-reduce both ways. Nothing overlaps with

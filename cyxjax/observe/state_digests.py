@@ -1,4 +1,4 @@
-"""Digests of a run's whole state, every so many steps and at each save, a line each in `bits.jsonl`.
+"""Digests of a run's whole state, every N steps and at each save, one line each in `bits.jsonl`.
 
 `cyxjax hash RUN RUN` compares two runs by them; a checkpoint whose arrays have other digests is refused.
 

@@ -1,4 +1,4 @@
-"""What a training step computes and how much of the devices it uses: FLOP, share of the peak, memory."""
+"""The cost of a training step: FLOP, the share of the devices' peak, memory."""
 
 import resource
 import sys

@@ -1,4 +1,4 @@
-"""Compares the `Facts` of a run with those of the checkpoint that it goes on from.
+"""Compares the `Facts` of a run with those of the checkpoint that it resumes from.
 
 What changed is a warning where the state still goes with the run; of an exact run it is refused.
 """

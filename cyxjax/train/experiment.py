@@ -1,4 +1,4 @@
-"""One experiment from its configuration: data, model, trainer, and a run folder that says what happened."""
+"""An experiment: built from its configuration, trained, and recorded in a run folder."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a run watches for the better: one name, one direction, one place where both are looked up.
+"""The monitored metric of a run: its name, and whether low or high is better.
 
 `train_loss`, `val_accuracy`, and any metric of the user's under the same two prefixes.
 """

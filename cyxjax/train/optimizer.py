@@ -1,4 +1,4 @@
-"""An optax transformation that remembers its learning rate, and whose it is."""
+"""An optax transformation that knows its learning rate and the model it updates."""
 
 import math
 from collections.abc import Callable, Mapping

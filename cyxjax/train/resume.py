@@ -1,4 +1,4 @@
-"""Moments of a run on disk and back: what the trainer and its hooks ask of checkpoints, in one place.
+"""Saves and restores the state of a run: what the trainer and its hooks need of checkpoints.
 
 A restore, from the top, each in one function (tests/unit/train/test_hops.py follows it):
     train/resume.py              restore, load       the run; its state as it is stored, and as it is trained

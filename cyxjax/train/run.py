@@ -1,4 +1,4 @@
-"""One fit: what is open during it, how it goes, and its hooks in the order in which they are called."""
+"""One fit: what is open during it, and its hooks in the order in which they are called."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""The run that a trainer is in: its present state, and what else its checkpoints hold."""
+"""The run of a trainer: its current state and everything else that its checkpoints hold."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

@@ -1,4 +1,4 @@
-"""A fit of a program of one's own that keeps a run folder: `fit(X, y, run_dir="runs/a", sinks=["csv"])`."""
+"""A fit in a user's program that keeps a run folder: `fit(X, y, run_dir="runs/a", sinks=["csv"])`."""
 
 from contextlib import nullcontext
 

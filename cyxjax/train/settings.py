@@ -1,4 +1,4 @@
-"""What a configuration asks for, resolved once for the devices and the data there are: frozen parts.
+"""The configuration resolved for the devices and data of this run, as frozen parts.
 
 `resolve` stands at the border. Below it each room takes the part it needs, so that what a room depends on is
 what it is given, and a key of the configuration has one place where it is read.

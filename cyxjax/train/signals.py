@@ -1,4 +1,4 @@
-"""Signals as values: what the operating system asked of this process, for hooks to read between steps."""
+"""Signals as values: hooks read between steps what the operating system asked of this process."""
 
 import atexit
 import os

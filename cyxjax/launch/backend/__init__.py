@@ -1,1 +1,1 @@
-"""What jax is started on: devices found and asked for, programs kept on disk, the private parts we use."""
+"""The backend: which devices jax starts on, compiled programs on disk, private names of jax."""

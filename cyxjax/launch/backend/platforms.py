@@ -1,4 +1,4 @@
-"""Which devices a run may take: what was asked for, and what jax then started on."""
+"""The devices that a run may use: what was requested, and what jax started on."""
 
 import os
 import sys

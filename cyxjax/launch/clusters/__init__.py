@@ -1,4 +1,4 @@
-"""Who started us, and which place they gave us: one detector a file, asked in a fixed order."""
+"""Detects who started this process and which rank it has: one detector per file, in a fixed order."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,1 +1,1 @@
-"""Errors of a rank: on file, on the screen, told to the peers."""
+"""Errors of a rank: written to a file, printed, and sent to the other ranks."""

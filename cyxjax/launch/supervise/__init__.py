@@ -1,1 +1,1 @@
-"""The ranks of one host: started, watched, stopped, started again."""
+"""Starts, watches, stops and restarts the ranks of one host."""

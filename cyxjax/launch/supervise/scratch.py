@@ -1,4 +1,4 @@
-"""The launcher's own folder under the temporary directory: beats, error files and stacks of its ranks.
+"""The launcher's folder under the temporary directory: heartbeats, error files and stacks of its ranks.
 
 Cleaners of temporary files may remove it while a job runs. What a killed launcher left is removed by the next
 launcher; of the error records of jobs without --log-dir the newest stay.

@@ -1,4 +1,4 @@
-"""`cyxjax top [JOB]`: how far the ranks of a running job on this host are, and who waits for whom.
+"""`cyxjax top [JOB]`: the progress of the ranks of a running job on this host, and who waits for whom.
 
 Read from their heartbeat files and the kernel: the job is not asked, and does not notice.
 """

@@ -1,4 +1,4 @@
-"""How predictions fell on classes: the counts (`confusion_matrix`), and how the page shows them."""
+"""The confusion matrix: its counts, and their table on the page."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Numbers over steps, made few enough to draw: pure functions, and one value that gathers records."""
+"""Curves over steps, thinned for drawing: pure functions, and a class that collects records."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a run folder says of its run, read without trust: what is damaged or missing is named, not raised."""
+"""Reads a run folder for the report; damaged or missing files are listed on the page, not raised."""
 
 import json
 import math

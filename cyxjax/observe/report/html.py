@@ -1,4 +1,4 @@
-"""Text as HTML. Everything that comes from a file or a user goes through `text` on its way to the page."""
+"""Builds HTML. Every text from a file or a user is escaped by `text` before it reaches the page."""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence

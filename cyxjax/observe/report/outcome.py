@@ -1,4 +1,4 @@
-"""The first thing the page says: what came out of a run, in a sentence and a few numbers."""
+"""The head of the report: the result of a run in one sentence and a few numbers."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The page itself: one run from its outcome down to its audit, or several beside each other."""
+"""The report page: one run from its result to its audit, or several runs side by side."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace

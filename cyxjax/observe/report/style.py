@@ -1,4 +1,4 @@
-"""How the page looks: light and dark as the reader wants, one column on a phone, nothing folded in print."""
+"""The style sheet of the page: light and dark, one column on a phone, nothing folded in print."""
 
 from cyxjax.observe.report.html import CHOICES, SORTABLE
 

@@ -1,4 +1,4 @@
-"""Whether samples, model, loss and metrics go together, by shapes: before anything is compiled or written."""
+"""Checks by shapes that samples, model, loss and metrics fit together, before anything is compiled."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

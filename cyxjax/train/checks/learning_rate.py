@@ -1,4 +1,4 @@
-"""The learning rates of a run, asked of its schedules before the first step."""
+"""Checks the learning rates of a run before the first step."""
 
 from typing import Any
 

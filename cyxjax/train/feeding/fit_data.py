@@ -1,4 +1,4 @@
-"""What `fit` accepts, made into one shape."""
+"""Converts the data that `fit` accepts into one form."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice

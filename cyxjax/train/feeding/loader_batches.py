@@ -1,4 +1,4 @@
-"""A loader's batches as steps: dealt out to this process's shares, in step with the other ranks."""
+"""A loader's batches as steps: split over this process's replicas, in step with the other ranks."""
 
 import itertools
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Batches of loaders: an epoch is a pass over them, or so many steps of a stream that is read on and on."""
+"""Batches of loaders: an epoch is a pass over the loader, or a number of steps of an endless stream."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the pieces of data given to a call are to each other: inputs with targets, or two sets of samples."""
+"""Distinguishes the data given to a call: inputs with targets, or two datasets."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Host batches on the devices: as rows of one mesh, or as the parts of an exact step."""
+"""Puts host batches on the devices: as rows of one mesh, or as the parts of an exact step."""
 
 from collections.abc import Sequence
 from itertools import accumulate

@@ -1,4 +1,4 @@
-"""What is predicted: the model's outputs for arrays, data sets and loaders, in their order, on every rank."""
+"""Prediction: the outputs of a model for arrays, datasets and loaders, in order, on every rank."""
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping

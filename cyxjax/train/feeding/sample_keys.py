@@ -1,4 +1,4 @@
-"""What names the random draws of a training sample, on its way to the device beside its inputs."""
+"""Adds the random keys of training samples to their inputs on the way to the device."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a trained model makes of some test samples: counts by class, pictures, reconstructions, text.
+"""Outputs of a trained model for some test samples: counts by class, pictures, reconstructions, text.
 
 Shown as events, for the report, and as a record, for the sinks. Called on all ranks alike; never raises for
 a model that trains but cannot predict.

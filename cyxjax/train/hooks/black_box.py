@@ -1,4 +1,4 @@
-"""What is needed to run a step again, written when it was not finite: `black_box_step12/` in the run folder.
+"""Writes what is needed to repeat a step that was not finite: `black_box_step12/` in the run folder.
 
 box.json names the step, its samples, the key, and the checkpoint to start from; config.yaml is the run's.
 `cyxjax replay` reads it.

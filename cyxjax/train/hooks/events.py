@@ -1,4 +1,4 @@
-"""Tells the event log what befalls a run: its starts, saves, rollbacks and end."""
+"""Writes a run's starts, saves, rollbacks and end to the event log."""
 
 from collections.abc import Callable
 from typing import Any

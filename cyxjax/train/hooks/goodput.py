@@ -1,4 +1,4 @@
-"""What a run took: where its time went, over all its restarts, and what of the devices it used.
+"""Where a run's time went, over all its restarts, and how much of the devices it used.
 
 The phases that a rank reports to its supervisor (`heartbeat.report_progress`) are the clock.
 `goodput.json` in the run folder carries the sums, and how far the run was, from one process to the next,

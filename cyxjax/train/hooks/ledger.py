@@ -1,4 +1,4 @@
-"""What the feed delivered, as the run's ledger: its sum in every checkpoint, a line a span in `ledger.jsonl`.
+"""Records the delivered samples: a sum in every checkpoint, one line per span in `ledger.jsonl`.
 
 The feed notes the ids that were really read and the places they stand for (a list append a step); sums are
 made many steps at a time. At a save, where all ranks meet anyway, the steps since the last one become a span

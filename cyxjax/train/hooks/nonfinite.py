@@ -1,4 +1,4 @@
-"""A loss that is no number, gradients that are all 0, and other steps that training should not go on from."""
+"""Stops training where the loss is not finite, and warns where all gradients are 0."""
 
 import math
 

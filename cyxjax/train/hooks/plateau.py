@@ -1,4 +1,4 @@
-"""Waiting for a metric to improve: what callbacks that stop, save or slow down by one have in common."""
+"""Waits for a metric to improve: shared by callbacks that stop, save or lower the learning rate."""
 
 import math
 from collections.abc import Callable

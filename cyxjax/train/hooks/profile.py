@@ -1,4 +1,4 @@
-"""`profile: "10:15"`: a trace of steps 10 to 14 of a run on every rank, and one page of what they say."""
+"""`profile: "10:15"`: traces steps 10 to 14 of a run on every rank, and writes one summary page."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

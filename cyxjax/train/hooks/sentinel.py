@@ -1,4 +1,4 @@
-"""Compares the replicas every so many steps and before each save, so that no checkpoint is of one alone."""
+"""Compares the replicas every N steps and before each save, so that no diverged replica is saved."""
 
 from collections.abc import Callable
 from typing import Literal

@@ -1,4 +1,4 @@
-"""A step in slow motion: the first thing in it that is not finite, from samples to gradients."""
+"""Finds the first value of a step that is not finite, from the samples to the gradients."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which layer first gave something that is not finite, and at which line: the model is run eagerly."""
+"""Runs the model eagerly and finds the first layer, and its line, whose output is not finite."""
 
 import traceback
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""`cyxjax replay BOX`: runs up to the step of a black box again, in one process, and looks into it.
+"""`cyxjax replay BOX`: repeats a run up to the step of a black box in one process and inspects it.
 
 Starts from the box's checkpoint (where it is gone, from one before it or from the run's beginning), with as
 many replicas as the run had, so the numbers are the run's own. The first step that is not

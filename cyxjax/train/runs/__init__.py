@@ -1,1 +1,1 @@
-"""A run folder read again: its model, its outputs in other formats, the proof of its samples."""
+"""Reads run folders: the model, its outputs in other formats, the audit of its samples."""

@@ -1,4 +1,4 @@
-"""Whether every sample came once an epoch through all restarts of a run; if not, where not."""
+"""Audits a run: whether each sample was used exactly once per epoch through all its restarts."""
 
 from pathlib import Path
 from typing import NamedTuple

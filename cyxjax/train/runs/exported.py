@@ -1,4 +1,4 @@
-"""What every exported program must show before it takes its name: the outputs of the model it is made of."""
+"""Checks an exported program before it is renamed into place: its outputs must equal the model's."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A run whose folder is copied to an object store while it trains, and taken from there where it starts."""
+"""Copies a run folder to an object store during training, and fetches it at the start of a run."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

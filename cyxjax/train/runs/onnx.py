@@ -1,4 +1,4 @@
-"""A trained model as an ONNX file: made by jax2onnx, asked by onnxruntime before it takes its name."""
+"""Exports a trained model to ONNX with jax2onnx; onnxruntime must compute the same outputs."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""A run folder as a trained model: what its configuration names, made again, at one of its checkpoints."""
+"""A trained model from a run folder: built from its configuration, with the values of a checkpoint."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A trained model as one file that any program with StableHLO runs: forward pass and parameters."""
+"""Exports a trained model as StableHLO: forward pass and parameters in one file."""
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec

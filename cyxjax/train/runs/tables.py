@@ -1,4 +1,4 @@
-"""Rows from a file into a model, and its outputs into one: .npy, .npz and .csv."""
+"""Reads inputs of a model from .npy, .npz and .csv files, and writes its outputs to them."""
 
 import csv
 import io

@@ -1,1 +1,1 @@
-"""What a start computes once, before its first write: compiled functions, and whether all fits together."""
+"""What is computed once at the start of a run, before its first write."""

@@ -1,4 +1,4 @@
-"""Parameters by name that are trained otherwise than the rest: another rate, another decay, or not at all."""
+"""Parameter groups, selected by name: another learning rate, another weight decay, or frozen."""
 
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase

@@ -1,4 +1,4 @@
-"""Parameters that begin where a file says, not where the seed does."""
+"""Initial parameters from a file (`init_from`)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What an experiment names, made: data, model, loss, metrics, callbacks. Each error knows its key."""
+"""Builds what an experiment names: data, model, loss, metrics, callbacks. Errors name the key."""
 
 import inspect
 from collections.abc import Callable, Mapping
