@@ -1,6 +1,6 @@
 """The report page: one run from its result to its audit, or several runs side by side."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -60,7 +60,7 @@ def _one(run: RunFacts) -> str:
     return "".join(
         (
             outcome.shown(run),
-            section("Curves", _legend(_marks(run)), _by_axis([run], _plots), name="curves"),
+            section("Curves", _legend(_marks(run)), _by_axis([run]), name="curves"),
             section("Where the time went", _time(run), name="time"),
             section("Results by class", confusion.shown(run), name="predictions"),
             section("Test samples", samples.shown(run), name="samples"),
@@ -103,37 +103,50 @@ def _axes(runs: Sequence[RunFacts]) -> list[_Axis]:
     return found
 
 
-def _by_axis(runs: Sequence[RunFacts], draw: Callable[[Sequence[RunFacts], _Axis], str]) -> str:
-    """What `draw` makes of the curves over each axis, of which the reader chooses one."""
+def _by_axis(runs: Sequence[RunFacts]) -> str:
+    """The charts over each axis, of which the reader chooses one."""
     drawn = {}
     for axis in _axes(runs):
         placed = [
             replace(run, curves={name: curve.moved(place) for name, curve in run.curves.items()})
             for run, place in zip(runs, axis.places, strict=True)
         ]
-        drawn[axis.name] = draw(placed, axis)
+        drawn[axis.name] = _plots(placed, axis)
     return choice("Over", drawn) if drawn["step"] else ""
 
 
 def _plots(runs: Sequence[RunFacts], axis: _Axis) -> str:
-    (run,), (place,) = runs, axis.places
-    marks = [replace(mark, step=place(mark.step)) for mark in _marks(run)]
+    """Charts of one run with its marks, or of several runs laid over each other."""
+    alone = len(runs) == 1
+    marks = [replace(m, step=axis.places[0](m.step)) for m in _marks(runs[0])] if alone else []
     plots: list[str] = []
     of_classes: list[str] = []
-    for name in _pairs(run.curves):
-        every, train, val = (run.curves.get(key, _NONE) for key in (name, f"train_{name}", f"val_{name}"))
-        steps = every if len(every.points) + len(every.broken) > len(train.points) else train
-        lines = [
-            Line(f"training {name}", steps.points, 0, broken=steps.broken),
-            Line(f"validation {name}", val.points, 1, smooth=False, broken=val.broken),
-        ]
+    for name in _pairs({name for run in runs for name in run.curves}):
+        lines = [line for i, run in enumerate(runs) for line in _lines(run, name, i, alone=alone)]
         drawn = line_chart(name, lines, marks, may_log=_may_log(name), axis=axis.unit)
         (of_classes if outcome.by_class(name) else plots).append(drawn)
     for name, title in _SINGLE.items():
-        curve = run.curves.get(name) or run.curves.get(f"train_{name}", _NONE)
-        line = Line(name.replace("_", " "), curve.points, 2, broken=curve.broken, smooth=name not in _EXACT)
-        plots.append(line_chart(title, [line], marks, may_log=_may_log(name), axis=axis.unit))
+        lines = []
+        for i, run in enumerate(runs):
+            curve = run.curves.get(name) or run.curves.get(f"train_{name}", _NONE)
+            label, colour = (name.replace("_", " "), 2) if alone else (run.name, i)
+            smooth = name not in _EXACT
+            lines.append(Line(label, curve.points, colour, broken=curve.broken, smooth=smooth))
+        plots.append(line_chart(title, lines, marks, may_log=_may_log(name), axis=axis.unit))
     return _gathered(plots, of_classes)
+
+
+def _lines(run: RunFacts, name: str, colour: int, *, alone: bool) -> list[Line]:
+    """The curves of training and validation; of several runs in the colour of the run, the second dashed."""
+    every, train, val = (run.curves.get(key, _NONE) for key in (name, f"train_{name}", f"val_{name}"))
+    steps = every if len(every.points) + len(every.broken) > len(train.points) else train
+    first, second = (
+        (f"training {name}", f"validation {name}") if alone else (run.name, f"{run.name}, validation")
+    )
+    return [
+        Line(first, steps.points, 0 if alone else colour, broken=steps.broken),
+        Line(second, val.points, 1 if alone else colour, not alone, False, val.broken),
+    ]
 
 
 def _gathered(plots: Sequence[str], of_classes: Sequence[str]) -> str:
@@ -224,7 +237,7 @@ def _several(runs: Sequence[RunFacts]) -> str:
             section(
                 "Curves",
                 said(f"Solid: training; dashed: validation.{of_best}"),
-                _by_axis(drawn, _overlaid),
+                _by_axis(drawn),
                 name="curves",
             ),
             section(
@@ -286,27 +299,3 @@ def _named(runs: Sequence[RunFacts]) -> list[RunFacts]:
     """Runs of the same name are called by their folders."""
     names = [run.name for run in runs]
     return [replace(run, name=run.folder) if names.count(run.name) > 1 else run for run in runs]
-
-
-def _overlaid(runs: Sequence[RunFacts], axis: _Axis) -> str:
-    plots: list[str] = []
-    of_classes: list[str] = []
-    every = {name for run in runs for name in run.curves}
-    for name in _pairs(every):
-        lines = []
-        for i, run in enumerate(runs):
-            steps, train = run.curves.get(name, _NONE), run.curves.get(f"train_{name}", _NONE)
-            shown = steps if len(steps.points) > len(train.points) else train
-            val = run.curves.get(f"val_{name}", _NONE)
-            lines.append(Line(run.name, shown.points, i, broken=shown.broken))
-            lines.append(Line(f"{run.name}, validation", val.points, i, True, False, val.broken))
-        drawn = line_chart(name, lines, may_log=_may_log(name), axis=axis.unit)
-        (of_classes if outcome.by_class(name) else plots).append(drawn)
-    for name, title in _SINGLE.items():
-        curves = [run.curves.get(name) or run.curves.get(f"train_{name}", _NONE) for run in runs]
-        lines = [
-            Line(r.name, c.points, i, broken=c.broken, smooth=name not in _EXACT)
-            for i, (r, c) in enumerate(zip(runs, curves, strict=True))
-        ]
-        plots.append(line_chart(title, lines, may_log=_may_log(name), axis=axis.unit))
-    return _gathered(plots, of_classes)
