@@ -137,7 +137,9 @@ class RunFolder:
 
 def _refuse_never_a_folder(key: str, path: Path) -> None:
     if not str(path).isprintable():  # a line break, a zero byte: no terminal and no log shows it as it is
-        raise ConfigError(f"{key}={str(path)!r}: holds what cannot be printed. HINT: name a folder.", key=key)
+        raise ConfigError(
+            f"{key}={str(path)!r}: contains characters that cannot be printed. HINT: name a folder.", key=key
+        )
     there = Path(os.path.abspath(path))
     while True:  # the nearest that is there
         try:

@@ -107,7 +107,7 @@ def check_replicas(
         raise AssertionError(
             f"{replicas} devices train another model than one: {shown} ({len(odd)} of {len(one[0])} differ). "
             "HINT: BatchNorm of a share of the batch (sync_batchnorm=True), dropout (its masks depend on the "
-            "number of devices), or a model whose output for a sample hangs on the others."
+            "number of devices), or a model whose output for a sample depends on the others."
         )
 
 

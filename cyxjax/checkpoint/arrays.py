@@ -169,8 +169,8 @@ class StoredArrays:
             yield block
         if size != piece.stop - piece.start or crc != piece.crc32:
             raise CheckpointError(
-                f"Array {leaf.name!r} came back altered: its bytes have another crc32. "
-                "HINT: take another step."
+                f"Array {leaf.name!r} does not have the bytes that were written (crc32). "
+                "HINT: restore another step."
             )
 
     def _blocks(self, leaf: Leaf, piece: Piece) -> Iterator[np.ndarray]:
@@ -203,7 +203,7 @@ def _fill(file: BinaryIO, data: memoryview) -> None:
     while data:
         count = file.readinto(data)  # type: ignore[attr-defined]
         if not count:
-            raise CheckpointError("the file ends too early. HINT: take another step.")
+            raise CheckpointError("the file ends too early. HINT: restore another step.")
         data = data[count:]
 
 
@@ -225,14 +225,14 @@ def _compare(file: Any, leaves: Iterable[Leaf], process: int) -> None:
         if piece.process == process
     }
     if set(file.keys()) != set(wanted):
-        raise CheckpointError("The stored arrays are not those of the manifest. HINT: take another step.")
+        raise CheckpointError("The stored arrays are not those of the manifest. HINT: restore another step.")
     for name, (shape, dtype) in wanted.items():
         stored = file.get_slice(name)
         have = stored.get_dtype(), tuple(stored.get_shape())
         if have != _kept_as(shape, dtype):
             raise CheckpointError(
                 f"Stored array {name!r} is {have[0]}{have[1]}, its manifest says {dtype.name}{shape}. "
-                "HINT: take another step."
+                "HINT: restore another step."
             )
 
 

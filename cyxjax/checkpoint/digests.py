@@ -60,7 +60,7 @@ def _walk(folder: Path) -> Iterator[Path]:
                     yield Path(entry.path)
                 else:
                     raise CheckpointError(
-                        f"{entry.path!r} is a link or special file. HINT: checkpoints have none; remove it."
+                        f"{entry.path!r} is a link or special file. HINT: remove it; a checkpoint has none."
                     )
 
 

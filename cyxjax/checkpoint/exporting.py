@@ -28,7 +28,9 @@ def good_step(store: StepStore, step: int | None) -> tuple[int, Manifest]:
     try:
         return step, store.manifest(step)
     except CheckpointError as error:
-        raise CheckpointError(f"Step {step} cannot be exported: {error}. HINT: take another step.") from error
+        raise CheckpointError(
+            f"Step {step} cannot be exported: {error}. HINT: export another step."
+        ) from error
 
 
 def to_safetensors(path: Path, entries: Mapping[str, Entry], about: Mapping[str, str]) -> None:

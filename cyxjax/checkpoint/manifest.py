@@ -182,7 +182,7 @@ def decode(data: bytes) -> Manifest:
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
-            f"{MANIFEST} is not readable: {reason[:200]}. HINT: take another step."
+            f"{MANIFEST} is not readable: {reason[:200]}. HINT: restore another step."
         ) from error
 
 
@@ -204,11 +204,11 @@ def manifest_bytes(folder: Path) -> bytes:
         info = path.lstat()
         if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_MANIFEST_BYTES:
             raise CheckpointError(
-                f"{MANIFEST} is no plain file below {MAX_MANIFEST_BYTES} bytes. HINT: take another step."
+                f"{MANIFEST} is no plain file below {MAX_MANIFEST_BYTES} bytes. HINT: restore another step."
             )
         return path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{MANIFEST}: {error.strerror}. HINT: take another step.") from error
+        raise CheckpointError(f"{MANIFEST}: {error.strerror}. HINT: restore another step.") from error
 
 
 def _is_installed(name: str) -> bool:

@@ -73,8 +73,8 @@ class Mirror:
         except Exception as err:  # a library has errors of its own
             if not here:
                 raise CheckpointError(
-                    f"mirror={self._url}: {_line(err)}. HINT: nothing is here to go on from; try again when "
-                    "it can be read, or begin anew with resume: never."
+                    f"mirror={self._url}: {_line(err)}. HINT: there is no local checkpoint; try again when "
+                    "the mirror can be read, or start over with resume: never."
                 ) from err
             self._tell(err)
         return None

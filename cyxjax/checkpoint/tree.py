@@ -86,8 +86,8 @@ def refuse(unlike: Mapping[str, str]) -> None:
         shown.append(f"and {len(unlike) - _MAX_LISTED} more")
     raise OtherStateError(
         "The checkpoint is of another state: " + "; ".join(shown) + ". "
-        "HINT: go on with the model, optimizer, callbacks and comm it was saved with; or begin anew with its "
-        "parameters: init_from: its folder, in another run_dir.",
+        "HINT: continue with the model, optimizer, callbacks and comm it was saved with; or start over with "
+        "its parameters: init_from: its folder, in another run_dir.",
         unlike,
     )
 

@@ -156,7 +156,7 @@ def devices(program: str = _ASK_JAX, timeout_s: float = _DEVICE_TIMEOUT_S) -> Ch
         )
     if total != 8.0:
         return Check("FAIL", "devices", f"8 ones add up to {total} on {kind}. HINT: update its driver.")
-    return Check("ok", "devices", f"{count} x {kind} ({platform}); an addition there is right")
+    return Check("ok", "devices", f"{count} x {kind} ({platform}); a sum on it is correct")
 
 
 def threads(env: Mapping[str, str]) -> Check:
@@ -216,7 +216,7 @@ def open_files(needed: int = 1024) -> Check:
     try:
         import resource  # not on Windows
     except ImportError:
-        return Check("ok", "files", "no limit to look at on this system")
+        return Check("ok", "files", "this system has no such limit")
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         return Check("warn", "files", f"at most {soft} open files. HINT: ulimit -n {needed}")

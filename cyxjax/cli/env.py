@@ -44,10 +44,10 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         prog="cyxjax env",
-        description="Shows which rank, world size, address and backend were found, and who says so.",
+        description="Shows the rank, world size, address and backend that were found, and their source.",
         example="cyxjax env --json > env.json    (for a bug report)",
     )
-    parser.add_argument("--json", action="store_true", help="all that belongs into a bug report, as JSON")
+    parser.add_argument("--json", action="store_true", help="print all that a bug report needs, as JSON")
     return parser
 
 

@@ -17,7 +17,7 @@ Facts = Mapping[str, Any]
 def judge(ranks: Sequence[Facts]) -> Iterator[Check]:
     """Rows of a group. ranks: what each rank found (`group_doctor`), by rank."""
     yield _hosts(ranks)
-    yield from _or_ok(_names(ranks), "names", "every host's name leads to it, as seen from the others")
+    yield from _or_ok(_names(ranks), "names", "every host name resolves to its host on the other hosts")
     yield from _or_ok(_reach(ranks), "ports", "every rank was reached on a port of its own")
     yield _clocks(ranks)
     yield from _versions(ranks)
@@ -57,7 +57,7 @@ def _names(ranks: Sequence[Facts]) -> Iterator[Check]:
                     "warn",
                     "names",
                     f"on rank {rank} the name {host} leads to {led}, not to {address}. "
-                    "HINT: mend /etc/hosts or DNS there, or give addresses (MASTER_ADDR=IP).",
+                    "HINT: correct /etc/hosts or DNS there, or give addresses (MASTER_ADDR=IP).",
                 )
             elif not seen["name"]:
                 yield Check(
@@ -144,7 +144,7 @@ def _equal(topic: str, what: str, values: Sequence[str], level: str = "FAIL") ->
 def _least(topic: str, what: str, ranks: Sequence[Facts], key: str, remedy: str) -> Check:
     known = {rank: r[key] for rank, r in enumerate(ranks) if r[key] is not None}
     if not known:
-        return Check("ok", topic, f"free {what}: not told by this system")
+        return Check("ok", topic, f"free {what}: unknown on this system")
     rank = min(known, key=lambda r: known[r])
     text = f"at least {known[rank] / 1e9:.1f} GB of {what} free, on rank {rank} ({ranks[rank]['host']})"
     if known[rank] < _LOW_BYTES:

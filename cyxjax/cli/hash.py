@@ -180,7 +180,7 @@ def first_other_state(one: Path, other: Path) -> States | None:
     leaf = next(name for name in names if left[odd].get(name) != right[odd].get(name))
     before = max((step for step in common if step < odd), default=0)
     since = f"; at step {before} they were equal" if before else ""
-    return States(False, f"digests kept on the way: step {odd} is the first that differs, in {leaf}{since}")
+    return States(False, f"recorded digests: step {odd} is the first that differs, in {leaf}{since}")
 
 
 def _differences(one: StepBits, other: StepBits) -> list[str]:
@@ -200,7 +200,7 @@ def _cause(one: Path, other: Path, before: int, step: int, bits: tuple[StepBits,
     lines += [f"{key} differs: {left} and {right}" for key, left, right in _keys(bits)]
     samples = _first_other_samples(one, other)
     if samples is not None and samples <= step:
-        lines.append(f"the samples up to step {samples} were others, says the ledger")
+        lines.append(f"the samples up to step {samples} differ according to the ledgers")
     return lines
 
 

@@ -32,8 +32,8 @@ _COMMAND = Command(
     "Compiles one step of an experiment and shows what it sends, holds and computes. Writes nothing. "
     "--device-gb N: what a replica would hold at 1 to 4,096 replicas under mean, zero1 and fsdp, and the "
     "cheapest that fits N GB. --bandwidth 100Gbit, --latency 5us, --replicas 1:4096 (any of them): runs some "
-    "steps here and draws the time of a step and an epoch out to other numbers of replicas, by strategy. "
-    "--mtbf 1000h (of a host), --restart 60s: how often to save, and what of the time will count. "
+    "steps here and predicts the time of a step and an epoch at other numbers of replicas, by strategy. "
+    "--mtbf 1000h (of a host), --restart 60s: how often to save, and the expected goodput. "
     "--json: all of it but --device-gb as one JSON object.",
     "cyxjax plan --config configs/digits.yaml --bandwidth 10Gbit --latency 20us --mtbf 1000h",
 )
@@ -106,7 +106,7 @@ def _facts(lowered: Any, compiled: Any, state: Any) -> dict[str, Any]:
 def work_line(cost: Mapping[str, float] | None) -> str:
     """FLOPs of a step, from the program before it is compiled: libraries hide theirs."""
     flops = (cost or {}).get("flops", 0.0)
-    return f"{flops / 1e9:,.3f} GFLOP per replica" if flops > 0 else "not told by this backend"
+    return f"{flops / 1e9:,.3f} GFLOP per replica" if flops > 0 else "unknown on this backend"
 
 
 class Wish(NamedTuple):
@@ -189,7 +189,7 @@ def _scaling_lines(work: scaling.Work, sent: Sent, wish: Wish, num_replicas: int
     assert wish.wire is not None
     lines = [*scaling.curve(work, sent, wish.wire, wish.replicas), *scaling.error_lines()]
     if num_replicas > 1:
-        lines.append(f"measured with {num_replicas} replicas here: their exchange is part of it.")
+        lines.append(f"measured with {num_replicas} replicas here: the time includes their exchange.")
     if wish.mtbf_s is not None:
         lines += scaling.failures(work, wish.mtbf_s, wish.restart_s, wish.replicas)
     return lines

@@ -42,9 +42,13 @@ def _parser() -> Parser:
     parser.add_argument(
         "runs", type=existing_folder, nargs="+", metavar="RUN", help="a run folder, or a folder of such"
     )
-    parser.add_argument("--json", action="store_true", help="print what came out instead of drawing it")
+    parser.add_argument("--json", action="store_true", help="print the results instead of drawing them")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="default: report.html in RUN, of several: here"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="default: report.html in RUN; for several runs, in this folder",
     )
     return parser
 

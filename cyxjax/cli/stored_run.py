@@ -88,7 +88,9 @@ def predict(argv: Sequence[str]) -> int:
         raise ConfigError(f"{given.output}: there is no such folder. HINT: make it first.")
     written, read = [path.absolute().parent.resolve() / path.name for path in (given.output, given.input)]
     if written in (read, read.resolve()):  # a link is replaced by what is written, not followed
-        raise ConfigError(f"{given.output}: that is the input, it would be lost. HINT: name another file.")
+        raise ConfigError(
+            f"{given.output}: that is the input, which would be overwritten. HINT: name another file."
+        )
 
     def use(run: Any) -> None:
         from cyxjax.train.runs import tables
@@ -117,18 +119,16 @@ def export(argv: Sequence[str]) -> int:
     parser.add_argument("--platforms", help="stablehlo: also for these, such as cuda,tpu")
     given = _parsed(parser, argv)
     if given.to == "onnx" and given.platforms:
-        raise ConfigError(
-            "--platforms is of StableHLO; an ONNX file runs wherever its runtime does. HINT: leave it out."
-        )
+        raise ConfigError("--platforms applies to StableHLO only. HINT: leave it out.")
     if given.to in ("safetensors", "hf") and (given.platforms or given.batch_size):
         raise ConfigError(
-            f"--platforms and --batch-size are of a program, {given.to} holds none. HINT: --to stablehlo"
+            f"--platforms and --batch-size apply to programs; {given.to} holds none. HINT: --to stablehlo"
         )
     if given.to == "hf" and given.file.exists():
         raise ConfigError(f"{given.file} is there already. HINT: name a new folder.")
     if given.file.suffix in _OTHER_FORMATS - {f".{given.to}"}:
         raise ConfigError(
-            f"{given.file}: --to {given.to} writes another format than this name says. "
+            f"{given.file}: --to {given.to} does not match the file name. "
             f"HINT: name it {given.file.stem}.{given.to}, or choose --to."
         )
     if not given.file.absolute().parent.is_dir():

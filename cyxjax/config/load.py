@@ -96,7 +96,9 @@ def _read_layers(path: str, env: Mapping[str, str], above: tuple[Path, ...] = ()
     """What the file `path` sets, after what its `base` sets."""
     here = Path(path).resolve()
     if here in above:
-        raise ConfigError(f"{path}: base: the file is a base of itself. HINT: remove one `base` of them.")
+        raise ConfigError(
+            f"{path}: base: the file includes itself as a base. HINT: remove one `base` of them."
+        )
     values = read_yaml(path)
     try:
         values = _fill(values, TrainConfig, env)
@@ -161,7 +163,7 @@ def open_run(root: Path) -> RunFolder:
         return usual
     found = read_yaml(str(usual.config)).get("checkpoint_dir", usual.checkpoint_dir)
     if not isinstance(found, str):
-        raise ConfigError(f"{usual.config}: checkpoint_dir = {found!r} is no text. HINT: name a folder.")
+        raise ConfigError(f"{usual.config}: checkpoint_dir = {found!r} is not a string. HINT: name a folder.")
     return RunFolder(root, found)
 
 
@@ -228,7 +230,7 @@ def _yaml_problem(path: str, err: Exception) -> str:
 
 
 def _refuse_repeats(node: yaml.Node | None, path: str) -> None:
-    """Raises ConfigError for a key that stands twice in one mapping: YAML would keep the last in silence."""
+    """Raises ConfigError for a key that is given twice in one mapping: YAML would keep the last one."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             _refuse_repeats(item, path)
@@ -239,10 +241,12 @@ def _refuse_repeats(node: yaml.Node | None, path: str) -> None:
     seen: set[str] = set()
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
-            raise ConfigError(f"{path}:{key.start_mark.line + 1}: a key that is no text. HINT: quote it.")
+            raise ConfigError(
+                f"{path}:{key.start_mark.line + 1}: a key that is not a string. HINT: quote it."
+            )
         if key.value in seen:
             raise ConfigError(
-                f"{path}:{key.start_mark.line + 1}: {key.value!r} stands twice. HINT: keep one of them."
+                f"{path}:{key.start_mark.line + 1}: {key.value!r} is given twice. HINT: keep one of them."
             )
         seen.add(key.value)
         _refuse_repeats(value, path)

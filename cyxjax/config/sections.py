@@ -143,7 +143,7 @@ def on_this_machine(path: str | None) -> str | None:
     empty text, which would be taken for the folder one happens to be in.
     """
     if path is not None and not path.strip():
-        raise ValueError("is empty, as a shell's variable is that was never set; expected a path")
+        raise ValueError("is empty (an unset variable of the shell?); expected a path")
     if path is not None and (found := _SCHEME.match(path)):
         raise ValueError(
             f"{found[0]} is neither read nor written here; expected a path of this machine (mount or "

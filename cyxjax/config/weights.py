@@ -46,7 +46,7 @@ class LoraConfig(Strict):
     def _says_its_rank(self) -> "LoraConfig":
         """`rank: 0` turns adapters off; a section that only forgot it would train the whole model."""
         if self.model_fields_set and "rank" not in self.model_fields_set:
-            raise ValueError("no rank, and so no adapters; expected rank: 8, say, or 0 for none")
+            raise ValueError("rank is missing; expected a number such as rank: 8, or 0 for no adapters")
         return self
 
 

@@ -28,7 +28,7 @@ from cyxjax.core.strategy import Reducer, Sync
 from cyxjax.core.trees import PyTree, joined, named_leaves
 from cyxjax.errors import ConfigError, DataError
 
-_NONE_ASKS = StatsAxes(refused="in a loop of your own each replica takes its own statistics")
+_NONE_ASKS = StatsAxes(refused="in a loop written by hand each replica computes its own statistics")
 
 
 class Carried(NamedTuple):
@@ -213,7 +213,7 @@ def _cotangent(grad: jax.Array, factor: jax.Array) -> Any:
 def _refuse_sown(output: PyTree) -> None:
     if isinstance(output, Sown):
         raise DataError(
-            "the model sows losses of its own, which a loop written by hand would leave out. HINT: return "
+            "the model sows losses of its own, which a loop written by hand would ignore. HINT: return "
             "them with the output and add them to the loss, or train with DistributedTrainer."
         )
 

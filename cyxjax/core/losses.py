@@ -128,7 +128,7 @@ class CrossEntropyLoss(Loss):
         if self.weight is not None and len(self.weight) != num_classes:
             raise DataError(
                 f"CrossEntropyLoss has {len(self.weight)} class weights and the model {num_classes} outputs. "
-                "HINT: give one weight a class."
+                "HINT: give one weight per class."
             )
         weight = jnp.ones(num_classes) if self.weight is None else jnp.float32(self.weight)
         return jnp.broadcast_to(weight, logits.shape)
@@ -237,7 +237,7 @@ def as_per_example(loss: Any) -> PerExample:
         return loss.to_per_example()
     if isinstance(loss, type) or not (loss is None or callable(loss)):
         raise DataError(
-            f"{loss!r} is no loss. HINT: pass cx.CrossEntropyLoss(), with brackets, or a function."
+            f"{loss!r} is not a loss. HINT: pass cx.CrossEntropyLoss(), with brackets, or a function."
         )
     return loss.per_example if hasattr(loss, "per_example") else UserLoss(loss or model_loss)
 

@@ -94,10 +94,10 @@ def load_csv(root: Path, target: str | None = None, task: Task | None = None, **
     """
     features, raw, classes, columns = read_csv(root, target)
     if task == "classification" and raw.dtype.kind == "f":
-        raise DataError(f"{root}: class labels must be whole numbers or words. HINT: set task to regression.")
+        raise DataError(f"{root}: class labels must be integers or strings. HINT: set task to regression.")
     if task == "regression" and classes:
         raise DataError(
-            f"{root}: the target is words, such as {classes[0]!r}. HINT: set task to classification."
+            f"{root}: the target holds strings, such as {classes[0]!r}. HINT: set task to classification."
         )
     targets = _targets(root, raw.astype(np.float32) if task == "regression" else raw)
     info = _describe("csv", features, targets)

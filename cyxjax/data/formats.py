@@ -186,7 +186,7 @@ def _csv_rows(path: Path, bare: Sequence[str] | None = None) -> tuple[list[str],
         if len(row) != len(header):
             above = "the header" if first == 2 else "row 1"
             raise DataError(
-                f"{path}, row {line}: {len(row)} values; {above} has {len(header)}. HINT: mend it."
+                f"{path}, row {line}: {len(row)} values; {above} has {len(header)}. HINT: correct that row."
             )
     return header, rows, first
 

@@ -99,13 +99,13 @@ def _opened(loader: Any, place: Any) -> tuple[Iterator[Any], Callable[[], Any] |
         if place is None:
             raise
         raise CheckpointError(
-            f"{type(loader).__name__} does not take the place that the checkpoint kept of it "
-            f"({type(err).__name__}: {err}). HINT: give fit the loader of before, or resume: never."
+            f"{type(loader).__name__} cannot restore the position that the checkpoint holds "
+            f"({type(err).__name__}: {err}). HINT: pass the same loader to fit, or resume: never."
         ) from err
     if place is not None:
         raise CheckpointError(
-            f"the checkpoint kept a place in a stream, and {type(loader).__name__} takes none. "
-            "HINT: give fit the loader of before, or resume: never."
+            f"the checkpoint holds a position in a stream, and {type(loader).__name__} cannot restore one. "
+            "HINT: pass the same loader to fit, or resume: never."
         )
     return iterator, None
 

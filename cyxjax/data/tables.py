@@ -100,7 +100,7 @@ def load_hugging_face(
         found = datasets.load_from_disk(str(root))
     except (OSError, ValueError) as err:
         raise DataError(
-            f"{root}: no folder of Hugging Face's ({err}). HINT: write it with dataset.save_to_disk."
+            f"{root}: not a dataset folder of Hugging Face ({err}). HINT: write it with dataset.save_to_disk."
         ) from err
     parts = dict(found) if isinstance(found, dict) else {"train": found}
     first = parts["train"]

@@ -111,7 +111,7 @@ class TarShards:
             return self._decode[name](data)
         except (ValueError, OSError, EOFError, SyntaxError) as err:
             raise DataError(
-                f"{path}: a {name!r} cannot be read ({err}). HINT: write that shard anew."
+                f"{path}: a {name!r} cannot be read ({err}). HINT: write that shard again."
             ) from err
 
 
@@ -122,7 +122,8 @@ def _members(number: int, path: Path) -> list[tuple[str, str, _Place]]:
             files = [info for info in archive if info.isfile()]
     except (OSError, tarfile.TarError, EOFError) as err:
         raise DataError(
-            f"{path}: no plain tar file ({err}). HINT: shards are read by place: unpack .tar.gz to .tar."
+            f"{path}: not a plain tar file ({err}). HINT: shards are read at random positions: "
+            "unpack .tar.gz to .tar."
         ) from err
     found = []
     for info in files:

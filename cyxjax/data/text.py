@@ -49,7 +49,7 @@ def _by_file(text: str, path: Path) -> tuple[npt.NDArray[np.int32], int]:
         found = library.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise DataError(
-            f"{path}: no tokenizer ({error}). HINT: name the tokenizer.json that transformers saved."
+            f"{path}: not a tokenizer ({error}). HINT: name the tokenizer.json that transformers saved."
         ) from error
     return np.array(found.encode(text).ids, np.int32), found.get_vocab_size()
 

@@ -73,7 +73,9 @@ class Peers:
         verdict = verdicts.get(f"{self._prefix}/given_up/{self.failures}")
         if verdict is not None:
             self._next_barrier()
-            raise GroupError(f"Rank {self.rank} came to {what} after the others had given up: {verdict}")
+            raise GroupError(
+                f"Rank {self.rank} came to {what} after the other ranks had timed out: {verdict}"
+            )
 
     def _next_barrier(self) -> None:
         self.failures += 1

@@ -70,7 +70,7 @@ def check_layer(value: Any) -> None:
     # A subclass inherits its parent's kind: a saved file would bring back the parent instead.
     if not _same_class(_kinds.get(getattr(value, "kind", "")), type(value)):
         raise ConfigError(
-            f"{type(value).__name__} is a Layer without a kind of its own, which saved files need. "
+            f"{type(value).__name__} is a Layer without a kind, which saved files need. "
             "HINT: decorate the class with @cyxjax.models.layer('its_kind')."
         )
 

@@ -56,8 +56,8 @@ class BackgroundSink:
             if self._thread.is_alive() and (time.monotonic() > end or self._is_stuck()):
                 lost = self._queue.qsize() - asked
                 self._warn(
-                    f"WARNING: metrics sink {self._name} did not finish in time and is left behind, with "
-                    f"{lost} records not begun"
+                    f"WARNING: metrics sink {self._name} did not finish in time and is abandoned with "
+                    f"{lost} records unwritten"
                 )
                 return
 
@@ -84,7 +84,7 @@ class BackgroundSink:
         except Exception as err:  # whatever a sink raises, training goes on
             self._ended.set()
             self._drain()
-            self._warn(f"WARNING: metrics sink {self._name} failed and is left out: {describe(err)}")
+            self._warn(f"WARNING: metrics sink {self._name} failed and is disabled: {describe(err)}")
 
     def _drain(self) -> None:
         """Empties the queue, so that `close` finds room at once."""

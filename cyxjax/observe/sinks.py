@@ -79,7 +79,7 @@ class GuardedSink:
             act()
         except Exception as err:  # whatever a sink raises, training goes on
             self._sink = NullSink()
-            self._warn(f"WARNING: metrics sink {self._name} failed and is left out: {describe(err)}")
+            self._warn(f"WARNING: metrics sink {self._name} failed and is disabled: {describe(err)}")
 
 
 def warn_on_stderr(text: str) -> None:

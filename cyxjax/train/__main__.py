@@ -66,8 +66,8 @@ def tell_who_is_waited_for(patience_s: float = 5.0) -> None:
     names = ", ".join(repr(one.name) for one in waited_for if one.is_alive())
     if names:
         print(
-            f"cyxjax.train: the run is over; the process waits for the thread {names}, which is no daemon. "
-            "HINT: Thread(..., daemon=True), or end it when the data are read.",
+            f"cyxjax.train: the run is over; the process waits for the thread {names}, which is not "
+            "a daemon. HINT: Thread(..., daemon=True), or end it when the data are read.",
             file=sys.stderr,
         )
 

@@ -26,7 +26,7 @@ from cyxjax.train.settings import Exactness, Settings
 META = "same_run"  # of a checkpoint: digests of its data and code
 _NAMED, _SHOWN = 6, 3  # keys, and arrays, of a state that does not go with a run
 _HINT = (
-    "HINT: set it as it was; or begin anew with its parameters: init_from: {folder}, with another folder for "
+    "HINT: set it as it was; or start over with its parameters: init_from: {folder}, with another folder for "
     "this run's checkpoints."
 )
 

@@ -200,5 +200,5 @@ def stored_info(config: TrainConfig) -> DatasetInfo:
         return DatasetInfo.from_json(read_plain(file, 1 << 24).decode())
     except (OSError, ValueError, TypeError, KeyError) as err:
         raise ConfigError(
-            f"{file}: {type(err).__name__}: {err}. HINT: delete it; the data say it again."
+            f"{file}: {type(err).__name__}: {err}. HINT: delete it; it is read from the data again."
         ) from err

@@ -72,7 +72,7 @@ class Optimizer(optax.GradientTransformation):
     def _bound(self, call: str) -> Any:
         if self.ddp is None:
             raise ConfigError(
-                f"this optimizer does not know whose parameters it moves. HINT: ddp.{call}, or make it with "
+                f"this optimizer has no model to update. HINT: ddp.{call}, or make it with "
                 "them: cx.AdamOptimizer(ddp, lr=0.001)."
             )
         return self.ddp

@@ -115,7 +115,7 @@ def restore(
     if names and run.class_names and names != run.class_names:
         raise CheckpointError(
             f"the checkpoint has the classes {', '.join(names)}; this run {', '.join(run.class_names)}. "
-            "HINT: train on the classes of the checkpoint, or begin anew (resume: never)."
+            "HINT: train on the classes of the checkpoint, or start over (resume: never)."
         )
     run.class_names = run.class_names or names
     run.restored = meta

@@ -130,8 +130,8 @@ class Run:
         untrained = self.state.position.step == 0 and not self.is_loaded
         if untrained and plan.group.topology.is_master and not holds_values(plan.recipe.fns, plan.inputs):
             warn_on_stderr(
-                f"{call}: the parameters are random, nothing was trained or loaded. HINT: call fit or "
-                "load_checkpoint first."
+                f"{call}: the parameters are random, the model was neither trained nor loaded. "
+                "HINT: call fit or load_checkpoint first."
             )
 
     def describe_group(self, plan: Plan) -> None:

@@ -48,7 +48,7 @@ def rate_plan(
     total = config.max_steps or steps_per_epoch * config.epochs
     if not total and not section.decay_steps:
         raise ConfigError(
-            f"schedule.name={section.name}: how many steps it decays over is not known of a loader. "
+            f"schedule.name={section.name}: the number of steps to decay over is not known for a loader. "
             "HINT: set schedule.decay_steps or max_steps (of a stream steps_per_epoch)."
         )
     decay_steps = section.decay_steps or total - config.warmup_steps
@@ -132,8 +132,8 @@ def _own(plan: RatePlan) -> Schedule:
     idle = [name for name in ("transition_steps", "decay_steps") if _is_idle(plan.options.get(name))]
     if plan.name in ours and idle:
         raise ConfigError(
-            f"schedule {plan.name!r} with {idle[0]}={plan.options[idle[0]]} would stay at its first value, "
-            "in silence. HINT: 1 or more steps, or schedule.name: constant.",
+            f"schedule {plan.name!r} with {idle[0]}={plan.options[idle[0]]} would stay at its first value. "
+            "HINT: 1 or more steps, or schedule.name: constant.",
             key="schedule.options",
         )
     options = plan.options

@@ -68,7 +68,9 @@ def read_folder(folder: Path) -> dict[str, Stored] | None:
             f"{index} cannot be read ({type(err).__name__}: {err}). HINT: fetch it again."
         ) from err
     if outside := [file for file in names.values() if Path(file).name != file or file in (".", "..")]:
-        raise CheckpointError(f"{index} names {outside[0]!r}, no file beside it. HINT: fetch it again.")
+        raise CheckpointError(
+            f"{index} names {outside[0]!r}, which is not in its folder. HINT: fetch it again."
+        )
     found = _joined({folder / file: read_file(folder / file) for file in sorted(set(names.values()))})
     if missing := sorted(names.keys() - found.keys()):
         raise CheckpointError(

@@ -84,7 +84,7 @@ def read_file(path: Path) -> dict[str, Stored]:
         return {name: _stored(path, folder, order, sizes, one) for name, one in _tensors(tree)}
     except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError, zipfile.BadZipFile) as err:
         raise CheckpointError(
-            f"{path} is not taken: {str(err)[:300] or type(err).__name__}. HINT: save plain weights, "
+            f"{path} is refused: {str(err)[:300] or type(err).__name__}. HINT: save plain weights, "
             "torch.save(model.state_dict(), path), or safetensors."
         ) from err
 

@@ -37,13 +37,13 @@ def test_a_folder_that_is_tidied_away_is_made_anew_and_an_error_still_shown(tmp_
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
-    assert run.told("is made anew")
+    assert run.told("was created again")
     seen.touch()
     assert run.told("restart 1 of 1")
     again.touch()
     run.wait()
     assert run.code == EXIT_OK, run.err  # the error of start 0 was seen, start 1 found a folder
-    assert run.err.count("was removed while the job runs, and is made anew") == 1
+    assert run.err.count("was removed while the job was running and was created again") == 1
     assert "ValueError: boom, api_key=[redacted]" in run.err
     assert "restart 1 of 1" in run.err
     assert scratch_of(run) == []

@@ -25,7 +25,7 @@ def test_r40_a_tracker_that_never_answers_is_left_behind_with_one_warning(jobs, 
     assert ended.codes == [EXIT_OK], ended.text
     assert newest_step(config) == LAST
     assert ended.text.count("WARNING") == ended.text.count("WARNING: metrics sink wandb") == 1
-    assert f"left behind, with {RECORDS - 1} records not begun" in ended.text  # the first was begun
+    assert f"abandoned with {RECORDS - 1} records unwritten" in ended.text  # the first was begun
 
 
 def test_r40_a_slow_tracker_gets_all_records_after_training_that_did_not_wait(jobs, tmp_path):

@@ -36,7 +36,7 @@ from cyxjax.core.step import TrainState, next_state, sum_gradients, with_checks
 from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import PyTree
 
-_NONE_ASKS = StatsAxes(refused="reproducibility='exact' takes the statistics of each part")
+_NONE_ASKS = StatsAxes(refused="reproducibility='exact' computes batch statistics for each part")
 Add: TypeAlias = Callable[[Sequence[Made], np.ndarray], list[tuple[PyTree, Any]]]
 """(what parts came to, by device of this process; signal (2,)) -> (sum of all, summed signal) by device."""
 

@@ -165,7 +165,7 @@ def R2(num_outputs: int = 1, *, around: float = 0.0) -> Statistic:
         if output.size != target.size or target.size != weight.size * num_outputs:
             raise DataError(
                 f"R2({num_outputs}): output {list(output.shape)} and target {list(target.shape)}. "
-                "HINT: both hold num_outputs numbers a sample."
+                "HINT: both hold num_outputs numbers per sample."
             )
         y, p = (a.astype(jnp.float32).reshape(-1, num_outputs) for a in (target, output))
         w, y = weight[:, None], jnp.where(weight[:, None] > 0, y - around, 0.0)
@@ -218,8 +218,8 @@ def _score(output: jax.Array, target: jax.Array, positive: int) -> tuple[jax.Arr
         return output[:, positive] - jax.nn.logsumexp(rest, axis=1), (target == positive).astype(jnp.int32)
     if output.size != target.size or output.size != len(output):
         raise DataError(
-            f"AUC: output {list(output.shape)} and target {list(target.shape)}. HINT: one logit a sample, or "
-            "one a class."
+            f"AUC: output {list(output.shape)} and target {list(target.shape)}. HINT: one logit per sample, "
+            "or one per class."
         )
     return output.reshape(-1), (target.reshape(-1) > 0).astype(jnp.int32)
 

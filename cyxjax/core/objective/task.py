@@ -230,7 +230,7 @@ def picked(tree: PyTree, pick: Pick) -> PyTree:
     except (KeyError, IndexError, TypeError, AttributeError):
         names = sorted(map(str, tree)) if isinstance(tree, Mapping) else kind_of(tree)
         raise DataError(
-            f"the task looks at {pick!r} of an output or target that is {names}. HINT: name one there is."
+            f"the task looks at {pick!r} of an output or target that is {names}. HINT: use one of these."
         ) from None
 
 

@@ -258,8 +258,8 @@ def _refused(server: Server, why: object) -> GroupError:
 def _unknown_server(server: Server) -> GroupError:
     """The error for a server that cannot prove the token; it was sent nothing but a nonce and a proof."""
     return GroupError(
-        f"{server.address} answers like a cyxjax job, but does not know this job's token: another job, or an "
-        "impostor. HINT: set CYXJAX_TOKEN alike on every host, and check MASTER_ADDR and MASTER_PORT."
+        f"{server.address} answers like a cyxjax job, but does not know this job's token: it may be "
+        "another job. HINT: set CYXJAX_TOKEN alike on every host, and check MASTER_ADDR and MASTER_PORT."
     )
 
 

@@ -186,5 +186,5 @@ class Reactor:
             what = f"{type(error).__name__} at {os.path.basename(where.filename)}:{where.lineno}"
             if what not in self._logged:  # once each: whoever can cause it can cause it a thousand times
                 self._logged.add(what)
-                self._log(f"the group's server met an error of ours and goes on: {what}")
+                self._log(f"the group's server had an internal error and continues: {what}")
             failed()

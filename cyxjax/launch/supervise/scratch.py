@@ -42,8 +42,8 @@ class Scratch:
             self.path = tempfile.mkdtemp(prefix=PREFIX)
         self._take()
         output.say(
-            f"{old} was removed while the job runs, and is made anew as {self.path}. "
-            f"HINT: keep cleaners off {PREFIX}*, or set TMPDIR to a folder they leave alone."
+            f"{old} was removed while the job was running and was created again as {self.path}. "
+            f"HINT: keep cleaners off {PREFIX}*, or set TMPDIR to a folder that they do not clean."
         )
 
     def clear(self) -> None:

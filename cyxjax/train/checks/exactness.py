@@ -32,9 +32,9 @@ def check_reads(data: Mapping[str, Dataset], content: Mapping[str, Any]) -> None
     for name, dataset in data.items():
         if (sample := read_otherwise(dataset)) is not None:
             raise ConfigError(
-                f"sample {sample} of the {name} is another one when it is read together with others, which "
-                "reproducibility='exact' cannot have: each process reads its own share. HINT: let take make "
-                "a row of its index alone, and pad all samples to one length."
+                f"sample {sample} of the {name} differs when it is read together with others, which "
+                "reproducibility='exact' does not allow: each process reads its own share. HINT: make each "
+                "row in `take` from its index alone, and pad all samples to one length."
             )
         if samples := drawn_anew(content[name]):
             raise ConfigError(
@@ -55,7 +55,7 @@ def check_machine(wanted: int | None, threads: int, env: Mapping[str, str]) -> N
     if jax.default_backend() == "cpu" and wanted is not None and threads != wanted:
         raise ConfigError(
             f"this process computes with {threads} CPU threads, reproducibility='exact' with {wanted} "
-            f"(exact_threads, or virtual_replicas): other threads, other bits. HINT: call "
+            f"(exact_threads, or virtual_replicas): another number of threads changes the bits. HINT: call "
             f"cx.distributed.init(threads={wanted}) first, or set exact_threads."
         )
     if lets_reorder(env.get("XLA_FLAGS", "")):

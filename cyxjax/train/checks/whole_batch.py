@@ -63,7 +63,7 @@ def check_same_params(sync: Sync, comm: str) -> None:
     """
     if sync.params_spec != REPLICATED and not sync.keeps_parts:
         raise ConfigError(
-            f"comm={comm!r} lets replicas have parameters of their own, and the loss compares their outputs. "
+            f"comm={comm!r} keeps different parameters on each replica, and the loss compares their outputs. "
             "HINT: comm='mean', or another that keeps them equal."
         )
 

@@ -130,6 +130,6 @@ def _first_place(plan: BatchPlan, position: Position, warn: Callable[[str], None
     warn(
         f"WARNING: the checkpoint says {position.step_in_epoch} steps of epoch {position.epoch} and not of "
         f"how many samples; assumed to be steps of {plan.global_batch_size}: going on from sample {first}. "
-        "HINT: if the batch size or the number of processes was another one, begin the run anew."
+        "HINT: if the batch size or the number of processes was another one, start the run over."
     )
     return first

@@ -135,8 +135,8 @@ class Reading:
         if samples != position.samples:
             self._warn(
                 f"WARNING: the {position.step_in_epoch} steps before, of epoch {position.epoch}, had "
-                f"{position.samples} samples; as many of the loader have {samples} now: some may come twice "
-                "or never. HINT: resume with the batch size and number of processes of before."
+                f"{position.samples} samples; as many of the loader have {samples} now: some may be used "
+                "twice or never. HINT: resume with the same batch size and number of processes."
             )
         return position.samples
 
@@ -178,8 +178,7 @@ def _passed_over(
             warn(
                 f"WARNING: {position.samples} samples of epoch {position.epoch} were consumed in "
                 f"{position.step_in_epoch} steps; the loader's batches are of another size now. Going on "
-                f"after its first {step} steps, {before} samples: {again} of them may come twice, and which "
-                "they are only the loader knows. HINT: resume with the batch size and number of processes "
-                "of before, or give fit a dataset."
+                f"after its first {step} steps, {before} samples: {again} of them may be used twice. "
+                "HINT: resume with the same batch size and number of processes, or give fit a dataset."
             )
         yield step, host._replace(stop=seen)

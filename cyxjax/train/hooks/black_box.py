@@ -109,7 +109,7 @@ def read_box(folder: Path) -> BlackBox:
         box = BlackBox(**raw)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DataError(
-            f"{folder} is no black box: {error}. HINT: name a folder black_box_step... of a run."
+            f"{folder} is not a black box: {error}. HINT: name a folder black_box_step... of a run."
         ) from error
     if box.format != 1 or not all(type(n) is int and n >= 0 for n in (*box[:3], box.num_replicas)):
         raise DataError(f"{folder}: {FILE} is of another version. HINT: use the cyxjax that wrote it.")

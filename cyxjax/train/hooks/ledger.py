@@ -165,14 +165,14 @@ class LedgerHook(Hook):
         if samples and self._was and not self._was.same_order(facts):
             self._say(
                 f"WARNING: the order of samples changed after {samples} samples of epoch {epoch}: some of "
-                "that epoch come twice, some never. HINT: resume with the data, seed and shuffle of before."
+                "that epoch are used twice, some never. HINT: resume with the same data, seed and shuffle."
             )
         taken_back = 0
         if self._at is None:
             self._tally, self._at = Tally(), place
             self._say(
                 f"WARNING: the checkpoint has no ledger: what was consumed before sample {samples} of epoch "
-                f"{epoch} cannot be proved; recorded from here on. HINT: `cyxjax audit` will say so."
+                f"{epoch} cannot be proved; recorded from here on. HINT: `cyxjax audit` reports the gap."
             )
         elif self._path is not None:
             with or_told(self._path, self._say):

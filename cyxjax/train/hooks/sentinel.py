@@ -47,7 +47,7 @@ class SentinelHook(Hook):
             return None
         text = describe(found, moment.position.step, self._ranks)
         if self._policy == "heal" and not ended and all(d.source is not None for d in found):
-            self._warn(f"WARNING: {text} All replicas now hold what most of them held.")
+            self._warn(f"WARNING: {text} All replicas were set to the value of the majority.")
             return self._healed(moment.state, found, names)
         if self._policy == "warn":
             self._warn_once(text, found)

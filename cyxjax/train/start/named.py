@@ -135,7 +135,8 @@ def loss_of(config: TrainConfig, info: DatasetInfo) -> Any:
     found = named("loss", name, known, unknown=f"loss={name!r} is not known.", key="loss")
     if found is None and options:
         raise ConfigError(
-            "loss: model is the model's own and takes no options. HINT: set model.options.", key="loss"
+            "loss: model uses the loss that the model returns and takes no options. HINT: set model.options.",
+            key="loss",
         )
     kind = type(found) if name in LOSSES else found
     if isinstance(kind, type) and (options or kind is found):

@@ -42,8 +42,8 @@ def groups_of(loss: PerExample, optimizer: Any) -> list[OptimizerGroup]:
     """
     if optimizer is not None and not wants_optimizer(loss):
         raise ConfigError(
-            "the trainer's optimizer moves nothing: each term of the Task has one of its own. HINT: leave it "
-            "out, or leave out one term's.",
+            "the trainer's optimizer has no parameters: each term of the Task has its own optimizer. "
+            "HINT: leave it out, or leave out one term's.",
             key="optimizer",
         )
     found: dict[tuple, OptimizerGroup] = {}
@@ -58,7 +58,7 @@ def groups_of(loss: PerExample, optimizer: Any) -> list[OptimizerGroup]:
         if not (callable(getattr(rule, "init", None)) and callable(getattr(rule, "update", None))):
             given = repr(rule) if isinstance(rule, str | float | int) else f"a {type(rule).__name__}"
             way = "pass its tx; the trainer keeps the state" if hasattr(rule, "tx") else _MADE
-            raise ConfigError(f"{getattr(rule, '__name__', given)} is no optimizer. HINT: {way}.")
+            raise ConfigError(f"{getattr(rule, '__name__', given)} is not an optimizer. HINT: {way}.")
         rule = for_trainer(rule)
         key = (id(rule), term.every, term.offset)
         found.setdefault(key, OptimizerGroup(rule, term.every, term.offset, [])).terms.append(term)

@@ -66,7 +66,7 @@ def test_a_thread_that_keeps_the_process_is_named(capsys):
         over.set()
         held.join()
     assert "the process waits for the thread" in (said := capsys.readouterr().err)
-    assert "'my-reader', which is no daemon. HINT: Thread(..., daemon=True)" in said
+    assert "'my-reader', which is not a daemon. HINT: Thread(..., daemon=True)" in said
     tell()
     assert capsys.readouterr().err == ""
 

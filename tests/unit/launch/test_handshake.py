@@ -244,7 +244,7 @@ def test_an_error_of_ours_ends_one_connection_and_is_told_once(live, monkeypatch
                 hostile.sendall(b"{}\n")
                 while hostile.recv(4096):
                     pass
-    told = [line for line in live.log if "met an error of ours and goes on: ZeroDivisionError" in line]
+    told = [line for line in live.log if "had an internal error and continues: ZeroDivisionError" in line]
     assert len(told) == 1
     assert live.serves()
 

@@ -88,7 +88,7 @@ def test_a_broken_sink_is_told_once_and_left_out():
         sink.log({"step": step})
     sink.close()
     assert said == [
-        "WARNING: metrics sink csv failed and is left out: OSError: [Errno 28] No space left on device"
+        "WARNING: metrics sink csv failed and is disabled: OSError: [Errno 28] No space left on device"
     ]
     assert len(good.records) == 3
     assert good.closed
@@ -114,7 +114,7 @@ def test_background_error_is_one_warning():
         sink.log({"step": step})
     sink.close()
     assert len(said) == 1
-    assert "metrics sink wandb failed and is left out: OSError" in said[0]
+    assert "metrics sink wandb failed and is disabled: OSError" in said[0]
 
 
 def test_a_stuck_sink_holds_nothing_up():

@@ -139,7 +139,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_what_was_set_otherwise(first,
         fit(epochs=2, **then)
     text = str(refused.value)
     assert re.search(f"^the checkpoint is of another run than this: {said}", text), text
-    assert f"HINT: set it as it was; or begin anew with its parameters: init_from: {tmp_path}" in text
+    assert f"HINT: set it as it was; or start over with its parameters: init_from: {tmp_path}" in text
     assert len(text) < 600
 
 
