@@ -80,7 +80,7 @@ def existing_folder(word: str) -> Path:
 
 @contextmanager
 def quiet_output() -> Iterator[None]:
-    """A block in which nothing reaches standard output: what is said there, by C++ too, goes to errors.
+    """A block in which nothing reaches standard output: what is written there, by C++ too, goes to stderr.
 
     So that a script reads one document afterwards, and nothing else.
     """

@@ -1,4 +1,4 @@
-"""What every room does with files and with secrets in text: the one copy. Standard library only.
+"""Shared functions for files, and for secrets in text. Standard library only.
 
 A file is written whole (a reader or a crash sees the old one or the new one), or appended to (all of a piece
 or nothing of it). Every file that is read or appended to is opened by `open_plain`: a plain file, for a FIFO
@@ -214,7 +214,7 @@ def try_flock(fd: int, *, shared: bool = False) -> bool:
 
 
 def is_flocked(fd: int) -> bool:
-    """Whether another process holds `fd`, as far as can be told: True also where there are no such locks."""
+    """Whether another process holds `fd`, as far as is known: True also where there are no such locks."""
     # Shared, so that two processes that look at the same moment do not take each other for the holder.
     if not try_flock(fd, shared=True):
         return True

@@ -1,4 +1,4 @@
-"""Every name in a run folder, said once. Nothing here opens, makes or writes anything."""
+"""Every name in a run folder, in one place. Nothing here opens, makes or writes anything."""
 
 import os
 import re
@@ -60,7 +60,7 @@ class RunFolder:
 
     @property
     def events(self) -> Path:
-        """What befell the run: starts, saves, rollbacks, ends."""
+        """The events of the run: starts, saves, rollbacks, ends."""
         return self.root / "events.jsonl"
 
     @property

@@ -151,7 +151,7 @@ class Checkpointer:
         return self._store.prune(*self._keep)
 
     def rewind(self, step: int, why: str = "abandoned") -> list[int]:
-        """Set aside (rename) the steps after `step`, which a run that goes on from it will make anew.
+        """Set aside (rename) the steps after `step`, which a run that resumes from it makes again.
 
         why: "abandoned", which `cyxjax checkpoint prune` deletes, or "earlier", which it leaves.
         """

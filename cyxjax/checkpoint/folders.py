@@ -110,7 +110,7 @@ def make_private(directory: Path) -> None:
 
 
 def identity(directory: Path) -> tuple[int, int]:
-    """What tells `directory` from one that takes its name later."""
+    """Identifies `directory`: another folder of the same name has another value."""
     info = os.stat(directory)
     return info.st_dev, info.st_ino
 

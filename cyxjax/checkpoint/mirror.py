@@ -24,7 +24,7 @@ from cyxjax.files import redact, write_whole
 from cyxjax.run_folder import CHECKPOINTS, RunFolder
 
 PATIENCE_S, HURRIED_S = 30.0, 8.0
-"""For how long the end waits for a store that takes nothing: of a run, and of one that was told to stop."""
+"""How long the end of a run waits for a store that does not respond: usually, and after a request to stop."""
 _MOST_S = 300.0  # for which the end waits for one that does
 _POLL_S = 1.0
 _LONGEST_PAUSE_S = 60.0
@@ -281,7 +281,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _mark(path: Path) -> object:
-    """What tells a file from one that takes its place, and from itself with more in it; None: not there."""
+    """Identifies a version of a file: it changes when the file is replaced or grows; None: not there."""
     try:
         info = path.stat()
     except FileNotFoundError:

@@ -209,7 +209,7 @@ _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
 
 
 def describe_failure(snapshot: Snapshot, error: BaseException, directory: Path, in_a_row: int) -> str:
-    """One line for a failed save whose own files are gone; a full disk is told with the bytes missing."""
+    """One line for a failed save whose own files are gone; for a full disk with the missing bytes."""
     what = f"{type(error).__name__}: {str(error)[:300]}"
     if is_disk_full(error):
         need_bytes = snapshot.num_bytes

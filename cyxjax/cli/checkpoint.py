@@ -97,7 +97,7 @@ def _steps_of(directory: Path) -> Path:
 
 
 def _run_of(directory: Path) -> Path:
-    """The run folder that the checkpoints in `directory` are of, as far as can be told: itself otherwise."""
+    """The run folder that the checkpoints in `directory` belong to, if known; else the folder."""
     for parent in directory.parents:
         if parent.is_dir() and open_run(parent).checkpoints.absolute() == directory:
             return parent

@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def speaks_for(place: Topology, check: Check) -> bool:
-    """Rank 0 speaks for the group; of one that does not form each rank tells what it saw."""
+    """Rank 0 prints for the group; where no group forms, each rank prints what it found."""
     return place.is_master or (check.topic, check.level) == ("group", "FAIL")
 
 

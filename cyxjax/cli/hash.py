@@ -31,7 +31,7 @@ class StepBits(NamedTuple):
 
     leaves: dict[str, str]  # by name, as params/Dense_0/kernel
     history: str
-    exact: dict[str, str]  # what the bits hang on, as an exact run wrote it
+    exact: dict[str, str]  # what the bits depend on, as an exact run wrote it
     config: dict[str, Any]
 
     @property

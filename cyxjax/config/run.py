@@ -1,4 +1,4 @@
-"""What a run is told: one typed value, for the library (`DistributedTrainingConfig`) and for an
+"""The configuration of a run: one typed value, for the library (`DistributedTrainingConfig`) and for an
 experiment file (`TrainConfig`). Imports no jax, so that `--help` and a wrong key answer at once.
 """
 

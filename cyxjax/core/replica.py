@@ -53,7 +53,7 @@ def _mapped(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree, checke
 
 
 def _without_empty(f: Callable, args: tuple, in_specs: PyTree, mesh: Mesh) -> tuple[tuple, PyTree, Callable]:
-    """(what enters the map, its specs, `f` of that): arrays of no numbers are made anew inside.
+    """(what enters the map, its specs, `f` of that): empty arrays are made again inside.
 
     XLA of jaxlib 0.11.2 ends the process (SIGSEGV, in compile) where one of several arguments of a map is
     empty: its zero_sized_hlo_elimination leaves the partitioner a constant there, which has no sharding.

@@ -22,7 +22,7 @@ from cyxjax.errors import CheckpointError, DataError
 
 
 class Batches:
-    """A list (or anything that begins anew when iterated) of batches (inputs, targets) as a loader."""
+    """A list (or anything that starts again when iterated) of batches (inputs, targets) as a loader."""
 
     def __init__(self, batches: Iterable[Any]):
         self._batches = batches
@@ -162,7 +162,7 @@ def unpacked(value: Any) -> Any:
 
 
 class Rows:
-    """Samples one after another: anything that begins anew each time it is iterated.
+    """Samples one after another: anything that starts again each time it is iterated.
 
     `inputs` and `targets` name columns of records. `shared`: every rank reads the same samples, in the same
     order, and takes its share of each step, so that a run goes on at any number of processes; else each
@@ -263,7 +263,7 @@ class _RowPass:
         return {"given": self._given, "place": self._reader.place()}
 
     def set_state(self, state: Any) -> None:
-        """Goes on where `get_state` said, at any number of ranks that share the stream."""
+        """Continues at the position of `get_state`, at any number of ranks that share the stream."""
         self._given, place = state["given"], state["place"]
         self._reader = Reader(self._of.rows.source, place)
         self._source = iter(self._reader)

@@ -66,7 +66,7 @@ class Peers:
         return [text for _, text in sorted(self._read(folder).items())]
 
     def _refuse_if_given_up(self, what: str) -> None:
-        """A rank that is late for a barrier's first use would open it anew (jaxlib 0.10.2) and wait alone."""
+        """A rank that is late for a barrier's first use would reopen it (jaxlib 0.10.2) and wait alone."""
         if self._barrier_used:
             return
         verdicts = dict(_client().key_value_dir_get(f"{self._prefix}/given_up/"))

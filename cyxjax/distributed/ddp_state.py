@@ -75,7 +75,7 @@ class UpdatePrograms:
 
     @cached_property
     def at_rate(self) -> "UpdatePrograms":
-        """The same, whose optimizer's state is (its own, a factor of its updates): for a rate that moves."""
+        """The same, whose optimizer's state is (its own, a factor of its updates): if the rate changes."""
         rated = with_learning_rate_factor(self.optimizer)
         return UpdatePrograms(self._mesh, self._hook, rated, self._options, self._keeps)
 

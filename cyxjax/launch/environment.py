@@ -132,7 +132,7 @@ _GPU_FLAG = "--xla_gpu_nccl_termination_timeout_seconds"
 
 
 def here() -> Mapping[str, str]:
-    """This process's environment, for the rooms that may not read it themselves."""
+    """This process's environment, for packages that may not read it themselves."""
     return os.environ
 
 

@@ -196,7 +196,7 @@ _part: tuple[Progress, str] = (Progress(), "")
 
 
 def others() -> dict[int, Progress]:
-    """What the other ranks of this start on this host last told, by rank; {} without a launcher."""
+    """The last reports of the other ranks of this start on this host, by rank; {} without a launcher."""
     path = _reporter.path
     stem, _, own = path.removesuffix(".beat").rpartition("_")
     found = {}

@@ -39,7 +39,7 @@ def _tell_of(error: OSError, descriptor: int) -> None:
 
 
 class Screen:
-    """One of our own streams, written by a thread of its own; `put` never waits longer than it is told to."""
+    """One of our own streams, written by a thread of its own; `put` never waits longer than its limit."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -145,7 +145,7 @@ def screen(stream: IO[str] | None) -> Screen | None:
 
 
 def flush(patience_s: float = LAST_WORDS_S) -> None:
-    """Waits until all that was said is shown, unless its reader stands still."""
+    """Waits until all output is shown, unless its reader stands still."""
     for there in list(_screens.values()):
         there.flush(patience_s)
 
@@ -216,7 +216,7 @@ _MARK = b"\x1b_cyxjax-live\x1b\\"  # an application command of ECMA-48, which te
 
 
 def variables(prefix: str, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What tells a rank how wide its lines may be behind `prefix`; empty where nobody watches a terminal."""
+    """Variables with the width of a rank's lines behind `prefix`; empty where there is no terminal."""
     if sys.stdout is None or not sys.stdout.isatty() or env.get("TERM", "dumb") in ("", "dumb", "unknown"):
         return {}
     return {_COLUMNS: str(os.get_terminal_size(sys.stdout.fileno()).columns - len(prefix))}

@@ -27,7 +27,7 @@ _SHORT = 12  # hex digits shown and compared: chance does not make two alike
 
 @cache
 def code_facts() -> dict[str, str]:
-    """A digest of the files of each room of cyxjax, and of the program that was started, by name.
+    """A digest of the files of each package of cyxjax, and of the program that was started, by name.
 
     What is installed as a command, or in site-packages, is no program of the user: its path and first line
     differ between hosts that hold the same code.

@@ -113,7 +113,7 @@ class SequentialModel(nnx.Module):
         return self.train(False)
 
     def forward(self, x: Any) -> jax.Array:
-        """The output for inputs (B, ...), in the current mode; in training, running statistics move."""
+        """The output for inputs (B, ...), in the current mode; training updates running statistics."""
         self.ensure_values()
         values = self._held(nnx.Param), self._held(nnx.BatchStat)
         # Each call in training mode drops out other numbers.

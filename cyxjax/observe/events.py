@@ -16,7 +16,7 @@ _MAX_BYTES = 64 << 20  # a larger file is not read back
 
 
 class Events(Protocol):
-    """Takes what happens, a name and plain values each. begun: whether this process's start was told."""
+    """Takes what happens, a name and plain values each. begun: whether its start was logged."""
 
     begun: bool
 
@@ -32,7 +32,7 @@ class NullEvents:
 
 
 class EventLog:
-    """Events as lines of the file at `path`; one that cannot be written is told once, and nothing else.
+    """Events as lines of the file at `path`; an error in writing is reported once and ignored.
 
     A start at step 0 begins a new file, unless the last run in it was cut short: then it is that run again.
     """

@@ -61,7 +61,7 @@ class MultiSink:
 
 
 class GuardedSink:
-    """`open()`'s sink, used in this thread; its first error is told once, then it is left out."""
+    """`open()`'s sink, used in this thread; its first error is reported once and disables it."""
 
     def __init__(self, name: str, open_sink: Callable[[], Sink], warn: Warn) -> None:
         self._name, self._warn = name, warn

@@ -22,7 +22,7 @@ _MAX_BYTES = 256 << 20  # a larger file is not read back
 
 
 class DigestFile:
-    """Takes digests; one that cannot be written is told, and training goes on."""
+    """Takes digests; one that cannot be written is reported, and training continues."""
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         self._path, self._warn = path, once(warn)

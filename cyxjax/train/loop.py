@@ -36,7 +36,7 @@ class Position(NamedTuple):
 
 
 class StepInfo(NamedTuple):
-    """What hooks are told of one step, once its numbers have arrived."""
+    """What hooks receive for one step, once its numbers have arrived."""
 
     position: Position  # after the step
     sums: Sums
@@ -44,7 +44,7 @@ class StepInfo(NamedTuple):
 
 
 class EpochInfo(NamedTuple):
-    """What hooks are told of one epoch, or of an evaluation within one; equal on all ranks."""
+    """What hooks receive for one epoch, or for an evaluation within one; equal on all ranks."""
 
     position: Position
     train: dict[str, Any]  # a number each, or an array (a confusion matrix)
@@ -185,7 +185,7 @@ def _epoch(
     half = max(in_flight // 2, at_once)
 
     def settle(room: int) -> None:
-        """Waits until at most `room` steps are under way, and tells the hooks what the others gave."""
+        """Waits until at most `room` steps are under way, and passes the numbers of those done to hooks."""
         nonlocal sums, stop, save
         while len(waiting) > room:
             when, *of_step = waiting.popleft()

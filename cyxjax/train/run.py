@@ -182,7 +182,7 @@ def _saved(fit: Fit, like: RunState, good_step: int) -> RunState | None:
 
 
 def build_hooks(fit: Fit) -> list[Hook]:
-    """New hooks, which begin with the state of the run; the user's own among them begin anew."""
+    """New hooks, which begin with the state of the run; callbacks of the user start again."""
     settings, history, rate = fit.plan.settings, fit.run.history, fit.program.learning_rate
     saves, early = _saving(fit), _early_stopping(settings.watch)
     theirs, monitor = fit.plan.recipe.callbacks, fit.watchable.of(settings.watch)

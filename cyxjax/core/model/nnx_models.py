@@ -92,7 +92,7 @@ def _as_rngs(name: str, key: jax.Array) -> Any:
 
 
 def _is_drawn(value: Any) -> bool:
-    """Whether it is of a random stream, which a step keys anew."""
+    """Whether it is of a random stream, which each step keys again."""
     return isinstance(value, nnx.RngKey | nnx.RngCount)
 
 
@@ -109,7 +109,7 @@ def _filled(template: nnx.State, values: PyTree) -> nnx.State:
 
 
 def _rekeyed(keys: nnx.State, key: jax.Array) -> nnx.State:
-    """The model's random streams, keyed anew from this step's key: draws depend on nothing else."""
+    """The model's random streams, keyed from this step's key: draws depend on nothing else."""
     leaves, tree = jax.tree.flatten(keys)
     return jax.tree.unflatten(tree, [jax.random.fold_in(key, i) for i in range(len(leaves))])
 

@@ -183,7 +183,7 @@ def shard_putter() -> Callable[..., Any] | None:
 
 
 def program_folder() -> str | None:
-    """Where the user told jax to keep compiled programs (JAX_COMPILATION_CACHE_DIR); None: nowhere."""
+    """The user's folder for jax's compiled programs (JAX_COMPILATION_CACHE_DIR); None: nowhere."""
     import jax
 
     folder = jax.config.values["jax_compilation_cache_dir"]

@@ -26,7 +26,7 @@ def settle(topology: Topology, env: Mapping[str, str] = os.environ, root: str = 
 
 
 def platforms_said(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The platforms that JAX_PLATFORMS, or a jax that is loaded already, was told to use; () for any."""
+    """The platforms that JAX_PLATFORMS, or a jax that is loaded already, was set to use; () for any."""
     text = env.get("JAX_PLATFORMS", "") or _told_to_jax()
     return tuple(part for part in text.lower().split(",") if part)
 

@@ -100,7 +100,7 @@ class ProgramStore:
         return rest[len(name) :]
 
     def put(self, key: str, value: bytes) -> None:
-        """Keeps `value` as `key`. A disk that is full or closed is told once, and left alone from then on."""
+        """Keeps `value` as `key`. A full or read-only disk is reported once and not used again."""
         if not self._writes or not self._is_private(make=True):
             return
         rest = (name := self._line(key)) + value
@@ -185,7 +185,7 @@ def _is_own(found: os.stat_result, closed: int) -> bool:
 
 @functools.cache
 def _processor() -> str:
-    """What machine code hangs on: architecture and the processor's features, as a digest."""
+    """What machine code depends on: architecture and the processor's features, as a digest."""
     words = [platform.machine(), platform.processor()]
     with suppress(OSError):
         first = Path("/proc/cpuinfo").read_text(errors="replace").partition("\n\n")[0]

@@ -24,7 +24,7 @@ _installed: "Exits | None" = None
 
 
 class Exits:
-    """The hooks of one rank. `report` tells the peers, in one line, why this rank ends."""
+    """The hooks of one rank. `report` sends the peers one line: why this rank ends."""
 
     def __init__(self, rank: int, start: int, env: Mapping[str, str]) -> None:
         self.rank, self.start = rank, start
@@ -40,7 +40,7 @@ class Exits:
         return os.getpid() != self._process
 
     def die(self, error: BaseException) -> NoReturn:
-        """Files `error`, tells the peers, ends the process. The first caller wins; others wait."""
+        """Writes `error` to a file, informs the peers and ends the process. Later callers wait."""
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()
         record = records.of_exception(error, rank=self.rank, progress=heartbeat.progress(), start=self.start)
@@ -117,7 +117,7 @@ def install(rank: int, start: int, env: Mapping[str, str]) -> Exits:
 
 
 def end(error: CyxjaxError) -> None:
-    """Ends a rank of a group or of our launcher as an uncaught `error` would: on file, and told to the peers.
+    """Ends a rank of a group or launcher as an uncaught `error` would, with a file and a line to the peers.
 
     Returns in any other process.
     """
@@ -136,7 +136,7 @@ def end_if_failed(exits: Exits) -> None:
 
 
 def _remember_exit_code() -> None:
-    """atexit handlers are not told how the process ends, so sys.exit leaves a note.
+    """atexit handlers do not know how the process ends, so sys.exit leaves a note.
 
     A program that catches its own sys.exit(3) and then runs to its end is still taken to end with 3.
     """

@@ -162,7 +162,7 @@ class Decision:
 
 @dataclass
 class Budget:
-    """Remembers the failures of one job. `best_step` is the furthest step any rank has told of."""
+    """Remembers the failures of one job. `best_step` is the furthest step that any rank has reported."""
 
     max_restarts: int
     used: int = 0

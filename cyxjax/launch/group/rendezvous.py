@@ -196,7 +196,7 @@ class Rendezvous:
                 peer.connection.send({"lost": hello.rank, "host": hello.host, "why": why})
 
     def _abort(self, why: str) -> None:
-        """Sends all who are here why the group cannot form, and starts anew for whoever joins next."""
+        """Sends all who are here why the group cannot form, and starts over with the next client."""
         self._log(why)
         self._send_all({"abort": why})
         peers, self.peers = self.peers, {}

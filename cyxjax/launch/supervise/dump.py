@@ -125,7 +125,7 @@ class Frame:
 
     @property
     def is_library(self) -> bool:
-        """True for installed packages, the standard library and this room."""
+        """True for installed packages, the standard library and this package."""
         folders = ("site-packages", f"{os.sep}lib{os.sep}python", f"cyxjax{os.sep}launch{os.sep}")
         return self.file[0] == "<" or any(folder in self.file for folder in folders)
 

@@ -238,7 +238,7 @@ class Start:
 
     @property
     def step(self) -> int:
-        """The furthest step a rank has told of."""
+        """The furthest step that a rank has reported."""
         return max(worker.progress().step for worker in self.workers)
 
     @property

@@ -30,7 +30,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that befell the run at a step."""
+    """An event of the run at a step."""
 
     step: float
     kind: str  # resume, restart, rollback, save

@@ -29,7 +29,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """One run, as far as its folder tells."""
+    """The facts of one run, as far as its folder holds them."""
 
     name: str
     folder: str
@@ -158,7 +158,7 @@ def _lines(path: Path, notes: list[str]) -> Iterator[bytes]:
 
 
 def _of_history(history: DistributedTrainingHistory) -> dict[str, Curve]:
-    """Curves by epoch, placed at the steps where epochs ended, as far as can be told."""
+    """Curves by epoch, placed at the steps where epochs ended, as far as they are known."""
     num_epochs = max(history.epochs, default=-1) + 1
     steps = history.num_steps / num_epochs if num_epochs else 0.0
     maker = CurveMaker()

@@ -23,7 +23,7 @@ def shown(run: RunFacts) -> str:
 
 
 def _picture(item: dict[str, Any]) -> str:
-    """Decoded and encoded anew: what stands in the file is not trusted."""
+    """Decoded and encoded again: the file is not trusted."""
     try:
         raw = base64.b64decode(str(item.get("png", "")), validate=True)
     except (binascii.Error, ValueError):

@@ -39,7 +39,7 @@ def is_loader(data: Any) -> bool:
 
 
 def refuse_iterator(data: Any) -> None:
-    """Raises: DataError for a generator: it could be read once, and an epoch reads its loader anew."""
+    """Raises: DataError for a generator: it could be read once, and each epoch reads its loader again."""
     # torch's persistent workers make one iterator serve again, which starts anew each time.
     anew = isinstance(data, DataLoader) or hasattr(data, "persistent_workers")
     if isinstance(data, Iterator) or (not anew and iter(data) is iter(data)):
@@ -68,7 +68,7 @@ def is_shared(data: Any) -> bool:
 
 
 def _read_on(loader: Any, config: DistributedTrainingConfig) -> Any:
-    """A training loader that starts anew in each epoch, or need not, since steps make an epoch."""
+    """A training loader that starts again in each epoch, or need not, since steps make an epoch."""
     if config.steps_per_epoch and isinstance(loader, Iterator):
         return Once(loader)
     refuse_iterator(loader)

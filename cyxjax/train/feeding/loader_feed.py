@@ -108,7 +108,7 @@ class Reading:
             yield host._replace(stop=samples), is_last
 
     def close(self) -> None:
-        """Ends the reading thread; the next epoch begins the loader anew and passes over what was given."""
+        """Ends the reading thread; the next epoch starts the loader again and skips what was given."""
         if self._ahead is not None:
             self._ahead.close()
         self._ahead = None

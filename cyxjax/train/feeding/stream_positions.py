@@ -30,7 +30,7 @@ class StreamPositions:
         self._stored: dict[str, Any] = {}  # what the newest save gathered
 
     def begin(self, shared: bool, goes_on: bool) -> None:
-        """A new fit; unless it goes on from what was restored, its streams begin anew."""
+        """A new fit; its streams start again, unless it continues from restored positions."""
         self.shared = shared
         if not goes_on:
             self._noted = {}
