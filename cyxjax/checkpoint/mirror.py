@@ -45,7 +45,7 @@ class Mirror:
         self._sent: dict[int, object] = {}  # step -> what tells its folder here from a later one
         self._logs: dict[str, object] = {}
         self._logs_at_s, self._moved_s = 0.0, time.monotonic()
-        self._ending, self._told, self._began = threading.Event(), False, False
+        self._ending, self._warned, self._began = threading.Event(), False, False
         self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
 
     # ---- down -------------------------------------------------------------------------------------
@@ -161,8 +161,8 @@ class Mirror:
                 self._ending.wait(pause_s)
 
     def _tell(self, err: BaseException) -> None:
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             self._say(f"WARNING: mirror={self._url}: {_line(err)}. Training goes on; it is tried again.")
 
     def _copy(self, logs: bool) -> None:

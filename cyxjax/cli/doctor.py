@@ -60,9 +60,9 @@ def main(argv: Sequence[str]) -> int:
     if given.json:
         with quiet_output():
             made = list(checks)
-        if told := [check for check in made if speaks_for(place, check)]:
+        if shown := [check for check in made if speaks_for(place, check)]:
             good = not any(map(is_failure, made))
-            print(json.dumps({"good": good, "checks": [asdict(check) for check in told]}), flush=True)
+            print(json.dumps({"good": good, "checks": [asdict(check) for check in shown]}), flush=True)
         return EXIT_USER_ERROR if any(map(is_failure, made)) else EXIT_OK
     failed = False
     for check in checks:

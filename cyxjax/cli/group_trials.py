@@ -91,7 +91,7 @@ def wires(group: Any) -> Iterator[Check]:
 
     mesh = group.mesh
     reduce = jax.jit(sync_map(lambda rows: psum(rows[0]), mesh, PER_REPLICA, PartitionSpec()))
-    told = []
+    times = []
     for size in _SIZES:
         rows = put_rows(mesh, np.ones((len(local_replicas(mesh)), size // 4), np.float32))
         total = np.asarray(reduce(rows).addressable_data(0))
@@ -100,8 +100,8 @@ def wires(group: Any) -> Iterator[Check]:
             yield Check("FAIL", "wires", f"{wrong}. HINT: check the network cards and drivers of the hosts.")
             return
         spent_s = statistics.median(_timed(reduce, rows) for _ in range(_TIMES))
-        told.append(f"{_short(size)} {1e3 * spent_s:.2f} ms ({size / spent_s / 1e6:,.1f} MB/s)")
-    yield Check("ok", "wires", f"all-reduce over {group.backend}: {', '.join(told)}")
+        times.append(f"{_short(size)} {1e3 * spent_s:.2f} ms ({size / spent_s / 1e6:,.1f} MB/s)")
+    yield Check("ok", "wires", f"all-reduce over {group.backend}: {', '.join(times)}")
 
 
 def _timed(reduce: Any, rows: Any) -> float:

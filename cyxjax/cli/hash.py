@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _parser().error(f"expected one run or two, got {len(runs)}")
     if len(runs) == 1:
         print(
-            json.dumps(_as_json(runs[0], given.all)) if given.json else "\n".join(_told(runs[0], given.all))
+            json.dumps(_as_json(runs[0], given.all)) if given.json else "\n".join(_lines(runs[0], given.all))
         )
         return EXIT_OK
     lines, equal = compare(*runs)
@@ -106,11 +106,11 @@ def read_bits(run: Path, step: int) -> StepBits:
 def _as_json(run: Path, every: bool) -> dict[str, Any]:
     steps = steps_of(run)
     found = {step: read_bits(run, step) for step in (steps if every else steps[-1:])}
-    told = ("digest", "leaves", "history", "exact")
-    return {"steps": [{"step": n, **{name: getattr(b, name) for name in told}} for n, b in found.items()]}
+    fields = ("digest", "leaves", "history", "exact")
+    return {"steps": [{"step": n, **{name: getattr(b, name) for name in fields}} for n, b in found.items()]}
 
 
-def _told(run: Path, every: bool) -> list[str]:
+def _lines(run: Path, every: bool) -> list[str]:
     steps = steps_of(run)
     lines = []
     for step in steps if every else steps[-1:]:
@@ -144,9 +144,9 @@ def compare(one: Path, other: Path) -> tuple[list[str], bool]:
         bits = read_bits(one, step), read_bits(other, step)
         odd = _differences(*bits)
         if odd:
-            told = [between.text] if between is not None and not between.equal else []
+            digests = [between.text] if between is not None and not between.equal else []
             cause = _cause(one, other, before, step, bits)
-            return [f"step {step}: {line}" for line in odd] + told + cause, False
+            return [f"step {step}: {line}" for line in odd] + digests + cause, False
         before = step
     equal = f"equal: every bit of {len(common)} checkpoints, the last of step {before}"
     if between is not None and not between.equal:

@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     state = trainer.state
     lowered = step.lower(state, batch)
     compiled = lowered.compile()
-    held, told = (
+    held, facts = (
         state_bytes(state),
         _facts(lowered, compiled, state),
     )  # before the steps, which take the state
@@ -69,8 +69,8 @@ def main(argv: Sequence[str]) -> int:
         state, plan, trainer.program, compiled, batch
     )  # every rank: the steps are real
     if trainer.is_master() and as_json:
-        told |= {"comm": config.comm, "precision": config.precision}
-        print(json.dumps(told | (_scaling_facts(*drawn_out, wish) if drawn_out else {})))
+        facts |= {"comm": config.comm, "precision": config.precision}
+        print(json.dumps(facts | (_scaling_facts(*drawn_out, wish) if drawn_out else {})))
     elif trainer.is_master():
         found = collectives(compiled.as_text())
         said = f", offload: {config.offload}" if config.offload != "none" else ""
@@ -197,7 +197,7 @@ def _scaling_lines(work: scaling.Work, sent: Sent, wish: Wish, num_replicas: int
 
 def _scaling_facts(work: scaling.Work, sent: Sent, wish: Wish) -> dict[str, Any]:
     assert wish.wire is not None
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "compute_s": work.compute_s,
         "wire": wish.wire._asdict(),
         "step_s": scaling.steps_s(work, sent, wish.wire, wish.replicas),
@@ -205,8 +205,8 @@ def _scaling_facts(work: scaling.Work, sent: Sent, wish: Wish) -> dict[str, Any]
     }
     if wish.mtbf_s is not None:
         rows = scaling.saves(work, wish.mtbf_s, wish.restart_s, wish.replicas)
-        told["failures"] = [row._asdict() for row in rows]
-    return told
+        facts["failures"] = [row._asdict() for row in rows]
+    return facts
 
 
 def _step_s(compiled: Any, state: Any, batch: Any) -> float:

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = given.output or (given.runs[0] / "report.html" if len(given.runs) == 1 else Path("report.html"))
     facts = [_facts(run) for folder in given.runs for run in _runs_in(folder)]
     if given.json:
-        print(json.dumps([told(run) for run in facts]))
+        print(json.dumps([as_json(run) for run in facts]))
         return EXIT_OK
     try:
         write(path, facts)
@@ -53,7 +53,7 @@ def _parser() -> Parser:
     return parser
 
 
-def told(run: RunFacts) -> dict[str, Any]:
+def as_json(run: RunFacts) -> dict[str, Any]:
     """What the page says first, for a script: a name and plain values each."""
     return {
         "name": run.name,

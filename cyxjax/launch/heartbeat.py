@@ -186,7 +186,7 @@ def part(number: int, total: int | None = None) -> None:
     _part = (_reporter.progress(), f"{number}/{total}" if total else f"{number}")
 
 
-def part_told() -> str:
+def part_text() -> str:
     """What `part` said of the phase under way; "" where it said nothing."""
     when, said = _part
     return said if when == _reporter.progress() else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cyxjax.files import read_json_lines
-from cyxjax.observe.records import add_line, once, or_told, plain
+from cyxjax.observe.records import add_line, once, plain, warn_if_unwritten
 
 _MAX_BYTES = 64 << 20  # a larger file is not read back
 
@@ -43,7 +43,7 @@ class EventLog:
     def log(self, event: str, **values: Any) -> None:
         if event == "start" and not self.begun:
             self.begun = True
-            with or_told(self._path, self._warn):
+            with warn_if_unwritten(self._path, self._warn):
                 self._put_aside(values.get("step", 0))
         add_line(self._path, {"event": event, "at_unix_s": time.time(), **_plain(values)}, self._warn)
 

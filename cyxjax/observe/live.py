@@ -101,7 +101,7 @@ class LiveLine:
         held_up = late(now, heartbeat.others()) if for_s > LONG_S else ""
         fields = live_fields(
             self._record,
-            doing=doing(now.phase, now.step, for_s, heartbeat.part_told(), held_up),
+            doing=doing(now.phase, now.step, for_s, heartbeat.part_text(), held_up),
             step=now.step,
             total_steps=self._pace.total_steps,
             left_s=self._left_s,

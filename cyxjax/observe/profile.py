@@ -205,16 +205,16 @@ _HELD_UP = 0.1  # of the window: how much longer another rank's collectives take
 def group_page(ranks: Sequence[Measured | str]) -> list[str]:
     """Lines. ranks: by rank what it measured, or why it has nothing."""
     known = {rank: found for rank, found in enumerate(ranks) if isinstance(found, Measured)}
-    told = [f"rank {rank}: no profile: {why}" for rank, why in enumerate(ranks) if isinstance(why, str)]
+    unprofiled = [f"rank {rank}: no profile: {why}" for rank, why in enumerate(ranks) if isinstance(why, str)]
     if not known:
-        return [f"{len(ranks)} processes, none with a profile", *told]
+        return [f"{len(ranks)} processes, none with a profile", *unprofiled]
     slowest = max(known, key=lambda rank: _each_ms(known[rank]))
     return [
         f"{len(ranks)} processes, {known[slowest].steps} steps, {_each_ms(known[slowest]):.2f} ms a step on "
         f"the slowest, rank {slowest} (tracing included)",
         "",
         *_rows(known),
-        *told,
+        *unprofiled,
         *_held_up(known),
         "",
         "programs by time, on all ranks:",

@@ -120,7 +120,7 @@ def is_media(value: object) -> TypeGuard[Media]:
 
 
 @contextmanager
-def or_told(path: Path, warn: Callable[[str], None]) -> Iterator[None]:
+def warn_if_unwritten(path: Path, warn: Callable[[str], None]) -> Iterator[None]:
     """Runs a block that writes `path`, which training can do without: on a full disk it warns and goes on."""
     try:
         yield
@@ -136,7 +136,7 @@ def once(warn: Callable[[str], None]) -> Callable[[str], None]:
 
 def add_line(path: Path, value: Mapping[str, object], warn: Callable[[str], None]) -> None:
     """Appends `value` to the file at `path` as a line of JSON; warns where it cannot be written."""
-    with or_told(path, warn):
+    with warn_if_unwritten(path, warn):
         path.parent.mkdir(parents=True, exist_ok=True)
         append(path, (json.dumps(value, allow_nan=False) + "\n").encode(), durable=False)
 

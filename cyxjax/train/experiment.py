@@ -18,7 +18,7 @@ from cyxjax.launch.backend import programs
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.lines import line_of_test
-from cyxjax.observe.records import Sink, or_told, write_atomic
+from cyxjax.observe.records import Sink, warn_if_unwritten, write_atomic
 from cyxjax.observe.sinks import KeptOpen, build_sinks, check_names
 from cyxjax.observe.stop_reasons import MAX_TIME, reason_of
 from cyxjax.train import reporting
@@ -62,7 +62,7 @@ def train(experiment: Experiment) -> int:
     with RunLock(folder.root) if trainer.is_master() else nullcontext(), copying:
         history, unsaved = _train(experiment, console)
         if trainer.is_master():
-            with or_told(folder.history, console.note):
+            with warn_if_unwritten(folder.history, console.note):
                 history.save(folder.history)
             if config.report:
                 reporting.draw(folder, config.resolved(), TrainConfig().resolved(), console.note)

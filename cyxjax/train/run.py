@@ -80,15 +80,15 @@ def run_fit(
     settings, group, history = plan.settings, plan.group, run.history
     assert plan.feed is not None
     shares, devices = settings.step.batch.num_shares, num_replicas(group.mesh)
-    untold = None if plan.data is None else fit_data.untold_rows(plan.data)
+    first_rows = None if plan.data is None else fit_data.rows_of_first_step(plan.data)
     console.batch_plan(
-        batch_size=settings.step.batch.batch_size if untold is None else None,
+        batch_size=settings.step.batch.batch_size if first_rows is None else None,
         num_replicas=shares,
         accumulation=settings.step.batch.accumulation,
         world_size=group.topology.world_size,
         backend=group.backend,
         **({} if shares == devices else {"devices": devices}),  # of an exact run, whose replicas are virtual
-        **({} if untold is None else {"first step of this process": f"{untold} samples"}),
+        **({} if first_rows is None else {"first step of this process": f"{first_rows} samples"}),
     )
     watchable, course = watchable_in(plan.recipe.metrics, plan.feed, settings.course), settings.course
     keeping = checkpointer_for(settings.saving, group, watchable.of(settings.watch).mode)

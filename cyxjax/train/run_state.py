@@ -136,12 +136,15 @@ class Run:
 
     def describe_group(self, plan: Plan) -> None:
         """Notes in the history how large the group and its batch are."""
-        history, untold = self.history, None if plan.data is None else fit_data.untold_rows(plan.data)
+        history, first_rows = (
+            self.history,
+            None if plan.data is None else fit_data.rows_of_first_step(plan.data),
+        )
         history.world_size = plan.group.topology.world_size
         history.num_replicas = num_replicas(plan.group.mesh)
         # Of a loader without a batch size: that of the first step, if all ranks are like this one.
         known = plan.settings.step.batch.global_batch_size
-        history.effective_batch_size = known if untold is None else untold * history.world_size
+        history.effective_batch_size = known if first_rows is None else first_rows * history.world_size
 
 
 def first_state(plan: Plan, program: Program, first: FirstValues | None = None) -> tuple[RunState, list[str]]:

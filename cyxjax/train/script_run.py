@@ -6,7 +6,7 @@ from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.records import Sink, or_told
+from cyxjax.observe.records import Sink, warn_if_unwritten
 from cyxjax.observe.sinks import build_sinks, check_names
 from cyxjax.train import reporting
 from cyxjax.train.plan import Plan
@@ -36,7 +36,7 @@ def fit_into_folder(
             return trainer.fit_prepared(plan, console=console, open_sink=open_sink)
         finally:
             if is_master:
-                with or_told(folder.history, console.note):
+                with warn_if_unwritten(folder.history, console.note):
                     trainer.history.save(folder.history)
                 if config.report:
                     reporting.draw(folder, config.resolved(), TrainConfig().resolved(), console.note)

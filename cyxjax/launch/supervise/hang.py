@@ -89,22 +89,22 @@ def judge(
     limit of a phase of its own (a long save, a compile) excuses all who wait.
     stopped: ranks whose process is suspended (SIGSTOP), whatever phase they were in.
     """
-    told = {rank: progress for rank, progress in pulses.items() if progress.at_s}
-    if not told:
+    reports = {rank: progress for rank, progress in pulses.items() if progress.at_s}
+    if not reports:
         return None
-    if ended := _early_end(told, now_s):
+    if ended := _early_end(reports, now_s):
         return ended
-    over = {rank for rank, progress in told.items() if _is_over(progress, now_s, limits, step_s)}
+    over = {rank for rank, progress in reports.items() if _is_over(progress, now_s, limits, step_s)}
     if not over:
         return None
-    own = [rank for rank in over if told[rank].phase not in WAITING]
-    suspects = sorted(stopped & set(told)) or own
+    own = [rank for rank in over if reports[rank].phase not in WAITING]
+    suspects = sorted(stopped & set(reports)) or own
     if not suspects:
-        if any(progress.phase not in WAITING for progress in told.values()):
+        if any(progress.phase not in WAITING for progress in reports.values()):
             return None
-        suspects = _behind(told, over)
-    blamed = min(suspects, key=lambda rank: (told[rank].step, told[rank].at_s))
-    return Verdict(blamed, f"no progress for {now_s - told[blamed].at_s:.0f} s")
+        suspects = _behind(reports, over)
+    blamed = min(suspects, key=lambda rank: (reports[rank].step, reports[rank].at_s))
+    return Verdict(blamed, f"no progress for {now_s - reports[blamed].at_s:.0f} s")
 
 
 def _is_over(progress: Progress, now_s: float, limits: Limits, step_s: float | None) -> bool:
@@ -112,29 +112,29 @@ def _is_over(progress: Progress, now_s: float, limits: Limits, step_s: float | N
     return limit is not None and progress.phase != "done" and now_s - progress.at_s > limit
 
 
-def _behind(told: Mapping[int, Progress], over: set[int]) -> list[int]:
+def _behind(reports: Mapping[int, Progress], over: set[int]) -> list[int]:
     """All wait: the ones at the lowest step hold up the rest."""
-    lowest = min(told[rank].step for rank in over)
-    return [rank for rank in over if told[rank].step == lowest]
+    lowest = min(reports[rank].step for rank in over)
+    return [rank for rank in over if reports[rank].step == lowest]
 
 
-def _early_end(told: Mapping[int, Progress], now_s: float) -> Verdict | None:
+def _early_end(reports: Mapping[int, Progress], now_s: float) -> Verdict | None:
     """A rank that has finished while others stand in a later step will never join their collective."""
-    done = [rank for rank, progress in told.items() if progress.phase == "done"]
+    done = [rank for rank, progress in reports.items() if progress.phase == "done"]
     waiting = [
         rank
-        for rank, progress in told.items()
+        for rank, progress in reports.items()
         if progress.phase in ("step", "collective") and progress.step > 0
     ]
-    if not done or len(done) + len(waiting) < len(told) or not waiting:
+    if not done or len(done) + len(waiting) < len(reports) or not waiting:
         return None
-    if any(now_s - progress.at_s < EARLY_END_S for progress in told.values()):
+    if any(now_s - progress.at_s < EARLY_END_S for progress in reports.values()):
         return None
-    first = min(done, key=lambda rank: told[rank].at_s)
-    steps = ", ".join(str(step) for step in sorted({told[rank].step for rank in waiting}))
+    first = min(done, key=lambda rank: reports[rank].at_s)
+    steps = ", ".join(str(step) for step in sorted({reports[rank].step for rank in waiting}))
     return Verdict(
         first,
-        f"rank {first} finished at step {told[first].step}, but {ranks_text(waiting)} cannot go on "
+        f"rank {first} finished at step {reports[first].step}, but {ranks_text(waiting)} cannot go on "
         f"without it in step {steps}: the ranks ran different numbers of steps",
         early_end=True,
     )

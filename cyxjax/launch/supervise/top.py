@@ -37,10 +37,10 @@ class Row:
 
     def as_json(self, now_s: float) -> dict[str, object]:
         p = self.progress
-        told = {"step": p.step, "phase": p.phase, "for_s": round(_for_s(p, now_s), 1)} if p.at_s else {}
+        state = {"step": p.step, "phase": p.phase, "for_s": round(_for_s(p, now_s), 1)} if p.at_s else {}
         shares = {"busy_s": p.busy_s, "waiting_s": p.waiting_s} if p.at_s else {}
         rest = {"memory_bytes": self.memory_bytes, "suspended": self.is_suspended}
-        return {"rank": self.rank, "pid": self.pid, **told, **shares, **rest}
+        return {"rank": self.rank, "pid": self.pid, **state, **shares, **rest}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -105,7 +105,7 @@ def look(ranks: Sequence[RunningRank], processes: Path = PROC) -> list[Row]:
         Row(
             r.rank,
             r.pid,
-            _pulse(r.beat_file),
+            _progress(r.beat_file),
             _resident_bytes(processes / str(r.pid)),
             bool(s and s.is_stopped),
         )
@@ -113,7 +113,7 @@ def look(ranks: Sequence[RunningRank], processes: Path = PROC) -> list[Row]:
     ]
 
 
-def _pulse(path: str) -> Progress:
+def _progress(path: str) -> Progress:
     try:
         return heartbeat.read(path) if path else Progress()
     except (OSError, ValueError):  # it ended meanwhile, or the file is none of ours
@@ -158,19 +158,19 @@ def _for_s(progress: Progress, now_s: float) -> float:
 
 def _speed(rows: Sequence[Row], before: Mapping[int, Progress]) -> str:
     """Of the foremost rank, between two of its beats."""
-    told = [(row.progress, before[row.rank]) for row in rows if row.rank in before and row.progress.at_s]
+    pairs = [(row.progress, before[row.rank]) for row in rows if row.rank in before and row.progress.at_s]
     speeds = [
-        (p.step - b.step) / (p.at_s - b.at_s) for p, b in told if p.at_s > b.at_s and p.step > b.step >= 0
+        (p.step - b.step) / (p.at_s - b.at_s) for p, b in pairs if p.at_s > b.at_s and p.step > b.step >= 0
     ]
     return f", {max(speeds):,.1f} steps/s" if speeds else ""
 
 
 def waits(rows: Sequence[Row], now_s: float) -> str:
     """Who waits for whom, in a sentence; "" while nobody has waited for long."""
-    told = [row for row in rows if row.progress.at_s and row.progress.phase != "done"]
-    waiting = [r for r in told if r.progress.phase in WAITING and not r.is_suspended]
+    reporting = [row for row in rows if row.progress.at_s and row.progress.phase != "done"]
+    waiting = [r for r in reporting if r.progress.phase in WAITING and not r.is_suspended]
     held = [r for r in waiting if _for_s(r.progress, now_s) > _HELD_UP_S]
-    others = [r for r in told if r.progress.phase not in WAITING or r.is_suspended]
+    others = [r for r in reporting if r.progress.phase not in WAITING or r.is_suspended]
     if not held or not others:
         return ""
     cause = min(others, key=lambda r: (not r.is_suspended, r.progress.step, r.progress.at_s))

@@ -56,8 +56,8 @@ def line_chart(
     drawn += [_mark(area, mark) for mark in marks]  # last: what lies on top shows its title
     legend = "".join(_key(line) for line in lines)
     last = "; ".join(f"{line.label}: last {short(line.points[-1][1])}" for line in lines if line.points)
-    scale, told = " (log scale)" if area.log else "", text(f"{title} by {axis}. {last}")
-    svg = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{told}">{"".join(drawn)}</svg>'
+    scale, caption = " (log scale)" if area.log else "", text(f"{title} by {axis}. {last}")
+    svg = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{caption}">{"".join(drawn)}</svg>'
     return f"<figure><figcaption><b>{text(title)}</b>{scale} {legend}</figcaption>{svg}</figure>"
 
 

@@ -199,10 +199,10 @@ def _configuration(run: RunFacts) -> str:
     every = more(f"All {len(run.config)} keys", table(("key", "value"), run.config.items()))
     if not run.config:
         return ""
-    told = (
+    changes = (
         table(("key", "value", "default"), changed) if changed else said("Nothing differs from the defaults.")
     )
-    return told + every
+    return changes + every
 
 
 def _environment(run: RunFacts) -> str:

@@ -228,7 +228,7 @@ def one_input(data: Any) -> PyTree:
     return jax.tree.map(lambda a: a[:1], data.first[0][0])
 
 
-def untold_rows(data: FitData) -> int | None:
+def rows_of_first_step(data: FitData) -> int | None:
     """Samples of this process in the first step of a loader without a batch size; None of others."""
     if data.indexed or told_batch(data.train) is not None:
         return None

@@ -16,7 +16,7 @@ from cyxjax.core.mesh import local_value
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.errors import DataError
 from cyxjax.files import read_plain
-from cyxjax.observe.records import or_told, plain, write_atomic
+from cyxjax.observe.records import plain, warn_if_unwritten, write_atomic
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.run_folder import RunFolder
 from cyxjax.train.hooks.ledger import Tape
@@ -90,7 +90,7 @@ class BlackBoxHook(Hook):
             first,
         )
         path = self._folder.black_box(position.step)
-        with or_told(path, warn_on_stderr):
+        with warn_if_unwritten(path, warn_on_stderr):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(path / CONFIG, self._experiment)
             write_atomic(path / FILE, json.dumps(box._asdict(), indent=1) + "\n")

@@ -269,11 +269,11 @@ def learning_rate(hooks: Iterable[Hook], rate: Rate) -> Rate:
     """`rate` (of optimizer steps done) times the callbacks' factors; None where it is not known."""
     found = _callbacks(hooks)
 
-    def told(step: int) -> float | None:
+    def rate_then(step: int) -> float | None:
         base = rate(step)
         return None if base is None else base * math.prod(one.learning_rate_factor() for one in found)
 
-    return told
+    return rate_then
 
 
 def begin(hooks: Iterable[Hook], run: RunParts) -> None:

@@ -15,7 +15,7 @@ from cyxjax.files import read_plain
 from cyxjax.launch import heartbeat
 from cyxjax.launch.program import command_line
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.records import Sink, once, or_told, write_atomic
+from cyxjax.observe.records import Sink, once, warn_if_unwritten, write_atomic
 from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
 
 CAUSES = ("start", "compile", "input", "evaluation", "checkpoint", "restore", "detect", "restart", "redone")
@@ -88,8 +88,8 @@ class GoodputHook(Hook):
         used = self._use(self._steps / max(seconds["step"] + seconds["input"], 1e-9))
         for name, value in used.items():
             setattr(self._history, name, value)
-        told = {"kind": "goodput", "step": self._step, "goodput": share(seconds), **named, **used}
-        self._sink.log({**told, "command": command_line()})
+        entry = {"kind": "goodput", "step": self._step, "goodput": share(seconds), **named, **used}
+        self._sink.log({**entry, "command": command_line()})
         self._say(line(seconds))
 
     def _redo(self, previous: Mapping[str, Any], step: int) -> None:
@@ -122,7 +122,7 @@ class GoodputHook(Hook):
             "at_unix_s": time.time(),
             "ended": ended,
         }
-        with or_told(self._path, self._warn):
+        with warn_if_unwritten(self._path, self._warn):
             write_atomic(self._path, json.dumps(values, indent=1) + "\n")
         return seconds
 

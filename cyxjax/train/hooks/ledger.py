@@ -17,7 +17,7 @@ from cyxjax.data import ledger_file
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.ledger import Delivered, Span, StreamFacts, Tally, delivered
 from cyxjax.files import append
-from cyxjax.observe.records import or_told
+from cyxjax.observe.records import warn_if_unwritten
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.loop import Hook, Position, RunState
 
@@ -154,7 +154,7 @@ class LedgerHook(Hook):
         self._tally, self._at, self._unwritten = Tally(), (0, 0), ""
         if self._path is not None:
             ledger_file.refuse_link(self._path)
-            with or_told(self._path, self._say):
+            with warn_if_unwritten(self._path, self._say):
                 ledger_file.begin(self._path)
         self._write([facts._asdict()])
 
@@ -175,7 +175,7 @@ class LedgerHook(Hook):
                 f"{epoch} cannot be proved; recorded from here on. HINT: `cyxjax audit` reports the gap."
             )
         elif self._path is not None:
-            with or_told(self._path, self._say):
+            with warn_if_unwritten(self._path, self._say):
                 cut = ledger_file.cut_back(self._path, self._tally, place, self._was or facts)
                 self._say_cut(cut)
                 if self._tally.total is None:  # of a checkpoint of 0.2.0
@@ -224,7 +224,7 @@ class LedgerHook(Hook):
         if self._path is None or not lines:
             return
         self._unwritten += "".join(map(ledger_file.line, lines))
-        with or_told(self._path, warn_on_stderr):
+        with warn_if_unwritten(self._path, warn_on_stderr):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             append(self._path, self._unwritten.encode())
             self._unwritten = ""

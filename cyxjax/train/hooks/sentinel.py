@@ -33,7 +33,7 @@ class SentinelHook(Hook):
     ):
         self._sentinel, self._ranks, self._policy, self._warn = sentinel, ranks, policy, warn
         self._every, self._saving = every, saving
-        self._told: set[str] = set()
+        self._named: set[str] = set()
         self._seen = -1  # the step that was compared last
 
     def wants_state(self, position: Position, asked_to_save: bool) -> bool:
@@ -66,9 +66,9 @@ class SentinelHook(Hook):
         return self._sentinel.heal(state, sources)
 
     def _warn_once(self, text: str, found: list[Difference]) -> None:
-        new = {difference.leaf for difference in found} - self._told
+        new = {difference.leaf for difference in found} - self._named
         if new:
-            self._told |= new
+            self._named |= new
             self._warn(f"WARNING: {text} Training goes on; these leaves are not named again.")
 
 

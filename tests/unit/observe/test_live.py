@@ -100,9 +100,9 @@ def test_an_evaluation_says_how_far_it_is_until_the_next_beat():
         heartbeat.part(3, 5)
         assert LiveLine(print, threading.RLock(), None).text(79).startswith("evaluating 3/5, step 400")
         heartbeat.part(4)  # a loader, whose length nobody knows
-        assert heartbeat.part_told() == "4"
+        assert heartbeat.part_text() == "4"
         heartbeat.report_progress(400, "step")
-        assert heartbeat.part_told() == ""
+        assert heartbeat.part_text() == ""
     finally:
         heartbeat.report_progress(-1, "idle")
 
