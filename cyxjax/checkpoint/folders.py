@@ -184,9 +184,12 @@ def _entries(directory: Path) -> list[os.DirEntry]:
 
 
 def _publish(folder: Path, final: Path, owner: str) -> None:
-    """Rename `folder` to `final`; a step already there is kept beside it until the new one is in place."""
+    """Rename `folder` to `final`; a step already there is kept beside it until the new one is in place.
+
+    Raises: OSError if something else has that name (a FIFO would be waited for when it is removed).
+    """
     old = final.with_name(f"{final.name}.old-{owner}")
-    if final.exists():
+    if final.is_dir():
         final.rename(old)
     folder.rename(final)
     sync_folder(final.parent)
