@@ -77,6 +77,12 @@ LAUNCHER = [
     ),
     Row(
         "launcher",
+        "SIGCHLD ignored by the process that starts it",
+        "a rank that ends is noticed, with its signal",
+        tests_in(_UPKEEP, "test_the_ends_of_ranks_are_seen_where_sigchld_was_ignored"),
+    ),
+    Row(
+        "launcher",
         "a real-time signal; its folder tidied away; leftovers of a killed one, records of failed ones",
         "one line each: named, made anew; removed at the next start, of the records all but five",
         tests_in(

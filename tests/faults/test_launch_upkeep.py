@@ -128,6 +128,13 @@ def test_nohup_is_respected_by_the_launcher_and_its_ranks(tmp_path):
     assert (run.code, run.err) == (EXIT_OK, "")
 
 
+def test_the_ends_of_ranks_are_seen_where_sigchld_was_ignored(tmp_path):
+    wrap = (*IGNORING, str(int(signal.SIGCHLD)))
+    run = start(tmp_path, 2, KIND="light", FAULT="segv:1:3", STEPS=400, wrap=wrap).wait()
+    assert run.no_survivors_within(30), run.err
+    assert (run.code, run.first["type"]) == (EXIT_INFRASTRUCTURE, "SIGSEGV"), run.err
+
+
 def test_a_terminal_that_closes_lets_the_ranks_save(tmp_path):
     run = start(tmp_path, 2, KIND="light", ON_TERM="save", STEPS=4000)
     assert run.reached("under way", 0)

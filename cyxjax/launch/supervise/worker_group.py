@@ -61,6 +61,8 @@ class WorkerGroup:
         self._previous = {
             name: signal.signal(getattr(signal, name), self._on_signal) for name in _available()
         }
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited: the ends of ranks would be lost
+            self._previous["SIGCHLD"] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
 
     def __exit__(
