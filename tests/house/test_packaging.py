@@ -116,11 +116,13 @@ def test_the_hooks_before_a_commit_fetch_nothing():
     assert {hook["language"] for hook in hooks["repos"][0]["hooks"]} == {"system"}
 
 
-def test_the_wheel_holds_the_mark_of_a_typed_package(tmp_path):
+def test_the_wheel_holds_every_module_and_the_mark_of_a_typed_package(tmp_path):
     words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
     (wheel,) = tmp_path.glob(f"cyxjax-{cyxjax.__version__}-*.whl")
     names = ZipFile(wheel).namelist()
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "cyxjax").rglob("*.py")}
+    assert not modules.difference(names)
     assert "cyxjax/py.typed" in names
     assert not [name for name in names if not name.startswith("cyxjax")]
 

@@ -12,7 +12,8 @@ from cyxjax.run_folder import RunFolder
 
 
 def fetch(url: str | None, folder: RunFolder, group: ProcessGroup, *, resumes: bool) -> None:
-    """Brings the newest good step of the mirror at `url`, if it is newer than those here, for all ranks to see.
+    """Brings the newest good step of the mirror at `url`, if it is newer than those here, for all ranks to
+    see.
 
     Raises: ConfigError for a mirror that cannot be used; CheckpointError for one that cannot be read where
         nothing is here to go on from.

@@ -26,9 +26,9 @@ from cyxjax.train.checkpoint_comparison import changed_data
 from cyxjax.train.experiment import stored_info, trainer_of
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.fingerprints import data_of as data_of_fit
-from cyxjax.train.start.named import data_of
 from cyxjax.train.runs.onnx import write_onnx
 from cyxjax.train.runs.stablehlo import write_stablehlo
+from cyxjax.train.start.named import data_of
 from cyxjax.train.trainer import DistributedTrainer
 from cyxjax.weights.match import exported
 
@@ -139,8 +139,8 @@ def to_safetensors(run: StoredRun, path: Path) -> str:
 def to_hf(run: StoredRun, folder: Path) -> str:
     """Writes model.safetensors and config.json into the new `folder`, as Hugging Face lays them out.
 
-    Names and layouts are those that `init_from` with the run's own map reads: its rules reversed, torch's elsewhere.
-    Says in a few words what it wrote; on rank 0. Raises: ConfigError, CheckpointError if it cannot be written.
+    Names and layouts are those that `init_from` with the run's own map reads: its rules reversed, or torch's.
+    Says in a few words what it wrote; on rank 0. Raises: ConfigError, CheckpointError.
     """
     arrays = exported(_arrays(run), run.config.init_from.rules)
     if run.trainer.is_master():

@@ -68,8 +68,8 @@ def check_classes(path: object, found: Sequence[str], trained_on: Sequence[str])
     """Labels of named classes are their places among the names. Raises: ConfigError where these differ."""
     if found and trained_on and tuple(found) != tuple(trained_on):
         raise ConfigError(
-            f"{path}: its classes are {', '.join(found)}; the run was trained on {', '.join(trained_on)}: the "
-            "same label means another class. HINT: give samples of each of these classes."
+            f"{path}: its classes are {', '.join(found)}; the run was trained on {', '.join(trained_on)}: "
+            "the same label means another class. HINT: give samples of each of these classes."
         )
 
 
