@@ -26,11 +26,11 @@ def one_device(own_group):
 
 
 QUICK = {"mlp", "cnn", "vae", "gpt"}
-RESNETS = {"resnet18", "resnet50"}  # of one class; the smaller one takes seconds
+RESNETS = {"resnet18", "resnet50"}
 
 
 @pytest.mark.parametrize(
-    "names", [QUICK, pytest.param({"resnet18"}, marks=pytest.mark.slow)], ids=["quick", "resnet"]
+    "names", [QUICK, pytest.param(RESNETS, marks=pytest.mark.slow)], ids=["quick", "resnets"]
 )
 def test_first_values_of_every_model_are_those_of_before(names):
     stored = STORED["first_values"]
