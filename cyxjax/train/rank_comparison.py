@@ -16,19 +16,20 @@ from cyxjax.errors import DesyncError
 from cyxjax.launch.group.roster import disagreement
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.feeding.fit_data import FitData, is_shared
-from cyxjax.train.fingerprints import Facts, OneStep, equal_on_ranks
+from cyxjax.train.fingerprints import Facts, OneStep, equal_on_ranks, program_of
 
 _PROGRAM = "the program of a step (the model's or the loss's code)"
 _FEW = 3  # records that are compared where a call has no time to read more
 
 
-def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, program: str) -> None:
-    """Returns once all ranks have shown that they are about to train the same. program: digest of the step.
+def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, lowered: Any) -> None:
+    """Returns once all ranks have shown that they are about to train the same. lowered: see `program_of`.
 
     Raises: DesyncError on every rank, with the values of each.
     """
     if group.topology.world_size == 1:
         return
+    program = program_of(lowered)
     compare_facts(group, facts, program if data.indexed else "")
     if not data.indexed:
         _compare_streams(group, data.train)

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from cyxjax.config.schedules import SCHEDULES
 from cyxjax.core.exact.step import PartsStep
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.objective.global_loss import sees_whole_batch
@@ -65,8 +66,9 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     watchable.of(settings.watch)
     callbacks.check_watched(recipe.callbacks, watchable)
     rate, lr = settings.step.rate, getattr(recipe.optimizer, "lr", None)
-    is_constant = rate.name == "constant" and not rate.warmup_steps and not callable(lr)
-    lines = [] if is_constant else [check_rates(lr, build_schedule(rate), _num_steps(plan), rate.own)]
+    # Ours are above 0 in their first step and never below: to ask them compiles each of their operations.
+    is_known = rate.name in SCHEDULES and not callable(lr)
+    lines = [] if is_known else [check_rates(lr, build_schedule(rate), _num_steps(plan), rate.own)]
     unpadded = is_own(recipe.loss, recipe.metrics) and has_whole_batch(settings.step, mesh)
     if not unpadded:
         lines += whole_batch.check_norms(recipe.fns, settings, plan.inputs)
@@ -86,7 +88,7 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
         found = fingerprints.exact_of(program.train_step, data, first, rows, group.threads)
         facts = facts._replace(exact=found)
     lowered = fingerprints.lower_step(program.train_step, state, data, settings, mesh)
-    compare_ranks(group, facts, data, fingerprints.program_of(lowered))
+    compare_ranks(group, facts, data, lowered)
     several = steps_at_once(settings.course.steps_per_dispatch, lowered, mesh, indexed=data.indexed)
     return plan._replace(facts=facts, steps_at_once=several)
 

@@ -135,7 +135,7 @@ def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch
 
     def start(loader):
         data = FitData(loader, None, False, first=(loader[0],))
-        rank_comparison.compare_ranks(ranks, fingerprints.Facts({}), data, "")
+        rank_comparison.compare_ranks(ranks, fingerprints.Facts({}), data, None)
 
     start(batches(X))
     start(batches(X[8:], Y[8:]))

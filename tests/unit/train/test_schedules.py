@@ -9,7 +9,7 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.config.load import load_config
-from cyxjax.config.schedules import OPTAX_SCHEDULES, ScheduleConfig
+from cyxjax.config.schedules import OPTAX_SCHEDULES, SCHEDULES, ScheduleConfig
 from cyxjax.errors import ConfigError
 from cyxjax.train.checks.learning_rate import check_rates
 from cyxjax.train.hooks.nonfinite import WarnsOfNoLearning
@@ -186,6 +186,17 @@ def test_a_rate_of_0_all_through_is_told_and_one_that_ends_or_begins_at_0_is_not
     assert check_rates(0.1, lambda step: 1 - step / 99, 100) == ""
     assert check_rates(None, lambda step: step / 1000, 100) == ""
     assert check_rates(0.1, lambda step: step // 1000, None) == ""  # how long it goes is not known
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("num_steps", [1, 2, 100])
+@pytest.mark.parametrize("warmup_steps", [0, 1, 20, 200])
+def test_a_schedule_of_ours_is_above_0_in_its_first_step_and_never_below(name, num_steps, warmup_steps):
+    """So a start does not ask it."""
+    plan = RatePlan(name, 0.5, warmup_steps, decay_steps=max(num_steps - warmup_steps, 0))
+    factor = build_schedule(plan)
+    assert check_rates(None, factor, num_steps) == ""
+    assert float(factor(0)) > 0
 
 
 @pytest.mark.parametrize(
