@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 Point = tuple[float, float]
-_NOT_CURVES = {"step", "epoch", "batch", "goodput"}
+_NOT_CURVES = {"step", "epoch", "batch"}
 _MOST_NAMES = 64  # of curves: more is a mistake, or a page nobody reads
 _LARGEST = 1e300  # a value beyond counts as not finite: differences of such overflow
 EPOCHS, SECONDS = "epochs", "total_time_seconds"  # curves that say what step is where on another axis

@@ -138,7 +138,7 @@ def _feed(maker: CurveMaker, path: Path, notes: list[str]) -> None:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue  # torn by a crash, or cut where a piece begins
-        if isinstance(record, dict):
+        if isinstance(record, dict) and record.get("kind") != "goodput":  # that one is of the whole run
             maker.add({key: x for key, value in record.items() if (x := number(value)) is not None})
 
 

@@ -77,7 +77,7 @@ def _pairs(names: Iterable[str]) -> list[str]:
     """Quantities that have a training or validation curve, loss and accuracy first."""
     found = {name.removeprefix("train_").removeprefix("val_") for name in names}
     own = found - {*_SINGLE, EPOCHS, SECONDS, "seconds", "kind"}
-    own -= {name for name in own if name.startswith(("seconds_", "test_"))}
+    own -= {name for name in own if name.startswith("test_")}
     return sorted(own, key=lambda name: ({"loss": 0, "accuracy": 1}.get(name, 2), name))
 
 

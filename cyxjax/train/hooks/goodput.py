@@ -88,7 +88,8 @@ class GoodputHook(Hook):
         used = self._use(self._steps / max(seconds["step"] + seconds["input"], 1e-9))
         for name, value in used.items():
             setattr(self._history, name, value)
-        entry = {"kind": "goodput", "step": self._step, "goodput": share(seconds), **named, **used}
+        known = {name: value for name, value in used.items() if value}  # 0 and "": not known
+        entry = {"kind": "goodput", "step": self._step, "goodput": share(seconds), **named, **known}
         self._sink.log({**entry, "command": command_line()})
         self._say(line(seconds))
 

@@ -89,6 +89,7 @@ def test_what_a_run_computes_is_known_from_its_program(tmp_path, monkeypatch):
     page = (tmp_path / "report.html").read_text()
     assert "(MFU)" in page
     assert "FLOP/s" in page
+    assert "mfu" not in page  # no curve: a number of the whole run
 
 
 def test_micro_batches_leave_the_work_of_a_sample_as_it_is(tmp_path):
