@@ -271,7 +271,7 @@ class Checkpointer:
 
     def _set_aside(self, damaged: dict[int, DamagedStep]) -> None:
         for step, error in damaged.items():
-            what = f"Checkpoint step {step} in {self.directory} is damaged: {error}."
+            what = f"Checkpoint step {step} in {self.directory} is damaged: {str(error).removesuffix('.')}."
             kept = (
                 f" It is kept as {self._store.set_aside(step, 'corrupt').name}."
                 if self._store.is_writer
