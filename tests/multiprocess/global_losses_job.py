@@ -7,9 +7,17 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
+from flax import linen
 
 import cyxjax as cx
-from tests.support.flax_examples import Mnist
+
+
+class Mnist(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        x = linen.relu(linen.Conv(features=4, kernel_size=(3, 3))(x))
+        x = linen.avg_pool(x, window_shape=(2, 2), strides=(2, 2))
+        return linen.Dense(features=3)(x.reshape((x.shape[0], -1)))
 
 
 def main(folder: str) -> None:
