@@ -11,12 +11,13 @@ _FILES = {  # file -> the public names it holds
     "SigmoidModule SoftmaxModule TanhModule",
     "config": "Config",
     "convolution": "AvgPool2DModule Conv2DModule GlobalAvgPoolModule MaxPool2DModule",
-    "files": "SavedModel load_model save_model",
+    "files": "save_model",
     "layers": "DropoutModule EmbeddingModule FlattenModule Layer LinearModule ReshapeModule count_params "
     "layer",
     "norms": "BatchNormModule GroupNormModule LayerNormModule",
     "pooling": "max_pool",
-    "registry": "Builder build_model get_model model_names register",
+    "registry": "Builder get_model model_names register",
+    "saved": "SavedModel build_model load_model",
     "sequential": "SequentialModel",
 }
 _HOME = {name: file for file, names in _FILES.items() for name in names.split()}
@@ -39,8 +40,6 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.models.convolution import Conv2DModule as Conv2DModule
     from cyxjax.models.convolution import GlobalAvgPoolModule as GlobalAvgPoolModule
     from cyxjax.models.convolution import MaxPool2DModule as MaxPool2DModule
-    from cyxjax.models.files import SavedModel as SavedModel
-    from cyxjax.models.files import load_model as load_model
     from cyxjax.models.files import save_model as save_model
     from cyxjax.models.layers import DropoutModule as DropoutModule
     from cyxjax.models.layers import EmbeddingModule as EmbeddingModule
@@ -55,10 +54,12 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.models.norms import LayerNormModule as LayerNormModule
     from cyxjax.models.pooling import max_pool as max_pool
     from cyxjax.models.registry import Builder as Builder
-    from cyxjax.models.registry import build_model as build_model
     from cyxjax.models.registry import get_model as get_model
     from cyxjax.models.registry import model_names as model_names
     from cyxjax.models.registry import register as register
+    from cyxjax.models.saved import SavedModel as SavedModel
+    from cyxjax.models.saved import build_model as build_model
+    from cyxjax.models.saved import load_model as load_model
     from cyxjax.models.sequential import SequentialModel as SequentialModel
 else:
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes  # noqa: F401  # teaches numpy the names "bfloat16" and "float8_..."
 import numpy as np
@@ -23,35 +23,6 @@ PyTree = Any
 Key = str | int
 FORMAT = 1  # raise it when a file of this version could not be read by the version before
 _NO_CHECKSUM = "the checksum of all other bytes goes here".ljust(64, "-")  # as long as a sha256 in hex
-
-
-class SavedModel(NamedTuple):
-    """What a model file holds: JSON values, and two nested dicts of numpy arrays.
-
-    A trainer or a `DistributedDataParallel` accepts it as its model, and starts from these values.
-    """
-
-    architecture: dict[str, Any]
-    params: PyTree
-    model_state: PyTree
-
-    def to_model_fns(self) -> Any:
-        """The model as functions, whose `init` returns copies of the saved values.
-
-        Raises: ConfigError if `build_model` does not know the architecture.
-        """
-        import jax  # here, not above: reading a file does not start jax
-
-        from cyxjax.core.model.adapter import adapt
-        from cyxjax.models.registry import build_model
-
-        built = adapt(build_model(self.architecture))
-
-        def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
-            jax.eval_shape(built.init, key, inputs)  # tells which collections the model sows into
-            return jax.tree.map(jax.numpy.array, (self.params, self.model_state))
-
-        return built._replace(init=init)
 
 
 def save_model(
@@ -77,8 +48,8 @@ def save_model(
     _write(Path(path), data.replace(_NO_CHECKSUM.encode(), _checksum(data).encode(), 1))
 
 
-def load_model(path: str | PathLike[str]) -> SavedModel:
-    """The model in a file that `save_model` wrote, arrays bit for bit.
+def read_model(path: str | PathLike[str]) -> tuple[dict[str, Any], PyTree, PyTree]:
+    """(architecture, params, model_state) of a file that `save_model` wrote, arrays bit for bit.
 
     Raises: CheckpointError if the file is missing, cut short, damaged, of a newer format, or not ours.
     """
@@ -95,7 +66,7 @@ def load_model(path: str | PathLike[str]) -> SavedModel:
     trees: dict[Key, Any] = {"params": {}, "model_state": {}}
     for name, leaf in described["leaves"].items():
         _insert(trees, leaf["path"], arrays[name])
-    return SavedModel(described["architecture"], trees["params"], trees["model_state"])
+    return described["architecture"], trees["params"], trees["model_state"]
 
 
 def _leaves(tree: PyTree, keys: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Any]]:

@@ -15,7 +15,7 @@ from cyxjax.errors import ConfigError, nearest
 from cyxjax.models.config import Config
 from cyxjax.plugins import named
 
-__all__ = ["Builder", "Config", "build_model", "get_model", "model_names", "register"]
+__all__ = ["Builder", "Config", "get_model", "model_names", "register"]
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
@@ -155,24 +155,6 @@ def _as_factory(name: str, found: Any) -> Callable[..., Any]:
             key="name",
         )
     return found
-
-
-def build_model(architecture: Mapping[str, Any]) -> Any:
-    """The model a saved file's architecture describes, without its values.
-
-    Raises: ConfigError if the type is not known here, or an option is not.
-    """
-    kind = architecture.get("type")
-    if kind == "registry":
-        return get_model(architecture["name"])(architecture["options"])
-    if kind == "sequential":
-        from cyxjax.models.sequential import SequentialModel  # here, not above: it starts jax
-
-        return SequentialModel.from_architecture(architecture)
-    raise ConfigError(
-        f"An architecture of type {kind!r} cannot be built, expected 'registry' or 'sequential'. "
-        "HINT: build the model in your program and pass it the file's params."
-    )
 
 
 def model_names() -> list[str]:

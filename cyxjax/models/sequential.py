@@ -20,7 +20,7 @@ from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.trees import PyTree, named_leaves
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.models import activations, convolution, norms  # noqa: F401
-from cyxjax.models.files import load_model, save_model
+from cyxjax.models.files import read_model, save_model
 from cyxjax.models.layers import Layer, check_layer, layer_from_dict, layer_to_dict, summary_table
 
 Values = tuple[dict[str, Any], dict[str, Any]]  # params, model_state: {"0_linear": {"kernel": ...}}
@@ -143,14 +143,14 @@ class SequentialModel(nnx.Module):
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "SequentialModel":
         """The model in a file written by `save`; raises CheckpointError saying what is wrong with it."""
-        saved = load_model(path)
+        architecture, *values = read_model(path)
         try:
-            model = cls.from_architecture(saved.architecture)
+            model = cls.from_architecture(architecture)
         except ConfigError as error:
             raise CheckpointError(
                 f"{path} holds no SequentialModel this program can make: {error}"
             ) from error
-        model._hold(_fitting(model._layers, (saved.params, saved.model_state), str(path)))
+        model._hold(_fitting(model._layers, tuple(values), str(path)))
         return model
 
     @classmethod

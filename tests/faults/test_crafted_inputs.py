@@ -15,7 +15,7 @@ from cyxjax.data.catalog import load_dataset
 from cyxjax.data.formats import read_bytes
 from cyxjax.errors import CheckpointError, ConfigError, CyxjaxError, DataError
 from cyxjax.models.config import Config
-from cyxjax.models.files import load_model
+from cyxjax.models.saved import load_model
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.hooks import goodput
 

@@ -1,0 +1,63 @@
+"""A saved model: its architecture and its values, and the model that they describe."""
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any, NamedTuple
+
+from cyxjax.errors import ConfigError
+from cyxjax.models.files import read_model
+from cyxjax.models.registry import get_model
+
+
+class SavedModel(NamedTuple):
+    """What a model file holds: JSON values, and two nested dicts of numpy arrays.
+
+    A trainer or a `DistributedDataParallel` accepts it as its model, and starts from these values.
+    """
+
+    architecture: dict[str, Any]
+    params: Any
+    model_state: Any
+
+    def to_model_fns(self) -> Any:
+        """The model as functions, whose `init` returns copies of the saved values.
+
+        Raises: ConfigError if `build_model` does not know the architecture.
+        """
+        import jax  # here, not above: reading a file does not start jax
+
+        from cyxjax.core.model.adapter import adapt
+
+        built = adapt(build_model(self.architecture))
+
+        def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
+            jax.eval_shape(built.init, key, inputs)  # tells which collections the model sows into
+            return jax.tree.map(jax.numpy.array, (self.params, self.model_state))
+
+        return built._replace(init=init)
+
+
+def load_model(path: str | PathLike[str]) -> SavedModel:
+    """The model in a file that `save_model` wrote, arrays bit for bit.
+
+    Raises: CheckpointError if the file is missing, cut short, damaged, of a newer format, or not ours.
+    """
+    return SavedModel(*read_model(path))
+
+
+def build_model(architecture: Mapping[str, Any]) -> Any:
+    """The model a saved file's architecture describes, without its values.
+
+    Raises: ConfigError if the type is not known here, or an option is not.
+    """
+    kind = architecture.get("type")
+    if kind == "registry":
+        return get_model(architecture["name"])(architecture["options"])
+    if kind == "sequential":
+        from cyxjax.models.sequential import SequentialModel  # here, not above: it starts jax
+
+        return SequentialModel.from_architecture(architecture)
+    raise ConfigError(
+        f"An architecture of type {kind!r} cannot be built, expected 'registry' or 'sequential'. "
+        "HINT: build the model in your program and pass it the file's params."
+    )
