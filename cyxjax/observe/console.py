@@ -15,6 +15,7 @@ from cyxjax.observe.live import LiveLine, Pace
 from cyxjax.observe.records import Record, step_of
 
 _EVERY_S = 10.0  # between two lines of progress in a log
+_NOTEBOOK_EVERY_S = 0.5  # between two updates of the line of progress
 
 
 class Console(Protocol):
@@ -105,6 +106,32 @@ class PlainConsole:
     def _write(self, text: str) -> None:
         self._stream.write(text + "\n")
         self._stream.flush()
+
+
+class NotebookConsole(PlainConsole):
+    """Lines as in a log, but for progress within an epoch: its line is replaced, and is gone at the end."""
+
+    def __init__(self) -> None:
+        super().__init__(every_s=_NOTEBOOK_EVERY_S)
+        self._handle: Any = None
+
+    def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
+        from IPython.display import display
+
+        super().begin(total_steps, epochs)
+        self._handle = display({"text/plain": "starting"}, raw=True, display_id=True)
+
+    def end(self) -> None:
+        self._show("")
+
+    def step(self, record: Record) -> None:
+        text = self.due_step_line(record, time.monotonic())
+        if text is not None:
+            self._show(text)
+
+    def _show(self, text: str) -> None:
+        if self._handle is not None:
+            self._handle.update({"text/plain": text}, raw=True)
 
 
 class RichConsole:
@@ -204,8 +231,6 @@ def build_console(is_master: bool, verbose: bool = True, stream: TextIO | None =
     if not (is_master and verbose):
         return NullConsole()
     if stream is None and type(sys.stdout).__module__.partition(".")[0] == "ipykernel":
-        from cyxjax.observe.notebook import NotebookConsole
-
         return NotebookConsole()
     target, columns = stream if stream is not None else sys.stdout, relayed_columns()
     if stream is None and columns is not None:

@@ -1,44 +1,12 @@
-"""Output in notebooks: one progress line that is replaced, and a history as a table with curves."""
+"""A history in notebooks: a table with curves."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
 
-from cyxjax.observe.console import PlainConsole
-from cyxjax.observe.records import Record
-
-_EVERY_S = 0.5  # between two updates of the line of progress
 _MOST_ROWS = 12
 _WIDTH, _HEIGHT = 360, 120
 _COLOURS = {"train": "#1f77b4", "val": "#ff7f0e"}
-
-
-class NotebookConsole(PlainConsole):
-    """Lines as in a log, but for progress within an epoch: its line is replaced, and is gone at the end."""
-
-    def __init__(self) -> None:
-        super().__init__(every_s=_EVERY_S)
-        self._handle: Any = None
-
-    def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
-        from IPython.display import display
-
-        super().begin(total_steps, epochs)
-        self._handle = display({"text/plain": "starting"}, raw=True, display_id=True)
-
-    def end(self) -> None:
-        self._show("")
-
-    def step(self, record: Record) -> None:
-        text = self.due_step_line(record, time.monotonic())
-        if text is not None:
-            self._show(text)
-
-    def _show(self, text: str) -> None:
-        if self._handle is not None:
-            self._handle.update({"text/plain": text}, raw=True)
 
 
 def history_html(rows: Sequence[Mapping[str, float]], title: str) -> str:
