@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cyxjax.cli.doctor import devices
+from cyxjax.cli.machine_checks import devices
 from cyxjax.command import Parser
 from cyxjax.files import is_secret_name, redact
 from cyxjax.launch import environment

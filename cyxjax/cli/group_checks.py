@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cyxjax.cli.doctor import Check
+from cyxjax.cli.machine_checks import Check
 from cyxjax.data.content import find_difference
 from cyxjax.launch.group.roster import disagreement, ranks_text
 

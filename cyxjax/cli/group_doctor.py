@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cyxjax.cli.doctor import Check
 from cyxjax.cli.group_checks import judge
 from cyxjax.cli.group_trials import others_files, own_file, two_steps, wires
+from cyxjax.cli.machine_checks import Check
 from cyxjax.errors import CyxjaxError
 from cyxjax.files import redact
 from cyxjax.launch.backend.pages import available_bytes

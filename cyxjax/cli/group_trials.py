@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cyxjax.cli.doctor import Check
+from cyxjax.cli.machine_checks import Check
 from cyxjax.files import flock_now, try_flock
 
 _SIZES = (4, 64 << 10, 1 << 20, 16 << 20)  # bytes of the arrays that are reduced

@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     wish = Wish.of(own)
     from cyxjax.distributed import process_group
     from cyxjax.train.experiment import prepare
-    from cyxjax.train.loop import Position
+    from cyxjax.train.hooks.hook import Position
 
     _, _, trainer, plan = prepare(config)
     assert plan.feed is not None

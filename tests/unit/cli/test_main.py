@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import cyxjax
-from cyxjax.cli import doctor, main
+from cyxjax.cli import machine_checks, main
 from cyxjax.cli.env import _git, describe_place
 from cyxjax.errors import ConfigError
 
@@ -278,12 +278,12 @@ def test_doctor_s_devices_check_is_honest():
     def answer(*values):
         return f"print('noise'); print({json.dumps(json.dumps(values))})"
 
-    assert doctor.devices(answer("cpu", 2, "cpu", 8.0)).level == "ok"
-    assert "8 ones add up to 7.0" in doctor.devices(answer("cpu", 2, "cpu", 7.0)).found
-    assert doctor.devices("import time; time.sleep(60)", timeout_s=0.5).level == "FAIL"
-    broken = doctor.devices("raise ImportError('no libcuda')")
+    assert machine_checks.devices(answer("cpu", 2, "cpu", 8.0)).level == "ok"
+    assert "8 ones add up to 7.0" in machine_checks.devices(answer("cpu", 2, "cpu", 7.0)).found
+    assert machine_checks.devices("import time; time.sleep(60)", timeout_s=0.5).level == "FAIL"
+    broken = machine_checks.devices("raise ImportError('no libcuda')")
     assert (broken.level, "no libcuda" in broken.found) == ("FAIL", True)
-    assert doctor.devices("pass").level == "FAIL"
+    assert machine_checks.devices("pass").level == "FAIL"
 
 
 def test_doctor_sees_a_taken_port_and_a_full_disk(tmp_path):
@@ -291,21 +291,21 @@ def test_doctor_sees_a_taken_port_and_a_full_disk(tmp_path):
         taken.bind(("", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        assert doctor.port(number).level == "warn"
-    assert doctor.port(number).level == "ok"
-    assert doctor.disk(tmp_path).level == "ok"
-    assert "HINT" in doctor.disk(tmp_path, low_bytes=1 << 60).found
+        assert machine_checks.port(number).level == "warn"
+    assert machine_checks.port(number).level == "ok"
+    assert machine_checks.disk(tmp_path).level == "ok"
+    assert "HINT" in machine_checks.disk(tmp_path, low_bytes=1 << 60).found
 
 
 def test_doctor_sees_too_few_threads():
-    assert doctor.threads({"JAX_NUM_CPU_DEVICES": "8", "NPROC": "2"}).level == "warn"
-    assert doctor.threads({"JAX_NUM_CPU_DEVICES": "8", "NPROC": "8"}).level == "ok"
-    assert doctor.threads({"JAX_NUM_CPU_DEVICES": "8", "NPROC": "many"}).level == "ok"
+    assert machine_checks.threads({"JAX_NUM_CPU_DEVICES": "8", "NPROC": "2"}).level == "warn"
+    assert machine_checks.threads({"JAX_NUM_CPU_DEVICES": "8", "NPROC": "8"}).level == "ok"
+    assert machine_checks.threads({"JAX_NUM_CPU_DEVICES": "8", "NPROC": "many"}).level == "ok"
 
 
 def test_doctor_ends_with_1_when_something_is_in_the_way(monkeypatch, capsys):
     monkeypatch.setattr(
-        doctor, "devices", lambda: doctor.Check("FAIL", "devices", "none. HINT: plug one in.")
+        machine_checks, "devices", lambda: machine_checks.Check("FAIL", "devices", "none. HINT: plug one in.")
     )
     assert main.main(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -315,12 +315,12 @@ def test_doctor_ends_with_1_when_something_is_in_the_way(monkeypatch, capsys):
 
 DOCTOR = """
 import os, sys
-from cyxjax.cli import doctor, main
+from cyxjax.cli import machine_checks, main
 def talkative():
     os.write(1, b"[Gloo] Rank 0 is connected\\n")
     print("a library")
-    return doctor.Check("ok", "devices", "1 x cpu")
-doctor.devices = talkative
+    return machine_checks.Check("ok", "devices", "1 x cpu")
+machine_checks.devices = talkative
 sys.exit(main.main(["doctor", "--json"]))
 """
 
@@ -345,11 +345,11 @@ def test_doctor_sees_what_this_machine_does_not_offer(tmp_path, monkeypatch):
         raise OSError("Name or service not known")
 
     monkeypatch.setattr("socket.getaddrinfo", no_address)
-    assert "has no address: Name or service not known. HINT" in doctor.network().found
+    assert "has no address: Name or service not known. HINT" in machine_checks.network().found
     monkeypatch.setattr("os.access", lambda folder, how: False)
-    told = doctor.disk(tmp_path)
+    told = machine_checks.disk(tmp_path)
     assert (told.level, "is not writable. HINT" in told.found) == ("FAIL", True)
-    assert "HINT: ulimit -n" in doctor.open_files(1 << 62).found
+    assert "HINT: ulimit -n" in machine_checks.open_files(1 << 62).found
 
 
 def test_env_tells_the_commit_and_what_changed_since(tmp_path):

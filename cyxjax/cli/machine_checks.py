@@ -1,0 +1,165 @@
+"""The checks of one machine: versions, devices, threads, memory pages, network, disk."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cyxjax.launch import environment
+from cyxjax.launch.backend import pages
+from cyxjax.launch.program import PACKAGES, version_of
+from cyxjax.launch.topology import DEFAULT_PORT
+
+_EXTRAS = {
+    "scikit-learn": "digits",
+    "matplotlib": "plot",
+    "wandb": "wandb",
+    "trackio": "trackio",
+    "tensorboardX": "tensorboard",
+    "mlflow-skinny": "mlflow",
+}
+_DEVICE_TIMEOUT_S = 60  # jax on a broken driver can hang; a child process cannot hang us
+_LOW_DISK_BYTES = 1 << 30
+_ASK_JAX = (
+    "import json, jax; d = jax.local_devices(); "
+    "print(json.dumps([jax.default_backend(), len(d), d[0].device_kind, float(jax.numpy.ones(8).sum())]))"
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at: `level` says whether it is in the way of training."""
+
+    level: Literal["ok", "warn", "FAIL"]
+    topic: str
+    found: str  # a `warn` or `FAIL` ends with a HINT
+
+    def line(self) -> str:
+        """`ok    disk      12.3 GB free in /runs`."""
+        return f"{self.level:5} {self.topic:9} {self.found}"
+
+
+def machine_checks(env: Mapping[str, str], folder: Path) -> Iterable[Check]:
+    """Every check, in the order a run would meet them; made one by one."""
+    rooms: tuple[Callable[[], Iterable[Check]], ...] = (
+        versions,
+        lambda: [devices()],
+        lambda: [threads(env), memory_pages(env)],
+        lambda: [network(), port(int(DEFAULT_PORT))],
+        lambda: [disk(folder), open_files()],
+    )
+    for room in rooms:
+        yield from room()
+
+
+def versions() -> list[Check]:
+    """Python, the packages training needs, and the optional ones."""
+    python = f"python {'.'.join(map(str, sys.version_info[:3]))} on {sys.platform}"
+    checks = [Check("ok" if sys.version_info >= (3, 11) else "FAIL", "version", python)]
+    for name in PACKAGES:
+        found = version_of(name)
+        hint = f"{name} is missing. HINT: pip install cyxjax"
+        checks.append(Check("ok", "version", f"{name} {found}") if found else Check("FAIL", "version", hint))
+    for name, extra in _EXTRAS.items():
+        found = version_of(name)
+        text = (
+            f"{name} {found}"
+            if found
+            else f"{name} is not installed (optional: pip install 'cyxjax[{extra}]')"
+        )
+        checks.append(Check("ok", "version", text))
+    return checks
+
+
+def devices(program: str = _ASK_JAX, timeout_s: float = _DEVICE_TIMEOUT_S) -> Check:
+    """What jax computes on, after one addition there, asked in a child process."""
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            check=True,
+        )
+        platform, count, kind, total = json.loads(child.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return Check("FAIL", "devices", f"jax did not start in {timeout_s:g} s. HINT: try JAX_PLATFORMS=cpu.")
+    except (subprocess.CalledProcessError, ValueError, IndexError) as err:
+        said = (getattr(err, "stderr", "") or str(err)).strip().splitlines()
+        return Check(
+            "FAIL", "devices", f"jax does not start: {said[-1] if said else err}. HINT: pip install cyxjax"
+        )
+    if total != 8.0:
+        return Check("FAIL", "devices", f"8 ones add up to {total} on {kind}. HINT: update its driver.")
+    return Check("ok", "devices", f"{count} x {kind} ({platform}); a sum on it is correct")
+
+
+def threads(env: Mapping[str, str]) -> Check:
+    """Cores this process may use, and whether jax's pool has a thread for each virtual device."""
+    cores = environment.thread_share(1)
+    wanted, pool = env.get("JAX_NUM_CPU_DEVICES", "1"), env.get("NPROC", str(cores))
+    if wanted.isdecimal() and pool.isdecimal() and int(wanted) > int(pool):
+        hint = f"HINT: unset NPROC, or set it to {wanted}; collectives can stall otherwise."
+        return Check("warn", "threads", f"{wanted} virtual devices but {pool} threads (NPROC). {hint}")
+    return Check("ok", "threads", f"{cores} cores for this process, {os.cpu_count()} on the host")
+
+
+def memory_pages(env: Mapping[str, str]) -> Check:
+    """How processes on CPUs get their memory, and whether the kernel gives huge pages."""
+    refusal = pages.refused_by_kernel(env, 1)
+    return Check("warn", "pages", refusal) if refusal else Check("ok", "pages", pages.described(env, 1))
+
+
+def network() -> Check:
+    """Whether this host's own name leads to an address, which multi-host runs need."""
+    name = socket.gethostname()
+    try:
+        address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError as err:
+        return Check(
+            "warn", "network", f"host name {name!r} has no address: {err}. HINT: use MASTER_ADDR=IP."
+        )
+    return Check("ok", "network", f"host name {name} is {address}")
+
+
+def port(number: int) -> Check:
+    """Whether the default meeting port is free on this host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        try:
+            trial.bind(("", number))
+        except OSError as err:
+            hint = "HINT: set MASTER_PORT, or use --standalone."
+            return Check(
+                "warn", "port", f"{number} (the default MASTER_PORT) is taken: {err.strerror}. {hint}"
+            )
+    return Check("ok", "port", f"{number} (the default MASTER_PORT) is free")
+
+
+def disk(folder: Path, low_bytes: int = _LOW_DISK_BYTES) -> Check:
+    """Free space where runs would be written, and whether they may be."""
+    free_bytes = shutil.disk_usage(folder).free
+    if not os.access(folder, os.W_OK):
+        return Check("FAIL", "disk", f"{folder} is not writable. HINT: set run_dir to a folder that is.")
+    text = f"{free_bytes / 1e9:.1f} GB free in {folder}"
+    if free_bytes < low_bytes:
+        return Check("warn", "disk", f"{text}. HINT: checkpoints need room; set run_dir elsewhere.")
+    return Check("ok", "disk", text)
+
+
+def open_files(needed: int = 1024) -> Check:
+    """How many files and sockets a process may hold open."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return Check("ok", "files", "this system has no such limit")
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        return Check("warn", "files", f"at most {soft} open files. HINT: ulimit -n {needed}")
+    return Check("ok", "files", f"at most {soft} open files")
