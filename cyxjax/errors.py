@@ -96,7 +96,7 @@ class OutOfMemoryError(CyxjaxError, RuntimeError):
 
 
 class BadStepError(CyxjaxError, RuntimeError):
-    """Training should not go on from the step that led to `position` (cyxjax.train.loop.Position).
+    """Training should not go on from the step that led to `position` (cyxjax.train.hooks.hook.Position).
 
     good_step: the newest step whose state is sound, as far as is known. brief: what happened, in a clause.
     """

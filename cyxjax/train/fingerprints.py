@@ -32,8 +32,8 @@ from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.sample_keys import Keying, unkeyed
 from cyxjax.train.hooks.callbacks import in_the_step
+from cyxjax.train.hooks.hook import Position
 from cyxjax.train.hooks.ledger import Tape
-from cyxjax.train.loop import Position
 from cyxjax.train.optimizer import for_trainer
 from cyxjax.train.program import Recipe
 from cyxjax.train.settings import Settings

@@ -6,119 +6,32 @@ batches -> step -> (state, sums) -> hooks, read up to `in_flight` steps behind t
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.launch.heartbeat import report_progress
+from cyxjax.train.hooks.hook import (
+    EpochInfo,
+    Fed,
+    Feed,
+    Hook,
+    Position,
+    RunState,
+    StepInfo,
+    overriding,
+    stops,
+)
+from cyxjax.train.program import Program
 from cyxjax.train.settings import EACH_EPOCH, Evaluations
-
-if TYPE_CHECKING:
-    from cyxjax.train.program import Program
-
-Sums = np.ndarray
-"""float64 (Metrics.num_training_rows, 2): of a mean its weighted sum and weight, of a statistic numbers."""
-
-
-class Position(NamedTuple):
-    """How far a run is: optimizer steps done in all, and samples consumed of the epoch under way.
-
-    The samples are its place in the data, at any batch size and world size; the steps of the epoch are
-    counted for people.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    samples: int = 0
-    step_in_epoch: int = 0
-
-
-class StepInfo(NamedTuple):
-    """What hooks receive for one step, once its numbers have arrived."""
-
-    position: Position  # after the step
-    sums: Sums
-    signals: tuple[float, float]  # how many replicas ask to stop, to save
-
-
-class EpochInfo(NamedTuple):
-    """What hooks receive for one epoch, or for an evaluation within one; equal on all ranks."""
-
-    position: Position
-    train: dict[str, Any]  # a number each, or an array (a confusion matrix)
-    val: dict[str, Any]
-
-
-class RunState(NamedTuple):
-    """The run between two steps, whole: what a checkpoint holds."""
-
-    position: Position
-    state: TrainState
-    sums: Sums  # of the epoch under way
-
 
 Tell = Callable[[Callable[[], RunState]], None]
 
 
-class Hook:
-    """Does nothing at each moment of a run; a hook overrides what it needs. `True` from one asks to stop."""
-
-    def on_start(self, moment: RunState) -> bool | None:
-        """Before the first step: a run that was over when it was saved asks to stop."""
-
-    def ask(self) -> tuple[float, bool]:
-        """(stop, save): what this rank asks of all, sent along with the next step. 0.0: not to stop."""
-        return False, False
-
-    def on_step(self, info: StepInfo) -> bool | None:
-        """The numbers of a step have arrived; later steps are already under way."""
-
-    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
-        """Whether `on_state` should see the state after this step. All ranks must say the same."""
-        return False
-
-    def on_state(self, moment: RunState) -> TrainState | None:
-        """The state after a step, all numbers up to it known. It is donated to the next step: copy it.
-
-        A state given back takes its place, also for the hooks after this one; the same on all ranks.
-        """
-        return None
-
-    def on_epoch(self, info: EpochInfo) -> bool | None:
-        """An epoch and its evaluation are over."""
-
-    def on_evaluation(self, info: EpochInfo) -> bool | None:
-        """An evaluation within an epoch is over, of which `info.train` says nothing yet."""
-
-    def next_state(self, info: EpochInfo, state: TrainState) -> TrainState:
-        """The state to go on from after `on_epoch` and `on_evaluation`. The same on all ranks."""
-        return state
-
-    def on_end(self, moment: RunState, finished: bool) -> None:
-        """The run is over: `finished`, or stopped before its time."""
-
-
-class Fed(NamedTuple):
-    """One step's batch, and where in the data the run is after it."""
-
-    batch: Batch
-    samples: int  # of the epoch, consumed with it over all replicas
-    is_last: bool = False  # of the epoch; False also where that is not known
-
-
-class Feed(NamedTuple):
-    """Where batches come from: functions of the position, so that a resumed run asks for the same ones."""
-
-    train: Callable[[Position, Callable[[], tuple[float, bool]]], Iterable[Fed]]  # (where to go on, ask)
-    steps_per_epoch: int | None  # of a whole one; None: known when the epoch ends
-    val: Callable[[], Iterable[Batch]] | None
-    close: Callable[[], None] = lambda: None  # what is held open from one epoch to the next
-
-
 def fit(
-    program: "Program",
+    program: Program,
     feed: Feed,
     start: RunState,
     hooks: Iterable[Hook],
@@ -167,7 +80,7 @@ def fit(
 
 
 def _epoch(
-    program: "Program",
+    program: Program,
     feed: Feed,
     moment: RunState,
     hooks: list[Hook],
@@ -266,7 +179,7 @@ def _together(
         yield some, False
 
 
-def _look(program: "Program", feed: Feed, moment: RunState, hooks: list[Hook]) -> tuple[TrainState, bool]:
+def _look(program: Program, feed: Feed, moment: RunState, hooks: list[Hook]) -> tuple[TrainState, bool]:
     """(the state to go on from, whether to stop) after an evaluation within an epoch."""
     info = EpochInfo(moment.position, {}, _evaluated(program, feed, moment))
     enough = _any(hook.on_evaluation(info) for hook in hooks)
@@ -281,11 +194,6 @@ def _next(hooks: list[Hook], info: EpochInfo, state: TrainState) -> TrainState:
 
 def _same(moment: RunState) -> RunState:
     return moment
-
-
-def overriding(hooks: list[Hook], name: str) -> list[Hook]:
-    """Those hooks that have something to do at the moment `name`: a step is too short to ask the others."""
-    return [hook for hook in hooks if getattr(type(hook), name) is not getattr(Hook, name)]
 
 
 def _show_state(hooks: list[Hook], moment: RunState, save: bool) -> RunState:
@@ -306,23 +214,17 @@ def _asked(hooks: list[Hook]) -> tuple[float, bool]:
     return strongest, save
 
 
-def stops(answer: Any) -> bool:
-    """Whether what a hook returned asks to stop: `True` does, as a bool of Python, numpy or jax."""
-    is_bool = isinstance(answer, bool) or getattr(answer, "dtype", None) == np.bool_
-    return bool(is_bool and np.all(answer))
-
-
 def _any(answers: Iterable[bool | None]) -> bool:
     return any([stops(one) for one in answers])  # a list: every hook is called, also after one asked to stop
 
 
-def _evaluated(program: "Program", feed: Feed, moment: RunState) -> dict[str, Any]:
+def _evaluated(program: Program, feed: Feed, moment: RunState) -> dict[str, Any]:
     assert feed.val is not None
     report_progress(moment.position.step, "eval")
     return evaluate(program, moment.state, feed.val())
 
 
-def evaluate(program: "Program", state: TrainState, batches: Iterable[Batch]) -> dict[str, Any]:
+def evaluate(program: Program, state: TrainState, batches: Iterable[Batch]) -> dict[str, Any]:
     """Means of the metrics over `batches`; equal on all ranks."""
     count, look = program.metrics.num_rows, program.check.watch()
     sums = np.zeros((count, 2))

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from cyxjax.core.metrics import Metrics
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.observe.history import DistributedTrainingHistory, curve
-from cyxjax.train.loop import EpochInfo, Feed
+from cyxjax.train.hooks.hook import EpochInfo, Feed
 from cyxjax.train.settings import Course, Watch
 
 Mode = Literal["min", "max"]

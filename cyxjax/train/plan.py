@@ -12,8 +12,8 @@ from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.sample_keys import keying_for
 from cyxjax.train.fingerprints import Facts, config_of, own_code
+from cyxjax.train.hooks.hook import Feed
 from cyxjax.train.hooks.ledger import Tape
-from cyxjax.train.loop import Feed
 from cyxjax.train.program import Recipe
 from cyxjax.train.settings import Settings, resolve
 

@@ -26,8 +26,8 @@ from cyxjax.core.trees import matches
 from cyxjax.sync.in_groups import for_part, part_of, trained
 from cyxjax.sync.registry import build_sync
 from cyxjax.train.hooks import callbacks
+from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.hooks.progress import Rate
-from cyxjax.train.loop import Hook
 from cyxjax.train.schedules import build_schedule, rate_at, with_schedule
 from cyxjax.train.settings import StepPlan
 from cyxjax.train.start.dispatch import dispatch_for

@@ -43,7 +43,7 @@ from cyxjax.train.checkpoint_comparison import (
     naming_settings,
 )
 from cyxjax.train.checkpoint_comparison import to_meta as facts_to_meta
-from cyxjax.train.loop import Position, RunState
+from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.run_state import Run

@@ -16,7 +16,7 @@ from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.checkpoint.null import Checkpoints
 from cyxjax.errors import BadStepError, CheckpointError, LossSpikeError, NonFiniteError
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train.loop import Position, RunState
+from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.resume import place_of
 from cyxjax.train.settings import GuardPolicy
 

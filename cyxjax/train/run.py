@@ -24,13 +24,13 @@ from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
 from cyxjax.train.hooks.digests import DigestHook
 from cyxjax.train.hooks.events import EventsHook
 from cyxjax.train.hooks.goodput import GoodputHook
+from cyxjax.train.hooks.hook import EpochInfo, Feed, Hook, Position, RunState
 from cyxjax.train.hooks.loss_spike import LossSpikeHook
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN, WarnsOfNoLearning
 from cyxjax.train.hooks.profile import ProfileHook
 from cyxjax.train.hooks.progress import HistoryHook, RecordHook
 from cyxjax.train.hooks.saving import CheckpointHook, StopHook
 from cyxjax.train.hooks.sentinel import SentinelHook
-from cyxjax.train.loop import EpochInfo, Feed, Hook, Position, RunState
 from cyxjax.train.monitor import Watchable, watchable_in
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program

@@ -19,8 +19,8 @@ from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.checkpoint_comparison import refuse_other_strategy
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.stream_positions import StreamPositions
+from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.hooks.ledger import LedgerHook, Tape
-from cyxjax.train.loop import Position, RunState
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.settings import FirstValues

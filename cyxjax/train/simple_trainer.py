@@ -12,7 +12,7 @@ from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.hooks.callbacks import BestCheckpoint
-from cyxjax.train.loop import Hook
+from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.trainer import DistributedTrainer
 
 PyTree = Any

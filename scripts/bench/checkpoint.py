@@ -16,8 +16,8 @@ import numpy as np
 
 import cyxjax as cx
 from cyxjax.checkpoint.store import Snapshot, StepStore
+from cyxjax.train.hooks.hook import Hook, StepInfo
 from cyxjax.train.hooks.saving import CheckpointHook
-from cyxjax.train.loop import Hook, StepInfo
 
 FEATURES, WIDTH, EVERY = 1024, 2416, 20  # 3 x 8.3 million float32 numbers
 

@@ -100,7 +100,7 @@ def fit(trainer, data: Numbers, num_steps: int, folder: str) -> None:
     import jax.numpy as jnp
 
     import cyxjax as cx
-    from cyxjax.train.loop import Position
+    from cyxjax.train.hooks.hook import Position
 
     config = cx.distributed.DistributedTrainingConfig(
         epochs=10**9, batch_size=BATCH, max_steps=num_steps, checkpoint_dir=folder, resume="never", prefetch=0

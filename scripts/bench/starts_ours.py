@@ -4,7 +4,7 @@ import os
 
 from starts import BUILT, LOADED, STEPPED, mark
 
-from cyxjax.train.loop import Hook
+from cyxjax.train.hooks.hook import Hook
 
 
 class Mark(Hook):

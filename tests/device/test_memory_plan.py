@@ -9,7 +9,7 @@ import pytest
 import cyxjax as cx
 from cyxjax.cli import main
 from cyxjax.observe.compiled_plan import state_bytes
-from cyxjax.train.loop import Position
+from cyxjax.train.hooks.hook import Position
 from cyxjax.train.start.memory_plan import STRATEGIES, Held, held_by, table
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import X, Y, config, mlp, own_group, use_devices

@@ -12,7 +12,7 @@ from cyxjax.core.mesh import HOST_MEMORY
 from cyxjax.errors import ConfigError
 from cyxjax.observe.compiled_plan import plan_lines, state_bytes
 from cyxjax.sync.registry import build_sync
-from cyxjax.train.loop import Position
+from cyxjax.train.hooks.hook import Position
 from cyxjax.train.start.memory_plan import held_by
 from tests.support.sharded import MODELS, trained
 from tests.support.trainers import X, Y, config, mlp, use_devices

@@ -15,7 +15,7 @@ from cyxjax.core.mesh import build_mesh
 from cyxjax.core.sentinel import build_fingerprints, build_heal, differences, replicated_names
 from cyxjax.distributed import process_group
 from cyxjax.errors import DesyncError
-from cyxjax.train.loop import Hook
+from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.trainer import DistributedTrainer
 
 

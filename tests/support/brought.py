@@ -11,7 +11,7 @@ from flax import linen, nnx
 from cyxjax.core.strategy import Sync
 from cyxjax.data import DatasetInfo, Rows, Splits, as_dataset
 from cyxjax.sync.mean import mean
-from cyxjax.train.loop import EpochInfo, Hook
+from cyxjax.train.hooks.hook import EpochInfo, Hook
 
 
 class Net(linen.Module):

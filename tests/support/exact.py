@@ -23,8 +23,8 @@ from cyxjax.data.sources import ArrayDataset
 from cyxjax.train import loop
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
+from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, StepInfo
 from cyxjax.train.hooks.ledger import Tape
-from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
 from cyxjax.train.program import Program, Recipe, build_program
 from cyxjax.train.settings import resolve
 

@@ -20,8 +20,8 @@ from cyxjax.train.feeding.loader_batches import agreed, rows_of, stream
 from cyxjax.train.feeding.loader_feed import Ask, loader_feed, warner
 from cyxjax.train.feeding.placing import Placer, RowPlacer
 from cyxjax.train.feeding.sample_keys import Keying, unkeyed
+from cyxjax.train.hooks.hook import Fed, Feed, Position
 from cyxjax.train.hooks.ledger import Tape
-from cyxjax.train.loop import Fed, Feed, Position
 from cyxjax.train.settings import Reading, StepPlan
 from cyxjax.train.start.dispatch import dispatch_for
 

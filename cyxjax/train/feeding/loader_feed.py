@@ -16,7 +16,7 @@ from cyxjax.train.feeding.loader_batches import agreed, endless, stream
 from cyxjax.train.feeding.placing import RowPlacer
 from cyxjax.train.feeding.sample_keys import Keying, places_of_loader, unkeyed
 from cyxjax.train.feeding.stream_positions import StreamPosition, StreamPositions
-from cyxjax.train.loop import Fed, Feed, Position
+from cyxjax.train.hooks.hook import Fed, Feed, Position
 
 Ask = Callable[[], tuple[float, bool]]
 Warn = Callable[[str], None]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError
-from cyxjax.train.loop import Hook, Position, RunState
+from cyxjax.train.hooks.hook import Hook, Position, RunState
 
 _META = "stream_places"
 _KEPT = 1024  # steps under way and read ahead are fewer

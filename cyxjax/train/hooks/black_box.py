@@ -19,8 +19,8 @@ from cyxjax.files import read_plain
 from cyxjax.observe.records import plain, warn_if_unwritten, write_atomic
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.run_folder import RunFolder
+from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
 from cyxjax.train.hooks.ledger import Tape
-from cyxjax.train.loop import Hook, Position, RunState, StepInfo
 
 FILE, CONFIG = "box.json", "config.yaml"
 _MOST = 3  # boxes of one process: later ones repeat the first

@@ -21,10 +21,10 @@ from cyxjax.core.step import TrainState
 from cyxjax.errors import ConfigError, GivenOnce
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.observe.stop_reasons import EARLY_STOPPING
+from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState
 from cyxjax.train.hooks.nonfinite import TerminateOnNaN
 from cyxjax.train.hooks.plateau import Plateau, RunParts
 from cyxjax.train.hooks.progress import Rate
-from cyxjax.train.loop import EpochInfo, Hook, Position, RunState
 from cyxjax.train.monitor import Watchable
 
 __all__ = [
@@ -297,7 +297,7 @@ def check(hooks: Iterable[Any]) -> list[Hook]:
         if not isinstance(one, Hook):
             given = one.__name__ if isinstance(one, type) else type(one).__name__
             raise ConfigError(
-                f"callbacks hold {given}, expected objects of cyxjax.train.loop.Hook. "
+                f"callbacks hold {given}, expected objects of cyxjax.train.hooks.hook.Hook. "
                 "HINT: callbacks=[EarlyStopping(patience=3)], with the object and not its class."
             )
         _warn_of_other_methods(one, Callback if isinstance(one, Callback) else Hook)

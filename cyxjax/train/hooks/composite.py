@@ -12,8 +12,8 @@ from cyxjax.distributed.agreement import on_any_rank
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.stop_reasons import CALLBACK
+from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, StepInfo, overriding, stops
 from cyxjax.train.hooks.saving import HandOutHook
-from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo, overriding, stops
 
 AnyRank = Callable[[str, bool], bool]
 """(what, mine) -> whether it is true on one rank at least; all ranks call it."""

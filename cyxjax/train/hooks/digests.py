@@ -7,7 +7,7 @@ import numpy as np
 from cyxjax.core.mesh import local_value
 from cyxjax.core.sentinel import Sentinel, replicated_names
 from cyxjax.observe.state_digests import DigestFile
-from cyxjax.train.loop import Hook, Position, RunState
+from cyxjax.train.hooks.hook import Hook, Position, RunState
 
 
 class DigestHook(Hook):

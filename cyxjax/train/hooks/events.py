@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cyxjax.observe.events import Events
-from cyxjax.train.loop import Hook, Position, RunState
+from cyxjax.train.hooks.hook import Hook, Position, RunState
 
 
 class EventsHook(Hook):

@@ -16,7 +16,7 @@ from cyxjax.launch import heartbeat
 from cyxjax.launch.program import command_line
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, once, warn_if_unwritten, write_atomic
-from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
+from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, StepInfo
 
 CAUSES = ("start", "compile", "input", "evaluation", "checkpoint", "restore", "detect", "restart", "redone")
 """What takes time besides steps that count. detect: until the launcher noticed that the run was cut short;

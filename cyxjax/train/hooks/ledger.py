@@ -19,7 +19,7 @@ from cyxjax.data.ledger import Delivered, Span, StreamFacts, Tally, delivered
 from cyxjax.files import append
 from cyxjax.observe.records import warn_if_unwritten
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train.loop import Hook, Position, RunState
+from cyxjax.train.hooks.hook import Hook, Position, RunState
 
 _AT_ONCE = 64  # steps summed together: 2 us a step, where one alone costs 15
 _SETTLE_EVERY = 4096  # steps, for runs that save seldom: bounds what is held in memory

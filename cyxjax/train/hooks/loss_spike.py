@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cyxjax.errors import LossSpikeError
-from cyxjax.train.loop import Hook, Position, RunState, StepInfo
+from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
 from cyxjax.train.settings import GuardPolicy
 
 META = "loss_spike"

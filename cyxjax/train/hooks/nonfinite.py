@@ -5,7 +5,7 @@ import math
 from cyxjax.core.metrics import GRAD_NORM
 from cyxjax.errors import NonFiniteError
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train.loop import EpochInfo, Hook, RunState, StepInfo
+from cyxjax.train.hooks.hook import EpochInfo, Hook, RunState, StepInfo
 
 
 class TerminateOnNaN(Hook):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from cyxjax.errors import ConfigError
 from cyxjax.observe.history import curve
-from cyxjax.train.loop import RunState
+from cyxjax.train.hooks.hook import RunState
 from cyxjax.train.monitor import Monitor, Watchable
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from cyxjax.launch import heartbeat
 from cyxjax.observe.profile import Measured, Tracing, group_page
 from cyxjax.observe.records import describe, write_atomic
-from cyxjax.train.loop import Hook, Position, RunState
+from cyxjax.train.hooks.hook import Hook, Position, RunState
 
 Exchange = Callable[[Any], Sequence[Any]]
 """this rank's JSON value -> those of all ranks, by rank; all of them call it together"""

@@ -11,7 +11,7 @@ from cyxjax.core.metrics import GRAD_NORM, Metrics, numbers
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
-from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
+from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, StepInfo
 
 Rate = Callable[[int], float | None]
 """optimizer steps done -> learning rate of the last of them; None where it is not known"""

@@ -7,7 +7,7 @@ from typing import Any
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.stop_reasons import MAX_STEPS, MAX_TIME, StopReason, strongest
-from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
+from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, StepInfo
 
 PATIENCE_S, HURRIED_S = 30.0, 8.0
 """For how long the last save is tried again: after the end of a run, and after a stop, which a signal with a

@@ -9,7 +9,7 @@ from cyxjax.core.mesh import local_value
 from cyxjax.core.sentinel import Difference, Sentinel, differences, replicated_names
 from cyxjax.core.step import TrainState
 from cyxjax.errors import DesyncError
-from cyxjax.train.loop import Hook, Position, RunState
+from cyxjax.train.hooks.hook import Hook, Position, RunState
 
 _SHOWN = 3  # leaves named in a message; the rest are counted
 

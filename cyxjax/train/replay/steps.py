@@ -22,7 +22,7 @@ from cyxjax.data.ledger import StreamFacts
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, DataError
 from cyxjax.train.experiment import prepare
 from cyxjax.train.hooks.black_box import CONFIG, BlackBox, read_box, samples_of
-from cyxjax.train.loop import Feed, Position, RunState
+from cyxjax.train.hooks.hook import Feed, Position, RunState
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.replay.inspect import inspect_step

@@ -40,7 +40,7 @@ from cyxjax.models.config import Config
 from cyxjax.models.registry import get_model
 from cyxjax.plugins import checked_kinds, extra, named
 from cyxjax.train.hooks.callbacks import EMA, BestCheckpoint, EarlyStopping, ReduceLROnPlateau
-from cyxjax.train.loop import Hook
+from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.start.groups import with_groups
 from cyxjax.train.start.optimizer_groups import wants_optimizer
 from cyxjax.train.start.optimizers import build_optimizer

@@ -13,7 +13,7 @@ from cyxjax.data.batches import BatchPlan
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.train.feeding import feed
 from cyxjax.train.feeding.placing import RowPlacer
-from cyxjax.train.loop import Position
+from cyxjax.train.hooks.hook import Position
 
 ARRAY = np.random.default_rng(0).normal(size=(40, 6, 5))
 

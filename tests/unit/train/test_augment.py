@@ -17,7 +17,7 @@ from cyxjax.errors import ConfigError
 from cyxjax.train.feeding.feed import dataset_feed
 from cyxjax.train.feeding.loader_batches import stream
 from cyxjax.train.feeding.sample_keys import keying_for, places_of_loader
-from cyxjax.train.loop import Position
+from cyxjax.train.hooks.hook import Position
 from cyxjax.train.start.named import augment_of
 from tests.support.trainers import X, Y, config, trainer, use_devices
 

@@ -6,7 +6,7 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.train.hooks.callbacks import check
-from cyxjax.train.loop import stops
+from cyxjax.train.hooks.hook import stops
 
 
 def test_true_stops_and_nothing_else():

@@ -7,8 +7,8 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.stop_reasons import CALLBACK, MAX_TIME, SIGNAL
 from cyxjax.train.hooks.callbacks import EarlyStopping
 from cyxjax.train.hooks.composite import CompositeCallback, hooks_of
+from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, StepInfo
 from cyxjax.train.hooks.saving import StopHook
-from cyxjax.train.loop import EpochInfo, Hook, Position, RunState, StepInfo
 from tests.support.trainers import X, Y, config, trainer
 
 STEP = StepInfo(Position(7), None, (0.0, 0.0))

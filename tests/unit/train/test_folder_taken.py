@@ -15,7 +15,7 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.errors import DataError, NotSavedError
 from cyxjax.train.hooks import saving
-from cyxjax.train.loop import Hook
+from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.trainer import DistributedTrainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")

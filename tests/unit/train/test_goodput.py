@@ -17,7 +17,7 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.lines import done_line
 from cyxjax.train.hooks import goodput
 from cyxjax.train.hooks.goodput import CAUSES, line, read, share
-from cyxjax.train.loop import Hook
+from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.trainer import DistributedTrainer
 
 

@@ -14,8 +14,8 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.lines import Columns
 from cyxjax.observe.records import Record
 from cyxjax.train import resume
+from cyxjax.train.hooks.hook import EpochInfo, Position, RunState, StepInfo
 from cyxjax.train.hooks.progress import HistoryHook, RecordHook
-from cyxjax.train.loop import EpochInfo, Position, RunState, StepInfo
 from tests.support.trainers import Line, config, own_group  # noqa: F401
 
 ONE_X, ONE_Y = np.float32([[3.0, 4.0]]), np.float32([10.0])

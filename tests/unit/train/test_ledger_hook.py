@@ -19,8 +19,8 @@ from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import DataError
 from cyxjax.train.feeding import feed
 from cyxjax.train.feeding.placing import RowPlacer
+from cyxjax.train.hooks.hook import Position
 from cyxjax.train.hooks.ledger import Tape
-from cyxjax.train.loop import Position
 from cyxjax.train.trainer import DistributedTrainer
 
 SAMPLES = 50  # 16 a step: 4 steps an epoch, the last of 2 samples

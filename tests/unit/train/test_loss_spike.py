@@ -13,8 +13,8 @@ from cyxjax.cli import audit
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import MSELoss
 from cyxjax.errors import CheckpointError, LossSpikeError
+from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
 from cyxjax.train.hooks.loss_spike import META, LossSpikeHook, to_meta
-from cyxjax.train.loop import Hook, Position, RunState, StepInfo
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import use_devices
 

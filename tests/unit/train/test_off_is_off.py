@@ -24,7 +24,7 @@ from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.launch.backend import pages, programs
 from cyxjax.train import experiment
 from cyxjax.train.__main__ import main
-from cyxjax.train.loop import Hook
+from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.trainer import DistributedTrainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")

@@ -7,8 +7,8 @@ import pytest
 from cyxjax.config.load import load_config
 from cyxjax.errors import ConfigError
 from cyxjax.observe.profile import Measured, Op, Window, busy_s, group_page, page, read
+from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.hooks.profile import ProfileHook
-from cyxjax.train.loop import Position, RunState
 
 
 def at(step):

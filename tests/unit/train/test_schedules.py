@@ -12,8 +12,8 @@ from cyxjax.config.load import load_config
 from cyxjax.config.schedules import OPTAX_SCHEDULES, SCHEDULES, ScheduleConfig
 from cyxjax.errors import ConfigError
 from cyxjax.train.checks.learning_rate import check_rates
+from cyxjax.train.hooks.hook import EpochInfo, Position
 from cyxjax.train.hooks.nonfinite import WarnsOfNoLearning
-from cyxjax.train.loop import EpochInfo, Position
 from cyxjax.train.schedules import build_schedule
 from cyxjax.train.settings import RatePlan, resolve
 from tests.support.trainers import X, Y, config, mlp

@@ -12,7 +12,7 @@ from cyxjax.core.trees import named_leaves
 from cyxjax.data.streams import Reader, RowBatches, Rows, packed, unpacked
 from cyxjax.errors import CheckpointError
 from cyxjax.train.feeding.stream_positions import StreamPositions
-from cyxjax.train.loop import Position
+from cyxjax.train.hooks.hook import Position
 from tests.support.trainers import X, Y, config, trainer, use_devices
 
 
