@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from cyxjax.checkpoint.folders import list_steps
-from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.config.errors import blamed
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.metrics import numbers
@@ -18,13 +18,14 @@ from cyxjax.launch.backend import programs
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.lines import line_of_test
-from cyxjax.observe.records import Sink, warn_if_unwritten, write_atomic
+from cyxjax.observe.records import Sink, write_atomic
 from cyxjax.observe.sinks import KeptOpen, build_sinks, check_names
 from cyxjax.observe.stop_reasons import MAX_TIME, reason_of
 from cyxjax.train import reporting
 from cyxjax.train.feeding import samples
 from cyxjax.train.plan import Plan
-from cyxjax.train.runs.mirrored import fetch, mirrored
+from cyxjax.train.recording import OpenSink, recorded
+from cyxjax.train.runs.mirrored import fetch
 from cyxjax.train.runs.tables import check_columns
 from cyxjax.train.start.named import (
     augment_of,
@@ -55,18 +56,12 @@ def run(config: TrainConfig) -> int:
 def train(experiment: Experiment) -> int:
     """Trains what was prepared; the exit code."""
     config, _, trainer, _ = experiment
-    console, folder = build_console(trainer.is_master(), config.verbose), config.run_folder
-    copying = mirrored(
-        config.mirror, folder, is_master=trainer.is_master(), stopped=lambda: trainer.stopped_by_signal
-    )
-    with RunLock(folder.root) if trainer.is_master() else nullcontext(), copying:
-        history, unsaved = _train(experiment, console)
-        if trainer.is_master():
-            with warn_if_unwritten(folder.history, console.note):
-                history.save(folder.history)
-            if config.report:
-                reporting.draw(folder, config.resolved(), TrainConfig().resolved(), console.note)
-    console.done(history, str(folder.root))
+    console = build_console(trainer.is_master(), config.verbose)
+    with closing(KeptOpen()) as sink:
+        open_sink = partial(_open_sink, sink, experiment)
+        with recorded(trainer, config, console, open_sink) as opened:
+            history, unsaved = _train(experiment, console, opened, sink)
+    console.done(history, str(config.run_folder.root))
     _say_how_to_go_on(config, history, console)
     if unsaved is None and not config.fast_dev_run:
         console.note(_next_commands(config, history))
@@ -107,33 +102,30 @@ def _next_commands(config: TrainConfig, history: DistributedTrainingHistory) -> 
     return f"Next: {look}{audit}; {reason_of(history.stopped_by).hint}."
 
 
+def _open_sink(kept: KeptOpen, experiment: Experiment, step: int) -> Sink:
+    """The sinks of the run, which `kept` keeps open; the first files of its folder are written.
+
+    Not before it is known where the run starts: a run that is refused has changed nothing.
+    """
+    config, splits, trainer, _ = experiment
+    if step and config.run_folder.data.is_file():
+        trained_on = stored_info(config).column_names
+        check_columns(config.data.root or config.run_dir, splits.info.column_names, trained_on)
+    with _room_on_disk(config.run_dir):
+        if trainer.is_master():
+            write_atomic(config.run_folder.config, config.to_yaml())
+            write_atomic(config.run_folder.data, splits.info.to_json())
+        made = build_sinks(
+            config.sinks, config.run_dir, trainer.is_master(), config.resolved(), resume_step=step
+        )
+    return kept.over(made)
+
+
 def _train(
-    experiment: Experiment, console: Console
+    experiment: Experiment, console: Console, open_sink: OpenSink, sink: Sink
 ) -> tuple[DistributedTrainingHistory, NotSavedError | None]:
     """Fits, and evaluates on the test samples unless a signal ended the run."""
-    with closing(KeptOpen()) as sink:
-        return _train_into(sink, experiment, console)
-
-
-def _train_into(
-    sink: KeptOpen, experiment: Experiment, console: Console
-) -> tuple[DistributedTrainingHistory, NotSavedError | None]:
     config, splits, trainer, plan = experiment
-
-    def open_sink(step: int) -> Sink:
-        # Not before it is known where the run starts: a run that is refused has changed nothing.
-        if step and config.run_folder.data.is_file():
-            trained_on = stored_info(config).column_names
-            check_columns(config.data.root or config.run_dir, splits.info.column_names, trained_on)
-        with _room_on_disk(config.run_dir):
-            if trainer.is_master():
-                write_atomic(config.run_folder.config, config.to_yaml())
-                write_atomic(config.run_folder.data, splits.info.to_json())
-            made = build_sinks(
-                config.sinks, config.run_dir, trainer.is_master(), config.resolved(), resume_step=step
-            )
-        return sink.over(made)
-
     unsaved = None
     try:
         trainer.fit_prepared(plan, console=console, open_sink=open_sink)

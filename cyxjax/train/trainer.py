@@ -40,10 +40,11 @@ from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.feed import eval_batches
 from cyxjax.train.feeding.predicting import predict_all, source_of, with_nan_warning
 from cyxjax.train.hooks import callbacks as called
-from cyxjax.train.loop import Hook, RunState
+from cyxjax.train.hooks.hook import Hook, RunState
 from cyxjax.train.plan import Plan, plan_fit, plan_without_data
 from cyxjax.train.program import Program, Recipe, build_program
 from cyxjax.train.rank_comparison import compare_samples
+from cyxjax.train.recording import fit_into_folder
 from cyxjax.train.run import run_fit
 from cyxjax.train.run_state import UNTRAINED, Run, handed_out_after_errors
 from cyxjax.train.runs.checkpoints import restorer_for
@@ -132,8 +133,6 @@ class DistributedTrainer(GivenOnce):
         with nullcontext() if config is None else config.in_a_fit():
             plan = self.prepare(*data, config=config, schedule=schedule)
             if isinstance(config, TrainConfig):
-                from cyxjax.train.script_run import fit_into_folder
-
                 history = fit_into_folder(self, plan, config, console)
             else:
                 history = self.fit_prepared(plan, console=console, open_sink=open_sink)

@@ -75,7 +75,7 @@ BORDER = {
     *(
         "feeding/fit_data",
         "fit_arguments",
-        "script_run",
+        "recording",
         "start/named",
         "replay/steps",
         "runs/run",

@@ -11,10 +11,10 @@ from cyxjax.cli import main
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.distributed import process_group
-from cyxjax.errors import NonFiniteError
+from cyxjax.errors import CheckpointError, NonFiniteError
 from cyxjax.observe.events import read_events
 from cyxjax.train import experiment, reporting
-from cyxjax.train.loop import Hook
+from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.trainer import DistributedTrainer
 
 
@@ -128,3 +128,25 @@ def test_what_commands_say_of_a_run_is_there_as_json_too(tmp_path, capsys):
     assert told("checkpoint", "verify", run) == [{"step": 1, "good": True, "problems": []}]
     assert told("hash", run)["steps"][0]["step"] == 1
     assert told("hash", run, run)["equal"] is True
+
+
+def test_a_fit_that_is_refused_changes_nothing_of_its_run_folder_and_one_that_breaks_is_recorded(tmp_path):
+    class Break(Hook):
+        def on_epoch(self, info):
+            raise ZeroDivisionError
+
+    def fit(width, *callbacks):
+        layers = linen.Sequential([linen.Dense(width), linen.Dense(3)])
+        trainer = DistributedTrainer(layers, CrossEntropyLoss(), optax.sgd(0.1), callbacks=list(callbacks))
+        trainer.fit(x, y, epochs=2, global_batch_size=16, run_dir=str(tmp_path), verbose=False)
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(48, 4)).astype(np.float32), rng.integers(0, 3, 48).astype(np.int32)
+    with pytest.raises(ZeroDivisionError):
+        fit(8, Break())
+    assert json.loads((tmp_path / "history.json").read_text())["epochs"] == [0]
+    fit(8)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match="layers_0/kernel"):
+        fit(9)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
