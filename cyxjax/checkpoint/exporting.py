@@ -47,12 +47,10 @@ def to_safetensors(path: Path, entries: Mapping[str, Entry], about: Mapping[str,
 
 def to_orbax(folder: Path, arrays: Mapping[str, Any]) -> None:
     """A new folder, as plain orbax reads it. Raises: CheckpointError if it is there, or cannot be made."""
-    from cyxjax.checkpoint.exporting import export
-
     if folder.exists():
         raise CheckpointError(f"{folder} is there already. HINT: name a new folder.")
     try:
-        export(folder, {name: array for name, array in arrays.items() if array.size})
+        _export(folder, {name: array for name, array in arrays.items() if array.size})
     except Exception as error:  # orbax and TensorStore have no family of errors of their own
         raise CheckpointError(
             f"{folder}: {str(error)[:300]}. HINT: name a place this user may write."
@@ -76,7 +74,7 @@ def read_tree(folder: Path) -> Any:
         ) from error
 
 
-def export(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def _export(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes `arrays` into the new `folder` as a tree nested by the parts of their names, for plain orbax.
 
     `orbax.checkpoint.PyTreeCheckpointer().restore(folder)` gives {"params": {"Dense_0": {"kernel": ...}}}.

@@ -10,7 +10,7 @@ import pytest
 from flax import serialization
 from safetensors.numpy import save_file
 
-from cyxjax.checkpoint.exporting import export
+from cyxjax.checkpoint.exporting import to_orbax
 from cyxjax.checkpoint.store import Snapshot, StepStore
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.weights.match import exported, fill
@@ -41,7 +41,7 @@ def written(kind, folder):
     elif kind == "msgpack":
         path.write_bytes(serialization.msgpack_serialize(tree))
     elif kind == "orbax":
-        export(path, flat)
+        to_orbax(path, flat)
     elif kind == "checkpoints":
         StepStore(path, is_writer=True).write(Snapshot(3, flat | {"step": np.int32(3)}, {}, None))
     else:  # a run folder
