@@ -26,8 +26,7 @@ from cyxjax.train.checkpoint_comparison import changed_data
 from cyxjax.train.experiment import stored_info, trainer_of
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.fingerprints import data_of as data_of_fit
-from cyxjax.train.runs.onnx import write_onnx
-from cyxjax.train.runs.stablehlo import write_stablehlo
+from cyxjax.train.runs.exported import write_onnx, write_stablehlo
 from cyxjax.train.start.named import data_of
 from cyxjax.train.trainer import DistributedTrainer
 from cyxjax.weights.match import exported

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 from unittest import mock
 
 import jax
@@ -19,7 +20,7 @@ from cyxjax.data.splits import DatasetInfo
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError, DataError
 from cyxjax.train import experiment
-from cyxjax.train.runs import onnx, stablehlo, tables
+from cyxjax.train.runs import exported, tables
 from cyxjax.train.runs import run as stored
 from tests.support.brought import made
 from tests.support.trainers import use_devices
@@ -357,16 +358,16 @@ def test_a_program_that_computes_something_else_is_not_kept(tmp_path):
         return x * len(calls)
 
     with pytest.raises(DataError, match="output .*--to"):
-        stablehlo.write_stablehlo(tmp_path / "o.hlo", forward, ROWS, num_bytes=0)
+        exported.write_stablehlo(tmp_path / "o.hlo", forward, ROWS, num_bytes=0)
     with pytest.raises(ConfigError, match=r"2\.1 GB .*1\.1"):
-        stablehlo.write_stablehlo(tmp_path / "o.hlo", forward, ROWS, num_bytes=1 << 31)
+        exported.write_stablehlo(tmp_path / "o.hlo", forward, ROWS, num_bytes=1 << 31)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_onnx_without_its_extra_names_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setattr(onnx, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"jax2onnx, onnxruntime.*'cyxjax\[onnx\]'"):
-        onnx.write_onnx(tmp_path / "o.onnx", lambda x: x, ROWS, num_bytes=0)
+    monkeypatch.setitem(sys.modules, "jax2onnx", None)  # what Python has for a module that cannot be imported
+    with pytest.raises(ConfigError, match=r"jax2onnx.*'cyxjax\[onnx\]'"):
+        exported.write_onnx(tmp_path / "o.onnx", lambda x: x, ROWS, num_bytes=0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -374,17 +375,19 @@ def test_a_model_that_the_converter_refuses_is_one_line(monkeypatch, tmp_path):
     def refuses(*args):
         raise TypeError("no plugin for\nprimitive 'sort'")
 
-    monkeypatch.setattr(onnx, "find_spec", lambda name: "there")
-    monkeypatch.setattr(onnx, "_converted", refuses)
+    monkeypatch.setattr(exported, "extra", lambda module, install: None)
+    monkeypatch.setattr(exported, "_to_onnx", refuses)
     with pytest.raises(ConfigError, match="ONNX: TypeError.*'sort' .*--batch-size"):
-        onnx.write_onnx(tmp_path / "o.onnx", lambda x: x, ROWS, num_bytes=0)
-    monkeypatch.setattr(onnx, "_converted", lambda *args: b"a program")
-    monkeypatch.setattr(onnx, "_run", lambda data, inputs: [inputs["x"] * 1.01])
+        exported.write_onnx(tmp_path / "o.onnx", lambda x: x, ROWS, num_bytes=0)
+    monkeypatch.setattr(exported, "_to_onnx", lambda *args: b"a program")
+    monkeypatch.setattr(exported, "_run_onnx", lambda data, inputs: [inputs["x"] * 1.01])
     with pytest.raises(DataError, match="output .*--to"):
-        onnx.write_onnx(tmp_path / "o.onnx", lambda x: x, ROWS, num_bytes=0)
+        exported.write_onnx(tmp_path / "o.onnx", lambda x: x, ROWS, num_bytes=0)
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(onnx, "_run", lambda data, inputs: [inputs["x"]])
-    assert "inputs x, any number of rows" in onnx.write_onnx(tmp_path / "o", lambda x: x, ROWS, num_bytes=0)
+    monkeypatch.setattr(exported, "_run_onnx", lambda data, inputs: [inputs["x"]])
+    assert "inputs x, any number of rows" in exported.write_onnx(
+        tmp_path / "o", lambda x: x, ROWS, num_bytes=0
+    )
     assert (tmp_path / "o").read_bytes() == b"a program"
 
 
