@@ -116,7 +116,7 @@ def _ls(directory: Path, given: argparse.Namespace) -> int:
     for name in list_abandoned(directory):
         print(f"{name}: set aside, the run went on from an earlier step")
     for name in list_earlier(directory):
-        print(f"{name}: kept, of a run before one that began anew here")
+        print(f"{name}: kept, of an earlier run in this folder")
     return EXIT_OK
 
 

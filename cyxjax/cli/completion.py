@@ -126,8 +126,8 @@ def _quoted(text: str) -> str:
 def fish(options: Mapping[str, Sequence[str]], texts: Mapping[str, str]) -> str:
     lines = ["# cyxjax for fish: cyxjax completion fish | source"]
     for name, known in options.items():
-        said = texts[name].replace("\\", "\\\\").replace("'", "\\'")
-        lines.append(f"complete -c cyxjax -n __fish_use_subcommand -f -a {name} -d '{said}'")
+        text = texts[name].replace("\\", "\\\\").replace("'", "\\'")
+        lines.append(f"complete -c cyxjax -n __fish_use_subcommand -f -a {name} -d '{text}'")
         inside = f"'__fish_seen_subcommand_from {name}'"
         lines += [f"complete -c cyxjax -n {inside} -l {option.removeprefix('--')}" for option in known]
         lines += [f"complete -c cyxjax -n {inside} -f -a '{' '.join(words_of(name))}'"] * bool(words_of(name))

@@ -142,11 +142,11 @@ def compare(one: Path, other: Path) -> tuple[list[str], bool]:
     before = 0
     for step in common:
         bits = read_bits(one, step), read_bits(other, step)
-        odd = _differences(*bits)
-        if odd:
+        different = _differences(*bits)
+        if different:
             digests = [between.text] if between is not None and not between.equal else []
             cause = _cause(one, other, before, step, bits)
-            return [f"step {step}: {line}" for line in odd] + digests + cause, False
+            return [f"step {step}: {line}" for line in different] + digests + cause, False
         before = step
     equal = f"equal: every bit of {len(common)} checkpoints, the last of step {before}"
     if between is not None and not between.equal:
@@ -171,22 +171,24 @@ def first_other_state(one: Path, other: Path) -> States | None:
     """The first step whose digests differ; None if the runs have no step in common in their `bits.jsonl`."""
     left, right = (read_digests(open_run(run).bits) for run in (one, other))
     common = sorted(left.keys() & right.keys())
-    odd = next((step for step in common if left[step] != right[step]), None)
-    if odd is None:
+    different = next((step for step in common if left[step] != right[step]), None)
+    if different is None:
         return (
             States(True, f"equal: digests of {len(common)} steps, the last {common[-1]}") if common else None
         )
-    names = sorted(left[odd].keys() | right[odd].keys())
-    leaf = next(name for name in names if left[odd].get(name) != right[odd].get(name))
-    before = max((step for step in common if step < odd), default=0)
+    names = sorted(left[different].keys() | right[different].keys())
+    leaf = next(name for name in names if left[different].get(name) != right[different].get(name))
+    before = max((step for step in common if step < different), default=0)
     since = f"; at step {before} they were equal" if before else ""
-    return States(False, f"recorded digests: step {odd} is the first that differs, in {leaf}{since}")
+    return States(False, f"recorded digests: step {different} is the first that differs, in {leaf}{since}")
 
 
 def _differences(one: StepBits, other: StepBits) -> list[str]:
     names = sorted(one.leaves.keys() | other.leaves.keys())
-    odd = [name for name in names if one.leaves.get(name) != other.leaves.get(name)]
-    lines = [f"{len(odd)} of {len(names)} leaves differ, the first is {odd[0]}"] if odd else []
+    different = [name for name in names if one.leaves.get(name) != other.leaves.get(name)]
+    lines = (
+        [f"{len(different)} of {len(names)} leaves differ, the first is {different[0]}"] if different else []
+    )
     return lines + (["the history differs"] if one.history != other.history else [])
 
 

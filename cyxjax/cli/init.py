@@ -15,7 +15,7 @@ from flax import linen
 
 class Net(linen.Module):
     width: int = 32
-    num_classes: int = 2  # told by the data
+    num_classes: int = 2  # set to what the data have
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:

@@ -1,6 +1,6 @@
 """Losses with torch's names: one value per example, so that padding has zero weight (`per_example`).
 
-For `forward`/`backward` (torch's habit) the batch mean is taken.
+`forward` and `backward` are of the batch mean, as torch's.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """Less device memory: recomputed activations, parameters gathered again, optimizer state on the host.
 
-XLA on CPU (jax 0.10.2) undoes recomputing and regathering unless it is told not to: it drops the barriers
+XLA on CPU (jax 0.10.2) undoes recomputing and regathering without the options below: it drops the barriers
 and then finds that it has the values already, and it runs all gathers first. `memory_options` says so, a
 program at a time. With `with_offload` the compiled step moves the optimizer's state in and out: all of it
 that is more than a number a replica. On CPU the host's memory is the devices': the program is the same, and

@@ -104,9 +104,9 @@ class Metrics:
         labels: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] | None = None,
         means: int = 0,
     ):
-        own, said = unpacked(extra), dict(better or {})
-        if {"loss", GRAD_NORM} & {*own} or not {*said.values()} <= {"min", "max"}:
-            raise _no_such(own, said)
+        own, directions = unpacked(extra), dict(better or {})
+        if {"loss", GRAD_NORM} & {*own} or not {*directions.values()} <= {"min", "max"}:
+            raise _refused(own, directions)
         self._own, self.ignore_index, self.labels = own, ignore_index, labels or _whole
         self._first = 1 + means  # rows of the loss
         hit = partial(accuracy, ignore_index=ignore_index)
@@ -116,9 +116,9 @@ class Metrics:
             Packed(name, found) if (found := statistics.get(name)) else _Mean(name, metric)
             for name, metric in self._extra.items()
         ]
-        self._said = said
-        if not {*said} <= {*own} and not {*said} <= {*self.names}:
-            raise _no_such(own, said)
+        self._better = directions
+        if not {*directions} <= {*own} and not {*directions} <= {*self.names}:
+            raise _refused(own, directions)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -130,9 +130,11 @@ class Metrics:
         """name -> "min" or "max", of those where it is known."""
         known = {"loss": "min", "accuracy": "max"}
         for measure in self._measures:
-            way = self._said.get(measure.name) or getattr(getattr(measure, "statistic", None), "better", None)
+            way = self._better.get(measure.name) or getattr(
+                getattr(measure, "statistic", None), "better", None
+            )
             known |= dict.fromkeys(measure.names, way) if way else {}
-        return known | self._said
+        return known | self._better
 
     @cached_property
     def num_rows(self) -> int:
@@ -148,11 +150,11 @@ class Metrics:
         """These, whose accuracy leaves out what the loss leaves out."""
         if ignore_index is None:
             return self
-        return self._with(self._own, self._said, ignore_index)
+        return self._with(self._own, self._better, ignore_index)
 
-    def _with(self, own: dict, said: dict, ignore_index: int | None) -> "Metrics":
+    def _with(self, own: dict, directions: dict, ignore_index: int | None) -> "Metrics":
         means = self._first - 1
-        return Metrics(own, better=said, ignore_index=ignore_index, labels=self.labels, means=means)
+        return Metrics(own, better=directions, ignore_index=ignore_index, labels=self.labels, means=means)
 
     @property
     def own(self) -> dict[str, Any]:
@@ -161,7 +163,7 @@ class Metrics:
 
     def joined(self, other: "Metrics") -> "Metrics":
         """These, and what `other` measures besides loss and accuracy."""
-        own, better = {**self._own, **other._own}, {**self._said, **other._said}
+        own, better = {**self._own, **other._own}, {**self._better, **other._better}
         return self._with(own, better, self.ignore_index)
 
     def sums(self, losses: Losses, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
@@ -216,9 +218,9 @@ def numbers(means: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in means.items() if not isinstance(value, np.ndarray)}
 
 
-def _no_such(own: Mapping[str, Any], said: Mapping[str, str]) -> ConfigError:
+def _refused(own: Mapping[str, Any], directions: Mapping[str, str]) -> ConfigError:
     return ConfigError(
-        f"metrics {sorted(own)} with better={said}: 'loss' and 'grad_norm' are measured already, and "
+        f"metrics {sorted(own)} with better={directions}: 'loss' and 'grad_norm' are measured already, and "
         "better says 'min' or 'max' of those given. HINT: Metrics({'top2': f}, better={'top2': 'max'})."
     )
 

@@ -206,7 +206,7 @@ def _updates(optimizer: optax.GradientTransformation, shapes: PyTree) -> list[li
 
     Then the same of the state's scalars, (2, steps).
     """
-    values = [0.3 + 0.1 * (i % 7) for i in range(len(jax.tree.leaves(shapes)))]  # told apart by leaf
+    values = [0.3 + 0.1 * (i % 7) for i in range(len(jax.tree.leaves(shapes)))]  # another one for each leaf
     values = jax.tree.unflatten(jax.tree.structure(shapes), values)
     params = jax.tree.map(lambda p, value: jnp.full(p.shape, value, p.dtype), shapes, values)
 

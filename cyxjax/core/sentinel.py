@@ -86,8 +86,8 @@ def build_heal(
 
 def differences(prints: np.ndarray, names: list[str]) -> list[Difference]:
     """The leaves whose fingerprints (R, leaves, 2) differ between replicas."""
-    odd = np.flatnonzero((prints != prints[:1]).any(axis=(0, 2)))
-    return [_judge(prints[:, leaf], names[leaf]) for leaf in odd]
+    different = np.flatnonzero((prints != prints[:1]).any(axis=(0, 2)))
+    return [_judge(prints[:, leaf], names[leaf]) for leaf in different]
 
 
 def _judge(prints: np.ndarray, name: str) -> Difference:

@@ -59,7 +59,7 @@ class Measured(NamedTuple):
 
 
 class Tracing:
-    """A trace that is being taken into `folder`; without Python's own calls, which cost more than steps."""
+    """A trace that writes into `folder`; without Python's own calls, which cost more than steps."""
 
     def __init__(self, folder: Path, phases: Mapping[str, float]) -> None:
         self._folder, self._phases = folder, dict(phases)
@@ -158,7 +158,9 @@ def page(ops: Sequence[Op], window: Window) -> list[str]:
         + (f", {span(found.compiled_s)}" if found.compiled else ""),
         *(f"  {text}" for text in list(window.misses)[:_MOST_MISSES]),
     ]
-    return lines if ops else [*lines[:2], "The trace names no instruction: this backend does not tell them."]
+    return (
+        lines if ops else [*lines[:2], "The trace names no instruction: this backend does not report them."]
+    )
 
 
 def busy_s(ops: Iterable[Op]) -> float:
@@ -199,7 +201,7 @@ def _share(part_s: float, whole_s: float) -> str:
 
 _MOST_RANKS = 12  # rows of the table; those that the others wait for come first
 _MOST_NAMES = 10
-_HELD_UP = 0.1  # of the window: how much longer another rank's collectives take before it is said
+_HELD_UP = 0.1  # of the window: how much longer another rank's collectives take before a line says so
 
 
 def group_page(ranks: Sequence[Measured | str]) -> list[str]:

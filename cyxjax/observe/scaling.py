@@ -23,7 +23,7 @@ from cyxjax.sync.entry import Exchange
 from cyxjax.sync.registry import STRATEGIES
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-_SAVE_BYTES_S = 1e9  # of a state to a disk that all share, unless said
+_SAVE_BYTES_S = 1e9  # of a state to a disk that all share
 _RATES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SPANS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 

@@ -40,10 +40,10 @@ def parse(
             f"fit got a {type(given[0]).__name__} of parts of the data: {', '.join(map(str, given[0]))}. "
             "HINT: fit(data['train'], data['val']) of datasets or loaders, fit(X, y) of arrays."
         )
-    taken = {*DistributedTrainingConfig.model_fields, *_OF_A_RUN_FOLDER}
+    keys = {*DistributedTrainingConfig.model_fields, *_OF_A_RUN_FOLDER}
     for word in settings:
-        if word not in taken:
-            hint = _GO_ELSEWHERE.get(word) or nearest(word, {*known, *taken})
+        if word not in keys:
+            hint = _GO_ELSEWHERE.get(word) or nearest(word, {*known, *keys})
             raise ConfigError(f"fit has no argument {word}. HINT: {hint}", key=word)
     if settings:
         before = {} if config is None else {one: getattr(config, one) for one in config.model_fields_set}

@@ -25,8 +25,8 @@ def repeatable() -> Iterator[None]:
 def heed(flags: str) -> None:
     """Whether `flags` (XLA_FLAGS) ask for repeatable programs, for all that this process traces."""
     global _everywhere
-    said = dict(flag.lstrip("-").partition("=")[::2] for flag in flags.split())
-    _everywhere = any(said.get(name, "false").lower() not in ("false", "0") for name in _ASKING)
+    values = dict(flag.lstrip("-").partition("=")[::2] for flag in flags.split())
+    _everywhere = any(values.get(name, "false").lower() not in ("false", "0") for name in _ASKING)
 
 
 def must_repeat() -> bool:

@@ -75,7 +75,7 @@ class GlobalLoss:
             places = jnp.arange(len(weight) * replicas, dtype=jnp.int32)
             values = self.fn(own, Rows(whole[0], whole[1], whole[2], places))
             if values.shape != weight.shape:
-                raise DataError(self._odd(values.shape, weight.shape))
+                raise DataError(self._wrong_shape(values.shape, weight.shape))
             return Weighed(values.astype(jnp.float32), None)
         part = weight.sum() / jnp.maximum(psum(weight.sum()), 1.0)
         mine = jax.tree.map(lambda a, own: _with_own(a, own, replica, part), whole[0], output)
@@ -91,10 +91,10 @@ class GlobalLoss:
         if values.ndim == 0:
             return values
         if values.shape != weight.shape:
-            raise DataError(self._odd(values.shape, weight.shape))
+            raise DataError(self._wrong_shape(values.shape, weight.shape))
         return jnp.where(weight > 0, values, 0.0) @ weight / jnp.maximum(weight.sum(), 1.0)
 
-    def _odd(self, shape: tuple, expected: tuple) -> str:
+    def _wrong_shape(self, shape: tuple, expected: tuple) -> str:
         form = f"{expected}" if self.by_row else f"() or {expected}"
         return f"the global loss has shape {shape}, expected {form}. HINT: return one value a row."
 

@@ -40,9 +40,9 @@ def with_first_values(
 
 def _refuse_adapters(weights: Weights, path: Any) -> None:
     """Raises: CheckpointError for adapters, which would be left out: the base alone is another model."""
-    odd = next((name for name in weights.arrays if is_adapter(name)), None)
-    if odd is not None:
+    adapter = next((name for name in weights.arrays if is_adapter(name)), None)
+    if adapter is not None:
         raise CheckpointError(
-            f"{path} holds adapters apart from their kernels ({odd}). HINT: begin with what `cyxjax export "
-            "RUN merged.safetensors` writes, where they are added in."
+            f"{path} holds adapters apart from their kernels ({adapter}). HINT: begin with what "
+            "`cyxjax export RUN merged.safetensors` writes, where they are added in."
         )

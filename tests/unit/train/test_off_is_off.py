@@ -116,7 +116,7 @@ def test_a_new_run_in_the_folder_of_another_keeps_its_checkpoints_and_says_so(tm
     assert checkpoint_command.main(["prune", str(tmp_path), "--keep-last", "1", "--keep-best", "0"]) == 0
     assert len(list(tmp_path.glob("*.earlier-*"))) == 3  # nothing of ours deletes them
     assert checkpoint_command.main(["ls", str(tmp_path)]) == 0
-    assert "of a run before one that began anew here" in capsys.readouterr().out
+    assert "of an earlier run in this folder" in capsys.readouterr().out
 
 
 def test_a_run_that_goes_back_to_an_earlier_step_says_what_becomes_of_the_later_ones(tmp_path, capsys):
