@@ -15,6 +15,7 @@ from typing import Any
 
 from cyxjax.files import read_plain, redact
 from cyxjax.observe.records import Image, Media, Record, Text, is_media, png, step_of, write_atomic
+from cyxjax.plugins import extra
 
 _MOST_PARAMS = 100  # that one call takes
 _LONGEST_PARAM = 500  # characters; what MLflow's servers of all versions take
@@ -33,21 +34,16 @@ def _media(record: Record) -> Iterator[tuple[str, Media]]:
 class TensorBoardSink:
     """Event files in `folder`, by step.
 
-    Raises: ImportError, with what to install, when tensorboardX is missing.
+    Raises: ConfigError, with what to install, when tensorboardX is missing.
     """
 
     def __init__(self, folder: str | Path, resume_step: int | None = None) -> None:
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            raise ImportError(
-                "tensorboardX is not installed. HINT: pip install 'cyxjax[tensorboard]'"
-            ) from None
         # purge_step hides what an interrupted run logged after the checkpoint this one starts from
         purge = None if resume_step is None else resume_step + 1
         # its names tell seconds: a part that follows within one would begin the same file anew
         suffix = f".{time.time_ns()}"
-        self._writer = SummaryWriter(str(folder), purge_step=purge, filename_suffix=suffix)
+        writer = extra("tensorboardX", "cyxjax[tensorboard]").SummaryWriter
+        self._writer = writer(str(folder), purge_step=purge, filename_suffix=suffix)
 
     def log(self, record: Record) -> None:
         step = step_of(record)
@@ -81,14 +77,11 @@ class WandbSink:
     """A Weights & Biases run in `folder`; offline unless `config["wandb"]["mode"]` says otherwise.
 
     The run's id is kept in `folder`/wandb_id.json, so that a resumed training goes on in the same run.
-    Raises: ImportError, with what to install, when wandb is missing.
+    Raises: ConfigError, with what to install, when wandb is missing.
     """
 
     def __init__(self, folder: str | Path, config: Mapping[str, Any], resume_step: int | None = None) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise ImportError("wandb is not installed. HINT: pip install 'cyxjax[wandb]'") from None
+        wandb = extra("wandb", "cyxjax[wandb]")
         folder, options = Path(folder), dict(config.get("wandb") or {})
         run_id = _stored_id(folder / "wandb_id.json", resume_step) or _new_id(
             folder / "wandb_id.json", secrets.token_hex(4)
@@ -130,19 +123,15 @@ class TrackioSink:
 
     Its name, the run folder's and four characters, is kept in `folder`/trackio_id.json: a resumed training
     goes on in the same run; steps that are done again are there twice, since trackio takes none back.
-    Raises: ImportError, with what to install, when trackio is missing.
+    Raises: ConfigError, with what to install, when trackio is missing.
     """
 
     def __init__(self, folder: str | Path, config: Mapping[str, Any], resume_step: int | None = None) -> None:
-        try:
-            import trackio
-        except ImportError:
-            raise ImportError("trackio is not installed. HINT: pip install 'cyxjax[trackio]'") from None
-        folder, self._trackio = Path(folder).absolute(), trackio
+        folder, self._trackio = Path(folder).absolute(), extra("trackio", "cyxjax[trackio]")
         path = folder / "trackio_id.json"
         name = _stored_id(path, resume_step) or _new_id(path, f"{folder.name}-{secrets.token_hex(2)}")
         shown = {key: redact(str(value)) for key, value in _flat(config)}
-        self._run = trackio.init(project="cyxjax", name=name, config=shown, resume="allow", embed=False)
+        self._run = self._trackio.init(project="cyxjax", name=name, config=shown, resume="allow", embed=False)
 
     def log(self, record: Record) -> None:
         shown = {key: self._shown(value) for key, value in _media(record)}
@@ -164,21 +153,18 @@ class MlflowSink:
 
     The run's id is kept in `folder`/mlflow_id.json, and a resumed training goes on in the same run; steps
     that are done again keep the numbers they have there, since MLflow takes none back.
-    Raises: ImportError, with what to install, when mlflow is missing.
+    Raises: ConfigError, with what to install, when mlflow is missing.
     """
 
     def __init__(self, folder: str | Path, config: Mapping[str, Any], resume_step: int | None = None) -> None:
-        try:
-            from mlflow.tracking import MlflowClient
-        except ImportError:
-            raise ImportError("mlflow is not installed. HINT: pip install 'cyxjax[mlflow]'") from None
+        client = extra("mlflow.tracking", "cyxjax[mlflow]").MlflowClient
         with suppress(ImportError):  # an older one asks nothing; a newer one refuses files unless told
             from mlflow.environment_variables import MLFLOW_ALLOW_FILE_STORE
 
             MLFLOW_ALLOW_FILE_STORE.set(True)
         folder = Path(folder).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        self._client = MlflowClient(tracking_uri=(folder / "mlruns").as_uri())
+        self._client = client(tracking_uri=(folder / "mlruns").as_uri())
         stored = _stored_id(folder / "mlflow_id.json", resume_step)
         self._id = stored or self._begun(folder, config)
         self._last = self._last_steps()

@@ -1,6 +1,5 @@
 """`Trainer`: a model, an optimizer, two loaders, epochs. The short way to `DistributedTrainer`."""
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -108,7 +107,7 @@ class Trainer:
 def check_device(device: Any, group: process_group.ProcessGroup) -> None:
     """Returns if this process of `group` trains on `device`; None and "auto" are wherever that is.
 
-    A number is the process's local rank or rank (torch's habit), or one of its devices.
+    A number is the process's local rank or rank (as under torch), or one of its devices.
     Raises: ConfigError naming the devices that the process has.
     """
     here = [d for d in group.mesh.devices.flat if d.process_index == jax.process_index()]
@@ -126,15 +125,10 @@ def check_device(device: Any, group: process_group.ProcessGroup) -> None:
 
 
 def _parse(device: Any) -> tuple[str, int | None]:
-    """("cuda", 1) for "cuda:1", ("", 1) for 1. Raises: ConfigError for what is no device."""
+    """("cuda", 1) for "cuda:1", ("", 1) for 1; a name that is no device's stays as it is."""
     if isinstance(device, int) and not isinstance(device, bool):
         return "", device
     if isinstance(device, jax.Device):
         return device.platform, device.id
-    found = re.fullmatch(r"(cpu|cuda|gpu)(?::(\d+))?", str(device))
-    if found is None:
-        raise ConfigError(
-            f"device={device!r} is none; expected None, 'auto', 'cpu', 'cuda', 'cuda:N' or a number. "
-            "HINT: leave device out, the process group chooses it."
-        )
-    return found[1], None if found[2] is None else int(found[2])
+    name, _, number = str(device).partition(":")
+    return name, int(number) if number.isdecimal() else None

@@ -20,10 +20,8 @@ from cyxjax.errors import ConfigError, DataError
 def top_k(k: int, *, ignore_index: int | None = None) -> Metric:
     """1 where the label is among the `k` largest logits (B, ..., C); a tie with the label's counts for it.
 
-    ignore_index: a label that counts nothing. Raises: ConfigError unless 1 <= k <= C.
+    ignore_index: a label that counts nothing. Raises: ConfigError for k > C.
     """
-    if k < 1:
-        raise ConfigError(f"top_k({k}): expected 1 or more. HINT: top_k(5).")
 
     def hits(output: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
         if k > output.shape[-1]:
@@ -42,7 +40,7 @@ def top_k(k: int, *, ignore_index: int | None = None) -> Metric:
 def per_class(names: Sequence[str], *, ignore_index: int | None = None) -> dict[str, Metric]:
     """{"recall_<name>": ..., "precision_<name>": ...} of each class, `names` in the order of the logits.
 
-    recall: of the samples of a class, how many were found; precision: of those taken for it, how many are.
+    recall: of the samples of a class, how many were predicted as it; precision: of those, how many are of it.
     NaN where there are none.
     """
 
@@ -68,11 +66,11 @@ def _guess(output: jax.Array) -> jax.Array:
 
 
 _AVERAGES = ("macro", "micro", "weighted", "binary", None)
-_TELLS = 1e-5  # of a sum of squares: what is left of it in float32 when a mean is taken away
+_SIGNIFICANT = 1e-5  # of a sum of squares: what is left of it in float32 when a mean is taken away
 
 
 def ConfusionMatrix(num_classes: int, *, ignore_index: int | None = None) -> Statistic:
-    """float64 (C, C): how many samples of the class of a row were taken for that of a column."""
+    """float64 (C, C): how many samples of the class of a row were predicted as that of a column."""
     _check_classes("ConfusionMatrix", num_classes)
 
     def counted(output: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
@@ -83,7 +81,7 @@ def ConfusionMatrix(num_classes: int, *, ignore_index: int | None = None) -> Sta
 
 
 def F1(num_classes: int = 2, average: str | None = "macro", *, ignore_index: int | None = None) -> Statistic:
-    """2 * right / (taken for it + that are it), over classes.
+    """2 * true positives / (predicted + actual positives), over classes.
 
     average: "macro" is the mean over the classes that occur, "weighted" by how often they do; "micro" counts
     all classes together; "binary" is that of class 1; None gives each, as <name>_<class>.
@@ -103,16 +101,16 @@ def F1(num_classes: int = 2, average: str | None = "macro", *, ignore_index: int
         return jnp.stack([by_class(label, hits), by_class(guess, weights), by_class(label, weights)])
 
     def compute(state: np.ndarray) -> Any:
-        right, taken, are = state
+        right, predicted, actual = state
         if average == "micro":
-            return 2 * right.sum() / (taken.sum() + are.sum())
-        each = 2 * right / (taken + are)  # NaN for a class that does not occur
+            return 2 * right.sum() / (predicted.sum() + actual.sum())
+        each = 2 * right / (predicted + actual)  # NaN for a class that does not occur
         if average is None:
             return dict(enumerate(each))
         if average == "binary":
             return each[1]
-        occurs = taken + are > 0
-        weights = are[occurs] if average == "weighted" else occurs[occurs].astype(float)
+        occurs = predicted + actual > 0
+        weights = actual[occurs] if average == "weighted" else occurs[occurs].astype(float)
         return (each[occurs] * weights).sum() / weights.sum()
 
     return of_sums((3, num_classes), counted, compute, "max")
@@ -125,8 +123,6 @@ def AUC(bins: int = 1000, *, positive: int = 1) -> Statistic:
     differs by at most half the part of the pairs that share one. Output: logits (B,) or (B, 1) against labels
     0 and 1, or (B, C), in which class `positive` is compared with all others.
     """
-    if bins < 2:
-        raise ConfigError(f"AUC(bins={bins}): expected 2 or more. HINT: AUC() has 1000.")
 
     def counted(output: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
         score, label = _score(output, target, positive)
@@ -175,7 +171,7 @@ def R2(num_outputs: int = 1, *, around: float = 0.0) -> Statistic:
     def compute(state: np.ndarray) -> Any:
         count, total, squares, error = state
         spread = squares - total**2 / count
-        return np.mean(1 - error / np.where(spread > _TELLS * squares, spread, np.nan))
+        return np.mean(1 - error / np.where(spread > _SIGNIFICANT * squares, spread, np.nan))
 
     return of_sums((4, num_outputs), counted, compute, "max")
 

@@ -66,11 +66,11 @@ class Task:
         terms = [replace(term, loss=self._seen(as_per_example(term.loss))) for term in self._terms]
         if len(terms) == 1 and terms[0].factor == 1.0 and terms[0].trains is None:
             return terms[0].loss
-        odd = next((term.name for term in terms if sees_whole_batch(term.loss)), None)
-        if odd is not None:
+        global_term = next((term.name for term in terms if sees_whole_batch(term.loss)), None)
+        if global_term is not None:
             raise ConfigError(
-                f"the term {odd!r} is a loss over the global batch, which stands alone. HINT: add the others "
-                "inside its function, fn(output, target, weight)."
+                f"the term {global_term!r} is a loss over the global batch, which stands alone. HINT: add "
+                "the others inside its function, fn(output, target, weight)."
             )
         return SumOfTerms(tuple(terms))
 
@@ -162,12 +162,6 @@ class Task:
 
 
 def _as_term(name: str, given: Any) -> Term:
-    """A term as a Task names it. Raises: ConfigError for a tuple that is no (loss, factor)."""
-    if isinstance(given, tuple) and (len(given) != 2 or not isinstance(given[1], int | float)):
-        raise ConfigError(
-            f"the term {name!r} is a tuple of {len(given)}, expected (loss, factor). HINT: cx.Term(loss, "
-            "factor, trains=...) says more."
-        )
     term = given if isinstance(given, Term) else Term(*given) if isinstance(given, tuple) else Term(given)
     return replace(term, name=name)
 

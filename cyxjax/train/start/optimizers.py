@@ -25,7 +25,6 @@ def _remembering(make: _Make) -> _Make:
     @wraps(make)
     def made(*args: Any, **given: Any) -> Optimizer:
         ddp, args = _owner(make.__name__, args, given)
-        _check_words(make.__name__, given, takes.parameters)
         bound = takes.bind(*args, **given)
         bound.apply_defaults()
         values = bound.arguments | {"lr": _checked_rate(bound.arguments["lr"])}
@@ -34,7 +33,6 @@ def _remembering(make: _Make) -> _Make:
         optimizer.ddp = ddp
 
         def remade(**changes: Any) -> Optimizer:
-            _check_words(make.__name__, changes, takes.parameters)
             return made(**(values | changes))
 
         optimizer.remade = remade
@@ -63,13 +61,6 @@ def _is_schedule(first: Any, given: Mapping[str, Any]) -> bool:
     """Whether it may stand for a rate: a model can be called too, and comes beside one."""
     is_model = any(hasattr(first, name) for name in ("made", "apply", "parameters", "iter_modules"))
     return callable(first) and "lr" not in given and not is_model
-
-
-def _check_words(name: str, given: Mapping[str, Any], takes: Mapping[str, Any]) -> None:
-    """Raises: ConfigError for a keyword that the optimizer does not take."""
-    for word in given:
-        if word not in takes:
-            raise ConfigError(f"{name} takes no {word}. HINT: {nearest(word, takes)}")
 
 
 def _checked_rate(lr: Any) -> Any:

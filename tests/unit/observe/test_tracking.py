@@ -182,9 +182,8 @@ def test_a_missing_tracker_is_one_warning(tmp_path, monkeypatch, name, module):
     sink.log({"step": 1, "loss": 0.5})
     sink.close()
     assert len(said) == 1
-    assert (
-        f"{module.removesuffix('.tracking')} is not installed. HINT: pip install 'cyxjax[{name}]'" in said[0]
-    )
+    assert f"sink {name} " in said[0]
+    assert f"'cyxjax[{name}]'" in said[0]
 
 
 def test_wandb_offline_writes_into_the_run_folder_and_resumes(tmp_path):
