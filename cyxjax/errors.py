@@ -118,25 +118,6 @@ class LossSpikeError(BadStepError):
     """The loss was far above its median for some steps in a row, the last of which led to `position`."""
 
 
-class GivenOnce:
-    """What an object was given when it was made, and is set later, would change nothing: it is refused."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        kind = type(self)
-        # Of our own classes alone: what a subclass of the user's keeps under that name is its own.
-        if GivenOnce in kind.__bases__ and not hasattr(kind, name) and name in _given_to(kind):
-            raise ConfigError(
-                f"{kind.__name__}.{name} was set after it was made, which would change nothing. "
-                f"HINT: {kind.__name__}(..., {name}=...)."
-            )
-        super().__setattr__(name, value)
-
-
-def _given_to(kind: type) -> tuple[str, ...]:
-    code = vars(kind)["__init__"].__code__
-    return code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
-
-
 def nearest(name: str, known: Iterable[str]) -> str:
     """`Did you mean 'x'?` for the closest of `known` names, else the list of what is known."""
     names = sorted(known)
@@ -188,6 +169,13 @@ TABLE = (
         "RuntimeError",
         r"Unable to initialize backend '(\w+)': (.*?)\.? \(set JAX_PLATFORMS.*",
         "JAX_PLATFORMS names {0!r}, which jax cannot start here: {1}. HINT: unset it, or set it to cpu.",
+    ),
+    Known(
+        "JaxRuntimeError",
+        r"RESOURCE_EXHAUSTED:? ?([^\n]{1,300}).*",
+        "{0}. HINT: a smaller batch_size; or the same samples in smaller parts, batch_size: 1/2 with "
+        "gradient_accumulation_steps: 2; or remat: full; or precision: bfloat16.",
+        OutOfMemoryError,
     ),
     Known(
         "ValueError",  # of jax, when a program is lowered
@@ -252,12 +240,12 @@ def known(error: BaseException, *, system: bool = False) -> CyxjaxError | None:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """A block whose known errors are raised as ours. Raises: the error of the row."""
+def translated(kind: type[CyxjaxError] = CyxjaxError) -> Iterator[None]:
+    """A block whose known errors are raised as ours, if that is a `kind`. Raises: the error of the row."""
     try:
         yield
     except Exception as error:
         ours = known(error)
-        if ours is None:
+        if not isinstance(ours, kind):
             raise
         raise ours from error

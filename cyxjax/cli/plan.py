@@ -73,8 +73,8 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(facts | (_scaling_facts(*drawn_out, wish) if drawn_out else {})))
     elif trainer.is_master():
         found = collectives(compiled.as_text())
-        said = f", offload: {config.offload}" if config.offload != "none" else ""
-        print(f"comm: {config.comm}, precision: {config.precision}, remat: {config.remat}{said}")
+        offload = f", offload: {config.offload}" if config.offload != "none" else ""
+        print(f"comm: {config.comm}, precision: {config.precision}, remat: {config.remat}{offload}")
         print("\n".join(plan_lines(found, held, memory_bytes(compiled))))
         print(f"computed in a step: {work_line(lowered.cost_analysis())}")
         if wish.device_gb is not None:

@@ -56,11 +56,11 @@ def evaluate(argv: Sequence[str]) -> int:
         if given.json:
             tables = {name: value.tolist() for name, value in found.items() if name not in numbers(found)}
             about = {"step": run.step, "part": given.part, "samples": len(samples)}
-            said = json.dumps(about | known | tables)
+            text = json.dumps(about | known | tables)
         else:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in known.items())
-            said = f"step {run.step}, {given.part}, {len(samples)} samples: {shown}"
-        _say(run, said)
+            text = f"step {run.step}, {given.part}, {len(samples)} samples: {shown}"
+        _print(run, text)
 
     return _with_run(given, use)
 
@@ -95,11 +95,11 @@ def predict(argv: Sequence[str]) -> int:
     def use(run: Any) -> None:
         from cyxjax.train.runs import tables
 
-        inputs = tables.read_inputs(given.input, run.trainer.sample_inputs, run.info.column_names)
+        inputs = tables.read_inputs(given.input, run.trainer.plan.inputs, run.info.column_names)
         outputs = run.predict(inputs, batch_size=given.batch_size)
         if run.trainer.is_master():
-            said = tables.write_outputs(given.output, outputs, run.info)
-            _say(run, f"step {run.step}: {said} -> {given.output}")
+            text = tables.write_outputs(given.output, outputs, run.info)
+            _print(run, f"step {run.step}: {text} -> {given.output}")
 
     return _with_run(given, use)
 
@@ -139,14 +139,14 @@ def export(argv: Sequence[str]) -> int:
 
         platforms = given.platforms.split(",") if given.platforms else ()
         if given.to == "stablehlo":
-            said = stored_run.to_stablehlo(run, given.file, given.batch_size, platforms)
+            text = stored_run.to_stablehlo(run, given.file, given.batch_size, platforms)
         elif given.to == "onnx":
-            said = stored_run.to_onnx(run, given.file, given.batch_size)
+            text = stored_run.to_onnx(run, given.file, given.batch_size)
         elif given.to == "hf":
-            said = stored_run.to_hf(run, given.file)
+            text = stored_run.to_hf(run, given.file)
         else:
-            said = stored_run.to_safetensors(run, given.file)
-        _say(run, f"step {run.step}: {said} -> {given.file}")
+            text = stored_run.to_safetensors(run, given.file)
+        _print(run, f"step {run.step}: {text} -> {given.file}")
 
     return _with_run(given, use)
 
@@ -181,6 +181,6 @@ def _with_run(given: argparse.Namespace, use: Any) -> int:
     return EXIT_OK
 
 
-def _say(run: Any, text: str) -> None:
+def _print(run: Any, text: str) -> None:
     if run.trainer.is_master():
         print(text)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TextIO, cast
 
 from cyxjax.launch.output import relayed_columns
-from cyxjax.observe.lines import Columns, batch_plan_line, done_line, wrapped
+from cyxjax.observe.lines import Columns, done_line, wrapped
 from cyxjax.observe.live import LiveLine, Pace
 from cyxjax.observe.records import Record, step_of
 
@@ -23,11 +23,6 @@ class Console(Protocol):
 
     def note(self, text: str) -> None:
         """One line of news."""
-
-    def batch_plan(
-        self, *, batch_size: int | None, num_replicas: int, accumulation: int, **more: object
-    ) -> None:
-        """How the effective batch comes about, once at the start. batch_size: None where a loader decides."""
 
     def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
         """Training begins; it ends after so many steps and epochs of the whole run, None where not known."""
@@ -49,9 +44,6 @@ class NullConsole:
     """Says nothing: other ranks, and `verbose = False`."""
 
     def note(self, text: str) -> None: ...
-    def batch_plan(
-        self, *, batch_size: int | None, num_replicas: int, accumulation: int, **more: object
-    ) -> None: ...
     def begin(self, total_steps: int | None, epochs: int | None = None) -> None: ...
     def end(self) -> None: ...
     def step(self, record: Record) -> None: ...
@@ -72,11 +64,6 @@ class PlainConsole:
 
     def note(self, text: str) -> None:
         self._write(text)
-
-    def batch_plan(
-        self, *, batch_size: int | None, num_replicas: int, accumulation: int, **more: object
-    ) -> None:
-        self._write(batch_plan_line(batch_size, num_replicas, accumulation, more))
 
     def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
         self._pace, self._columns, self._shown_s = Pace(total_steps), Columns(epochs), None
@@ -156,11 +143,6 @@ class RichConsole:
 
     def note(self, text: str) -> None:
         self._print(text)
-
-    def batch_plan(
-        self, *, batch_size: int | None, num_replicas: int, accumulation: int, **more: object
-    ) -> None:
-        self._print(batch_plan_line(batch_size, num_replicas, accumulation, more), style="dim")
 
     def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
         self._columns = Columns(epochs)

@@ -197,24 +197,18 @@ def _typed(name: str, value: Any, default: Any, kind: str) -> Any:
     """`value` as the field's type; text such as "nan" becomes a float again."""
     try:
         if isinstance(default, dict):
-            if not isinstance(value, dict):
-                raise TypeError("expected lists by name")
             return {key: _curve(entry) for key, entry in value.items()}
         if isinstance(default, list):
             number = int if "int" in kind else float
-            if not isinstance(value, list):
-                raise TypeError("expected a list")
             return [number(x) for x in value]
         return type(default)(value)
-    except (TypeError, ValueError) as err:
+    except (TypeError, ValueError, AttributeError) as err:
         raise DataError(f"history {name} = {value!r}: {err}. HINT: was the file edited by hand?") from None
 
 
-def _curve(value: Any) -> list[Any]:
-    """A list of numbers, or of lists of them. Raises: TypeError for anything else."""
-    if not isinstance(value, list):
-        raise TypeError("expected a list")
-    return [_curve(entry) if isinstance(entry, list) else float(entry) for entry in value]
+def _curve(values: list[Any]) -> list[Any]:
+    """A list of numbers, or of lists of them."""
+    return [_curve(entry) if isinstance(entry, list) else float(entry) for entry in values]
 
 
 def curve(history: DistributedTrainingHistory, monitor: str) -> list[float]:

@@ -4,15 +4,21 @@ A sink takes a record and must never stop training: each one is wrapped, says on
 is then left out.
 """
 
+import queue
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cyxjax.observe.records import Record, Sink, Warn, describe
+from cyxjax.observe.records import Record, Sink, Warn, copied, describe
 from cyxjax.plugins import named
 from cyxjax.run_folder import RunFolder
+
+_STOP = object()
+_LOOK_S = 0.05  # between two looks at a sink that is being closed
 
 
 class NullSink:
@@ -20,29 +26,6 @@ class NullSink:
 
     def log(self, record: Record) -> None: ...
     def close(self) -> None: ...
-
-
-class KeptOpen:
-    """The sink of a run that has something to say after its training, which closes what it was given."""
-
-    def __init__(self) -> None:
-        self._sink: Sink = NullSink()
-
-    def over(self, sink: Sink) -> Sink:
-        """Takes `sink` over; what is given back passes records on, and closes nothing."""
-        self._sink = sink
-        return MultiSink([_Open(sink)])
-
-    def log(self, record: Record) -> None:
-        self._sink.log(record)
-
-    def close(self) -> None:
-        self._sink.close()
-
-
-class _Open(NullSink):
-    def __init__(self, sink: Sink) -> None:
-        self.log = sink.log  # type: ignore[method-assign]
 
 
 class MultiSink:
@@ -82,6 +65,90 @@ class GuardedSink:
             self._warn(f"WARNING: metrics sink {self._name} failed and is disabled: {describe(err)}")
 
 
+class BackgroundSink:
+    """Opens and feeds `open_sink()`'s sink in a thread of its own; `log` never waits and never raises.
+
+    At most `depth` records wait; more are dropped, with one warning. An error ends the sink, with one
+    warning. `close` waits at most `close_s` seconds, and not that long for a sink that has been busy with
+    one record for `stuck_s`; the thread is a daemon, so a sink that is stuck does not keep the process.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_sink: Callable[[], Sink],
+        warn: Warn,
+        *,
+        depth: int = 1024,
+        close_s: float = 30.0,
+        stuck_s: float = 5.0,
+    ) -> None:
+        self._name, self._open, self._warn = name, open_sink, warn
+        self._close_s, self._stuck_s = close_s, stuck_s
+        self._busy_since: float | None = None  # when the record that is being written was taken
+        self._queue: queue.Queue[object] = queue.Queue(depth)
+        self._ended = threading.Event()  # the sink failed: drop what comes
+        self.num_dropped = 0
+        self._thread = threading.Thread(target=self._run, name=f"cyxjax-sink-{name}", daemon=True)
+        self._thread.start()
+
+    def log(self, record: Record) -> None:
+        if self._ended.is_set():
+            return
+        try:
+            self._queue.put_nowait(copied(record))  # a copy: the caller may go on using its dict
+        except queue.Full:
+            self.num_dropped += 1
+            if self.num_dropped == 1:
+                self._warn(f"WARNING: metrics sink {self._name} is too slow; some records are dropped")
+
+    def close(self) -> None:
+        end, asked = time.monotonic() + self._close_s, False
+        while self._thread.is_alive():
+            asked = asked or self._ask_to_stop()
+            self._thread.join(_LOOK_S)
+            if self._thread.is_alive() and (time.monotonic() > end or self._is_stuck()):
+                lost = self._queue.qsize() - asked
+                self._warn(
+                    f"WARNING: metrics sink {self._name} did not finish in time and is abandoned with "
+                    f"{lost} records unwritten"
+                )
+                return
+
+    def _ask_to_stop(self) -> bool:
+        """Whether there was room in the queue to say so."""
+        try:
+            self._queue.put_nowait(_STOP)
+        except queue.Full:
+            return False
+        return True
+
+    def _is_stuck(self) -> bool:
+        since = self._busy_since
+        return since is not None and time.monotonic() - since > self._stuck_s
+
+    def _run(self) -> None:
+        try:
+            sink = self._open()
+            while (record := self._queue.get()) is not _STOP:
+                self._busy_since = time.monotonic()
+                sink.log(record)  # type: ignore[arg-type]  # only dicts and _STOP are put
+                self._busy_since = None
+            sink.close()
+        except Exception as err:  # whatever a sink raises, training goes on
+            self._ended.set()
+            self._drain()
+            self._warn(f"WARNING: metrics sink {self._name} failed and is disabled: {describe(err)}")
+
+    def _drain(self) -> None:
+        """Empties the queue, so that `close` finds room at once."""
+        try:
+            while True:
+                self._queue.get_nowait()
+        except queue.Empty:
+            return
+
+
 def warn_on_stderr(text: str) -> None:
     """One line on standard error."""
     print(text, file=sys.stderr, flush=True)
@@ -109,11 +176,10 @@ def build_sinks(
     `NullSink()` on other ranks.
 
     `config` is the resolved configuration: its `wandb` section is used, all of it is shown there.
-    With `resume_step` records up to that step are kept and the run goes on; without, files start anew.
+    With `resume_step` records up to that step are kept and the run goes on; without, new files begin.
     Raises: ConfigError for an unknown name.
     """
     from cyxjax.observe import file_sinks, tracker_sinks
-    from cyxjax.observe.background import BackgroundSink
 
     folder, values = RunFolder(Path(run_dir)), config or {}
     local: dict[str, Callable[[], Sink]] = {

@@ -265,7 +265,7 @@ def naming_settings(
         other = _other_settings(meta.get("config", {}), config)
         if then != inputs:
             other.insert(0, f"a sample was {_sample(then)}, is {_sample(inputs)}")
-        what = "; ".join(other[:_NAMED]) or _part(unlike)
+        what = "; ".join(other[:_NAMED]) or "the model or the optimizer is another"
         first = sorted(unlike, key=lambda name: (not name.startswith(("params/", "model_state/")), name))
         shown = "; ".join(f"{name} {unlike[name]}" for name in first[:_SHOWN])
         more = f"; and {len(unlike) - _SHOWN} more" if len(unlike) > _SHOWN else ""
@@ -297,12 +297,3 @@ def _other_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
 def _sample(inputs: Mapping[str, Any]) -> str:
     leaves = [f"{name} {kind}{shape}".strip() for name, (shape, kind) in inputs.items()]
     return ", ".join(leaves) or "nothing"
-
-
-def _part(unlike: Mapping[str, str]) -> str:
-    """Which part of the program is another one, as far as the names of arrays say."""
-    if any(name.startswith("params/") for name in unlike):
-        return "the model's parameters are others"
-    if any(name.startswith("model_state/") for name in unlike):
-        return "what the model keeps beside its parameters is something else"
-    return "the optimizer is another, or what callbacks and the precision add to its state"

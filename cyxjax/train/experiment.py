@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from cyxjax.checkpoint.folders import list_steps
@@ -19,13 +18,12 @@ from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.lines import line_of_test
 from cyxjax.observe.records import Sink, write_atomic
-from cyxjax.observe.sinks import KeptOpen, build_sinks, check_names
+from cyxjax.observe.sinks import NullSink, check_names
 from cyxjax.observe.stop_reasons import MAX_TIME, reason_of
 from cyxjax.train import reporting
 from cyxjax.train.feeding import samples
 from cyxjax.train.plan import Plan
-from cyxjax.train.recording import OpenSink, recorded
-from cyxjax.train.runs.mirrored import fetch
+from cyxjax.train.recording import fetch, recorded, sinks_of
 from cyxjax.train.runs.tables import check_columns
 from cyxjax.train.start.named import (
     augment_of,
@@ -54,13 +52,25 @@ def run(config: TrainConfig) -> int:
 
 
 def train(experiment: Experiment) -> int:
-    """Trains what was prepared; the exit code."""
-    config, _, trainer, _ = experiment
+    """Trains what was prepared, and evaluates on the test samples unless a signal ended it; the exit code."""
+    config, _, trainer, plan = experiment
     console = build_console(trainer.is_master(), config.verbose)
-    with closing(KeptOpen()) as sink:
-        open_sink = partial(_open_sink, sink, experiment)
-        with recorded(trainer, config, console, open_sink) as opened:
-            history, unsaved = _train(experiment, console, opened, sink)
+    sink: Sink = NullSink()
+    unsaved = None
+
+    def open_sink(step: int) -> Sink:
+        nonlocal sink
+        sink = _begin_folder(experiment, step)
+        return sink
+
+    with recorded(trainer, config, console, open_sink) as opening:
+        try:
+            trainer.fit_prepared(plan, console=console, open_sink=opening)
+        except NotSavedError as error:
+            unsaved = error
+        history = trainer.history
+        if reason_of(history.stopped_by).exit_code == EXIT_OK:
+            _test(experiment, sink, console)
     console.done(history, str(config.run_folder.root))
     _say_how_to_go_on(config, history, console)
     if unsaved is None and not config.fast_dev_run:
@@ -69,6 +79,36 @@ def train(experiment: Experiment) -> int:
     if unsaved is not None:
         raise unsaved  # last: the results above are of no use without the parameters
     return reason_of(history.stopped_by).exit_code
+
+
+def _begin_folder(experiment: Experiment, step: int) -> Sink:
+    """Writes the first files of a run that begins at `step`, and opens its sinks.
+
+    Not before the step is known: a run that is refused has changed nothing.
+    """
+    config, splits, trainer, _ = experiment
+    if step and config.run_folder.data.is_file():
+        trained_on = stored_info(config).column_names
+        check_columns(config.data.root or config.run_dir, splits.info.column_names, trained_on)
+    with _room_on_disk(config.run_dir):
+        if trainer.is_master():
+            write_atomic(config.run_folder.config, config.to_yaml())
+            write_atomic(config.run_folder.data, splits.info.to_json())
+        return sinks_of(config, trainer, step)
+
+
+def _test(experiment: Experiment, sink: Sink, console: Console) -> None:
+    """Evaluates on the test samples: on the console, in the sinks, and with outputs in the report."""
+    config, splits, trainer, _ = experiment
+    found = numbers(trainer.evaluate_metrics(splits.test, max_batches=config.max_eval_batches))
+    console.note(line_of_test(found))
+    step = trainer.history.num_steps
+    results = {f"test_{name}": value for name, value in found.items() if not math.isnan(value)}
+    sink.log({"kind": "test", "step": step, **results})
+    if config.report:
+        events = reporting.event_log(config.run_folder, trainer.is_master(), console.note)
+        events.log("test", step=step, metrics=found)
+        samples.log_samples(splits, config.report_samples, trainer.predict, events, sink, step, console.note)
 
 
 @contextmanager
@@ -102,70 +142,23 @@ def _next_commands(config: TrainConfig, history: DistributedTrainingHistory) -> 
     return f"Next: {look}{audit}; {reason_of(history.stopped_by).hint}."
 
 
-def _open_sink(kept: KeptOpen, experiment: Experiment, step: int) -> Sink:
-    """The sinks of the run, which `kept` keeps open; the first files of its folder are written.
-
-    Not before it is known where the run starts: a run that is refused has changed nothing.
-    """
-    config, splits, trainer, _ = experiment
-    if step and config.run_folder.data.is_file():
-        trained_on = stored_info(config).column_names
-        check_columns(config.data.root or config.run_dir, splits.info.column_names, trained_on)
-    with _room_on_disk(config.run_dir):
-        if trainer.is_master():
-            write_atomic(config.run_folder.config, config.to_yaml())
-            write_atomic(config.run_folder.data, splits.info.to_json())
-        made = build_sinks(
-            config.sinks, config.run_dir, trainer.is_master(), config.resolved(), resume_step=step
-        )
-    return kept.over(made)
-
-
-def _train(
-    experiment: Experiment, console: Console, open_sink: OpenSink, sink: Sink
-) -> tuple[DistributedTrainingHistory, NotSavedError | None]:
-    """Fits, and evaluates on the test samples unless a signal ended the run."""
-    config, splits, trainer, plan = experiment
-    unsaved = None
-    try:
-        trainer.fit_prepared(plan, console=console, open_sink=open_sink)
-    except NotSavedError as error:
-        unsaved = error
-    history = trainer.history
-    if reason_of(history.stopped_by).exit_code == EXIT_OK:
-        test = trainer.evaluate_metrics(splits.test, max_batches=config.max_eval_batches)
-        console.note(line_of_test(numbers(test)))
-        results = {f"test_{name}": value for name, value in numbers(test).items() if not math.isnan(value)}
-        sink.log({"kind": "test", "step": history.num_steps, **results})
-        if config.report:
-            events = reporting.event_log(config.run_folder, trainer.is_master(), console.note)
-            events.log("test", step=history.num_steps, metrics=numbers(test))
-            parts = (config.report_samples, trainer.predict, events, sink, history.num_steps, console.note)
-            samples.log_samples(splits, *parts)
-    return history, unsaved
-
-
 def prepare(config: TrainConfig, *, goes_on: bool = False) -> Experiment:
     """The data, and an untrained trainer in its group, checked against each other; nothing is written.
 
-    goes_on: to be trained; then the newest step of the run's mirror, if it has one, is brought here.
+    goes_on: to be trained; then the newest step of the run's mirror, if it has one, is copied here.
     Raises: ConfigError, DataError.
     """
     with blamed(config):
-        return _prepared(config, goes_on)
-
-
-def _prepared(config: TrainConfig, goes_on: bool) -> Experiment:
-    config.run_folder.refuse_unusable()
-    process_group.init(cpu_devices=config.cpu_devices, threads=config.pool_threads)
-    programs.keep(config.compile_cache, tell=process_group.is_master())
-    check_names(config.sinks)
-    if goes_on:
-        fetch(config.mirror, config.run_folder, process_group.current(), resumes=config.resume != "never")
-    splits = data_of(config)
-    trainer = trainer_of(config, splits.info)
-    plan = trainer.prepare(splits.train, splits.val, config=config, schedule=config.schedule)
-    return Experiment(config, splits, trainer, plan)
+        config.run_folder.refuse_unusable()
+        process_group.init(cpu_devices=config.cpu_devices, threads=config.pool_threads)
+        programs.keep(config.compile_cache, tell=process_group.is_master())
+        check_names(config.sinks)
+        if goes_on:
+            fetch(config, process_group.current())
+        splits = data_of(config)
+        trainer = trainer_of(config, splits.info)
+        plan = trainer.prepare(splits.train, splits.val, config=config, schedule=config.schedule)
+        return Experiment(config, splits, trainer, plan)
 
 
 def trainer_of(config: TrainConfig, info: DatasetInfo) -> DistributedTrainer:

@@ -30,8 +30,8 @@ from cyxjax.data.sources import Dataset
 from cyxjax.launch.program import own_modules
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
-from cyxjax.train.feeding.sample_keys import Keying, unkeyed
-from cyxjax.train.hooks.callbacks import in_the_step
+from cyxjax.train.feeding.placing import Keying, unkeyed
+from cyxjax.train.hooks.composite import in_the_step
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.optimizer import for_trainer

@@ -27,7 +27,7 @@ from cyxjax.train.hooks.hook import (
 from cyxjax.train.program import Program
 from cyxjax.train.settings import EACH_EPOCH, Evaluations
 
-Tell = Callable[[Callable[[], RunState]], None]
+Follow = Callable[[Callable[[], RunState]], None]
 
 
 def fit(
@@ -41,12 +41,13 @@ def fit(
     at_once: int = 1,
     evaluations: Evaluations = EACH_EPOCH,
     max_steps: int | None = None,
-    tell: Tell = lambda now: None,
+    follow: Follow = lambda now: None,
 ) -> RunState:
     """Trains from `start` until `epochs` or `max_steps` are done or a hook stops it; the moment it ended.
 
     at_once: steps of one dispatch, at most; what acts on the state or asks to stop acts at its end.
-    tell: is given functions of the present moment, for hooks and after errors: a step takes the older state.
+    follow: is called with functions that return the current state, for hooks and after errors: a step deletes
+        the state before it.
     """
     hooks = list(hooks)
     evaluations = evaluations if feed.val is not None else Evaluations(0, 0)
@@ -55,7 +56,7 @@ def fit(
     look = program.check.watch()
     while moment.position.epoch < epochs and not stop:
         moment, last, stop = _epoch(
-            *(program, feed, moment, hooks, in_flight, at_once, evaluations, max_steps, tell, look)
+            *(program, feed, moment, hooks, in_flight, at_once, evaluations, max_steps, follow, look)
         )
         # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
         if stop and not last:
@@ -67,11 +68,11 @@ def fit(
         position = Position(moment.position.step, epoch)
         info = EpochInfo(position, program.metrics.over_all(moment.sums, "an epoch of training"), val)
         moment = RunState(position, moment.state, np.zeros_like(moment.sums))
-        tell(partial(_same, moment))
+        follow(partial(_same, moment))
         stop |= _any(hook.on_epoch(info) for hook in hooks)
         moment = moment._replace(state=_next(hooks, info, moment.state))
         moment = _show_state(hooks, moment, False)
-        tell(partial(_same, moment))
+        follow(partial(_same, moment))
     report_progress(moment.position.step, "checkpoint")
     for hook in hooks:
         hook.on_end(moment, moment.position.epoch >= epochs)
@@ -88,7 +89,7 @@ def _epoch(
     at_once: int,
     evaluations: Evaluations,
     max_steps: int | None,
-    tell: Tell,
+    follow: Follow,
     look: Callable[[np.ndarray], None],
 ) -> tuple[RunState, bool, bool]:
     """(moment, whether the feed called its step the last, whether to stop) after the rest of the epoch."""
@@ -115,10 +116,10 @@ def _epoch(
         """After the step sent off last, with the numbers of those under way, which no hook has seen."""
         return RunState(position, state, sum((program.read_sums(*on)[0] for _, *on in waiting), sums))
 
-    tell(now)
+    follow(now)
     watching, saving, asking = (overriding(hooks, name) for name in ("on_step", "wants_state", "ask"))
     ask = lambda: _asked(asking)  # noqa: E731
-    compiled = None  # the supervisor's watchdog is told where this rank is; each phase has its own limit
+    compiled = None  # the phase that this rank reports to the supervisor's watchdog; each has its own limit
     report_progress(position.step, "data")
     due = lambda at: (  # noqa: E731
         evaluations.after(at.step) or at.step == max_steps or any([h.wants_state(at, False) for h in saving])

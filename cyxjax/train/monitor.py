@@ -1,4 +1,4 @@
-"""The monitored metric of a run: its name, and whether low or high is better.
+"""The monitored metric of a run: its name, whether low or high is better, and how long it did not improve.
 
 `train_loss`, `val_accuracy`, and any metric of the user's under the same two prefixes.
 """
@@ -87,3 +87,39 @@ class Watchable(NamedTuple):
 def watchable_in(metrics: Metrics, feed: Feed, course: Course) -> Watchable:
     """What a run over `feed` measures."""
     return Watchable(metrics, feed.val is not None and any(course.evaluations))
+
+
+class Plateau:
+    """Counts evaluations without a better value: lower or higher, as `mode` or else the metric says."""
+
+    def __init__(self, patience: int, monitor: str, min_delta: float, mode: str | None, wanted: bool = True):
+        if patience < 1 or not min_delta >= 0:
+            raise ConfigError(
+                f"{patience=}, {min_delta=}: patience is 1 or more evaluations, min_delta 0 or more. "
+                "HINT: patience=3 waits for three evaluations without improvement."
+            )
+        self.patience, self._name, self._mode, self._wanted = patience, monitor, mode, wanted
+        self.min_delta = min_delta
+        self.restart()
+
+    def watch(self, watchable: Watchable) -> None:
+        """Looks up what it waits for. Raises: ConfigError where the run has no such metric."""
+        self.monitor: Monitor = watchable.find(self._name, self._mode, wanted=self._wanted)
+
+    def seen(self, watchable: Watchable, history: DistributedTrainingHistory) -> list[float]:
+        """The values so far, of a run that goes on."""
+        self.watch(watchable)
+        return curve(history, self.monitor.name)
+
+    def restart(self) -> None:
+        self.best, self.waited = math.inf, 0
+
+    def improves(self, value: float) -> bool:
+        """Whether `value` is the best so far; counts it."""
+        score = self.monitor.score(value)
+        better = score < self.best - self.min_delta
+        self.best, self.waited = (score, 0) if better else (self.best, self.waited + 1)
+        return better
+
+    def spent(self) -> bool:
+        return self.waited >= self.patience

@@ -1,6 +1,10 @@
 """Everything that is decided before the first write of a fit, as one frozen value."""
 
+from collections import namedtuple
+from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_replicas, num_replicas
@@ -10,7 +14,7 @@ from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
-from cyxjax.train.feeding.sample_keys import keying_for
+from cyxjax.train.feeding.placing import keying_for
 from cyxjax.train.fingerprints import Facts, config_of, own_code
 from cyxjax.train.hooks.hook import Feed
 from cyxjax.train.hooks.ledger import Tape
@@ -67,3 +71,43 @@ def plan_without_data(
     """To evaluate, predict or load: for one sample's `inputs`, shape (1, ...). Raises: ConfigError."""
     settings = resolve(config, num_replicas(group.mesh), remat=remat)
     return Plan(recipe, group, settings, inputs, Facts(config_of(settings.values, recipe)))
+
+
+def plan_of_checkpoint(recipe: Recipe, group: ProcessGroup, meta: Mapping[str, Any], *, remat: str) -> Plan:
+    """To evaluate, predict or load: for the inputs and configuration in the meta data of a checkpoint.
+
+    A global batch that these replicas cannot share is replaced: only a fit, with a configuration of its own,
+    depends on it.
+    """
+    known = DistributedTrainingConfig.model_fields.keys() - {"init_from"}  # the checkpoint's values are meant
+    config = DistributedTrainingConfig(**{k: v for k, v in meta.get("config", {}).items() if k in known})
+    parts = num_replicas(group.mesh) * config.gradient_accumulation_steps
+    total = config.global_batch_size
+    if total is not None and total % parts and config.reproducibility != "exact":
+        config = config.model_copy(update={"global_batch_size": None, "batch_size": -(-total // parts)})
+    return plan_without_data(recipe, group, stored_inputs(meta), config, remat=remat)
+
+
+def stored_inputs(meta: Mapping[str, Any]) -> PyTree:
+    """One sample of zeros, shaped like the inputs the checkpoint was trained on."""
+    leaves = {name: np.zeros((1, *shape), dtype) for name, (shape, dtype) in meta["inputs"].items()}
+    if set(leaves) == {""}:
+        return leaves[""]
+    tree: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *path, last = name.split("/")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = leaf
+    parts, fields = _with_tuples(tree), meta.get("input_fields")
+    return namedtuple("Inputs", fields)(*map(parts.get, fields)) if fields else parts
+
+
+def _with_tuples(tree: PyTree) -> PyTree:
+    """`tree` with tuples in place of dicts whose names are 0, 1, ...: names of leaves do not differ."""
+    if not isinstance(tree, dict):
+        return tree
+    parts = {name: _with_tuples(part) for name, part in tree.items()}
+    places = [str(i) for i in range(len(parts))]
+    return tuple(parts[place] for place in places) if set(places) == set(parts) else parts

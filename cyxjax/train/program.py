@@ -25,7 +25,7 @@ from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import matches
 from cyxjax.sync.in_groups import for_part, part_of, trained
 from cyxjax.sync.registry import build_sync
-from cyxjax.train.hooks import callbacks
+from cyxjax.train.hooks import composite
 from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.hooks.progress import Rate
 from cyxjax.train.schedules import build_schedule, rate_at, with_schedule
@@ -98,7 +98,7 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
 
     def around(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
         optimizer = with_schedule(with_explained_errors(optimizer), factor)
-        return with_saved_keys(callbacks.around(recipe.callbacks, optimizer))
+        return with_saved_keys(composite.around(recipe.callbacks, optimizer))
 
     groups = [group._replace(optimizer=around(group.optimizer)) for group in with_loss_value(given)]
     shapes = lambda: jax.eval_shape(fns.init, jax.random.key(0), inputs)[0]  # noqa: E731
@@ -109,7 +109,7 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
     )
     agreed = build_consensus(sync, mesh)
     parts = sync if sync.keeps_parts else None  # evaluation makes them whole itself, a leaf at a time
-    seen = lambda state: callbacks.evaluated(recipe.callbacks, state if parts else agreed(state))  # noqa: E731
+    seen = lambda state: composite.evaluated(recipe.callbacks, state if parts else agreed(state))  # noqa: E731
     rate = rate_at(getattr(recipe.optimizer, "lr", None), factor)
     return Program(
         train_step=train_step,
@@ -122,7 +122,7 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
         init=build_init(sync, mesh),
         metrics=recipe.metrics,
         check=split_check(recipe.loss, recipe.metrics),
-        learning_rate=callbacks.learning_rate(recipe.callbacks, rate),
+        learning_rate=composite.learning_rate(recipe.callbacks, rate),
         sentinel=build_sentinel(mesh, state_spec(sync), sync.fetch, sync.stow),
         fns=fns,
         sync=sync,

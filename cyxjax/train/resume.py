@@ -10,7 +10,6 @@ A restore, from the top, each in one function (tests/unit/train/test_hops.py fol
 
 import gc
 import logging
-from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,7 @@ from cyxjax.checkpoint.folders import list_steps
 from cyxjax.checkpoint.null import Checkpoints
 from cyxjax.checkpoint.tree import Put
 from cyxjax.checkpoint.writers import is_spread
-from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core import portable
-from cyxjax.core.mesh import num_replicas
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import named_leaves
@@ -36,7 +33,6 @@ from cyxjax.errors import CheckpointError
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.checkpoint_comparison import (
     compare_with_checkpoint,
     compare_with_digests,
@@ -165,71 +161,6 @@ def from_meta(meta: dict[str, Any], state: TrainState) -> tuple[RunState, Distri
 def place_of(meta: dict[str, Any]) -> Position:
     """The position that is stored. Raises: KeyError, TypeError, ValueError where there is none."""
     return Position(**{name: int(value) for name, value in meta["position"].items()})
-
-
-def stored_inputs_and_config(
-    checkpointer: Checkpointer, group: ProcessGroup
-) -> tuple[PyTree, DistributedTrainingConfig]:
-    """One sample's inputs, and the training part of the configuration, of the newest good step.
-
-    Raises: CheckpointError if there is none.
-    """
-    manifest = checkpointer.newest_manifest()
-    if manifest is None:
-        raise CheckpointError(
-            f"{checkpointer.directory} holds no checkpoint. HINT: check the path; a run keeps its own in "
-            "checkpoints/."
-        )
-    meta = manifest.meta
-    known = DistributedTrainingConfig.model_fields.keys() - {"init_from"}  # the checkpoint's values are meant
-    config = DistributedTrainingConfig(**{k: v for k, v in meta.get("config", {}).items() if k in known})
-    config, warning = fitting(config, num_replicas(group.mesh))
-    if warning and group.topology.is_master:
-        warn_on_stderr(warning)
-    return stored_inputs(meta), config
-
-
-def fitting(config: DistributedTrainingConfig, num_replicas: int) -> tuple[DistributedTrainingConfig, str]:
-    """(`config` for so many replicas, a warning or ""): a global batch that they cannot share is replaced.
-
-    Evaluation and prediction take any batch; a fit has a configuration of its own, which is checked.
-    """
-    total, accumulation = config.global_batch_size, config.gradient_accumulation_steps
-    exact = config.reproducibility == "exact"
-    if total is None or exact or total % (num_replicas * accumulation) == 0:
-        return config, ""
-    each = -(-total // (num_replicas * accumulation))
-    warning = (
-        f"WARNING: the checkpoint's global_batch_size={total} does not divide by {num_replicas} replicas x "
-        f"{accumulation} accumulation; loaded, and read here {each} samples at a time. HINT: train on with "
-        f"a global_batch_size that divides."
-    )
-    return config.model_copy(update={"global_batch_size": None, "batch_size": each}), warning
-
-
-def stored_inputs(meta: dict[str, Any]) -> PyTree:
-    """One sample of zeros, shaped like the inputs the checkpoint was trained on."""
-    leaves = {name: np.zeros((1, *shape), dtype) for name, (shape, dtype) in meta["inputs"].items()}
-    if set(leaves) == {""}:
-        return leaves[""]
-    tree: dict[str, Any] = {}
-    for name, leaf in leaves.items():
-        *path, last = name.split("/")
-        node = tree
-        for part in path:
-            node = node.setdefault(part, {})
-        node[last] = leaf
-    parts, fields = _with_tuples(tree), meta.get("input_fields")
-    return namedtuple("Inputs", fields)(*map(parts.get, fields)) if fields else parts
-
-
-def _with_tuples(tree: PyTree) -> PyTree:
-    """`tree` with tuples in place of dicts whose names are 0, 1, ...: names of leaves do not differ."""
-    if not isinstance(tree, dict):
-        return tree
-    parts = {name: _with_tuples(part) for name, part in tree.items()}
-    places = [str(i) for i in range(len(parts))]
-    return tuple(parts[place] for place in places) if set(places) == set(parts) else parts
 
 
 def nothing_to_resume(folder: str | Path) -> CheckpointError:

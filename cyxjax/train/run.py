@@ -1,65 +1,28 @@
-"""One fit: what is open during it, and its hooks in the order in which they are called."""
+"""One fit from its first step to its end, with rollbacks in between."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
 
-from cyxjax.checkpoint.null import Checkpoints
-from cyxjax.core import portable
 from cyxjax.core.mesh import local_value, num_replicas
-from cyxjax.distributed.agreement import agree, on_any_rank
-from cyxjax.errors import NotSavedError
+from cyxjax.distributed.agreement import on_any_rank
+from cyxjax.errors import NotSavedError, OutOfMemoryError, translated
 from cyxjax.observe.console import Console
-from cyxjax.observe.events import Events
+from cyxjax.observe.lines import batch_plan_line
 from cyxjax.observe.records import Sink
-from cyxjax.observe.state_digests import DigestFile
 from cyxjax.observe.step_cost import StepCost
 from cyxjax.observe.stop_reasons import EPOCHS, reason_of
-from cyxjax.run_folder import RunFolder
-from cyxjax.train import loop, out_of_memory, reporting, resume, rollback
-from cyxjax.train.feeding import fit_data, stream_positions
-from cyxjax.train.hooks import callbacks, composite, loss_spike
-from cyxjax.train.hooks.black_box import BlackBoxHook
-from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
-from cyxjax.train.hooks.digests import DigestHook
-from cyxjax.train.hooks.events import EventsHook
-from cyxjax.train.hooks.goodput import GoodputHook
-from cyxjax.train.hooks.hook import EpochInfo, Feed, Hook, Position, RunState
-from cyxjax.train.hooks.loss_spike import LossSpikeHook
-from cyxjax.train.hooks.nonfinite import TerminateOnNaN, WarnsOfNoLearning
-from cyxjax.train.hooks.profile import ProfileHook
-from cyxjax.train.hooks.progress import HistoryHook, RecordHook
-from cyxjax.train.hooks.saving import CheckpointHook, StopHook
-from cyxjax.train.hooks.sentinel import SentinelHook
-from cyxjax.train.monitor import Watchable, watchable_in
+from cyxjax.train import loop, reporting, resume, rollback
+from cyxjax.train.feeding import fit_data
+from cyxjax.train.hooks.bad_steps import LOSS_SPIKE, loss_spike_hooks
+from cyxjax.train.hooks.build import Fit, build_hooks, saving_hook
+from cyxjax.train.hooks.hook import EpochInfo, Feed, Position, RunState
+from cyxjax.train.hooks.progress import HistoryHook
+from cyxjax.train.monitor import watchable_in
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.run_state import Run
 from cyxjax.train.runs.checkpoints import checkpointer_for
-from cyxjax.train.settings import Course, Watch
+from cyxjax.train.settings import Course
 from cyxjax.train.signals import StopSignals
-
-
-class Fit(NamedTuple):
-    """A run under way, and what is open as long as its fit lasts: what its hooks are made of."""
-
-    plan: Plan
-    program: Program
-    run: Run
-    watchable: Watchable
-    signals: StopSignals
-    spikes: list[LossSpikeHook]  # made once: what it has seen outlives a rollback
-    checkpointer: Checkpoints
-    sink: Sink
-    console: Console
-    cost: StepCost  # its step
-    events: Events  # one log: the hooks after a rollback go on in it
-    hand_out: Callable[[], None] | None  # gives the present values to a model that holds values
-
-    @property
-    def folder(self) -> RunFolder | None:
-        """Where this rank records the run; None where it records nothing."""
-        return self.plan.settings.run_folder if self.plan.group.topology.is_master else None
 
 
 def run_fit(
@@ -81,20 +44,16 @@ def run_fit(
     assert plan.feed is not None
     shares, devices = settings.step.batch.num_shares, num_replicas(group.mesh)
     first_rows = None if plan.data is None else fit_data.rows_of_first_step(plan.data)
-    console.batch_plan(
-        batch_size=settings.step.batch.batch_size if first_rows is None else None,
-        num_replicas=shares,
-        accumulation=settings.step.batch.accumulation,
-        world_size=group.topology.world_size,
-        backend=group.backend,
-        **({} if shares == devices else {"devices": devices}),  # of an exact run, whose replicas are virtual
-        **({} if first_rows is None else {"first step of this process": f"{first_rows} samples"}),
-    )
+    more: dict[str, object] = {"world_size": group.topology.world_size, "backend": group.backend}
+    more |= {} if shares == devices else {"devices": devices}  # of an exact run, whose replicas are virtual
+    more |= {} if first_rows is None else {"first step of this process": f"{first_rows} samples"}
+    batch_size = settings.step.batch.batch_size if first_rows is None else None
+    console.note(batch_plan_line(batch_size, shares, settings.step.batch.accumulation, more))
     watchable, course = watchable_in(plan.recipe.metrics, plan.feed, settings.course), settings.course
     keeping = checkpointer_for(settings.saving, group, watchable.of(settings.watch).mode)
     with StopSignals() as signals, keeping as checkpointer:
         rollback.make_room(checkpointer, start.position.step, resumed, console.note)
-        spikes = loss_spike.hooks_for(settings.guard, run.restored.get(loss_spike.META, {}))
+        spikes = loss_spike_hooks(settings.guard, run.restored.get(LOSS_SPIKE, {}))
         folder = settings.run_folder if settings.report else None
         events = reporting.event_log(folder, group.topology.is_master, console.note)
         opened = watchable, signals, spikes, checkpointer, sink, console, StepCost(program.train_step), events
@@ -143,7 +102,7 @@ def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
     settings, course = fit.plan.settings, fit.plan.settings.course
 
     def once(begin: RunState) -> RunState:
-        with out_of_memory.explained(settings.step, num_replicas(fit.plan.group.mesh)):
+        with translated(OutOfMemoryError):
             return loop.fit(
                 fit.program._replace(train_step=fit.cost) if fit.folder else fit.program,
                 feed,
@@ -154,7 +113,7 @@ def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
                 at_once=fit.plan.steps_at_once,
                 evaluations=course.evaluations,
                 max_steps=course.max_steps,
-                tell=fit.run.follow,
+                follow=fit.run.follow,
             )
 
     go_back = lambda good_step: _saved(fit, start, good_step)  # noqa: E731
@@ -170,7 +129,7 @@ def _saved(fit: Fit, like: RunState, good_step: int) -> RunState | None:
     fit.checkpointer.wait()
     group = fit.plan.group
     on_any_rank(group, "rollback: all saves have ended")
-    on_schedule, is_exact = _saving(fit).on_schedule, fit.plan.settings.exactness.mode == "exact"
+    on_schedule, is_exact = saving_hook(fit).on_schedule, fit.plan.settings.exactness.mode == "exact"
     counts = on_schedule if is_exact else lambda position: True
     step = rollback.newest_to_go_back_to(fit.checkpointer, good_step, counts)
     if not on_any_rank(group, "rollback: a checkpoint to go back to", step is not None):
@@ -179,138 +138,3 @@ def _saved(fit: Fit, like: RunState, good_step: int) -> RunState | None:
     on_any_rank(group, "rollback: later checkpoints are set aside")
     found = resume.load(fit.checkpointer, like.state, fit.program.sync, fit.plan.group.mesh)
     return None if found is None else found[0]
-
-
-def build_hooks(fit: Fit) -> list[Hook]:
-    """New hooks, which begin with the state of the run; callbacks of the user start again."""
-    settings, history, rate = fit.plan.settings, fit.run.history, fit.program.learning_rate
-    saves, early = _saving(fit), _early_stopping(settings.watch)
-    theirs, monitor = fit.plan.recipe.callbacks, fit.watchable.of(settings.watch)
-    kept = HistoryHook(history, rate)
-    hooks: list[Hook] = [
-        *_black_box(fit),  # first: it writes before another hook ends the run
-        kept,  # before all that read the history
-        RecordHook(
-            *(fit.console, fit.sink, fit.plan.recipe.metrics, settings.course.log_every, rate),
-            total_seconds=kept.seconds,
-            is_best=lambda: monitor.is_best(history),
-        ),
-        TerminateOnNaN(rollback.patience(settings.guard)),  # before what would take a NaN for a value
-        *fit.spikes,
-        WarnsOfNoLearning(warns=fit.plan.group.topology.is_master),
-        StopHook(history, fit.signals.reason, settings.course.max_time_s, settings.course.max_steps),
-        # After ours, whose numbers they see.
-        *composite.hooks_of(theirs, history, fit.plan.group, fit.hand_out),
-        *early,
-        *_sentinel(fit, saves),  # before saving: what is saved has been compared
-        *_digests(fit, saves),  # before saving: a step on disk has its digests
-        fit.run.ledger.begin(  # is part of a save
-            saves.wants_state, fit.folder.ledger if fit.folder else None, fit.console.note
-        ),
-        *stream_positions.hooks_for(
-            fit.run.stream_positions, fit.plan.group, fit.plan.facts.data, saves.wants_state
-        ),
-        saves,  # after all whose word is part of what is saved
-        *_profile(fit),
-        *_goodput(fit),  # after saves, which are part of where the time went
-        *_events(fit, saves),  # last: the end is logged when all is done
-    ]
-    save = partial(_save_at, fit)
-    callbacks.begin([*theirs, *early], RunParts(history, fit.watchable, save))
-    return hooks
-
-
-def _save_at(fit: Fit, path: str, moment: RunState) -> None:
-    resume.save_at(path, fit.plan, fit.program, fit.run, moment)
-
-
-def _black_box(fit: Fit) -> list[Hook]:
-    """Only an experiment can be run again."""
-    experiment, replicas = fit.plan.settings.experiment, num_replicas(fit.plan.group.mesh)
-    if fit.folder is None or experiment is None:
-        return []
-    left_out_too = not fit.plan.settings.guard.loses_steps
-    return [BlackBoxHook(fit.folder, experiment, fit.run.ledger.tape, replicas, left_out_too)]
-
-
-def _early_stopping(watch: Watch) -> list[Hook]:
-    return [EarlyStopping(watch.monitor, watch.patience, mode=watch.mode)] if watch.patience else []
-
-
-def _sentinel(fit: Fit, saves: Hook) -> list[Hook]:
-    """None on one replica, which agrees with itself."""
-    guard = fit.plan.settings.guard
-    if num_replicas(fit.plan.group.mesh) == 1 or not guard.sentinel_every:
-        return []
-    return [
-        SentinelHook(
-            fit.program.sentinel,
-            [device.process_index for device in fit.plan.group.mesh.devices.flat],
-            every=guard.sentinel_every,
-            policy=guard.on_desync,
-            saving=saves.wants_state,
-            warn=fit.console.note,
-        )
-    ]
-
-
-def _digests(fit: Fit, saves: Hook) -> list[Hook]:
-    """On all ranks of an exact experiment."""
-    exactness = fit.plan.settings.exactness
-    if exactness.mode == "none" or not exactness.digest_every or fit.plan.settings.run_folder is None:
-        return []
-    file = DigestFile(fit.folder.bits, fit.console.note) if fit.folder else None
-    return [DigestHook(fit.program.sentinel, file, exactness.digest_every, saves.wants_state)]
-
-
-def _saving(fit: Fit) -> CheckpointHook:
-    saving, monitor = fit.plan.settings.saving, fit.watchable.of(fit.plan.settings.watch)
-    return CheckpointHook(
-        fit.checkpointer,
-        lambda moment: resume.to_meta(fit.plan, fit.run, moment) | loss_spike.to_meta(fit.spikes),
-        every_epochs=saving.every_epochs,
-        every_steps=saving.every_steps,
-        # Clocks differ between ranks: rank 0's alone asks, and all save.
-        every_minutes=saving.every_minutes if fit.plan.group.topology.is_master else 0.0,
-        metric=lambda: monitor.latest(fit.run.history),
-        requested=fit.signals.take_save if saving.saves else lambda: _refuse_save(fit),
-        portable=lambda state: portable.to_portable(state, fit.program.sync, fit.plan.group.mesh),
-    )
-
-
-def _refuse_save(fit: Fit) -> bool:
-    if fit.signals.take_save():
-        fit.console.note(
-            "SIGUSR1 asks for a checkpoint, but they are off. HINT: checkpoint_every_n_epochs=1."
-        )
-    return False
-
-
-def _profile(fit: Fit) -> list[Hook]:
-    """On every rank: who is slow shows beside the others."""
-    steps, folder = fit.plan.settings.profile, fit.plan.settings.run_folder
-    if steps is None or folder is None:
-        return []
-    group = fit.plan.group
-    own, page = folder.profile(group.topology.rank), folder.profiles if group.topology.is_master else None
-    if group.topology.world_size == 1:
-        return [ProfileHook(*steps, own, fit.console.note)]
-    share = lambda mine: agree(group, "the profile", note=mine)  # noqa: E731
-    return [ProfileHook(*steps, own, fit.console.note, share, page)]
-
-
-def _goodput(fit: Fit) -> list[Hook]:
-    if fit.folder is None:
-        return []
-    batch, mesh = fit.plan.settings.step.batch, fit.plan.group.mesh
-    use = lambda steps_per_s: reporting.device_use(fit.cost.flops(), batch, mesh, steps_per_s)  # noqa: E731
-    return [GoodputHook(fit.folder.goodput, fit.run.history, fit.sink, fit.console.note, use)]
-
-
-def _events(fit: Fit, saves: Hook) -> list[Hook]:
-    """On all ranks of an experiment: at the end the group is asked who is in it."""
-    if fit.plan.settings.run_folder is None or not fit.plan.settings.report:
-        return []
-    plan = fit.plan
-    facts = lambda: reporting.start_facts(plan.group, plan.facts.data)  # noqa: E731
-    return [EventsHook(fit.events, facts, lambda: reporting.ask_ranks(plan.group), saves.wants_state)]

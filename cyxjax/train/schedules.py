@@ -129,13 +129,6 @@ def _own(plan: RatePlan) -> Schedule:
     takes = inspect.signature(found).parameters if callable(found) else {}
     if plan.name not in ours and not plan.options and len(takes) == 1:
         return found  # a schedule itself: steps -> factor
-    idle = [name for name in ("transition_steps", "decay_steps") if _is_idle(plan.options.get(name))]
-    if plan.name in ours and idle:
-        raise ConfigError(
-            f"schedule {plan.name!r} with {idle[0]}={plan.options[idle[0]]} would stay at its first value. "
-            "HINT: 1 or more steps, or schedule.name: constant.",
-            key="schedule.options",
-        )
     options = plan.options
     if callable(found):
         options = checked_kinds(f"schedule {plan.name!r}", found, options, "schedule.options")
@@ -151,10 +144,6 @@ def _own(plan: RatePlan) -> Schedule:
             key="schedule.options",
         ) from err
     return made
-
-
-def _is_idle(steps: Any) -> bool:
-    return isinstance(steps, int | float) and steps <= 0
 
 
 def with_schedule(optimizer: optax.GradientTransformation, factor: Schedule) -> optax.GradientTransformation:

@@ -17,13 +17,13 @@ from cyxjax.observe.stop_reasons import INTERRUPT, SIGNAL, StopReason, reason_of
 _STOPS = ("SIGTERM", "SIGINT", "SIGHUP")
 
 
-def end_program_if_stopped(history: DistributedTrainingHistory, *, tells: bool) -> None:
+def end_program_if_stopped(history: DistributedTrainingHistory, *, prints: bool) -> None:
     """Returns unless SIGTERM or SIGHUP ended the training; then raises SystemExit, with the exit code 143.
 
-    tells: whether this process prints at which step a signal or Ctrl-C stopped the training.
+    prints: whether this process says at which step a signal or Ctrl-C stopped the training.
     """
     reason = reason_of(history.stopped_by)
-    if reason in (SIGNAL, INTERRUPT) and tells:
+    if reason in (SIGNAL, INTERRUPT) and prints:
         warn_on_stderr(f"fit: stopped by {reason.note} at step {history.num_steps}. HINT: rerun to go on.")
     if reason is SIGNAL:
         sys.exit(reason.exit_code)

@@ -1,7 +1,7 @@
 """`DistributedTrainer`: the documented shell around the loop. It moves values; the core computes."""
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from inspect import signature
 from typing import Any
 
@@ -10,21 +10,19 @@ import optax
 
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.losses import PerExample, as_per_example
+from cyxjax.core.losses import as_per_example
 from cyxjax.core.mesh import local_value
 from cyxjax.core.metrics import Metrics, metrics_of
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.augment import as_augment
 from cyxjax.core.model.lora import merged
-from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.split_check import is_own
-from cyxjax.core.portable import place_state
 from cyxjax.core.step import TrainState
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.distributed import process_group
 from cyxjax.distributed.agreement import on_any_rank
 from cyxjax.distributed.model_sync import ModelSync
-from cyxjax.errors import CheckpointError, GivenOnce, GroupError
+from cyxjax.errors import CheckpointError, GroupError
 from cyxjax.launch.backend import pages, programs
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -34,14 +32,12 @@ from cyxjax.observe.stop_reasons import INTERRUPT, SIGNAL, reason_of
 from cyxjax.train import fit_arguments, loop, reporting, resume
 from cyxjax.train.checkpoint_comparison import changed_files
 from cyxjax.train.checks import order as checks
-from cyxjax.train.checks import whole_batch
-from cyxjax.train.checks.batch_checks import watched_samples
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.feed import eval_batches
 from cyxjax.train.feeding.predicting import predict_all, source_of, with_nan_warning
-from cyxjax.train.hooks import callbacks as called
+from cyxjax.train.hooks import composite
 from cyxjax.train.hooks.hook import Hook, RunState
-from cyxjax.train.plan import Plan, plan_fit, plan_without_data
+from cyxjax.train.plan import Plan, plan_fit, plan_of_checkpoint, plan_without_data
 from cyxjax.train.program import Program, Recipe, build_program
 from cyxjax.train.rank_comparison import compare_samples
 from cyxjax.train.recording import fit_into_folder
@@ -55,7 +51,7 @@ from cyxjax.train.start.optimizer_groups import groups_of
 PyTree = Any
 
 
-class DistributedTrainer(GivenOnce):
+class DistributedTrainer:
     """Trains a Flax model on every device of every process, as if on one device with the whole batch.
 
     model: linen or nnx module, (init, apply) or (variables, apply) pair, or SequentialModel. loss_fn: a loss
@@ -89,7 +85,7 @@ class DistributedTrainer(GivenOnce):
             loss,
             optimizer,
             metrics_of(loss_fn, metrics),
-            tuple(called.check(callbacks)),
+            tuple(composite.checked(callbacks)),
             as_augment(augment),
         )
         self._group = process_group.ensure()
@@ -135,8 +131,10 @@ class DistributedTrainer(GivenOnce):
             if isinstance(config, TrainConfig):
                 history = fit_into_folder(self, plan, config, console)
             else:
-                history = self.fit_prepared(plan, console=console, open_sink=open_sink)
-        end_program_if_stopped(history, tells=self.is_master())
+                with ExitStack() as at_end:
+                    opening = lambda step: at_end.enter_context(closing(open_sink(step)))  # noqa: E731
+                    history = self.fit_prepared(plan, console=console, open_sink=opening)
+        end_program_if_stopped(history, prints=self.is_master())
         return history
 
     def prepare(
@@ -169,10 +167,10 @@ class DistributedTrainer(GivenOnce):
         self._plan, self._program = plan, program
         return program, self._run.state.state
 
-    def _begin_without_data(self, inputs: PyTree, config: DistributedTrainingConfig | None = None) -> None:
+    def _begin_without_data(self, inputs: PyTree) -> None:
         """A plan, program and state for one sample's `inputs`, if nothing was trained or loaded."""
         if self._plan is None:
-            config = config or DistributedTrainingConfig()
+            config = DistributedTrainingConfig()
             self._begin(plan_without_data(self._recipe, self._group, inputs, config, remat=self._remat))
 
     def fit_prepared(
@@ -182,18 +180,18 @@ class DistributedTrainer(GivenOnce):
         console: Console | None = None,
         open_sink: Callable[[int], Sink] = lambda step: NullSink(),
     ) -> DistributedTrainingHistory:
-        """Trains as `prepare` planned, once; see `fit`."""
+        """Trains as `prepare` planned, once; see `fit`. The caller closes what `open_sink` opened."""
         run, program, epochs = self._run, self.program, plan.settings.course.epochs
         console = console or build_console(self.is_master(), plan.settings.verbose)
         start, resumed = resume.start(plan, program, run, console)
         hand_out = self._hand_out_values if self._model_sync.holds_values else None
-        with closing(open_sink(start.position.step)) as sink:  # also when training ends in an error
-            if start.position.epoch >= epochs:
-                console.note(f"All {epochs} epochs are done. HINT: raise `epochs` to train on.")
-                return run.history
-            with run.fitting(), handed_out_after_errors(self._hand_out_values):
-                parts = plan, program, run, start, sink, console
-                unsaved = run_fit(*parts, resumed=resumed, hand_out=hand_out)
+        sink = open_sink(start.position.step)
+        if start.position.epoch >= epochs:
+            console.note(f"All {epochs} epochs are done. HINT: raise `epochs` to train on.")
+            return run.history
+        with run.fitting(), handed_out_after_errors(self._hand_out_values):
+            parts = plan, program, run, start, sink, console
+            unsaved = run_fit(*parts, resumed=resumed, hand_out=hand_out)
         self._hand_out_values()
         if unsaved is not None:
             raise unsaved
@@ -220,12 +218,9 @@ class DistributedTrainer(GivenOnce):
         self._model_sync.refuse_changed_parameters()
         self._begin_without_data(fit_data.one_input(samples))
         self._run.warn_if_untrained("evaluate", self.plan)
-        batch_checks = checks.batch_checks_of(self.plan, self.program, self.state)
-        dataset = watched_samples(samples, batch_checks)
         step = self.plan.settings.step
         size = batch_size or step.batch.batch_size
-        shape = step.batch._replace(batch_size=size)
-        whole_batch.check_full_batches(self.recipe.loss, dataset, shape, "data")
+        dataset = checks.before_evaluation(self.plan, self.program, self.state, samples, size)
         unpadded = is_own(self.recipe.loss, self.recipe.metrics)
         placer = dispatch_for(step, self.plan.group.mesh).placer(unpadded=unpadded)
         batches = eval_batches(placer, dataset, size, max_batches)
@@ -260,16 +255,14 @@ class DistributedTrainer(GivenOnce):
         """
         self._run.refuse_in_fit("load_checkpoint")  # one rank alone would wait below
         on_any_rank(self._group, "load_checkpoint")  # a peer may still be writing what is read here
-        checkpointer = restorer_for(path, self._group)
-        if checkpointer is None:
+        stored = restorer_for(path, self._group)
+        newest = stored.newest_manifest() if stored and self._plan is None else None
+        if newest is not None:
+            self._begin(plan_of_checkpoint(self._recipe, self._group, newest.meta, remat=self._remat))
+        if not (stored and self._plan and resume.restore(self._plan, self.program, self._run, stored, step)):
             raise CheckpointError(
-                f"there is no checkpoint at {path!r}. HINT: name the folder save_checkpoint or a run made."
-            )
-        if self._plan is None:
-            self._begin_without_data(*resume.stored_inputs_and_config(checkpointer, self._group))
-        if not resume.restore(self.plan, self.program, self._run, checkpointer, step):
-            raise CheckpointError(
-                f"{path!r} holds no checkpoint. HINT: check the path; a run keeps its own in checkpoints/."
+                f"{path!r} holds no checkpoint. HINT: name the folder that save_checkpoint made, or the "
+                "checkpoints/ of a run."
             )
         for line in changed_files(self._run.restored) if self.is_master() else []:
             warn_on_stderr(line)
@@ -350,15 +343,6 @@ class DistributedTrainer(GivenOnce):
         self._run.class_names = tuple(map(str, names))
 
     @property
-    def loss(self) -> PerExample:
-        """The loss as training uses it: one value an example."""
-        return self._recipe.loss
-
-    def place(self, state: TrainState) -> TrainState:
-        """`state`'s host arrays on the devices, as training keeps them."""
-        return place_state(state, self.program.sync, self._group.mesh)
-
-    @property
     def program(self) -> Program:
         """The compiled functions. Raises: GroupError before the first fit or load."""
         if self._program is None:
@@ -383,16 +367,6 @@ class DistributedTrainer(GivenOnce):
         seen = self.program.evaluated(self.state)
         params, model_state = jax.tree.map(local_value, (seen.params, seen.model_state))
         return merged(params, self.plan.settings.step.lora), model_state
-
-    @property
-    def model_fns(self) -> ModelFns:
-        """The model as functions of `values`. Raises: GroupError before the first fit or load."""
-        return self.program.fns
-
-    @property
-    def sample_inputs(self) -> PyTree:
-        """One sample such as the model takes, (1, ...). Raises: GroupError before the first fit or load."""
-        return self.plan.inputs
 
     def _hand_out_values(self) -> None:
         """A model that holds values (SequentialModel, nnx) takes over the trained ones, to be saved by it."""

@@ -71,7 +71,7 @@ SECTIONS = (
 )
 # Where the whole configuration is seen: the calls that take one, and the file that cuts it into parts.
 BORDER = {
-    *("__main__", "experiment", "simple_trainer", "trainer", "plan", "settings", "schedules", "resume"),
+    *("__main__", "experiment", "simple_trainer", "trainer", "plan", "settings", "schedules"),
     *(
         "feeding/fit_data",
         "fit_arguments",

@@ -11,11 +11,6 @@ from cyxjax.errors import ConfigError
 from cyxjax.train.fit_arguments import RatesAsFactor
 from cyxjax.train.schedules import Schedule
 
-_IN_THE_STEP = (
-    "it is asked inside the compiled step, where the count is an array. "
-    "HINT: jnp.where(step < 100, 1.0, 0.1) for an `if`, jnp.cos for math.cos."
-)
-
 
 def _refuse_rates_as_factors(own: Schedule, lr: Any, num_steps: int | None) -> None:
     """Raises: ConfigError for a schedule of the user's whose values are learning rates.
@@ -23,7 +18,7 @@ def _refuse_rates_as_factors(own: Schedule, lr: Any, num_steps: int | None) -> N
     A factor starts or peaks at about 1: all its values below 0.1, or at or below the learning rate itself,
     would make a rate nobody means, 1e-6 of Adam(1e-3) and a schedule that starts at 1e-3.
     """
-    largest = float(_asked("schedule", own, _some_steps(num_steps)).max())
+    largest = float(_asked(own, _some_steps(num_steps)).max())
     if 0 < largest < 0.1 or (isinstance(lr, int | float) and 0 < largest <= lr < 1):
         raise ConfigError(
             f"schedule is at most {largest:.4g} in this run and multiplies the optimizer's learning rate. "
@@ -41,7 +36,7 @@ def check_rates(lr: Any, factor: Schedule, num_steps: int | None, own: Schedule 
 
     lr: the optimizer's, a number or a schedule, None where it is not known. num_steps: of the run, None where
     that is not known; some 30 of them are asked. own: the schedule that `fit` was given, if any.
-    Raises: ConfigError for a rate that is below 0 or NaN, or cannot be asked for within a step.
+    Raises: ConfigError for a rate that is below 0 or NaN.
     """
     if own is not None and not isinstance(own, RatesAsFactor):
         _refuse_rates_as_factors(own, lr, num_steps)
@@ -50,12 +45,12 @@ def check_rates(lr: Any, factor: Schedule, num_steps: int | None, own: Schedule 
     steps = _some_steps(num_steps)
     rates = {"schedule": factor} | ({"learning rate": lr} if callable(lr) else {})
     for what, rate in rates.items():
-        values = _asked(what, rate, steps)
-        odd = np.flatnonzero(~(values >= 0))
-        if odd.size:
+        values = _asked(rate, steps)
+        wrong = np.flatnonzero(~(values >= 0))
+        if wrong.size:
             raise ConfigError(
-                f"the {what} is {values[odd[0]]:.4g} at step {steps[odd[0]]}, expected 0 or more: below 0 "
-                "a step goes up the gradient. HINT: jnp.maximum(0.0, rate); to climb give the loss a minus."
+                f"the {what} is {values[wrong[0]]:.4g} at step {steps[wrong[0]]}, expected 0 or more: below "
+                "0 a step goes up the gradient. HINT: jnp.maximum(0.0, rate); to climb give the loss a minus."
             )
         most.append(float(values.max()))
     if min(most) > 0 or num_steps is None:
@@ -66,16 +61,8 @@ def check_rates(lr: Any, factor: Schedule, num_steps: int | None, own: Schedule 
     )
 
 
-def _asked(what: str, rate: Schedule, steps: np.ndarray) -> np.ndarray:
-    """`rate` at each of `steps`, float64. Raises: ConfigError for one that is no function of an array."""
+def _asked(rate: Schedule, steps: np.ndarray) -> np.ndarray:
+    """`rate` at each of `steps`, float64; as in the compiled step it is called with an array."""
     with on_host():
-        try:
-            form = jax.eval_shape(lambda n: jnp.asarray(rate(n)), jax.ShapeDtypeStruct((), jnp.int32))
-        except (jax.errors.JAXTypeError, TypeError, ValueError) as err:
-            raise ConfigError(f"the {what} raises {type(err).__name__}: {_IN_THE_STEP}") from err
-        if form.shape:
-            raise ConfigError(
-                f"the {what} gives shape {form.shape} for a step, expected a number. HINT: return a scalar."
-            )
         # All at once, and not jitted: each operation is compiled once in a process, for any number of fits.
         return np.asarray(jax.vmap(rate)(jnp.asarray(steps)), np.float64)

@@ -1,4 +1,4 @@
-"""All checks of a fit before its first step, in the order in which they are made. Nothing was written yet."""
+"""All checks of a fit before its first step, in order, and of an evaluation. Nothing was written yet."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,18 +10,17 @@ from cyxjax.core.exact.step import PartsStep
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.objective.global_loss import sees_whole_batch
 from cyxjax.core.objective.split_check import is_own
-from cyxjax.core.precision import parse_policy
 from cyxjax.core.rows import whole_batch as whole_batch_of
 from cyxjax.core.step import TrainState
-from cyxjax.core.trees import batch_shapes
 from cyxjax.errors import translated
 from cyxjax.launch import environment
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import fingerprints, resume
 from cyxjax.train.checks import exactness, whole_batch
-from cyxjax.train.checks.batch_checks import BatchChecks, check_batches, check_tuple
+from cyxjax.train.checks.batch_checks import BatchChecks, check_batches, check_tuple, watched_samples
 from cyxjax.train.checks.learning_rate import check_rates
-from cyxjax.train.hooks import callbacks
+from cyxjax.train.feeding.fit_data import FitData
+from cyxjax.train.hooks import composite
 from cyxjax.train.monitor import watchable_in
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
@@ -64,7 +63,7 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     # Metrics, learning rate, model
     watchable = watchable_in(recipe.metrics, feed, settings.course)
     watchable.of(settings.watch)
-    callbacks.check_watched(recipe.callbacks, watchable)
+    composite.check_watched(recipe.callbacks, watchable)
     rate, lr = settings.step.rate, getattr(recipe.optimizer, "lr", None)
     # Ours are above 0 in their first step and never below: to ask them compiles each of their operations.
     is_known = rate.name in SCHEDULES and not callable(lr)
@@ -76,9 +75,7 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
         warn_on_stderr(line)
     if compares_samples:
         whole_batch.check_same_params(program.sync, settings.step.comm)
-    if parse_policy(settings.step.precision).needs_loss_scale:
-        check_float16(program, state, plan.inputs, num_replicas(mesh))
-    check_batches(data, batch_checks_of(plan, program, state))
+    check_batches(data, _batch_checks(plan, program, state))
 
     # What the run depends on, on all ranks
     facts = plan.facts._replace(data=content if is_exact else fingerprints.data_of(data))
@@ -87,13 +84,25 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
         first, rows = first_state(plan, program)[0].state, settings.step.batch.batch_size
         found = fingerprints.exact_of(program.train_step, data, first, rows, group.threads)
         facts = facts._replace(exact=found)
-    lowered = fingerprints.lower_step(program.train_step, state, data, settings, mesh)
+    with translated():  # of operations that the backend lacks, such as some products of float16 on CPUs
+        lowered = fingerprints.lower_step(program.train_step, state, data, settings, mesh)
     compare_ranks(group, facts, data, lowered)
     several = steps_at_once(settings.course.steps_per_dispatch, lowered, mesh, indexed=data.indexed)
     return plan._replace(facts=facts, steps_at_once=several)
 
 
-def batch_checks_of(plan: Plan, program: Program, state: TrainState) -> BatchChecks:
+def before_evaluation(plan: Plan, program: Program, state: TrainState, samples: FitData, size: int) -> Any:
+    """All checks of an evaluation in batches of `size`. Returns the samples, checked as they are read.
+
+    Raises: DataError naming the sample; ConfigError for a loss that `samples` cannot be given to.
+    """
+    dataset = watched_samples(samples, _batch_checks(plan, program, state))
+    shape = plan.settings.step.batch._replace(batch_size=size)
+    whole_batch.check_full_batches(plan.recipe.loss, dataset, shape, "data")
+    return dataset
+
+
+def _batch_checks(plan: Plan, program: Program, state: TrainState) -> BatchChecks:
     """Model, loss and metrics of a plan, to be checked with samples."""
     step, mesh = plan.settings.step, plan.group.mesh
     is_whole = has_whole_batch(step, mesh)
@@ -104,19 +113,6 @@ def batch_checks_of(plan: Plan, program: Program, state: TrainState) -> BatchChe
 
     here = output_shapes, plan.recipe.loss, plan.recipe.metrics, num_replicas(mesh)
     return BatchChecks(*here, step.batch.batch_size, is_whole, plan.inputs)
-
-
-def check_float16(program: Program, state: TrainState, inputs: PyTree, replicas: int) -> None:
-    """The model asks for nothing that the backend lacks; `inputs` are of one sample. Nothing is compiled.
-
-    For float16: of the precisions it alone is half supported on some backends, and other runs need not wait
-    for the program to be made twice.
-    Raises: ConfigError that names the precision and the backend: on CPU `jax.nn.dot_product_attention` has no
-        float16 (jax 0.10.2).
-    """
-    each = batch_shapes(inputs, replicas)
-    with translated():
-        program.predict_step.lower(jax.eval_shape(program.consensus, state), each)
 
 
 def _num_steps(plan: Plan) -> int | None:

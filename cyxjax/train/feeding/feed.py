@@ -18,8 +18,7 @@ from cyxjax.launch import heartbeat
 from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.feeding.loader_batches import agreed, rows_of, stream
 from cyxjax.train.feeding.loader_feed import Ask, loader_feed, warner
-from cyxjax.train.feeding.placing import Placer, RowPlacer
-from cyxjax.train.feeding.sample_keys import Keying, unkeyed
+from cyxjax.train.feeding.placing import Keying, Placer, RowPlacer, unkeyed
 from cyxjax.train.hooks.hook import Fed, Feed, Position
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.settings import Reading, StepPlan

@@ -19,12 +19,12 @@ from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.feeding.loader_batches import rows_of
 from cyxjax.train.feeding.pairs import as_arrays, is_pair
-from cyxjax.train.feeding.sample_keys import Keying, unkeyed
+from cyxjax.train.feeding.placing import Keying, unkeyed
 
 EVAL_ROWS = 256  # of a stream that is evaluated, at once in each process
 
 
-class Reading(NamedTuple):
+class DatasetOrder(NamedTuple):
     """A loader's dataset and the order it is read in."""
 
     dataset: Dataset
@@ -40,12 +40,13 @@ def is_loader(data: Any) -> bool:
 
 def refuse_iterator(data: Any) -> None:
     """Raises: DataError for a generator: it could be read once, and each epoch reads its loader again."""
-    # torch's persistent workers make one iterator serve again, which starts anew each time.
-    anew = isinstance(data, DataLoader) or hasattr(data, "persistent_workers")
-    if isinstance(data, Iterator) or (not anew and iter(data) is iter(data)):
+    # torch's persistent workers make one iterator restart in each epoch.
+    restarts = isinstance(data, DataLoader) or hasattr(data, "persistent_workers")
+    if isinstance(data, Iterator) or (not restarts and iter(data) is iter(data)):
         raise DataError(
-            f"{type(data).__name__} can be read only once; expected a loader that starts anew in each epoch. "
-            "HINT: pass an object whose __iter__ makes batches, or set steps_per_epoch, which reads on."
+            f"{type(data).__name__} can be read only once; expected a loader that can be read again in "
+            "each epoch. HINT: pass an object whose __iter__ makes batches, or set steps_per_epoch, which "
+            "reads on."
         )
 
 
@@ -75,17 +76,17 @@ def _read_on(loader: Any, config: DistributedTrainingConfig) -> Any:
     return loader
 
 
-def read_exactly(loader: Any, local_replicas: int) -> Reading | None:
+def read_exactly(loader: Any, local_replicas: int) -> DatasetOrder | None:
     """How to read a training loader sample by sample; None for one that must be asked for its batches."""
     if type(loader) is not DataLoader or loader.batch_size % local_replicas:
         return None
     sampler = loader.sampler
     if sampler is None:
-        return Reading(loader.dataset, loader.seed, loader.shuffle, loader.drop_last)
+        return DatasetOrder(loader.dataset, loader.seed, loader.shuffle, loader.drop_last)
     if not isinstance(sampler, DistributedSampler) or not _is_our_share(sampler):
         return None
     # A sampler's own drop_last keeps ranks equally long. They are anyway: nothing need be dropped for it.
-    return Reading(loader.dataset, sampler.seed, sampler.shuffle, loader.drop_last)
+    return DatasetOrder(loader.dataset, sampler.seed, sampler.shuffle, loader.drop_last)
 
 
 def whole_dataset(loader: Any) -> Dataset | None:
@@ -168,8 +169,6 @@ def parse(
     Raises: ConfigError for another form, DataError for data that cannot be read.
     """
     given = list(args)
-    if given and isinstance(given[-1], DistributedTrainingConfig):
-        config = given.pop()
     config = config or DistributedTrainingConfig()
     while given and given[-1] is None:
         given.pop()

@@ -63,7 +63,7 @@ def _passes(loader: Any, place: Any) -> Iterator[tuple[tuple[Any, Any], Any]]:
         if given == before and not resumed:
             raise DataError(
                 f"the loader ended after {given} batches and gives no more; steps_per_epoch reads on and on. "
-                "HINT: let its __iter__ begin anew each time, or set max_steps to what it has."
+                "HINT: let its __iter__ start from the beginning, or set max_steps to what it has."
             )
 
 

@@ -13,8 +13,7 @@ from cyxjax.data.streams import Once
 from cyxjax.errors import DataError
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.feeding.loader_batches import agreed, endless, stream
-from cyxjax.train.feeding.placing import RowPlacer
-from cyxjax.train.feeding.sample_keys import Keying, places_of_loader, unkeyed
+from cyxjax.train.feeding.placing import Keying, RowPlacer, places_of_loader, unkeyed
 from cyxjax.train.feeding.stream_positions import StreamPosition, StreamPositions
 from cyxjax.train.hooks.hook import Fed, Feed, Position
 
@@ -37,7 +36,7 @@ def loader_feed(
     """Batches of loaders, one loader a process, as under torch: each yields this process's samples.
 
     Ranks may run out of data at different times: they agree on each step's number of samples, and a rank
-    without any takes part with weight 0. With `steps_per_epoch` none runs out: each begins its loader anew.
+    without any takes part with weight 0. With `steps_per_epoch` none runs out: each reads its loader again.
     """
     warn, positions = warner(), positions or StreamPositions()
     local = len(placer.shares)
@@ -47,7 +46,7 @@ def loader_feed(
         return placer.put(keying(host, epoch, places_of_loader(host, *here)), ask())
 
     if steps_per_epoch is not None:
-        reading = Reading(train, local, accumulation, depth, steps_per_epoch, size, positions, warn)
+        reading = EndlessLoader(train, local, accumulation, depth, steps_per_epoch, size, positions, warn)
 
         def epoch_of_steps(position: Position, ask: Ask) -> Iterator[Fed]:
             for host, is_last in reading.epoch(position):
@@ -68,13 +67,13 @@ def loader_feed(
         if empty and not position.step_in_epoch:
             raise DataError(
                 f"the loader gave no batch in epoch {position.epoch}; it gave some before. HINT: let its "
-                "__iter__ begin anew each time."
+                "__iter__ start from the beginning."
             )
 
     return Feed(train_batches, None, val_batches)
 
 
-class Reading:
+class EndlessLoader:
     """A loader that is read on and on: the steps of epoch e are its steps from e * steps_per_epoch on."""
 
     def __init__(
@@ -144,7 +143,7 @@ class Reading:
         if self._given and isinstance(getattr(self._loader, "loader", self._loader), Once):
             raise DataError(
                 f"the {type(self._loader).__name__} was read {self._given} steps on and cannot be read again "
-                "from before. HINT: pass an object whose __iter__ starts anew."
+                "from before. HINT: pass an object whose __iter__ starts from the beginning."
             )
         self.close()
         self._ahead = prefetch(

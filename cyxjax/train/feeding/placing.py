@@ -1,6 +1,7 @@
-"""Puts host batches on the devices: as rows of one mesh, or as the parts of an exact step."""
+"""Puts host batches on the devices, as rows of one mesh or as the parts of an exact step; samples that are
+augmented take their random keys along."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from jax.sharding import Mesh
 from cyxjax.core.exact.calls import Parts
 from cyxjax.core.exact.step import Layout, PartsBatch
 from cyxjax.core.mesh import build_put_rows, local_replicas, num_replicas, put_replicated, refuse_wrapping
+from cyxjax.core.model.augment import Augment, keyed
 from cyxjax.core.step import Batch
 from cyxjax.data.batches import HostBatch
 from cyxjax.errors import WrappingError
@@ -97,3 +99,28 @@ class PartPlacer:
         """The parts of a device, from those of all."""
         mine = slice(start, start + len(numbers))
         return Parts(np.array(numbers, np.int32), *jax.tree.map(lambda a: a[mine], cut))
+
+
+Keying = Callable[[HostBatch, int, np.ndarray], HostBatch]
+"""(batch, epoch, places of its rows in the order of that epoch) -> the batch as the step takes it."""
+
+
+def unkeyed(host: HostBatch, epoch: int, places: np.ndarray) -> HostBatch:
+    """Nothing is drawn for a sample alone."""
+    del epoch, places
+    return host
+
+
+def keying_for(augment: Augment | None, seed: int) -> Keying:
+    """Keys for `augment`, of a run's `seed`."""
+    if augment is None:
+        return unkeyed
+    return lambda host, epoch, places: host._replace(inputs=keyed(host.inputs, seed, epoch, places))
+
+
+def places_of_loader(host: HostBatch, rank: int, world_size: int) -> np.ndarray:
+    """Places in the epoch of the rows of a loader's step, whose samples the ranks take in turn.
+
+    Of a stream that all ranks share these are the numbers of its samples, at any number of ranks.
+    """
+    return host.stop - host.total + host.places * world_size + rank

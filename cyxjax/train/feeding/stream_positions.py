@@ -69,8 +69,8 @@ class StreamPositions:
         if not shared and len(ranks) != world_size:
             raise CheckpointError(
                 f"the checkpoint holds the places of {len(ranks)} ranks in streams of their own; this run "
-                f"has {world_size}, and they cannot be cut anew. HINT: resume with {len(ranks)} processes; a "
-                "stream that all ranks share (cx.data.Rows) can be."
+                f"has {world_size}, and they cannot be divided again. HINT: resume with {len(ranks)} "
+                "processes; a stream that all ranks share (cx.data.Rows) can be."
             )
         epoch, step, samples = found["at"]
         self._noted = {(epoch, step): StreamPosition(epoch, step, samples, ranks[0 if shared else rank])}

@@ -5,9 +5,8 @@ the compiled step; `evaluated` chooses what evaluation sees. Callbacks that wait
 the history again at each start, so a resumed run waits as long as an unbroken one.
 """
 
-import math
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import optax
 
@@ -18,14 +17,11 @@ from cyxjax.core.optimizer import (
     with_parameter_average,
 )
 from cyxjax.core.step import TrainState
-from cyxjax.errors import ConfigError, GivenOnce
-from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.errors import ConfigError
 from cyxjax.observe.stop_reasons import EARLY_STOPPING
+from cyxjax.train.hooks.bad_steps import TerminateOnNaN
 from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState
-from cyxjax.train.hooks.nonfinite import TerminateOnNaN
-from cyxjax.train.hooks.plateau import Plateau, RunParts
-from cyxjax.train.hooks.progress import Rate
-from cyxjax.train.monitor import Watchable
+from cyxjax.train.monitor import Plateau, Watchable
 
 __all__ = [
     *("EMA", "BestCheckpoint", "Callback", "EarlyStopping", "ReduceLROnPlateau", "RunParts"),
@@ -33,6 +29,14 @@ __all__ = [
 ]
 
 Optimizer: TypeAlias = optax.GradientTransformation
+
+
+class RunParts(NamedTuple):
+    """What a run lends its callbacks."""
+
+    history: Any  # DistributedTrainingHistory, filled epoch by epoch
+    watchable: Watchable  # the metrics a callback may wait for
+    save: Callable[[str, RunState], None]  # (path, moment) -> a checkpoint there; called on all ranks
 
 
 class Callback(Hook):
@@ -57,7 +61,7 @@ class Callback(Hook):
         """Before each fit."""
 
 
-class EarlyStopping(GivenOnce, Callback):
+class EarlyStopping(Callback):
     """Stops after `patience` evaluations without a `monitor` (such as val_loss) better by `min_delta`.
 
     given: (patience, monitor, min_delta, mode), or the monitor first: EarlyStopping("val_loss", patience=3).
@@ -86,7 +90,7 @@ class EarlyStopping(GivenOnce, Callback):
     def begin(self, run: RunParts) -> None:
         self._history = run.history
         self._plateau.restart()
-        for value in self._plateau.seen(run):
+        for value in self._plateau.seen(run.watchable, run.history):
             self._plateau.improves(value)
 
     def on_start(self, moment: RunState) -> bool:
@@ -106,7 +110,7 @@ class EarlyStopping(GivenOnce, Callback):
     on_evaluation = on_epoch
 
 
-class ReduceLROnPlateau(GivenOnce, Callback):
+class ReduceLROnPlateau(Callback):
     """Multiplies the learning rate by `factor` after `patience` evaluations without a better `monitor`.
 
     The factor is a number in the optimizer's state, so the step is not compiled again; it multiplies what
@@ -154,7 +158,7 @@ class ReduceLROnPlateau(GivenOnce, Callback):
     def begin(self, run: RunParts) -> None:
         self._plateau.restart()
         self._current = 1.0
-        for value in self._plateau.seen(run):
+        for value in self._plateau.seen(run.watchable, run.history):
             self._see(value)
 
     def next_state(self, info: EpochInfo, state: TrainState) -> TrainState:
@@ -176,7 +180,7 @@ def _by_name(given: tuple[Any, ...], names: list[str]) -> dict[str, Any]:
     return dict(zip(names, given, strict=False))
 
 
-class EMA(GivenOnce, Callback):
+class EMA(Callback):
     """Evaluates, predicts with and hands out the exponential moving average of the parameters.
 
     After step t the average moves to d * average + (1 - d) * parameters, d = min(decay, (1 + t) / (10 + t)):
@@ -197,7 +201,7 @@ class EMA(GivenOnce, Callback):
         return state._replace(params=averaged_params(state))
 
 
-class BestCheckpoint(GivenOnce, Callback):
+class BestCheckpoint(Callback):
     """Keeps at `path` a checkpoint of the evaluation with the best `monitor`, for `load_checkpoint(path)`.
 
     mode: as EarlyStopping takes it. if_measured: a run without validation data, which has no val_loss, is
@@ -221,7 +225,7 @@ class BestCheckpoint(GivenOnce, Callback):
 
     def begin(self, run: RunParts) -> None:
         self._save, self._due = run.save, False
-        seen = self._plateau.seen(run)
+        seen = self._plateau.seen(run.watchable, run.history)
         if seen:  # a resumed run; a second fit of this object starts an empty history and keeps its best
             self._plateau.restart()
         for value in seen:
@@ -240,80 +244,3 @@ class BestCheckpoint(GivenOnce, Callback):
         if self._due:
             self._save(self._path, moment)
             self._due = False
-
-
-# ---- what the trainer asks of all its hooks together ----------------------------------------------------
-
-
-def around(hooks: Iterable[Hook], optimizer: Optimizer) -> Optimizer:
-    """`optimizer` with every callback's part; averages outermost, for they are of what the others made."""
-    found = _callbacks(hooks)
-    for callback in sorted(found, key=lambda one: isinstance(one, EMA)):
-        optimizer = callback.around(optimizer)
-    return optimizer
-
-
-def in_the_step(hooks: Iterable[Hook]) -> list[Callback]:
-    """Those that put a part into the optimizer, whose state is then another one."""
-    return [one for one in _callbacks(hooks) if type(one).around is not Callback.around]
-
-
-def evaluated(hooks: Iterable[Hook], state: TrainState) -> TrainState:
-    """What evaluation sees of a state all replicas agree on."""
-    for callback in _callbacks(hooks):
-        state = callback.evaluated(state)
-    return state
-
-
-def learning_rate(hooks: Iterable[Hook], rate: Rate) -> Rate:
-    """`rate` (of optimizer steps done) times the callbacks' factors; None where it is not known."""
-    found = _callbacks(hooks)
-
-    def rate_then(step: int) -> float | None:
-        base = rate(step)
-        return None if base is None else base * math.prod(one.learning_rate_factor() for one in found)
-
-    return rate_then
-
-
-def begin(hooks: Iterable[Hook], run: RunParts) -> None:
-    """Tells the callbacks that a fit begins."""
-    for callback in _callbacks(hooks):
-        callback.begin(run)
-
-
-def check_watched(hooks: Iterable[Hook], watchable: Watchable) -> None:
-    """Raises: ConfigError for a callback that waits for what the run does not measure."""
-    for callback in _callbacks(hooks):
-        callback.check(watchable)
-
-
-def check(hooks: Iterable[Any]) -> list[Hook]:
-    """`hooks` as a list. Raises: ConfigError for what is no hook."""
-    found = list(hooks) if isinstance(hooks, Iterable) else [hooks]
-    if found == [hooks]:
-        raise ConfigError(f"callbacks is one {type(hooks).__name__}, expected a list. HINT: callbacks=[...].")
-    for one in found:
-        if not isinstance(one, Hook):
-            given = one.__name__ if isinstance(one, type) else type(one).__name__
-            raise ConfigError(
-                f"callbacks hold {given}, expected objects of cyxjax.train.hooks.hook.Hook. "
-                "HINT: callbacks=[EarlyStopping(patience=3)], with the object and not its class."
-            )
-        _warn_of_other_methods(one, Callback if isinstance(one, Callback) else Hook)
-    return found
-
-
-def _warn_of_other_methods(hook: Hook, known: type) -> None:
-    """Prints a line for each on_... method of `hook` that cyxjax does not call. known: the class of hooks."""
-    called = [name for name in dir(known) if name.startswith("on_")]
-    for name in sorted(set(dir(hook)) - set(dir(known))):
-        if name.startswith("on_") and callable(getattr(type(hook), name, None)):
-            warn_on_stderr(
-                f"the callback {type(hook).__name__} has a method {name}, which cyxjax does not call. "
-                f"HINT: use one of {', '.join(called)}."
-            )
-
-
-def _callbacks(hooks: Iterable[Hook]) -> list[Callback]:
-    return [one for one in hooks if isinstance(one, Callback)]

@@ -54,10 +54,10 @@ class GoodputHook(Hook):
         self._use = use
         self._before: dict[str, float] = {}  # seconds of earlier processes, and what their end cost
         self._base: dict[str, float] = {}  # phases up to here that are accounted for in _before
-        self._steps, self._step, self._told_s = 0, 0, 0.0
+        self._steps, self._step, self._written_s = 0, 0, 0.0
 
     def on_start(self, moment: RunState) -> None:
-        self._base, self._told_s, self._step = heartbeat.spent(), time.monotonic(), moment.position.step
+        self._base, self._written_s, self._step = heartbeat.spent(), time.monotonic(), moment.position.step
         previous = read(self._path)
         if previous and previous["ended"] and moment.position == Position():
             previous = {}  # another run in the same folder
@@ -75,7 +75,7 @@ class GoodputHook(Hook):
 
     def on_step(self, info: StepInfo) -> None:
         self._step, self._steps = info.position.step, self._steps + 1
-        if time.monotonic() - self._told_s > _EVERY_S:
+        if time.monotonic() - self._written_s > _EVERY_S:
             self._write()
 
     def on_epoch(self, info: EpochInfo) -> None:
@@ -115,7 +115,7 @@ class GoodputHook(Hook):
 
     def _write(self, ended: bool = False) -> dict[str, float]:
         seconds = self._seconds()
-        self._told_s = time.monotonic()
+        self._written_s = time.monotonic()
         values = {
             "seconds": seconds,
             "steps": self._steps,

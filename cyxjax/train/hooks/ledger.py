@@ -56,12 +56,12 @@ class Tape:
     def take(self) -> list[Noted]:
         """All that was noted since the last call, oldest first."""
         self._sum()
-        taken, self._summed = self._summed, []
-        return taken
+        steps, self._summed = self._summed, []
+        return steps
 
-    def put_back(self, taken: list[Noted]) -> None:
-        """As if `taken` had not been taken."""
-        self._summed = [*taken, *self._summed]
+    def put_back(self, steps: list[Noted]) -> None:
+        """As if `take` had not returned these."""
+        self._summed = [*steps, *self._summed]
 
     def _sum(self) -> None:
         if self._fresh:
@@ -74,7 +74,7 @@ class Tape:
 class LedgerHook(Hook):
     """Keeps the ledger of a run. Stands before the hook that saves, and sees every moment that is saved.
 
-    It never ends in silence: where it cannot go on from what a checkpoint says, it begins anew and says so.
+    Where it cannot continue what a checkpoint says, it begins a new record and prints a warning.
     """
 
     def __init__(self) -> None:

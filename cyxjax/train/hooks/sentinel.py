@@ -1,4 +1,4 @@
-"""Compares the replicas every N steps and before each save, so that no diverged replica is saved."""
+"""Hooks that read the bits of the state: one compares the replicas, one records digests of an exact run."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -9,13 +9,16 @@ from cyxjax.core.mesh import local_value
 from cyxjax.core.sentinel import Difference, Sentinel, differences, replicated_names
 from cyxjax.core.step import TrainState
 from cyxjax.errors import DesyncError
+from cyxjax.observe.state_digests import DigestFile
 from cyxjax.train.hooks.hook import Hook, Position, RunState
 
 _SHOWN = 3  # leaves named in a message; the rest are counted
 
 
 class SentinelHook(Hook):
-    """Raises DesyncError where replicas differ; or warns; or gives all of them what most of them hold.
+    """Compares the replicas every N steps and before each save, so that no diverged replica is saved.
+
+    Raises DesyncError where they differ; or warns; or gives all of them what most of them hold.
 
     ranks: of each replica.
     saving: (position, asked to save) -> whether a checkpoint is about to be written.
@@ -91,3 +94,40 @@ def _hint(policy: str) -> str:
         "HINT: look for model code that depends on the rank, the clock or unseeded random numbers; if there "
         "is none, suspect that device's memory. The last checkpoint is from before."
     )
+
+
+class DigestHook(Hook):
+    """Records digests of an exact run's state every so many steps and at each save.
+
+    On every rank, for the sums over the bits are a collective of all; `file` is rank 0's alone.
+    """
+
+    def __init__(
+        self,
+        sentinel: Sentinel,
+        file: DigestFile | None,
+        every: int,
+        saving: Callable[[Position, bool], bool] = lambda position, asked: False,
+    ):
+        self._sentinel, self._file, self._every, self._saving = sentinel, file, every, saving
+        self._newest = -1
+
+    def on_start(self, moment: RunState) -> None:
+        self._newest = moment.position.step
+        if self._file is not None:
+            self._file.begin(moment.position.step)
+
+    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
+        return position.step % self._every == 0 or self._saving(position, asked_to_save)
+
+    def on_end(self, moment: RunState, finished: bool) -> None:
+        if moment.position.step != self._newest:  # the last save
+            self.on_state(moment)
+
+    def on_state(self, moment: RunState) -> None:
+        self._newest = moment.position.step
+        sums = np.asarray(local_value(self._sentinel.fingerprints(moment.state)))[0]  # of the first replica
+        if self._file is not None:
+            names = replicated_names(moment.state, self._sentinel.spec)
+            digests = {name: f"{a:08x}{b:08x}" for name, (a, b) in zip(names, sums.tolist(), strict=True)}
+            self._file.add(moment.position.step, digests)

@@ -17,6 +17,7 @@ from cyxjax.checkpoint.folders import list_steps
 from cyxjax.command import Parser, existing_folder
 from cyxjax.config.load import load_config
 from cyxjax.core.mesh import REPLICATED, local_value
+from cyxjax.core.portable import place_state
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, DataError
@@ -109,7 +110,7 @@ def _first_bad(trainer: DistributedTrainer, plan: Plan, box: BlackBox) -> Bad | 
     if found is None:
         return None
     position, came_from, _, loss = found
-    before = again = trainer.place(host)
+    before = again = place_state(host, trainer.program.sync, plan.group.mesh)
     for step in _steps(trainer, feed, start._replace(state=again), position.step - 1):
         before = step.state
     batch = next(iter(feed.train(came_from, _ask_nothing))).batch

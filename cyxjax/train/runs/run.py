@@ -63,7 +63,7 @@ class StoredRun:
     def forward(self) -> Callable[[PyTree], PyTree]:
         """The trained model in evaluation mode as a pure function, inputs -> outputs."""
         params, model_state = self.trainer.values
-        apply, key = self.trainer.model_fns.apply, jax.random.key(0)  # evaluation draws nothing
+        apply, key = self.trainer.program.fns.apply, jax.random.key(0)  # evaluation draws nothing
         return lambda inputs: apply(params, model_state, inputs, key, False)[0]
 
     @cached_property
@@ -191,7 +191,7 @@ def _to_trace(run: StoredRun, form: str) -> tuple[PyTree, int]:
     """(two samples such as its inputs, bytes of its parameters). Raises: ConfigError in several processes."""
     if run.trainer.get_world_size() > 1:
         raise ConfigError(f"one process writes {form}. HINT: run `cyxjax export` without the launcher.")
-    few = jax.tree.map(_two_of, run.trainer.sample_inputs)
+    few = jax.tree.map(_two_of, run.trainer.plan.inputs)
     return few, sum(leaf.nbytes for leaf in jax.tree.leaves(run.params))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from cyxjax.observe import NullConsole, PlainConsole, RichConsole, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.lines import done_line, line_of_test
+from cyxjax.observe.lines import batch_plan_line, done_line, line_of_test
 
 STEP = {
     "kind": "step",
@@ -39,7 +39,7 @@ class Terminal(io.StringIO):
 
 def tell(console):
     console.note("Process 0/2 started")
-    console.batch_plan(batch_size=32, num_replicas=4, accumulation=2, world_size=2)
+    console.note(batch_plan_line(32, 4, 2, {"world_size": 2}))
     console.step(STEP)
     console.epoch(EPOCH)
     console.done(HISTORY, "runs/[x]")
@@ -73,7 +73,7 @@ def test_epochs_stand_under_each_other_and_the_best_one_is_marked():
 def test_one_of_a_thing_is_no_plural():
     stream = io.StringIO()
     console = PlainConsole(stream)
-    console.batch_plan(batch_size=1, num_replicas=1, accumulation=1)
+    console.note(batch_plan_line(1, 1, 1, {}))
     console.done(DistributedTrainingHistory(train_losses=[1.0]))
     assert stream.getvalue().startswith("Batch plan: 1 sample x 1 replica x 1 accumulation = 1 per step")
     assert "Done: 1 epoch in" in stream.getvalue()

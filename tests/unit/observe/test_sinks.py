@@ -10,9 +10,8 @@ import pytest
 from cyxjax.errors import ConfigError
 from cyxjax.files import read_json_lines
 from cyxjax.observe import MultiSink, NullSink, build_sinks
-from cyxjax.observe.background import BackgroundSink
 from cyxjax.observe.file_sinks import CsvSink, JsonlSink
-from cyxjax.observe.sinks import GuardedSink
+from cyxjax.observe.sinks import BackgroundSink, GuardedSink
 
 
 class ListSink:

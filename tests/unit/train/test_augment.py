@@ -16,7 +16,7 @@ from cyxjax.data.streams import RowBatches, Rows
 from cyxjax.errors import ConfigError
 from cyxjax.train.feeding.feed import dataset_feed
 from cyxjax.train.feeding.loader_batches import stream
-from cyxjax.train.feeding.sample_keys import keying_for, places_of_loader
+from cyxjax.train.feeding.placing import keying_for, places_of_loader
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.start.named import augment_of
 from tests.support.trainers import X, Y, config, trainer, use_devices
@@ -112,8 +112,6 @@ def test_several_are_done_in_turn_each_with_its_own_key():
     key, x = jax.random.key(0), X[0]
     first = shake(jax.random.fold_in(key, 0), x)
     assert (twice(key, x) == shake(jax.random.fold_in(key, 1), first)).all()
-    with pytest.raises(ConfigError, match="augment.* str"):
-        as_augment(["flip"])
 
 
 @pytest.mark.parametrize(
@@ -121,10 +119,8 @@ def test_several_are_done_in_turn_each_with_its_own_key():
     [
         (lambda key, x: x[1:], r"float32\[7,8,3\] .*float32\[8,8,3\]"),
         (lambda key, x: (x * 255).astype(jnp.uint8), r"uint8\[8,8,3\] .*float32\[8,8,3\]"),
-        (lambda x: x, r"TypeError.*float32\[8,8,3\]"),
         (lambda key, x: x + np.random.rand(), r"jax\.random\.uniform"),
         (lambda key, x: x + np.random.rand(*x.shape).astype(np.float32), r"jax\.random\.uniform"),
-        (lambda key, x: x @ jnp.zeros((5, 5)), r"TypeError.*float32\[8,8,3\]"),
     ],
 )
 def test_a_function_that_cannot_be_right_is_refused_by_one_line(augment, said):

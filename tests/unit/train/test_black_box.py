@@ -15,7 +15,7 @@ from cyxjax.errors import CheckpointError, DataError, NonFiniteError
 from cyxjax.train import experiment
 from cyxjax.train.hooks.black_box import read_box
 from cyxjax.train.replay import steps
-from cyxjax.train.replay.layers import first_nonfinite
+from cyxjax.train.replay.inspect import first_nonfinite
 
 SAMPLES = 48  # 16 a step: 3 steps an epoch
 

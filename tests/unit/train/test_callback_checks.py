@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import cyxjax as cx
-from cyxjax.train.hooks.callbacks import check
+from cyxjax.train.hooks.composite import checked
 from cyxjax.train.hooks.hook import stops
 
 
@@ -19,7 +19,7 @@ def test_true_stops_and_nothing_else():
 @pytest.mark.parametrize("name", ["on_epoch_end", "on_train_begin", "on_save_checkpoint"])
 def test_a_method_of_another_library_prints_a_line_that_names_it(name, capfd):
     own = type("Own", (cx.Callback,), {name: lambda self, *values: None})
-    check([own(), cx.EarlyStopping(3), cx.EMA(), cx.TerminateOnNaN()])
+    checked([own(), cx.EarlyStopping(3), cx.EMA(), cx.TerminateOnNaN()])
     said = capfd.readouterr().err
     assert said.count("\n") == 1
     assert name in said

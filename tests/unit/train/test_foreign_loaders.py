@@ -11,9 +11,10 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.data.streams import as_rows
+from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.train import resume
 from cyxjax.train.feeding import fit_data
+from cyxjax.train.plan import plan_of_checkpoint
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
 Y = np.arange(24) % 3
@@ -243,14 +244,19 @@ def test_the_batch_of_a_loader_that_does_not_tell_it_is_not_made_up(capsys):
 
 
 def test_a_stored_batch_that_the_replicas_cannot_share_does_not_keep_a_model_from_being_loaded():
-    config = cx.distributed.DistributedTrainingConfig
-    stored = config(global_batch_size=12, gradient_accumulation_steps=2)
-    assert resume.fitting(stored, 3) == (stored, "")
-    here, said = resume.fitting(stored, 4)  # 8 shares: 2 samples each
-    assert (here.global_batch_size, here.batch_size) == (None, 2)
-    assert "global_batch_size=12 does not divide by 4 replicas x 2 accumulation" in said
-    exact = config(global_batch_size=24, reproducibility="exact")
-    assert resume.fitting(exact, 5) == (exact, "")
+    trainer = cx.DistributedTrainer(
+        cx.SequentialModel([cx.LinearModule(4, 3)]), cx.CrossEntropyLoss(), optax.sgd(0.1)
+    )
+    stored = {"gradient_accumulation_steps": 2, "global_batch_size": 32}
+    assert planned_batch(trainer, stored) == (2, 8, 2)
+    assert planned_batch(trainer, stored | {"global_batch_size": 40}) == (3, 8, 2)  # 16 parts: 3 samples each
+
+
+def planned_batch(trainer, config):
+    meta = {"config": config, "inputs": {"": [[4], "float32"]}}
+    plan = plan_of_checkpoint(trainer.recipe, process_group.ensure(), meta, remat="none")
+    assert plan.inputs.shape == (1, 4)
+    return plan.settings.step.batch
 
 
 def test_grains_workers_find_their_flags(monkeypatch):

@@ -13,8 +13,8 @@ from cyxjax.cli import audit
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import MSELoss
 from cyxjax.errors import CheckpointError, LossSpikeError
+from cyxjax.train.hooks.bad_steps import LOSS_SPIKE, LossSpikeHook, loss_spike_meta
 from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
-from cyxjax.train.hooks.loss_spike import META, LossSpikeHook, to_meta
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import use_devices
 
@@ -72,7 +72,7 @@ def test_a_rollback_forgets_the_streak_but_not_the_median():
 
 def test_what_was_seen_goes_on_after_a_restart():
     # 1, 2, 3, 4 fill the window and 5 is high; as JSON, which a checkpoint is
-    memory = json.loads(json.dumps(to_meta([told([1, 2, 3, 4, 5])])))[META]
+    memory = json.loads(json.dumps(loss_spike_meta([told([1, 2, 3, 4, 5])])))[LOSS_SPIKE]
     assert memory == {"usual": [1.0, 2.0, 3.0, 4.0], "high": [[5, 5.0]]}
     ninth = StepInfo(Position(6, 0, 6), np.array([[9.0, 1.0]]), (0.0, 0.0))
     with pytest.raises(LossSpikeError, match="steps 5 .*6"):

@@ -135,7 +135,7 @@ def test_no_optimizer_no_parameters_and_no_model_are_said():
         with pytest.raises(DataError, match=r"^(.*CrossEntropyLoss'>|3) .*cx\.CrossEntropyLoss\(\)"):
             DistributedTrainer(mlp(), given, cx.AdamOptimizer())
     with pytest.raises(ConfigError, match="callbacks .*EMA"):
-        DistributedTrainer(mlp(), cx.CrossEntropyLoss(), cx.AdamOptimizer(), callbacks=cx.EMA())
+        DistributedTrainer(mlp(), cx.CrossEntropyLoss(), cx.AdamOptimizer(), callbacks=[cx.EMA])
     for given in ("mlp", nnx.Linear, object()):
         with pytest.raises(ConfigError) as refused:
             DistributedTrainer(given, cx.CrossEntropyLoss(), cx.AdamOptimizer())

@@ -1,19 +1,65 @@
-"""`on_loss_spike: rollback`: the median of earlier losses separates noise from a jump that stays.
+"""Hooks that end a run at a bad step: a loss that is not finite, or far above what it was."""
 
-Source of going back: Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, section 5.1. Finding them is ours.
-"""
-
+import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cyxjax.errors import LossSpikeError
-from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
+from cyxjax.core.metrics import GRAD_NORM
+from cyxjax.errors import LossSpikeError, NonFiniteError
+from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, StepInfo
 from cyxjax.train.settings import GuardPolicy
 
-META = "loss_spike"
+LOSS_SPIKE = "loss_spike"  # of a checkpoint: what the hook has seen
 _NOTHING: Mapping[str, Any] = {}
+
+
+class TerminateOnNaN(Hook):
+    """Ends the run with an error when a step's loss is NaN or infinite, or when so many steps in a row were
+    left out that no loss scale is to blame; equal on all ranks."""
+
+    def __init__(self, patience: int = 50) -> None:
+        self._patience = patience  # steps left out in a row
+
+    def on_start(self, moment: RunState) -> None:
+        self._left_out = 0
+
+    def on_step(self, info: StepInfo) -> None:
+        # Python's numbers: this runs in each step, and numpy's are slow one by one.
+        total, weight = info.sums[0].tolist()
+        self._left_out = 0 if weight else self._left_out + 1
+        if self._left_out >= self._patience:
+            raise NonFiniteError(
+                f"the gradients of the last {self._left_out} steps, up to {info.position.step}, were not "
+                "finite and all were left out. HINT: look for NaN in the data, or train in bfloat16.",
+                info.position,
+            )
+        loss = total / max(weight, 1)
+        if not math.isfinite(loss):
+            raise NonFiniteError(
+                f"the loss of step {info.position.step} (epoch {info.position.epoch}) is {loss}. "
+                "HINT: lower the learning rate, set max_grad_norm, or look for NaN in the data and for "
+                "labels that are no class; the last checkpoint is good.",
+                info.position,
+            )
+
+
+class WarnsOfNoLearning(Hook):
+    """Says once if the gradient was 0 in all steps of the first epoch that were measured."""
+
+    def __init__(self, warns: bool) -> None:
+        self._warns = warns
+
+    def on_epoch(self, info: EpochInfo) -> None:
+        if self._warns and info.train.get(GRAD_NORM) == 0:
+            warn_on_stderr(
+                "The gradient was 0 in every step that was measured: the loss does not depend on what is "
+                "trained, and nothing is learned. HINT: look for stop_gradient, argmax, a cast to integers, "
+                "a loss that is a constant, or a mask that leaves out every sample."
+            )
+        self._warns = False
 
 
 class LossSpikeHook(Hook):
@@ -23,6 +69,8 @@ class LossSpikeHook(Hook):
     Nothing is judged before the window is full, nor where the median is not positive: a multiple of it says
     nothing there. Steps that were left out have no loss. After a rollback the window stays: it is of the
     state that training goes on from. A checkpoint keeps it: a resumed run judges as one that was not cut.
+    Going back is of Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, section 5.1; finding spikes is ours: the
+    median of earlier losses separates noise from a jump that stays.
 
     memory: the `memory` of the hook before; {}: of a new run.
     """
@@ -75,7 +123,7 @@ class LossSpikeHook(Hook):
         )
 
 
-def hooks_for(guard: GuardPolicy, memory: Mapping[str, Any]) -> list[LossSpikeHook]:
+def loss_spike_hooks(guard: GuardPolicy, memory: Mapping[str, Any]) -> list[LossSpikeHook]:
     """The hook that `guard` asks for, if it does; made once a fit, so that it outlives rollbacks.
 
     memory: of the checkpoint that the fit goes on from.
@@ -85,6 +133,6 @@ def hooks_for(guard: GuardPolicy, memory: Mapping[str, Any]) -> list[LossSpikeHo
     return [LossSpikeHook(guard.spike_factor, guard.spike_window, guard.spike_steps, memory)]
 
 
-def to_meta(hooks: Sequence[LossSpikeHook]) -> dict[str, Any]:
+def loss_spike_meta(hooks: Sequence[LossSpikeHook]) -> dict[str, Any]:
     """What a checkpoint keeps of the hooks."""
-    return {META: hooks[0].memory()} if hooks else {}
+    return {LOSS_SPIKE: hooks[0].memory()} if hooks else {}
