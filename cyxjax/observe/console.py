@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TextIO, cast
 
 from cyxjax.launch.output import relayed_columns
-from cyxjax.observe.lines import Columns, done_line, wrapped
+from cyxjax.observe.lines import Columns, wrapped
 from cyxjax.observe.live import LiveLine, Pace
 from cyxjax.observe.records import Record, step_of
 
@@ -19,10 +19,10 @@ _NOTEBOOK_EVERY_S = 0.5  # between two updates of the line of progress
 
 
 class Console(Protocol):
-    """Where a run says what it does."""
+    """Prints what a run does."""
 
-    def note(self, text: str) -> None:
-        """One line of news."""
+    def note(self, text: str, style: str | None = None) -> None:
+        """One line of news. style: of rich, where there is colour."""
 
     def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
         """Training begins; it ends after so many steps and epochs of the whole run, None where not known."""
@@ -36,19 +36,15 @@ class Console(Protocol):
     def epoch(self, record: Record, is_best: bool = False) -> None:
         """The end of an epoch. is_best: of what the run monitors, no earlier epoch had a better value."""
 
-    def done(self, history: Any, run_dir: str | None = None) -> None:
-        """The last line: what came out, and where it lies."""
-
 
 class NullConsole:
-    """Says nothing: other ranks, and `verbose = False`."""
+    """Prints nothing: other ranks, and `verbose = False`."""
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str, style: str | None = None) -> None: ...
     def begin(self, total_steps: int | None, epochs: int | None = None) -> None: ...
     def end(self) -> None: ...
     def step(self, record: Record) -> None: ...
     def epoch(self, record: Record, is_best: bool = False) -> None: ...
-    def done(self, history: Any, run_dir: str | None = None) -> None: ...
 
 
 class PlainConsole:
@@ -62,7 +58,7 @@ class PlainConsole:
         self._every_s, self._pace, self._columns = every_s, Pace(), Columns()
         self._shown_s: float | None = None  # when a step last made a line
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, style: str | None = None) -> None:
         self._write(text)
 
     def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
@@ -86,9 +82,6 @@ class PlainConsole:
 
     def epoch(self, record: Record, is_best: bool = False) -> None:
         self._write(self._columns.epoch_line(record, is_best))
-
-    def done(self, history: Any, run_dir: str | None = None) -> None:
-        self._write(done_line(history, run_dir))
 
     def _write(self, text: str) -> None:
         self._stream.write(text + "\n")
@@ -141,8 +134,8 @@ class RichConsole:
         self._has_width = _fileno(target) is not None
         self._columns = Columns()
 
-    def note(self, text: str) -> None:
-        self._print(text)
+    def note(self, text: str, style: str | None = None) -> None:
+        self._print(text, style)
 
     def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
         self._columns = Columns(epochs)
@@ -156,9 +149,6 @@ class RichConsole:
 
     def epoch(self, record: Record, is_best: bool = False) -> None:
         self._print(self._columns.epoch_line(record, is_best), style="bold green" if is_best else "bold")
-
-    def done(self, history: Any, run_dir: str | None = None) -> None:
-        self._print(done_line(history, run_dir), style="green")
 
     def _print(self, text: str, style: str | None = None) -> None:
         with self._lock:

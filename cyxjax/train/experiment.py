@@ -16,7 +16,7 @@ from cyxjax.files import read_plain
 from cyxjax.launch.backend import programs
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.lines import line_of_test
+from cyxjax.observe.lines import done_line, line_of_test
 from cyxjax.observe.records import Sink, write_atomic
 from cyxjax.observe.sinks import NullSink, check_names
 from cyxjax.observe.stop_reasons import MAX_TIME, reason_of
@@ -47,7 +47,7 @@ class Experiment(NamedTuple):
 
 
 def run(config: TrainConfig) -> int:
-    """Trains as `config` says; the exit code."""
+    """Trains as `config` says and returns the exit code."""
     return train(prepare(config, goes_on=True))
 
 
@@ -71,7 +71,7 @@ def train(experiment: Experiment) -> int:
         history = trainer.history
         if reason_of(history.stopped_by).exit_code == EXIT_OK:
             _test(experiment, sink, console)
-    console.done(history, str(config.run_folder.root))
+    console.note(done_line(history, str(config.run_folder.root)), style="green")
     _say_how_to_go_on(config, history, console)
     if unsaved is None and not config.fast_dev_run:
         console.note(_next_commands(config, history))
@@ -135,7 +135,7 @@ def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, 
 
 
 def _next_commands(config: TrainConfig, history: DistributedTrainingHistory) -> str:
-    """What one may type next."""
+    """A line with the commands to run next."""
     look = f"open {config.run_folder.report}" if config.report else f"cyxjax report {config.run_dir}"
     kept = config.run_folder.ledger.is_file()  # not of a stream
     audit = f"; cyxjax audit {config.run_dir}" if kept else ""

@@ -1,6 +1,6 @@
 """From samples on the host to global batches on the devices, one step at a time."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -17,7 +17,7 @@ from cyxjax.data.sources import LARGE_BYTES, ArrayDataset, Dataset
 from cyxjax.launch import heartbeat
 from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.feeding.loader_batches import agreed, rows_of, stream
-from cyxjax.train.feeding.loader_feed import Ask, loader_feed, warner
+from cyxjax.train.feeding.loader_feed import Ask, loader_feed
 from cyxjax.train.feeding.placing import Keying, Placer, RowPlacer, unkeyed
 from cyxjax.train.hooks.hook import Fed, Feed, Position
 from cyxjax.train.hooks.ledger import Tape
@@ -84,14 +84,14 @@ def dataset_feed(
 
     What is delivered is noted on `tape`. val_placer: for evaluation; None: `placer`.
     """
-    tape, warn = tape or Tape(), warner()
+    tape = tape or Tape()
     tape.facts = StreamFacts(len(train), plan.global_batch_size, plan.drop_last, seed, shuffle)
 
     per_step = plan.global_batch_size // placer.num_shares * len(placer.shares)  # samples of this process
 
     def train_batches(position: Position, ask: Ask) -> Iterator[Fed]:
         order = Order(len(train), seed, position.epoch, shuffle)
-        rest = plan.rest(_first_place(plan, position, warn))
+        rest = plan.rest(position.samples)
         end = rest.first + rest.num_used
         # Few rows of arrays in memory are gathered sooner than handed from one thread to another.
         is_quick = isinstance(train, ArrayDataset) and train.row_bytes * per_step < LARGE_BYTES
@@ -119,16 +119,3 @@ def eval_batches(placer: Placer, dataset: Any, batch_size: int, limit: int | Non
     for number, host in enumerate(islice(iterate(dataset, order, plan, placer.shares), total), 1):
         heartbeat.part(number, total)
         yield placer.put(host)
-
-
-def _first_place(plan: BatchPlan, position: Position, warn: Callable[[str], None]) -> int:
-    """The place of the epoch's order from which to go on."""
-    if position.samples or not position.step_in_epoch:
-        return position.samples
-    first = min(position.step_in_epoch * plan.global_batch_size, plan.num_samples)
-    warn(
-        f"WARNING: the checkpoint says {position.step_in_epoch} steps of epoch {position.epoch} and not of "
-        f"how many samples; assumed to be steps of {plan.global_batch_size}: going on from sample {first}. "
-        "HINT: if the batch size or the number of processes was another one, start the run over."
-    )
-    return first

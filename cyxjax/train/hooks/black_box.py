@@ -39,12 +39,8 @@ class BlackBox(NamedTuple):
     num_replicas: int
     world_size: int
     platform: str
-    first_sample: int = -1  # place of the epoch's order at which the step began; -1: one of equal steps
+    first_sample: int  # place of the epoch's order at which the step began
     format: int = 1
-
-    def first(self, facts: StreamFacts) -> int:
-        """The place of the epoch's order at which the step began."""
-        return self.step_in_epoch * facts.global_batch_size if self.first_sample < 0 else self.first_sample
 
 
 class BlackBoxHook(Hook):

@@ -42,7 +42,7 @@ def tell(console):
     console.note(batch_plan_line(32, 4, 2, {"world_size": 2}))
     console.step(STEP)
     console.epoch(EPOCH)
-    console.done(HISTORY, "runs/[x]")
+    console.note(done_line(HISTORY, "runs/[x]"))
 
 
 def test_plain_lines():
@@ -74,7 +74,7 @@ def test_one_of_a_thing_is_no_plural():
     stream = io.StringIO()
     console = PlainConsole(stream)
     console.note(batch_plan_line(1, 1, 1, {}))
-    console.done(DistributedTrainingHistory(train_losses=[1.0]))
+    console.note(done_line(DistributedTrainingHistory(train_losses=[1.0]), None))
     assert stream.getvalue().startswith("Batch plan: 1 sample x 1 replica x 1 accumulation = 1 per step")
     assert "Done: 1 epoch in" in stream.getvalue()
 
