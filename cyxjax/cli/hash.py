@@ -129,7 +129,7 @@ def _of_part(bits: StepBits, part: str) -> str:
 
 
 def compare(one: Path, other: Path) -> tuple[list[str], bool]:
-    """(what to say, whether all that both runs keep is equal), checkpoint by checkpoint of the same step."""
+    """(lines to print, whether both runs are equal), comparing the checkpoints of common steps."""
     common = sorted(set(steps_of(one)) & set(steps_of(other)))
     between = first_other_state(one, other)
     if not common and between is not None:
@@ -161,7 +161,7 @@ def _further(one: Path, other: Path, step: int) -> list[str]:
 
 
 class States(NamedTuple):
-    """What the digests of the states of two runs say, step by step."""
+    """The comparison of the recorded digests of two runs."""
 
     equal: bool
     text: str

@@ -92,7 +92,7 @@ def _show(lines: Iterable[str]) -> None:
 
 
 def _facts(lowered: Any, compiled: Any, state: Any) -> dict[str, Any]:
-    """What the lines say of a step, for a script."""
+    """The facts of a step as plain values, for a script."""
     found = collectives(compiled.as_text())
     return {
         "sent_bytes_per_replica": bytes_per_step(found),
@@ -110,7 +110,7 @@ def work_line(cost: Mapping[str, float] | None) -> str:
 
 
 class Wish(NamedTuple):
-    """What a plan is asked beyond the step itself."""
+    """The options of the command that are no keys of an experiment."""
 
     device_gb: float | None
     wire: scaling.Wire | None  # None: no curve
@@ -169,7 +169,7 @@ Sent = dict[str, list[scaling.Exchange]]
 
 
 def _scaled(state: Any, plan: Any, program: Any, compiled: Any, batch: Any) -> tuple[scaling.Work, Sent]:
-    """What is drawn out, from steps run here for about a second; the state they change is dropped."""
+    """The measured work for the extrapolation, from about a second of steps; their state is dropped."""
     import jax
 
     held = state_bytes(state)

@@ -54,7 +54,7 @@ def _parser() -> Parser:
 
 
 def as_json(run: RunFacts) -> dict[str, Any]:
-    """What the page says first, for a script: a name and plain values each."""
+    """The first section of the page as plain values, for a script."""
     return {
         "name": run.name,
         "folder": run.folder,

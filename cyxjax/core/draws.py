@@ -1,6 +1,6 @@
 """The place of a sample in its step, and the keys of random draws, which depend on it.
 
-A step's global batch is dealt out with stride over R replicas; each takes B rows at a time, micro-batch by
+A step's global batch is divided over R replicas with stride R; each takes B rows at a time, micro-batch by
 micro-batch. What a model draws at random is named by the seed, the step and the place of the micro-batch's
 first sample: never by a rank or a device alone. What is drawn for one sample (augmentation) is named by the
 seed, the epoch and its place in the epoch's order, which no batch size changes either.

@@ -158,5 +158,5 @@ def with_offload(sync: Sync, mesh: Mesh, what: str = "optimizer") -> Sync:
 
 
 def is_moved(leaf: Any, spec: Any) -> bool:
-    """Whether a leaf of a strategy's state goes to the host: counters and factors stay, hooks read them."""
+    """Whether a leaf of a strategy's state moves to the host; what hooks read stays."""
     return math.prod(leaf.shape[1:] if spec == PER_REPLICA else leaf.shape) > 1

@@ -39,7 +39,7 @@ def whole_batch(is_whole: bool = True) -> Iterator[None]:
 
 
 def is_whole_batch() -> bool:
-    """Whether the rows at hand are the global batch."""
+    """Whether the given rows are the global batch."""
     return _is_whole.get()
 
 
@@ -79,7 +79,7 @@ def loss_rows(losses: Losses, weight: jax.Array, count: int) -> jax.Array:
 def weighed(
     measure: Any, output: PyTree, target: PyTree, weight: jax.Array, name: str = "the loss"
 ) -> Weighed | None:
-    """What `measure`, a loss or a metric, says of the rows; None where it has no meaning.
+    """What `measure`, a loss or a metric, gives for the rows; None where it has no meaning.
 
     measure: gives values (B,), (values, weights) of shape (B, ...) each, or one number for all rows; or has
     `of_rows(output, target, weight) -> Weighed`, for one that looks at more than a sample at a time.

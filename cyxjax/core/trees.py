@@ -97,7 +97,7 @@ def as_labels(target: jax.Array) -> jax.Array:
 
 
 def joined(*parts: PyTree) -> PyTree:
-    """The tree of which each of `parts` holds some leaves, and None for the others; the first one wins."""
+    """The tree of the first leaf that is not None among `parts`, at each place."""
 
     def first(*leaves: Any) -> Any:
         return next((leaf for leaf in leaves if leaf is not None), None)

@@ -99,7 +99,7 @@ def live_fields(
 
 
 def doing(phase: str, step: int, for_s: float, part: str = "", late: str = "") -> str:
-    """What a run is at, where that is not training: `compiling 12 s`, `saving step 400`, `evaluating 3/5`.
+    """What a run does besides training steps: `compiling 12 s`, `saving step 400`, `evaluating 3/5`.
 
     part: how far the phase is. late: the ranks that are waited for, `rank 1`.
     """
@@ -228,7 +228,7 @@ def done_line(history: Any, run_dir: str | None) -> str:
 
 
 def use(history: Any) -> list[str]:
-    """`["412.3 MB of memory", "2.1 TFLOP/s (MFU 41%)"]`: what is known of what the devices did."""
+    """`["412.3 MB of memory", "2.1 TFLOP/s (MFU 41%)"]`, as far as it is known."""
     found = [f"{scaled(history.peak_memory_bytes, 'B')} of memory"] if history.peak_memory_bytes else []
     if history.flops_per_second:
         share = f" (MFU {history.mfu:.0%})" if history.mfu else ""

@@ -22,7 +22,7 @@ _LOOK_S = 0.05  # between two looks at a sink that is being closed
 
 
 class NullSink:
-    """Keeps nothing: "off" as a value."""
+    """Drops records: no sinks, or another rank."""
 
     def log(self, record: Record) -> None: ...
     def close(self) -> None: ...

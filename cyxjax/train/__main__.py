@@ -21,7 +21,7 @@ from cyxjax.launch.environment import here
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains; the exit code. A configuration that is wrong costs one line and nothing else."""
+    """Trains and returns the exit code. Configuration errors print one line and write nothing."""
     open_closed_streams()
     save_request.listen()  # before what takes long to load: a SIGUSR1 in start-up ends nobody
     writing = False

@@ -51,7 +51,7 @@ def compare_with_checkpoint(
 
 
 def _refuse_other_epochs(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """An epoch is so many steps of a stream, or a pass: its place is counted in them.
+    """Checks that an epoch has as many steps of the stream as before: positions are counted in them.
 
     Raises: ConfigError where a run would go on with epochs of another length.
     """
@@ -65,7 +65,7 @@ def _refuse_other_epochs(then: Mapping[str, Any], now: Mapping[str, Any]) -> Non
 
 
 def _changed_mode(meta: Mapping[str, Any], mode: str) -> list[str]:
-    """A line where a run goes on from a checkpoint of another `reproducibility`."""
+    """A warning where the checkpoint has another `reproducibility`."""
     then = meta.get("config", {}).get("reproducibility", "none")  # version 0.1.0 had the plain mode alone
     if then == mode:
         return []
@@ -87,7 +87,7 @@ _OTHER_MODE = {
 
 
 def changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A line for each key of which `now` has another value than `then`.
+    """A warning for each key whose value in `now` differs from that in `then`.
 
     A key that `then` lacks is of a later version and not compared, unless it is an option, which one gives.
     An empty `then` is of no run that this one goes on from, and nothing is compared.
@@ -105,30 +105,30 @@ def changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def to_meta(facts: Facts) -> dict[str, Any]:
-    """What a checkpoint keeps of `facts`."""
+    """`facts` as the meta data of a checkpoint."""
     kept: dict[str, Any] = {"config": facts.config}
     kept[META] = {"code": code_facts(), "data": facts.data, "own": facts.own_code}
     return kept | ({"exact": facts.exact} if facts.exact else {})
 
 
 def changes(meta: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
-    """A line each for the data and the code that a resumed run has changed since `meta` was written."""
+    """Warnings for data and code that changed since `meta` was written."""
     return _read(meta, lambda kept: [*_other_data(kept, data), *_other_code(kept)])
 
 
 def changed_files(meta: Mapping[str, Any]) -> list[str]:
-    """A line for the user's own files that are others than those that `meta` was written with."""
+    """A warning for the user's own files that changed since `meta` was written."""
     return _read(meta, _warning_of_files)
 
 
 def changed_data(meta: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
-    """A line for each of the data, as they are read, that are others than those `meta` was written with."""
+    """A warning for each data set that changed since `meta` was written."""
     hint = "HINT: name the data of then (`data.root`), or train on these."
     return _read(meta, lambda kept: [f"{line} {hint}" for line in _other_data(kept, data)])
 
 
 def _other_samples(meta: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
-    """A clause for training data that differ, by a bit or more, from those `meta` was written with."""
+    """A clause for training data that differ in any bit from those `meta` was written with."""
     train = {name: found for name, found in data.items() if name == "training data"}
     return _read(
         meta,
@@ -140,7 +140,7 @@ def _other_samples(meta: Mapping[str, Any], data: Mapping[str, Any]) -> list[str
 
 
 def _read(meta: Mapping[str, Any], compare: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
-    """What `compare` finds; nothing where this was not kept, by a version before, or another program."""
+    """What `compare` finds in the meta data; [] where a checkpoint has none, as of earlier versions."""
     if META not in meta:
         return []
     try:
@@ -189,7 +189,7 @@ def _warning_of_files(kept: Mapping[str, Any]) -> list[str]:
 
 
 def differences(stored: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """One text for each thing that is not as it was."""
+    """A text for each value that differs."""
     return [
         f"{name} was {stored[name]}, is {now[name]}"
         for name in now
@@ -198,7 +198,7 @@ def differences(stored: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def judge(found: list[str], exactness: Exactness, warn: Callable[[str], None]) -> None:
-    """Lets an exact run go on where `found`, what changed since its checkpoint, is empty or accepted.
+    """Returns where `found`, what changed since the checkpoint of an exact run, is empty or accepted.
 
     Raises: CheckpointError if not.
     """
@@ -239,7 +239,7 @@ def compare_with_digests(directory: Path, step: int, settings: Settings, group: 
 
 
 def refuse_other_strategy(loaded: str, now: str) -> None:
-    """Raises: ConfigError where a fit asks for another strategy than the state that was loaded is kept by."""
+    """Raises: ConfigError where the strategy of a fit differs from that of the loaded state."""
     if loaded != now:
         raise ConfigError(
             f"load_checkpoint gave a state as comm={loaded!r} keeps it, this fit has comm={now!r}. HINT: "
@@ -253,7 +253,7 @@ def refuse_other_strategy(loaded: str, now: str) -> None:
 def naming_settings(
     checkpointer: Checkpointer, step: int | None, config: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> Iterator[None]:
-    """A restore whose refusal of other arrays says first what was set otherwise.
+    """A block whose OtherStateError first names the settings that differ.
 
     config and inputs: of this run, as its own checkpoints say them. Raises: OtherStateError.
     """
@@ -282,7 +282,7 @@ def _meta_of(checkpointer: Checkpointer, step: int | None) -> Mapping[str, Any]:
 
 
 def _other_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """`comm was 'mean', is 'bf16'`, of what the arrays depend on; another rate is none of it."""
+    """`comm was 'mean', is 'bf16'` for each setting that the arrays depend on; a learning rate is none."""
     other = {key: values for key, *values in differing_values(then, now, later=True)} if then else {}
     if "optimizer.name" in other:  # of another rule all else is another
         rule = ("optimizer.name",)

@@ -70,7 +70,7 @@ def config_of(values: Mapping[str, Any], recipe: Recipe, augment: str = "") -> d
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON has it: a number, a text, or several."""
+    """Whether JSON can hold it: a number, text, or a tuple of these."""
     return all(isinstance(one, int | float | str) for one in (value if isinstance(value, tuple) else [value]))
 
 
@@ -81,7 +81,7 @@ def equal_on_ranks(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def own_code() -> dict[str, str]:
-    """A digest of each of the user's own modules, as they are now."""
+    """A digest of each of the user's own modules."""
     return {name: digest for name, (digest, _) in own_modules().items()}
 
 
@@ -100,7 +100,7 @@ def data_of(data: FitData) -> dict[str, Any]:
 
 
 class OneSample:
-    """A dataset's first sample in place of all: its shapes, without reading a batch."""
+    """A dataset that repeats the first sample of another: its shapes, without reading a batch."""
 
     def __init__(self, dataset: Dataset):
         self._length, self._first = len(dataset), dataset.take(np.zeros(1, np.int64))
@@ -209,7 +209,7 @@ def _instructions() -> str:
 
 
 def without_places(text: str) -> str:
-    """Optimized HLO without where in the source it came from."""
+    """Optimized HLO without source locations."""
     text = re.sub(r", metadata=\{[^}]*\}", "", text.split("\n\nFileNames")[0])
     return re.sub(r"(, )?(stack_frame_id=\d+|xla\.sdy\.meshes=\{[^}]*\})", "", text)
 

@@ -59,7 +59,7 @@ def parse(
 
 
 class RatesAsFactor(NamedTuple):
-    """Learning rates by step, as the factor on the optimizer's rate that makes them."""
+    """A schedule of learning rates as factors on the optimizer's rate."""
 
     rates: Callable[[Any], Any]
     lr: float

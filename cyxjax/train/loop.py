@@ -1,4 +1,4 @@
-"""The loop: a function over values. It owns nothing; what people see, save or stop by is a hook.
+"""The training loop, a function of values. Logging, saving and stopping are hooks.
 
 batches -> step -> (state, sums) -> hooks, read up to `in_flight` steps behind the device
 """

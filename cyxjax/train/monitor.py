@@ -16,7 +16,7 @@ Mode = Literal["min", "max"]
 
 
 class Monitor(NamedTuple):
-    """A metric that is watched, and whether a low or a high value of it is the better."""
+    """A monitored metric, and whether low or high values are better."""
 
     name: str
     mode: Mode
@@ -42,13 +42,13 @@ class Monitor(NamedTuple):
 
 
 class Watchable(NamedTuple):
-    """What there is to watch in a run."""
+    """The metrics that a run measures."""
 
     metrics: Metrics
     validates: bool = True  # whether epochs are evaluated on validation data
 
     def of(self, watch: Watch) -> Monitor:
-        """What is watched; early stopping by it needs its values. Raises: ConfigError."""
+        """The monitor of `watch`; early stopping needs its values. Raises: ConfigError."""
         return self.find(watch.monitor, watch.mode, wanted=watch.patience is not None)
 
     def find(self, name: str, mode: str | None = None, *, wanted: bool = True) -> Monitor:

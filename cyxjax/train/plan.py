@@ -47,7 +47,7 @@ def plan_fit(
     schedule: Any,
     remat: str,
 ) -> Plan:
-    """What `fit(*data, config)` asks for. Here the configuration ends: what comes after takes its parts.
+    """The plan of `fit(*data, config)`. Other modules receive parts of the configuration only.
 
     Raises: ConfigError and DataError for data and configuration that do not go together.
     """

@@ -23,7 +23,7 @@ _FEW = 3  # records that are compared where a call has no time to read more
 
 
 def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, lowered: Any) -> None:
-    """Returns once all ranks have shown that they are about to train the same. lowered: see `program_of`.
+    """Returns once all ranks were found to train on the same facts. lowered: see `program_of`.
 
     Raises: DesyncError on every rank, with the values of each.
     """
@@ -72,7 +72,7 @@ def _compare(what: str, values: list[str]) -> None:
 
 
 def _compare_data(name: str, contents: list[dict[str, Any] | None], *, to_the_bit: bool = False) -> None:
-    """All with rank 0's."""
+    """Compares all contents with rank 0's."""
     first = contents[0]
     for rank, other in enumerate(contents):
         if first is None or other is None:

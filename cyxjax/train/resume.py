@@ -66,7 +66,7 @@ def start(plan: Plan, program: Program, run: Run, console: Console) -> tuple[Run
 
 
 def _resume(plan: Plan, program: Program, run: Run, console: Console) -> bool:
-    """Takes the newest checkpoint of the run's folder, where the plan wants it; whether there is one."""
+    """Restores the newest checkpoint of the run's folder where the plan asks for it; False without one."""
     saving, checkpointer = plan.settings.saving, None
     report_progress(-1, "checkpoint")
     if saving.resume != "never":
@@ -94,7 +94,7 @@ def restore(
     *,
     in_place: bool = False,
 ) -> bool:
-    """Takes the newest good step of a folder, or `step`, as the present state; whether there was one."""
+    """Restores the newest good step of a folder, or `step`, as the current state; False without one."""
     group, here = plan.group, run.state.state
     with naming_settings(checkpointer, step, plan.facts.config, shapes_of(plan.inputs)):
         found = load(checkpointer, here, program.sync, group.mesh, step, in_place=in_place)
@@ -164,7 +164,7 @@ def place_of(meta: dict[str, Any]) -> Position:
 
 
 def nothing_to_resume(folder: str | Path) -> CheckpointError:
-    """What a run that must go on ends with where there is nothing to go on from."""
+    """The error of `resume: must` without a checkpoint."""
     return CheckpointError(
         f"resume='must', but {folder} holds no checkpoint. HINT: check the run folder, or use resume='auto'."
     )
@@ -177,7 +177,7 @@ def refuse_without_steps(folder: str | Path, group: ProcessGroup) -> None:
 
 
 def save_at(path: str | Path, plan: Plan, program: Program, run: Run, moment: RunState) -> None:
-    """Puts `moment` on disk as the only step of the folder `path`. Raises: CheckpointError if it cannot."""
+    """Saves `moment` as the only step of the folder `path`. Raises: CheckpointError if it cannot."""
     stored = portable.to_portable(moment.state, program.sync, plan.group.mesh)
     together = is_spread(dict(named_leaves(stored)))
     options: dict[str, Any] = {"keep_last": 1, "async_save": False, "max_failures": 1}
@@ -211,7 +211,7 @@ def load(
 
 
 def placing(mesh: Mesh, *, in_place: bool) -> Put:
-    """What reads a leaf and puts it on the devices, in the place of the wanted one if it says so.
+    """A function that reads a leaf and puts it on the devices; in_place: the old leaf is deleted first.
 
     One leaf is held beside the state: on the host as it is read, on the host and not on the devices in place.
     """

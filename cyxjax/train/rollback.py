@@ -57,7 +57,7 @@ def fit(
 
 
 def make_room(checkpointer: Checkpoints, step: int, resumed: bool, say: Callable[[str], None]) -> None:
-    """Sets aside the checkpoints after `step`: of a future that is not, or of an earlier run."""
+    """Renames the checkpoints after `step`: of an abandoned future, or of an earlier run."""
     why = "abandoned" if resumed else "earlier"
     gone = checkpointer.rewind(step, why)
     if not gone:

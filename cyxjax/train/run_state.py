@@ -1,4 +1,4 @@
-"""The run of a trainer: its current state and everything else that its checkpoints hold."""
+"""The run of a trainer: its current state, and what else its checkpoints hold."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -126,7 +126,7 @@ class Run:
             self.describe_group(plan)
 
     def warn_if_untrained(self, call: str, plan: Plan) -> None:
-        """Prints a line where parameters are still those that were drawn, by a model that holds none."""
+        """Prints a warning where the parameters were neither trained nor loaded."""
         untrained = self.state.position.step == 0 and not self.is_loaded
         if untrained and plan.group.topology.is_master and not holds_values(plan.recipe.fns, plan.inputs):
             warn_on_stderr(
@@ -135,7 +135,7 @@ class Run:
             )
 
     def describe_group(self, plan: Plan) -> None:
-        """Notes in the history how large the group and its batch are."""
+        """Writes the sizes of the group and its batch into the history."""
         history, first_rows = (
             self.history,
             None if plan.data is None else fit_data.rows_of_first_step(plan.data),
@@ -179,7 +179,7 @@ def _no_sums(program: Program) -> np.ndarray:
 
 
 def _on_mesh(mesh: Mesh, leaf: jax.Array) -> jax.Array:
-    """`leaf` as `first_state` puts its own, so that one program makes both states."""
+    """`leaf` placed as `first_state` places its own, so that one program makes both states."""
     lies_so = leaf.sharding == NamedSharding(mesh, REPLICATED)
     return leaf if lies_so else put_replicated(mesh, local_value(leaf))
 

@@ -35,7 +35,7 @@ class RatePlan(NamedTuple):
 def rate_plan(
     config: DistributedTrainingConfig, section: Any, global_batch_size: int, steps_per_epoch: int
 ) -> RatePlan:
-    """From scaling rule, warm-up and decay; what does not decay says no more than its peak."""
+    """The plan of a rate from scaling rule, warm-up and decay."""
     peak = scaling_factor(config.lr_scaling, global_batch_size, config.base_batch_size)
     _refuse_options_of_ours(section)
     if section is None or getattr(section, "name", "") == "constant":
@@ -56,7 +56,7 @@ def rate_plan(
 
 
 def _check_callable(given: Any) -> None:
-    """Raises: ConfigError for a schedule that no step can be asked of."""
+    """Raises: ConfigError for a schedule that is not callable."""
     if not callable(given):
         is_rate = isinstance(given, int | float)
         way = f"the rate is the optimizer's, lr={given}" if is_rate else "schedule=lambda step: 1.0"
@@ -121,7 +121,7 @@ def _scaled(schedule: Schedule, peak: float) -> Schedule:
 
 
 def _own(plan: RatePlan) -> Schedule:
-    """A callable that was given, or what a name stands for: one of optax, or `module:attribute`."""
+    """The callable that was given, or found by its name: one of optax, or `module:attribute`."""
     if plan.own is not None:
         return plan.own
     ours = {name: getattr(optax, name) for name in OPTAX_SCHEDULES}

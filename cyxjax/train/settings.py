@@ -1,7 +1,7 @@
 """The configuration resolved for the devices and data of this run, as frozen parts.
 
-`resolve` stands at the border. Below it each room takes the part it needs, so that what a room depends on is
-what it is given, and a key of the configuration has one place where it is read.
+Only `resolve` sees the whole configuration. Each module below receives the part that it depends on, and each
+key is read in one place.
 """
 
 import copy
@@ -25,11 +25,11 @@ class Evaluations(NamedTuple):
     every_steps: int = 0
 
     def after(self, step: int) -> bool:
-        """Whether `step` is one of every so many."""
+        """Whether an evaluation follows this step."""
         return bool(self.every_steps) and step % self.every_steps == 0
 
     def at_end_of(self, epoch: int, epochs: int) -> bool:
-        """Whether the end of the epoch, counted from 1, is one of every so many, or the last."""
+        """Whether an evaluation follows this epoch, counted from 1; the last one always has one."""
         return bool(self.every_epochs) and (epoch % self.every_epochs == 0 or epoch == epochs)
 
 
@@ -37,7 +37,7 @@ EACH_EPOCH = Evaluations()
 
 
 class BatchShape(NamedTuple):
-    """How the samples of one step are dealt out."""
+    """How the samples of one step are divided."""
 
     batch_size: int  # samples per share and micro-batch
     num_shares: int  # replicas; of an exact step its virtual ones
@@ -69,12 +69,12 @@ class StepPlan(NamedTuple):
 
     @property
     def uses_float16(self) -> bool:
-        """Whether steps are left out as a matter of course, to find the loss scale."""
+        """Whether float16 is used, where steps are skipped regularly to find the loss scale."""
         return "float16" in {part.rpartition("=")[2].strip() for part in self.precision.split(",")}
 
 
 class FirstValues(NamedTuple):
-    """Where parameters begin, if not where the seed says."""
+    """Where initial parameters are read from, if they are not drawn from the seed."""
 
     path: Path | None
     rules: Mapping[str, str | None]
@@ -93,7 +93,7 @@ class Reading(NamedTuple):
 
 
 class Course(NamedTuple):
-    """How far a run goes, and how often it is looked at."""
+    """How long a run trains, and how often it evaluates and logs."""
 
     epochs: int
     max_steps: int | None
@@ -105,7 +105,7 @@ class Course(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """What is watched for the better, and for how many epochs without it a run waits."""
+    """The metric to monitor, and the patience of early stopping."""
 
     monitor: str
     mode: Literal["min", "max"] | None
@@ -131,7 +131,7 @@ class SavePolicy(NamedTuple):
 
 
 class GuardPolicy(NamedTuple):
-    """What ends a run that goes wrong, or takes it back."""
+    """What stops a run at a bad step or desync, or rolls it back."""
 
     on_nonfinite: Literal["abort", "skip", "rollback"]
     loses_steps: bool  # float16 leaves steps out as a matter of course
@@ -235,7 +235,7 @@ def resolve(
 
 
 def _epoch(config: DistributedTrainingConfig, num_samples: int, batch: BatchShape) -> BatchPlan:
-    """Of data that are read by number: a pass. Raises: ConfigError where it should be so many steps."""
+    """The plan of an epoch over samples read by number. Raises: ConfigError where steps should make it."""
     if config.steps_per_epoch:
         raise ConfigError(
             f"steps_per_epoch={config.steps_per_epoch} is for loaders and streams; an epoch of samples read "

@@ -30,7 +30,7 @@ def end_program_if_stopped(history: DistributedTrainingHistory, *, prints: bool)
 
 
 class StopSignals:
-    """While open, SIGTERM, SIGHUP and Ctrl-C ask for a polite stop and SIGUSR1 for a checkpoint.
+    """While open, SIGTERM, SIGHUP and Ctrl-C ask to stop after a save, and SIGUSR1 for a checkpoint.
 
     Signals within ONE_REQUEST_S of the first are the same request, also after the end of the context. A later
     one does not wait for the save: the previous handler is called. A signal that was ignored before (nohup:

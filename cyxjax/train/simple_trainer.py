@@ -51,7 +51,7 @@ class Trainer:
     def train(
         self, train_loader: Any, val_loader: Any = None, epochs: int | None = None
     ) -> DistributedTrainingHistory:
-        """Trains for `epochs` (default: the configuration's) and returns the history; again goes on.
+        """Trains for `epochs` (default: the configuration's) and returns the history; a second call goes on.
 
         Loaders: `cx.data.DataLoader`, torch's, any iterable of batches; datasets and (X, y) pairs do as well.
         """

@@ -1,4 +1,4 @@
-"""`DistributedTrainer`: the documented shell around the loop. It moves values; the core computes."""
+"""`DistributedTrainer`: the public interface of training. It passes values on; the core computes."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing, nullcontext

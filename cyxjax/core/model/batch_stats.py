@@ -61,7 +61,7 @@ def batch_scope(
 
 
 def needs_full_batches(fns: ModelFns, params: PyTree, model_state: PyTree, inputs: PyTree, key: Any) -> str:
-    """What to say of a norm that cannot leave padding out; "" where there is none.
+    """A description of a norm that cannot exclude padding; "" where there is none.
 
     inputs: a batch, or its shapes. The model is traced for two batch sizes: a norm can leave padding out if
     the first dimension of what it takes is the batch, and no other one changes. Nothing is computed.

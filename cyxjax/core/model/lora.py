@@ -95,7 +95,7 @@ def merged(params: PyTree, plan: LoraPlan) -> PyTree:
 
 
 def _grown(tree: PyTree, above: str, beside: Callable[[str, Any], dict[str, Any]]) -> PyTree:
-    """`tree` with what `beside` gives for a leaf put next to it; only dicts have room beside a leaf."""
+    """`tree` with the leaves that `beside` gives added next to a leaf; in dicts only."""
     if not isinstance(tree, Mapping):
         return tree
     out = {}

@@ -128,7 +128,7 @@ def sees_whole_batch(loss: Any) -> bool:
 
 
 def of_one_device(loss: Any) -> Callable:
-    """`loss` as a function of the rows at hand, for programs of one device."""
+    """`loss` as a function of the given rows, for programs on one device."""
     return (lambda output, target: loss(output, target)) if sees_whole_batch(loss) else loss
 
 

@@ -97,7 +97,7 @@ def num_means(loss: Any) -> int:
 
 
 def routes_of(loss: Any) -> list[Route]:
-    """What different terms reach, in their order."""
+    """The routes of the terms, each once, in their order."""
     return list(dict.fromkeys(term.route for term in terms_of(loss)))
 
 

@@ -1,4 +1,4 @@
-"""Checks by shapes that samples, model, loss and metrics fit together, before anything is compiled."""
+"""Checks by shapes that samples, model, loss and metrics fit together; nothing is compiled."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -169,7 +169,7 @@ def check_batches(data: FitData, checks: BatchChecks) -> None:
 
 
 def _to_validate(val: Any) -> FitData:
-    """Of a loader its first batch, read beforehand."""
+    """Validation data; of a loader with its first batch."""
     try:
         return unsplit(val)
     except DataError as err:
@@ -177,7 +177,7 @@ def _to_validate(val: Any) -> FitData:
 
 
 def _check_shares(dataset: Dataset, loss: Any, what: str) -> None:
-    """In-memory targets of a binary cross-entropy of ours lie in [0, 1]: outside, it is no loss of anything.
+    """Checks that in-memory targets of BCEWithLogitsLoss lie in [0, 1].
 
     Raises: DataError naming the first sample whose do not.
     """

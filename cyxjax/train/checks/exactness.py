@@ -12,7 +12,7 @@ from cyxjax.train.feeding.fit_data import FitData, is_loader
 
 
 def check_numbered(config: Mapping[str, Any], data: FitData) -> None:
-    """An exact run reads samples by number. Raises: ConfigError where it cannot.
+    """Checks that an exact run can read its samples by number. Raises: ConfigError where it cannot.
 
     config: resolved, with a loader's batch size in place of the global one.
     """
@@ -66,7 +66,7 @@ def check_machine(wanted: int | None, threads: int, env: Mapping[str, str]) -> N
 
 
 def lets_reorder(flags: str) -> bool:
-    """Whether the last word on fast math in `flags` (XLA_FLAGS) is yes."""
+    """Whether `flags` (XLA_FLAGS) enable fast math; the last value counts."""
     given = [flag.partition("=") for flag in flags.split()]
     values = [value for name, _, value in given if name.lstrip("-") == "xla_cpu_enable_fast_math"]
     return bool(values) and values[-1].lower() not in ("false", "0")

@@ -13,7 +13,7 @@ from cyxjax.train.schedules import Schedule
 
 
 def _refuse_rates_as_factors(own: Schedule, lr: Any, num_steps: int | None) -> None:
-    """Raises: ConfigError for a schedule of the user's whose values are learning rates.
+    """Raises: ConfigError for a user's schedule whose values look like learning rates, not factors.
 
     A factor starts or peaks at about 1: all its values below 0.1, or at or below the learning rate itself,
     would make a rate nobody means, 1e-6 of Adam(1e-3) and a schedule that starts at 1e-3.

@@ -116,7 +116,7 @@ def _batch_checks(plan: Plan, program: Program, state: TrainState) -> BatchCheck
 
 
 def _num_steps(plan: Plan) -> int | None:
-    """Of the run, where it is known."""
+    """Optimizer steps of the run; None where that is not known."""
     course, feed = plan.settings.course, plan.feed
     known = None if feed is None or feed.steps_per_epoch is None else course.epochs * feed.steps_per_epoch
     return min(known or course.max_steps or 0, course.max_steps or known or 0) or None

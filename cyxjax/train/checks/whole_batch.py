@@ -1,5 +1,5 @@
-"""What a run must be for a loss over the global batch (`core/objective/global_loss.py`), and for norms that
-cannot leave padding out; asked first."""
+"""Checks for losses over the global batch (`core/objective/global_loss.py`), and for batch norms that cannot
+exclude padding."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ def check_same_params(sync: Sync, comm: str) -> None:
 
 
 def check_norms(fns: ModelFns, settings: Settings, inputs: Any) -> list[str]:
-    """Warnings. Batch norms of the model can leave padding out, where there is or may be some.
+    """Warnings for batch norms that cannot exclude padding, where batches may be padded.
 
     inputs: one sample's, (1, ...).
     Raises: ConfigError with the shape of what a norm takes.

@@ -34,7 +34,7 @@ class DatasetOrder(NamedTuple):
 
 
 def is_loader(data: Any) -> bool:
-    """Gives batches when iterated, rather than samples by index."""
+    """Whether `data` gives batches when iterated, and no samples by index."""
     return isinstance(data, Iterable) and not hasattr(data, "__getitem__")
 
 
@@ -69,7 +69,7 @@ def is_shared(data: Any) -> bool:
 
 
 def _read_on(loader: Any, config: DistributedTrainingConfig) -> Any:
-    """A training loader that starts again in each epoch, or need not, since steps make an epoch."""
+    """A training loader; of an iterator that is read once, where `steps_per_epoch` makes the epochs."""
     if config.steps_per_epoch and isinstance(loader, Iterator):
         return Once(loader)
     refuse_iterator(loader)
@@ -254,7 +254,7 @@ def paired(X: Any, y: Any) -> Any:
 
 
 def for_evaluation(val: Any, num_workers: int = 0) -> Any:
-    """A Dataset, or a loader whose samples only it knows."""
+    """A Dataset, or a loader that gives no samples by index."""
     rows = as_rows(val)
     if rows is not None:
         return RowBatches(rows, EVAL_ROWS, *_place())

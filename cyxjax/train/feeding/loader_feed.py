@@ -74,7 +74,7 @@ def loader_feed(
 
 
 class EndlessLoader:
-    """A loader that is read on and on: the steps of epoch e are its steps from e * steps_per_epoch on."""
+    """A loader read across epochs: epoch e has its steps from e * steps_per_epoch on."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class EndlessLoader:
 
 
 def warner() -> Warn:
-    """Says a line on rank 0."""
+    """Prints a line, on rank 0."""
     return warn_on_stderr if jax.process_index() == 0 else lambda text: None
 
 

@@ -102,7 +102,7 @@ def predict_all(predict_step: Callable, state: TrainState, mesh: Mesh, source: S
 
 
 def with_nan_warning(outputs: PyTree, is_master: bool) -> PyTree:
-    """`outputs`; rank 0 says which row is NaN, of which argmax would make class 0."""
+    """`outputs`; rank 0 warns of rows that are NaN, for which argmax would give class 0."""
     rows = [
         np.isnan(leaf.reshape(len(leaf), -1)).any(1) for leaf in jax.tree.leaves(outputs) if _is_real(leaf)
     ]

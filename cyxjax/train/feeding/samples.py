@@ -22,7 +22,7 @@ Predict = Callable[[Any], Any]
 
 
 class Shown(NamedTuple):
-    """An event and the media of a record that say the same."""
+    """An event, and media of a record with the same content."""
 
     event: str
     values: Mapping[str, Any]
@@ -38,7 +38,7 @@ def log_samples(
     step: int,
     say: Callable[[str], None],
 ) -> None:
-    """Of the first `most` test samples, what their kind allows."""
+    """Shows outputs for the first `most` test samples, as their kind allows."""
     count = min(len(splits.test), most)
     if not count:
         return
@@ -86,7 +86,7 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def _classified(info: DatasetInfo, inputs: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> Shown:
-    """What it took for something else, the surest first, then the first that were right."""
+    """Wrong predictions, the most confident first, then right ones."""
     chosen = scores.argmax(-1)
     wrong = np.flatnonzero(chosen != labels)
     wrong = wrong[np.argsort(-_softmax(scores[wrong]).max(-1), kind="stable")]
@@ -106,7 +106,7 @@ def _classified(info: DatasetInfo, inputs: np.ndarray, labels: np.ndarray, score
 
 
 def _reconstructed(inputs: np.ndarray, again: np.ndarray) -> Shown:
-    """Each sample on the left, what the model made of it on the right; one scale of grey for all."""
+    """Each sample on the left, its reconstruction on the right; one grey scale for all."""
     gap = np.full((*inputs.shape[:2], 1, inputs.shape[3]), inputs.max(), np.float32)
     drawn = pictures(np.concatenate([inputs, gap, np.clip(again, inputs.min(), inputs.max())], 2))
     items = [{"png": _text(pixels), "caption": ""} for pixels in drawn]
@@ -117,7 +117,7 @@ def _reconstructed(inputs: np.ndarray, again: np.ndarray) -> Shown:
 
 
 def _continued(info: DatasetInfo, tokens: Any, predict: Predict) -> Iterator[Shown]:
-    """Text that the model writes after the first half of some windows, always the likeliest next token."""
+    """Text generated after the first half of some windows, always the most likely next token."""
     if not info.vocabulary or np.ndim(tokens) != 2 or tokens.shape[1] < 2:
         return
     window = np.array(tokens[:: max(1, len(tokens) // _TEXTS)][:_TEXTS])

@@ -13,7 +13,7 @@ _KEPT = 1024  # steps under way and read ahead are fewer
 
 
 class StreamPosition(NamedTuple):
-    """What the loader says of its place after a step, and how far the epoch was then."""
+    """A loader's own place after a step, and the position in the epoch then."""
 
     epoch: int
     step: int
@@ -100,7 +100,7 @@ def hooks_for(
     content: Mapping[str, Any],
     saving: Callable[[Position, bool], bool],
 ) -> list[Hook]:
-    """Of a run over loaders, whose samples have no numbers to compare: on all ranks, for they meet.
+    """The hook of a run over loaders, on all ranks, which exchange their places; none for indexed data.
 
     content: what the data hold that are read by number, by their name.
     """

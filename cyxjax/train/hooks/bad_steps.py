@@ -47,7 +47,7 @@ class TerminateOnNaN(Hook):
 
 
 class WarnsOfNoLearning(Hook):
-    """Says once if the gradient was 0 in all steps of the first epoch that were measured."""
+    """Warns if the gradient was 0 in all measured steps of the first epoch."""
 
     def __init__(self, warns: bool) -> None:
         self._warns = warns
@@ -102,7 +102,7 @@ class LossSpikeHook(Hook):
             raise self._error(info.position, limit)
 
     def _limit(self) -> float | None:
-        """What a loss must stay below; None while nothing can be judged."""
+        """The limit of the loss; None before the window is full."""
         if len(self._usual) < self._usual.maxlen:  # type: ignore[operator]
             return None
         median = statistics.median(self._usual)

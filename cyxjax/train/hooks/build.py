@@ -36,7 +36,7 @@ from cyxjax.train.signals import StopSignals
 
 
 class Fit(NamedTuple):
-    """A run under way, and what is open as long as its fit lasts: what its hooks are made of."""
+    """A run and what is open during its fit, from which its hooks are made."""
 
     plan: Plan
     program: Program
@@ -163,7 +163,7 @@ def _refuse_save(fit: Fit) -> bool:
 
 
 def _profile(fit: Fit) -> list[Hook]:
-    """On every rank: who is slow shows beside the others."""
+    """On every rank, so that the page can compare them."""
     steps, folder = fit.plan.settings.profile, fit.plan.settings.run_folder
     if steps is None or folder is None:
         return []
@@ -184,7 +184,7 @@ def _goodput(fit: Fit) -> list[Hook]:
 
 
 def _events(fit: Fit, saves: Hook) -> list[Hook]:
-    """On all ranks of an experiment: at the end the group is asked who is in it."""
+    """On all ranks of an experiment: at the end each rank reports its host and times."""
     if fit.plan.settings.run_folder is None or not fit.plan.settings.report:
         return []
     plan = fit.plan

@@ -32,7 +32,7 @@ Optimizer: TypeAlias = optax.GradientTransformation
 
 
 class RunParts(NamedTuple):
-    """What a run lends its callbacks."""
+    """What a run gives its callbacks."""
 
     history: Any  # DistributedTrainingHistory, filled epoch by epoch
     watchable: Watchable  # the metrics a callback may wait for

@@ -48,7 +48,7 @@ def hooks_of(
 
 
 class CompositeCallback(Hook):
-    """Hooks of which one on one rank can stop the run on all, at one step.
+    """Several hooks as one: if one of them asks to stop on one rank, all ranks stop at the same step.
 
     A stop that is asked for at a step is sent with the next step, as a signal's is: no exchange of its own.
     At epochs and evaluations, and at both ends of a run, the ranks exchange it. There it also shows
@@ -118,7 +118,7 @@ def _place(name: str, value: RunState | EpochInfo) -> str:
 
 
 def around(hooks: Iterable[Hook], optimizer: Optimizer) -> Optimizer:
-    """`optimizer` with every callback's part; averages outermost, for they are of what the others made."""
+    """`optimizer` with the parts of all callbacks; averages outermost: they are of final updates."""
     found = _callbacks(hooks)
     for callback in sorted(found, key=lambda one: isinstance(one, EMA)):
         optimizer = callback.around(optimizer)
@@ -126,7 +126,7 @@ def around(hooks: Iterable[Hook], optimizer: Optimizer) -> Optimizer:
 
 
 def in_the_step(hooks: Iterable[Hook]) -> list[Callback]:
-    """Those that put a part into the optimizer, whose state is then another one."""
+    """The callbacks that add a part to the optimizer and its state."""
     return [one for one in _callbacks(hooks) if type(one).around is not Callback.around]
 
 
@@ -149,7 +149,7 @@ def learning_rate(hooks: Iterable[Hook], rate: Rate) -> Rate:
 
 
 def begin(hooks: Iterable[Hook], run: RunParts) -> None:
-    """Tells the callbacks that a fit begins."""
+    """Calls `begin` of all callbacks."""
     for callback in _callbacks(hooks):
         callback.begin(run)
 

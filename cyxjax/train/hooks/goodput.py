@@ -35,7 +35,7 @@ _EVERY_S = 5.0  # between signs of life: what a crash can hide of its cost
 
 
 class GoodputHook(Hook):
-    """Keeps the sums, writes them beside the checkpoints, and says them in one line at the end.
+    """Adds up seconds by cause, writes them to the run folder, and prints a line at the end.
 
     Stands after the hook that saves, so that the last save is part of the sums.
     """
@@ -48,7 +48,7 @@ class GoodputHook(Hook):
         say: Callable[[str], None],
         use: Callable[[float], dict[str, Any]] = lambda steps_per_s: {},
     ):
-        """use: what of the history the devices' use is, at so many steps a second."""
+        """use: steps per second -> fields of the history about the devices' use."""
         self._path, self._history, self._sink, self._say = path, history, sink, say
         self._warn = once(say)
         self._use = use
@@ -94,7 +94,7 @@ class GoodputHook(Hook):
         self._say(line(seconds))
 
     def _redo(self, previous: Mapping[str, Any], step: int) -> None:
-        """Moves the time of steps done before, and to be done again, from the good to the lost."""
+        """Counts the time of steps that are repeated after a restart as lost."""
         again = max(0, previous["step"] - step)
         each_s = self._before.get("step", 0.0) / max(1, self._steps)
         lost_s = min(again * each_s, self._before.get("step", 0.0))

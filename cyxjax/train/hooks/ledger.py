@@ -27,7 +27,7 @@ _LOW = 2**32 - 1
 
 
 class Noted(NamedTuple):
-    """One step that was delivered: the places [first, stop) of its epoch, and what stood there."""
+    """One delivered step: the places [first, stop) of its epoch, and the samples there."""
 
     epoch: int
     first: int

@@ -67,7 +67,7 @@ class CheckpointHook(Hook):
 
 
 class HandOutHook(Hook):
-    """A model that holds values has the trained ones when callbacks see an epoch, and may save it."""
+    """Gives a model that holds values the trained ones before callbacks see an epoch."""
 
     def __init__(self, hand_out: Callable[[], None]):
         self._hand_out = hand_out
@@ -80,7 +80,7 @@ class HandOutHook(Hook):
 
 
 class StopHook(Hook):
-    """Asks to stop, once: when a signal came, or when the time is up. All ranks stop at one step.
+    """Asks to stop after a signal or when the time is up. All ranks stop at the same step.
 
     Keeps in the history why a run ended early, after `max_steps` too, where the loop ends by itself.
     """

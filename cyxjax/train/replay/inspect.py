@@ -47,7 +47,7 @@ def inspect_step(
     batch: Batch | PartsBatch,
     ids: np.ndarray,
 ) -> Iterator[str]:
-    """Lines that say what was not finite, first cause first.
+    """Lines that name what was not finite, the first cause first.
 
     before: the state before the step, with whole parameters, as a replica had it; batch: its global batch;
     ids: its samples, in the order of places.
@@ -57,7 +57,7 @@ def inspect_step(
     for n, part in enumerate(_parts(batch, plan.batch.accumulation, before(0), ids)):
         state = before(n // plan.batch.accumulation)
         if broken := _names(state.params):
-            yield f"Before the step these parameters were not finite: {_some(broken)}."
+            yield f"Before the step these parameters were not finite: {first_few(broken)}."
             return
         lines = list(_inspect_part(fns, trainer.recipe.loss, trainer.get_model(), state, part))
         if lines:
@@ -99,7 +99,7 @@ def _inspect_part(
     name, inputs, targets, weight, draws, ids = part
     broken = ids[~_finite_rows(inputs, len(ids)) | ~_finite_rows(targets, len(ids))]
     if len(broken):
-        yield f"The data is not finite: samples {_some(broken.tolist())}."
+        yield f"The data is not finite: samples {first_few(broken.tolist())}."
         return
     run = lambda p: fns.apply(p, before.model_state, inputs, draws, True)  # noqa: E731
     found = first_nonfinite(model, lambda: run(before.params))
@@ -112,11 +112,11 @@ def _inspect_part(
     losses, pulled = phases.pull_back(of_one_device(loss), output, pullback, targets, weight, scale)
     bad = ids[~np.isfinite(np.sum([one.values for one in losses], axis=0))[: len(ids)]]
     if len(bad):
-        yield f"The layers are finite, the loss is not ({name}): samples {_some(bad.tolist())}."
+        yield f"The layers are finite, the loss is not ({name}): samples {first_few(bad.tolist())}."
         return
     broken = list(dict.fromkeys(name for one in pulled for name in _names(one.grads)))
     if broken:
-        yield f"Output and loss are finite, gradients are not ({name}, backward): {_some(broken)}."
+        yield f"Output and loss are finite, gradients are not ({name}, backward): {first_few(broken)}."
 
 
 def _host(leaf: Any) -> np.ndarray:
@@ -137,7 +137,7 @@ def _names(tree: PyTree) -> list[str]:
     return [name for name, leaf in named_leaves(tree) if not np.isfinite(np.asarray(leaf, np.float32)).all()]
 
 
-def _some(names: list[Any]) -> str:
+def first_few(names: list[Any]) -> str:
     shown = ", ".join(map(str, names[:_MOST]))
     return f"{shown} and {len(names) - _MOST} more" if len(names) > _MOST else shown
 

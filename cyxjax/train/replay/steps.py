@@ -26,7 +26,7 @@ from cyxjax.train.hooks.black_box import CONFIG, BlackBox, read_box, samples_of
 from cyxjax.train.hooks.hook import Feed, Position, RunState
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
-from cyxjax.train.replay.inspect import inspect_step
+from cyxjax.train.replay.inspect import first_few, inspect_step
 from cyxjax.train.trainer import DistributedTrainer
 
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "or memory that fails: compare `cyxjax env` of both machines."
         )
         return EXIT_USER_ERROR
-    print(f"Step {box.step} was recorded with loss {box.loss}, samples {_few(box.sample_ids)}.")
+    print(f"Step {box.step} was recorded with loss {box.loss}, samples {first_few(box.sample_ids)}.")
     print(f"Replayed: step {bad.position.step} is the first that is not finite: loss {bad.loss}.")
     ids = np.array(samples_of(facts, bad.position.epoch, bad.first))
     for line in inspect_step(trainer, plan.settings.step, bad.before, bad.batch, ids):
@@ -78,9 +78,9 @@ def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Plan, Str
     facts = trainer.stream_facts
     if facts is None or len(box.sample_ids) == 0:
         raise DataError(f"{folder} does not name its samples. HINT: only experiments can be run again.")
-    if samples_of(facts, box.epoch, box.first(facts)) != box.sample_ids:
+    if samples_of(facts, box.epoch, box.first_sample) != box.sample_ids:
         raise DataError(
-            f"{folder} names other samples than the data gives now ({_few(box.sample_ids)}). "
+            f"{folder} names other samples than the data gives now ({first_few(box.sample_ids)}). "
             "HINT: replay with the data and global batch of the run."
         )
     return trainer, plan, facts
@@ -157,8 +157,3 @@ def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, last: int) 
             if position.step == last:
                 return
         position = Position(position.step, position.epoch + 1)
-
-
-def _few(ids: list[int]) -> str:
-    shown = ", ".join(map(str, ids[:8]))
-    return f"{shown}, ... ({len(ids)} in all)" if len(ids) > 8 else shown

@@ -52,7 +52,7 @@ def read_inputs(path: Path, like: PyTree, names: Sequence[str] = ()) -> PyTree:
 
 
 def check_columns(path: object, found: Sequence[str], trained_on: Sequence[str]) -> None:
-    """A table's columns go into a model by their place. Raises: ConfigError where that is another's."""
+    """Checks that columns have the order of training. Raises: ConfigError naming the first that has not."""
     if list(found) == [str(n) for n in range(len(trained_on))]:  # pandas numbers what it knows no names of
         return
     pairs = enumerate(zip(found, trained_on, strict=False), 1)
@@ -65,7 +65,7 @@ def check_columns(path: object, found: Sequence[str], trained_on: Sequence[str])
 
 
 def check_classes(path: object, found: Sequence[str], trained_on: Sequence[str]) -> None:
-    """Labels of named classes are their places among the names. Raises: ConfigError where these differ."""
+    """Checks that the class names are those of training. Raises: ConfigError where they differ."""
     if found and trained_on and tuple(found) != tuple(trained_on):
         raise ConfigError(
             f"{path}: its classes are {', '.join(found)}; the run was trained on {', '.join(trained_on)}: "

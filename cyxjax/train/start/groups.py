@@ -18,7 +18,7 @@ PyTree = Any
 
 
 def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any] | GroupConfig]) -> Optimizer:
-    """`optimizer`, which treats parameters whose name matches a group's pattern as that says.
+    """`optimizer` with other settings for the parameters whose name matches a group's pattern.
 
     with_groups(cx.AdamWOptimizer(1e-3), [{"match": "encoder/*", "lr": 1e-4}, {"match": "*/bias",
     "weight_decay": 0.0}, {"match": "embed/*", "frozen": True}]). The first match counts; names are those of

@@ -47,7 +47,7 @@ class Held(NamedTuple):
 
 
 def held_by(plan: Plan, devices: Any, batch: Batch) -> Iterator[Held]:
-    """For each strategy what a replica holds; compiled on half of `devices` (at least four) and on all.
+    """Memory of a replica by strategy; compiled on half of `devices` (at least four) and on all.
 
     batch: of all devices. Nothing is put on them.
     """
@@ -86,7 +86,7 @@ def table(held: list[Held], device_bytes: float | None) -> list[str]:
 
 
 def _leaves(state: TrainState, sync: Sync, offload: bool) -> Iterator[tuple[int, int, bool]]:
-    """Of what stays on the devices: see `Held`."""
+    """The leaves that stay on the devices, as in `Held`."""
     inner, params = sync.stored_as(state.sync, state.params)
     stored = state._replace(sync=inner, params=params)
     rows = by_spec(lambda leaf, spec: spec == PER_REPLICA, state, state_spec(sync))

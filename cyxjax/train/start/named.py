@@ -82,7 +82,7 @@ def data_of(config: TrainConfig) -> Splits:
 
 
 def augment_of(config: TrainConfig) -> Augment | None:
-    """What is done to samples in training, one after another; None for nothing.
+    """The augmentation of training samples; None for none.
 
     The functions are looked for as they are first called: who only predicts need not have them.
     """
@@ -148,8 +148,8 @@ def loss_of(config: TrainConfig, info: DatasetInfo) -> Any:
 
 
 def optimizer_of(config: TrainConfig, loss: Any) -> optax.GradientTransformation | None:
-    """The rule by which gradients move parameters; None where each term of the loss has its own, and the
-    section says nothing. Raises: ConfigError."""
+    """The optimizer; None where each term of the loss has its own, and the section says nothing. Raises:
+    ConfigError."""
     if not wants_optimizer(as_per_example(loss)) and config.optimizer == OptimizerConfig():
         return None
     with blamed(config, "optimizer"):
@@ -158,8 +158,8 @@ def optimizer_of(config: TrainConfig, loss: Any) -> optax.GradientTransformation
 
 
 def metrics_of(config: TrainConfig, info: DatasetInfo) -> Metrics:
-    """Those of every task and those named: ours, functions (output, target) -> one value a sample, statistics
-    and classes of other libraries.
+    """The metrics of every task and those named: ours, functions (output, target) -> one value a sample,
+    statistics and classes of other libraries.
 
     An attribute `better`, "min" or "max", says which values are. Raises: ConfigError.
     """
@@ -203,7 +203,7 @@ def callbacks_of(config: TrainConfig) -> list[Hook]:
 
 
 def _made(kind: str, name: str, ours: Mapping[str, Any], options: Mapping[str, Any], key: str) -> Any:
-    """What `name` gives, called with `options`; a hook that is made already stands for itself."""
+    """What `name` stands for, called with `options`; an instance of a hook as it is."""
     found = named(kind, name, ours, key=key)
     if not callable(found) or (isinstance(found, Hook) and not options):
         return found

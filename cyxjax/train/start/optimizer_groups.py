@@ -19,7 +19,7 @@ _MADE = "cx.AdamOptimizer(0.001), or any of optax, called"
 
 
 class OptimizerGroup(NamedTuple):
-    """An optimizer, when it steps, and the terms of whose parameters."""
+    """An optimizer, the steps in which it acts, and the terms whose parameters it updates."""
 
     optimizer: optax.GradientTransformation
     every: int
@@ -36,7 +36,7 @@ class OptimizerGroup(NamedTuple):
 
 
 def groups_of(loss: PerExample, optimizer: Any) -> list[OptimizerGroup]:
-    """One for each optimizer and turn among the loss's terms. optimizer: of terms that have none.
+    """A group for each optimizer and turn among the loss's terms. optimizer: for terms without their own.
 
     Raises: ConfigError where there is none for some, what is none, or one that trains nothing.
     """

@@ -1,4 +1,4 @@
-"""Optimizers by the guides' names, each an optax transformation that remembers its learning rate."""
+"""Optimizers under torch-like names; each is an optax transformation that knows its learning rate."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -58,7 +58,7 @@ def _owner(name: str, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any
 
 
 def _is_schedule(first: Any, given: Mapping[str, Any]) -> bool:
-    """Whether it may stand for a rate: a model can be called too, and comes beside one."""
+    """Whether `first` is a schedule, and no model that can be called too."""
     is_model = any(hasattr(first, name) for name in ("made", "apply", "parameters", "iter_modules"))
     return callable(first) and "lr" not in given and not is_model
 
@@ -82,7 +82,7 @@ _SHARES = ("b1", "b2", "b3", "betas", "momentum", "decay")  # what is kept of an
 
 
 def _check_decays(name: str, given: Mapping[str, Any]) -> None:
-    """Raises: ConfigError for an average that grows, or a text in place of a number."""
+    """Raises: ConfigError for a decay of an average outside [0, 1), or one that is text."""
     for key in _SHARES:
         for value in given[key] if isinstance(given.get(key), tuple | list) else (given.get(key),):
             if isinstance(value, str | bool) or (isinstance(value, int | float) and not 0 <= value < 1):
@@ -212,7 +212,7 @@ def _moments(section: OptimizerConfig) -> dict[str, Any]:
 
 
 def _called(section: OptimizerConfig, rule: Callable) -> optax.GradientTransformation:
-    """`rule` with what was given, and no more: its other arguments have its own defaults."""
+    """`rule` called with the keys that were given; other arguments keep the defaults of `rule`."""
     takes = signature(rule).parameters
     rate = next((name for name in _RATES if name in takes), None)
     given: dict[str, Any] = {}
