@@ -157,7 +157,6 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(
         extra="forbid",
-        use_attribute_docstrings=True,
         validate_assignment=True,
         validate_default=True,
         allow_inf_nan=False,

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from cyxjax.config.experiment import TrainConfig
+from cyxjax.config.help import sentences
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.config.sections import seconds
 from cyxjax.errors import ConfigError
@@ -124,8 +125,9 @@ def test_every_field_says_what_it_means():
         TrainConfig,
         *(type(getattr(TrainConfig(), s)) for s in ("optimizer", "schedule", "wandb")),
     ):
+        said = sentences(model)
         for name, field in model.model_fields.items():
-            text = field.description or getattr(field.annotation, "__doc__", "")
+            text = said.get(name) or getattr(field.annotation, "__doc__", "")
             assert text, f"{model.__name__}.{name} has no sentence"
             assert text.endswith("."), f"{model.__name__}.{name}: {text}"
 
