@@ -62,14 +62,10 @@ def use(asked: str = AUTO, processes_here: int = 1, env: Mapping[str, str] = os.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:
         return
-    word = chosen(env, processes_here, asked)
-    if "kept" in word:
-        for name, (number, value, _) in _KEPT.items():
-            if name not in env:
-                mallopt(number, value)
-    elif asked != AUTO:
-        for number, _, usual in _KEPT.values():
-            mallopt(number, usual)
+    kept = "kept" in chosen(env, processes_here, asked)
+    for name, (number, value, usual) in _KEPT.items():
+        if name not in env if kept else asked != AUTO:
+            mallopt(number, value if kept else usual)
     if asked == OFF:
         ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
