@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing, nullcontext
 from inspect import signature
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -93,6 +94,14 @@ class DistributedTrainer:
         self._plan: Plan | None = None  # of the last fit, load or evaluation
         self._program: Program | None = None
         self._run = Run()
+
+    # What the trainer was made with. It cannot be set: steps are compiled from it.
+    model = property(attrgetter("_model"))
+    loss_fn = property(attrgetter("_recipe.loss"))
+    optimizer = property(attrgetter("_recipe.optimizer"))
+    metrics = property(attrgetter("_recipe.metrics"))
+    callbacks = property(attrgetter("_recipe.callbacks"))
+    augment = property(attrgetter("_recipe.augment"))
 
     def fit(
         self,

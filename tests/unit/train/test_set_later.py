@@ -49,6 +49,15 @@ def test_a_layer_added_after_a_fit_is_trained_by_a_new_trainer():
     assert np.all(fitted(model).predict(X) >= 0)
 
 
+def test_what_a_trainer_was_made_with_is_read_and_not_set():
+    adam = cx.AdamOptimizer(0.1)
+    trainer = DistributedTrainer(mlp(), cx.CrossEntropyLoss(), adam)
+    assert trainer.optimizer is adam
+    for name in ("callbacks", "optimizer", "metrics", "augment", "model", "loss_fn"):
+        with pytest.raises(AttributeError, match=name):
+            setattr(trainer, name, None)
+
+
 def test_what_is_set_on_a_sampler_holds_from_the_next_pass_on():
     sampler = cx.distributed.DistributedSampler(8, seed=0)
     sampler.shuffle = False
