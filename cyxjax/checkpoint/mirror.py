@@ -29,6 +29,7 @@ _MOST_S = 300.0  # for which the end waits for one that does
 _POLL_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _LOGS_EVERY_S = 30.0
+_WITH_BUCKETS = ("s3:", "s3a:", "gs:", "gcs:")  # of these stores a write makes no bucket
 _STAGE = ".mirror"  # in the folder of the checkpoints: hard links to the step that is on its way
 
 
@@ -50,11 +51,27 @@ class Mirror:
 
     # ---- down -------------------------------------------------------------------------------------
 
+    def check_bucket(self) -> None:
+        """Raises: ConfigError where the store has no such bucket; other faults are left to later calls."""
+        bucket = self._root.partition("/")[0]
+        try:
+            self._store.ls(bucket, detail=False)
+        except FileNotFoundError as err:
+            if self._url.startswith(_WITH_BUCKETS):
+                raise ConfigError(
+                    f"mirror={self._url}: there is no bucket {bucket!r}, so the run would have no copy. "
+                    "HINT: create it, or check its name and AWS_ENDPOINT_URL.",
+                    key="mirror",
+                ) from err
+        except Exception:  # a bucket that can be written may not be listed
+            return
+
     def fetch(self) -> int | None:
         """The newest good step of the store, brought here with its logs; None if none is newer than here.
 
         Later steps here are of another course: they are kept as `step_*.earlier-*`.
-        Raises: CheckpointError if the store cannot be read and there is no step here to go on from.
+        Raises: ConfigError as `check_bucket`; CheckpointError if the store cannot be read and there is no
+            step here to go on from.
         """
         checkpoints = self._folder.checkpoints
         here = list_steps(checkpoints)
@@ -70,6 +87,8 @@ class Mirror:
                     damaged = err
             if damaged is not None:
                 raise damaged
+        except ConfigError:
+            raise
         except Exception as err:  # a library has errors of its own
             if not here:
                 raise CheckpointError(
@@ -92,6 +111,7 @@ class Mirror:
         try:
             names = self._store.ls(f"{self._root}/{CHECKPOINTS}", detail=False)
         except FileNotFoundError:
+            self.check_bucket()
             return []
         return [name for name in names if name.rpartition("/")[2].startswith("step_")]
 

@@ -58,16 +58,20 @@ def fetch(config: TrainConfig, group: ProcessGroup) -> None:
     """Copies the newest good step of the run's mirror into its folder, if it is newer than those there; all
     ranks call it.
 
-    Raises: ConfigError for a mirror that cannot be used; CheckpointError for one that cannot be read where
-        the folder holds nothing to go on from.
+    Raises: ConfigError for a mirror that cannot be used or found; CheckpointError for one that cannot be
+        read where the folder holds nothing to go on from.
     """
     if config.mirror is None:
         return
     if group.topology.is_master:
         mirror = Mirror(config.mirror, config.run_folder, warn_on_stderr)
         report_progress(-1, "checkpoint")
-        if config.resume != "never":
+        resumes = config.resume != "never"
+        warn_on_stderr(f"Looking for {'a run in' if resumes else 'the bucket of'} {config.mirror}")
+        if resumes:
             mirror.fetch()
+        else:
+            mirror.check_bucket()
     on_any_rank(group, "the mirror")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from cyxjax.cli import audit
 from cyxjax.cli import hash as hashes
-from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR
+from cyxjax.errors import EXIT_CONFIG, EXIT_OK, EXIT_USER_ERROR
 from cyxjax.observe.events import read_events
 from tests.support.training import EPOCHS, STEPS_PER_EPOCH, Jobs, checkpoints, newest_step, write_experiment
 from tests.support.waiting import until
@@ -120,9 +120,21 @@ def test_a_start_with_nothing_here_and_a_server_that_cannot_be_read_trains_nothi
     store.refuse_with = 503
     ended = jobs.run(config)
     assert ended.codes == [EXIT_USER_ERROR], ended.text
-    assert ended.text.count("\n") <= 2
-    assert URL in ended.text
+    _, looking, *error = ended.text.splitlines()
+    assert looking.endswith(URL)  # before the first request, which may be waited for
+    assert len(error) == 1
+    assert URL in error[-1]
     assert not checkpoints(config).exists()
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_bucket_that_is_not_there_ends_the_start(jobs, store, tmp_path, resume):
+    config = write_experiment(tmp_path, mirror="s3://nosuch/run", resume=resume)
+    ended = jobs.run(config)
+    assert ended.codes == [EXIT_CONFIG], ended.text
+    assert "'nosuch'" in ended.text.splitlines()[-1]
+    assert not checkpoints(config).exists()
+    assert not store.writes
 
 
 def test_two_ranks_go_on_from_the_step_that_rank_0_took(jobs, store, tmp_path):
