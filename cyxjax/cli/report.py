@@ -8,7 +8,8 @@ from typing import Any
 
 from cyxjax.command import Parser, existing_folder
 from cyxjax.config.experiment import TrainConfig
-from cyxjax.config.load import open_run, read_yaml
+from cyxjax.config.load import open_run
+from cyxjax.config.yaml_file import read_yaml
 from cyxjax.errors import EXIT_OK, ConfigError
 from cyxjax.observe.report import outcome, ranks
 from cyxjax.observe.report.facts import RunFacts, read_facts

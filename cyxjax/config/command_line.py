@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel
 
 from cyxjax.config.errors import field_at, known_keys, section_of, where_it_belongs
-from cyxjax.config.sections import accepts_bool
+from cyxjax.config.values import accepts_bool
 from cyxjax.errors import ConfigError
 
 _SPECIAL = ("config", "help", "print_config")

@@ -8,18 +8,15 @@ from pydantic import Field, field_validator
 
 from cyxjax.config.effects import Arrays, Content, Course, Numbers, Speed, View
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.config.schedules import ScheduleConfig
 from cyxjax.config.sections import (
-    Count,
     DataConfig,
     ModelConfig,
-    Named,
-    NameOrNamed,
     OptimizerConfig,
+    ScheduleConfig,
     SinkName,
     WandbConfig,
-    on_this_machine,
 )
+from cyxjax.config.values import Count, Named, NameOrNamed, on_this_machine
 from cyxjax.run_folder import RunFolder
 
 

@@ -11,15 +11,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import yaml
-
 from cyxjax.command import show
 from cyxjax.config.command_line import from_text, names, parse_overrides
 from cyxjax.config.errors import field_at
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.help import Command, help_page
-from cyxjax.errors import ConfigError, nearest
-from cyxjax.files import is_secret_name, read_plain, redact
+from cyxjax.config.yaml_file import read_yaml
+from cyxjax.errors import ConfigError
+from cyxjax.files import is_secret_name, redact
 from cyxjax.run_folder import RunFolder
 
 TRAIN = Command(
@@ -27,8 +26,6 @@ TRAIN = Command(
     "Trains the experiment of a YAML file. Run it again, and it goes on where it stopped.",
     "python -m cyxjax.train --config configs/digits.yaml --epochs 10 --optimizer.lr 0.01",
 )
-_MAX_DEPTH = 100
-_MAX_BYTES = 1 << 20  # an experiment file is a page; more is a mistake (a data file, a model)
 
 
 class Layer(NamedTuple):
@@ -165,100 +162,6 @@ def open_run(root: Path) -> RunFolder:
     if not isinstance(found, str):
         raise ConfigError(f"{usual.config}: checkpoint_dir = {found!r} is not a string. HINT: name a folder.")
     return RunFolder(root, found)
-
-
-def read_yaml(path: str) -> dict[str, Any]:
-    """The mapping that a YAML file holds; {} for an empty file.
-
-    Raises: ConfigError for a file that is missing, unreadable, not YAML, not a mapping, or repeats a key.
-    """
-    text = _read_text(path)
-    _refuse_depth(text, path)
-    try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise ConfigError(
-                f"{path}: uses a YAML alias (*name). HINT: write the value out where it is used."
-            )
-        _refuse_repeats(yaml.compose(text, Loader=yaml.SafeLoader), path)
-        values = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as err:  # ValueError: a date or a number that YAML cannot make
-        raise ConfigError(_yaml_problem(path, err)) from None
-    except RecursionError:
-        raise ConfigError(_too_deep(path)) from None
-    if values is not None and not isinstance(values, dict):
-        raise ConfigError(
-            f"{path}: holds a {type(values).__name__}, expected lines such as `epochs: 10`. "
-            "HINT: see configs/digits.yaml."
-        )
-    return values or {}
-
-
-def _read_text(path: str) -> str:
-    file = Path(path)
-    try:
-        return read_plain(file, _MAX_BYTES).decode("utf-8")
-    except FileNotFoundError:
-        folder = file.parent if file.parent.is_dir() else Path(".")
-        near = nearest(file.name, [p.name for p in folder.glob("*.y*ml")] or ["no YAML file there"])
-        raise ConfigError(
-            f"{path}: no such file. {near} HINT: give --config the path of an experiment file."
-        ) from None
-    except (OSError, UnicodeDecodeError) as err:
-        raise ConfigError(
-            f"{path}: cannot be read as text: {err}. HINT: give --config a YAML file."
-        ) from None
-
-
-def _refuse_depth(text: str, path: str) -> None:
-    """Raises ConfigError for brackets in brackets in ...: the parser's time grows with the square of that."""
-    depth = 0
-    for mark in re.findall(r"[\[\]{}]", text):
-        depth += 1 if mark in "[{" else -1
-        if depth > _MAX_DEPTH:
-            raise ConfigError(_too_deep(path))
-
-
-def _too_deep(path: str) -> str:
-    return f"{path}: nested too deep, an experiment needs three levels. HINT: see configs/digits.yaml."
-
-
-def _yaml_problem(path: str, err: Exception) -> str:
-    mark = getattr(err, "problem_mark", None)
-    where = f"{path}:{mark.line + 1}" if mark is not None else path
-    problem = getattr(err, "problem", None) or err
-    return f"{where}: not YAML: {problem}. HINT: indent with spaces, one `name: value` a line."
-
-
-def _refuse_repeats(node: yaml.Node | None, path: str) -> None:
-    """Raises ConfigError for a key that is given twice in one mapping: YAML would keep the last one."""
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_repeats(item, path)
-    if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int"):
-        _refuse_other_bases(node, path)
-    if not isinstance(node, yaml.MappingNode):
-        return
-    seen: set[str] = set()
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
-            raise ConfigError(
-                f"{path}:{key.start_mark.line + 1}: a key that is not a string. HINT: quote it."
-            )
-        if key.value in seen:
-            raise ConfigError(
-                f"{path}:{key.start_mark.line + 1}: {key.value!r} is given twice. HINT: keep one of them."
-            )
-        seen.add(key.value)
-        _refuse_repeats(value, path)
-
-
-def _refuse_other_bases(node: yaml.ScalarNode, path: str) -> None:
-    """Raises ConfigError for a whole number that YAML 1.1 does not read as the digits say: 010 is 8."""
-    if re.match(r"[-+]?0[0-9_]", node.value) or ":" in node.value:
-        raise ConfigError(
-            f"{path}:{node.start_mark.line + 1}: YAML reads {node.value} as {yaml.safe_load(node.value)}. "
-            "HINT: write the number without a leading zero or colon, or a text in quotes."
-        )
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

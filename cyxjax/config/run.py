@@ -13,15 +13,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from cyxjax.config.effects import Arrays, Course, Length, Numbers, Speed, View
 from cyxjax.config.errors import Source, explain
 from cyxjax.config.exact import not_exact
-from cyxjax.config.sections import (
-    Amount,
-    Count,
-    Options,
-    Seconds,
-    Strict,
-    on_this_machine,
-)
-from cyxjax.config.weights import InitFrom, InitFromConfig, LoraConfig, Patterns
+from cyxjax.config.sections import InitFrom, InitFromConfig, LoraConfig, Patterns
+from cyxjax.config.values import Amount, Count, Options, Seconds, Strict, on_this_machine
 from cyxjax.errors import ConfigError
 from cyxjax.run_folder import RunFolder
 

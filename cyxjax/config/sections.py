@@ -1,97 +1,22 @@
-"""The sections of an experiment file, and the habits all of them share (no jax here).
+"""The sections of an experiment file (no jax here).
 
 A section is flat: a `name` that picks one of several things, and the numbers that thing takes.
 """
 
-import re
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     field_validator,
     model_serializer,
+    model_validator,
 )
 
-from cyxjax.errors import ConfigError
-from cyxjax.files import scientific
-from cyxjax.plugins import is_known, known_or
-
-_VARIABLE = re.compile(r"\$\{|^\$\w+(/|$)")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_SPAN = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
-
-
-def _numbers(tree: Any) -> Any:
-    """`tree` with texts such as "1e-3" as floats, at any depth of dicts and lists."""
-    if isinstance(tree, dict):
-        return {key: _numbers(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_numbers(value) for value in tree]
-    return scientific(tree)
-
-
-def seconds(value: Any) -> Any:
-    """Seconds from a number or a text such as "90s", "30m", "1h30m", "2d"; anything else unchanged.
-
-    Raises: ValueError for a text that is neither.
-    """
-    if not isinstance(value, str):
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        found = _SPAN.fullmatch(value.strip())
-    if not value.strip() or found is None:
-        raise ValueError("expected seconds or a text such as 90s, 30m, 1h30m")
-    return sum(float(n) * unit for n, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True) if n)
-
-
-Options = Annotated[dict[str, Any], BeforeValidator(_numbers)]
-# Above what any run needs, and below what overflows where it is converted: steps are counted in int32.
-Count = Annotated[int, Field(le=10**9)]
-Amount = Annotated[float, Field(le=1e12)]
-Seconds = Annotated[Amount, BeforeValidator(seconds, json_schema_input_type=float | str)]
-
-
-def _named(value: Any) -> Any:
-    """A name, or {name, options}, as {name, options}. Raises: ValueError for anything else."""
-    one = {"name": value} if isinstance(value, str) else value
-    if not isinstance(one, dict) or not isinstance(one.get("name"), str) or one.keys() - {"name", "options"}:
-        raise ValueError("expected a name, or `{name: ..., options: {...}}`")
-    options = one.get("options") or {}
-    if not isinstance(options, dict):
-        raise ValueError("expected options as `{key: value}`")
-    return {"name": one["name"], "options": _numbers(options)}
-
-
-def _name_or_named(value: Any) -> Any:
-    """A name as it is; {name, options} as `_named` has it, without options as the name."""
-    found = value if isinstance(value, str) else _named(value)
-    return found["name"] if isinstance(found, dict) and not found["options"] else found
-
-
-def _optimizer(name: str) -> str:
-    known = dict.fromkeys(OPTIMIZERS + OPTAX + OPTAX_CONTRIB + TOLD_THE_LOSS)
-    if name in WANT_THE_LOSS:
-        raise ValueError(
-            f"it asks for the value of the loss, and is no rule by itself; {WANT_THE_LOSS[name]}"
-        )
-    if not is_known("optimizer", name, known):
-        raise ValueError(f"no optimizer of this name. {known_or('optimizer', name, known)}")
-    return name
-
-
-def _sink(name: str) -> str:
-    if not is_known("sink", name, dict.fromkeys(_SINKS)):
-        raise ValueError(f"no sink of this name. {known_or('sink', name, dict.fromkeys(_SINKS))}")
-    return name
-
+from cyxjax.config.values import Amount, Count, Named, Options, Strict, on_this_machine, one_of
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lamb", "lion", "adagrad", "rmsprop")
 OPTAX = (  # further ones by optax's names; a test holds that they are all that need nothing but gradients
@@ -108,85 +33,34 @@ WANT_THE_LOSS = {  # optax's rules that search along the loss, or need a rule be
     "reduce_on_plateau": "take the callback ReduceLROnPlateau",
     "lbfgs": "take optax.lbfgs(lr, linesearch=None), which works as any rule, or adam",
 }
-_SINKS = ("jsonl", "csv", "tensorboard", "wandb", "trackio", "mlflow")
-Named = Annotated[dict[str, Any], BeforeValidator(_named, json_schema_input_type=str | dict[str, Any])]
-NameOrNamed = Annotated[str | dict[str, Any], BeforeValidator(_name_or_named)]
-OptimizerName = Annotated[str, AfterValidator(_optimizer)]
-SinkName = Annotated[str, AfterValidator(_sink)]
+SINKS = ("jsonl", "csv", "tensorboard", "wandb", "trackio", "mlflow")
+SCHEDULES = ("constant", "cosine", "linear")
+OPTAX_SCHEDULES = (  # by optax's names; a value that one starts or peaks at is 1, the factor of optimizer.lr
+    *("exponential_decay", "polynomial_schedule", "piecewise_constant_schedule", "cosine_onecycle_schedule"),
+    *("linear_onecycle_schedule", "piecewise_interpolate_schedule", "warmup_exponential_decay_schedule"),
+    *("warmup_cosine_decay_schedule", "warmup_constant_schedule", "cosine_decay_schedule", "linear_schedule"),
+)
 
 
-def accepts_bool(annotation: Any) -> bool:
-    """Whether a field of this type may hold true/false."""
-    if get_origin(annotation) in (Annotated, UnionType) or get_origin(annotation) is not None:
-        return any(accepts_bool(part) for part in get_args(annotation))
-    return annotation in (bool, Any)
-
-
-def _refuse_shell(value: Any) -> None:
-    """Raises: ValueError for what only a shell fills in, at any depth: it would be taken by the letter."""
-    if isinstance(value, dict | list | tuple):
-        for part in value.values() if isinstance(value, dict) else value:
-            _refuse_shell(part)
-    elif isinstance(value, str) and _VARIABLE.search(value):
+def _searches(name: str) -> str:
+    if name in WANT_THE_LOSS:
         raise ValueError(
-            "a variable is written ${env:NAME} or ${env:NAME:default}, and in a file only; write that, or "
-            "give the value on the command line, where the shell fills it in"
+            f"it asks for the value of the loss, and is no rule by itself; {WANT_THE_LOSS[name]}"
         )
-    elif isinstance(value, str) and (value == "~" or value.startswith("~/")):
-        raise ValueError(
-            "`~` is filled in by a shell, not here; write the whole path, or give it on the command line"
-        )
+    return name
 
 
-def on_this_machine(path: str | None) -> str | None:
-    """`path`. Raises: ValueError for an address elsewhere, which would be taken for a folder here, and for an
-    empty text, which would be taken for the folder one happens to be in.
-    """
-    if path is not None and not path.strip():
-        raise ValueError("is empty (an unset variable of the shell?); expected a path")
-    if path is not None and (found := _SCHEME.match(path)):
-        raise ValueError(
-            f"{found[0]} is neither read nor written here; expected a path of this machine (mount or "
-            "copy it); `mirror` names where a run folder is copied to"
-        )
-    return path
-
-
-class Strict(BaseModel):
-    """A section: unknown keys, infinities and true/false for a number are errors, also on assignment."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        validate_assignment=True,
-        validate_default=True,
-        allow_inf_nan=False,
-        protected_namespaces=(),
-        defer_build=True,  # most sections are built as a part of another
-    )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_bool(cls, value: Any, info: Any) -> Any:
-        field = cls.model_fields[info.field_name]
-        if isinstance(value, bool) and not accepts_bool(field.annotation):
-            raise ValueError("true/false where another kind of value belongs")
-        if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
-            _refuse_shell(value)  # a section looks at its own
-        return value
-
-    if not TYPE_CHECKING:  # a type checker then knows which fields there are
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            before, given = dict(self.__dict__), set(self.__pydantic_fields_set__)
-            try:
-                super().__setattr__(name, value)
-            except ValidationError as err:
-                # pydantic has stored the value before a check over several fields refuses it
-                object.__setattr__(self, "__dict__", before)
-                object.__setattr__(self, "__pydantic_fields_set__", given)
-                from cyxjax.config.errors import explain
-
-                raise ConfigError(explain(err, type(self), type(self).__name__, name)) from None
+OptimizerName = Annotated[
+    str, AfterValidator(_searches), one_of("optimizer", OPTIMIZERS + OPTAX + OPTAX_CONTRIB + TOLD_THE_LOSS)
+]
+SinkName = Annotated[str, one_of("sink", SINKS)]
+ScheduleName = Annotated[str, one_of("schedule", SCHEDULES + OPTAX_SCHEDULES)]
+Patterns = Annotated[
+    tuple[str, ...],
+    BeforeValidator(
+        lambda v: (v,) if isinstance(v, str) else v, json_schema_input_type=str | tuple[str, ...]
+    ),
+]
 
 
 class ModelConfig(Strict):
@@ -288,3 +162,55 @@ class WandbConfig(Strict):
     """Offline writes into the run folder, for `wandb sync` later."""
     init_timeout: Amount = Field(default=120.0, gt=0)
     """Seconds to wait for the service before training goes on without it."""
+
+
+class ScheduleConfig(Strict):
+    """How the learning rate goes after the warm-up (`warmup_steps`), counted in optimizer steps."""
+
+    name: ScheduleName = "constant"
+    """constant, cosine, linear, of optax (exponential_decay, ...), or module:attribute (step -> factor)."""
+    options: Options = {}
+    """What a schedule of optax (or yours) takes, for example `transition_steps: 100`."""
+    decay_steps: Count | None = Field(default=None, ge=1)
+    """Steps from the end of the warm-up to the final rate; none: to the end of the run (cosine, linear)."""
+    final_fraction: float = Field(default=0.0, ge=0, le=1)
+    """Final learning rate as a fraction of the peak (cosine and linear)."""
+
+
+class InitFromConfig(Strict):
+    """Initial values that were trained elsewhere: a path, or a path with rules for names."""
+
+    path: str | None = None
+    """safetensors (a file, or a folder of shards), a run folder, orbax, flax msgpack, torch state_dict."""
+    map: dict[str, str | None] = {}
+    """Name in the file -> in the model, `*` any text, null to leave out: "enc.*.weight": "Enc_*/kernel"."""
+    strict: bool = True
+    """Every array of the model must be found and every one of the file used; false: use what matches."""
+
+    _local = field_validator("path")(on_this_machine)
+
+
+class LoraConfig(Strict):
+    """LoRA: the model is frozen, and low-rank adapters beside its kernels are trained."""
+
+    rank: int = Field(default=0, ge=0, le=2**16)
+    """Rank of the adapters; 0: no adapters."""
+    alpha: Amount = Field(default=16.0, gt=0)
+    """The product of an adapter is scaled by alpha / rank."""
+    pattern: Patterns = ("*kernel",)
+    """Names of the kernels that get adapters, `*` for any text: "attention/*/kernel"."""
+
+    @model_validator(mode="after")
+    def _says_its_rank(self) -> "LoraConfig":
+        """`rank: 0` turns adapters off; a section that only forgot it would train the whole model."""
+        if self.model_fields_set and "rank" not in self.model_fields_set:
+            raise ValueError("rank is missing; expected a number such as rank: 8, or 0 for no adapters")
+        return self
+
+
+def _as_path(value: Any) -> Any:
+    """`init_from: PATH` for `init_from: {path: PATH}`."""
+    return {"path": str(value)} if isinstance(value, str | Path) else value
+
+
+InitFrom = Annotated[InitFromConfig, BeforeValidator(_as_path, json_schema_input_type=str | InitFromConfig)]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import optax
 
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.config.schedules import OPTAX_SCHEDULES, SCHEDULES
+from cyxjax.config.sections import OPTAX_SCHEDULES, SCHEDULES
 from cyxjax.errors import ConfigError
 from cyxjax.plugins import checked_kinds, named
 

@@ -258,7 +258,7 @@ def _batch_shape(config: DistributedTrainingConfig, num_replicas: int) -> BatchS
 
 def _first_values(config: DistributedTrainingConfig) -> FirstValues:
     path = config.init_from.path
-    return FirstValues(Path(path) if path else None, config.init_from.rules, config.init_from.strict)
+    return FirstValues(Path(path) if path else None, config.init_from.map, config.init_from.strict)
 
 
 def _course(config: DistributedTrainingConfig) -> Course:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cyxjax.checkpoint.manifest import decode
-from cyxjax.config.load import read_yaml
+from cyxjax.config.yaml_file import read_yaml
 from cyxjax.data.catalog import load_dataset
 from cyxjax.data.formats import read_bytes
 from cyxjax.errors import CheckpointError, ConfigError, CyxjaxError, DataError

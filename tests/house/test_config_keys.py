@@ -66,7 +66,7 @@ def test_a_key_that_nothing_reads_is_found(tmp_path):
 
 
 SECTIONS = (
-    *("cyxjax.config.sections", "cyxjax.config.schedules"),
+    *("cyxjax.config.sections", "cyxjax.config.values"),
     *("cyxjax.config.effects", "cyxjax.config.compared"),  # about keys, without a value
 )
 # Where the whole configuration is seen: the calls that take one, and the file that cuts it into parts.

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from cyxjax.config.schedules import SCHEDULES
+from cyxjax.config.sections import SCHEDULES
 from cyxjax.core.exact.step import PartsStep
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.objective.global_loss import sees_whole_batch

@@ -15,7 +15,7 @@ from cyxjax.checkpoint.arrays import Entry
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.experiment import TrainConfig
-from cyxjax.config.load import read_yaml
+from cyxjax.config.yaml_file import read_yaml
 from cyxjax.core.trees import named_leaves
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.distributed import process_group
@@ -141,7 +141,7 @@ def to_hf(run: StoredRun, folder: Path) -> str:
     Names and layouts are those that `init_from` with the run's own map reads: its rules reversed, or torch's.
     Says in a few words what it wrote; on rank 0. Raises: ConfigError, CheckpointError.
     """
-    arrays = exported(_arrays(run), run.config.init_from.rules)
+    arrays = exported(_arrays(run), run.config.init_from.map)
     if run.trainer.is_master():
         folder.mkdir()
         entries = {name: Entry.of(array) for name, array in arrays.items()}
@@ -160,7 +160,7 @@ def _hf_config(run: StoredRun) -> dict[str, Any]:
     if init_from.path and before.is_file():
         found |= json.loads(read_plain(before))
     model = {"name": run.config.model.name, "options": run.config.model.options}
-    return found | {"cyxjax": {"step": run.step, "model": model, "init_from_map": init_from.rules}}
+    return found | {"cyxjax": {"step": run.step, "model": model, "init_from_map": init_from.map}}
 
 
 def _arrays(run: StoredRun) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ import yaml
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.help import sentences
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.config.sections import seconds
+from cyxjax.config.values import seconds
 from cyxjax.errors import ConfigError
 
 

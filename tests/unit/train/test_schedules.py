@@ -7,7 +7,7 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.config.load import load_config
-from cyxjax.config.schedules import OPTAX_SCHEDULES, SCHEDULES, ScheduleConfig
+from cyxjax.config.sections import OPTAX_SCHEDULES, SCHEDULES, ScheduleConfig
 from cyxjax.errors import ConfigError
 from cyxjax.train.checks.learning_rate import check_rates
 from cyxjax.train.hooks.bad_steps import WarnsOfNoLearning

@@ -4,7 +4,7 @@ import pytest
 
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.config.schedules import ScheduleConfig
+from cyxjax.config.sections import ScheduleConfig
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.settings import BatchShape, RatePlan, resolve
 from tests.support.trainers import X, Y, config, trainer

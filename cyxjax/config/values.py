@@ -1,0 +1,163 @@
+"""Kinds of values of configuration fields, and the base class of sections (no jax here)."""
+
+import re
+from collections.abc import Iterable
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
+
+from cyxjax.errors import ConfigError
+from cyxjax.files import scientific
+from cyxjax.plugins import is_known, known_or
+
+_VARIABLE = re.compile(r"\$\{|^\$\w+(/|$)")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SPAN = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+
+
+def _numbers(tree: Any) -> Any:
+    """`tree` with texts such as "1e-3" as floats, at any depth of dicts and lists."""
+    if isinstance(tree, dict):
+        return {key: _numbers(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_numbers(value) for value in tree]
+    return scientific(tree)
+
+
+def seconds(value: Any) -> Any:
+    """Seconds from a number or a text such as "90s", "30m", "1h30m", "2d"; anything else unchanged.
+
+    Raises: ValueError for a text that is neither.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        found = _SPAN.fullmatch(value.strip())
+    if not value.strip() or found is None:
+        raise ValueError("expected seconds or a text such as 90s, 30m, 1h30m")
+    return sum(float(n) * unit for n, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True) if n)
+
+
+Options = Annotated[dict[str, Any], BeforeValidator(_numbers)]
+# Above what any run needs, and below what overflows where it is converted: steps are counted in int32.
+Count = Annotated[int, Field(le=10**9)]
+Amount = Annotated[float, Field(le=1e12)]
+Seconds = Annotated[Amount, BeforeValidator(seconds, json_schema_input_type=float | str)]
+
+
+def _named(value: Any) -> Any:
+    """A name, or {name, options}, as {name, options}. Raises: ValueError for anything else."""
+    one = {"name": value} if isinstance(value, str) else value
+    if not isinstance(one, dict) or not isinstance(one.get("name"), str) or one.keys() - {"name", "options"}:
+        raise ValueError("expected a name, or `{name: ..., options: {...}}`")
+    options = one.get("options") or {}
+    if not isinstance(options, dict):
+        raise ValueError("expected options as `{key: value}`")
+    return {"name": one["name"], "options": _numbers(options)}
+
+
+def _name_or_named(value: Any) -> Any:
+    """A name as it is; {name, options} as `_named` has it, without options as the name."""
+    found = value if isinstance(value, str) else _named(value)
+    return found["name"] if isinstance(found, dict) and not found["options"] else found
+
+
+Named = Annotated[dict[str, Any], BeforeValidator(_named, json_schema_input_type=str | dict[str, Any])]
+NameOrNamed = Annotated[str | dict[str, Any], BeforeValidator(_name_or_named)]
+
+
+def one_of(kind: str, names: Iterable[str]) -> AfterValidator:
+    """The check that a text is one of `names`, or the name of a `kind` that is not ours."""
+    known = dict.fromkeys(names)
+
+    def check(name: str) -> str:
+        if not is_known(kind, name, known):
+            raise ValueError(f"no {kind} of this name. {known_or(kind, name, known)}")
+        return name
+
+    return AfterValidator(check)
+
+
+def accepts_bool(annotation: Any) -> bool:
+    """Whether a field of this type may hold true/false."""
+    if get_origin(annotation) in (Annotated, UnionType) or get_origin(annotation) is not None:
+        return any(accepts_bool(part) for part in get_args(annotation))
+    return annotation in (bool, Any)
+
+
+def _refuse_shell(value: Any) -> None:
+    """Raises: ValueError for what only a shell fills in, at any depth: it would be taken by the letter."""
+    if isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            _refuse_shell(part)
+    elif isinstance(value, str) and _VARIABLE.search(value):
+        raise ValueError(
+            "a variable is written ${env:NAME} or ${env:NAME:default}, and in a file only; write that, or "
+            "give the value on the command line, where the shell fills it in"
+        )
+    elif isinstance(value, str) and (value == "~" or value.startswith("~/")):
+        raise ValueError(
+            "`~` is filled in by a shell, not here; write the whole path, or give it on the command line"
+        )
+
+
+def on_this_machine(path: str | None) -> str | None:
+    """`path`. Raises: ValueError for an address elsewhere, which would be taken for a folder here, and for an
+    empty text, which would be taken for the folder one happens to be in.
+    """
+    if path is not None and not path.strip():
+        raise ValueError("is empty (an unset variable of the shell?); expected a path")
+    if path is not None and (found := _SCHEME.match(path)):
+        raise ValueError(
+            f"{found[0]} is neither read nor written here; expected a path of this machine (mount or "
+            "copy it); `mirror` names where a run folder is copied to"
+        )
+    return path
+
+
+class Strict(BaseModel):
+    """A section: unknown keys, infinities and true/false for a number are errors, also on assignment."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        validate_assignment=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        defer_build=True,  # most sections are built as a part of another
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_bool(cls, value: Any, info: Any) -> Any:
+        field = cls.model_fields[info.field_name]
+        if isinstance(value, bool) and not accepts_bool(field.annotation):
+            raise ValueError("true/false where another kind of value belongs")
+        if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            _refuse_shell(value)  # a section looks at its own
+        return value
+
+    if not TYPE_CHECKING:  # a type checker then knows which fields there are
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            before, given = dict(self.__dict__), set(self.__pydantic_fields_set__)
+            try:
+                super().__setattr__(name, value)
+            except ValidationError as err:
+                # pydantic has stored the value before a check over several fields refuses it
+                object.__setattr__(self, "__dict__", before)
+                object.__setattr__(self, "__pydantic_fields_set__", given)
+                from cyxjax.config.errors import explain
+
+                raise ConfigError(explain(err, type(self), type(self).__name__, name)) from None

@@ -1,0 +1,109 @@
+"""Reads YAML files: a mapping, without what YAML would take for something else than it shows."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cyxjax.errors import ConfigError, nearest
+from cyxjax.files import read_plain
+
+_MAX_DEPTH = 100
+_MAX_BYTES = 1 << 20  # an experiment file is a page; more is a mistake (a data file, a model)
+
+
+def read_yaml(path: str) -> dict[str, Any]:
+    """The mapping that a YAML file holds; {} for an empty file.
+
+    Raises: ConfigError for a file that is missing, unreadable, not YAML, not a mapping, or repeats a key.
+    """
+    text = _read_text(path)
+    _refuse_depth(text, path)
+    try:
+        values = _Loader(path, text).get_single_data()
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError) as err:  # ValueError: a date or a number that YAML cannot make
+        raise ConfigError(_yaml_problem(path, err)) from None
+    except RecursionError:
+        raise ConfigError(_too_deep(path)) from None
+    if values is not None and not isinstance(values, dict):
+        raise ConfigError(
+            f"{path}: holds a {type(values).__name__}, expected lines such as `epochs: 10`. "
+            "HINT: see configs/digits.yaml."
+        )
+    return values or {}
+
+
+def _read_text(path: str) -> str:
+    file = Path(path)
+    try:
+        return read_plain(file, _MAX_BYTES).decode("utf-8")
+    except FileNotFoundError:
+        folder = file.parent if file.parent.is_dir() else Path(".")
+        near = nearest(file.name, [p.name for p in folder.glob("*.y*ml")] or ["no YAML file there"])
+        raise ConfigError(
+            f"{path}: no such file. {near} HINT: give --config the path of an experiment file."
+        ) from None
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigError(
+            f"{path}: cannot be read as text: {err}. HINT: give --config a YAML file."
+        ) from None
+
+
+def _refuse_depth(text: str, path: str) -> None:
+    """Raises ConfigError for brackets in brackets in ...: the parser's time grows with the square of that."""
+    depth = 0
+    for mark in re.findall(r"[\[\]{}]", text):
+        depth += 1 if mark in "[{" else -1
+        if depth > _MAX_DEPTH:
+            raise ConfigError(_too_deep(path))
+
+
+def _too_deep(path: str) -> str:
+    return f"{path}: nested too deep, an experiment needs three levels. HINT: see configs/digits.yaml."
+
+
+def _yaml_problem(path: str, err: Exception) -> str:
+    mark = getattr(err, "problem_mark", None)
+    where = f"{path}:{mark.line + 1}" if mark is not None else path
+    problem = getattr(err, "problem", None) or err
+    return f"{where}: not YAML: {problem}. HINT: indent with spaces, one `name: value` a line."
+
+
+class _Loader(yaml.SafeLoader):
+    """Without aliases, keys that are repeated or are no strings, and numbers that are not as written."""
+
+    def __init__(self, path: str, text: str) -> None:
+        super().__init__(text)
+        self._path = path
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise self._refusal(self.peek_event(), "uses an alias (*name). HINT: write the value out there.")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
+                raise self._refusal(key, "a key that is not a string. HINT: quote it.")
+            if key.value in seen:
+                raise self._refusal(key, f"{key.value!r} is given twice. HINT: keep one of them.")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """Refuses a whole number that YAML 1.1 does not read as the digits say: 010 is 8."""
+        found = super().construct_yaml_int(node)
+        if re.match(r"[-+]?0[0-9_]", node.value) or ":" in node.value:
+            hint = "HINT: write the number without a leading zero or colon, or a text in quotes."
+            raise self._refusal(node, f"YAML reads {node.value} as {found}. {hint}")
+        return found
+
+    def _refusal(self, at: Any, text: str) -> ConfigError:
+        return ConfigError(f"{self._path}:{at.start_mark.line + 1}: {text}")
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
