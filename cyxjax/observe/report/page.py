@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cyxjax.files import write_whole
-from cyxjax.observe.report import confusion, outcome, ranks, samples
+from cyxjax.observe.report import outcome, predictions, ranks
 from cyxjax.observe.report.chart import NUM_COLOURS, Line, Mark, bar, line_chart
 from cyxjax.observe.report.curves import EPOCHS, SECONDS, Curve, Place, place_of
 from cyxjax.observe.report.facts import RunFacts, flat, number
-from cyxjax.observe.report.html import Markup, choice, more, said, section, sortable, table, text
-from cyxjax.observe.report.style import CSS
+from cyxjax.observe.report.html import CSS, Markup, choice, more, said, section, sortable, table, text
 
 _NONE = Curve([])
 _SINGLE = {  # curves drawn alone, under these titles
@@ -62,8 +61,8 @@ def _one(run: RunFacts) -> str:
             outcome.shown(run),
             section("Curves", _legend(_marks(run)), _by_axis([run]), name="curves"),
             section("Where the time went", _time(run), name="time"),
-            section("Results by class", confusion.shown(run), name="predictions"),
-            section("Test samples", samples.shown(run), name="samples"),
+            section("Results by class", predictions.matrix(run), name="predictions"),
+            section("Test samples", predictions.samples(run), name="samples"),
             section("Starts and ranks", ranks.shown(run), name="ranks"),
             section("Configuration", _configuration(run), name="configuration"),
             section("Environment and fingerprint", _environment(run), name="environment"),

@@ -14,7 +14,7 @@ from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.data.text import decode
 from cyxjax.observe.events import Events
 from cyxjax.observe.records import Image, Media, Sink, Text, describe, histogram, pictures, png
-from cyxjax.observe.report.confusion import MOST_CLASSES, confusion_matrix
+from cyxjax.observe.report.predictions import MOST_CLASSES, confusion_matrix
 
 _SHOWN = 24  # pictures
 _TEXTS, _NEW_TOKENS = 3, 64

@@ -14,13 +14,13 @@ from cyxjax.errors import ConfigError
 from cyxjax.observe.events import EventLog, read_events
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import png
-from cyxjax.observe.report import confusion, samples
+from cyxjax.observe.report import predictions
 from cyxjax.observe.report.chart import NUM_COLOURS, Line, line_chart
-from cyxjax.observe.report.confusion import confusion_matrix
 from cyxjax.observe.report.curves import Curve, CurveMaker, place_of, powers, short, smoothed, thinned, ticks
 from cyxjax.observe.report.facts import Audit, RunFacts, _of_history, flat, read_facts
+from cyxjax.observe.report.html import CSS
 from cyxjax.observe.report.page import _CAUSES, page
-from cyxjax.observe.report.style import CSS
+from cyxjax.observe.report.predictions import confusion_matrix
 from cyxjax.run_folder import RunFolder
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}
@@ -419,7 +419,9 @@ def test_test_samples_are_pictures_and_texts_of_the_page_itself(tmp_path):
         "nor this",
     ]
     texts = [{"prompt": "To be, ", "continued": "<b>or not", "stood there": "or not to"}]
-    shown = samples.shown(RunFacts("r", "r", events=[{"event": "samples", "images": images, "texts": texts}]))
+    shown = predictions.samples(
+        RunFacts("r", "r", events=[{"event": "samples", "images": images, "texts": texts}])
+    )
     found = Reader(shown)
     sources = [value for name, value in found.attributes if name == "src"]
     assert sources == [f"data:image/png;base64,{picture(n)}" for n in (9, 8)]
@@ -427,7 +429,7 @@ def test_test_samples_are_pictures_and_texts_of_the_page_itself(tmp_path):
     assert "<b>or not" in found.words
     assert {"b", "svg"}.isdisjoint(found.tags)
     for strange in ({}, {"images": 3, "texts": {}}, {"images": [{}], "note": "x"}):
-        assert samples.shown(RunFacts("r", "r", events=[{"event": "samples", **strange}])) == ""
+        assert predictions.samples(RunFacts("r", "r", events=[{"event": "samples", **strange}])) == ""
 
 
 def test_a_matrix_among_the_metrics_is_shown_where_no_samples_were_predicted():
@@ -438,9 +440,9 @@ def test_a_matrix_among_the_metrics_is_shown_where_no_samples_were_predicted():
             "val_top5": [0.5],
         }
     )
-    words = Reader(confusion.shown(RunFacts("r", "r", history=history))).words
+    words = Reader(predictions.matrix(RunFacts("r", "r", history=history))).words
     assert "8 validation samples of the last epoch (val_m), 7 right (87.5%)" in words
-    assert confusion.shown(RunFacts("r", "r", history=DistributedTrainingHistory())) == ""
+    assert predictions.matrix(RunFacts("r", "r", history=DistributedTrainingHistory())) == ""
 
 
 def test_a_script_reads_what_came_out_and_nothing_is_drawn(tmp_path, capsys):

@@ -1,13 +1,17 @@
-"""The confusion matrix: its counts, and their table on the page."""
+"""What the model said of test samples: the confusion matrix, and samples as pictures or texts."""
 
+import base64
+import binascii
 from typing import Any
 
 import numpy as np
 
+from cyxjax.observe.records import is_png
 from cyxjax.observe.report.facts import RunFacts
 from cyxjax.observe.report.html import Markup, said, table, text
 
 MOST_CLASSES = 50  # a matrix of more is no picture
+_MOST, _MOST_BYTES = 64, 1 << 18  # of pictures, and of one
 
 
 def confusion_matrix(scores: np.ndarray, labels: np.ndarray, num_classes: int) -> list[list[int]]:
@@ -17,7 +21,7 @@ def confusion_matrix(scores: np.ndarray, labels: np.ndarray, num_classes: int) -
     return counts.tolist()
 
 
-def shown(run: RunFacts) -> str:
+def matrix(run: RunFacts) -> str:
     """The matrix and a row for each class: of the newest `predictions` event, else of a metric."""
     event = run.last("predictions")
     counts, names, where = _counts(event.get("confusion")), event.get("classes"), "test samples"
@@ -35,7 +39,7 @@ def shown(run: RunFacts) -> str:
             "columns: what was predicted."
         )
         + _heat(counts, labels)
-        + table(("class", "samples", "recall", "precision", "F1"), _by_class(counts, labels), "numbers")
+        + table(("class", "samples", "recall", "precision", "F1"), _rates(counts, labels), "numbers")
     )
 
 
@@ -76,7 +80,7 @@ def _heat(counts: np.ndarray, labels: list[str]) -> str:
     return table(("", *labels), rows, "heat")
 
 
-def _by_class(counts: np.ndarray, labels: list[str]) -> list[tuple[str, ...]]:
+def _rates(counts: np.ndarray, labels: list[str]) -> list[tuple[str, ...]]:
     rows = []
     for i, label in enumerate(labels):
         hit, was, said_so = counts[i, i], counts[i].sum(), counts[:, i].sum()
@@ -85,3 +89,43 @@ def _by_class(counts: np.ndarray, labels: list[str]) -> list[tuple[str, ...]]:
         rates = ("-" if np.isnan(rate) else f"{rate:.3f}" for rate in (recall, precision, f1))
         rows.append((label, f"{was:,.0f}", *rates))
     return rows
+
+
+def samples(run: RunFacts) -> str:
+    """The pictures or texts of the newest `samples` event; "" where there are none."""
+    event = run.last("samples")
+    note = said(str(event["note"])) if "note" in event else ""
+    images, texts = _dicts(event.get("images")), _dicts(event.get("texts"))
+    drawn = "".join(map(_picture, images))
+    if not drawn and not texts:
+        return ""
+    return note + (f'<div class="samples">{drawn}</div>' if drawn else "") + _texts(texts)
+
+
+def _picture(item: dict[str, Any]) -> str:
+    """Decoded and encoded again: the file is not trusted."""
+    try:
+        raw = base64.b64decode(str(item.get("png", "")), validate=True)
+    except (binascii.Error, ValueError):
+        return ""
+    if not is_png(raw) or len(raw) > _MOST_BYTES:
+        return ""
+    caption = text(item.get("caption", ""))
+    style = "" if item.get("right", True) else ' class="bad"'
+    source = f"data:image/png;base64,{base64.b64encode(raw).decode()}"
+    return (
+        f'<figure><img alt="{caption or "sample"}" src="{source}">'
+        f"<figcaption{style}>{caption}</figcaption></figure>"
+    )
+
+
+def _texts(items: list[dict[str, Any]]) -> str:
+    if not items:
+        return ""
+    names = ("prompt", "continued", "stood there")
+    head = ("given", "the model went on", "what stood there")
+    return table(head, ([item.get(name, "") for name in names] for item in items), "texts")
+
+
+def _dicts(found: Any) -> list[dict[str, Any]]:
+    return [item for item in found[:_MOST] if isinstance(item, dict)] if isinstance(found, list) else []
