@@ -12,7 +12,7 @@ from cyxjax.checkpoint.store import StepStore
 from cyxjax.command import Parser, existing_folder
 from cyxjax.config.compared import differing_values
 from cyxjax.config.load import open_run
-from cyxjax.data.audit import walk
+from cyxjax.data.ledger import walk
 from cyxjax.data.ledger_file import read_ledger
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError, DamagedStep
 from cyxjax.observe.state_digests import contradicted_leaves, read_digests

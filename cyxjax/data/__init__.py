@@ -5,12 +5,12 @@ from cyxjax.data.catalog import load_dataset
 from cyxjax.data.loader import DataLoader
 from cyxjax.data.mixtures import Mixture
 from cyxjax.data.order import Order
-from cyxjax.data.packing import Packed, pack
 from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches, as_dataset
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.data.streams import Batches, Rows
 from cyxjax.data.tar_shards import TarShards
+from cyxjax.data.text import Packed, pack
 
 __all__ = [
     "ArrayDataset",

@@ -10,8 +10,7 @@ import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cyxjax.data.audit import check_place, walk
-from cyxjax.data.ledger import Record, Span, StreamFacts, Tally, span_of_step
+from cyxjax.data.ledger import Record, Span, StreamFacts, Tally, check_place, span_of_step, walk
 from cyxjax.errors import DataError
 from cyxjax.files import append
 

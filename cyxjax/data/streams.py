@@ -47,15 +47,8 @@ class Once:
         return list(self._kept)[:count]
 
     def __iter__(self) -> Iterator[Any]:
-        while True:
-            if self._kept:
-                yield self._kept.popleft()
-                continue
-            try:
-                batch = next(self._batches)
-            except StopIteration:
-                return
-            yield batch
+        while self.peek(1):
+            yield self._kept.popleft()
 
 
 _PLAIN = (bool, int, float, str, type(None))

@@ -6,7 +6,7 @@ import pytest
 
 from cyxjax.cli.audit import main as audit
 from cyxjax.cli.hash import compare, steps_of
-from cyxjax.data.audit import walk
+from cyxjax.data.ledger import walk
 from cyxjax.data.ledger_file import read_ledger
 from tests.multiprocess.test_train import environment
 from tests.support import forked

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
-from cyxjax.data.audit import Finding, Stretch, audit, walk
-from cyxjax.data.ledger import Tally
+from cyxjax.data.ledger import Finding, Stretch, Tally, audit, walk
 from cyxjax.data.ledger_file import Kept, read_ledger
 from cyxjax.errors import CheckpointError, DataError
 from cyxjax.observe.history import DistributedTrainingHistory

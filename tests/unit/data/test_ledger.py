@@ -8,8 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cyxjax.data import ledger
-from cyxjax.data.audit import audit, walk
-from cyxjax.data.ledger import Delivered, Record, Span, StreamFacts, Tally, delivered, span_of_step
+from cyxjax.data.ledger import (
+    Delivered,
+    Record,
+    Span,
+    StreamFacts,
+    Tally,
+    audit,
+    delivered,
+    span_of_step,
+    walk,
+)
 from cyxjax.data.order import mix
 from cyxjax.errors import DataError
 

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cyxjax.data import ledger_file
-from cyxjax.data.audit import audit, walk
-from cyxjax.data.ledger import Tally
+from cyxjax.data.ledger import Tally, audit, walk
 from cyxjax.data.ledger_file import cut_back, line, read_ledger
 from cyxjax.errors import DataError
 from tests.unit.data.test_ledger import CUTS, FACTS, run

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyxjax.data.packing import IGNORED, pack
+from cyxjax.data.text import IGNORED, pack
 from cyxjax.errors import ConfigError, DataError
 
 
