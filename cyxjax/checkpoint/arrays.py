@@ -23,7 +23,7 @@ from cyxjax.errors import CheckpointError, DamagedStep
 from cyxjax.files import PRIVATE
 
 _BLOCK_BYTES = 1 << 20
-_NATIVE = {  # dtypes that safetensors names and numpy readers understand; others are kept as their bytes
+NATIVE = {  # dtypes that safetensors names and numpy readers understand; others are kept as their bytes
     "bool": "BOOL",
     "float16": "F16",
     "bfloat16": "BF16",
@@ -104,14 +104,6 @@ def _write_blocks(file: Any, blocks: Iterable[np.ndarray]) -> int:
 
 def _bytes_of(array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def read_arrays(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
-    """The whole arrays of `leaves`, by name. Raises: as `StoredArrays`."""
-    with _reading():
-        _refuse_more_than_memory(sum(leaf.num_bytes for leaf in leaves))
-    stored = StoredArrays(folder, leaves)
-    return {leaf.name: stored.whole(leaf.name) for leaf in leaves}
 
 
 class StoredArrays:
@@ -249,7 +241,7 @@ def _entry_of(leaf: Leaf, piece: Piece) -> tuple[tuple[int, ...], np.dtype]:
 
 def _kept_as(shape: tuple[int, ...], dtype: np.dtype) -> tuple[str, tuple[int, ...]]:
     """(safetensors' name of the dtype, shape) under which an array stands in a file."""
-    native = _NATIVE.get(dtype.name)
+    native = NATIVE.get(dtype.name)
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     return (native, tuple(shape)) if native else ("U8", (num_bytes,))
 

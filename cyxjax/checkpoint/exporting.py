@@ -45,12 +45,27 @@ def to_safetensors(path: Path, entries: Mapping[str, Entry], about: Mapping[str,
         raise CheckpointError(f"{path}: {error.strerror}. HINT: name a file this user may write.") from error
 
 
-def to_orbax(folder: Path, arrays: Mapping[str, Any]) -> None:
-    """A new folder, as plain orbax reads it. Raises: CheckpointError if it is there, or cannot be made."""
+def to_orbax(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes `arrays` into the new `folder` as a tree nested by the parts of their names, for plain orbax.
+
+    `orbax.checkpoint.PyTreeCheckpointer().restore(folder)` gives {"params": {"Dense_0": {"kernel": ...}}};
+    arrays without elements are left out.
+    Raises: CheckpointError if the folder is there, or cannot be made.
+    """
+    import orbax.checkpoint as ocp
+
     if folder.exists():
         raise CheckpointError(f"{folder} is there already. HINT: name a new folder.")
+    tree: dict[str, Any] = {}
+    for name in (name for name, array in arrays.items() if array.size):
+        *path, last = name.split("/")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = arrays[name]
     try:
-        _export(folder, {name: array for name, array in arrays.items() if array.size})
+        with ocp.Checkpointer(_handler(), multiprocessing_options=_alone()) as checkpointer:
+            checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(tree))
     except Exception as error:  # orbax and TensorStore have no family of errors of their own
         raise CheckpointError(
             f"{folder}: {str(error)[:300]}. HINT: name a place this user may write."
@@ -72,25 +87,6 @@ def read_tree(folder: Path) -> Any:
             f"{folder} cannot be read by orbax: {type(error).__name__}: {str(error)[:200]}. "
             "HINT: name the folder of the item itself."
         ) from error
-
-
-def _export(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes `arrays` into the new `folder` as a tree nested by the parts of their names, for plain orbax.
-
-    `orbax.checkpoint.PyTreeCheckpointer().restore(folder)` gives {"params": {"Dense_0": {"kernel": ...}}}.
-    Raises: whatever orbax and TensorStore raise.
-    """
-    import orbax.checkpoint as ocp
-
-    tree: dict[str, Any] = {}
-    for name, array in arrays.items():
-        *path, last = name.split("/")
-        node = tree
-        for part in path:
-            node = node.setdefault(part, {})
-        node[last] = array
-    with ocp.Checkpointer(_handler(), multiprocessing_options=_alone()) as checkpointer:
-        checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(tree))
 
 
 def _handler() -> Any:

@@ -52,31 +52,17 @@ def list_steps(directory: Path) -> list[int]:
     return sorted(steps)
 
 
-def list_corrupt(directory: Path) -> list[str]:
-    """Names of the steps that were set aside because they did not verify."""
-    return _list_aside(directory, "corrupt")
-
-
-def list_abandoned(directory: Path) -> list[str]:
-    """Names of the steps that were set aside because the run went on from an earlier one."""
-    return _list_aside(directory, "abandoned")
-
-
-def list_earlier(directory: Path) -> list[str]:
-    """Names of the steps that were set aside because another run began in their folder."""
-    return _list_aside(directory, "earlier")
-
-
-def _list_aside(directory: Path, why: str) -> list[str]:
+def list_aside(directory: Path, why: str) -> list[str]:
+    """Names of the steps that were set aside: "corrupt", "abandoned" or "earlier", as their names say."""
     found = [match for entry in _entries(directory) if (match := _ASIDE.fullmatch(entry.name))]
     return [match[0] for match in found if match[1] == why]
 
 
 def remove_aside(directory: Path, keep_corrupt: int) -> list[str]:
     """Delete what was set aside, but for the `keep_corrupt` damaged steps that were found last; what went."""
-    corrupt = sorted(list_corrupt(directory), key=lambda name: name.partition(".corrupt-")[2])
+    corrupt = sorted(list_aside(directory, "corrupt"), key=lambda name: name.partition(".corrupt-")[2])
     gone = sorted(corrupt[: len(corrupt) - keep_corrupt] if keep_corrupt < len(corrupt) else [])
-    gone += list_abandoned(directory)
+    gone += list_aside(directory, "abandoned")
     for name in gone:
         shutil.rmtree(directory / name)
     return gone

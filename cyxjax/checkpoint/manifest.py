@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import platform
-import re
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -17,11 +16,12 @@ from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import AfterValidator, Field, TypeAdapter
 
-from cyxjax.checkpoint.pieces import Piece, find_gap, joined_crc32
+from cyxjax.checkpoint.pieces import Natural, Piece, find_gap, joined_crc32
 from cyxjax.errors import CheckpointError
 
 FORMAT = "cyxjax-checkpoint"
@@ -38,8 +38,13 @@ _DTYPES = frozenset(
     + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
     + [f"float8_{kind}" for kind in ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")]
 )
-_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}"  # of a path
+
+
+def _known_dtype(name: str) -> str:
+    if name not in _DTYPES:
+        raise ValueError(f"dtype {name[:60]!r}")
+    return name
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,15 @@ class Leaf:
     """
 
     name: str
-    shape: tuple[int, ...]
-    dtype: str
-    crc32: int
+    shape: Annotated[tuple[Natural, ...], Field(max_length=MAX_DIMS)]
+    dtype: Annotated[str, AfterValidator(_known_dtype)]
+    crc32: Natural
     pieces: tuple[Piece, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.pieces and (gap := find_gap(self.pieces, self.size)):
+            what = f"State leaf {self.name[:60]!r}: {gap}"
+            raise CheckpointError(f"{what}. HINT: all processes save the same state.")
 
     @classmethod
     def of(cls, name: str, array: Any, crc32: int) -> "Leaf":
@@ -63,8 +73,6 @@ class Leaf:
     @classmethod
     def in_pieces(cls, name: str, shape: tuple[int, ...], dtype: Any, pieces: tuple[Piece, ...]) -> "Leaf":
         """The leaf that `pieces`, sorted, make up. Raises: CheckpointError where one is missing."""
-        if gap := find_gap(pieces, math.prod(shape)):
-            raise CheckpointError(f"State leaf {name!r}: {gap}. HINT: all processes save the same state.")
         dtype = np.dtype(dtype)
         return cls(name, tuple(shape), dtype.name, joined_crc32(pieces, dtype.itemsize), pieces)
 
@@ -74,13 +82,18 @@ class Leaf:
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, self.dtype, None) or self.dtype)
+        return dtype_of(self.dtype)
 
     @property
     def num_bytes(self) -> int:
         return self.size * self.numpy_dtype.itemsize
+
+
+def dtype_of(name: str) -> np.dtype:
+    """The dtype of this name, numpy's or ml_dtypes'. Raises: TypeError."""
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name, None) or name)
 
 
 @cache  # a model has thousands of leaves and a few dtypes; numpy puts their names together anew each time
@@ -105,23 +118,23 @@ def refuse_dtype(name: str, dtype: Any) -> None:
 class FileEntry:
     """One file of the step: path below the step's folder (posix), size, and sha256 in hex."""
 
-    path: str
-    num_bytes: int
-    sha256: str
+    path: Annotated[str, Field(pattern=f"^{_PART}(/{_PART})*$")]  # none that leaves the folder
+    num_bytes: Natural
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True)
 class Manifest:
     """Everything known about one step but its arrays. `meta` is the caller's own JSON object."""
 
-    step: int
+    step: Natural
     leaves: tuple[Leaf, ...]
     files: tuple[FileEntry, ...]
     meta: dict[str, Any]
     metric: float | None
     versions: dict[str, str]
-    created_unix_s: float
-    format_version: tuple[int, int] = FORMAT_VERSION
+    created_unix_s: Annotated[float, Field(strict=True, ge=0, lt=1e11)]  # beyond, no calendar has a date
+    format_version: tuple[Natural, Natural] = FORMAT_VERSION
 
     @cached_property
     def num_bytes(self) -> int:
@@ -169,6 +182,12 @@ def installed_versions() -> Mapping[str, str]:
     return MappingProxyType(found | {"python": platform.python_version()})
 
 
+@cache
+def _fields() -> TypeAdapter[Manifest]:
+    """Checks the fields of a manifest; those that a later minor version adds are left out."""
+    return TypeAdapter(Manifest)
+
+
 def decode(data: bytes) -> Manifest:
     """The manifest in `data`.
 
@@ -178,9 +197,17 @@ def decode(data: bytes) -> Manifest:
         body = json.loads(data.decode("utf-8"))["manifest"]
         if _sealed(body) != data:
             raise ValueError("its own digest does not match")
-        return _from_body(body)
+        if body["format"] != FORMAT or body["format_version"][0] not in READS:
+            raise ValueError(
+                f"format {body['format']!r} version {body['format_version']}; this cyxjax reads {FORMAT!r} "
+                f"versions {', '.join(f'{major}.x' for major in READS)}"
+            )
+        manifest = _fields().validate_python(body)
+        _refuse_twins("leaf", [leaf.name for leaf in manifest.leaves])
+        _refuse_twins("file", [entry.path for entry in manifest.files])
+        return manifest
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise CheckpointError(
             f"{MANIFEST} is not readable: {reason[:200]}. HINT: restore another step."
         ) from error
@@ -223,58 +250,6 @@ def _sealed(body: dict[str, Any]) -> bytes:
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()
     return f'{{"manifest":{text},"sha256":"{digest}"}}\n'.encode()
-
-
-def _from_body(body: dict[str, Any]) -> Manifest:
-    if body["format"] != FORMAT or body["format_version"][0] not in READS:
-        raise ValueError(
-            f"format {body['format']!r} version {body['format_version']}; this cyxjax reads {FORMAT!r} "
-            f"versions {', '.join(f'{major}.x' for major in READS)}"
-        )
-    leaves = tuple(_leaf(x) for x in body["leaves"])
-    files = tuple(_file_entry(x) for x in body["files"])
-    _refuse_twins("leaf", [leaf.name for leaf in leaves])
-    _refuse_twins("file", [entry.path for entry in files])
-    metric = body["metric"] if body["metric"] is None else float(body["metric"])
-    versions = {str(k): str(v) for k, v in body["versions"].items()}
-    return Manifest(
-        _natural(body["step"]), leaves, files, dict(body["meta"]), metric, versions,
-        _moment(body["created_unix_s"]), (body["format_version"][0], _natural(body["format_version"][1])),
-    )  # fmt: skip
-
-
-def _moment(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value < 1e11:  # also NaN; beyond, no calendar has a date
-        raise ValueError(f"created_unix_s is {str(value)[:40]!r}, no time")
-    return float(value)
-
-
-def _leaf(raw: dict[str, Any]) -> Leaf:
-    name, dtype, shape = raw["name"], raw["dtype"], tuple(_natural(n) for n in raw["shape"])
-    if not isinstance(name, str) or dtype not in _DTYPES or len(shape) > MAX_DIMS:
-        raise ValueError(f"leaf {str(name)[:60]!r} has dtype {str(dtype)[:60]!r} and {len(shape)} dimensions")
-    return Leaf(name, shape, dtype, _natural(raw["crc32"]), _pieces(name, raw.get("pieces", ()), shape))
-
-
-def _pieces(name: str, raw: Iterable[Any], shape: tuple[int, ...]) -> tuple[Piece, ...]:
-    pieces = tuple(Piece(*map(_natural, piece)) for piece in raw)
-    if pieces and (gap := find_gap(pieces, math.prod(shape))):
-        raise ValueError(f"leaf {name[:60]!r}: {gap}")
-    return pieces
-
-
-def _file_entry(raw: dict[str, Any]) -> FileEntry:
-    path, sha256 = raw["path"], raw["sha256"]
-    # Names that leave the folder ("..", "/etc/...") have no form that passes this.
-    if not all(_PART.fullmatch(part) for part in path.split("/")) or not _SHA256.fullmatch(sha256):
-        raise ValueError(f"file name {path[:60]!r} is not allowed")
-    return FileEntry(path, _natural(raw["num_bytes"]), sha256)
-
-
-def _natural(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"{str(value)[:60]!r} is not a whole number from 0 to 2**63 - 1")
-    return value
 
 
 def _refuse_twins(kind: str, names: Iterable[str]) -> None:

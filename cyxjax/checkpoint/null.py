@@ -10,10 +10,9 @@ from cyxjax.checkpoint.tree import Adapt, Put, PyTree, as_read
 
 
 class NullCheckpointer:
-    """A Checkpointer that is off: saves nothing, finds nothing."""
+    """A Checkpointer that is off, with what a fit calls: saves nothing, finds nothing."""
 
     directory: Path | None = None
-    saved_step: int | None = None
     unsaved = ""
 
     def save(
@@ -34,19 +33,7 @@ class NullCheckpointer:
         del target, step, adapt, part, put
         return None
 
-    def newest_manifest(self) -> None:
-        """None: there is never a step."""
-
     def steps(self) -> list[int]:
-        return []
-
-    def latest_step(self) -> None:
-        """None: there is never a step."""
-
-    def verify(self, step: int) -> list[str]:
-        return [f"step {step} does not exist: checkpoints are off"]
-
-    def prune(self) -> list[int]:
         return []
 
     def rewind(self, step: int, why: str = "abandoned") -> list[int]:
@@ -61,9 +48,6 @@ class NullCheckpointer:
         """Do nothing."""
 
     def forgive(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
         """Do nothing."""
 
     def __enter__(self) -> "NullCheckpointer":

@@ -2,18 +2,22 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Annotated, Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
+from pydantic import Field
+
+Natural = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+"""A whole number of a manifest."""
 
 
 class Piece(NamedTuple):
     """Elements `start` to `stop` of a leaf in C order, in the file of `process`; the crc32 of their bytes."""
 
-    process: int
-    start: int
-    stop: int
-    crc32: int
+    process: Natural
+    start: Natural
+    stop: Natural
+    crc32: Natural
 
 
 class Share(Protocol):

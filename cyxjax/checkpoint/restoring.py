@@ -16,7 +16,7 @@ import numpy as np
 from cyxjax.checkpoint import tree
 from cyxjax.checkpoint.arrays import StoredArrays
 from cyxjax.checkpoint.digests import find_problems
-from cyxjax.checkpoint.folders import ARRAYS, list_corrupt, list_steps, step_folder
+from cyxjax.checkpoint.folders import ARRAYS, list_aside, list_steps, step_folder
 from cyxjax.checkpoint.manifest import Manifest, manifest_bytes, read_manifest
 from cyxjax.checkpoint.pieces import is_share
 from cyxjax.checkpoint.tree import Adapt, Put, PyTree
@@ -107,7 +107,9 @@ def verified(directory: Path, step: int, writers: Writers) -> Manifest:
 
 def _seen(directory: Path, writers: Writers) -> tuple[list[int], list[str]]:
     """(steps, names of what was set aside) as the first process sees them, which alone changes them."""
-    notes = writers.exchange("looking for checkpoints", [list_steps(directory), list_corrupt(directory)])
+    notes = writers.exchange(
+        "looking for checkpoints", [list_steps(directory), list_aside(directory, "corrupt")]
+    )
     steps, aside = notes[0]
     if not steps and any(others for others, _ in notes):
         with_some = next(rank for rank, (others, _) in enumerate(notes) if others)

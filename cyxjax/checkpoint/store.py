@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from cyxjax.checkpoint import folders
-from cyxjax.checkpoint.arrays import StoredArrays, read_arrays, write_arrays
+from cyxjax.checkpoint.arrays import StoredArrays, write_arrays
 from cyxjax.checkpoint.digests import describe_files, find_problems
 from cyxjax.checkpoint.folders import ARRAYS, list_steps, step_folder
 from cyxjax.checkpoint.manifest import (
@@ -157,11 +157,6 @@ class StepStore:
         """The arrays of `step`, to be read. Raises: DamagedStep, also later, as they are read."""
         folder = step_folder(self.directory, step) / ARRAYS
         return StoredArrays(folder, manifest.leaves)
-
-    def read(self, step: int, manifest: Manifest) -> dict[str, np.ndarray]:
-        """All arrays of `step` by name. Raises: DamagedStep if one cannot be read or was altered."""
-        folder = step_folder(self.directory, step) / ARRAYS
-        return read_arrays(folder, manifest.leaves)
 
     def metrics(self) -> dict[int, float | None]:
         """Metric by step, of the steps with a readable manifest; None where the newest measures another."""

@@ -11,9 +11,7 @@ from typing import Any
 
 from cyxjax.checkpoint.digests import find_problems
 from cyxjax.checkpoint.folders import (
-    list_abandoned,
-    list_corrupt,
-    list_earlier,
+    list_aside,
     list_steps,
     remove_aside,
     step_folder,
@@ -25,6 +23,11 @@ from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError, ConfigError
 from cyxjax.observe.state_digests import contradicted_leaves
 
+_ASIDE = {
+    "corrupt": "set aside, it did not verify",
+    "abandoned": "set aside, the run went on from an earlier step",
+    "earlier": "kept, of an earlier run in this folder",
+}
 _EXAMPLES = {"export": " digits.safetensors", "prune": " --keep-last 2"}
 
 
@@ -84,12 +87,7 @@ def _steps_of(directory: Path) -> Path:
         raise ConfigError(f"{directory}: no such folder. HINT: name a run folder, or its checkpoints folder.")
     inner = open_run(directory).checkpoints
     found = Path(os.path.abspath(inner if inner.is_dir() else directory))
-    if (
-        not list_steps(found)
-        and not list_corrupt(found)
-        and not list_abandoned(found)
-        and not list_earlier(found)
-    ):
+    if not list_steps(found) and not any(list_aside(found, why) for why in _ASIDE):
         raise CheckpointError(
             f"{found} holds no checkpoint. HINT: name a run folder, or the folder with step_*."
         )
@@ -111,12 +109,9 @@ def _ls(directory: Path, given: argparse.Namespace) -> int:
     print(f"{'step':>10}  {'saved (UTC)':<19}  {'MB':>10}  metric")
     for step in list_steps(directory):
         print(_line(directory, step))
-    for name in list_corrupt(directory):
-        print(f"{name}: set aside, it did not verify")
-    for name in list_abandoned(directory):
-        print(f"{name}: set aside, the run went on from an earlier step")
-    for name in list_earlier(directory):
-        print(f"{name}: kept, of an earlier run in this folder")
+    for why, note in _ASIDE.items():
+        for name in list_aside(directory, why):
+            print(f"{name}: {note}")
     return EXIT_OK
 
 
@@ -154,8 +149,8 @@ def _verify(directory: Path, given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(rows))
     else:
-        for name in list_corrupt(directory):
-            print(f"{name}: set aside, it did not verify")
+        for name in list_aside(directory, "corrupt"):
+            print(f"{name}: {_ASIDE['corrupt']}")
     return EXIT_OK if rows and all(row["good"] for row in rows) else EXIT_USER_ERROR
 
 

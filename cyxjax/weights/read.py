@@ -1,16 +1,27 @@
 """Reads files of weights as arrays by name; the format is recognised by content, not by file name."""
 
+import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from cyxjax.checkpoint.arrays import NATIVE
 from cyxjax.checkpoint.exporting import good_step, read_tree
 from cyxjax.checkpoint.folders import list_steps
+from cyxjax.checkpoint.manifest import dtype_of
 from cyxjax.checkpoint.store import StepStore
 from cyxjax.config.load import open_run
 from cyxjax.errors import CheckpointError
-from cyxjax.files import read_plain
-from cyxjax.weights import safetensors_files, torch_files
+from cyxjax.files import read_plain, refuse_special
+from cyxjax.weights import torch_files
 from cyxjax.weights.stored import Stored, Weights, flattened
 
+INDEX = "model.safetensors.index.json"  # of a folder of shards, in Hugging Face's layout
+_MOST_INDEX = 100 << 20
+_DTYPES = {code: name for name, code in NATIVE.items()}
 _ORBAX = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", "checkpoint")
 
 
@@ -35,7 +46,7 @@ def _of_folder(folder: Path) -> Weights:
     for steps in (folder, open_run(folder).checkpoints):
         if list_steps(steps):
             return Weights(_of_checkpoints(steps), "checkpoints of cyxjax")
-    shards = safetensors_files.read_folder(folder)
+    shards = _of_shards(folder)
     if shards is not None:
         return Weights(shards, "safetensors")
     for inner in (folder, folder / "default"):  # an orbax manager keeps its item there
@@ -64,7 +75,7 @@ def _of_file(path: Path) -> Weights:
     with path.open("rb") as file:
         head = file.read(16)
     if head[8:9] == b"{":
-        return Weights(safetensors_files.read_file(path), "safetensors")
+        return Weights(_of_safetensors(path), "safetensors")
     if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
         raise CheckpointError(
             f"{path} is a pickle, which could run anything. HINT: in torch 1.6 or later "
@@ -85,3 +96,63 @@ def _of_msgpack(path: Path) -> dict[str, Stored]:
             f"{path} is not known: no safetensors, torch zip or flax msgpack ({type(err).__name__}). "
             "HINT: check the path, or write it as safetensors."
         ) from err
+
+
+def _of_safetensors(path: Path) -> dict[str, Stored]:
+    """The arrays of one file. Raises: CheckpointError for a header that is not what the file holds."""
+    try:
+        refuse_special(path)
+        with safe_open(path, framework="numpy") as file:
+            return {name: _stored(path, name, file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
+    except (OSError, KeyError, SafetensorError) as err:
+        raise CheckpointError(
+            f"{path} is cut short, or no safetensors file ({type(err).__name__}: {str(err)[:200]}). "
+            "HINT: take another copy."
+        ) from err
+
+
+def _stored(path: Path, name: str, entry: Any) -> Stored:
+    return Stored(tuple(entry.get_shape()), dtype_of(_DTYPES[entry.get_dtype()]), partial(_read, path, name))
+
+
+def _read(path: Path, name: str) -> np.ndarray:
+    with safe_open(path, framework="numpy") as file:
+        return file.get_tensor(name)
+
+
+def _of_shards(folder: Path) -> dict[str, Stored] | None:
+    """The arrays of a folder's files, those that its index names if it has one; None if it has neither.
+
+    Raises: CheckpointError for an index that names other files or arrays than are there.
+    """
+    index = folder / INDEX
+    if not index.is_file():
+        files = sorted(folder.glob("*.safetensors"))
+        return _joined({path: _of_safetensors(path) for path in files}) if files else None
+    try:
+        table = json.loads(read_plain(index, _MOST_INDEX))["weight_map"]
+        names = {str(name): str(file) for name, file in table.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
+        raise CheckpointError(
+            f"{index} cannot be read ({type(err).__name__}: {err}). HINT: fetch it again."
+        ) from err
+    if outside := [file for file in names.values() if Path(file).name != file or file in (".", "..")]:
+        raise CheckpointError(
+            f"{index} names {outside[0]!r}, which is not in its folder. HINT: fetch it again."
+        )
+    found = _joined({folder / file: _of_safetensors(folder / file) for file in sorted(set(names.values()))})
+    if missing := sorted(names.keys() - found.keys()):
+        raise CheckpointError(
+            f"{folder}: {names[missing[0]]} holds no array {missing[0]!r}, which {INDEX} lists. "
+            "HINT: fetch the files again."
+        )
+    return {name: found[name] for name in names}
+
+
+def _joined(files: dict[Path, dict[str, Stored]]) -> dict[str, Stored]:
+    found: dict[str, Stored] = {}
+    for path, arrays in files.items():
+        if twice := sorted(found.keys() & arrays.keys()):
+            raise CheckpointError(f"{path} holds {twice[0]!r} once more. HINT: name one file of the folder.")
+        found |= arrays
+    return found

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from cyxjax.errors import CheckpointError
@@ -26,11 +25,6 @@ class Weights(NamedTuple):
 
     arrays: Mapping[str, Stored]
     kind: str  # what it was taken for, for people
-
-
-def dtype_of(name: str) -> np.dtype:
-    """The dtype of this name, numpy's or ml_dtypes'. Raises: TypeError."""
-    return np.dtype(getattr(ml_dtypes, name, None) or name)
 
 
 def flattened(tree: Any, what: str, above: str = "") -> dict[str, Stored]:

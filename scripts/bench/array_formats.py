@@ -29,13 +29,13 @@ def read_orbax(folder: Path, named: dict[str, np.ndarray]) -> object:
 
 
 def read_ours(folder: Path, named: dict[str, np.ndarray]) -> object:
-    return arrays.read_arrays(
-        folder, [Leaf.of(name, array, zlib.crc32(array)) for name, array in named.items()], 2
-    )
+    leaves = [Leaf.of(name, array, zlib.crc32(array)) for name, array in named.items()]
+    stored = arrays.StoredArrays(folder, leaves)
+    return {leaf.name: stored.whole(leaf.name) for leaf in leaves}
 
 
 FORMATS: dict[str, tuple[Callable, Callable]] = {
-    "orbax": (exporting.export, read_orbax),
+    "orbax": (exporting.to_orbax, read_orbax),
     "safetensors": (arrays.write_arrays, read_ours),
 }
 

@@ -10,7 +10,7 @@ import pytest
 
 from cyxjax.checkpoint import mirror as mirrors
 from cyxjax.checkpoint.checkpointer import Checkpointer
-from cyxjax.checkpoint.folders import list_earlier, list_steps
+from cyxjax.checkpoint.folders import list_aside, list_steps
 from cyxjax.checkpoint.mirror import Mirror
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.run_folder import RunFolder
@@ -130,7 +130,7 @@ def test_the_course_that_was_saved_last_counts_whatever_its_steps_are_called(pla
     new.copy()
     assert old.mirror().fetch() == 4
     assert old.value() == 2.0
-    assert len(list_earlier(old.folder.checkpoints)) == 1  # its step 8
+    assert len(list_aside(old.folder.checkpoints, "earlier")) == 1  # its step 8
 
 
 class Failing:
