@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from cyxjax.config.effects import Arrays, Course, Length, Numbers, Speed, View
+from cyxjax.config.effects import Arrays, Course, Length, Numbers, Speed, View, not_exact
 from cyxjax.config.errors import Source, explain
-from cyxjax.config.exact import not_exact
 from cyxjax.config.sections import InitFrom, InitFromConfig, LoraConfig, Patterns
 from cyxjax.config.values import Amount, Count, Options, Seconds, Strict, on_this_machine
 from cyxjax.errors import ConfigError
