@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import Parameter, signature
@@ -31,6 +31,7 @@ GROUPS = {
     "sink": "cyxjax.sinks",
     "strategy": "cyxjax.strategies",
 }
+_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 _KINDS: dict[type, type] = {bool: bool, int: Integral, float: Real}  # of a default -> what may be given
 _FORM = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -74,15 +75,36 @@ def offered(kind: str) -> dict[str, str]:
     return found
 
 
-def checked_kinds(what: str, function: Callable, options: Mapping[str, Any], key: str) -> dict[str, Any]:
+def checked_options(
+    what: str,
+    function: Callable,
+    options: Mapping[str, Any],
+    key: str,
+    *,
+    hands_on: Callable | None = None,
+    own: Collection[str] = (),
+) -> dict[str, Any]:
     """`options`, each of its default's kind, or its annotation's where it has none; 1e3 is a whole number.
 
     Else half a rank, or "no" for false, would be taken, or end in the library's own words.
+    hands_on: its keywords are what `function` takes as **keywords. own: parameters that are no options.
     Raises: ConfigError whose key is below `key`.
     """
-    known, checked = signature(function).parameters, dict(options)
-    for option in options.keys() & known.keys():
-        value, parameter, kind = options[option], known[option], _kind_of(known[option])
+    known, checked = dict(signature(function).parameters), dict(options)
+    is_open = any(one.kind is Parameter.VAR_KEYWORD for one in known.values())
+    if hands_on is not None and is_open:
+        further = signature(hands_on).parameters
+        is_open, known = False, known | {k: v for k, v in further.items() if v.kind is v.KEYWORD_ONLY}
+    names = [name for name, one in known.items() if one.kind in _BY_NAME and name not in own]
+    for option, value in options.items():
+        if option not in names:
+            if is_open:
+                continue
+            raise ConfigError(
+                f"{what} has no option {option!r}. HINT: {nearest(option, names or ['none'])}",
+                key=f"{key}.{option}",
+            )
+        parameter, kind = known[option], _kind_of(known[option])
         if kind is int and isinstance(value, float) and value.is_integer():
             checked[option] = int(value)
         elif kind is not None and not _fits(value, kind, parameter):

@@ -13,8 +13,8 @@ import numpy as np
 from cyxjax.data import files, tables, text
 from cyxjax.data.sources import ArrayDataset, as_dataset
 from cyxjax.data.splits import DatasetInfo, Splits, as_images, describe, split_arrays, split_rows
-from cyxjax.errors import ConfigError, DataError, nearest
-from cyxjax.plugins import checked_kinds, extra, named
+from cyxjax.errors import ConfigError, DataError
+from cyxjax.plugins import checked_options, extra, named
 
 
 def load_digits(**split: Any) -> Splits:
@@ -112,7 +112,9 @@ def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> S
         raise ConfigError(
             f"data set {name!r} is a {type(loader).__name__}. HINT: name a function.", key="name"
         )
-    options = _checked(name, loader, options)
+    options = checked_options(
+        f"data set {name!r}", loader, options, "options", hands_on=split_rows, own=["root"]
+    )
     return as_splits(name, loader(*_root(name, loader, root), **options))
 
 
@@ -154,27 +156,3 @@ def _root(name: str, loader: Loader, root: str | Path | None) -> tuple[Path, ...
             f"root={root} of data set {name!r} does not exist. HINT: check the path.", key="root"
         )
     return () if root is None else (Path(root),)
-
-
-def _checked(name: str, loader: Loader, options: dict[str, Any]) -> dict[str, Any]:
-    """`options` of the kinds that the loader takes. Raises: ConfigError."""
-    known = _options(loader)
-    for option in options:
-        if option not in known:
-            raise ConfigError(
-                f"data set {name!r} has no option {option!r}. HINT: {nearest(option, known)}",
-                key=f"options.{option}",
-            )
-    for takes in (loader, split_rows):  # the latter for what is handed on
-        options = checked_kinds(f"data set {name!r}", takes, options, "options")
-    return options
-
-
-def _options(loader: Loader) -> set[str]:
-    """The loader's keywords; those that it hands on as **split are `split_rows`'s."""
-    parameters = inspect.signature(loader).parameters.values()
-    known = {item.name for item in parameters if item.kind is item.POSITIONAL_OR_KEYWORD} - {"root"}
-    if any(item.kind is item.VAR_KEYWORD for item in parameters):
-        handed_on = inspect.signature(split_rows).parameters.values()
-        known |= {item.name for item in handed_on if item.kind is item.KEYWORD_ONLY}
-    return known

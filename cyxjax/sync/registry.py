@@ -8,7 +8,7 @@ import optax
 from cyxjax.core.strategy import Sync, shortened
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
-from cyxjax.plugins import checked_kinds, named
+from cyxjax.plugins import checked_options, named
 from cyxjax.sync import compressed, fsdp, local_sgd, mean, power_sgd, zero1
 from cyxjax.sync.entry import Strategy
 
@@ -30,7 +30,8 @@ def build_sync(
     """
     found = named("strategy", name, STRATEGIES, unknown=f"comm={name!r} is not a strategy.", key="comm")
     entry = found if isinstance(found, Strategy) else Strategy(found, ("", "", ""), learns=None)
-    given = checked_kinds(f"comm={name!r}", entry.make, options or {}, "comm_options")
+    own = ("optimizer", "max_grad_norm", "params")
+    given = checked_options(f"comm={name!r}", entry.make, options or {}, "comm_options", own=own)
     if max_grad_norm is not None and entry.cuts_leaves:
         given["max_grad_norm"] = max_grad_norm
     elif max_grad_norm is not None:

@@ -13,7 +13,7 @@ import optax
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.config.sections import OPTAX_SCHEDULES, SCHEDULES
 from cyxjax.errors import ConfigError
-from cyxjax.plugins import checked_kinds, named
+from cyxjax.plugins import checked_options, named
 
 Schedule = Callable[[Any], Any]
 """optimizer steps done -> factor on the learning rate"""
@@ -131,7 +131,7 @@ def _own(plan: RatePlan) -> Schedule:
         return found  # a schedule itself: steps -> factor
     options = plan.options
     if callable(found):
-        options = checked_kinds(f"schedule {plan.name!r}", found, options, "schedule.options")
+        options = checked_options(f"schedule {plan.name!r}", found, options, "schedule.options")
     implied = {name: one for name, one in _OF_ONE.items() if name in takes and plan.name in ours}
     implied |= {"init_value": 0.0} if "peak_value" in implied and "init_value" in implied else {}
     try:

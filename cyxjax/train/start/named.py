@@ -38,7 +38,7 @@ from cyxjax.data.splits import DatasetInfo
 from cyxjax.errors import ConfigError
 from cyxjax.models.config import Config
 from cyxjax.models.registry import get_model
-from cyxjax.plugins import checked_kinds, extra, named
+from cyxjax.plugins import checked_options, extra, named
 from cyxjax.train.hooks.callbacks import EMA, BestCheckpoint, EarlyStopping, ReduceLROnPlateau
 from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.start.groups import with_groups
@@ -208,7 +208,7 @@ def _made(kind: str, name: str, ours: Mapping[str, Any], options: Mapping[str, A
     if not callable(found) or (isinstance(found, Hook) and not options):
         return found
     try:
-        return found(**checked_kinds(f"{kind} {name!r}", found, options, "options"))
+        return found(**checked_options(f"{kind} {name!r}", found, options, "options"))
     except ConfigError as err:
         raise ConfigError(str(err), key=key) from err
     except (TypeError, ValueError) as err:

@@ -12,7 +12,7 @@ import optax
 from cyxjax.config.sections import OPTAX, OPTAX_CONTRIB, TOLD_THE_LOSS, OptimizerConfig
 from cyxjax.core.makers import maker_of
 from cyxjax.errors import ConfigError, nearest
-from cyxjax.plugins import checked_kinds, named
+from cyxjax.plugins import checked_options, named
 from cyxjax.train.optimizer import Optimizer, Rate, named_rate
 
 _Make = TypeVar("_Make", bound=Callable[..., Optimizer])
@@ -249,13 +249,8 @@ _RATES = ("learning_rate", "lr")
 
 def _accepted(section: OptimizerConfig, rule: Callable, options: dict[str, Any]) -> dict[str, Any]:
     """`options`, each of which `rule` takes. Raises: ConfigError."""
-    takes = signature(rule).parameters
-    is_open = any(one.kind is one.VAR_KEYWORD for one in takes.values())
-    for option in options:
-        if option in _RATES or (option not in takes and not is_open):
-            problem = "is optimizer.lr" if option in _RATES else "is no option of it"
-            near = "write lr" if option in _RATES else nearest(option, set(takes) - set(_RATES))
-            raise ConfigError(
-                f"optimizer {section.name!r}: {option!r} {problem}. HINT: {near}", key=f"options.{option}"
-            )
-    return checked_kinds(f"optimizer {section.name!r}", rule, options, "options")
+    for option in options.keys() & set(_RATES):
+        raise ConfigError(
+            f"optimizer {section.name!r}: {option!r} is optimizer.lr. HINT: write lr", key=f"options.{option}"
+        )
+    return checked_options(f"optimizer {section.name!r}", rule, options, "options", own=_RATES)

@@ -23,7 +23,7 @@ from cyxjax.train.experiment import prepare
         ("data: {name: csv, root: nowhere}", "x.yaml: data.root: root=nowhere of data set 'csv' does not"),
         ("loss: mes", "x.yaml: loss='mes' is not known. HINT: Did you mean 'mse'?"),
         ("comm: zer1", "x.yaml: comm='zer1' is not a strategy. HINT: Did you mean 'zero1'?"),
-        ("comm_options: {rank: 2}", "x.yaml: comm_options={'rank': 2} do not suit comm='mean'"),
+        ("comm_options: {rank: 2}", "x.yaml: comm_options.rank: comm='mean' has no option 'rank'"),
         (
             "optimizer: {name: adam, options: {eps: x}}",
             "x.yaml: optimizer.options.eps: options: eps='x' does not suit optimizer 'adam', expected float",

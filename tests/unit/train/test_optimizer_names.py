@@ -109,12 +109,12 @@ def test_any_callable_and_a_rule_that_is_made():
         (
             {"name": f"{HERE}:mine", "options": {"siz": 1}},
             "options.siz",
-            "'siz' is no option of it. HINT: Did you mean 'size'?",
+            "has no option 'siz'. HINT: Did you mean 'size'?",
         ),
         (
             {"name": "adam", "options": {"b3": 1}},
             "options.b3",
-            "'b3' is no option of it. HINT: Known: b1, b2, eps,",
+            "has no option 'b3'. HINT: Known: b1, b2, eps,",
         ),
         (
             {"name": "adam", "options": {"learning_rate": 1}},
