@@ -25,10 +25,6 @@ class LockOwner:
     pid: int
     started: str
 
-    @classmethod
-    def this_process(cls) -> "LockOwner":
-        return cls(socket.gethostname(), os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
-
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.started}"
 
@@ -54,7 +50,8 @@ class RunLock:
             pass  # its owner ended and removed the file between our opening and locking it
         try:
             os.ftruncate(fd, 0)
-            os.pwrite(fd, json.dumps(asdict(LockOwner.this_process())).encode(), 0)
+            now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+            os.pwrite(fd, json.dumps(asdict(LockOwner(socket.gethostname(), os.getpid(), now))).encode(), 0)
             os.fsync(fd)
         except OSError as error:
             self.path.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cyxjax.errors import CheckpointError, ConfigError, nearest
-from cyxjax.weights.stored import Weights
+from cyxjax.weights import Weights
 
 _WRAPPERS = ("module/", "_orig_mod/", "state_dict/")
 _LAST = {

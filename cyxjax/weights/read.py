@@ -16,8 +16,7 @@ from cyxjax.checkpoint.store import StepStore
 from cyxjax.config.load import open_run
 from cyxjax.errors import CheckpointError
 from cyxjax.files import read_plain, refuse_special
-from cyxjax.weights import torch_files
-from cyxjax.weights.stored import Stored, Weights, flattened
+from cyxjax.weights import Stored, Weights, arrays_of, torch_files
 
 INDEX = "model.safetensors.index.json"  # of a folder of shards, in Hugging Face's layout
 _MOST_INDEX = 100 << 20
@@ -51,7 +50,7 @@ def _of_folder(folder: Path) -> Weights:
         return Weights(shards, "safetensors")
     for inner in (folder, folder / "default"):  # an orbax manager keeps its item there
         if any((inner / name).exists() for name in _ORBAX):
-            return Weights(flattened(read_tree(inner), str(folder)), "orbax")
+            return Weights(arrays_of(read_tree(inner)), "orbax")
     raise CheckpointError(
         f"{folder} holds no weights that are known: no *.safetensors, no step_*, no orbax metadata. "
         "HINT: name the file itself."
@@ -88,7 +87,7 @@ def _of_msgpack(path: Path) -> dict[str, Stored]:
     from flax import serialization
 
     try:
-        return flattened(serialization.msgpack_restore(read_plain(path)), str(path))
+        return arrays_of(serialization.msgpack_restore(read_plain(path)))
     except CheckpointError:
         raise
     except Exception as err:  # msgpack, numpy and flax have no family of errors

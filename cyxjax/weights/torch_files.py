@@ -17,7 +17,7 @@ import numpy as np
 from cyxjax.checkpoint.manifest import dtype_of
 from cyxjax.errors import CheckpointError
 from cyxjax.files import refuse_special
-from cyxjax.weights.stored import Stored
+from cyxjax.weights import Stored
 
 _MOST_PICKLE = 64 << 20  # names and shapes; a model of a million tensors needs as much
 _STORAGES = {

@@ -9,9 +9,9 @@ from cyxjax.core.model.lora import is_adapter
 from cyxjax.core.trees import named_leaves
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.train.settings import FirstValues
+from cyxjax.weights import Weights
 from cyxjax.weights.match import fill
 from cyxjax.weights.read import read_weights
-from cyxjax.weights.stored import Weights
 
 PyTree = Any
 

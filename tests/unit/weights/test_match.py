@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 from cyxjax.checkpoint.exporting import to_orbax
 from cyxjax.checkpoint.store import Snapshot, StepStore
 from cyxjax.errors import CheckpointError, ConfigError
+from cyxjax.weights import Stored, Weights
 from cyxjax.weights.match import exported, fill
 from cyxjax.weights.read import read_weights
-from cyxjax.weights.stored import Stored, Weights
 
 KERNEL = np.arange(6, dtype=np.float32).reshape(2, 3)
 BIAS = np.array([0.5, -0.5, 0.25], np.float32)
