@@ -131,10 +131,8 @@ def pack(texts: Iterable[Sequence[int]], length: int, *, pad: int = 0) -> Packed
     into rows of `length`; first fit, in their order, so the same texts give the same rows.
 
     A text of one token has no next one and is left out.
-    Raises: ConfigError for a length below 1; DataError for what is no sequence of whole numbers, and no text.
+    Raises: DataError for what is no sequence of whole numbers, and for no text.
     """
-    if length < 1:
-        raise ConfigError(f"length={length}: expected 1 or more. HINT: the model's sequence_length.")
     rows: list[list[npt.NDArray[np.int32]]] = []
     room: dict[int, int] = {}  # row -> free places, of those that are open
     for number, text in enumerate(texts):

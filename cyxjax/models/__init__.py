@@ -10,12 +10,11 @@ _FILES = {  # file -> the public names it holds
     "activations": "ELUModule GELUModule LeakyReLUModule LogSoftmaxModule ReLUModule SiLUModule "
     "SigmoidModule SoftmaxModule TanhModule",
     "config": "Config",
-    "convolution": "AvgPool2DModule Conv2DModule GlobalAvgPoolModule MaxPool2DModule",
+    "convolution": "AvgPool2DModule Conv2DModule GlobalAvgPoolModule MaxPool2DModule max_pool",
     "files": "save_model",
     "layers": "DropoutModule EmbeddingModule FlattenModule Layer LinearModule ReshapeModule count_params "
     "layer",
     "norms": "BatchNormModule GroupNormModule LayerNormModule",
-    "pooling": "max_pool",
     "registry": "Builder get_model model_names register",
     "saved": "SavedModel build_model load_model",
     "sequential": "SequentialModel",
@@ -40,6 +39,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.models.convolution import Conv2DModule as Conv2DModule
     from cyxjax.models.convolution import GlobalAvgPoolModule as GlobalAvgPoolModule
     from cyxjax.models.convolution import MaxPool2DModule as MaxPool2DModule
+    from cyxjax.models.convolution import max_pool as max_pool
     from cyxjax.models.files import save_model as save_model
     from cyxjax.models.layers import DropoutModule as DropoutModule
     from cyxjax.models.layers import EmbeddingModule as EmbeddingModule
@@ -52,7 +52,6 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.models.norms import BatchNormModule as BatchNormModule
     from cyxjax.models.norms import GroupNormModule as GroupNormModule
     from cyxjax.models.norms import LayerNormModule as LayerNormModule
-    from cyxjax.models.pooling import max_pool as max_pool
     from cyxjax.models.registry import Builder as Builder
     from cyxjax.models.registry import get_model as get_model
     from cyxjax.models.registry import model_names as model_names

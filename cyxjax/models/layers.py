@@ -115,18 +115,6 @@ def along_last(v: jax.Array, ndim: int) -> jax.Array:
     return v.reshape((1,) * (ndim - 1) + v.shape)
 
 
-def check_positive(one: Any, *names: str) -> None:
-    """Raises ConfigError unless each field is a positive whole number, or a tuple of such numbers."""
-    for name in names:
-        value = getattr(one, name)
-        for number in value if isinstance(value, tuple) else (value,):
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise ConfigError(
-                    f"{type(one).__name__}: {name} is {value!r}, expected a positive whole number. "
-                    f"HINT: set {name} to 1 or more."
-                )
-
-
 def check_features(one: Any, x: jax.Array, expected: int, hint: str) -> None:
     """Raises DataError unless the last dimension of `x` is `expected`."""
     if x.ndim < 2 or x.shape[-1] != expected:
@@ -140,9 +128,6 @@ class LinearModule(Layer):
     in_features: int
     out_features: int
     bias: bool = True
-
-    def __post_init__(self) -> None:
-        check_positive(self, "in_features", "out_features")
 
     def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
         kernel_key, bias_key = jax.random.split(key)
@@ -169,9 +154,6 @@ class EmbeddingModule(Layer):
 
     num_embeddings: int
     embedding_dim: int
-
-    def __post_init__(self) -> None:
-        check_positive(self, "num_embeddings", "embedding_dim")
 
     def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
         return {"embedding": jax.random.normal(key, (self.num_embeddings, self.embedding_dim))}, {}
@@ -215,9 +197,6 @@ class FlattenModule(Layer):
 
     start_dim: int = 1
 
-    def __post_init__(self) -> None:
-        check_positive(self, "start_dim")
-
     def call(self, x: jax.Array) -> jax.Array:
         return x.reshape(*x.shape[: self.start_dim], math.prod(x.shape[self.start_dim :]))
 
@@ -230,14 +209,8 @@ class ReshapeModule(Layer):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))  # a list would not hash, and layers must
-        check_positive(self, "shape")
 
     def call(self, x: jax.Array) -> jax.Array:
-        if math.prod(x.shape[1:]) != math.prod(self.shape):
-            raise DataError(
-                f"{self} got shape {x.shape}: {math.prod(x.shape[1:])} numbers per sample, expected "
-                f"{math.prod(self.shape)}. HINT: correct the shape."
-            )
         return x.reshape(x.shape[0], *self.shape)
 
 

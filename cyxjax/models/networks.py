@@ -14,7 +14,7 @@ from flax import linen as nn
 
 from cyxjax.errors import ConfigError
 from cyxjax.models.config import Activation, Count, Positive, Rate
-from cyxjax.models.pooling import max_pool
+from cyxjax.models.convolution import max_pool
 from cyxjax.models.registry import register
 
 _Self = TypeVar("_Self", bound="Network")

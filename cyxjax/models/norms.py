@@ -9,7 +9,7 @@ from jax import lax
 
 from cyxjax.core.model.batch_stats import weighted_moments
 from cyxjax.errors import ConfigError
-from cyxjax.models.layers import Arrays, Layer, along_last, check_features, check_positive, layer
+from cyxjax.models.layers import Arrays, Layer, along_last, check_features, layer
 
 
 @layer("batch_norm")
@@ -27,7 +27,6 @@ class BatchNormModule(Layer):
     epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
-        check_positive(self, "features")
         if not 0.0 < self.momentum <= 1.0:
             raise ConfigError(
                 f"BatchNormModule: momentum is {self.momentum!r}, expected 0 < momentum <= 1. "
@@ -47,8 +46,10 @@ class BatchNormModule(Layer):
         if not train:
             return _normalise(x, state["mean"], state["var"], params, self.epsilon), state
         mean, var = weighted_moments(x)
-        batch = {"mean": mean, "var": var}
-        moved = {name: _towards(state[name], batch[name], self.momentum) for name in state}
+        keep, batch = 1.0 - self.momentum, {"mean": mean, "var": var}
+        moved = {
+            name: keep * old + self.momentum * batch[name].astype(old.dtype) for name, old in state.items()
+        }
         return _normalise(x, mean, var, params, self.epsilon), moved
 
 
@@ -58,9 +59,6 @@ class LayerNormModule(Layer):
 
     features: int
     epsilon: float = 1e-5
-
-    def __post_init__(self) -> None:
-        check_positive(self, "features")
 
     def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
         del key
@@ -88,7 +86,6 @@ class GroupNormModule(Layer):
     epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
-        check_positive(self, "num_groups", "num_channels")
         if self.num_channels % self.num_groups:
             raise ConfigError(
                 f"GroupNormModule: num_groups={self.num_groups} does not divide num_channels="
@@ -115,10 +112,6 @@ class GroupNormModule(Layer):
         """(B, groups) -> (B, 1, ..., 1, channels)."""
         per_channel = jnp.repeat(per_group, self._group_size(), axis=1)
         return per_channel.reshape(x.shape[0], *[1] * (x.ndim - 2), self.num_channels)
-
-
-def _towards(old: jax.Array, new: jax.Array, weight: float) -> jax.Array:
-    return (1.0 - weight) * old + weight * new.astype(old.dtype)
 
 
 def _normalise(x: jax.Array, mean: jax.Array, var: jax.Array, params: Arrays, epsilon: float) -> jax.Array:

@@ -67,13 +67,11 @@ class Builder:
             if key not in _FLAX_FIELDS and value.kind not in (value.VAR_POSITIONAL, value.VAR_KEYWORD)
         }
 
-    def _takes_any(self) -> bool:
-        return any(value.kind is value.VAR_KEYWORD for value in _parameters(self.factory).values())
-
     def _check_names(self, settings: Mapping[str, Any], source: str) -> None:
         known = self.options()
+        takes_any = any(value.kind is value.VAR_KEYWORD for value in _parameters(self.factory).values())
         for option, value in settings.items():
-            if option not in known and not self._takes_any():
+            if option not in known and not takes_any:
                 raise ConfigError(
                     f"Model {self.name!r} has no option {option!r} (value {value!r}, from {source}). "
                     f"HINT: {nearest(option, known)}",
@@ -95,7 +93,8 @@ class Builder:
             return value
         try:
             # pydantic takes True for 1 and YAML's `yes` is True: a count of "yes" is a mistake.
-            if isinstance(value, bool) and expected is not bool and not _admits_bool(expected):
+            admits_bool = expected is bool or bool in getattr(expected, "__args__", ())
+            if isinstance(value, bool) and not admits_bool:
                 raise ValueError("a truth value where another type is expected")
             return adapter.validate_python(value)
         except ValueError as error:  # pydantic's ValidationError is one
@@ -188,10 +187,6 @@ def _adapter(expected: Any) -> TypeAdapter | None:
         return TypeAdapter(expected, config={"arbitrary_types_allowed": True})
     except PydanticUserError:
         return None
-
-
-def _admits_bool(expected: Any) -> bool:
-    return bool in getattr(expected, "__args__", ())
 
 
 def _same_definition(a: Any, b: Any) -> bool:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyxjax.data.text import IGNORED, pack
-from cyxjax.errors import ConfigError, DataError
+from cyxjax.errors import DataError
 
 
 def test_texts_share_rows():
@@ -36,14 +36,13 @@ def test_every_pair_stands_once(texts, length):
 
 
 @pytest.mark.parametrize(
-    ("texts", "length", "error", "said"),
+    ("texts", "said"),
     [
-        ([[1, 2]], 0, ConfigError, "length=0"),
-        ([[1.5, 2.0]], 4, DataError, r"text 0 is float64\[2\]"),
-        ([[1, 2], "ab"], 4, DataError, "text 1 "),
-        ([np.ones((2, 2), int)], 4, DataError, r"int64\[2, 2\]"),
+        ([[1.5, 2.0]], r"text 0 is float64\[2\]"),
+        ([[1, 2], "ab"], "text 1 "),
+        ([np.ones((2, 2), int)], r"int64\[2, 2\]"),
     ],
 )
-def test_what_is_no_text_is_refused(texts, length, error, said):
-    with pytest.raises(error, match=said):
-        pack(texts, length)
+def test_what_is_no_text_is_refused(texts, said):
+    with pytest.raises(DataError, match=said):
+        pack(texts, 4)

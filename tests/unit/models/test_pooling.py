@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cyxjax as cx
-from cyxjax.models import pooling
+from cyxjax.models import convolution
 from cyxjax.models.networks import CNN
 from cyxjax.models.resnet import resnet18
 
@@ -134,7 +134,7 @@ def test_odd_arguments_are_refused_as_by_flax(window, strides, padding):
 def test_models_pool_by_views(monkeypatch):
     # All three homes: the layer, the CNN, ResNet's stem for photographs.
     calls = []
-    monkeypatch.setattr(pooling, "_pool", lambda x, where: calls.append(where.window) or x[:, ::2, ::2])
+    monkeypatch.setattr(convolution, "_pool", lambda x, where: calls.append(where.window) or x[:, ::2, ::2])
     x = jnp.zeros((1, 8, 8, 1))
     cx.MaxPool2DModule(2).call(x)
     jax.eval_shape(CNN().init, jax.random.key(0), x)

@@ -180,7 +180,6 @@ def test_summary_shows_shapes_and_counts():
         (MaxPool2DModule(2), (2, 8, 8), "MaxPool2DModule.*ReshapeModule"),
         (GlobalAvgPoolModule(), (2, 8), r"GlobalAvgPoolModule.* \(2, 8\)"),
         (BatchNormModule(3), (2, 4), r"features=3.* \(2, 4\).*\(samples, ..., 3\)"),
-        (ReshapeModule((2, 2)), (3, 5), r"ReshapeModule.* \(3, 5\).* 4"),
         (EmbeddingModule(3, 2), (2, 5), "EmbeddingModule.* float32"),
     ],
 )
@@ -192,10 +191,6 @@ def test_a_layer_says_what_it_cannot_take(one, shape, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LinearModule(0, 3), "LinearModule: in_features .*0"),
-        (lambda: LinearModule(3, 2.0), r"LinearModule: out_features .*2\.0"),
-        (lambda: Conv2DModule(1, 1, (3, 0)), r"Conv2DModule: kernel_size .*\(3, 0\)"),
-        (lambda: Conv2DModule(3, 4, 3, groups=2), "Conv2DModule: groups=2 .*in_channels=3 "),
         (lambda: DropoutModule(1.0), r"DropoutModule: p .*1\.0"),
         (lambda: BatchNormModule(3, momentum=0.0), r"BatchNormModule: momentum .*0\.0"),
         (lambda: GroupNormModule(3, 4), "GroupNormModule: num_groups=3 .*num_channels=4"),
