@@ -101,7 +101,7 @@ def checked_options(
             if is_open:
                 continue
             raise ConfigError(
-                f"{what} has no option {option!r}. HINT: {nearest(option, names or ['none'])}",
+                f"{what} has no option {option!r}. HINT: {nearest(option, names)}",
                 key=f"{key}.{option}",
             )
         parameter, kind = known[option], _kind_of(known[option])

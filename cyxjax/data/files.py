@@ -1,7 +1,6 @@
 """Data sets kept in files, images among them: from a folder or file to train, validation and test splits."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,11 +192,7 @@ class ImageFiles:
         try:
             with _pillow().open(path) as image:
                 pixels = image.convert("L" if self.grey else "RGB").resize((self.size, self.size))
-        except (
-            OSError,
-            SyntaxError,
-            ValueError,
-        ) as error:  # what Pillow's decoders raise: not all name the file
+        except (OSError, SyntaxError, ValueError) as error:  # of Pillow's decoders: not all name the file
             raise DataError(f"{path} cannot be read ({error}). HINT: restore that file.") from error
         array = np.asarray(pixels, np.float32) / np.float32(255)
         return array.reshape(self.size, self.size, -1), self.labels[index]
@@ -213,14 +208,14 @@ def load_image_folder(
     _pillow()
     given = all((root / part).is_dir() for part in _PARTS)
     classes = _classes(root / "train" if given else root)
-    build = partial(_image_dataset, size=image_size, grey=grey, num_workers=num_workers)
     if given:
-        parts = [build(*_scan(root / part, classes)) for part in _PARTS]
+        found = [_scan(root / part, classes) for part in _PARTS]
     else:
         paths, labels = _scan(root, classes)
         rows = split_rows(labels, "classification", **split)
-        parts = [build([paths[i] for i in part], labels[part]) for part in rows]
-    train, val, test = parts
+        found = [([paths[i] for i in part], labels[part]) for part in rows]
+    images = [ImageFiles(tuple(paths), labels, image_size, grey) for paths, labels in found]
+    train, val, test = [ItemDataset(one, num_workers) for one in images]
     shape = (image_size, image_size, 1 if grey else 3)
     info = DatasetInfo("image_folder", "classification", len(classes), shape, class_names=tuple(classes))
     return Splits(train, val, test, info)
@@ -228,12 +223,6 @@ def load_image_folder(
 
 def _pillow() -> Any:
     return extra("PIL.Image", "pillow")
-
-
-def _image_dataset(
-    paths: list[Path], labels: np.ndarray, size: int, grey: bool, num_workers: int
-) -> ItemDataset:
-    return ItemDataset(ImageFiles(tuple(paths), labels, size, grey), num_workers)
 
 
 def _classes(folder: Path) -> list[str]:

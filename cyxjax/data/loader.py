@@ -8,7 +8,7 @@ import numpy as np
 
 from cyxjax.data.order import Order
 from cyxjax.data.prefetch import prefetch as read_ahead
-from cyxjax.data.sources import Dataset, as_dataset
+from cyxjax.data.sources import Dataset, as_dataset, is_array
 from cyxjax.errors import ConfigError, DataError
 
 
@@ -47,7 +47,7 @@ class DataLoader:
         """
         _check_counts(batch_size=(batch_size, 1), num_workers=(num_workers, 0), prefetch=(prefetch, 0))
         self.dataset: Dataset = as_dataset(dataset, num_workers=num_workers)
-        self._inputs_alone = _is_array(dataset[0] if isinstance(dataset, list) else dataset)
+        self._inputs_alone = is_array(dataset[0] if isinstance(dataset, list) else dataset)
         _check_sampler(sampler, shuffle, len(self.dataset))
         self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
         self.sampler, self.pin_memory, self.seed = sampler, pin_memory, seed
@@ -84,10 +84,6 @@ class DataLoader:
             if len(batch) == self.batch_size or not self.drop_last:
                 found = self.dataset.take(np.array(batch, np.int64))
                 yield found[0] if self._inputs_alone else found
-
-
-def _is_array(data: Any) -> bool:
-    return hasattr(data, "__array__") and hasattr(data, "shape") and not hasattr(data, "columns")
 
 
 def tell_epoch(loader: Any, epoch: int) -> None:

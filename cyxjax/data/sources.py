@@ -147,7 +147,7 @@ def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
         _refuse_path(Path(data))
     if getattr(data, "__len__", None) is None:
         return _refuse(data)
-    if _is_array(data):
+    if is_array(data):
         data = (data,)
     elif isinstance(getattr(data, "tensors", None), tuple):  # torch's TensorDataset
         data = data.tensors
@@ -224,7 +224,8 @@ def _arrays(pair: tuple[Any, Any]) -> tuple[Any, Any]:
     return inputs, inputs if pair[1] is pair[0] else map_leaves(_as_array, pair[1])
 
 
-def _is_array(data: Any) -> bool:
+def is_array(data: Any) -> bool:
+    """Whether `data` is one array; a table of columns is none."""
     return hasattr(data, "__array__") and hasattr(data, "shape") and hasattr(data, "dtype")
 
 

@@ -61,7 +61,7 @@ def read_facts(
     """What there is to say of the run in `folder`; config and defaults: plain values, as YAML holds them."""
     notes: list[str] = []
     history = _try(notes, folder.history, DistributedTrainingHistory.load)
-    goodput = _try(notes, folder.goodput, _json)
+    goodput = _try(notes, folder.goodput, lambda path: json.loads(read_plain(path)))
     maker = CurveMaker()
     _try(notes, folder.metrics, lambda path: _feed(maker, path, notes))
     curves = maker.curves()
@@ -119,10 +119,6 @@ def _try(notes: list[str], path: Path, read: Callable[[Path], Any]) -> Any:
         missing = not os.path.lexists(path)
         notes.append(f"{path.name} is not there" if missing else f"{path.name} cannot be read: {err}")
     return None
-
-
-def _json(path: Path) -> Any:
-    return json.loads(read_plain(path))
 
 
 def _numbers(values: Any) -> dict[str, float]:

@@ -66,28 +66,25 @@ def shown(run: RunFacts) -> str:
     for name, value in order[:6]:
         tiles.append((name, f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else short(value)))
     if history is not None:
-        tiles.append(("samples/s", f"{history.samples_per_second:,.0f}"))
-        if run.seconds:
-            tiles.append(("goodput", f"{history.goodput:.0%}"))
-        tiles.append(("samples per step", f"{history.effective_batch_size:,}"))
-        tiles.append(("processes x replicas", f"{history.world_size} x {_each(history)}"))
-        if history.peak_memory_bytes:
-            tiles.append(("peak memory", scaled(history.peak_memory_bytes, "B")))
-        if history.flops_per_second:
-            tiles.append(("per sample", scaled(history.flops_per_sample, "FLOP")))
-            tiles.append(("in steps", scaled(history.flops_per_second, "FLOP/s")))
-        if history.mfu:
-            tiles.append(("of the devices' peak (MFU)", f"{history.mfu:.0%}"))
-        if history.skipped_steps:
-            tiles.append(("steps skipped", f"{history.skipped_steps:,}"))
-        if history.rollback_steps:
-            tiles.append(("rollbacks", f"{len(history.rollback_steps):,}"))
-    drawn = "".join(_tile(name, value) for name, value in tiles)
+        has_flops = bool(history.flops_per_second)
+        known = [  # name, text, whether it is known and worth a tile
+            ("samples/s", f"{history.samples_per_second:,.0f}", True),
+            ("goodput", f"{history.goodput:.0%}", bool(run.seconds)),
+            ("samples per step", f"{history.effective_batch_size:,}", True),
+            ("processes x replicas", f"{history.world_size} x {_each(history)}", True),
+            ("peak memory", scaled(history.peak_memory_bytes, "B"), bool(history.peak_memory_bytes)),
+            ("per sample", scaled(history.flops_per_sample, "FLOP"), has_flops),
+            ("in steps", scaled(history.flops_per_second, "FLOP/s"), has_flops),
+            ("of the devices' peak (MFU)", f"{history.mfu:.0%}", bool(history.mfu)),
+            ("steps skipped", f"{history.skipped_steps:,}", bool(history.skipped_steps)),
+            ("rollbacks", f"{len(history.rollback_steps):,}", bool(history.rollback_steps)),
+        ]
+        tiles += [(name, value) for name, value, is_shown in known if is_shown]
+    drawn = "".join(
+        f'<div class="tile"><b>{text(value)}</b><span>{text(spoken(name))}</span></div>'
+        for name, value in tiles
+    )
     return said(headline(run), "lead") + said(_when(run)) + f'<div class="tiles">{drawn}</div>'
-
-
-def _tile(name: str, value: str) -> str:
-    return f'<div class="tile"><b>{text(value)}</b><span>{text(spoken(name))}</span></div>'
 
 
 def _each(history) -> str:  # type: ignore[no-untyped-def]  # a DistributedTrainingHistory

@@ -11,7 +11,7 @@ import optax
 
 from cyxjax.config.sections import OPTAX, OPTAX_CONTRIB, TOLD_THE_LOSS, OptimizerConfig
 from cyxjax.core.makers import maker_of
-from cyxjax.errors import ConfigError, nearest
+from cyxjax.errors import ConfigError
 from cyxjax.plugins import checked_options, named
 from cyxjax.train.optimizer import Optimizer, Rate, named_rate
 
