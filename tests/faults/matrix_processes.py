@@ -101,13 +101,13 @@ _STOPS = [
     ),
     Row(
         "R11",
-        "SIGTERM or SIGINT to launcher and ranks at once, up to five times within 1 s",
+        "SIGTERM or SIGINT to one rank, or to launcher and ranks up to five times within 1 s",
         "one request: one save; exit 143, 130",
         (
-            *tests_in(_STOP, "test_a_signal_to_launcher_and_ranks_within_two_seconds_is_one_request"),
+            *tests_in(_STOP, "test_signals_within_two_seconds_to_any_process_are_one_request"),
             *tests_in(
                 _LAUNCH,
-                "test_r11_ranks_that_a_signal_ends_before_it_comes_to_the_launcher_have_not_failed",
+                "test_r11_a_rank_that_a_signal_asks_to_stop_has_not_failed",
             ),
         ),
     ),

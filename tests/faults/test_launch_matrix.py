@@ -155,16 +155,28 @@ def test_r12_a_second_sigterm_ends_the_patience(tmp_path):
     assert "killed at the second signal" in run.err
 
 
-def test_r11_ranks_that_a_signal_ends_before_it_comes_to_the_launcher_have_not_failed(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "to", "code"),
+    [
+        (signal.SIGTERM, "one rank", EXIT_PREEMPTED),
+        (signal.SIGINT, "one rank", EXIT_INTERRUPT),
+        (signal.SIGTERM, "all ranks, then the launcher", EXIT_PREEMPTED),
+    ],
+)
+def test_r11_a_rank_that_a_signal_asks_to_stop_has_not_failed(tmp_path, number, to, code):
     run = start(tmp_path, 2, "--max-restarts", "3", KIND="light", STEPS=4000)  # no handler: as in a start
     assert run.reached("under way", 0)
     assert run.reached("under way", 1)
-    for pid in run.survivors():
-        os.kill(pid, signal.SIGTERM)
-    time.sleep(0.1)
-    run.process.send_signal(signal.SIGTERM)
+    pids = run.survivors()
+    for pid in pids[:1] if to == "one rank" else pids:
+        os.kill(pid, number)
+    if to != "one rank":
+        time.sleep(0.1)
+        run.process.send_signal(number)
     run.wait()
-    assert (run.code, run.survivors(), run.first) == (EXIT_PREEMPTED, [], {})
+    assert (run.code, run.survivors(), run.first) == (code, [], {})
+    assert "Traceback" not in run.err
+    assert "restart" not in run.err
 
 
 def test_r13_ctrl_c_leaves_nothing(tmp_path):

@@ -95,18 +95,20 @@ def test_the_launcher_passes_the_signal_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "moments_s", "code"),
+    ("number", "to", "moments_s", "code"),
     [
-        (signal.SIGTERM, (0.0, 0.05, 0.3, 0.6, 1.0), EXIT_PREEMPTED),  # systemd: KillMode=control-group
-        (signal.SIGINT, (0.0, 0.05), EXIT_INTERRUPT),
+        (signal.SIGTERM, "all", (0.0, 0.05, 0.3, 0.6, 1.0), EXIT_PREEMPTED),  # systemd: control-group
+        (signal.SIGINT, "all", (0.0, 0.05), EXIT_INTERRUPT),
+        (signal.SIGINT, "a rank", (0.0,), EXIT_INTERRUPT),
     ],
 )
-def test_a_signal_to_launcher_and_ranks_within_two_seconds_is_one_request(tmp_path, number, moments_s, code):
+def test_signals_within_two_seconds_to_any_process_are_one_request(tmp_path, number, to, moments_s, code):
     config = write_experiment(tmp_path, epochs=100_000, checkpoint_every_n_steps=1_000_000)
     run = start(tmp_path / "logs", 2, "-m", "cyxjax.train", "--config", script=config, fork=True)
     assert run.reached("Val loss", rank=0), run.wait(5).err
     pids, begin = [*run.survivors(), run.process.pid], time.monotonic()
     assert len(pids) == 3
+    pids = pids[:1] if to == "a rank" else pids
     for moment_s in moments_s:
         time.sleep(max(0.0, begin + moment_s - time.monotonic()))
         for pid in pids:
@@ -114,7 +116,7 @@ def test_a_signal_to_launcher_and_ranks_within_two_seconds_is_one_request(tmp_pa
                 os.kill(pid, number)
         pids.reverse()
     run.wait()
-    assert run.code == code, run.err
+    assert (run.code, run.first) == (code, {}), run.err
     assert run.log(0).count("Stopped and saved after step") == 1, run.log(0) + run.err
     assert list_steps(checkpoints(config))
     assert run.no_survivors_within(30)

@@ -83,11 +83,6 @@ class ErrorRecord:
         return f"{text} ({self.source})" if self.source else text
 
     @property
-    def is_stop(self) -> bool:
-        """True for a process that ended because a signal asked it to stop."""
-        return self.type in STOPS or self.exit_code == EXIT_INTERRUPT
-
-    @property
     def signature(self) -> tuple[str, str, str, int]:
         """Equal for the same error at the same place and step: a bug that a restart does not cure."""
         return (self.type, self.message, self.source, self.step)

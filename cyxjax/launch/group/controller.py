@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_PREEMPTED, EXIT_SECONDARY
+from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, EXIT_SECONDARY
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.group import protocol
 from cyxjax.launch.group.group_start import Budget, GroupStart, Member, describe
@@ -275,6 +275,8 @@ class Controller:
             self._finish(JobEnd(EXIT_OK))
         elif not self.size.is_fixed and (done.changed or asked):
             return
+        elif "interrupted" in hows and (failure is None or failure.secondary):
+            self._finish(JobEnd(EXIT_INTERRUPT, "a rank was interrupted, and the job ends with it"))
         elif failure is None or (asked and failure.secondary):
             why = "a host was asked to stop, and the job ends with it" if asked else ""
             self._finish(JobEnd(EXIT_PREEMPTED, why))

@@ -38,9 +38,12 @@ class Member(Protocol):
     def is_first(self) -> bool: ...
 
 
+HOWS = ("ok", "preempted", "interrupted", "left", "failed")
+
+
 @dataclass(frozen=True)
 class Ended:
-    """How a start ended on one host: 'ok', 'preempted', 'left' or 'failed' with its first error."""
+    """How a start ended on one host: a word of HOWS, and with 'failed' its first error."""
 
     how: str
     step: int = -1
@@ -96,7 +99,7 @@ class GroupStart:
         """
         how, step, first = message.get("how"), message.get("step", -1), message.get("first")
         record = None if first is None else _record(first, now)
-        if how not in ("ok", "preempted", "left", "failed") or type(step) is not int:
+        if how not in HOWS or type(step) is not int:
             raise ValueError(f"no end of a start: {how!r} at {step!r}")
         self.ended[host] = Ended(how, step, record)
         self._running.pop(host, None)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from cyxjax.errors import EXIT_OK, EXIT_PREEMPTED, EXIT_SECONDARY, GroupError
+from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, EXIT_SECONDARY, GroupError
 from cyxjax.launch import output
 from cyxjax.launch.failure.record import ErrorRecord, first_of
 from cyxjax.launch.group import client, protocol
@@ -222,7 +222,7 @@ def _first(start: Start) -> ErrorRecord | None:
 
 
 def _how(start: Start) -> str:
-    """'left' after a signal to this launcher, 'failed' with an error, else 'ok' or 'preempted'."""
+    """'left' after a signal to this launcher, 'failed' with an error, else how the ranks ended."""
     codes = {worker.returncode for worker in start.workers}
     if start.signalled is not None:
         return "left"
@@ -230,4 +230,6 @@ def _how(start: Start) -> str:
         return "failed"
     if start.nudged:
         return "ok" if codes == {EXIT_OK} else "preempted"
+    if EXIT_INTERRUPT in codes:
+        return "interrupted"
     return "preempted" if EXIT_PREEMPTED in codes else "ok"

@@ -58,11 +58,6 @@ class Watch:
             )
         return stopped
 
-    def dump(self, workers: Sequence[Worker]) -> str:
-        """All ranks' stacks as text, on request."""
-        dumps = _collect(workers)
-        return "".join(f"--- rank {rank} ---\n{text or '(no stacks)'}\n" for rank, text in dumps.items())
-
     def _record(
         self, verdict: Verdict, workers: Sequence[Worker], pulses: dict[int, Progress]
     ) -> ErrorRecord:
@@ -101,6 +96,12 @@ class Watch:
         if line := hang.stragglers(self._before, pulses):
             output.say(line)
         self._before = pulses
+
+
+def stacks_of(workers: Sequence[Worker]) -> str:
+    """All ranks' stacks as text, on request."""
+    dumps = _collect(workers)
+    return "".join(f"--- rank {rank} ---\n{text or '(no stacks)'}\n" for rank, text in dumps.items())
 
 
 def _collect(workers: Sequence[Worker]) -> dict[int, str]:

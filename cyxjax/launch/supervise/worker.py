@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from cyxjax.errors import EXIT_INTERRUPT, EXIT_PREEMPTED
 from cyxjax.files import redact
 from cyxjax.launch import heartbeat, output
 from cyxjax.launch.environment import thread_share
 from cyxjax.launch.failure import hooks
 from cyxjax.launch.failure import record as records
-from cyxjax.launch.failure.record import ErrorRecord
+from cyxjax.launch.failure.record import STOPS, ErrorRecord
 from cyxjax.launch.heartbeat import Progress
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.supervise import processes
@@ -179,11 +180,25 @@ class Worker:
             if self._log is not None:
                 self._log.close()
 
-    def record(self, start: int) -> ErrorRecord | None:
-        """What ended this rank abnormally: its own record, or one made from its exit status."""
-        if self.returncode in (0, None):
-            return None
+    def stopped_by(self) -> int | None:
+        """The signal that has ended this rank where it asks for a stop, and the others do not know of it.
+
+        A rank that trains tells them, and all end after the same step.
+        """
         assert self.returncode is not None
+        if self.returncode < 0 and records.signal_name(-self.returncode) in STOPS:
+            return -self.returncode
+        is_alone = self.progress().step < 0 or os.path.exists(self.files.error)
+        return signal.SIGINT if self.returncode == EXIT_INTERRUPT and is_alone else None
+
+    def record(self, start: int) -> ErrorRecord | None:
+        """What ended this rank abnormally: its own record, or one made from its exit status.
+
+        None where it has stopped as it was asked to.
+        """
+        assert self.returncode is not None
+        if self.returncode in (EXIT_PREEMPTED, EXIT_INTERRUPT):
+            return None
         record = records.load(self.files.error)
         if record is None:
             record = records.of_status(self.rank, self.pid, self.returncode, self.progress(), start)
@@ -242,18 +257,13 @@ class Start:
         return max(worker.progress().step for worker in self.workers)
 
     @property
-    def only_stops(self) -> bool:
-        """True where a signal that asks for a stop has ended all ranks that failed before the others."""
-        return bool(self.records) and all(record.secondary or record.is_stop for record in self.records)
-
-    @property
     def is_asked_to_end(self) -> bool:
         return self.signalled is not None or self.nudged
 
     def ask_to_end(self, number: int, within_s: float) -> None:
         """Files that signal `number` asks the ranks to end."""
         self.signalled, self.signalled_s = number, time.monotonic()
-        if self.only_stops:  # the same request came to them first
+        if self.records and all(record.secondary for record in self.records):  # of the same request
             self.records, self.deadline_s = [], None
         self.end_within(within_s)
 

@@ -16,6 +16,7 @@ from cyxjax.launch.failure.record import STOPS, ErrorRecord
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.options import Options
 from cyxjax.launch.save_request import ONE_REQUEST_S
+from cyxjax.launch.supervise import watchdog
 from cyxjax.launch.supervise.processes import Reaper
 from cyxjax.launch.supervise.scratch import Scratch
 from cyxjax.launch.supervise.watchdog import Watch
@@ -81,8 +82,6 @@ class WorkerGroup:
             for local_rank in range(place.nproc):
                 start.workers.append(self._spawn(place, local_rank, number))
             self._attend(start, Watch(self.options.limits))
-            if start.only_stops and (number_of_signal := self.sleep(SETTLE_S)) is not None:
-                start.ask_to_end(number_of_signal, within_s=0.0)
             self._detected_s = start.detected_s
         finally:
             for worker in start.running:  # only after an error of our own
@@ -171,22 +170,29 @@ class WorkerGroup:
             elif isinstance(event, Nudge):
                 self._follow(start, event)
             elif event is not None:
-                self._obey(start, event, watch)
+                self._obey(start, event)
             self._tend(start)
             self._kill_if_due(start)
             if start.deadline_s is None and (record := watch.look(start.workers)):
                 start.note(record, within_s=0.0)
 
     def _note_end(self, start: Start, worker: Worker) -> None:
-        """Files how `worker` ended. Ranks that we killed have nothing to say."""
+        """Files how `worker` ended. Ranks that we killed have nothing to say.
+
+        A signal that asks for a stop and has ended one rank is obeyed as one to this process.
+        """
         if worker.rank in start.killed:
             return
         if worker.returncode == EXIT_OK:
             start.note_clean_end(worker.rank)
+        elif start.is_asked_to_end:
             return
-        stopped_as_asked = start.is_asked_to_end or worker.returncode == EXIT_PREEMPTED
-        record = None if stopped_as_asked else worker.record(start.number)
-        if record is not None:
+        elif (number := worker.stopped_by()) is not None:
+            how = "was interrupted" if number == signal.SIGINT else "was asked to stop"
+            output.say(f"rank {worker.rank} {how}, and the job ends with it")
+            self._is_asked_to_end = True
+            self._obey(start, number)
+        elif (record := worker.record(start.number)) is not None:
             start.note(record, within_s=WAIT_FOR_CAUSE_S if record.secondary else SETTLE_S)
 
     def _tend(self, start: Start) -> None:
@@ -219,11 +225,11 @@ class WorkerGroup:
         self._is_asked_to_end |= signal.Signals(number).name in STOPS
         self._events.put(number)
 
-    def _obey(self, start: Start, number: int, watch: Watch) -> None:
+    def _obey(self, start: Start, number: int) -> None:
         """SIGUSR1 is the ranks' (checkpoint now), SIGUSR2 shows all stacks, Ctrl-Z suspends; the rest end."""
         name = signal.Signals(number).name
         if name == "SIGUSR2":
-            output.show(watch.dump(start.workers))
+            output.show(watchdog.stacks_of(start.workers))
             return
         if name == "SIGTSTP":
             _suspend(start)

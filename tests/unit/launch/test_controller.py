@@ -4,7 +4,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_PREEMPTED, EXIT_SECONDARY, EXIT_USER_ERROR
+from cyxjax.errors import (
+    EXIT_INFRASTRUCTURE,
+    EXIT_INTERRUPT,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    EXIT_SECONDARY,
+    EXIT_USER_ERROR,
+)
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.group.controller import CloseStart, Controller, Event, OpenStart, Send, Size
 from cyxjax.launch.group.group_start import Budget, end_message
@@ -149,6 +156,13 @@ def test_a_host_that_is_asked_to_stop_ends_a_fixed_job(pair, other, code):
     job.end(b, 0, "left")
     job.end(a, 0, "failed" if other else "preempted", 3, other)
     assert job.code == code
+
+
+def test_an_interrupted_rank_ends_the_job_without_a_restart(pair):
+    job, a, b = pair(restarts=5)
+    job.end(b, 0, "interrupted")
+    job.end(a, 0, "failed", 3, ErrorRecord(0, "PeerLost", "", True, EXIT_SECONDARY))
+    assert job.code == EXIT_INTERRUPT
 
 
 def test_an_error_beside_a_host_that_was_asked_to_stop_keeps_its_exit_code(pair):
