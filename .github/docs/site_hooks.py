@@ -23,6 +23,8 @@ from tests.faults import matrix  # noqa: E402
 from tests.guides import porting  # noqa: E402
 
 _HELP_OF = ("train", "config", "plan")  # their pages are the keys, which stand in their own section
+_OPTIONS = re.compile(r"(?<!pre>)(?<!pre><span></span>)<code>[^<]*-[^<]*</code>")
+_OPTION = re.compile(r"(?<![^\s>])-{1,2}[a-z][\w.-]*")
 _MARK = re.compile(r"^<!-- made: (\w+) -->$", re.MULTILINE)
 
 
@@ -32,6 +34,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     The mark of code that tests run, `python test`, is Markdown elsewhere but no fence to mkdocs.
     """
     return with_made_parts(markdown).replace("```python test\n", "```python\n")
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """The page with its options held together: a browser may end a line at the hyphens of `--config`."""
+    return _OPTIONS.sub(lambda found: _OPTION.sub(r'<span class="option">\g<0></span>', found[0]), html)
 
 
 def with_made_parts(markdown: str) -> str:
