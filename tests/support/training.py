@@ -115,7 +115,9 @@ def newest_step(config: Path) -> int:
 def leaves(config: Path) -> dict[str, np.ndarray]:
     """The arrays of the newest checkpoint, by name."""
     store, step = StepStore(checkpoints(config), is_writer=False), newest_step(config)
-    return store.read(step, store.manifest(step))
+    manifest = store.manifest(step)
+    stored = store.open(step, manifest)
+    return {leaf.name: stored.whole(leaf.name) for leaf in manifest.leaves}
 
 
 def sha256_of(arrays: dict[str, np.ndarray]) -> str:
