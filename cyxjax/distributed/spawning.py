@@ -2,7 +2,6 @@
 
 import inspect
 import multiprocessing
-import secrets
 import sys
 import tempfile
 import time
@@ -14,11 +13,9 @@ from typing import Any
 
 from cyxjax.errors import ConfigError, SpawnError
 from cyxjax.launch import environment
-from cyxjax.launch.environment import here
 from cyxjax.launch.group.client import log
 from cyxjax.launch.group.coordinator import Coordinator
-from cyxjax.launch.local_ranks import LocalRanks
-from cyxjax.launch.topology import DEFAULT_ADDR, DEFAULT_PORT, read_int
+from cyxjax.launch.local_ranks import LocalRanks, place_to_spawn
 
 GRACE_S = 2.0  # between asking the other ranks to end and ending them
 
@@ -37,14 +34,7 @@ def spawn(
     if nprocs < 1:
         raise ConfigError(f"nprocs={nprocs}: expected at least one process. HINT: spawn(fn, nprocs=2).")
     _refuse_notebook(fn, nprocs)
-    first, world_size, elsewhere = environment.first_rank_and_world(nprocs)
-    if first + nprocs > world_size:
-        raise ConfigError(
-            f"nprocs={nprocs} from RANK={first} on exceeds WORLD_SIZE={world_size}. "
-            "HINT: WORLD_SIZE counts the processes of all hosts, RANK is this host's first."
-        )
-    coordinator = None if elsewhere else _coordinate(world_size)
-    spawned = Spawned(_in_our_order(fn, args), args, range(first, first + nprocs), world_size, coordinator)
+    spawned = Spawned(_in_our_order(fn, args), args, place_to_spawn(nprocs))
     if not join:
         return spawned
     spawned.join()
@@ -54,27 +44,22 @@ def spawn(
 class Spawned:
     """Processes that run; `join` waits for them."""
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        ranks: range,
-        world_size: int,
-        coordinator: Coordinator | None,
-    ) -> None:
-        self._coordinator = coordinator
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], place: LocalRanks) -> None:
+        # The server of the group, held by the parent: its port is taken before any rank starts.
+        self._coordinator = Coordinator(place, log) if place.is_alone else None
         self._folder = tempfile.TemporaryDirectory(prefix="cyxjax-")
-        if coordinator is not None:
-            coordinator.open(0, self._folder.name)
+        if self._coordinator is not None:
+            place = self._coordinator.place
+            self._coordinator.open(0, self._folder.name)
         self._ends: dict[int, tuple[Any, Connection]] = {}  # rank -> process, where its error comes out
         context = multiprocessing.get_context("spawn")
         try:
-            for local_rank, rank in enumerate(ranks):
+            for local_rank in range(place.nproc):
                 ours, theirs = context.Pipe(duplex=False)
-                variables = self._variables(rank, world_size, local_rank, len(ranks))
-                started: Any = context.Process(
-                    target=_run, args=(fn, rank, world_size, args, variables, theirs), name=f"rank {rank}"
-                )
+                rank = place.base_rank + local_rank
+                variables = place.variables(local_rank, is_hosted=place.is_alone)
+                words = (fn, rank, place.world_size, args, variables, theirs)
+                started: Any = context.Process(target=_run, args=words, name=f"rank {rank}")
                 started.start()
                 theirs.close()
                 self._ends[rank] = started, ours
@@ -106,17 +91,6 @@ class Spawned:
         self._raise_first_error()
         self.stop()
         return True
-
-    def _variables(self, rank: int, world_size: int, local_rank: int, nprocs: int) -> dict[str, str]:
-        env = here()
-        if self._coordinator is None:
-            address, port = env.get("MASTER_ADDR", DEFAULT_ADDR), read_int(env, "MASTER_PORT", DEFAULT_PORT)
-            return environment.rank_variables(rank, world_size, local_rank, nprocs, address, port)
-        held = self._coordinator.place
-        place = environment.rank_variables(
-            rank, world_size, local_rank, nprocs, held.master_addr, held.master_port
-        )
-        return place | environment.hosted_variables(held.token)
 
     def _raise_first_error(self) -> None:
         failed = {rank: p.exitcode for rank, (p, _) in self._ends.items() if p.exitcode}
@@ -164,12 +138,6 @@ def _binds(takes: inspect.Signature, *args: Any) -> bool:
 
 def _as_torch(fn: Callable[..., Any], rank: int, world_size: int, *args: Any) -> Any:
     return fn(rank, *args)
-
-
-def _coordinate(world_size: int) -> Coordinator:
-    """The server of the group, held by the parent: its port is taken before any rank starts."""
-    token = secrets.token_hex(16)
-    return Coordinator(LocalRanks(world_size, 0, world_size, DEFAULT_ADDR, 0, "", token=token), log)
 
 
 def _run(

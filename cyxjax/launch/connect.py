@@ -44,7 +44,8 @@ def connect(
     save_request.listen()
     heartbeat.start(env)
     if topology.world_size == 1:
-        _guard_alone(topology, env)
+        if topology.hosted:  # no peers, but its errors are recorded and its stacks can be dumped
+            exits.install(topology.rank, topology.restart_count, env)
         heartbeat.report_progress(-1, "idle")
         return
     jax_private.refuse_started_backend()
@@ -90,12 +91,6 @@ def disconnect() -> None:
         connection.coordinator.wait_until_empty(timeout_s=10)
         jax_private.shut_down_service()
         connection.coordinator.end()
-
-
-def _guard_alone(topology: Topology, env: Mapping[str, str]) -> None:
-    """One rank under our launcher has no peers, but its errors are recorded and its stacks can be dumped."""
-    if topology.hosted:
-        exits.install(topology.rank, topology.restart_count, env)
 
 
 def _fail_and_linger(group: GroupConnection) -> Callable[[str], None]:

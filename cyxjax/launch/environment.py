@@ -13,24 +13,16 @@ CPU_HINT = "HINT: set DISTRIBUTED_BACKEND=cpu (backend='gloo') to train on the C
 
 
 def choose(name: str, platform: str, has_gpu: bool) -> str:
-    """'nccl' or 'gloo' for a wish ('auto', 'nccl', 'gloo', 'cpu') on `platform` (sys.platform's spelling).
+    """'nccl' or 'gloo' for a topology's wish ('auto', 'nccl', 'gloo') on `platform` (as in sys.platform).
 
-    Raises: GroupError when nccl is asked for where it cannot be; ConfigError for an unknown name.
+    Raises: GroupError when nccl is asked for where it cannot be.
     """
-    if name in ("gloo", "cpu"):
-        return "gloo"
-    if name not in ("auto", "nccl"):
-        raise ConfigError(f"Backend {name!r} is unknown; expected auto, nccl, gloo or cpu. {CPU_HINT}")
     can_nccl = has_gpu and platform != "win32"  # NVIDIA ships no NCCL for Windows
     if name == "nccl" and not can_nccl:
-        raise GroupError(_why_no_nccl(platform))
-    return "nccl" if can_nccl else "gloo"
-
-
-def _why_no_nccl(platform: str) -> str:
-    if platform == "win32":
-        return f"NCCL library not available: there is none for Windows. {CPU_HINT}"
-    return f"NCCL library not available: no NVIDIA GPU was found on this host (see nvidia-smi). {CPU_HINT}"
+        no_gpu = "no NVIDIA GPU was found on this host (see nvidia-smi)"
+        why = "there is none for Windows" if platform == "win32" else no_gpu
+        raise GroupError(f"NCCL library not available: {why}. {CPU_HINT}")
+    return "nccl" if can_nccl and name != "gloo" else "gloo"
 
 
 def advice(backend: str, platform: str, world_size: int, local_world_size: int) -> str | None:
@@ -90,39 +82,9 @@ def _gpu_nodes(folder: str) -> list[str]:
     return sorted((m[1] for m in map(re.compile(r"nvidia(\d+)$").match, names) if m), key=int)
 
 
-def rank_variables(
-    rank: int, world_size: int, local_rank: int, local_world_size: int, address: str, port: int
-) -> dict[str, str]:
-    """torchrun's variables for one rank."""
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(local_world_size),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-    }
-
-
-def hosted_variables(token: str) -> dict[str, str]:
-    """The variables that tell a rank that its parent holds the group's server."""
-    return {"CYXJAX_HOSTED": "1", "CYXJAX_TOKEN": token}
-
-
 def enter(variables: Mapping[str, str], env: MutableMapping[str, str] = os.environ) -> None:
     """Makes `variables` this process's own; before jax starts its devices."""
     env.update(variables)
-
-
-def first_rank_and_world(nprocs: int, env: Mapping[str, str] = os.environ) -> tuple[int, int, bool]:
-    """(first rank here, world size, whether other hosts take part) for `nprocs` processes of this host.
-
-    RANK and WORLD_SIZE in the environment say where this host's ranks begin among those of all hosts.
-    """
-    if "RANK" not in env or "WORLD_SIZE" not in env:
-        return 0, nprocs, False
-    first, world_size = read_int(env, "RANK"), read_int(env, "WORLD_SIZE")
-    return first, world_size, world_size > nprocs
 
 
 # Longer than any honest wait between ranks (one compiles, one saves), far below gloo's 30 minutes.

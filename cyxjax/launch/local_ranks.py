@@ -44,6 +44,37 @@ class LocalRanks:
         """True when all ranks are on this host."""
         return self.nproc == self.world_size
 
+    def variables(self, local_rank: int, *, is_hosted: bool = True) -> dict[str, str]:
+        """torchrun's variables for one rank here. is_hosted: its parent holds the group's server."""
+        hosted = {"CYXJAX_HOSTED": "1", "CYXJAX_TOKEN": self.token} if is_hosted else {}
+        return hosted | {
+            "RANK": str(self.base_rank + local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(self.nproc),
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+        }
+
+
+def place_to_spawn(nprocs: int, env: Mapping[str, str] = os.environ) -> LocalRanks:
+    """`nprocs` ranks of this host: all of a group, or where RANK and WORLD_SIZE say among other hosts'.
+
+    Raises: ConfigError when there are more than WORLD_SIZE.
+    """
+    first, world_size = 0, nprocs
+    if "RANK" in env and "WORLD_SIZE" in env:
+        first, world_size = read_int(env, "RANK"), read_int(env, "WORLD_SIZE")
+    if first + nprocs > world_size:
+        raise ConfigError(
+            f"nprocs={nprocs} from RANK={first} on exceeds WORLD_SIZE={world_size}. "
+            "HINT: WORLD_SIZE counts the processes of all hosts, RANK is this host's first."
+        )
+    if world_size == nprocs:
+        return LocalRanks(nprocs, 0, nprocs, DEFAULT_ADDR, 0, "", token=protocol.new_token())
+    address, port = env.get("MASTER_ADDR", DEFAULT_ADDR), read_int(env, "MASTER_PORT", DEFAULT_PORT)
+    return LocalRanks(nprocs, first, world_size, address, port, "")
+
 
 def find_place(given: argparse.Namespace, nproc: int, env: Mapping[str, str]) -> LocalRanks:
     """This host's share of the group. Raises: ConfigError when flags and environment do not fit together."""

@@ -50,19 +50,11 @@ def environment(
     detected_s: float = 0.0,
 ) -> dict[str, str]:
     """What a rank finds in its environment, in torch's words and ours. detected_s: see `beat.detected_s`."""
-    env = dict(outer)
+    env = {**outer, **place.variables(local_rank)}
     env |= {
-        "RANK": str(place.base_rank + local_rank),
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(place.nproc),
-        "MASTER_ADDR": place.master_addr,
-        "MASTER_PORT": str(place.master_port),
         "DISTRIBUTED_TIMEOUT_MS": str(place.timeout_ms),
         "RESTART_COUNT": str(start),
         "CYXJAX_RUN_ID": place.run_id,
-        "CYXJAX_TOKEN": place.token,
-        "CYXJAX_HOSTED": "1",
         LAUNCHER: processes.identity(os.getpid()),
         heartbeat.VARIABLE: files.beat,
         heartbeat.DETECTED: f"{detected_s:.3f}",
