@@ -13,12 +13,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, BinaryIO
 
 from cyxjax.launch.group.protocol import printable
-from cyxjax.launch.group.roster import ranks_text
 
 MAX_LINE = 65_536  # a longer line is shown in pieces, so that memory stays bounded
 TAIL_LINES = 50
@@ -203,11 +202,6 @@ def show(text: str) -> None:
     """`text` as it is, on standard error."""
     if (there := screen(sys.stderr)) is not None:
         there.put(text.encode(errors="backslashreplace"))
-
-
-def ranks(numbers: Iterable[int]) -> str:
-    """'rank 3' or 'ranks 0-2, 5'."""
-    return ranks_text(sorted(numbers))
 
 
 CLEAR_TO_END = "\x1b[K"

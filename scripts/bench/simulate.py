@@ -65,7 +65,7 @@ class Result(NamedTuple):
 
 @dataclass(eq=False)
 class Host:
-    """One life of a simulated host: it is a Member to the controller."""
+    """One life of a simulated host: a Member to the controller."""
 
     host: str
     is_first: bool = False

@@ -24,6 +24,7 @@ from cyxjax.errors import (
 )
 from cyxjax.files import PRIVATE, redact, write_whole
 from cyxjax.launch import output
+from cyxjax.launch.group.roster import ranks_text
 from cyxjax.launch.heartbeat import Progress
 
 VARIABLE = "CYXJAX_ERROR_FILE"
@@ -209,7 +210,7 @@ def show_failure(
     for record in sorted(others, key=lambda r: r.rank):
         output.say(f"rank {record.rank} followed: {_one_line(record.summary)}")
     if killed:
-        output.say(f"ended with it: {output.ranks(killed)}")
+        output.say(f"ended with it: {ranks_text(killed)}")
     at = f", at step {first.step}" if first.step >= 0 else ""
     phase = f" in {first.phase}" if first.phase and first.step >= 0 else ""
     output.say(f"{then}; record: {record_file}")

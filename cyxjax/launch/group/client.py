@@ -125,14 +125,14 @@ def join(topology: Topology, facts: Mapping[str, str] | None = None, log: Log = 
     Raises: GroupError that names the cause: name not resolved, connection refused, port held by another
         program, who is missing, or on what the ranks differ; within timeout_ms (and five seconds).
     """
-    hello = _hello(topology, {**versions(), **(facts or {})})
+    place = (topology.rank, topology.world_size, topology.run_id, topology.restart_count)
+    hello = vars(Hello(*place, socket.gethostname(), os.getpid(), {**versions(), **(facts or {})}))
     _refuse_loopback_name(topology)
     where = (topology.master_addr, topology.master_port, topology.token, topology.timeout_ms / 1000)
     server = Server(*where, f"rank {topology.rank}", topology.source)
     end = time.monotonic() + server.timeout_s + PATIENCE_S
     while True:
-        message = vars(hello) | {"facts": dict(hello.facts)}
-        channel = connect(server, message, log, until=end - PATIENCE_S)
+        channel = connect(server, hello, log, until=end - PATIENCE_S)
         try:
             answer = channel.next(max(0.05, end - time.monotonic()))
         except TimeoutError:
@@ -201,28 +201,24 @@ class _NoGreeting(TimeoutError):
 
 def _try_connect(server: Server, hello: protocol.Message) -> protocol.Channel | None:
     """None when the server closes the connection first. Raises: OSError, _NoGreeting; GroupError."""
-    channel = protocol.Channel(_connect_any(server))
+    channel, met = protocol.Channel(_connect_any(server)), False
     try:
         ports.keep_alive(channel.socket)
         met = handshake.introduce(channel, hello, server.token, PATIENCE_S)
     except TimeoutError as error:
-        channel.close()
         raise _NoGreeting from error
     except ConnectionError:
-        met = False
+        pass
     except handshake.Refused as error:
-        channel.close()
         raise _refused(server, error) from error
     except handshake.UnknownServer as error:
-        channel.close()
         raise _unknown_server(server) from error
     except protocol.BadMessage as error:
-        channel.close()
         raise other_program(server) from error
-    if met:
-        return channel
-    channel.close()
-    return None
+    finally:
+        if not met:
+            channel.close()
+    return channel if met else None
 
 
 def _connect_any(server: Server) -> socket.socket:
@@ -270,11 +266,6 @@ def other_program(server: Server) -> GroupError:
         f"{server.address} answers, but not as a cyxjax job: {held or 'another program'} holds the port. "
         "HINT: choose another MASTER_PORT, on every host alike."
     )
-
-
-def _hello(topology: Topology, facts: dict[str, str]) -> Hello:
-    place = (topology.rank, topology.world_size, topology.run_id, topology.restart_count)
-    return Hello(*place, socket.gethostname(), os.getpid(), facts)
 
 
 def _refuse_loopback_name(topology: Topology) -> None:

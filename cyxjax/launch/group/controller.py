@@ -63,7 +63,7 @@ class JobEnd(NamedTuple):
     why: str = ""
 
 
-Order = Send | Log | OpenStart | CloseStart | JobEnd
+Order = Send | Log | OpenStart | CloseStart
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,6 @@ class Controller:
         self.end = end
         for host in sorted(self.hosts, key=lambda host: host.is_first):
             self._send(host, {"over": end.code, "why": end.why})
-        self._orders.append(end)
 
     def _send(self, host: Member, message: protocol.Message) -> None:
         self._orders.append(Send(host, message))

@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_USER_ERROR
 from cyxjax.launch.failure.record import ErrorRecord, first_of
@@ -25,17 +25,18 @@ _SENT: dict[str, Callable[[Any], Any]] = {  # of an error: its fields, and what 
 }
 
 
-class Member(Protocol):
+@dataclass(eq=False)
+class Member:
     """A host of the job. base_rank: its first rank; -1 where the controller gives it one."""
 
+    host: str
+    base_rank: int = -1
+    nproc: int = 1
+
     @property
-    def host(self) -> str: ...
-    @property
-    def nproc(self) -> int: ...
-    @property
-    def base_rank(self) -> int: ...
-    @property
-    def is_first(self) -> bool: ...
+    def is_first(self) -> bool:
+        """True on the host of rank 0, whose launcher holds the group's server."""
+        return self.base_rank == 0
 
 
 HOWS = ("ok", "preempted", "interrupted", "left", "failed")

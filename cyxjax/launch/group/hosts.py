@@ -4,43 +4,18 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
 from cyxjax.launch.group import ports, protocol
-from cyxjax.launch.group.controller import (
-    CloseStart,
-    Controller,
-    Event,
-    JobEnd,
-    Log,
-    OpenStart,
-    Order,
-    Send,
-    Size,
-)
-from cyxjax.launch.group.group_start import Budget
+from cyxjax.launch.group.controller import CloseStart, Controller, Event, Log, OpenStart, Order, Send, Size
+from cyxjax.launch.group.group_start import Budget, Member
 from cyxjax.launch.group.handshake import Handshake, PendingConnection
 from cyxjax.launch.group.ports import Log as Say
 from cyxjax.launch.group.ports import Reactor
 from cyxjax.launch.local_ranks import LocalRanks
 
 MAX_RANKS = 65_536  # on one host
-
-
-@dataclass(eq=False)
-class HostPeer:
-    """A host's launcher: a Member to the controller. base_rank: -1 where the controller gives it one."""
-
-    connection: PendingConnection
-    host: str
-    nproc: int
-    base_rank: int
-
-    @property
-    def is_first(self) -> bool:
-        return self.base_rank == 0
 
 
 class Hosts:
@@ -64,7 +39,7 @@ class Hosts:
         self._place, self._size = place, size
         self._open_start, self._close_start = open_start, close_start
         self._reactor, self._handshake, self._log = reactor, handshake, log
-        self._peers: dict[HostPeer, None] = {}
+        self._connections: dict[Member, PendingConnection] = {}
         now, timeout_s = time.monotonic(), place.timeout_ms / 1000
         self.controller = Controller(size, timeout_s, Budget(max_restarts), now)
 
@@ -73,7 +48,7 @@ class Hosts:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         connection = PendingConnection(ours, "this host")
-        self._add(HostPeer(connection, socket.gethostname(), self._place.nproc, 0))
+        self._add(Member(socket.gethostname(), 0, self._place.nproc), connection)
         return protocol.Channel(theirs)
 
     def welcome(self, connection: PendingConnection, hello: protocol.Message) -> None:
@@ -82,7 +57,7 @@ class Hosts:
             return
         ports.keep_alive(connection.socket)
         host = protocol.printable(hello["host"], 255)
-        self._add(HostPeer(connection, host, hello["nproc"], hello["base_rank"]))
+        self._add(Member(host, hello["base_rank"], hello["nproc"]), connection)
 
     def tick(self) -> None:
         """Lets the controller act on the time."""
@@ -94,29 +69,30 @@ class Hosts:
         self._carry_out(
             self.controller.finish(EXIT_PREEMPTED, "the first host leaves, and the job ends with it")
         )
-        for peer in self._peers:
-            self._handshake.drop(peer.connection)
+        for connection in self._connections.values():
+            self._handshake.drop(connection)
 
-    def _add(self, peer: HostPeer) -> None:
-        self._reactor.add(peer.connection.socket, partial(self._read, peer), partial(self._lose, peer))
-        self._peers[peer] = None
-        self._handle(Event(peer, "joined"))
-        self._read(peer)
+    def _add(self, host: Member, connection: PendingConnection) -> None:
+        read, lose = partial(self._read, host, connection), partial(self._lose, host)
+        self._reactor.add(connection.socket, read, lose)
+        self._connections[host] = connection
+        self._handle(Event(host, "joined"))
+        self._read(host, connection)
 
-    def _read(self, peer: HostPeer) -> None:
+    def _read(self, host: Member, connection: PendingConnection) -> None:
         try:
-            is_open = peer.connection.receive()
-            while (message := peer.connection.codec.next()) is not None:
-                self._handle(Event(peer, "message", message))
+            is_open = connection.receive()
+            while (message := connection.codec.next()) is not None:
+                self._handle(Event(host, "message", message))
         except protocol.BadMessage:
             is_open = False
         if not is_open:
-            self._lose(peer)
+            self._lose(host)
 
-    def _lose(self, peer: HostPeer) -> None:
-        self._handshake.drop(peer.connection)
-        if self._peers.pop(peer, peer) is None:
-            self._handle(Event(peer, "lost"))
+    def _lose(self, host: Member) -> None:
+        if (connection := self._connections.pop(host, None)) is not None:
+            self._handshake.drop(connection)
+            self._handle(Event(host, "lost"))
 
     def _handle(self, event: Event | None = None) -> None:
         try:
@@ -128,17 +104,14 @@ class Hosts:
     def _carry_out(self, orders: list[Order]) -> None:
         for order in orders:
             match order:
-                case Send(host, message):
-                    assert isinstance(host, HostPeer)
-                    host.connection.send(message)  # one that does not read is noticed by its end
+                case Send(host, message) if host in self._connections:
+                    self._connections[host].send(message)  # one that does not read is noticed by its end
                 case Log(line):
                     self._log(line)
                 case OpenStart(number, world_size):
                     self._open_start(number, world_size)
                 case CloseStart():
                     self._close_start()
-                case JobEnd():
-                    pass  # every host was sent it
 
     def _refusal(self, hello: protocol.Message) -> str:
         if hello.get("run_id") != self._place.run_id:

@@ -10,6 +10,7 @@ from cyxjax.errors import EXIT_HANG, EXIT_USER_ERROR
 from cyxjax.files import redact
 from cyxjax.launch import output
 from cyxjax.launch.failure.record import ErrorRecord
+from cyxjax.launch.group.roster import ranks_text
 from cyxjax.launch.heartbeat import WAITING, Limits, Progress
 from cyxjax.launch.supervise import dump, hang
 from cyxjax.launch.supervise.hang import Pauses, Stopwatch, Verdict
@@ -53,7 +54,7 @@ class Watch:
         if self._pauses.see(time.monotonic(), waits):
             pids = " ".join(str(worker.pid) for worker in workers if worker.rank in stopped)
             output.say(
-                f"{output.ranks(stopped)}: suspended (SIGSTOP); waiting up to {hang.SUSPENDED_S:g} s. "
+                f"{ranks_text(sorted(stopped))}: suspended (SIGSTOP); waiting up to {hang.SUSPENDED_S:g} s. "
                 f"HINT: `kill -CONT {pids}` goes on; --hang-timeout sets another limit."
             )
         return stopped

@@ -13,6 +13,7 @@ from cyxjax.launch import output
 from cyxjax.launch.backend import pages
 from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure.record import STOPS, ErrorRecord
+from cyxjax.launch.group.roster import ranks_text
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.options import Options
 from cyxjax.launch.save_request import ONE_REQUEST_S
@@ -134,7 +135,7 @@ class WorkerGroup:
         assert start.signalled is not None
         if start.killed:
             why = "at the second signal" if start.hurried else f"after {self.options.grace_s:g} s"
-            output.say(f"{output.ranks(start.killed)} killed {why}; the last finished checkpoint stands")
+            output.say(f"{ranks_text(start.killed)} killed {why}; the last finished checkpoint stands")
         finished = all(worker.returncode == EXIT_OK for worker in start.workers)
         code = code_after(start.signalled)
         return EXIT_OK if finished and code == EXIT_PREEMPTED else code

@@ -1,7 +1,5 @@
 """The policy of a job as a pure state machine: events and the time go in, orders come out."""
 
-from dataclasses import dataclass
-
 import pytest
 
 from cyxjax.errors import (
@@ -14,18 +12,7 @@ from cyxjax.errors import (
 )
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.group.controller import CloseStart, Controller, Event, OpenStart, Send, Size
-from cyxjax.launch.group.group_start import Budget, end_message
-
-
-@dataclass(eq=False)
-class Host:
-    host: str
-    base_rank: int = -1
-    nproc: int = 1
-
-    @property
-    def is_first(self):
-        return self.base_rank == 0
+from cyxjax.launch.group.group_start import Budget, Member, end_message
 
 
 class Job:
@@ -72,7 +59,7 @@ def pair():
 
     def build(restarts=0):
         job = Job(Size(world_size=3), restarts)
-        a, b = Host("a", 0, 2), Host("b", 2)
+        a, b = Member("a", 0, 2), Member("b", 2)
         job.join(b, a)
         return job, a, b
 
@@ -92,14 +79,14 @@ def test_a_fixed_job_starts_when_all_its_ranks_are_here_each_host_at_its_own(pai
 
 def test_hosts_whose_ranks_overlap_are_no_whole_job():
     job = Job(Size(world_size=3))
-    job.join(Host("a", 0, 2), Host("b", 1, 2))
+    job.join(Member("a", 0, 2), Member("b", 1, 2))
     assert job.starts == []
     job.pass_time(31.0)
     assert job.code == EXIT_INFRASTRUCTURE
 
 
 def test_a_missing_host_is_waited_for_as_long_as_the_timeout_says():
-    job, a = Job(Size(world_size=2)), Host("a", 0)
+    job, a = Job(Size(world_size=2)), Member("a", 0)
     job.join(a)
     job.pass_time(29.0)
     assert job.code is None
@@ -117,7 +104,7 @@ def test_a_fixed_job_pays_for_a_lost_host_with_a_restart(pair, restarts, code):
     assert job.code == code
     if restarts:
         assert job.starts == [OpenStart(0, 3)]  # it waits for the host
-        again = Host("b", 2)
+        again = Member("b", 2)
         job.join(again)
         assert job.sent(again, "start") == [1]
 
@@ -173,7 +160,7 @@ def test_an_error_beside_a_host_that_was_asked_to_stop_keeps_its_exit_code(pair)
 
 
 def test_an_elastic_job_goes_on_with_the_hosts_that_are_left_at_no_cost():
-    job, first, second, third = Job(Size(1, 3)), Host("a", 0), Host("b"), Host("c", nproc=2)
+    job, first, second, third = Job(Size(1, 3)), Member("a", 0), Member("b"), Member("c", nproc=2)
     job.join(first, second)
     assert job.starts == []
     job.pass_time(2.0)  # for others to join with them
@@ -198,7 +185,7 @@ def test_an_idle_controller_says_when_it_is_to_be_called_again(pair):
     job.end(b, 0, "failed", 5, boom(2))
     assert job.controller.wake_at == 2.0
     waiting = Job(Size(2, 3), timeout_s=7.0)
-    waiting.join(Host("a", 0))
+    waiting.join(Member("a", 0))
     while waiting.controller.end is None:
         assert waiting.controller.wake_at > waiting.now
         waiting.pass_time(waiting.controller.wake_at - waiting.now)

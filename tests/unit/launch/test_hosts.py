@@ -9,9 +9,8 @@ from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.group import group_start, protocol
 from cyxjax.launch.group.controller import Size
 from cyxjax.launch.group.coordinator import Coordinator
-from cyxjax.launch.group.group_start import GroupStart, end_message
+from cyxjax.launch.group.group_start import GroupStart, Member, end_message
 from cyxjax.launch.group.handshake import introduce
-from cyxjax.launch.group.hosts import HostPeer
 from cyxjax.launch.local_ranks import LocalRanks
 from tests.support.waiting import until
 
@@ -29,7 +28,7 @@ NO_ENDS = [
 
 
 def peer(name="h"):
-    return HostPeer(None, name, 1, 0)
+    return Member(name, 0)
 
 
 @pytest.mark.parametrize("message", NO_ENDS)
