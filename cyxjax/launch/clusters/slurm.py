@@ -2,14 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from itertools import product
 from typing import Any
 
-from cyxjax.errors import ConfigError
 from cyxjax.launch.topology import Topology, common_fields, job_port, read_int
 
 SOURCE = "Slurm"
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?$")
 
 
 def detect(env: Mapping[str, str]) -> Topology | None:
@@ -43,8 +40,11 @@ def _chosen(env: Mapping[str, str], fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_node(env: Mapping[str, str]) -> str:
-    nodes = expand_nodes(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "localhost")
-    return "127.0.0.1" if len(nodes) == 1 else nodes[0]
+    """The first host of a node list such as "gpu[01-02,7],x"; loopback where there is no other."""
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "localhost"
+    several = re.search(r",|\[[^]]*-", nodes)
+    first = re.split(r",(?![^[]*\])", nodes)[0]
+    return re.sub(r"\[(\d+)[^]]*\]", r"\1", first) if several else "127.0.0.1"
 
 
 def _tasks_here(env: Mapping[str, str]) -> int:
@@ -56,36 +56,3 @@ def _tasks_here(env: Mapping[str, str]) -> int:
             counts += [int(match[1])] * int(match[2] or 1)
     node = read_int(env, "SLURM_NODEID", 0)
     return counts[node] if node < len(counts) else 1
-
-
-def expand_nodes(text: str) -> list[str]:
-    """Host names of a Slurm node list: "gpu[01-02,7],x" -> gpu01, gpu02, gpu7, x. Raises: ConfigError."""
-    return [name for part in _split_outside_brackets(text) for name in _expand_one(part)]
-
-
-def _split_outside_brackets(text: str) -> list[str]:
-    return [part for part in re.split(r",(?![^\[]*\])", text) if part]
-
-
-def _expand_one(text: str) -> list[str]:
-    pieces = re.split(r"\[([^\]]*)\]", text)  # literal, range, literal, range, ..., literal
-    if any("[" in piece or "]" in piece for piece in pieces[::2]):
-        raise ConfigError(
-            f"Slurm's node list {text!r} has unbalanced brackets. HINT: set MASTER_ADDR to the first node."
-        )
-    choices = [_numbers(piece, text) if i % 2 else [piece] for i, piece in enumerate(pieces)]
-    return ["".join(parts) for parts in product(*choices)]
-
-
-def _numbers(ranges: str, text: str) -> list[str]:
-    found: list[str] = []
-    for item in ranges.split(","):
-        match = _RANGE.match(item)
-        if not match:
-            raise ConfigError(
-                f"Slurm's node list {text!r} has no number range in {item!r}. "
-                "HINT: set MASTER_ADDR to the first node."
-            )
-        first, last = match[1], match[2] or match[1]
-        found += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
-    return found

@@ -4,7 +4,6 @@ import pytest
 
 from cyxjax.errors import ConfigError
 from cyxjax.launch.clusters import claims, discover
-from cyxjax.launch.clusters.slurm import expand_nodes
 from cyxjax.launch.topology import Topology
 
 OMPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
@@ -80,21 +79,17 @@ def test_slurm_batch_script_is_not_a_rank():
 
 
 @pytest.mark.parametrize(
-    ("text", "nodes"),
+    ("nodes", "first"),
     [
-        ("n1", ["n1"]),
-        ("n[08-10,2],m", ["n08", "n09", "n10", "n2", "m"]),
-        ("r[1-2]n[3-4]", ["r1n3", "r1n4", "r2n3", "r2n4"]),
+        ("n-1", "127.0.0.1"),  # there is no other
+        ("n[08-10,2],m", "n08"),
+        ("n[2,7]", "n2"),
+        ("m,n[1-2]", "m"),
+        ("r[1-2]n[3-4]", "r1n3"),
     ],
 )
-def test_slurm_node_lists(text, nodes):
-    assert expand_nodes(text) == nodes
-
-
-@pytest.mark.parametrize("text", ["n[1-", "n[a-b]", "n]1"])
-def test_slurm_node_list_that_makes_no_sense(text):
-    with pytest.raises(ConfigError, match="HINT: set MASTER_ADDR"):
-        expand_nodes(text)
+def test_slurm_node_lists(nodes, first):
+    assert discover(SLURM | {"SLURM_STEP_NODELIST": nodes}).master_addr == first
 
 
 def test_open_mpi_on_one_host():
