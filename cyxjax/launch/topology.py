@@ -132,14 +132,9 @@ def whole(name: str, text: str, low: int, high: int, source: str = "the command 
     return value
 
 
-def missing(env: Mapping[str, str], names: tuple[str, ...]) -> list[str]:
-    """Those of `names` that `env` lacks."""
-    return [name for name in names if name not in env]
-
-
 def refuse_half_set(env: Mapping[str, str], names: tuple[str, ...], source: str) -> None:
     """Raises ConfigError that names what is set and what is missing, if only some of `names` are set."""
-    absent = missing(env, names)
+    absent = [name for name in names if name not in env]
     if absent and len(absent) < len(names):
         present = ", ".join(f"{name}={env[name]}" for name in names if name in env)
         raise ConfigError(

@@ -93,13 +93,10 @@ def log(line: str) -> None:
 
 def versions() -> dict[str, str]:
     """What must be equal on all ranks for their compiled programs to fit together."""
-    from importlib import metadata  # slow to load, and the launcher itself does not need it
+    from cyxjax.launch.program import version_of  # slow to load, and the launcher itself does not need it
 
-    found = {"python": ".".join(platform.python_version_tuple()[:2])}
-    for name in ("cyxjax", "jax", "jaxlib"):
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+    found = {name: version_of(name) or "not installed" for name in ("cyxjax", "jax", "jaxlib")}
+    return found | {"python": ".".join(platform.python_version_tuple()[:2])}
 
 
 @dataclass(frozen=True)

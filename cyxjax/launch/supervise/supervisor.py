@@ -7,6 +7,8 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, EXIT_SECONDARY, GroupError
 from cyxjax.launch import output
@@ -22,7 +24,11 @@ from cyxjax.launch.supervise.worker import Start
 from cyxjax.launch.supervise.worker_group import TICK_S, Nudge, WorkerGroup, code_after
 from cyxjax.launch.topology import join_address
 
-_START = ("start", "base_rank", "world_size")
+_SENT: dict[str, Callable[[Any], Any]] = {  # by the controller: what reads it again
+    **dict.fromkeys(("start", "base_rank", "world_size", "over"), int),
+    **dict.fromkeys(("decided", "refused"), protocol.printable),
+    "why": partial(protocol.printable, keep="\n"),
+}
 
 
 class HostLink:
@@ -62,21 +68,12 @@ class HostLink:
             output.say(protocol.printable(message["say"]))
         if "end" in message:
             self._end_start(int(message["end"]), message.get("polite") is True)
-        elif "start" in message:
-            self._put({name: int(message[name]) for name in _START})
-        elif "decided" in message:
-            self._put({"decided": protocol.printable(message["decided"])})
-        elif "over" in message:
-            self._is_over = True
-            why = protocol.printable(message.get("why", ""), keep="\n")
-            self._put({"over": int(message["over"]), "why": why})
-            self._end_start(self.start, True)  # where the first host leaves; else none is under way
-        elif "refused" in message:
-            self._put({"refused": protocol.printable(message["refused"])})
-
-    def _put(self, message: protocol.Message) -> None:
-        self.inbox.put(message)
-        self._end_start(-1, False)
+        elif "say" not in message:
+            self._is_over = "over" in message
+            self.inbox.put({name: _SENT[name](value) for name, value in message.items()})
+            self._end_start(-1, False)
+            if self._is_over:
+                self._end_start(self.start, True)  # where the first host leaves; else none is under way
 
 
 def connect(place: LocalRanks, world_size: int, sleep: Callable[[float], object]) -> protocol.Channel:

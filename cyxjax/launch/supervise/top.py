@@ -89,13 +89,11 @@ def _chosen(job: str | None, ranks: Sequence[RunningRank]) -> list[RunningRank]:
     """The ranks of `job`, or of the only one there is."""
     if job is not None:
         return find(job, ranks)
-    if len({rank.launcher for rank in ranks}) != 1:
-        return find("(not named)", ranks) if ranks else _none()
+    if not ranks:
+        raise GroupError("no job of yours runs on this host. HINT: start one with `cyxjax launch`.")
+    if len({rank.launcher for rank in ranks}) > 1:
+        return find("(not named)", ranks)
     return find(str(ranks[0].launcher), ranks)
-
-
-def _none() -> list[RunningRank]:
-    raise GroupError("no job of yours runs on this host. HINT: start one with `cyxjax launch`.")
 
 
 def look(ranks: Sequence[RunningRank], processes: Path = PROC) -> list[Row]:
