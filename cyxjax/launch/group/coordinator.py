@@ -146,10 +146,6 @@ class Coordinator:
         server.start()
         return channel
 
-    def wait_until_empty(self, timeout_s: float) -> None:
-        """Returns when every rank has left, or after `timeout_s`."""
-        self.server.wait_until_empty(timeout_s)
-
     def end(self) -> None:
         """Closes everything, the listener too. The ranks must have ended. Twice is harmless."""
         self._load.cancel()

@@ -84,15 +84,12 @@ class Rendezvous:
     def _read(self, peer: _Peer) -> None:
         try:
             is_open = peer.connection.receive()
-            self._hear_all(peer)
+            while (message := peer.connection.codec.next()) is not None:
+                self._hear(peer, message)
         except protocol.BadMessage:
             is_open = False
         if not is_open:
             self._drop(peer)
-
-    def _hear_all(self, peer: _Peer) -> None:
-        while (message := peer.connection.codec.next()) is not None:
-            self._hear(peer, message)
 
     def _is_early(self, hello: Hello) -> bool:
         """True for a rank of a restart that has not begun here: it is to try again.
@@ -122,7 +119,7 @@ class Rendezvous:
         self.roster.add(peer.hello)
         if self._abort_if_sizes_differ():
             return
-        self._hear_all(peer)
+        self._read(peer)  # what came with its hello
         if not self.roster.complete:
             return
         if why := self.roster.differing_fact():
