@@ -26,7 +26,13 @@ from pathlib import Path
 from peers_work import WORKS
 
 HERE = Path(__file__).parent
-PEERS = {"ours": "cyxjax", "hand": "JAX by hand", "torch": "torch DDP", "keras": "Keras 3 on JAX"}
+PEERS = {
+    "ours": "cyxjax",
+    "hand": "JAX by hand",
+    "paged": "by hand, our pages",  # the same loop, its processes started with what `--pages` sets
+    "torch": "torch DDP",
+    "keras": "Keras 3 on JAX",
+}
 _LIMIT_S = 300
 
 Turns = list[float | str]  # samples/s of each turn, or why there is none
@@ -80,9 +86,15 @@ def parse() -> argparse.Namespace:
 
 def turn(peer: str, work: str, replicas: int, args: argparse.Namespace) -> float | str:
     """Samples/s of one turn; a text where there is none."""
-    script = [str(HERE / f"peers_{peer}.py"), work, str(replicas), "--device", args.device]
+    script = [
+        str(HERE / f"peers_{peer.replace('paged', 'hand')}.py"),
+        work,
+        str(replicas),
+        "--device",
+        args.device,
+    ]
     script += ["--quick"] if args.quick else []
-    if replicas == 1 or peer == "keras":
+    if peer == "keras" or (replicas == 1 and peer != "paged"):
         command = [python_of(peer, args), *script]
     elif peer == "torch":
         agent = [
@@ -95,7 +107,9 @@ def turn(peer: str, work: str, replicas: int, args: argparse.Namespace) -> float
         ]
         command = [args.torch_python, *agent, *script]
     else:
-        command = [sys.executable, "-m", "cyxjax.launch", "--nproc-per-node", str(replicas), *script]
+        pages = "off" if peer == "hand" else "auto"
+        launcher = ["-m", "cyxjax.launch", "--nproc-per-node", str(replicas), "--pages", pages]
+        command = [sys.executable, *launcher, *script]
     return read(*run(command, replicas if peer == "keras" else 1, args.device))
 
 
