@@ -32,7 +32,7 @@ _HINT = (
 
 
 def compare_with_checkpoint(
-    meta: Mapping[str, Any], facts: Facts, exactness: Exactness, *, is_master: bool
+    meta: Mapping[str, Any], facts: Facts, settings: Settings, *, is_master: bool
 ) -> None:
     """Prints a line, on the master, for all that changed since the checkpoint whose meta data are `meta`.
 
@@ -42,12 +42,12 @@ def compare_with_checkpoint(
     config = meta.get("config", {})
     _refuse_other_epochs(config, facts.config)
     if is_master:
-        lines = [*_changed_mode(meta, exactness.mode), *changed_keys(config, facts.config)]
+        lines = [*_changed_mode(meta, settings.step.reproducibility), *changed_keys(config, facts.config)]
         for line in [*lines, *changes(meta, facts.data)]:
             warn_on_stderr(line)  # not to the console: it may be switched off
     stored = meta.get("exact", {})
     samples = _other_samples(meta, facts.data) if stored and facts.exact else []
-    judge(differences(stored, facts.exact) + samples, exactness, warn_on_stderr)
+    judge(differences(stored, facts.exact) + samples, settings.exactness, warn_on_stderr)
 
 
 def _refuse_other_epochs(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -218,7 +218,7 @@ def compare_with_digests(directory: Path, step: int, settings: Settings, group: 
 
     Rank 0 reads, for it wrote both. Raises: CheckpointError on every rank if the step has other bits.
     """
-    if settings.exactness.mode == "none" or settings.run_folder is None:
+    if not settings.step.is_exact or settings.run_folder is None:
         return
     bits = settings.run_folder.bits
     found = contradicted_leaves(directory, step, bits) if group.topology.is_master else []

@@ -57,7 +57,7 @@ def start(plan: Plan, program: Program, run: Run, console: Console) -> tuple[Run
     resumed, run.is_loaded = run.is_loaded or _resume(plan, program, run, console), False
     if resumed:
         is_master = plan.group.topology.is_master
-        compare_with_checkpoint(run.restored, plan.facts, plan.settings.exactness, is_master=is_master)
+        compare_with_checkpoint(run.restored, plan.facts, plan.settings, is_master=is_master)
     for line in () if resumed else run.notes:
         console.note(line)
     if plan.group.topology.world_size > 1 and not plan.facts.data:

@@ -1,7 +1,6 @@
 """The configuration resolved for the devices and data of this run, as frozen parts.
 
-Only `resolve` sees the whole configuration. Each module below receives the part that it depends on, and each
-key is read in one place.
+Only `resolve` sees the whole configuration; other modules receive the parts that they depend on.
 """
 
 import copy
@@ -66,6 +65,11 @@ class StepPlan(NamedTuple):
     trainable: tuple[str, ...]  # patterns of names; (): all
     lora: LoraPlan
     threads: int | None  # CPU threads of each process, where the numbers must not depend on them; None: any
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the bits do not depend on the devices: `reproducibility: exact`."""
+        return self.reproducibility == "exact"
 
     @property
     def uses_float16(self) -> bool:
@@ -145,10 +149,8 @@ class GuardPolicy(NamedTuple):
 
 
 class Exactness(NamedTuple):
-    """What the bits of an exact run depend on besides its step."""
+    """How an exact run treats changes of what its bits depend on, and how often it records digests."""
 
-    mode: Literal["none", "exact"]
-    threads: int | None  # CPU threads each process must have; None: what suits it
     on_other_bits: Literal["refuse", "warn"]
     digest_every: int  # steps; 0: never
 
@@ -220,9 +222,7 @@ def resolve(
         Watch(config.monitor, config.monitor_mode, config.early_stopping_patience),
         _save_policy(config),
         _guard_policy(config, step.uses_float16),
-        Exactness(
-            config.reproducibility, config.pool_threads, config.exact, config.exact_digest_every_n_steps
-        ),
+        Exactness(config.exact, config.exact_digest_every_n_steps),
         config.seed,
         _first_values(config),
         config.verbose,

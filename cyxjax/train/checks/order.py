@@ -43,7 +43,7 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     mesh, feed, data = group.mesh, plan.feed, plan.data
     assert feed is not None
     assert data is not None
-    is_exact, compares_samples = settings.exactness.mode == "exact", sees_whole_batch(recipe.loss)
+    is_exact, compares_samples = settings.step.is_exact, sees_whole_batch(recipe.loss)
 
     # Configuration and data
     if is_exact:
@@ -56,7 +56,7 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     if settings.saving.resume == "must" and not loaded:
         resume.refuse_without_steps(settings.saving.folder, group)
     if is_exact:
-        exactness.check_machine(settings.exactness.threads, group.threads, environment.here())
+        exactness.check_machine(settings.step.threads, group.threads, environment.here())
         content = fingerprints.data_of(data)
         exactness.check_reads(fingerprints.numbered(data), content)  # before samples are taken as they are
 

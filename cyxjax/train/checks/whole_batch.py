@@ -23,7 +23,7 @@ def check_whole_batch(loss: Any, settings: Settings, data: FitData) -> None:
     Raises: ConfigError saying what cuts the batch, or which data end in a short one.
     """
     plan = settings.step
-    if plan.reproducibility == "exact":
+    if plan.is_exact:
         raise ConfigError(
             "reproducibility='exact' computes each part of a batch alone, and the loss compares samples of "
             "all of them. HINT: leave reproducibility at 'none'."

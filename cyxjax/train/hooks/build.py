@@ -132,11 +132,11 @@ def _sentinel(fit: Fit, saves: Hook) -> list[Hook]:
 
 def _digests(fit: Fit, saves: Hook) -> list[Hook]:
     """On all ranks of an exact experiment."""
-    exactness = fit.plan.settings.exactness
-    if exactness.mode == "none" or not exactness.digest_every or fit.plan.settings.run_folder is None:
+    settings, every = fit.plan.settings, fit.plan.settings.exactness.digest_every
+    if not (settings.step.is_exact and every and settings.run_folder):
         return []
     file = DigestFile(fit.folder.bits, fit.console.note) if fit.folder else None
-    return [DigestHook(fit.program.sentinel, file, exactness.digest_every, saves.wants_state)]
+    return [DigestHook(fit.program.sentinel, file, every, saves.wants_state)]
 
 
 def saving_hook(fit: Fit) -> CheckpointHook:

@@ -113,4 +113,4 @@ def steps_at_once(asked: int | Literal["auto"], lowered: Any, mesh: Mesh, *, ind
 
 def has_whole_batch(plan: StepPlan, mesh: Mesh) -> bool:
     """Whether a step has the global batch at once: on one replica, without micro-batches, not in parts."""
-    return plan.reproducibility != "exact" and num_replicas(mesh) * plan.batch.accumulation == 1
+    return not plan.is_exact and num_replicas(mesh) * plan.batch.accumulation == 1
