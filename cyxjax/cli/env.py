@@ -1,10 +1,8 @@
 """`cyxjax env`: the rank, world size and address that this process would use, and their source."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from cyxjax.cli.machine_checks import devices
@@ -13,7 +11,7 @@ from cyxjax.files import is_secret_name, redact
 from cyxjax.launch import environment
 from cyxjax.launch.backend import pages
 from cyxjax.launch.clusters import claims
-from cyxjax.launch.program import machine, software
+from cyxjax.launch.program import machine, provenance, software
 from cyxjax.launch.topology import Topology
 
 _TELLING = (
@@ -35,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     given = _parser().parse_args(argv)
     env = environment.here()
     if given.json:
-        print(json.dumps(for_bug_report(env, Path.cwd()), indent=1))
+        print(json.dumps(for_bug_report(env), indent=1))
     else:
         print("\n".join(describe_place(env)))
     return 0
@@ -51,7 +49,7 @@ def _parser() -> Parser:
     return parser
 
 
-def for_bug_report(env: Mapping[str, str], folder: Path) -> dict[str, Any]:
+def for_bug_report(env: Mapping[str, str]) -> dict[str, Any]:
     """The place and who says so, software, machine, devices, what is set, and the state of the code here."""
     first = claims(env)[0]
     set_here = {name: env[name] for name in sorted(env) if name.startswith(_TELLING) or name in first.names}
@@ -61,21 +59,8 @@ def for_bug_report(env: Mapping[str, str], folder: Path) -> dict[str, Any]:
         "machine": machine(),
         "devices": devices().found,
         "variables": {n: "[redacted]" if is_secret_name(n) else redact(v) for n, v in set_here.items()},
-        "code": _git(folder),
+        "code": provenance().get("git commit", "no git repository here"),
     }
-
-
-def _git(folder: Path) -> str:
-    """`commit 1a2b3c..., 2 files changed`, of the repository `folder` is in."""
-    words = (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain"])
-    try:
-        commit, changed = (
-            subprocess.run(w, cwd=folder, capture_output=True, text=True, check=True, timeout=10).stdout
-            for w in words
-        )
-    except (OSError, subprocess.SubprocessError):
-        return "no git repository here"
-    return f"commit {commit.strip()}, {len(changed.splitlines())} files changed"
 
 
 def describe_place(env: Mapping[str, str]) -> list[str]:

@@ -84,8 +84,6 @@ def predict(argv: Sequence[str]) -> int:
             )
     if not given.input.is_file():
         raise ConfigError(f"{given.input}: no such file. HINT: np.save(file, x) writes one.")
-    if not given.output.absolute().parent.is_dir():
-        raise ConfigError(f"{given.output}: there is no such folder. HINT: make it first.")
     written, read = [path.absolute().parent.resolve() / path.name for path in (given.output, given.input)]
     if written in (read, read.resolve()):  # a link is replaced by what is written, not followed
         raise ConfigError(
@@ -131,8 +129,6 @@ def export(argv: Sequence[str]) -> int:
             f"{given.file}: --to {given.to} does not match the file name. "
             f"HINT: name it {given.file.stem}.{given.to}, or choose --to."
         )
-    if not given.file.absolute().parent.is_dir():
-        raise ConfigError(f"{given.file}: there is no such folder. HINT: make it first.")
 
     def use(run: Any) -> None:
         from cyxjax.train.runs import run as stored_run
@@ -165,6 +161,9 @@ def _parsed(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
         value = getattr(given, name, None)
         if value is not None and value < (0 if name == "step" else 1):
             raise ConfigError(f"--{name.replace('_', '-')} {value}: expected a positive number. HINT: 64")
+    written = getattr(given, "file", None) or getattr(given, "output", None)
+    if written and not written.absolute().parent.is_dir():
+        raise ConfigError(f"{written}: there is no such folder. HINT: make it first.")
     return given
 
 

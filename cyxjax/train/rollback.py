@@ -18,14 +18,14 @@ from cyxjax.errors import BadStepError, CheckpointError, LossSpikeError, NonFini
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.resume import place_of
-from cyxjax.train.settings import GuardPolicy
+from cyxjax.train.settings import Settings, StepPlan
 
 _FLOAT16_STEPS = 50  # left out in a row before no loss scale is to blame: 2^16 is at its least after 30
 
 
-def patience(guard: GuardPolicy) -> int:
+def patience(step: StepPlan) -> int:
     """Steps in a row that may be left out as not finite before it is an error."""
-    return 1 if guard.on_nonfinite == "rollback" and not guard.loses_steps else _FLOAT16_STEPS
+    return 1 if step.on_nonfinite == "rollback" and not step.uses_float16 else _FLOAT16_STEPS
 
 
 def fit(
@@ -33,17 +33,17 @@ def fit(
     start: RunState,
     go_back: Callable[[int], RunState | None],
     say: Callable[[str], None],
-    guard: GuardPolicy,
+    settings: Settings,
     history: DistributedTrainingHistory,
 ) -> RunState:
-    """`run(start)`; it runs again past a bad step, where `guard` says so, up to its `max_rollbacks`.
+    """`run(start)`; it runs again past a bad step, where `settings` say so, up to their `max_rollbacks`.
 
     go_back: gives the moment of the newest good checkpoint of a step or before it, None if there is none;
     called on all ranks. What was left behind is noted in `history`.
     Raises: what `run` raises, where it is no longer of use to go back.
     """
-    causes = _causes(guard)
-    left = guard.max_rollbacks
+    causes = _causes(settings)
+    left = settings.guard.max_rollbacks
     while True:
         try:
             return run(start)
@@ -82,8 +82,8 @@ def newest_to_go_back_to(
     return None
 
 
-def _causes(guard: GuardPolicy) -> tuple[type[BadStepError], ...]:
-    asked = {NonFiniteError: guard.on_nonfinite, LossSpikeError: guard.on_loss_spike}
+def _causes(settings: Settings) -> tuple[type[BadStepError], ...]:
+    asked = {NonFiniteError: settings.step.on_nonfinite, LossSpikeError: settings.guard.on_loss_spike}
     return tuple(cause for cause, policy in asked.items() if policy == "rollback")
 
 

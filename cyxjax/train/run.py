@@ -117,7 +117,7 @@ def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
             )
 
     go_back = lambda good_step: _saved(fit, start, good_step)  # noqa: E731
-    return rollback.fit(once, start, go_back, fit.console.note, settings.guard, fit.run.history)
+    return rollback.fit(once, start, go_back, fit.console.note, settings, fit.run.history)
 
 
 def _saved(fit: Fit, like: RunState, good_step: int) -> RunState | None:

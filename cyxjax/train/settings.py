@@ -135,10 +135,8 @@ class SavePolicy(NamedTuple):
 
 
 class GuardPolicy(NamedTuple):
-    """What stops a run at a bad step or desync, or rolls it back."""
+    """What stops a run at a loss spike or desync, or rolls it back; see `StepPlan.on_nonfinite` too."""
 
-    on_nonfinite: Literal["abort", "skip", "rollback"]
-    loses_steps: bool  # float16 leaves steps out as a matter of course
     on_loss_spike: Literal["ignore", "rollback"]
     spike_factor: float
     spike_window: int
@@ -221,7 +219,7 @@ def resolve(
         _course(config),
         Watch(config.monitor, config.monitor_mode, config.early_stopping_patience),
         _save_policy(config),
-        _guard_policy(config, step.uses_float16),
+        _guard_policy(config),
         Exactness(config.exact, config.exact_digest_every_n_steps),
         config.seed,
         _first_values(config),
@@ -286,10 +284,8 @@ def _save_policy(config: DistributedTrainingConfig) -> SavePolicy:
     )
 
 
-def _guard_policy(config: DistributedTrainingConfig, loses_steps: bool) -> GuardPolicy:
+def _guard_policy(config: DistributedTrainingConfig) -> GuardPolicy:
     return GuardPolicy(
-        on_nonfinite=config.on_nonfinite,
-        loses_steps=loses_steps,
         on_loss_spike=config.on_loss_spike,
         spike_factor=config.loss_spike_factor,
         spike_window=config.loss_spike_window,

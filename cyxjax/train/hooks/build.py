@@ -71,7 +71,7 @@ def build_hooks(fit: Fit) -> list[Hook]:
             total_seconds=kept.seconds,
             is_best=lambda: monitor.is_best(history),
         ),
-        TerminateOnNaN(rollback.patience(settings.guard)),  # before what would take a NaN for a value
+        TerminateOnNaN(rollback.patience(settings.step)),  # before what would take a NaN for a value
         *fit.spikes,
         WarnsOfNoLearning(warns=fit.plan.group.topology.is_master),
         StopHook(history, fit.signals.reason, settings.course.max_time_s, settings.course.max_steps),
@@ -105,7 +105,7 @@ def _black_box(fit: Fit) -> list[Hook]:
     experiment, replicas = fit.plan.settings.experiment, num_replicas(fit.plan.group.mesh)
     if fit.folder is None or experiment is None:
         return []
-    left_out_too = not fit.plan.settings.guard.loses_steps
+    left_out_too = not fit.plan.settings.step.uses_float16
     return [BlackBoxHook(fit.folder, experiment, fit.run.ledger.tape, replicas, left_out_too)]
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import cyxjax
 from cyxjax.cli import machine_checks, main
-from cyxjax.cli.env import _git, describe_place
+from cyxjax.cli.env import describe_place, for_bug_report
 from cyxjax.errors import ConfigError
 
 
@@ -352,16 +352,22 @@ def test_doctor_sees_what_this_machine_does_not_offer(tmp_path, monkeypatch):
     assert "HINT: ulimit -n" in machine_checks.open_files(1 << 62).found
 
 
-def test_env_tells_the_commit_and_what_changed_since(tmp_path):
+def test_env_tells_the_commit_and_whether_it_was_changed(tmp_path, monkeypatch):
     def git(*words):
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
 
-    assert _git(tmp_path) == "no git repository here"
+    def code():
+        return for_bug_report(os.environ)["code"]
+
+    monkeypatch.chdir(tmp_path)
+    assert code() == "no git repository here"
     git("init", "--quiet")
-    git("commit", "--quiet", "--allow-empty", "--message", "first")
-    assert re.fullmatch(r"commit [0-9a-f]{40}, 0 files changed", _git(tmp_path))
-    (tmp_path / "new").touch()
-    assert _git(tmp_path).endswith(", 1 files changed")
+    (tmp_path / "model.py").touch()
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+    assert re.fullmatch(r"[0-9a-f]{12}, clean", code())
+    (tmp_path / "model.py").write_text("x = 1")
+    assert code().endswith(", with changes")
 
 
 def test_an_audit_is_one_document_for_a_script(tmp_path, capsys):
