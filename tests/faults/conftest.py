@@ -3,8 +3,11 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 
 import pytest
+
+from tests.support.training import Jobs
 
 
 @pytest.fixture
@@ -21,3 +24,11 @@ def small_disk(tmp_path):
         pytest.skip(f"mount is not allowed here, CAP_SYS_ADMIN is needed: {mounted.stderr.decode().strip()}")
     yield disk
     subprocess.run(["umount", disk], check=True)
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[Jobs]:
+    """Starts runs in forked processes; what still runs when the file ends is killed."""
+    jobs = Jobs()
+    yield jobs
+    jobs.close()

@@ -10,19 +10,12 @@ import pytest
 
 from cyxjax.cli import audit
 from tests.support.launching import until
-from tests.support.training import EPOCHS, SAMPLES, Jobs, leaves, newest_step, sha256_of, write_experiment
+from tests.support.training import EPOCHS, SAMPLES, leaves, newest_step, sha256_of, write_experiment
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(900)]
 ROUNDS = 4
 SIZES = (("--batch-size", 8), ("--batch-size", 5), ("--global-batch-size", 12), ("--global-batch-size", 32))
 WORLDS = ((1, 1), (1, 2), (2, 2))  # (processes, devices over all of them)
-
-
-@pytest.fixture
-def jobs():
-    jobs = Jobs()
-    yield jobs
-    jobs.close()
 
 
 def is_stopped(pid):

@@ -11,18 +11,11 @@ from cyxjax.data.ledger_file import read_ledger
 from tests.multiprocess.test_train import environment
 from tests.support import forked
 from tests.support.elastic_hosts import Hosts, two_then_one_then_two
-from tests.support.training import EPOCHS, SAMPLES, STEPS_PER_EPOCH, Jobs, newest_step, write_experiment
+from tests.support.training import EPOCHS, SAMPLES, STEPS_PER_EPOCH, newest_step, write_experiment
 
 pytestmark = pytest.mark.multiprocess
 EXACT = {"reproducibility": "exact", "keep_last": 99}
 HOST_EPOCHS, SAVE_EVERY = 100, 30
-
-
-@pytest.fixture
-def jobs():
-    jobs = Jobs()
-    yield jobs
-    jobs.close()
 
 
 def same_bits(config: Path, other: Path) -> None:

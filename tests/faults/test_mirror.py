@@ -9,27 +9,18 @@ from cyxjax.cli import audit
 from cyxjax.cli import hash as hashes
 from cyxjax.errors import EXIT_CONFIG, EXIT_OK, EXIT_USER_ERROR
 from cyxjax.observe.events import read_events
-from tests.support.training import EPOCHS, STEPS_PER_EPOCH, Jobs, checkpoints, newest_step, write_experiment
-from tests.support.waiting import until
-
-pytest.importorskip("s3fs", reason="pip install 'cyxjax[s3]'")
-pytest.importorskip("moto.server", reason="pip install 'moto[s3]' flask flask-cors")
-
 from tests.support.object_store import BUCKET, object_store
+from tests.support.training import EPOCHS, STEPS_PER_EPOCH, checkpoints, newest_step, write_experiment
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.multiprocess
 LAST, URL, SECRET = EPOCHS * STEPS_PER_EPOCH, f"s3://{BUCKET}/run", "hunter2hunter2hunter2"
 
 
-@pytest.fixture(scope="module")
-def jobs():
-    jobs = Jobs()
-    yield jobs
-    jobs.close()
-
-
 @pytest.fixture
 def store(monkeypatch):
+    pytest.importorskip("s3fs", reason="pip install 'cyxjax[s3]'")
+    pytest.importorskip("moto.server", reason="pip install 'moto[s3]' flask flask-cors")
     with object_store() as store:
         for name, value in {
             "AWS_ENDPOINT_URL": store.url,
@@ -101,7 +92,7 @@ def test_training_ends_before_a_server_that_answers_slowly_has_taken_its_first_f
 def test_a_server_that_refuses_is_told_once_and_neither_stops_nor_keeps_the_run(jobs, store, tmp_path, fault):
     config = write_experiment(tmp_path, mirror=URL, resume="never")
     store.refuses_writes, store.refuse_with = fault == "full", 0 if fault == "full" else int(fault)
-    ended = jobs.run(config)
+    ended = jobs.run(config, fault="PATIENCE:0:mirror:2")
     assert ended.codes == [EXIT_OK], ended.text
     assert ended.text.count("WARNING") == 2, ended.text  # that it fails, and at the end that it is not whole
     assert ended.text.count(f"mirror={URL}") == 1

@@ -10,16 +10,9 @@ from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.cli import audit, main
 from cyxjax.errors import EXIT_CONFIG, EXIT_OK, EXIT_USER_ERROR
 from tests.support.launching import until
-from tests.support.training import Jobs, checkpoints, curves, newest_step, write_experiment
+from tests.support.training import checkpoints, curves, newest_step, write_experiment
 
 pytestmark = pytest.mark.multiprocess
-
-
-@pytest.fixture(scope="module")
-def jobs():
-    jobs = Jobs()
-    yield jobs
-    jobs.close()
 
 
 def test_a_bit_that_flips_on_one_rank_is_named_by_all(jobs, tmp_path):

@@ -4,19 +4,12 @@ import pytest
 
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.errors import EXIT_OK
-from tests.support.training import EPOCHS, STEPS_PER_EPOCH, Jobs, checkpoints, newest_step, write_experiment
+from tests.support.training import EPOCHS, STEPS_PER_EPOCH, checkpoints, newest_step, write_experiment
 
 pytestmark = pytest.mark.multiprocess
 SINKS = {"sinks": ["jsonl", "wandb"]}
 LAST = EPOCHS * STEPS_PER_EPOCH
 RECORDS = LAST + EPOCHS + 3  # steps, epochs, goodput, test results and samples
-
-
-@pytest.fixture(scope="module")
-def jobs():
-    jobs = Jobs()
-    yield jobs
-    jobs.close()
 
 
 def test_r40_a_tracker_that_never_answers_is_left_behind_with_one_warning(jobs, tmp_path):

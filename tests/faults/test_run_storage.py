@@ -12,7 +12,6 @@ from tests.support.launching import start
 from tests.support.training import (
     EPOCHS,
     STEPS_PER_EPOCH,
-    Jobs,
     checkpoints,
     leaves,
     newest_step,
@@ -23,13 +22,6 @@ from tests.support.training import (
 pytestmark = pytest.mark.multiprocess
 LAST = EPOCHS * STEPS_PER_EPOCH
 WIDE = {"name": "mlp", "options": {"hidden": [300, 300]}}  # 93,000 parameters: 1.1 MB with Adam's state
-
-
-@pytest.fixture(scope="module")
-def jobs():
-    jobs = Jobs()
-    yield jobs
-    jobs.close()
 
 
 @pytest.mark.root

@@ -2,28 +2,28 @@
 
 import json
 import signal
+from functools import cache
 
 import pytest
 
-from tests.support.training import Jobs, curves, leaves, newest_step, sha256_of, write_experiment
+from tests.support.training import curves, leaves, newest_step, sha256_of, write_experiment
 
 pytestmark = pytest.mark.multiprocess
-SEVERAL = (4, 8, "auto")  # 6 steps an epoch, a save at each fourth
+# (processes, steps a dispatch): 6 steps an epoch, a save at each fourth
+ROWS = [(1, 8), (2, 4), (2, "auto")]
 
 
 @pytest.fixture(scope="module")
-def jobs():
-    jobs = Jobs()
-    yield jobs
-    jobs.close()
+def one_at_a_time(jobs, tmp_path_factory):
+    """A run with one step a dispatch, by its number of processes."""
 
+    @cache
+    def made(world):
+        config = write_experiment(tmp_path_factory.mktemp("one"), cpu_devices=2 // world)
+        assert jobs.run(config, world=world).codes == [0] * world
+        return config
 
-@pytest.fixture(scope="module", params=[1, 2])
-def one_at_a_time(request, jobs, tmp_path_factory):
-    """(processes, a run with one step a dispatch)."""
-    config = write_experiment(tmp_path_factory.mktemp("one"), cpu_devices=2 // request.param)
-    assert jobs.run(config, world=request.param).codes == [0] * request.param
-    return request.param, config
+    return made
 
 
 def losses(config) -> list[tuple[int, float]]:
@@ -32,9 +32,9 @@ def losses(config) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines if "loss" in line]
 
 
-@pytest.mark.parametrize("several", SEVERAL)
-def test_the_bits_and_records_are_those_of_one_step_a_dispatch(jobs, one_at_a_time, several, tmp_path):
-    world, one = one_at_a_time
+@pytest.mark.parametrize(("world", "several"), ROWS)
+def test_the_bits_and_records_are_those_of_one_step_a_dispatch(jobs, one_at_a_time, world, several, tmp_path):
+    one = one_at_a_time(world)
     config = write_experiment(tmp_path, cpu_devices=2 // world, steps_per_dispatch=several)
     ended = jobs.run(config, world=world)
     assert ended.codes == [0] * world, ended.text
@@ -47,7 +47,7 @@ def test_the_bits_and_records_are_those_of_one_step_a_dispatch(jobs, one_at_a_ti
 def test_a_run_that_was_stopped_and_killed_between_saves_ends_with_the_same_bits(
     jobs, one_at_a_time, tmp_path
 ):
-    world, one = one_at_a_time
+    world, one = 2, one_at_a_time(2)
     config = write_experiment(tmp_path, cpu_devices=2 // world, steps_per_dispatch=3)
     stopped = jobs.run(config, world=world, fault="TERM:0:step:6")
     assert set(stopped.codes) == {143}, stopped.text

@@ -6,17 +6,10 @@ import signal
 import pytest
 
 from tests.faults.test_resume import same_to_rounding
-from tests.support.training import Jobs, curves, leaves, sha256_of, write_experiment
+from tests.support.training import curves, leaves, sha256_of, write_experiment
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 KILLED = -signal.SIGKILL
-
-
-@pytest.fixture
-def jobs():
-    jobs = Jobs()
-    yield jobs
-    jobs.close()
 
 
 def test_a_killed_rank_costs_no_sample_of_a_stream_in_two_processes_and_in_one(jobs, tmp_path):

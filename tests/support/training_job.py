@@ -8,6 +8,7 @@ all files are there, before the manifest.
 "FLIP:rank:bit:step" changes a bit of that rank's parameters instead, "FILL:rank:write:step:FOLDER" fills the
 disk of FOLDER just before that write, "STALL:rank:phase:step:seconds" holds the rank up for so long, and
 "SINK:rank:PATH:0" makes a metrics tracker's first write take until there is that file.
+"PATIENCE:rank:mirror:seconds" is how long a run that ends waits for a store that takes nothing.
 """
 
 import os
@@ -33,6 +34,10 @@ def plan_fault(text: str, rank: int) -> None:
         flip_a_bit(int(step))
     elif what == "SINK":
         slow_tracker(Path(phase))
+    elif what == "PATIENCE":
+        from cyxjax.checkpoint import mirror
+
+        mirror.PATIENCE_S = float(step)
     elif what == "FILL":
         from cyxjax.train.hooks import saving
 
