@@ -97,13 +97,27 @@ def _children() -> list[str]:
     except ChildProcessError:  # the usual case, for the price of one system call
         return []
     found = []
-    for child in psutil.Process().children():
+    for pid in _pids_of_children():
         try:
-            words = " ".join(child.cmdline()) or "ended, but not waited for"
-            found.append(f"{child.pid} {words}")
+            words = " ".join(psutil.Process(pid).cmdline()) or "ended, but not waited for"
+            found.append(f"{pid} {words}")
         except psutil.Error:  # ended while we looked
             continue
     return found
+
+
+def _pids_of_children() -> list[int]:
+    """From Linux's own lists: psutil reads those of all processes of the machine, at ten times the cost."""
+    try:
+        pids = [int(pid) for task in os.listdir("/proc/self/task") for pid in _children_of(task)]
+    except OSError:  # another system, or a thread that ended while we looked
+        pids = []
+    return pids or [child.pid for child in psutil.Process().children()]
+
+
+def _children_of(task: str) -> list[bytes]:
+    with open(f"/proc/self/task/{task}/children", "rb", buffering=0) as file:
+        return file.read().split()
 
 
 def _group() -> frozenset[str]:

@@ -5,4 +5,6 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
+    if name.startswith("_"):  # pytest looks for its own at whatever a file of tests has imported
+        raise AttributeError(name)
     return getattr(import_module("sklearn.metrics"), name)
