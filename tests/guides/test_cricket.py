@@ -8,16 +8,10 @@ import numpy as np
 import pytest
 
 import cyxjax as cx
-from cyxjax.config.experiment import TrainConfig
 from cyxjax.distributed import process_group
-from cyxjax.launch import environment
-from cyxjax.launch.environment import collective_timeout_s
-from cyxjax.launch.options import parse
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.sinks import NullSink, build_sinks
 from tests.guides import program_cricket as program
 from tests.support.programs import ROOT, launch, run
-from tests.support.trainers import use_devices
 
 pytestmark = pytest.mark.multiprocess
 dist = cx.distributed
@@ -115,55 +109,3 @@ def test_without_torchrun_s_variables_it_is_one_process():
         dist.barrier()
     finally:
         dist.cleanup()
-
-
-@pytest.mark.parametrize(
-    ("platform", "has_gpu", "chosen"),
-    [
-        ("linux", True, "nccl"), ("linux", False, "gloo"), ("darwin", True, "nccl"),
-        ("darwin", False, "gloo"), ("win32", True, "gloo"), ("win32", False, "gloo"),
-    ],
-)  # fmt: skip
-def test_the_backend_follows_platform_and_hardware(platform, has_gpu, chosen):
-    assert environment.choose("auto", platform, has_gpu) == chosen
-
-
-def test_processes_that_gain_nothing_are_advised():
-    assert "no parallel benefit" in environment.advice("gloo", "darwin", 2, 2)
-    assert "no parallel benefit" in environment.advice("gloo", "linux", 4096, 4096)
-    assert environment.advice("gloo", "darwin", 1, 1) is None
-
-
-def test_several_nodes_by_torchrun_s_flags():
-    flags = ["--nnodes=2", "--nproc_per_node=4", "--node_rank=1", "--master_addr=192.168.1.100"]
-    place = parse([*flags, "--master_port=29500", __file__], {}).place
-    assert (place.base_rank, place.nproc, place.world_size) == (4, 4, 8)
-    assert (place.master_addr, place.master_port) == ("192.168.1.100", 29500)
-
-
-@pytest.mark.parametrize(("rule", "factor"), [("linear", 4.0), ("sqrt", 2.0), ("none", 1.0)])
-def test_the_learning_rate_follows_the_effective_batch(rule, factor):
-    # 2 replicas x 16 = 32 per step, chosen for 8: four times as large.
-    use_devices(2)
-    try:
-        X = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
-        model = cx.SequentialModel([cx.LinearModule(4, 2)])
-        trainer = dist.DistributedTrainer(model, cx.CrossEntropyLoss(), cx.SGDOptimizer(0.01))
-        scaled = {} if rule == "none" else {"lr_scaling": rule, "base_batch_size": 8}
-        quiet = {"epochs": 1, "verbose": False, "checkpoint_every_n_epochs": 0}
-        config = dist.DistributedTrainingConfig(batch_size=16, **quiet, **scaled)
-        history = trainer.fit(X, np.zeros(32, np.int32), config)
-    finally:
-        process_group.finalize()
-    assert history.learning_rates == [pytest.approx(0.01 * factor)]
-
-
-def test_trackers_open_on_rank_zero_only(tmp_path):
-    assert isinstance(build_sinks(["wandb"], tmp_path, is_master=False), NullSink)
-    assert list(tmp_path.iterdir()) == []
-    assert TrainConfig(sinks=("wandb",), wandb={"init_timeout": 300.0}).wandb.init_timeout == 300.0
-    assert TrainConfig().wandb.init_timeout == 120.0
-
-
-def test_nccl_s_timeout_is_honoured():
-    assert collective_timeout_s({"NCCL_TIMEOUT": "1800"}) == 1800

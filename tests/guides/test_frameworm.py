@@ -9,8 +9,6 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.distributed import process_group
-from cyxjax.errors import ConfigError
-from cyxjax.launch.environment import collective_timeout_s
 from tests.guides import program_frameworm as program
 from tests.support.programs import Ranks, run
 from tests.support.trainers import use_devices
@@ -86,30 +84,3 @@ def test_the_average_over_ranks_is_printed_once_in_the_guide_s_form(ranks):
     lines = re.findall(r"^Average loss across all GPUs: \d+\.\d{4}$", ranks.printed, re.MULTILINE)
     assert len(lines) == 4
     assert ranks.printed.count("Batch plan: ") == 1
-
-
-def test_options_of_a_file_are_checked(tmp_path):
-    (tmp_path / "c.yaml").write_text("model:\n  name: vae\n  options: {latent: 2}\n")
-    with pytest.raises(ConfigError, match="'latent'.* 'latent_size'"):
-        cx.get_model("vae")(cx.Config.from_file(str(tmp_path / "c.yaml")))
-
-
-def test_nccl_s_timeout_is_seconds_of_a_collective():
-    assert collective_timeout_s({"NCCL_TIMEOUT": "3600"}) == 3600
-    with pytest.raises(ConfigError, match="NCCL_TIMEOUT"):
-        collective_timeout_s({"NCCL_TIMEOUT": "long"})
-
-
-def test_a_failing_process_s_error_reaches_the_parent(tmp_path):
-    failing = tmp_path / "failing.py"
-    failing.write_text(
-        "import cyxjax.distributed as dist\n"
-        "def train(rank, world_size):\n"
-        "    raise KeyError('no such column')\n"
-        "if __name__ == '__main__':\n"
-        "    dist.spawn(train, nprocs=2)\n"
-    )
-    done = run(str(failing))
-    assert done.returncode != 0
-    assert "no such column" in done.stderr
-    assert "SpawnError" in done.stderr

@@ -44,10 +44,6 @@ def test_one_rank_needs_no_name(talk):
     assert run(talk).stdout == "out 0\n"
 
 
-def test_genesis_spelling(talk):
-    assert run("--gpus", 2, "--script", talk).stdout.count("out") == 2
-
-
 def test_logs_tee_redirects_and_filter(talk, tmp_path):
     logs = tmp_path / "logs"
     done = run(

@@ -31,6 +31,7 @@ TWO = Topology(rank=1, world_size=2, local_world_size=2)
     [
         ("auto", "linux", True, "nccl"),
         ("auto", "linux", False, "gloo"),
+        ("auto", "darwin", True, "nccl"),
         ("auto", "darwin", False, "gloo"),
         ("auto", "win32", True, "gloo"),
         ("gloo", "linux", True, "gloo"),
@@ -49,6 +50,7 @@ def test_nccl_without_its_hardware_offers_the_cpu(platform, gpu):
 
 def test_one_mac_gains_nothing_from_processes():
     assert "no parallel benefit" in (advice("gloo", "darwin", 2, 2) or "")
+    assert "no parallel benefit" in (advice("gloo", "linux", 4096, 4096) or "")
     assert advice("nccl", "linux", 8, 8) is None
 
 
@@ -160,6 +162,8 @@ def test_flags_are_added_once():
 def test_nccl_settings_are_honoured_or_explained():
     assert collective_timeout_s({"NCCL_TIMEOUT": "1800"}) == 1800
     assert collective_timeout_s({}, timeout_ms=900_000) == 900
+    with pytest.raises(ConfigError, match="NCCL_TIMEOUT"):
+        collective_timeout_s({"NCCL_TIMEOUT": "long"})
     lines = explain({"NCCL_TIMEOUT": "1800", "NCCL_DEBUG": "INFO"}, "gloo")
     assert "1800 s" in lines[0]
     assert "no effect" in lines[1]

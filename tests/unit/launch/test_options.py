@@ -52,6 +52,8 @@ def test_rank_in_the_environment_is_this_hosts_first_rank():
     found = place("--nproc_per_node=4", env)
     assert (found.base_rank, found.world_size, found.is_first) == (4, 8, False)
     assert found.master_addr == "192.168.1.1"
+    with pytest.raises(ConfigError, match="ranks 6 .*9 .*8 .*WORLD_SIZE"):
+        place("--nproc_per_node=4", env | {"RANK": "6"})
 
 
 def test_one_launcher_per_slurm_node():
