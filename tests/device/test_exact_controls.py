@@ -85,8 +85,18 @@ def a_loop_where_a_device_has_many(monkeypatch) -> None:
     monkeypatch.setattr(calls.PartProgram, "__call__", chosen_by_layout)
 
 
+WIDE = (pytest.mark.slow, pytest.mark.wide)
+
+
+# By default one fault of the draws and one of the sums: each comparison sees what it is for.
 @pytest.mark.parametrize(
-    "fault", [keyed_by_slot, summed_by_psum, a_sum_for_each_device, all_rows_of_a_device_in_one_program]
+    "fault",
+    [
+        keyed_by_slot,
+        summed_by_psum,
+        pytest.param(a_sum_for_each_device, marks=WIDE),
+        pytest.param(all_rows_of_a_device_in_one_program, marks=WIDE),
+    ],
 )
 def test_a_fault_gives_other_bits(fault: Callable, monkeypatch):
     fault(monkeypatch)
@@ -95,7 +105,6 @@ def test_a_fault_gives_other_bits(fault: Callable, monkeypatch):
     assert train(one, devices).params != train(one, 1).params
 
 
-# By default the loop below: one part in the two programs.
 @pytest.mark.slow
 @pytest.mark.wide
 def test_a_loop_on_one_layout_gives_other_bits(monkeypatch, as_users_compile):  # noqa: F811
@@ -104,6 +113,8 @@ def test_a_loop_on_one_layout_gives_other_bits(monkeypatch, as_users_compile):  
     assert train(one, 3).params != train(one, 1).params
 
 
+@pytest.mark.slow
+@pytest.mark.wide
 def test_batch_norm_merged_by_a_plain_mean_gives_other_bits(monkeypatch):
     # The last step is short, so parts differ in their samples: they must count by them.
     assert SAMPLES % GLOBAL_BATCH % 8
@@ -147,10 +158,9 @@ def in_a_loop(part, state, rows, total):
     return jax.jit(lambda rows: lax.scan(body, None, rows)[1])(stacked(rows))
 
 
-@pytest.mark.parametrize(
-    ("way", "name"),
-    [pytest.param(over_two_devices, "gpt", marks=[pytest.mark.slow, pytest.mark.wide]), (in_a_loop, "cnn")],
-)
+@pytest.mark.slow
+@pytest.mark.wide
+@pytest.mark.parametrize(("way", "name"), [(over_two_devices, "gpt"), (in_a_loop, "cnn")])
 def test_another_program_gives_other_bits_of_the_same_part(way, name, as_users_compile):  # noqa: F811
     # the same rows, number and state, and the same function: only what XLA makes of it differs
     part, state, rows = first_parts(problem(name))

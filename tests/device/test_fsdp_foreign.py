@@ -17,16 +17,12 @@ from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import own_group as own_group
 from tests.support.trainers import use_devices
 
+pytestmark = pytest.mark.usefixtures("as_users_promote")
+
 RNG = np.random.default_rng(1)
 TOKENS = RNG.integers(0, 13, (36, 7)).astype(np.int32)
 NEXT = np.roll(TOKENS, -1, 1)
 SLOW, WIDE = pytest.mark.slow, pytest.mark.wide
-
-
-@pytest.fixture(autouse=True)
-def as_users_run_it():
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 class Block(nn.Module):

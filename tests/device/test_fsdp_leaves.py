@@ -1,18 +1,11 @@
 """Parameters of every kind and place, cut over replicas that divide none of them: the numbers of `mean`."""
 
-import jax
 import numpy as np
 import pytest
 
-from tests.support.sharded import CLOSE, MODELS, assert_same, trained
+from tests.support.sharded import CLOSE, MODELS, assert_same, same_kinds, trained
 
-SLOW = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def as_users_run_it():
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("as_users_promote")
 
 
 def on_three(comm, model):
@@ -20,20 +13,12 @@ def on_three(comm, model):
     return trained(comm, model, 3, epochs=1, global_batch_size=15)
 
 
-@pytest.mark.parametrize(
-    ("comm", "model"),
-    [
-        ("fsdp", "crossed"),
-        *(
-            pytest.param(*row, marks=SLOW)
-            for row in [("zero1", "crossed"), ("fsdp", "shared"), ("fsdp", "pair")]
-        ),
-    ],
-)
+# By default: ("fsdp", "crossed") with more options, in test_fsdp.py.
+@pytest.mark.slow
+@pytest.mark.parametrize(("comm", "model"), [("zero1", "crossed"), ("fsdp", "shared"), ("fsdp", "pair")])
 def test_every_kind_of_leaf_is_trained_as_by_mean(comm, model):
     one, other = on_three(comm, model), on_three("mean", model)
     assert_same(one, other)
     inputs = MODELS[model][1][0]
     np.testing.assert_allclose(one.predict(inputs), other.predict(inputs), **CLOSE)
-    kinds = [jax.tree.map(lambda a: (a.shape, a.dtype), trainer.params) for trainer in (one, other)]
-    assert kinds[0] == kinds[1]
+    assert same_kinds(one, other)

@@ -16,18 +16,13 @@ from cyxjax.train.start.optimizers import build_optimizer
 from tests.support.trainers import CLASSES, X, Y, config, use_devices
 from tests.support.trainers import own_group as own_group
 
+pytestmark = pytest.mark.usefixtures("as_users_promote")
+
 GROUPS = [
     {"match": "embed/*", "frozen": True},
     {"match": "*/bias", "weight_decay": 0.0},
     {"match": "hidden/*", "lr": 0.01, "weight_decay": 0.2},
 ]
-
-
-@pytest.fixture(autouse=True)
-def as_jax_promotes():
-    # optax's Adam raises a float to an int32
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 class Net(linen.Module):

@@ -13,17 +13,12 @@ from cyxjax.errors import ConfigError, DataError
 from tests.support.trainers import CLASSES, FEATURES, X, Y, config, trainer, use_devices
 from tests.support.trainers import own_group as own_group
 
+pytestmark = pytest.mark.usefixtures("as_users_promote")
+
 SAMPLES, WIDE, CLIP = 19, 4, 0.5  # batches of 8, 8 and 3
 Z = np.random.default_rng(3).normal(size=(SAMPLES, WIDE)).astype(np.float32)
 DATA = ((X[:SAMPLES], Z), Y[:SAMPLES])
 rises = jax.nn.softplus
-
-
-@pytest.fixture(autouse=True)
-def as_jax_promotes():
-    # optax's Adam raises a float to an int32
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 class Judge(linen.Module):

@@ -18,13 +18,9 @@ from tests.support.sharded import MODELS, trained
 from tests.support.trainers import X, Y, config, mlp, use_devices
 from tests.support.trainers import own_group as own_group
 
+pytestmark = pytest.mark.usefixtures("as_users_promote")
+
 SLOW = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def as_users_run_it():
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def kinds(state):

@@ -20,7 +20,8 @@ from cyxjax.sync.registry import STRATEGIES, build_sync
 from tests.support.strategies import Alone, mean_of, params, random_grads
 
 # optax warns of names it will drop; here they are still there.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+IGNORED = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+pytestmark = [IGNORED, pytest.mark.usefixtures("as_users_promote")]
 RATE = 0.01
 LABELS = {"dense": "a", "gain": "b"}
 MATRICES = lambda tree: jax.tree.map(lambda p: p.ndim > 1, tree)  # noqa: E731
@@ -150,12 +151,6 @@ def _is_rule(f, args):
 
 TABLE = public()
 SHAPES = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.float32), params())
-
-
-@pytest.fixture(autouse=True)
-def as_users_run_it():
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def sync_of(comm, make):

@@ -147,6 +147,12 @@ def assert_same(one, other, close=CLOSE):
         np.testing.assert_allclose(a, b, **close)
 
 
+def same_kinds(one, other):
+    """Whether all parameters have the same shapes and dtypes."""
+    kinds = [jax.tree.map(lambda a: (a.shape, a.dtype), trainer.params) for trainer in (one, other)]
+    return kinds[0] == kinds[1]
+
+
 SETTINGS = {
     "plain": {"sentinel_every_n_steps": 1},
     "zero2": {"comm_options": {"regather": False}},
@@ -174,6 +180,7 @@ def assert_as_mean(model, replicas, name):
     # bfloat16 keeps 8 bits: gradients differ by as much of themselves where the compiler fuses otherwise.
     close = {"rtol": 0, "atol": 2e-3} if "precision" in settings else CLOSE
     assert_same(*found, close)
+    assert same_kinds(*found)
     one, other = found
     assert one.history.skipped_steps == other.history.skipped_steps
     assert one.history.skipped_steps or name != "skip" or inputs.dtype != np.float32

@@ -1,5 +1,6 @@
 """A small problem and small models that the trainer's tests share."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -31,6 +32,14 @@ VAL = classes(15, seed=1)
 @pytest.fixture(autouse=True)
 def own_group(group: None) -> None:
     """Where a conftest imports it: each test has its own process group, and ends it."""
+
+
+@pytest.fixture
+def as_users_promote() -> Iterator[None]:
+    """jax's own rules, not the strict ones of these tests: optax's Adam raises a float to an int32, and
+    Flax's average pooling divides floats by integers."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
 
 
 @pytest.fixture

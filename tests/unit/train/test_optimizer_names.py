@@ -5,7 +5,6 @@ import inspect
 import re
 import types
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -21,14 +20,10 @@ from cyxjax.train.start.optimizers import build_optimizer
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import X, Y, config, mlp
 
+pytestmark = pytest.mark.usefixtures("as_users_promote")
+
 PARAMS = {"w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)}
 GRADS = {"w": np.full((2, 3), 0.5, np.float32)}
-
-
-@pytest.fixture(autouse=True)
-def as_jax_promotes():
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def stepped(rule):

@@ -17,14 +17,9 @@ from cyxjax.train.settings import RatePlan, resolve
 from tests.support.trainers import X, Y, config, mlp
 from tests.support.trainers import own_group as own_group
 
+pytestmark = pytest.mark.usefixtures("as_users_promote")
+
 COSINE = optax.cosine_decay_schedule(0.1, 3)
-
-
-@pytest.fixture(autouse=True)
-def as_jax_promotes():
-    # optax's schedules take the smaller of a count and a float
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def halved(step):
