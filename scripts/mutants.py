@@ -25,7 +25,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TABLES = Path("tests/house/mutants")
-_IGNORED = shutil.ignore_patterns(".*", "__pycache__", "notebooks", "runs", "build", "dist")
+_IGNORED = shutil.ignore_patterns(".*", "__pycache__", "notebooks")
+_RESULTS = {"runs", "build", "dist"}  # in the root alone; cyxjax/train/runs is a package
 _LIMIT_S = 600  # of one mutant; a test that hangs is ended, and counts as neither
 
 
@@ -80,9 +81,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(bool(wrong or not mutants))
     _load_what_tests_need()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copy = Path(folder, "copy")
-        shutil.copytree(args.root, copy, ignore=_IGNORED)
-        return _try_all(mutants, copy)
+        return _try_all(mutants, copied(args.root, Path(folder, "copy")))
+
+
+def copied(root: Path, copy: Path) -> Path:
+    """`copy`, a new folder with what the tests need of the tree `root`."""
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        return _IGNORED(folder, names) | (_RESULTS if Path(folder) == root else set())
+
+    shutil.copytree(root, copy, ignore=ignored)
+    return copy
 
 
 def _try_all(mutants: Sequence[Mutant], copy: Path) -> int:

@@ -37,6 +37,16 @@ def test_what_cannot_be_tried_is_named():
     assert "there is no test" in mutants.problem(mutant._replace(caught_by="tests/no_such.py::test_x"))
 
 
+def test_the_copy_has_every_file_of_the_package_and_no_results_of_runs(tmp_path):
+    root = tmp_path / "root"
+    for name in ("cyxjax/train/runs/audit.py", "runs/a/history.json", ".git/config", "tests/conftest.py"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).touch()
+    copy = mutants.copied(root, tmp_path / "copy")
+    found = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
+    assert found == {"cyxjax/train/runs/audit.py", "tests/conftest.py"}
+
+
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_fault_is_caught_and_a_survivor_is_seen(tmp_path):
