@@ -101,6 +101,12 @@ _STOPS = [
     ),
     Row(
         "R11",
+        "SIGTERM to the launcher, and the last save fails",
+        "the error is shown; exit 1, not 143",
+        tests_in(_LAUNCH, f"{_TERM}[R11, no room-light-fail to save-flags3-1-CheckpointError: no room]"),
+    ),
+    Row(
+        "R11",
         "SIGTERM or SIGINT to one rank, or to launcher and ranks up to five times within 1 s",
         "one request: one save; exit 143, 130",
         (

@@ -124,6 +124,7 @@ def test_r10_a_slow_rank_is_named_and_left_alone(tmp_path):
         ("R11", "light", "save", (), EXIT_PREEMPTED, "SIGTERM: the ranks have 30 s"),
         ("R11 under jax", "jax", "save", (), EXIT_PREEMPTED, "SIGTERM: the ranks have 30 s"),
         ("R12", "light", "ignore", ("--grace", "1"), EXIT_PREEMPTED, "killed after 1 s"),
+        ("R11, no room", "light", "fail to save", (), EXIT_USER_ERROR, "CheckpointError: no room"),
     ],
 )
 def test_sigterm_to_the_launcher(tmp_path, row, kind, on_term, flags, code, said):

@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+from cyxjax.errors import CheckpointError
 from cyxjax.launch import heartbeat
 from cyxjax.launch.clusters import discover
 from cyxjax.launch.connect import connect, disconnect
@@ -158,9 +159,15 @@ def save_and_stop(number, frame):
     raise Stop
 
 
+def fail_to_save(number, frame):
+    raise CheckpointError("no room for step 7")
+
+
 if __name__ == "__main__":
     if os.environ.get("ON_TERM") == "save":
         signal.signal(signal.SIGTERM, save_and_stop)
+    if os.environ.get("ON_TERM") == "fail to save":
+        signal.signal(signal.SIGTERM, fail_to_save)
     if os.environ.get("ON_TERM") == "ignore":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
