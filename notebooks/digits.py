@@ -16,8 +16,8 @@ print(data.info)
 print(len(data.train), len(data.val), len(data.test))
 
 # %% [markdown]
-# The network is plain Flax. Whatever it normalises or drops, the trainer keys and averages so that two
-# replicas learn what one device would learn from the whole batch.
+# The network is plain Flax. The trainer gives dropout a key per sample and averages the gradients over all
+# samples, so that two replicas learn what one device would learn from the whole batch.
 
 # %%
 from flax import linen as nn
@@ -33,10 +33,8 @@ class Net(nn.Module):
 
 
 # %%
-trainer = cx.distributed.DistributedTrainer(Net(), cx.CrossEntropyLoss(), cx.AdamOptimizer(0.003))
-config = cx.distributed.DistributedTrainingConfig(epochs=4, batch_size=32, log_every_n_batches=20)
-config.checkpoint_every_n_epochs = 0
-history = trainer.fit(data.train, data.val, config)
+trainer = cx.DistributedTrainer(Net(), cx.CrossEntropyLoss(), cx.AdamOptimizer(0.003))
+history = trainer.fit(data.train, data.val, epochs=4, batch_size=32, checkpoint_every_n_epochs=0)
 history  # its epochs as a table, and the curves of the losses
 
 # %%
@@ -48,11 +46,11 @@ print(f"test loss {loss:.4f}, accuracy {accuracy:.4f}")
 assert accuracy > 0.85
 
 # %% [markdown]
-# A trainer saves everything that makes the next step. A launch of several processes does not belong in a
-# notebook: use `python -m cyxjax.launch` in a terminal.
+# A checkpoint holds all that the next step depends on. To train in several processes, use
+# `python -m cyxjax.launch` in a terminal.
 
 # %%
 trainer.save_checkpoint("digits_checkpoint")
-fresh = cx.distributed.DistributedTrainer(Net(), cx.CrossEntropyLoss(), cx.AdamOptimizer(0.003))
+fresh = cx.DistributedTrainer(Net(), cx.CrossEntropyLoss(), cx.AdamOptimizer(0.003))
 fresh.load_checkpoint("digits_checkpoint")
 assert fresh.evaluate(data.test) == (loss, accuracy)

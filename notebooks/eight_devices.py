@@ -15,7 +15,7 @@ group = cx.distributed.init(cpu_devices=8)
 print(f"{cx.distributed.get_num_replicas()} replicas in 1 process, {group.backend}")
 
 # %% [markdown]
-# ## A batch is cut by its rows
+# ## A batch is split over the devices
 #
 # Each device holds its own two of sixteen samples. The array is still one array of sixteen.
 
@@ -27,7 +27,7 @@ for shard in spread.addressable_shards:
 print("together:", spread.shape)
 
 # %% [markdown]
-# ## Each device has a gradient of its own; their mean is that of the whole batch
+# ## The mean of the devices' gradients is the gradient of the batch
 #
 # The loss is `mean(w * x)`, so the gradient of `w` is the mean of the samples that a device sees.
 
@@ -39,8 +39,8 @@ print("of the whole batch:", x.mean())
 assert np.mean(own) == x.mean() == 7.5
 
 # %% [markdown]
-# That is all there is to it as long as each device has as many samples. With a last batch that is short it
-# is not: the mean of means is another number. The trainer weighs, so that each sample counts once.
+# This holds while every device has the same number of samples. In a short last batch it does not: the mean of
+# means is another number. The trainer weights the samples, so that each counts once.
 
 # %%
 parts = np.split(x[:12], [2, 4, 6, 8, 9, 10, 11])  # twelve samples on eight devices
@@ -73,16 +73,15 @@ cx.testing.check_replicas(
 print("one device and eight agree")
 
 # %% [markdown]
-# ## After each step all hold the same
+# ## After each step all devices hold the same parameters
 #
-# A whole training, and where its parameters stand: every device holds all of them, and after each step they
+# A whole training run, and its parameters: every device holds all of them, and after each step they
 # are equal.
 
 # %%
 group = cx.distributed.init(cpu_devices=8)
-trainer = cx.distributed.DistributedTrainer(Net(), cx.CrossEntropyLoss(), cx.AdamOptimizer(0.01))
-config = cx.distributed.DistributedTrainingConfig(epochs=3, batch_size=8, checkpoint_every_n_epochs=0)
-history = trainer.fit(data.train, data.val, config)
+trainer = cx.DistributedTrainer(Net(), cx.CrossEntropyLoss(), cx.AdamOptimizer(0.01))
+history = trainer.fit(data.train, data.val, epochs=3, batch_size=8, checkpoint_every_n_epochs=0)
 kernel = trainer.state.params["Dense_0"]["kernel"]
 copies = [np.asarray(shard.data) for shard in kernel.addressable_shards]
 print(

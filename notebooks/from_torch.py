@@ -2,8 +2,7 @@
 # # A torch DDP script, ported step by step
 #
 # The script below trains a small network on handwritten digits with `DistributedDataParallel`. Each step
-# puts a part of it into cyxjax's words; at the end both stand beside each other, with the same losses to the
-# fifth digit.
+# ports a part of it; at the end the losses of both agree to the fifth digit.
 #
 # ```python
 # import torch
@@ -50,7 +49,7 @@
 # %% [markdown]
 # ## 1. The group
 #
-# `dist.init_process_group("gloo")` stays as it is; who a process is comes from the same variables, under
+# `dist.init_process_group("gloo")` stays as it is; rank and world size come from the same variables, under
 # `torchrun` too. A notebook is one process: two virtual devices stand in for two ranks.
 
 # %%
@@ -73,10 +72,10 @@ print(f"{dist.get_num_replicas()} replicas in {dist.get_world_size()} process, {
 # ## 2. Data
 #
 # Arrays of numpy instead of tensors; a `TensorDataset` is a tuple of them. Sampler and loader keep their
-# names. With `shuffle=False` the order is torch's, sample for sample; a shuffled one is drawn by another
+# names. With `shuffle=False` the order is torch's, sample for sample; a shuffled order comes from another
 # generator.
 #
-# `batch_size` is what a process takes: 64 of this one, which feeds two devices, is 32 each.
+# `batch_size` is per process: 64 in this process, which has two devices, is 32 for each.
 
 # %%
 digits = load_digits()
@@ -117,8 +116,8 @@ optimizer = cx.SGDOptimizer(ddp, lr=0.05, momentum=0.9)
 # %% [markdown]
 # ## 4. The loop
 #
-# Line for line. `loss` stands for the rows of this process; `all_reduce` gives its result back, since arrays
-# are values.
+# Line for line. `loss` is the mean of this process's samples; `all_reduce` returns its result, since arrays
+# are immutable.
 
 # %%
 losses = []
@@ -144,8 +143,8 @@ assert np.abs(np.subtract(losses, TORCH)).max() < 5e-5
 # %% [markdown]
 # ## 5. Testing and saving
 #
-# `eval()` instead of `no_grad`: a forward pass outside of training keeps nothing for a way back. The model
-# is one file without pickle.
+# `eval()` instead of `no_grad`: a forward pass outside of training keeps nothing for a backward pass. The
+# model is one file without pickle.
 
 # %%
 ddp.eval()
@@ -204,14 +203,13 @@ dist.destroy_process_group()
 Path("ported.py").write_text(PORTED)
 model.set_values(first_values(), {})
 model.save("first.cyxmodel")
-words = ["-m", "cyxjax.launch", "--nproc-per-node", "2", "ported.py"]
-done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+command = ["-m", "cyxjax.launch", "--nproc-per-node", "2", "ported.py"]
+done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
 print(done.stdout + done.stderr)
 assert done.returncode == 0
-told = [float(line.split()[-1]) for line in done.stdout.splitlines() if "loss" in line]
-assert np.abs(np.subtract(told, losses)).max() < 5e-5
+printed = [float(line.split()[-1]) for line in done.stdout.splitlines() if "loss" in line]
+assert np.abs(np.subtract(printed, losses)).max() < 5e-5
 
 # %% [markdown]
-# What a trainer does beyond this loop, at one compiled program a step: checkpoints and resuming, validation
-# over every sample once, mixed precision, other ways to send gradients. `cx.distributed.DistributedTrainer`
-# and its notebook `digits.ipynb` show it.
+# `cx.DistributedTrainer` compiles each step to one program and adds checkpoints and resuming, validation,
+# mixed precision and other ways to send gradients: see `digits.ipynb`.

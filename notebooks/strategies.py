@@ -2,8 +2,8 @@
 # # Ways to send gradients, compared
 #
 # What a replica sends in a step, what it holds, and what the network learns, with six of the ten strategies.
-# Four virtual CPU devices stand in for four real ones: bytes, memory and learning are what they would be
-# there; the speed of a wire is not, so nothing is timed.
+# Four virtual CPU devices stand in for four real ones: bytes, memory and accuracy are the same; the speed of
+# a network is not, so nothing is timed.
 
 # %%
 import io
@@ -21,7 +21,7 @@ cx.distributed.finalize()
 
 # %% [markdown]
 # `diloco` sends parameters once in `every` steps; `power_sgd` sends two thin matrices of `rank` for each
-# weight matrix, once its first `start_iter` steps are over. The others have nothing to choose here.
+# weight matrix, after its first `start_iter` steps. The others have no options here.
 
 # %%
 STRATEGIES = {
@@ -52,10 +52,10 @@ def planned(comm):
         "--data.name",
         "digits",
     ]
-    told = io.StringIO()
-    with redirect_stdout(told):
+    printed = io.StringIO()
+    with redirect_stdout(printed):
         cyxjax(["plan", "--json", *words])
-    return json.loads(told.getvalue())
+    return json.loads(printed.getvalue())
 
 
 def sent_bytes(comm, plan):
@@ -102,11 +102,11 @@ plt.show()
 
 # %%
 def trained(comm):
-    trainer = cx.distributed.DistributedTrainer(
+    trainer = cx.DistributedTrainer(
         cx.get_model("mlp")(hidden=HIDDEN), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1, momentum=0.9)
     )
-    config = cx.distributed.DistributedTrainingConfig(epochs=8, batch_size=32, verbose=False)
-    config.checkpoint_every_n_epochs, config.comm, config.comm_options = 0, comm, STRATEGIES[comm]
+    config = cx.TrainingConfig(epochs=8, batch_size=32, verbose=False, checkpoint_every_n_epochs=0)
+    config.comm, config.comm_options = comm, STRATEGIES[comm]
     history = trainer.fit(data.train, data.val, config)
     return history, trainer.evaluate(data.test)[1]
 
@@ -136,9 +136,8 @@ for axes in (left, right):
 plt.show()
 
 # %% [markdown]
-# `mean`, `zero1` and `fsdp` lie on one line: they are the same arithmetic. A test sample is 0.003 of
-# accuracy; the others differ by a few of them, either way.
+# `mean`, `zero1` and `fsdp` have the same curve: they compute the same numbers. One test sample is 0.003 of
+# accuracy; the others differ by a few samples, either way.
 #
-# On a fast network `mean` is the one to take. What a slower wire gains, and how much the largest models
-# save, is measured in `scripts/bench`; `cyxjax plan --bandwidth 1Gbit` draws it out for an experiment of
-# yours.
+# On a fast network take `mean`. `scripts/bench` has measurements on slower networks and of larger models;
+# `cyxjax plan --bandwidth 1Gbit` predicts them for your experiment.
