@@ -63,14 +63,13 @@ def main(words: Sequence[str], processes: Path = PROC) -> int:
 
 
 def find(job: str, ranks: Sequence[RunningRank]) -> list[RunningRank]:
-    """The ranks of `job`, in order. Raises: GroupError that lists the jobs there are."""
+    """The ranks of `job`, in order. Raises: GroupError that lists the jobs there are; with "" too."""
     chosen = [rank for rank in ranks if job in (rank.run_id, str(rank.launcher), str(rank.pid))]
     if not chosen:
         jobs = sorted({(rank.run_id, rank.launcher) for rank in ranks})
         here = "; ".join(f"{run_id} (launcher {pid}, {_ranks_of(pid, ranks)})" for run_id, pid in jobs)
-        raise GroupError(
-            f"no job {job!r} of yours runs on this host; running: {here or 'none'}. HINT: {_HOW}"
-        )
+        what = f"no job {job!r} of yours runs" if job else "several jobs of yours run"
+        raise GroupError(f"{what} on this host; running: {here or 'none'}. HINT: {_HOW}")
     launchers = {rank.launcher for rank in chosen}  # one rank stands for its job
     return sorted((rank for rank in ranks if rank.launcher in launchers), key=lambda rank: rank.rank)
 

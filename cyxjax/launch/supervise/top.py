@@ -92,7 +92,7 @@ def _chosen(job: str | None, ranks: Sequence[RunningRank]) -> list[RunningRank]:
     if not ranks:
         raise GroupError("no job of yours runs on this host. HINT: start one with `cyxjax launch`.")
     if len({rank.launcher for rank in ranks}) > 1:
-        return find("(not named)", ranks)
+        return find("", ranks)
     return find(str(ranks[0].launcher), ranks)
 
 
