@@ -1,6 +1,7 @@
 """`cyxjax config`: the resolved configuration of an experiment, or the JSON schema of its files."""
 
 import json
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ _COMMAND = Command(
     "line gave each value. --json: as JSON. --schema: the JSON schema of an experiment file, for editors.",
     "cyxjax config --config configs/digits.yaml --epochs 10",
 )
+_COMMENT = textwrap.TextWrapper(79, subsequent_indent="#   ", break_long_words=False, break_on_hyphens=False)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,8 +33,9 @@ def main(argv: Sequence[str]) -> int:
     if len(words) < len(argv):
         show(json.dumps(config.resolved(), indent=1) + "\n")
         return 0
-    sources = [f"# from {line}\n" for line in vars(config)["_source"].lines(config.resolved())]
-    show(config.to_yaml() + "".join([*sources, "# all else: defaults\n"]))
+    sources = [f"# from {line}" for line in vars(config)["_source"].lines(config.resolved())]
+    lines = [_COMMENT.fill(line) for line in [*sources, "# all other keys: defaults"]]
+    show(config.to_yaml() + "\n".join([*lines, ""]))
     return 0
 
 

@@ -69,9 +69,7 @@ def versions() -> list[Check]:
     for name, extra in _EXTRAS.items():
         found = version_of(name)
         text = (
-            f"{name} {found}"
-            if found
-            else f"{name} is not installed (optional: pip install 'cyxjax[{extra}]')"
+            f"{name} {found}" if found else f"{name} not installed; optional: pip install 'cyxjax[{extra}]'"
         )
         checks.append(Check("ok", "version", text))
     return checks

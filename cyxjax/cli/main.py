@@ -40,7 +40,7 @@ ROWS: dict[str, tuple[str, str]] = {
         "run a step that was not finite again, and name what broke first",
     ),
     "manifest": ("cyxjax.launch.job_files:main", "write the job files of Slurm and Kubernetes"),
-    "plan": ("cyxjax.cli.plan:main", "show what a step of an experiment sends and holds, without training"),
+    "plan": ("cyxjax.cli.plan:main", "show what a step sends and holds in memory; trains nothing"),
     "config": ("cyxjax.cli.config:main", "show the resolved configuration of an experiment"),
     "env": ("cyxjax.cli.env:main", "show which rank, world size and backend were found, and why"),
     "doctor": ("cyxjax.cli.doctor:main", "check this machine: versions, devices, threads, ports, disk"),

@@ -1,6 +1,7 @@
 """`cyxjax plan --config X`: compiles one step of an experiment and shows what it costs; trains nothing."""
 
 import json
+import shutil
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -74,9 +75,9 @@ def main(argv: Sequence[str]) -> int:
     elif trainer.is_master():
         found = collectives(compiled.as_text())
         offload = f", offload: {config.offload}" if config.offload != "none" else ""
-        print(f"comm: {config.comm}, precision: {config.precision}, remat: {config.remat}{offload}")
-        print("\n".join(plan_lines(found, held, memory_bytes(compiled))))
-        print(f"computed in a step: {work_line(lowered.cost_analysis())}")
+        how = f"comm: {config.comm}, precision: {config.precision}, remat: {config.remat}{offload}"
+        work = f"computed in a step: {work_line(lowered.cost_analysis())}"
+        _show([how, *plan_lines(found, held, memory_bytes(compiled)), work])
         if wish.device_gb is not None:
             _show(_by_replicas(plan, batch, wish.device_gb))
         if drawn_out:
@@ -86,9 +87,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _show(lines: Iterable[str]) -> None:
-    """Prints `lines` in the 80 columns of a usual terminal."""
+    """Prints `lines` in the columns of the terminal, at most 80."""
+    width = min(80, shutil.get_terminal_size().columns)
     for line in lines:
-        print(wrapped(line, 80))
+        print(wrapped(line, width))
 
 
 def _facts(lowered: Any, compiled: Any, state: Any) -> dict[str, Any]:

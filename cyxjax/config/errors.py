@@ -76,8 +76,8 @@ _IN_A_PROGRAM = {
     **dict.fromkeys(("lr", "weight_decay", "optimizer.lr"), _RULE),
     "schedule": "A program gives it to fit: fit(..., schedule=lambda step: ...).",
     "data": "A program gives data to fit: fit(X, y, config).",
-    "run_dir": "A program names checkpoint_dir, where checkpoints go; run folders are of `cyxjax train`.",
-    **dict.fromkeys(("sinks", "wandb", "report"), "It is of run folders, which `cyxjax train` makes."),
+    "run_dir": "A program gives it to fit: fit(X, y, run_dir='runs/a').",
+    **dict.fromkeys(("sinks", "wandb", "report"), "A program gives it to fit, with run_dir."),
 }
 _FEW = 12  # keys of a section that can be listed in a line
 
@@ -88,13 +88,13 @@ def where_it_belongs(key: str, model: type[BaseModel], loc: Iterable[str | int] 
     homes = [path for path in everywhere if path.rpartition(".")[2] == key]
     ours = _ELSEWHERE.get(key, "")
     if homes:
-        return f"It stands at {' or '.join(homes)}."
+        return f"Use {' or '.join(homes)}."
     meant = ours or key
     said = _IN_A_PROGRAM.get(meant) or _IN_A_PROGRAM.get(meant.partition(".")[0])
     if said and "model" not in model.model_fields:
         return said
     if ours == "base" or (ours and field_at(model, ours.split(".")) is not None):
-        return f"Here it is {ours}."
+        return f"Use {ours}."
     if len(known) <= _FEW or difflib.get_close_matches(key, known, 1):
         return nearest(key, known)
     last = {path.rpartition(".")[2]: path for path in everywhere}

@@ -92,14 +92,14 @@ def plan_lines(found: list[Collective], state: Mapping[str, int], memory: Mappin
         "parameters": state["params"],
         "optimizer and strategy": state["sync"],
         "model state": state["model_state"],
-        "gradients, activations, buffers": memory["temporaries"],
+        "gradients and activations": memory["temporaries"],
     }
-    waits = f"waiting in the host's memory      {size(state.get('host', 0)):>9}, a part for each device"
+    waits = f"waiting in the host's memory{size(state.get('host', 0)):>9}, a part for each device"
     return [
         f"sent in an optimizer step, {size(bytes_per_step(found))} per replica:",
         *(f"  {line}" for line in sent),
         "held on each device:",
-        *(f"  {name:31} {size(count):>9}" for name, count in held.items()),
+        *(f"  {name:25} {size(count):>9}" for name, count in held.items()),
         *([waits] if state.get("host") else []),
     ]
 

@@ -214,6 +214,7 @@ def test_text_of_a_plan():
     assert " ".join(lines[1].split()) == "all-reduce 24.0 MB payload, 24.0 MB sent per replica"
     assert lines[2].endswith("(3 arrays, in some steps only)")
     assert "1.5 kB" in lines[-1]
+    assert max(map(len, lines[4:])) <= 40  # a narrow terminal shows what is held as it stands
     assert size(2.5e12) == "2.5 TB"
 
 
@@ -226,7 +227,8 @@ def test_one_replica_sends_nothing():
     assert collectives(step.lower(state, batch).compile().as_text()) == []
 
 
-def test_the_command_prints_the_plan_and_writes_nothing(tmp_path):
+def test_the_command_prints_the_plan_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
     config = Path(__file__).parents[2] / "configs" / "digits.yaml"
     command = ["-m", "cyxjax.cli", "plan", "--config", str(config)]
     options = ["--cpu-devices", "2", "--comm", "zero1", "--data.name", "digits"]
@@ -236,6 +238,7 @@ def test_the_command_prints_the_plan_and_writes_nothing(tmp_path):
     assert lines[0] == "comm: zero1, precision: float32, remat: none"
     assert sorted(line.split()[0] for line in lines[2:5]) == ["all-gather", "all-reduce", "reduce-scatter"]
     assert "held on each device:" in lines
+    assert max(map(len, lines)) <= 60
     assert not list(tmp_path.iterdir())
 
 

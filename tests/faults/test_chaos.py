@@ -75,6 +75,7 @@ def test_any_sizes_one_after_another_leave_no_sample_out_and_none_twice(jobs, tm
     ended = jobs.run(config)
     assert ended.codes == [0], (seed, sizes, ended.text)
     assert audit.main([str(tmp_path / "run")]) == 0, (seed, sizes, capsys.readouterr().out)
-    assert f"{EPOCHS} epochs and 0 samples count, {EPOCHS * SAMPLES} of a set of {SAMPLES}" in (
-        capsys.readouterr().out
-    ), (seed, sizes)
+    assert f"{EPOCHS} epochs of {SAMPLES} samples, {EPOCHS * SAMPLES} in all" in (capsys.readouterr().out), (
+        seed,
+        sizes,
+    )

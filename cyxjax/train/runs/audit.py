@@ -9,6 +9,7 @@ from cyxjax.data.ledger import Finding, Stretch, Tally, audit, walk
 from cyxjax.data.ledger_file import Kept, read_ledger
 from cyxjax.errors import CheckpointError, DataError
 from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.lines import counted
 from cyxjax.run_folder import RunFolder
 from cyxjax.train.resume import place_of
 
@@ -114,15 +115,15 @@ def _summary(spans: list[Stretch], again: int, num_findings: int, left_out: list
     (facts, span), last = spans[-1].record, spans[-1].after
     whole = facts.ended(span.stop)
     place = (
-        f"{span.epoch + 1} epochs and 0 samples count"
+        f"{counted(span.epoch + 1, 'epoch')} of {facts.num_samples:,} samples"
         if whole
-        else f"{span.epoch} epochs and {span.stop:,} samples count"
+        else f"{counted(span.epoch, 'epoch')} and {span.stop:,} of {facts.num_samples:,} samples"
     )
     redone = f", {again} of them made again after a restart" if again else ""
-    verdict = "every sample came once an epoch" if not num_findings else f"{num_findings} findings"
+    verdict = "every sample came once per epoch" if not num_findings else counted(num_findings, "finding")
     if left_out:
-        verdict += f"; {sum(stop - first for first, stop in left_out)} steps left out on purpose"
+        verdict += f"; {counted(sum(stop - first for first, stop in left_out), 'step')} left out on purpose"
     return (
-        f"{last.steps + again} steps{redone} in {len(spans)} spans; {place}, {last.samples:,} of a set of "
-        f"{facts.num_samples:,}, sum {last.total:016x}: {verdict}"
+        f"{verdict}: {place}, {last.samples:,} in all; {counted(last.steps + again, 'step')}{redone} in "
+        f"{counted(len(spans), 'span')}, sum {last.total:016x}"
     )

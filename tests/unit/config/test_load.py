@@ -73,7 +73,7 @@ def test_a_file_overrides_its_base_and_a_later_file_an_earlier_one(experiment, t
         "# from x.yaml: global_batch_size, optimizer.lr",
         "# from y.yaml: seed",
         "# from command line: epochs",
-        "# all else: defaults",
+        "# all other keys: defaults",
     ]
     experiment(shown, "again.yaml")
     assert load_config(["--config", "again.yaml"]).model_dump() == config.model_dump()
@@ -279,11 +279,9 @@ def test_an_empty_path_is_refused_and_not_taken_for_the_folder_one_is_in(experim
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        (
-            "run_dir",
-            "checkpoint_dir.*`cyxjax train`",
-        ),
-        ("output_dir", "checkpoint_dir"),
+        ("run_dir", r"fit\(X, y, run_dir="),
+        ("output_dir", r"fit\(X, y, run_dir="),
+        ("sinks", "fit.* run_dir"),
         ("optimizer", r"DistributedTrainer\(model\W+loss\W+optimizer"),
         ("learning_rate", r"cx\.AdamOptimizer"),
         ("lr", r"cx\.AdamOptimizer"),

@@ -57,8 +57,8 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_is_whole(tmp_path, capsys):
     fit(tmp_path)
     assert audit.main([str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    assert "3 epochs and 0 samples count, 150 of a set of 50" in shown
-    assert "every sample came once an epoch" in shown
+    assert "3 epochs of 50 samples, 150 in all" in shown
+    assert "every sample came once per epoch" in shown
     spans = [record.span for record in read_ledger(tmp_path / "ledger.jsonl").records]
     assert sum(span.steps for span in spans) == 12
     # a span ends at every save (steps 5, 7, 10 and the ends of epochs) and at the end of an epoch

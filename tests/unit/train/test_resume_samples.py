@@ -65,7 +65,7 @@ def test_another_size_goes_on_at_exactly_the_next_sample(tmp_path, capsys, first
     assert f"Resumed with other samples or steps: global_batch_size is {after}, was {before}." in shown
     assert f"epoch {epoch + whole}, sample {0 if whole else stop})" in shown
     assert audit.main([str(tmp_path)]) == 0
-    assert "3 epochs and 0 samples count, 150 of a set of 50" in capsys.readouterr().out
+    assert "3 epochs of 50 samples, 150 in all" in capsys.readouterr().out
 
 
 def test_drop_last_at_another_size_leaves_out_less_than_one_of_its_steps(tmp_path):
