@@ -6,7 +6,8 @@ from functools import cache
 
 import pytest
 
-from tests.support.training import curves, leaves, newest_step, sha256_of, write_experiment
+from cyxjax.checkpoint.folders import list_steps
+from tests.support.training import checkpoints, curves, leaves, newest_step, sha256_of, write_experiment
 
 pytestmark = pytest.mark.multiprocess
 # (processes, steps a dispatch): 6 steps an epoch, a save at each fourth
@@ -39,6 +40,7 @@ def test_the_bits_and_records_are_those_of_one_step_a_dispatch(jobs, one_at_a_ti
     ended = jobs.run(config, world=world)
     assert ended.codes == [0] * world, ended.text
     assert sha256_of(leaves(config)) == sha256_of(leaves(one))
+    assert list_steps(checkpoints(config)) == list_steps(checkpoints(one))  # no dispatch passes a save
     assert curves(config) == curves(one)
     assert losses(config) == losses(one)
     assert len(losses(one)) == 18
