@@ -166,10 +166,11 @@ def test_evaluation_sends_its_sums_only(name):
 
 def test_a_forgotten_reduction_is_refused():
     forgets = optax.stateless(lambda grads, _: grads)
-    with pytest.raises(ValueError, match="out_specs"):
+    # jax names the axis where the gradients' norm is taken, or the out_specs where it is not
+    with pytest.raises((TypeError, ValueError), match=r"V:data|out_specs"):
         compiled(reduce_then(forgets, optax.sgd(0.1)))
     one_leaf = optax.stateless(lambda g, _: {**jax.lax.pmean(g, "data"), "Dense_1": g["Dense_1"]})
-    with pytest.raises(ValueError, match="out_specs"):
+    with pytest.raises((TypeError, ValueError), match=r"V:data|out_specs"):
         compiled(reduce_then(one_leaf, optax.sgd(0.1)))
 
 
@@ -236,7 +237,8 @@ def test_the_command_prints_the_plan_and_writes_nothing(tmp_path, monkeypatch):
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
     assert lines[0] == "comm: zero1, precision: float32, remat: none"
-    assert sorted(line.split()[0] for line in lines[2:5]) == ["all-gather", "all-reduce", "reduce-scatter"]
+    sent = sorted(line.split()[0] for line in lines if "payload" in line)
+    assert sent == ["all-gather", "all-reduce", "reduce-scatter"]
     assert "held on each device:" in lines
     assert max(map(len, lines)) <= 60
     assert not list(tmp_path.iterdir())
