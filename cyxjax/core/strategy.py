@@ -141,17 +141,23 @@ def _squares_if(due: jax.Array, leaves: list[jax.Array]) -> jax.Array:
     """The sum of all squares where `due`, else zero; a leaf after the other, as in one branch."""
     squares = jnp.float32(0.0)
     for start in range(0, len(leaves), _AT_ONCE):
-        some = leaves[start : start + _AT_ONCE]
-        squares = lax.cond(due, _with_squares, lambda so_far, grads: so_far, squares, some)
+        squares = lax.cond(due, _with_squares, _nothing, [squares, *leaves[start : start + _AT_ONCE]])
     return squares
 
 
-def _with_squares(so_far: jax.Array, grads: list[jax.Array]) -> jax.Array:
+def _with_squares(values: list[jax.Array]) -> jax.Array:
+    so_far, *grads = values
     return reduce(jnp.add, map(_squares, grads), so_far)
 
 
 def _squares(grads: Any) -> jax.Array:
     return optax.tree.norm(grads, squared=True).astype(jnp.float32)
+
+
+def _nothing(grads: Any) -> jax.Array:
+    # Zero, of a type that differs between replicas where one of the gradients does.
+    ones = [jnp.real(leaf.reshape(-1)[:1]).sum().astype(jnp.float32) for leaf in jax.tree.leaves(grads)]
+    return jnp.where(jnp.zeros((), bool), sum(ones), 0.0)
 
 
 _value: ContextVar[jax.Array | None] = ContextVar("step_value", default=None)

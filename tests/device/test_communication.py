@@ -166,11 +166,10 @@ def test_evaluation_sends_its_sums_only(name):
 
 def test_a_forgotten_reduction_is_refused():
     forgets = optax.stateless(lambda grads, _: grads)
-    # jax names the axis where the gradients' norm is taken, or the out_specs where it is not
-    with pytest.raises((TypeError, ValueError), match=r"V:data|out_specs"):
+    with pytest.raises(ValueError, match="out_specs"):
         compiled(reduce_then(forgets, optax.sgd(0.1)))
     one_leaf = optax.stateless(lambda g, _: {**jax.lax.pmean(g, "data"), "Dense_1": g["Dense_1"]})
-    with pytest.raises((TypeError, ValueError), match=r"V:data|out_specs"):
+    with pytest.raises(ValueError, match="out_specs"):
         compiled(reduce_then(one_leaf, optax.sgd(0.1)))
 
 
