@@ -111,9 +111,9 @@ h2{font-size:1.15rem;margin:2em 0 .6em;border-bottom:1px solid var(--rule);paddi
 h3{font-size:1rem;margin:1.2em 0 .4em}
 p{margin:.4em 0;overflow-wrap:anywhere}
 .lead{font-size:1.1rem}.note{color:var(--soft)}.good{color:var(--good)}.bad{color:var(--bad)}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(160px,1fr));gap:10px;margin:1em 0}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(178px,1fr));gap:10px;margin:1em 0}
 .tile{background:var(--tile);border:1px solid var(--rule);border-radius:8px;padding:10px 12px}
-.tile b{display:block;font-size:1.25rem;font-variant-numeric:tabular-nums}
+.tile b{display:block;font-size:1.2rem;white-space:nowrap;font-variant-numeric:tabular-nums}
 .tile span{color:var(--soft);font-size:.85rem}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,460px),1fr));gap:18px}
 figure{margin:0;min-width:0}figcaption{font-size:.9rem;min-height:1.6em}
