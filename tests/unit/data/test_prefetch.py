@@ -1,6 +1,7 @@
 """Reading ahead: order, errors with their traceback, and threads that end."""
 
 import gc
+import sys
 import threading
 import time
 import traceback
@@ -95,14 +96,22 @@ def test_a_forgotten_iterator_ends_its_thread():
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_waiting_is_measured(depth):
-    def slow():
-        for i in range(3):
-            time.sleep(0.05)
-            yield i
+    consumer, waited = threading.get_ident(), []
 
-    with prefetch(slow(), depth) as items:
-        assert list(items) == [0, 1, 2]
-        assert items.wait_s >= 0.05  # of 0.15 s, less what a busy machine let pass before each next()
+    def consumer_waits():
+        frames = traceback.extract_stack(sys._current_frames()[consumer])
+        return depth == 0 or any(frame.name == "wait_for" for frame in frames)
+
+    def source():
+        assert eventually(consumer_waits)
+        start = time.perf_counter()
+        time.sleep(0.01)
+        waited.append(time.perf_counter() - start)
+        yield 7
+
+    with prefetch(source(), depth) as items:
+        assert next(items) == 7
+        assert items.wait_s >= waited[0]  # the consumer waited before `start`, and until the item came
 
 
 def test_a_consumer_that_is_slower_than_the_source_hardly_waits():
