@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from cyxjax.errors import CyxjaxError, DataError
+
 PRIVATE = 0o600
 _NOT_PLAIN = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
@@ -119,6 +121,25 @@ def read_plain(path: str | os.PathLike[str], max_bytes: int | None = None) -> by
     if max_bytes is not None and len(data) > max_bytes:
         raise OSError(errno.EFBIG, f"holds more than {max_bytes} bytes", str(path))
     return bytes(data)
+
+
+@contextmanager
+def readable(
+    path: str | os.PathLike[str],
+    kind: type[CyxjaxError] = DataError,
+    hint: str = "check the file, or take another copy",
+) -> Iterator[None]:
+    """A block that reads `path`: what the library of a format raises there becomes a `kind` with its name.
+
+    Raises: `kind`; our own errors as they are.
+    """
+    try:
+        yield
+    except Exception as error:  # libraries of formats have no common family of errors
+        if isinstance(error, CyxjaxError | MemoryError):
+            raise
+        why = " ".join(str(error).split())[:300]
+        raise kind(f"{path}: cannot be read ({type(error).__name__}: {why}). HINT: {hint}.") from error
 
 
 def read_json_lines(path: str | os.PathLike[str], max_bytes: int | None = None) -> list[dict[str, Any]]:

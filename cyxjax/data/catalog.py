@@ -22,7 +22,7 @@ def load_digits(**split: Any) -> Splits:
     table = _digits()
     info = DatasetInfo("digits", "classification", 10, (8, 8, 1))
     images, labels = table[:, :64].reshape(-1, 8, 8), table[:, 64].astype(np.int32)
-    return split_arrays(as_images(images, 16), labels, info, **split)
+    return split_arrays(ArrayDataset(as_images(images, 16), labels), info, **split)
 
 
 def _digits() -> np.ndarray:

@@ -7,19 +7,21 @@ from typing import Any
 import numpy as np
 
 from cyxjax.data.formats import read_cifar10, read_csv, read_idx, read_npy, read_npz
-from cyxjax.data.items import ItemDataset
+from cyxjax.data.items import ItemDataset, refuse_strings
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.data.splits import (
     DatasetInfo,
     Splits,
     Task,
     as_images,
+    describe,
     split_arrays,
     split_dataset,
     split_rows,
     stratified_rows,
 )
 from cyxjax.errors import DataError
+from cyxjax.files import readable
 from cyxjax.plugins import extra
 
 _LAST_LABEL = 2**31 - 1  # as int32, which is how labels are kept
@@ -39,21 +41,43 @@ def load_fashion_mnist(root: Path, val_fraction: float = 0.1, split_seed: int = 
 
 
 def _load_idx(folder: Path, name: str, val_fraction: float, split_seed: int) -> Splits:
-    images, labels = _idx_pair(folder, "train")
-    test_images, test_labels = _idx_pair(folder, "t10k")
-    shape = (*images.shape[1:], 1)
-    info = DatasetInfo(name, "classification", int(max(labels.max(), test_labels.max())) + 1, shape)
-    return _with_test((images, labels), (test_images, test_labels), info, val_fraction, split_seed)
+    train, test = (
+        _pixels(
+            read_idx(_file(folder, f"{part}-images-idx3-ubyte", f"{part}-images.idx3-ubyte"), 3),
+            read_idx(_file(folder, f"{part}-labels-idx1-ubyte", f"{part}-labels.idx1-ubyte"), 1),
+        )
+        for part in ("train", "t10k")
+    )
+    classes = int(max(train.targets.max(), test.targets.max())) + 1
+    return _with_test(name, train, test, classes, val_fraction, split_seed)
 
 
 def load_cifar10(root: Path, val_fraction: float = 0.1, split_seed: int = 0) -> Splits:
     """CIFAR-10's binary files: float32 (32, 32, 3) in [0, 1], int32 labels; validation as in `load_mnist`."""
     folder = _folder(root, "cifar-10-batches-bin")
     parts = [read_cifar10(_file(folder, f"data_batch_{i}.bin")) for i in range(1, 6)]
-    images, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
-    test_images, test_labels = read_cifar10(_file(folder, "test_batch.bin"))
-    info = DatasetInfo("cifar10", "classification", 10, images.shape[1:])
-    return _with_test((images, labels), (test_images, test_labels), info, val_fraction, split_seed)
+    train = _pixels(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+    test = _pixels(*read_cifar10(_file(folder, "test_batch.bin")))
+    return _with_test("cifar10", train, test, 10, val_fraction, split_seed)
+
+
+def _pixels(images: np.ndarray, labels: np.ndarray) -> ArrayDataset:
+    """Pixels up to 255, and labels. Raises: DataError where their numbers differ."""
+    return ArrayDataset(as_images(images, 255), labels.astype(np.int32))
+
+
+def _with_test(
+    name: str,
+    known: ArrayDataset,
+    test: ArrayDataset,
+    num_classes: int,
+    val_fraction: float,
+    split_seed: int,
+) -> Splits:
+    """Of each class of the known a fraction is for validation."""
+    rows = stratified_rows(known.targets, (1 - val_fraction, val_fraction), split_seed)
+    train, val = (ArrayDataset(known.inputs[part], known.targets[part]) for part in rows)
+    return Splits(train, val, test, DatasetInfo(name, "classification", num_classes, test.inputs.shape[1:]))
 
 
 def load_npz(root: Path, **split: Any) -> Splits:
@@ -63,8 +87,8 @@ def load_npz(root: Path, **split: Any) -> Splits:
     """
     arrays = {name.lower(): array for name, array in read_npz(root).items()}
     if {"x", "y"} <= arrays.keys():
-        targets = _targets(root, arrays["y"])
-        return split_arrays(arrays["x"], targets, _describe("npz", arrays["x"], targets), **split)
+        whole = ArrayDataset(arrays["x"], _targets(root, arrays["y"]))
+        return split_arrays(whole, describe("npz", whole), **split)
     names = [f"{kind}_{part}" for part in ("train", "val", "test") for kind in ("x", "y")]
     missing = [name for name in names if name not in arrays]
     if missing:
@@ -72,18 +96,22 @@ def load_npz(root: Path, **split: Any) -> Splits:
             f"{root}: no array {missing[0]!r}; it holds {', '.join(sorted(arrays)) or 'nothing'}. "
             f"HINT: save x and y, or {', '.join(names)}."
         )
-    parts = [(arrays[f"x_{part}"], _targets(root, arrays[f"y_{part}"])) for part in ("train", "val", "test")]
-    info = _describe("npz", parts[0][0], np.concatenate([y for _, y in parts]))
-    train, val, test = [ArrayDataset(x, y) for x, y in parts]
+    train, val, test = (
+        ArrayDataset(arrays[f"x_{part}"], _targets(root, arrays[f"y_{part}"]))
+        for part in ("train", "val", "test")
+    )
+    info = describe("npz", train)
+    if info.task == "classification":
+        classes = max(int(part.targets.max()) for part in (train, val, test)) + 1
+        info = replace(info, num_classes=classes)
     return Splits(train, val, test, info)
 
 
 def load_npy(root: Path, **split: Any) -> Splits:
     """A folder with x.npy and y.npy, read from disk row by row, so they may be larger than memory."""
-    inputs = read_npy(_file(root, "x.npy"))
     targets = _targets(root / "y.npy", np.asarray(read_npy(_file(root, "y.npy"))))
-    info = _describe("npy", inputs, targets)
-    return split_dataset(ArrayDataset(inputs, targets), info, targets, **split)
+    whole = ArrayDataset(read_npy(_file(root, "x.npy")), targets)
+    return split_dataset(whole, describe("npy", whole), targets, **split)
 
 
 def load_csv(root: Path, target: str | None = None, task: Task | None = None, **split: Any) -> Splits:
@@ -92,58 +120,20 @@ def load_csv(root: Path, target: str | None = None, task: Task | None = None, **
     `task` defaults to classification where all targets are words or whole numbers, else regression.
     """
     features, raw, classes, columns = read_csv(root, target)
-    if task == "classification" and raw.dtype.kind == "f":
-        raise DataError(f"{root}: class labels must be integers or strings. HINT: set task to regression.")
-    if task == "regression" and classes:
+    if {"classification": raw.dtype.kind == "f", "regression": bool(classes)}.get(task or "", False):
         raise DataError(
-            f"{root}: the target holds strings, such as {classes[0]!r}. HINT: set task to classification."
+            f"{root}: task {task}, but targets such as {classes[0] if classes else raw[0]!s}. HINT: classes "
+            "are integers or strings (task: classification), quantities are numbers (task: regression)."
         )
     targets = _targets(root, raw.astype(np.float32) if task == "regression" else raw)
-    info = _describe("csv", features, targets)
-    info = replace(info, class_names=tuple(classes), column_names=tuple(columns))
-    return split_arrays(features, targets, info, **split)
-
-
-def _with_test(
-    known: tuple[np.ndarray, np.ndarray],
-    test: tuple[np.ndarray, np.ndarray],
-    info: DatasetInfo,
-    val_fraction: float,
-    split_seed: int,
-) -> Splits:
-    """known, test: pixels up to 255, and labels. Of each class of the known a fraction is for validation."""
-    train, val = stratified_rows(known[1], (1 - val_fraction, val_fraction), split_seed)
-    images, labels = as_images(known[0], 255), known[1]
-    return Splits(
-        ArrayDataset(images[train], labels[train]),
-        ArrayDataset(images[val], labels[val]),
-        ArrayDataset(as_images(test[0], 255), test[1]),
-        info,
-    )
-
-
-def _idx_pair(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
-    images = read_idx(_file(folder, f"{part}-images-idx3-ubyte", f"{part}-images.idx3-ubyte"), 3)
-    labels = read_idx(_file(folder, f"{part}-labels-idx1-ubyte", f"{part}-labels.idx1-ubyte"), 1).astype(
-        np.int32
-    )
-    if len(images) != len(labels):
-        raise DataError(
-            f"{folder}: {len(images)} {part} images and {len(labels)} labels. HINT: fetch both files again."
-        )
-    return images, labels
-
-
-def _describe(name: str, inputs: np.ndarray, targets: np.ndarray) -> DatasetInfo:
-    if targets.dtype.kind == "i":
-        return DatasetInfo(name, "classification", int(targets.max()) + 1, inputs.shape[1:])
-    return DatasetInfo(name, "regression", targets.shape[-1], inputs.shape[1:])
+    whole = ArrayDataset(features, targets)
+    info = describe("csv", whole, class_names=tuple(classes))
+    return split_arrays(whole, replace(info, column_names=tuple(columns)), **split)
 
 
 def _targets(path: Path, raw: np.ndarray) -> np.ndarray:
     """Whole numbers as int32 class labels (N,); others as float32 (N, outputs)."""
-    if raw.dtype.kind not in "biuf" or raw.size == 0:
-        raise DataError(f"{path}: targets of dtype {raw.dtype}, shape {raw.shape}. HINT: save numbers.")
+    refuse_strings(raw)
     if raw.dtype.kind == "f":
         return raw.astype(np.float32).reshape(len(raw), -1)
     wrong = np.argwhere((raw < 0) | (raw > _LAST_LABEL))
@@ -157,8 +147,6 @@ def _targets(path: Path, raw: np.ndarray) -> np.ndarray:
 
 def _folder(root: Path, inside: str) -> Path:
     """`root/inside`, where common tools unpack the files, if it exists; else `root`."""
-    if not root.is_dir():
-        raise DataError(f"{root}: no such folder. HINT: set root to where the data files are.")
     return root / inside if (root / inside).is_dir() else root
 
 
@@ -189,11 +177,8 @@ class ImageFiles:
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.int32]:
         path = self.paths[index]
-        try:
-            with _pillow().open(path) as image:
-                pixels = image.convert("L" if self.grey else "RGB").resize((self.size, self.size))
-        except (OSError, SyntaxError, ValueError) as error:  # of Pillow's decoders: not all name the file
-            raise DataError(f"{path} cannot be read ({error}). HINT: restore that file.") from error
+        with readable(path), _pillow().open(path) as image:
+            pixels = image.convert("L" if self.grey else "RGB").resize((self.size, self.size))
         array = np.asarray(pixels, np.float32) / np.float32(255)
         return array.reshape(self.size, self.size, -1), self.labels[index]
 
@@ -207,7 +192,7 @@ def load_image_folder(
     """
     _pillow()
     given = all((root / part).is_dir() for part in _PARTS)
-    classes = _classes(root / "train" if given else root)
+    classes = sorted(path.name for path in (root / "train" if given else root).iterdir() if path.is_dir())
     if given:
         found = [_scan(root / part, classes) for part in _PARTS]
     else:
@@ -225,13 +210,6 @@ def _pillow() -> Any:
     return extra("PIL.Image", "pillow")
 
 
-def _classes(folder: Path) -> list[str]:
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    if not names:
-        raise DataError(f"{folder}: no class folders. HINT: put each class's images in a folder of its own.")
-    return names
-
-
 def _scan(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
     """Paths of all images under `folder`, sorted, with the number of their class."""
     unknown = [path.name for path in folder.iterdir() if path.is_dir() and path.name not in classes]
@@ -246,5 +224,6 @@ def _scan(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
         if path.suffix.lower() in _SUFFIXES
     ]
     if not found:
-        raise DataError(f"{folder}: no images. HINT: expected files such as {folder / classes[0] / 'a.png'}.")
+        example = folder / (classes or ["cat"])[0] / "a.png"
+        raise DataError(f"{folder}: no images in folders of classes. HINT: expected such as {example}.")
     return [path for path, _ in found], np.array([label for _, label in found], np.int32)

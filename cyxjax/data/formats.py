@@ -6,8 +6,6 @@ Nothing is unpickled: a data file can hold wrong numbers, never a program.
 import csv
 import gzip
 import io
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,102 +13,71 @@ import numpy as np
 import numpy.typing as npt
 
 from cyxjax.errors import DataError, nearest
-from cyxjax.files import read_plain, refuse_special
+from cyxjax.files import open_plain, read_plain, readable, refuse_special
 
 # IDX: two zero bytes, a type code, the number of dimensions, each as big-endian uint32, then the values.
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 # What an archive may unzip to: pictures come to some 5 times, a bomb to 1000.
 _LEAST_LIMIT, _MOST_TIMES = 1 << 24, 100
-_CIFAR_SIDE, _CIFAR_CHANNELS, _CIFAR_CLASSES = 32, 3, 10
+_CIFAR_SIDE, _CIFAR_CHANNELS = 32, 3
 _CIFAR_RECORD = 1 + _CIFAR_CHANNELS * _CIFAR_SIDE**2  # the label, then the red, green and blue planes
 
 
 def read_bytes(path: Path) -> bytes:
     """The file's bytes, unzipped if it begins as gzip does, whatever its name."""
-    try:
+    with readable(path):
         raw = read_plain(path)
         if raw[:2] != b"\x1f\x8b":
             return raw
         most = _LEAST_LIMIT + _MOST_TIMES * len(raw)
         with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
             unzipped = file.read(most + 1)
-        if len(unzipped) > most:
-            raise DataError(
-                f"{path}: {len(raw)} bytes unzip to more than {most}. HINT: fetch the file again."
-            )
-        return unzipped
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read ({error}). HINT: fetch the file again.") from error
+    if len(unzipped) > most:
+        raise DataError(f"{path}: {len(raw)} bytes unzip to more than {most}. HINT: fetch the file again.")
+    return unzipped
 
 
 def read_idx(path: Path, ndim: int) -> np.ndarray:
-    """The array in an IDX file (MNIST's format), in native byte order.
-
-    Raises: DataError naming the field: magic, type, dimensions or length.
-    """
+    """The array in an IDX file (MNIST's format), in native byte order. Raises: DataError."""
     raw = read_bytes(path)
-    zeros, code, dimensions = raw[:2], *raw[2:4].ljust(2, b"\0")
-    if len(raw) < 4 or zeros != b"\0\0" or code not in _IDX_TYPES or dimensions != ndim:
+    code, dimensions = raw[2:4].ljust(2, b"\0")
+    if raw[:2] != b"\0\0" or code not in _IDX_TYPES or dimensions != ndim:
         raise DataError(
             f"{path}: header {raw[:4].hex()}, type 0x{code:02x}, {dimensions} dimensions; expected 0000, a "
             f"type from 0x08 to 0x0e and {ndim}. HINT: images have 3 dimensions, labels 1; check the names."
         )
-    dtype, start = np.dtype(_IDX_TYPES[raw[2]]), 4 + 4 * ndim
-    shape = tuple(int(n) for n in np.frombuffer(raw[4:start].ljust(4 * ndim, b"\0"), ">u4"))
-    wanted = start + int(np.prod(shape, dtype=object)) * dtype.itemsize
-    if len(raw) != wanted:
-        raise DataError(
-            f"{path}: {len(raw)} bytes; shape {shape} of {dtype.name} needs {wanted}. HINT: fetch it again."
-        )
-    return np.frombuffer(raw, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
+    with readable(path):
+        dtype = np.dtype(_IDX_TYPES[code])
+        shape = np.frombuffer(raw, ">u4", ndim, offset=4).tolist()
+        values = np.frombuffer(raw, dtype, offset=4 + 4 * ndim).reshape(shape)
+    return values.astype(dtype.newbyteorder("="))
 
 
 def read_cifar10(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """Images (N, 32, 32, 3) and labels (N,) of one file of CIFAR-10's binary version."""
-    raw = np.frombuffer(read_bytes(path), np.uint8)
-    if raw.size == 0 or raw.size % _CIFAR_RECORD:
-        raise DataError(
-            f"{path}: {raw.size} bytes; expected a multiple of {_CIFAR_RECORD} (label, 3 x 32 x 32 pixels). "
-            "HINT: take the binary version of CIFAR-10, unpacked."
-        )
-    records = raw.reshape(-1, _CIFAR_RECORD)
-    labels = records[:, 0].astype(np.int32)
-    if labels.max() >= _CIFAR_CLASSES:
-        row = int(labels.argmax())
-        raise DataError(
-            f"{path}: label {labels[row]} in record {row}; expected 0 to 9. HINT: fetch it again."
-        )
+    """Images (N, 32, 32, 3) and labels (N,) of one file of CIFAR-10's binary version. Raises: DataError."""
+    with readable(path, hint="take the binary version of CIFAR-10, unpacked"):
+        records = np.frombuffer(read_bytes(path), np.uint8).reshape(-1, _CIFAR_RECORD)
     planes = records[:, 1:].reshape(-1, _CIFAR_CHANNELS, _CIFAR_SIDE, _CIFAR_SIDE)
-    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), records[:, 0].astype(np.int32)
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in an .npz file by name. Raises: DataError for pickled content, naming the array."""
-    arrays: dict[str, np.ndarray] = {}
-    name = ""
-    try:
-        # opened here: numpy leaves its own handle open when the file is not an archive
-        refuse_special(path)
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            for name in archive.files:
-                arrays[name] = archive[name]
-            return arrays
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        what = f"array {name!r} of it" if name else "not a readable .npz file"
-        raise DataError(
-            f"{path}: {what} ({error}). HINT: write it with np.savez, numbers and no Python objects."
-        ) from error
+    """The arrays in an .npz file by name. Raises: DataError, for pickled content too."""
+    hint = "write it with np.savez, numbers and no Python objects"
+    # opened here: numpy leaves its own handle open when the file is not an archive
+    with (
+        readable(path, hint=hint),
+        open_plain(path, "rb") as file,
+        np.load(file, allow_pickle=False) as archive,
+    ):
+        return {name: archive[name] for name in archive.files}
 
 
 def read_npy(path: Path) -> np.ndarray:
     """A memory map of an .npy file: read from disk row by row, when a row is asked for."""
-    try:
+    with readable(path, hint="write it with np.save"):
         refuse_special(path)
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(
-            f"{path}: not a readable .npy file ({error}). HINT: write it with np.save."
-        ) from error
 
 
 def read_csv(
@@ -169,12 +136,9 @@ def _places(path: Path, header: list[str], names: Sequence[str]) -> list[int]:
 
 def _csv_rows(path: Path, bare: Sequence[str] | None = None) -> tuple[list[str], list[list[str]], int]:
     """(header, rows below it, number of the first of them). bare: none need be, of these names if there."""
-    try:
-        refuse_special(path)
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            header, *rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row] or [[]]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read ({error}). HINT: save it as UTF-8 text.") from error
+    options = {"newline": "", "encoding": "utf-8-sig"}
+    with readable(path, hint="save it as UTF-8 text"), open_plain(path, "r", **options) as file:
+        header, *rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row] or [[]]
     first = 2
     if bare is not None and sorted(bare) != sorted(header) and _is_sample(header):
         header, rows, first = [str(i + 1) for i in range(len(header))], [header, *rows], 1

@@ -89,10 +89,10 @@ def split_dataset(
     return Splits(train, val, test, info)
 
 
-def split_arrays(inputs: np.ndarray, targets: np.ndarray, info: DatasetInfo, **split: Any) -> Splits:
+def split_arrays(whole: ArrayDataset, info: DatasetInfo, **split: Any) -> Splits:
     """Splits of in-memory arrays; `split` as in `split_rows`."""
-    rows = split_rows(targets, info.task, **split)
-    train, val, test = [ArrayDataset(inputs[part], targets[part]) for part in rows]
+    rows = split_rows(whole.targets, info.task, **split)
+    train, val, test = [ArrayDataset(whole.inputs[part], whole.targets[part]) for part in rows]
     return Splits(train, val, test, info)
 
 

@@ -12,6 +12,7 @@ from cyxjax.data.items import ItemDataset
 from cyxjax.data.sources import ArrayDataset, as_dataset
 from cyxjax.data.splits import Splits, Task, describe, split_dataset
 from cyxjax.errors import ConfigError, DataError, nearest
+from cyxjax.files import readable
 from cyxjax.plugins import extra, named
 
 
@@ -28,11 +29,9 @@ def load_parquet(
     of numbers are one float32 array (N, columns); with lists among them each is an input of its own.
     """
     parquet: Any = extra("pyarrow.parquet", "cyxjax[parquet]")
-    try:
-        wanted = [*inputs, *([target] if target else [])] if inputs else None
+    wanted = [*inputs, *([target] if target else [])] if inputs else None
+    with readable(root):
         table = parquet.read_table(root, columns=wanted)
-    except (OSError, ValueError, KeyError) as err:
-        raise DataError(f"{root}: cannot be read as Parquet ({err}). HINT: check the file.") from err
     for name in wanted or ([target] if target else []):
         if name not in table.column_names:
             raise ConfigError(
@@ -57,10 +56,7 @@ def load_parquet(
 
 def split_names(root: Path, columns: dict[str, Any], target: str | None) -> tuple[Any, Any]:
     """(inputs, targets) of columns: numbers in one array."""
-    try:
-        given, targets = split(columns, Columns(None, target))
-    except DataError as err:
-        raise DataError(f"{root}: {err}") from err
+    given, targets = split(columns, Columns(None, target))
     if given is targets:
         raise ConfigError(
             f"{root}: which of {', '.join(columns)} is the target? HINT: set options.target.",
@@ -96,12 +92,8 @@ def load_hugging_face(
 ) -> Splits:
     """A folder that `Dataset.save_to_disk` wrote: train, validation and test parts, or one to be split."""
     datasets: Any = extra("datasets", "cyxjax[hf]")
-    try:
+    with readable(root, hint="write it with dataset.save_to_disk"):
         found = datasets.load_from_disk(str(root))
-    except (OSError, ValueError) as err:
-        raise DataError(
-            f"{root}: not a dataset folder of Hugging Face ({err}). HINT: write it with dataset.save_to_disk."
-        ) from err
     parts = dict(found) if isinstance(found, dict) else {"train": found}
     first = parts["train"]
     labels = target or next((name for name in TARGET_NAMES if name in first.features), "")

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cyxjax.errors import ConfigError, DataError, nearest
+from cyxjax.errors import DataError, nearest
+from cyxjax.files import readable
 from cyxjax.plugins import extra
 
 Decoder = Callable[[bytes], Any]
@@ -86,8 +87,6 @@ class TarShards:
                     f"{self._paths[int(number)]}: sample {rest!r} has no {name!r}. "
                     f"HINT: {nearest(name, sample)}"
                 )
-            if name not in self._decode:
-                raise ConfigError(f"member {name!r}: no decoder. HINT: decode={{{name!r}: bytes -> array}}.")
         return {name: sample[name] for name in wanted}
 
     def __len__(self) -> int:
@@ -102,29 +101,16 @@ class TarShards:
 
     def _read(self, name: str, place: _Place) -> Any:
         path = self._paths[place.file]
-        with path.open("rb") as file:  # its own handle: items are read by several threads
+        with readable(f"{name!r} of {path}"), path.open("rb") as file:  # its own: several threads read items
             file.seek(place.offset)
-            data = file.read(place.size)
-        try:
-            if len(data) != place.size:
-                raise ValueError("the file is shorter than it was")
-            return self._decode[name](data)
-        except (ValueError, OSError, EOFError, SyntaxError) as err:
-            raise DataError(
-                f"{path}: a {name!r} cannot be read ({err}). HINT: write that shard again."
-            ) from err
+            return self._decode[name](file.read(place.size))
 
 
 def _members(number: int, path: Path) -> list[tuple[str, str, _Place]]:
     """(sample, member, where it lies) of every plain file in a tar."""
-    try:
-        with tarfile.open(path, "r:") as archive:
-            files = [info for info in archive if info.isfile()]
-    except (OSError, tarfile.TarError, EOFError) as err:
-        raise DataError(
-            f"{path}: not a plain tar file ({err}). HINT: shards are read at random positions: "
-            "unpack .tar.gz to .tar."
-        ) from err
+    hint = "shards are read at random positions: unpack .tar.gz to .tar"
+    with readable(path, hint=hint), tarfile.open(path, "r:") as archive:
+        files = [info for info in archive if info.isfile()]
     found = []
     for info in files:
         folder, slash, name = info.name.rpartition("/")
@@ -133,6 +119,4 @@ def _members(number: int, path: Path) -> list[tuple[str, str, _Place]]:
             found.append(
                 (f"{folder}{slash}{key}", member.lower(), _Place(number, info.offset_data, info.size))
             )
-    if not found:
-        raise DataError(f"{path}: no member named such as 00017.jpg. HINT: check the file.")
     return found

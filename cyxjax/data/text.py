@@ -11,7 +11,7 @@ import numpy.typing as npt
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.files import read_plain
+from cyxjax.files import read_plain, readable
 from cyxjax.plugins import extra
 
 IGNORED = -100  # the target of padding; CrossEntropyLoss(ignore_index=-100) leaves it out
@@ -36,11 +36,6 @@ def load_text(
     tokens, width = (
         _by_file(text, Path(tokenizer)) if tokenizer else (encode(text, vocabulary), len(vocabulary))
     )
-    if min(val_fraction, test_fraction) <= 0 or val_fraction + test_fraction >= 1:
-        raise ConfigError(
-            f"val_fraction={val_fraction}, test_fraction={test_fraction}; expected positive numbers with a "
-            "sum below 1. HINT: leave them out for 0.1 each."
-        )
     edges = np.rint(np.cumsum([1 - val_fraction - test_fraction, val_fraction]) * len(tokens)).astype(int)
     train, val, test = [next_token_windows(part, sequence_length) for part in np.split(tokens, edges)]
     info = DatasetInfo("text", "language", width, (sequence_length,), vocabulary)
@@ -50,12 +45,8 @@ def load_text(
 def _by_file(text: str, path: Path) -> tuple[npt.NDArray[np.int32], int]:
     """(tokens, size of the vocabulary). Raises: ConfigError for no such library, DataError for the file."""
     library = extra("tokenizers", "cyxjax[tokenizers]")
-    try:
+    with readable(path, hint="name the tokenizer.json that transformers saved"):
         found = library.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise DataError(
-            f"{path}: not a tokenizer ({error}). HINT: name the tokenizer.json that transformers saved."
-        ) from error
     return np.array(found.encode(text).ids, np.int32), found.get_vocab_size()
 
 
@@ -100,10 +91,8 @@ def next_token_windows(tokens: np.ndarray, sequence_length: int) -> ArrayDataset
 
 
 def _read(path: Path) -> str:
-    try:
+    with readable(path, hint="give a UTF-8 text file"):
         return "\n".join(read_plain(path).decode("utf-8").replace("\r\n", "\n").split("\r"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as text ({error}). HINT: give a UTF-8 text file.") from error
 
 
 def _code_points(text: str) -> npt.NDArray[np.uint32]:

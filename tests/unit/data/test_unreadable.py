@@ -1,27 +1,23 @@
 """Data that cannot be used as it lies there: refused in one line that names the file and what to do."""
 
-import io
-import tarfile
-
 import numpy as np
 import pytest
 
 from cyxjax.data.catalog import as_splits, load_dataset
 from cyxjax.data.mixtures import Mixture
 from cyxjax.data.sources import ArrayDataset
-from cyxjax.data.tar_shards import TarShards
 from cyxjax.errors import ConfigError, DataError
 
 CSV = b"a,b\n" + b"1,0.5\n2,1.5\n" * 20
 WORDS = b"a,b\n" + b"1,cat\n2,dog\n" * 20
 FILES = [
-    ("csv", CSV, {"task": "classification"}, "given: .*set task .*regression"),
-    ("csv", WORDS, {"task": "regression"}, "given: .*'cat'.* classification"),
+    ("csv", CSV, {"task": "classification"}, r"given: .*classification.* 0\.5"),
+    ("csv", WORDS, {"task": "regression"}, "given: .*regression.* cat"),
     ("csv", b"a,b\n\xff,1\n", {}, "given: .*position 4.*UTF-8"),
     ("text", b"\xff\xfe" * 50, {}, "given: .*position 0.*UTF-8"),
-    ("text", b"to be or not " * 50, {"val_fraction": 0.0}, r"val_fraction=0\.0, test_fraction=0\.1"),
-    ("npy", b"no array", {}, r"x\.npy: .*np\.save"),
-    ("mnist", b"a file, no folder", {}, "given: .*root"),
+    ("text", b"to be or not " * 50, {"val_fraction": 0.0}, "stretch of 0 characters"),
+    ("npy", b"no array", {}, r"y\.npy: .*np\.save"),
+    ("mnist", b"a file, no folder", {}, "given: .*train-images"),
 ]
 
 
@@ -40,7 +36,7 @@ def test_a_file_that_is_no_data_is_named(tmp_path, name, content, options, said)
 
 def test_targets_that_are_no_numbers_are_refused(tmp_path):
     np.savez(tmp_path / "d.npz", x=np.ones((4, 2), np.float32), y=np.array(list("abcd")))
-    with pytest.raises(DataError, match=r"d\.npz: .*<U1.* \(4,\)"):
+    with pytest.raises(DataError, match="'a'.*np.unique"):
         load_dataset("npz", tmp_path / "d.npz")
 
 
@@ -69,13 +65,6 @@ def test_images_that_are_split_already_keep_their_parts_and_have_the_training_s_
     write_image(tmp_path / "val" / "bird" / "0.png")
     with pytest.raises(DataError, match="val: .*'bird'"):
         load_dataset("image_folder", tmp_path, image_size=4)
-
-
-def test_a_tar_without_samples_is_refused(tmp_path):
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        archive.addfile(tarfile.TarInfo("README"), io.BytesIO())
-    with pytest.raises(DataError, match=r"a\.tar: .*\.jpg"):
-        TarShards([tmp_path / "a.tar"])
 
 
 def test_what_a_loader_of_one_s_own_gives_is_asked_for_what_a_model_needs():
