@@ -83,42 +83,21 @@ class BatchPlan:
         """The plan for what is left of an epoch of which `first` samples were consumed."""
         return replace(self, first=first)
 
-    def start(self, step: int) -> int:
-        """The first place of `step`: how many samples of the epoch were consumed before it."""
-        return self.first + self._checked(step) * self.global_batch_size
-
-    def stop(self, step: int) -> int:
-        """One past the last real place of `step`: how many samples of the epoch are consumed with it."""
-        return self.span(step)[1]
-
     def span(self, step: int) -> tuple[int, int]:
-        """(its first place, one past its last real one)."""
-        start = self.start(step)
+        """(the first place of `step`, one past its last real one): samples consumed before and with it."""
+        start = self.first + step * self.global_batch_size
         return start, min(start + self.global_batch_size, self.num_samples)
-
-    def total(self, step: int) -> int:
-        """Real samples in `step` over all replicas; what the summed loss is divided by."""
-        start, stop = self.span(step)
-        return stop - start
 
     def places(self, step: int, replicas: Sequence[int]) -> Places:
         """Places of `replicas` in `step`: int64, shape (len(replicas), accumulation, batch_size).
 
         Places from num_samples on are padding: weight 0, and the sample at `place % num_samples`.
         """
-        start = self.start(step)
         replica = np.asarray(replicas, np.int64)[:, None, None]
         micro = np.arange(self.accumulation, dtype=np.int64)[None, :, None]
         slot = np.arange(self.batch_size, dtype=np.int64)[None, None, :]
         shape = {"rows": self.batch_size, "num_replicas": self.num_replicas}
-        return start + place_in_step(slot, micro, replica, **shape)
-
-    def _checked(self, step: int) -> int:
-        if not 0 <= step < self.num_steps:
-            raise IndexError(
-                f"step {step} of an epoch of {self.num_steps} steps. HINT: start the next epoch."
-            )
-        return step
+        return self.span(step)[0] + place_in_step(slot, micro, replica, **shape)
 
 
 class HostBatch(NamedTuple):
@@ -191,14 +170,12 @@ def _read(
 def batch_size_from_global(global_batch_size: int, num_replicas: int, accumulation: int = 1) -> int:
     """Samples per replica and micro-step when `global_batch_size` is shared by all of them.
 
-    Raises: ConfigError when it does not divide, naming the nearest global batch size that does.
+    Raises: ConfigError when it does not divide.
     """
     shares = num_replicas * accumulation
     if global_batch_size >= shares and global_batch_size % shares == 0:
         return global_batch_size // shares
-    below, above = global_batch_size // shares * shares, -(-max(global_batch_size, 1) // shares) * shares
-    fits = f"{below} or {above}" if below > 0 else f"{above}"
     raise ConfigError(
         f"global_batch_size={global_batch_size} does not divide by {num_replicas} replicas x "
-        f"{accumulation} gradient accumulation steps = {shares}. HINT: use {fits}."
+        f"{accumulation} gradient accumulation steps = {shares}. HINT: use a multiple of {shares}."
     )

@@ -108,10 +108,6 @@ def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> S
     Raises: ConfigError for an unknown name or option, naming the nearest; DataError for an unreadable file.
     """
     loader = named("data set", name, _LOADERS, unknown=f"unknown data set {name!r}.")
-    if not callable(loader):
-        raise ConfigError(
-            f"data set {name!r} is a {type(loader).__name__}. HINT: name a function.", key="name"
-        )
     options = checked_options(
         f"data set {name!r}", loader, options, "options", hands_on=split_rows, own=["root"]
     )
@@ -132,11 +128,6 @@ def as_splits(name: str, found: Any) -> Splits:
             "targets): train, validation, test. HINT: return (train, val, test)."
         )
     train, val, test = map(as_dataset, found)
-    if not all(isinstance(getattr(train, part, None), np.ndarray) for part in ("inputs", "targets")):
-        raise DataError(
-            f"data set {name!r} does not say what a model needs to know of it. HINT: return cx.data.Splits("
-            "train, val, test, cx.data.DatasetInfo(name, task, num_classes, input_shape))."
-        )
     return Splits(train, val, test, describe(name, train))
 
 

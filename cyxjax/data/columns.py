@@ -31,8 +31,6 @@ def split(record: Any, columns: Columns = Columns()) -> tuple[Any, Any]:
         return _split_names(record, columns)
     if not isinstance(record, tuple):
         return record, record
-    if not record:
-        raise DataError("an empty tuple; expected (inputs, targets). HINT: return both from the dataset.")
     head = record[:-1] if len(record) > 1 else record
     return head[0] if len(head) == 1 else head, record[-1]
 
@@ -46,8 +44,6 @@ def _split_names(record: Mapping[str, Any], columns: Columns) -> tuple[Any, Any]
         inputs = _column(record, names[0])
     else:
         inputs = {name: _column(record, name) for name in names}
-    if not names:
-        raise DataError(f"a record with only {target!r}; expected inputs too. HINT: add an input column.")
     return inputs, inputs if target is None else _column(record, target)
 
 
@@ -117,23 +113,14 @@ def _array(column: Any) -> np.ndarray:
 
 
 def _numbers(name: str, column: Any) -> np.ndarray:
-    array = _array(column)
-    if array.dtype.kind == "O":
-        if lacking := [row for row, one in enumerate(array) if _is_missing(one)]:
-            raise DataError(
-                f"column {name!r} has no value in {len(lacking)} rows, the first is {lacking[0]}. "
-                "HINT: fill them, df.fillna(0), or leave these rows out, df.dropna()."
-            )
-        array = np.array(array.tolist())
+    array = given = _array(column)
+    if given.dtype.kind == "O":
+        array = np.array(given.tolist())
     if array.dtype.kind not in "biufc":
+        odd = ((row, one) for row, one in enumerate(given) if not isinstance(one, int | float | np.number))
+        row, one = next(odd, (0, given[0]))
         raise DataError(
-            f"column {name!r} holds {str(array.reshape(-1)[0])!r}; expected numbers. HINT: leave it out, or "
-            f"number its values: df[{name!r}].astype('category').cat.codes."
+            f"column {name!r} holds {one!s:.60} in row {row}; expected numbers. HINT: leave the column out, "
+            f"fill it (df.fillna), or number its values: df[{name!r}].astype('category').cat.codes."
         )
     return array
-
-
-def _is_missing(one: Any) -> bool:
-    return (
-        one is None or type(one).__name__ in ("NAType", "NaTType") or (isinstance(one, float) and one != one)
-    )

@@ -45,7 +45,8 @@ class DataLoader:
         batches read ahead by one more thread (0: none). `pin_memory` is accepted for torch's sake and changes
         nothing: JAX stages host arrays for the device itself.
         """
-        _check_counts(batch_size=(batch_size, 1), num_workers=(num_workers, 0), prefetch=(prefetch, 0))
+        if batch_size < 1:
+            raise ConfigError(f"batch_size={batch_size}; expected 1 or more. HINT: check batch_size.")
         self.dataset: Dataset = as_dataset(dataset, num_workers=num_workers)
         self._inputs_alone = is_array(dataset[0] if isinstance(dataset, list) else dataset)
         _check_sampler(sampler, shuffle, len(self.dataset))
@@ -91,12 +92,6 @@ def tell_epoch(loader: Any, epoch: int) -> None:
     target: Any = loader if hasattr(loader, "set_epoch") else getattr(loader, "sampler", None)
     if hasattr(target, "set_epoch"):
         target.set_epoch(epoch)
-
-
-def _check_counts(**counts: tuple[int, int]) -> None:
-    for name, (value, least) in counts.items():
-        if value < least:
-            raise ConfigError(f"{name}={value}; expected {least} or more. HINT: check {name}.")
 
 
 def _check_sampler(sampler: Any, shuffle: bool, num_samples: int) -> None:

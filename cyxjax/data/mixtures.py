@@ -7,7 +7,7 @@ import numpy as np
 
 from cyxjax.data.columns import map_leaves
 from cyxjax.data.sources import Dataset, as_dataset
-from cyxjax.errors import ConfigError, DataError
+from cyxjax.errors import ConfigError
 
 _STEP = (5**0.5 - 1) / 2  # of the golden ratio: any stretch holds the shares to within a few samples
 
@@ -17,7 +17,7 @@ class Mixture:
 
     Sample i is always the same one: which data set is a function of i, and within it they are taken in turn,
     from the start again where a small one has run out. So it resumes, audits and shuffles as any data set.
-    Raises: ConfigError for weights that are no shares; DataError, when read, for samples of unlike form.
+    Raises: ConfigError for weights that are no shares.
     """
 
     def __init__(self, datasets: Sequence[Any], weights: Sequence[float], num_samples: int | None = None):
@@ -29,8 +29,6 @@ class Mixture:
                 "HINT: Mixture([a, b], [3, 1])."
             )
         self._length = sum(map(len, self._parts)) if num_samples is None else num_samples
-        if self._length < 1:
-            raise ConfigError(f"num_samples={num_samples}: expected 1 or more. HINT: leave it out.")
         edges = np.cumsum(shares / shares.sum())[:-1]
         which = np.searchsorted(edges, np.arange(self._length) * _STEP % 1.0, side="right")
         self._which = which.astype(np.int16)
@@ -50,19 +48,8 @@ class Mixture:
             places.append(mine)
             rows.append(self._parts[number].take(self._turn[np.asarray(indices)[mine]]))
         back = np.argsort(np.concatenate(places))
-        try:
-            return tuple(
-                map_leaves(lambda *leaves: _joined(leaves)[back], *(one[part] for one in rows))
-                for part in (0, 1)
-            )
-        except (ValueError, TypeError, KeyError, IndexError) as err:
-            raise DataError(
-                f"the data sets of a mixture have samples of unlike form: {err}. HINT: one shape and dtype."
-            ) from err
-
-
-def _joined(leaves: Sequence[np.ndarray]) -> np.ndarray:
-    kinds = {(leaf.dtype.name, leaf.shape[1:]) for leaf in leaves}
-    if len(kinds) > 1:
-        raise ValueError(" and ".join(f"{dtype}{list(shape)}" for dtype, shape in sorted(kinds)))
-    return np.concatenate(leaves)
+        inputs, targets = (
+            map_leaves(lambda *leaves: np.concatenate(leaves)[back], *(one[part] for one in rows))
+            for part in (0, 1)
+        )
+        return inputs, targets

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from cyxjax.errors import ConfigError, DataError
+from cyxjax.errors import DataError
 
 GOLDEN, MUL_1, MUL_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -58,8 +58,6 @@ class Order:
                 f"an order over num_samples={self.num_samples}; expected 1 to 2^{_MAX_BITS}. "
                 "HINT: check that the dataset is not empty."
             )
-        if self.epoch < 0:
-            raise ConfigError(f"epoch={self.epoch}; expected 0 or more. HINT: epochs are counted from 0.")
 
     def __len__(self) -> int:
         return self.num_samples
@@ -158,11 +156,9 @@ def _hash(half: npt.NDArray[np.uint64], key: npt.NDArray[np.uint64] | np.uint64)
 
 
 def _checked(places: np.ndarray, num_samples: int) -> Places:
-    if places.size and places.dtype.kind not in "iu":
-        raise IndexError(f"places of dtype {places.dtype}; expected integers. HINT: pass an int64 array.")
     if places.size and (places.min() < 0 or places.max() >= num_samples):
         raise IndexError(
             f"places from {places.min()} to {places.max()}; expected [0, {num_samples}). "
             "HINT: wrap padded places with `% num_samples`."
         )
-    return places.astype(np.int64, copy=False)
+    return places.astype(np.int64, casting="same_kind", copy=False)

@@ -143,10 +143,8 @@ def as_dataset(
 
 
 def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
-    if isinstance(data, str | PathLike):
-        _refuse_path(Path(data))
-    if getattr(data, "__len__", None) is None:
-        return _refuse(data)
+    if isinstance(data, str) or getattr(data, "__len__", None) is None:
+        raise _no_dataset(data)
     if is_array(data):
         data = (data,)
     elif isinstance(getattr(data, "tensors", None), tuple):  # torch's TensorDataset
@@ -163,29 +161,26 @@ def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
         return data
     if isinstance(data, list):
         refuse_batches(data, columns)
-    return ItemDataset(data, num_workers, columns) if hasattr(data, "__getitem__") else _refuse(data)
+    if not hasattr(data, "__getitem__"):
+        raise _no_dataset(data)
+    return ItemDataset(data, num_workers, columns)
 
 
 _BY_SUFFIX = {"": "image_folder", ".npy": "npy", ".npz": "npz", ".parquet": "parquet"}
 
 
-def _refuse_path(path: Path) -> None:
-    name = _BY_SUFFIX.get(path.suffix, "csv")
-    raise DataError(
-        f"the path {str(path)!r}, which is not read by itself. HINT: data = cx.load_dataset({name!r}, "
-        f"{str(path)!r}), then fit(data.train, data.val)."
-    )
-
-
-def _refuse(data: Any) -> Dataset:
-    kind = type(data).__name__
-    if hasattr(data, "collect"):
-        raise DataError(f"{kind} holds no rows yet. HINT: give data.collect().")
-    if isinstance(data, Iterable):
-        raise DataError(f"{kind} has no length and no index. HINT: pass it through as_batches().")
-    raise DataError(
-        f"{kind} is not a dataset; expected arrays, a tuple or dict of arrays, or an object with __len__ and "
-        "__getitem__. HINT: pass (inputs, targets) as numpy arrays."
+def _no_dataset(data: Any) -> DataError:
+    hint = "pass (inputs, targets) as numpy arrays"
+    if isinstance(data, str | PathLike):
+        loader = _BY_SUFFIX.get(Path(data).suffix, "csv")
+        hint = f"data = cx.load_dataset({loader!r}, {str(data)!r}), then fit(data.train, data.val)"
+    elif hasattr(data, "collect"):
+        hint = "give data.collect()"
+    elif isinstance(data, Iterable):
+        hint = "pass it through as_batches()"
+    return DataError(
+        f"{type(data).__name__} is not a dataset; expected arrays, a tuple or dict of arrays, or an object "
+        f"with __len__ and __getitem__. HINT: {hint}."
     )
 
 
@@ -242,36 +237,19 @@ def _as_array(leaf: Any) -> Any:
     for made_of, hint in _NO_ARRAYS.items():
         if hasattr(leaf, made_of):
             raise DataError(f"found a {type(leaf).__name__}; expected an array of numbers. HINT: {hint}.")
-    try:
-        array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
-    except (ValueError, TypeError) as error:
-        raise DataError(f"no array can be made of it: {error}. HINT: pad samples to one shape.") from error
+    array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
     if isinstance(array, np.ma.MaskedArray):
         raise DataError(
             "a masked array, whose mask would be lost. HINT: fill it (x.filled(0)); a mask goes into weights."
         )
-    if array.dtype.kind == "O":
-        array = _plain(array)
+    if array.dtype.kind == "O":  # numbers, or rows of them of one length, that were kept as objects
+        plain = np.array(array.tolist())
+        array = plain if plain.dtype.kind in "biufc" else array
     refuse_strings(array)
     if array.dtype.kind in "OMmV":
-        found = f"values of dtype {array.dtype}"
-        if array.dtype.kind == "O" and array.size:
-            odd = next((one for one in array.flat if not isinstance(one, int | float | np.number)), None)
-            found = f"a value of type {type(odd).__name__}"
-        raise DataError(f"found {found}; expected an array of numbers. HINT: np.asarray(values, np.float32).")
+        odd = next((one for one in array.flat if not isinstance(one, int | float | np.number)), None)
+        raise DataError(
+            f"found values of dtype {array.dtype}, such as a {type(odd).__name__}; expected an array of "
+            "numbers. HINT: np.asarray(values, np.float32)."
+        )
     return array
-
-
-def _plain(array: np.ndarray) -> np.ndarray:
-    """Numbers, or rows of them of one length, that were kept as objects; else `array`."""
-    try:
-        plain = np.array(array.tolist())
-    except (ValueError, TypeError):
-        lengths = sorted({np.shape(row) for row in array.flat}, key=str)
-        if len(lengths) > 1:
-            raise DataError(
-                f"rows of unequal shape: {lengths[0]} and {lengths[-1]}. HINT: pad samples to one shape, "
-                "or cx.data.pack them."
-            ) from None
-        return array
-    return plain if plain.dtype.kind in "biufc" else array

@@ -77,24 +77,16 @@ class Reader:
 
 
 def _opened(loader: Any, place: Any) -> tuple[Iterator[Any], Callable[[], Any] | None]:
-    try:
-        if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and not _forgets(loader):
+    if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and not _forgets(loader):
+        if place is not None:
+            loader.load_state_dict(unpacked(place))
+        return iter(loader), loader.state_dict
+    iterator = iter(loader)
+    for get, put in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
+        if hasattr(iterator, get) and hasattr(iterator, put):
             if place is not None:
-                loader.load_state_dict(unpacked(place))
-            return iter(loader), loader.state_dict
-        iterator = iter(loader)
-        for get, put in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
-            if hasattr(iterator, get) and hasattr(iterator, put):
-                if place is not None:
-                    getattr(iterator, put)(unpacked(place))
-                return iterator, getattr(iterator, get)
-    except Exception as err:
-        if place is None:
-            raise
-        raise CheckpointError(
-            f"{type(loader).__name__} cannot restore the position that the checkpoint holds "
-            f"({type(err).__name__}: {err}). HINT: pass the same loader to fit, or resume: never."
-        ) from err
+                getattr(iterator, put)(unpacked(place))
+            return iterator, getattr(iterator, get)
     if place is not None:
         raise CheckpointError(
             f"the checkpoint holds a position in a stream, and {type(loader).__name__} cannot restore one. "

@@ -77,13 +77,8 @@ def _column(root: Path, name: str, column: Any) -> Any:
         )
     kind = str(column.type)
     if "list" in kind:
-        lengths = np.array([len(one) for one in column])
-        if len(set(lengths.tolist())) > 1:
-            raise DataError(
-                f"{root}: lists of column {name!r} have {lengths.min()} to {lengths.max()} values. "
-                "HINT: pad them to one length."
-            )
-        return np.array(column.to_pylist())
+        with readable(f"column {name!r} of {root}", hint="pad its lists to one length"):
+            return np.array(column.to_pylist())
     return np.asarray(column.to_pylist()) if "string" in kind else column.to_numpy()
 
 

@@ -120,12 +120,12 @@ def pack(texts: Iterable[Sequence[int]], length: int, *, pad: int = 0) -> Packed
     into rows of `length`; first fit, in their order, so the same texts give the same rows.
 
     A text of one token has no next one and is left out.
-    Raises: DataError for what is no sequence of whole numbers, and for no text.
+    Raises: TypeError for what is no sequence of whole numbers.
     """
     rows: list[list[npt.NDArray[np.int32]]] = []
     room: dict[int, int] = {}  # row -> free places, of those that are open
-    for number, text in enumerate(texts):
-        for piece in _pieces(number, text, length):
+    for text in texts:
+        for piece in _pieces(text, length):
             need = len(piece) - 1
             row = next((r for r, free in room.items() if free >= need), None)
             if row is None:
@@ -136,19 +136,13 @@ def pack(texts: Iterable[Sequence[int]], length: int, *, pad: int = 0) -> Packed
             room[row] -= need
             if not room[row] or len(room) > _OPEN_ROWS:
                 del room[row if not room[row] else next(iter(room))]
-    if not rows:
-        raise DataError("no text of two tokens or more. HINT: check the tokenizer.")
     return _in_rows(rows, length, pad)
 
 
-def _pieces(number: int, text: Sequence[int], length: int) -> list[npt.NDArray[np.int32]]:
+def _pieces(text: Sequence[int], length: int) -> list[npt.NDArray[np.int32]]:
     tokens = np.asarray(text)
-    if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
-        raise DataError(
-            f"text {number} is {tokens.dtype}{list(tokens.shape)}; expected token numbers. HINT: tokenize it."
-        )
     starts = range(0, len(tokens) - 1, length)  # a piece ends with the token that the next one begins with
-    return [tokens[start : start + length + 1].astype(np.int32) for start in starts]
+    return [tokens[start : start + length + 1].astype(np.int32, casting="same_kind") for start in starts]
 
 
 def _in_rows(rows: list[list[npt.NDArray[np.int32]]], length: int, pad: int) -> Packed:

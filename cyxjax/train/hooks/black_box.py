@@ -95,7 +95,7 @@ class BlackBoxHook(Hook):
 def samples_of(facts: StreamFacts, epoch: int, first: int) -> list[int]:
     """The samples of the step of `epoch` that began at place `first`."""
     plan = facts.plan(first)
-    return facts.ids(epoch, first, plan.stop(0)).tolist() if plan.num_steps else []
+    return facts.ids(epoch, first, plan.span(0)[1]).tolist() if plan.num_steps else []
 
 
 def read_box(folder: Path) -> BlackBox:

@@ -63,7 +63,7 @@ def test_what_a_parquet_file_cannot_be_is_said(parquet, tmp_path):
     with pytest.raises(DataError, match=r"h\.parquet: .*'a' .*1 rows.* 1\b"):
         cx.data.load_dataset("parquet", holed)
     ragged = written(parquet, tmp_path / "r.parquet", a=[[1], [1, 2]], label=[0, 1])
-    with pytest.raises(DataError, match=r"r\.parquet: .*'a' .*1 .*2"):
+    with pytest.raises(DataError, match=r"'a' of .*r\.parquet"):
         cx.data.load_dataset("parquet", ragged)
     with pytest.raises(ConfigError, match="'labels'.* 'label'"):
         cx.data.load_dataset("parquet", ragged, target="labels")

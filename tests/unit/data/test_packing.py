@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyxjax.data.text import IGNORED, pack
-from cyxjax.errors import DataError
 
 
 def test_texts_share_rows():
@@ -22,8 +21,7 @@ def test_texts_share_rows():
 def test_every_pair_stands_once(texts, length):
     pairs = sorted((a, b) for text in texts for a, b in zip(text, text[1:], strict=False))
     if not pairs:
-        with pytest.raises(DataError, match="tokenizer"):
-            pack(texts, length)
+        assert pack(texts, length).tokens.shape == (0, length)
         return
     packed = pack(texts, length)
     real = packed.targets != IGNORED
@@ -35,14 +33,7 @@ def test_every_pair_stands_once(texts, length):
     assert (starts == (real & ~same)).all()  # places count on within a text, and begin anew with each
 
 
-@pytest.mark.parametrize(
-    ("texts", "said"),
-    [
-        ([[1.5, 2.0]], r"text 0 is float64\[2\]"),
-        ([[1, 2], "ab"], "text 1 "),
-        ([np.ones((2, 2), int)], r"int64\[2, 2\]"),
-    ],
-)
-def test_what_is_no_text_is_refused(texts, said):
-    with pytest.raises(DataError, match=said):
-        pack(texts, 4)
+@pytest.mark.parametrize("text", [[1.5, 2.0], "ab"])
+def test_what_is_no_text_is_refused(text):
+    with pytest.raises(TypeError):
+        pack([[1, 2], text], 4)

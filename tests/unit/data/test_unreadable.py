@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from cyxjax.data.catalog import as_splits, load_dataset
-from cyxjax.data.mixtures import Mixture
-from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError, DataError
 
 CSV = b"a,b\n" + b"1,0.5\n2,1.5\n" * 20
@@ -78,11 +76,5 @@ def test_what_a_loader_of_one_s_own_gives_is_asked_for_what_a_model_needs():
         def __getitem__(self, index):
             return np.float32([index]), np.int32(0)
 
-    with pytest.raises(DataError, match=r"'mine' .*cx\.data\.DatasetInfo"):
+    with pytest.raises(ConfigError, match=r"'mine' .*cx\.data\.DatasetInfo"):
         as_splits("mine", (Items(), Items(), Items()))
-
-
-def test_a_mixture_has_samples():
-    data = ArrayDataset(np.ones((2, 1), np.float32), np.zeros(2, np.int32))
-    with pytest.raises(ConfigError, match="num_samples=0: expected 1 or more. HINT"):
-        Mixture([data], [1.0], num_samples=0)
