@@ -147,8 +147,6 @@ def _named(rule: Rule, targets: Mapping[str, Any]) -> str | None:
     pattern, match, put = rule
     if not put:
         return None
-    if put.count("*") > len(match.groups()):
-        raise ConfigError(f"{pattern!r}: {put!r} has more stars. HINT: as many at most.", key="init_from.map")
     name = _with_stars(put, match.groups())
     found = next((full for full in _full(name) if full in targets), None)
     if found is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from cyxjax.checkpoint.arrays import NATIVE
 from cyxjax.checkpoint.exporting import good_step, read_tree
@@ -15,7 +15,7 @@ from cyxjax.checkpoint.manifest import dtype_of
 from cyxjax.checkpoint.store import StepStore
 from cyxjax.config.load import open_run
 from cyxjax.errors import CheckpointError
-from cyxjax.files import read_plain, refuse_special
+from cyxjax.files import open_plain, read_plain, readable, refuse_special
 from cyxjax.weights import Stored, Weights, arrays_of, torch_files
 
 INDEX = "model.safetensors.index.json"  # of a folder of shards, in Hugging Face's layout
@@ -30,15 +30,7 @@ def read_weights(path: Path) -> Weights:
 
     Raises: CheckpointError naming what was found, for anything else.
     """
-    if path.is_dir():
-        found = _of_folder(path)
-    elif path.is_file():
-        found = _of_file(path)
-    else:
-        raise CheckpointError(f"{path}: no such file or folder. HINT: check the path.")
-    if not found.arrays:
-        raise CheckpointError(f"{path} ({found.kind}) holds no arrays. HINT: check the path.")
-    return found
+    return _of_folder(path) if path.is_dir() else _of_file(path)
 
 
 def _of_folder(folder: Path) -> Weights:
@@ -69,45 +61,29 @@ def _of_checkpoints(folder: Path) -> dict[str, Stored]:
 
 
 def _of_file(path: Path) -> Weights:
+    with readable(path, CheckpointError), open_plain(path, "rb") as file:
+        head = file.read(16)
     if torch_files.is_torch_file(path):
         return Weights(torch_files.read_file(path), "torch")
-    with path.open("rb") as file:
-        head = file.read(16)
     if head[8:9] == b"{":
         return Weights(_of_safetensors(path), "safetensors")
-    if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
-        raise CheckpointError(
-            f"{path} is a pickle, which could run anything. HINT: in torch 1.6 or later "
-            "torch.save(model.state_dict(), path), or safetensors."
-        )
     return Weights(_of_msgpack(path), "flax msgpack")
 
 
 def _of_msgpack(path: Path) -> dict[str, Stored]:
     from flax import serialization
 
-    try:
+    hint = "expected safetensors, a state_dict that torch 1.6 or later saved, or msgpack of flax"
+    with readable(path, CheckpointError, hint):
         return arrays_of(serialization.msgpack_restore(read_plain(path)))
-    except CheckpointError:
-        raise
-    except Exception as err:  # msgpack, numpy and flax have no family of errors
-        raise CheckpointError(
-            f"{path} is not known: no safetensors, torch zip or flax msgpack ({type(err).__name__}). "
-            "HINT: check the path, or write it as safetensors."
-        ) from err
 
 
 def _of_safetensors(path: Path) -> dict[str, Stored]:
     """The arrays of one file. Raises: CheckpointError for a header that is not what the file holds."""
-    try:
+    with readable(path, CheckpointError):
         refuse_special(path)
         with safe_open(path, framework="numpy") as file:
             return {name: _stored(path, name, file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
-    except (OSError, KeyError, SafetensorError) as err:
-        raise CheckpointError(
-            f"{path} is cut short, or no safetensors file ({type(err).__name__}: {str(err)[:200]}). "
-            "HINT: take another copy."
-        ) from err
 
 
 def _stored(path: Path, name: str, entry: Any) -> Stored:
@@ -128,24 +104,16 @@ def _of_shards(folder: Path) -> dict[str, Stored] | None:
     if not index.is_file():
         files = sorted(folder.glob("*.safetensors"))
         return _joined({path: _of_safetensors(path) for path in files}) if files else None
-    try:
+    with readable(index, CheckpointError):
         table = json.loads(read_plain(index, _MOST_INDEX))["weight_map"]
         names = {str(name): str(file) for name, file in table.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
-        raise CheckpointError(
-            f"{index} cannot be read ({type(err).__name__}: {err}). HINT: fetch it again."
-        ) from err
     if outside := [file for file in names.values() if Path(file).name != file or file in (".", "..")]:
         raise CheckpointError(
             f"{index} names {outside[0]!r}, which is not in its folder. HINT: fetch it again."
         )
     found = _joined({folder / file: _of_safetensors(folder / file) for file in sorted(set(names.values()))})
-    if missing := sorted(names.keys() - found.keys()):
-        raise CheckpointError(
-            f"{folder}: {names[missing[0]]} holds no array {missing[0]!r}, which {INDEX} lists. "
-            "HINT: fetch the files again."
-        )
-    return {name: found[name] for name in names}
+    with readable(index, CheckpointError, "an array that it lists is in no file: fetch the files again"):
+        return {name: found[name] for name in names}
 
 
 def _joined(files: dict[Path, dict[str, Stored]]) -> dict[str, Stored]:

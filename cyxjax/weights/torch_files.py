@@ -16,7 +16,7 @@ import numpy as np
 
 from cyxjax.checkpoint.manifest import dtype_of
 from cyxjax.errors import CheckpointError
-from cyxjax.files import refuse_special
+from cyxjax.files import readable
 from cyxjax.weights import Stored
 
 _MOST_PICKLE = 64 << 20  # names and shapes; a model of a million tensors needs as much
@@ -33,6 +33,7 @@ _STORAGES = {
     "BoolStorage": "bool",
     "ComplexFloatStorage": "complex64",
 }
+_HINT = "save plain weights, torch.save(model.state_dict(), path), or safetensors"
 _MARK = object()
 
 
@@ -46,7 +47,6 @@ class _Name(NamedTuple):
 class _Storage(NamedTuple):
     dtype: np.dtype
     key: str
-    size: int  # elements
 
 
 class _Tensor(NamedTuple):
@@ -70,24 +70,17 @@ def read_file(path: Path) -> dict[str, Stored]:
     Raises: CheckpointError for a file that is not whole, or whose pickle holds anything but tensors, numbers,
         texts and containers of them.
     """
-    try:
-        refuse_special(path)
-        with zipfile.ZipFile(path) as archive:
-            (pickled,) = [info for info in archive.infolist() if info.filename.endswith("/data.pkl")]
-            if pickled.file_size > _MOST_PICKLE:
-                raise ValueError(f"its pickle is {pickled.file_size} bytes long")
-            folder = pickled.filename.removesuffix("data.pkl")
-            order = _byteorder(archive, folder)
-            tree = _walk(archive.read(pickled))
-            sizes = {
-                i.filename: i.file_size for i in archive.infolist() if i.compress_type == zipfile.ZIP_STORED
-            }
-        return {name: _stored(path, folder, order, sizes, one) for name, one in _tensors(tree)}
-    except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError, zipfile.BadZipFile) as err:
-        raise CheckpointError(
-            f"{path} is refused: {str(err)[:300] or type(err).__name__}. HINT: save plain weights, "
-            "torch.save(model.state_dict(), path), or safetensors."
-        ) from err
+    with readable(path, CheckpointError, _HINT), zipfile.ZipFile(path) as archive:
+        (pickled,) = [info for info in archive.infolist() if info.filename.endswith("/data.pkl")]
+        if pickled.file_size > _MOST_PICKLE:
+            raise ValueError(f"its pickle is {pickled.file_size} bytes long")
+        folder = pickled.filename.removesuffix("data.pkl")
+        order = _byteorder(archive, folder)
+        found = _tensors(_walk(archive.read(pickled)))
+        return {
+            name: Stored(one.shape, one.storage.dtype, partial(_read, path, folder, order, one))
+            for name, one in found
+        }
 
 
 def _byteorder(archive: zipfile.ZipFile, folder: str) -> str:
@@ -107,35 +100,26 @@ def _tensors(tree: Any, above: str = "") -> list[tuple[str, _Tensor]]:
     return [found for key, value in parts for found in _tensors(value, f"{above}.{key}" if above else key)]
 
 
-def _stored(path: Path, folder: str, order: str, sizes: dict[str, int], one: _Tensor) -> Stored:
-    storage, name = one.storage, f"{folder}data/{one.storage.key}"
-    last = one.offset + sum((n - 1) * step for n, step in zip(one.shape, one.strides, strict=True) if n)
-    if sizes.get(name) != storage.size * storage.dtype.itemsize:
-        raise ValueError(f"storage {name!r} is missing, compressed or of another size than in its pickle")
-    if min((one.offset, *one.shape, *one.strides)) < 0 or (0 not in one.shape and last >= storage.size):
-        raise ValueError(f"a tensor of shape {list(one.shape)} reaches beyond its storage")
-    return Stored(one.shape, storage.dtype, partial(_read, path, name, order, one))
-
-
-def _read(path: Path, name: str, order: str, one: _Tensor) -> np.ndarray:
-    with zipfile.ZipFile(path) as archive:
-        flat = np.frombuffer(archive.read(name), one.storage.dtype)
-    if order == "big":
-        flat = flat.byteswap()
-    steps = tuple(step * flat.itemsize for step in one.strides)
-    return np.lib.stride_tricks.as_strided(flat[one.offset :], one.shape, steps).copy()
+def _read(path: Path, folder: str, order: str, one: _Tensor) -> np.ndarray:
+    """The values of a tensor. numpy checks that they lie within the storage. Raises: CheckpointError."""
+    with readable(path, CheckpointError, _HINT), zipfile.ZipFile(path) as archive:
+        flat = np.frombuffer(archive.read(f"{folder}data/{one.storage.key}"), one.storage.dtype)
+        if order == "big":
+            flat = flat.byteswap()
+        steps = [step * flat.itemsize for step in one.strides]
+        start = one.offset * flat.itemsize
+        return np.ndarray(one.shape, flat.dtype, flat.view(np.uint8), start, steps).copy()
 
 
 def _walk(data: bytes) -> Any:
-    """What the pickle builds, of plain containers and tensors. Raises: ValueError for anything else in it."""
+    """What the pickle builds, of plain containers and tensors.
+
+    Raises: ValueError for any other operation or name; IndexError and the like for one that is not whole.
+    """
     stack: list[Any] = []
     memo: dict[int, Any] = {}
-    for opcode, arg, _ in pickletools.genops(data):
+    for opcode, arg, _ in pickletools.genops(data):  # which ends with STOP, or raises
         name = opcode.name
-        if name == "STOP":
-            return stack.pop()
-        if name in ("PROTO", "FRAME"):
-            continue
         if name in _PLAIN:
             stack.append(_PLAIN[name](arg))
         elif name in ("BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"):
@@ -144,9 +128,9 @@ def _walk(data: bytes) -> Any:
             stack.append(memo[int(arg or 0)])
         elif name in _STEPS:
             _STEPS[name](stack, arg)
-        else:
+        elif name not in ("PROTO", "FRAME", "STOP"):
             raise ValueError(f"its pickle does {name}, which plain weights do not")
-    raise ValueError("its pickle has no end")
+    return stack.pop()
 
 
 _PLAIN: dict[str, Callable[[Any], Any]] = {
@@ -172,26 +156,15 @@ def _to_mark(stack: list[Any]) -> list[Any]:
 
 
 def _set_items(stack: list[Any], items: list[Any]) -> None:
-    if not isinstance(stack[-1], dict):
-        raise ValueError("its pickle sets items of what is no dict")
-    for key, value in zip(items[::2], items[1::2], strict=True):
-        if not isinstance(key, str | int | float | bool | bytes | None):
-            raise ValueError("its pickle has a key that is no text or number")
-        stack[-1][key] = value
+    stack[-1].update(zip(items[::2], items[1::2], strict=True))
 
 
 def _append(stack: list[Any], items: list[Any]) -> None:
-    if not isinstance(stack[-1], list):
-        raise ValueError("its pickle appends to what is no list")
     stack[-1].extend(items)
 
 
 def _popped(stack: list[Any], count: int) -> list[Any]:
-    items = stack[len(stack) - count :] if len(stack) >= count else []
-    if len(items) != count or any(item is _MARK for item in items):
-        raise ValueError("its pickle takes more than it has put")
-    del stack[len(stack) - count :]
-    return items
+    return [stack.pop() for _ in range(count)][::-1]
 
 
 def _global(stack: list[Any], arg: Any) -> None:
@@ -213,30 +186,20 @@ def _known(module: str, name: str) -> _Name:
 
 def _reduce(stack: list[Any], arg: Any) -> None:
     called, args = _popped(stack, 2)
-    if not isinstance(called, _Name) or called not in _CALLS or not isinstance(args, tuple):
-        raise ValueError("its pickle calls what is no tensor")
     stack.append(_CALLS[called](*args))
 
 
 def _persistent(stack: list[Any], arg: Any) -> None:
-    (pid,) = _popped(stack, 1)
-    if not isinstance(pid, tuple) or len(pid) != 5 or pid[0] != "storage" or not isinstance(pid[1], _Name):
-        raise ValueError("its pickle refers to what is no storage")
-    _, kind, key, _, size = pid
-    stack.append(_Storage(dtype_of(_STORAGES[kind.name]), str(key), int(size)))
+    _, kind, key, *_ = stack.pop()
+    stack.append(_Storage(dtype_of(_STORAGES[kind.name]), str(key)))
 
 
 def _build(stack: list[Any], arg: Any) -> None:
     """torch sets `_metadata` on its OrderedDict; it is ignored."""
-    holder, _ = _popped(stack, 2)
-    if not isinstance(holder, dict):
-        raise ValueError("its pickle sets the state of an object")
-    stack.append(holder)
+    stack.pop()
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
-    if not isinstance(storage, _Storage) or len(shape) != len(strides):
-        raise ValueError("its pickle has a tensor without storage")
     return _Tensor(storage, int(offset), tuple(map(int, shape)), tuple(map(int, strides)))
 
 

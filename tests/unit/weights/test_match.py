@@ -84,7 +84,7 @@ def test_a_header_that_does_not_fit_its_file_is_refused(tmp_path, spoil):
     spoil(header)
     text = json.dumps(header).encode()
     (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + KERNEL.tobytes())
-    with pytest.raises(CheckpointError, match=f"^{tmp_path / 'x'} "):
+    with pytest.raises(CheckpointError, match=f"^{tmp_path / 'x'}: "):
         read_weights(tmp_path / "x")
 
 
@@ -95,13 +95,13 @@ def test_an_index_stays_in_its_folder(tmp_path):
     with pytest.raises(CheckpointError, match=r"index\.json .*'\.\./weights/model-1\.safetensors'"):
         read_weights(folder)
     index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
-    with pytest.raises(CheckpointError, match=r"model-1\.safetensors .*'a'"):
+    with pytest.raises(CheckpointError, match=r"index\.json: .*'a'"):
         read_weights(folder)
 
 
 def test_what_holds_no_weights_is_refused(tmp_path):
     (tmp_path / "x.txt").write_text("hello, there is nothing here")
-    with pytest.raises(CheckpointError, match=r"x\.txt "):
+    with pytest.raises(CheckpointError, match=r"x\.txt: .*safetensors"):
         read_weights(tmp_path / "x.txt")
     with pytest.raises(CheckpointError, match=r"\*\.safetensors.*step_"):
         read_weights(tmp_path)
@@ -200,7 +200,7 @@ def test_what_is_exported_is_found_again_under_the_names_of_the_rules():
         ),
         ({"a": BIAS}, {"a": "fc/bais"}, False, ConfigError, "'a' .*'fc/bais'.* 'fc/bias'"),
         ({"a": BIAS}, {"b*": "fc/bias"}, False, ConfigError, r"'b\*'"),
-        ({"a": BIAS}, {"a": "fc/*"}, False, ConfigError, r"'a': 'fc/\*'"),
+        ({"a": BIAS}, {"a": "fc/*"}, False, ConfigError, "'a' .*'fc/'"),
     ],
 )
 def test_differences_are_named(found, rules, strict, error, said):
