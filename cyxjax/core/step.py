@@ -62,19 +62,14 @@ def build_init(sync: Sync, mesh: Mesh) -> Callable[[PyTree, PyTree, int], TrainS
     """`init_state` as a function (params, model_state, seed), compiled once for any number of runs."""
     spec = state_spec(sync)
 
-    def init(params: PyTree, model_state: PyTree, key: jax.Array) -> TrainState:
-        kept = sync.hold(params)
+    def init(params: PyTree, model_state: PyTree, seed: jax.Array) -> TrainState:
+        kept, key = sync.hold(params), jax.random.key_data(jax.random.key(seed))
         state = TrainState(jnp.zeros((), jnp.int32), kept, model_state, sync.init(params), key)
         return from_replica(state, spec)
 
     mapped = sync_map(init, mesh, (REPLICATED, REPLICATED, REPLICATED), spec)
     run = jax.jit(lambda *args: sync.stow(mapped(*args)))
-
-    def key_of(seed: int) -> np.ndarray:
-        with jax.ensure_compile_time_eval():  # also where only shapes are asked for
-            return np.asarray(jax.random.key_data(jax.random.key(seed)))
-
-    return lambda params, model_state, seed: run(params, model_state, key_of(seed))
+    return lambda params, model_state, seed: run(params, model_state, np.uint32(seed))
 
 
 class Summed(NamedTuple):

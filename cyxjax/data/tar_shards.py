@@ -7,7 +7,6 @@ shuffle over all of them, resume in the middle and are audited as any data set; 
 import glob
 import io
 import json
-import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,6 +107,8 @@ class TarShards:
 
 def _members(number: int, path: Path) -> list[tuple[str, str, _Place]]:
     """(sample, member, where it lies) of every plain file in a tar."""
+    import tarfile  # here: most runs read no tar
+
     hint = "shards are read at random positions: unpack .tar.gz to .tar"
     with readable(path, hint=hint), tarfile.open(path, "r:") as archive:
         files = [info for info in archive if info.isfile()]

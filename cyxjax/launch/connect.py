@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cyxjax.launch import heartbeat, save_request
 from cyxjax.launch.backend import jax_private
@@ -11,9 +12,10 @@ from cyxjax.launch.environment import local_devices, visible_gpus
 from cyxjax.launch.failure import hooks as exits
 from cyxjax.launch.group import client
 from cyxjax.launch.group.client import GroupConnection
-from cyxjax.launch.group.coordinator import Coordinator, warn_without_token
-from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.topology import TPU_SLICE, Topology, in_job, is_loopback
+
+if TYPE_CHECKING:
+    from cyxjax.launch.group.coordinator import Coordinator
 
 LEAVE_S = 300.0  # how long a finished rank waits for the others (a last save, a last evaluation)
 
@@ -24,7 +26,7 @@ class Connection:
 
     group: GroupConnection
     exits: exits.Exits
-    coordinator: Coordinator | None = None
+    coordinator: "Coordinator | None" = None
 
 
 _connection: Connection | None = None
@@ -64,7 +66,7 @@ def connect(
 
 
 def _meet(
-    topology: Topology, facts: Mapping[str, str] | None, coordinator: Coordinator | None
+    topology: Topology, facts: Mapping[str, str] | None, coordinator: "Coordinator | None"
 ) -> GroupConnection:
     """Joins the group. Where none forms, `coordinator` sends all other ranks the reason first."""
     try:
@@ -103,8 +105,11 @@ def _fail_and_linger(group: GroupConnection) -> Callable[[str], None]:
     return fail
 
 
-def _coordinate(topology: Topology) -> Coordinator:
+def _coordinate(topology: Topology) -> "Coordinator":
     """Opens the group's server in this process: there is no launcher, so rank 0 does it."""
+    from cyxjax.launch.group.coordinator import Coordinator, warn_without_token
+    from cyxjax.launch.local_ranks import LocalRanks
+
     place = LocalRanks(
         max(1, topology.local_world_size),
         0,

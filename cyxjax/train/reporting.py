@@ -5,7 +5,7 @@ import json
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh
 
@@ -18,12 +18,12 @@ from cyxjax.launch import heartbeat
 from cyxjax.launch.program import code_facts, machine, provenance, software
 from cyxjax.observe.events import EventLog, Events, NullEvents
 from cyxjax.observe.records import describe
-from cyxjax.observe.report.facts import Audit, read_facts
-from cyxjax.observe.report.page import write
 from cyxjax.observe.step_cost import peak_flops, peak_memory_bytes
 from cyxjax.run_folder import RunFolder
-from cyxjax.train.runs.audit import examine, ledger_of, num_samples
 from cyxjax.train.settings import BatchShape
+
+if TYPE_CHECKING:
+    from cyxjax.observe.report.facts import Audit
 
 Values = Mapping[str, Any]
 _AUDITED_SAMPLES = 5_000_000  # more would be waited for at the end of a run: about a second
@@ -89,6 +89,9 @@ def draw(folder: RunFolder, values: Values, defaults: Values, say: Callable[[str
 
     values and defaults: of the configuration.
     """
+    from cyxjax.observe.report.facts import read_facts  # here: not needed before a run's end
+    from cyxjax.observe.report.page import write
+
     try:
         facts = read_facts(folder, values, defaults, audit_of(folder, _AUDITED_SAMPLES))
         write(folder.report, [facts])
@@ -96,8 +99,11 @@ def draw(folder: RunFolder, values: Values, defaults: Values, say: Callable[[str
         say(f"WARNING: {folder.report} was not drawn: {describe(err)}")
 
 
-def audit_of(folder: RunFolder, most_samples: float = float("inf")) -> Audit:
+def audit_of(folder: RunFolder, most_samples: float = float("inf")) -> "Audit":
     """The verdict of `cyxjax audit`; of a run of more samples than `most_samples`, how to have it."""
+    from cyxjax.observe.report.facts import Audit
+    from cyxjax.train.runs.audit import examine, ledger_of, num_samples
+
     try:
         later = Audit(None, [f"Not audited at the end of so long a run: cyxjax audit {folder.root}"])
         kept = ledger_of(folder)
