@@ -134,8 +134,8 @@ def written_after(row: jax.Array, stepped: Stepped) -> PyTree:
 
 def _dots(grads: PyTree) -> jax.Array:
     """The sum of all squares; XLA:CPU has code for dots, and would compile a loop for each other sum."""
-    flat = [jnp.ravel(leaf) for leaf in jax.tree.leaves(grads)]
-    return reduce(jnp.add, [jnp.vdot(leaf, leaf).real.astype(jnp.float32) for leaf in flat])
+    flat = [leaf.reshape(-1) for leaf in jax.tree.leaves(grads)]
+    return reduce(jnp.add, [lax.dot(jnp.conj(leaf), leaf).real.astype(jnp.float32) for leaf in flat])
 
 
 def _squares(grads: Any) -> jax.Array:

@@ -209,9 +209,9 @@ def _winners(x: jax.Array, where: _Windows) -> jax.Array:
     best, *others = _views(_padded(x, where, -jnp.inf), where)
     winner = jnp.zeros(best.shape, jnp.uint8)
     for place, view in enumerate(others, 1):
-        wins = ~(best >= view)
-        best = jnp.where(wins, view, best)
-        winner = jnp.where(wins, jnp.uint8(place), winner)
+        wins = lax.bitwise_not(lax.ge(best, view))
+        best = lax.select(wins, view, best)
+        winner = lax.select(wins, lax.full_like(winner, place), winner)
     return winner
 
 
@@ -231,8 +231,9 @@ def _picked(t: jax.Array, winner: jax.Array, where: _Windows) -> jax.Array:
     tiles = tiles.reshape(*t.shape[:lead], *cut, t.shape[-1])
     axes = tuple(range(lead + 1, lead + len(cut), 2))
     shape = [size if i % 2 else 1 for i, size in enumerate(cut)]
-    place = jnp.arange(np.prod(where.window), dtype=jnp.uint8).reshape(*(1,) * lead, *shape, 1)
-    return jnp.where(jnp.expand_dims(winner, axes) == place, tiles, jnp.zeros_like(tiles)).sum(axes)
+    place = lax.iota(jnp.uint8, math.prod(where.window)).reshape(*(1,) * lead, *shape, 1)
+    won = jnp.broadcast_to(jnp.expand_dims(winner, axes) == place, tiles.shape)
+    return lax.select(won, tiles, lax.full_like(tiles, 0)).sum(axes)
 
 
 def _padded(x: jax.Array, where: _Windows, value: float) -> jax.Array:
