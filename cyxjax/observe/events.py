@@ -24,9 +24,9 @@ class Events(Protocol):
 
 
 class NullEvents:
-    """Keeps nothing: other ranks, and `report: false`."""
+    """Keeps nothing: other ranks, and `report: false`. Nobody asks what a start would say."""
 
-    begun = False
+    begun = True
 
     def log(self, event: str, **values: Any) -> None: ...
 

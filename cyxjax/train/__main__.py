@@ -34,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("Starting: loading jax, the data and the model", flush=True)
         from cyxjax.train import experiment  # imports jax: not needed for --help or a wrong key
 
-        gc.freeze()  # libraries stay: later collections pass over them
         prepared = experiment.prepare(config, goes_on=True)
+        gc.freeze()  # libraries and what was traced stay: later collections pass over them
         gc.enable()
         writing = True
         code = experiment.train(prepared)

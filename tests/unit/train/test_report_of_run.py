@@ -68,12 +68,12 @@ def test_report_off_writes_nothing_of_it(tmp_path):
     assert "predictions" not in names(tmp_path / "other")
 
 
-@pytest.mark.parametrize("broken", ["read_facts", "write"])
+@pytest.mark.parametrize("broken", ["facts.read_facts", "page.write"])
 def test_a_report_that_fails_costs_one_line(tmp_path, monkeypatch, capsys, broken):
     def fail(*args):
         raise MemoryError("no room\nat all")
 
-    monkeypatch.setattr(reporting, broken, fail)
+    monkeypatch.setattr(f"cyxjax.observe.report.{broken}", fail)
     assert train(tmp_path / "run") == 0
     warnings = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
     assert len(warnings) == 1
