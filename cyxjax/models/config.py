@@ -9,7 +9,7 @@ import yaml
 from pydantic import Field
 
 from cyxjax.errors import ConfigError, nearest
-from cyxjax.files import read_plain, scientific
+from cyxjax.files import read_plain, readable, scientific
 
 Count = Annotated[int, Field(gt=0)]  # number of classes, layers, units
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]  # probability of dropping; 1 would drop everything
@@ -31,15 +31,8 @@ class Config(Mapping[str, Any]):
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None, *, source: str = "Config(...)") -> None:
-        """Wraps a copy of `values`; raises ConfigError if a key is not a string."""
-        settings = dict(values or {})
-        for key in settings:
-            if not isinstance(key, str):
-                raise ConfigError(
-                    f"Setting name {key!r} in {source} is a {type(key).__name__}, expected a string. "
-                    "HINT: put the name in quotes."
-                )
-        self._settings = {key: _wrap(value, f"{source}: {key}") for key, value in settings.items()}
+        """Wraps a copy of `values`."""
+        self._settings = {key: _wrap(value, f"{source}: {key}") for key, value in (values or {}).items()}
         self._source = source
 
     @classmethod
@@ -48,17 +41,8 @@ class Config(Mapping[str, Any]):
 
         Raises: ConfigError if the file is missing, unreadable, not YAML, or not a mapping at its top.
         """
-        try:
+        with readable(path, ConfigError, f"check path and line (relative paths start at {Path.cwd()})"):
             values = yaml.safe_load(read_plain(path, 1 << 20).decode("utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"Cannot read the configuration file {path}: {error}. "
-                f"HINT: check the path (relative paths start at {Path.cwd()})."
-            ) from error
-        except yaml.YAMLError as error:
-            raise ConfigError(
-                f"{path} is not valid YAML: {error}. HINT: correct the line named here."
-            ) from error
         if values is not None and not isinstance(values, dict):
             raise ConfigError(
                 f"{path} holds a {type(values).__name__} at its top, expected `name: value` lines. "

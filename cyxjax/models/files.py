@@ -17,7 +17,7 @@ import safetensors
 import safetensors.numpy
 
 from cyxjax.errors import CheckpointError
-from cyxjax.files import read_plain, write_whole
+from cyxjax.files import read_plain, readable, write_whole
 
 PyTree = Any
 Key = str | int
@@ -31,7 +31,7 @@ def save_model(
     """Writes a model to `path`, all of it or nothing; missing folders are made.
 
     `architecture` is JSON; params and model_state are nested dicts of arrays, keyed by strings or integers.
-    Raises: CheckpointError if the file cannot be written or a container is not a dict.
+    Raises: OSError if the file cannot be written; CheckpointError if a container is not a dict.
     """
     arrays: dict[str, np.ndarray] = {}
     leaves: dict[str, Any] = {}
@@ -45,7 +45,8 @@ def save_model(
     described = json.dumps({"architecture": architecture, "leaves": leaves}, sort_keys=True)
     metadata = {"cyxjax_format": str(FORMAT), "model": described, "sha256": _NO_CHECKSUM}
     data = safetensors.numpy.save(arrays, metadata)
-    _write(Path(path), data.replace(_NO_CHECKSUM.encode(), _checksum(data).encode(), 1))
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, data.replace(_NO_CHECKSUM.encode(), _checksum(data).encode(), 1))
 
 
 def read_model(path: str | PathLike[str]) -> tuple[dict[str, Any], PyTree, PyTree]:
@@ -53,14 +54,9 @@ def read_model(path: str | PathLike[str]) -> tuple[dict[str, Any], PyTree, PyTre
 
     Raises: CheckpointError if the file is missing, cut short, damaged, of a newer format, or not ours.
     """
-    data = _read(Path(path))
-    try:
+    with readable(path, CheckpointError):
+        data = read_plain(path)
         tensors = dict(safetensors.deserialize(data))
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(
-            f"{path} is cut short, or not a safetensors file at all ({error}). "
-            "HINT: check the path, or take another copy."
-        ) from error
     described = json.loads(_checked_metadata(path, data)["model"])
     arrays = {name: _array(tensors[name], leaf["dtype"]) for name, leaf in described["leaves"].items()}
     trees: dict[Key, Any] = {"params": {}, "model_state": {}}
@@ -121,23 +117,3 @@ def _insert(tree: dict[Key, Any], keys: list[Key], value: np.ndarray) -> None:
     for key in keys[:-1]:
         tree = tree.setdefault(key, {})
     tree[keys[-1]] = value
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read_plain(path)
-    except OSError as error:
-        raise CheckpointError(
-            f"Cannot read the model file {path}: {error}. HINT: check the path (it starts at {Path.cwd()})."
-        ) from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, data)
-    except OSError as error:
-        raise CheckpointError(
-            f"Cannot write the model file {path}: {error}. "
-            "HINT: check the folder, its rights and its free space."
-        ) from error

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from cyxjax.core.model.batch_stats import weighted_moments
-from cyxjax.errors import ConfigError
 from cyxjax.models.layers import Arrays, Layer, along_last, check_features, layer
 
 
@@ -18,6 +17,7 @@ class BatchNormModule(Layer):
 
     In training the statistics are those of the batch, padding excluded (of all replicas' batches under
     sync_batchnorm), and the running ones move by `momentum` towards them. Otherwise those are used.
+    `momentum` is torch's, the weight of the new batch: 0.1 where flax says 0.9.
     Where we depart: torch's running variance is the unbiased one; ours is biased, as flax's, because the
     number of samples differs between replicas.
     """
@@ -25,13 +25,6 @@ class BatchNormModule(Layer):
     features: int
     momentum: float = 0.1
     epsilon: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.momentum <= 1.0:
-            raise ConfigError(
-                f"BatchNormModule: momentum is {self.momentum!r}, expected 0 < momentum <= 1. "
-                "HINT: it is the weight of the new batch, 0.1 as in torch (flax counts the other way, 0.9)."
-            )
 
     def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
         del key
@@ -84,13 +77,6 @@ class GroupNormModule(Layer):
     num_groups: int
     num_channels: int
     epsilon: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if self.num_channels % self.num_groups:
-            raise ConfigError(
-                f"GroupNormModule: num_groups={self.num_groups} does not divide num_channels="
-                f"{self.num_channels}. HINT: choose a divisor."
-            )
 
     def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
         del key

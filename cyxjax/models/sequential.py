@@ -142,14 +142,10 @@ class SequentialModel(nnx.Module):
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "SequentialModel":
-        """The model in a file written by `save`; raises CheckpointError saying what is wrong with it."""
+        """The model in a file written by `save`; raises CheckpointError saying what is wrong with the file,
+        ConfigError for a model that is none of this class, or has a layer that this program does not know."""
         architecture, *values = read_model(path)
-        try:
-            model = cls.from_architecture(architecture)
-        except ConfigError as error:
-            raise CheckpointError(
-                f"{path} holds no SequentialModel this program can make: {error}"
-            ) from error
+        model = cls.from_architecture(architecture)
         model._hold(_fitting(model._layers, tuple(values), str(path)))
         return model
 

@@ -52,10 +52,9 @@ def test_empty_file_gives_no_settings(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [1\nb: 2\n", r"x\.yaml .*YAML.*line 2"),
+        ("a: [1\nb: 2\n", r"x\.yaml: .*line 2"),
         ("- 1\n- 2\n", r"x\.yaml .*list"),
-        ("1: x\n", r"1 in .*x\.yaml .*int"),
-        ("a: !!python/object/apply:os.getcwd []\n", r"x\.yaml .*os\.getcwd"),  # never runs code
+        ("a: !!python/object/apply:os.getcwd []\n", r"x\.yaml: .*os\.getcwd"),  # never runs code
     ],
 )
 def test_bad_files_say_what_is_wrong(tmp_path, text, message):

@@ -143,7 +143,7 @@ def test_one_flipped_bit_of_a_parameter_is_called_damage(model, tmp_path):
 def test_a_file_cut_short_says_so(model, tmp_path, length):
     model.save(tmp_path / "m")
     (tmp_path / "m").write_bytes((tmp_path / "m").read_bytes()[:length])
-    with pytest.raises(CheckpointError, match="/m .*safetensors"):
+    with pytest.raises(CheckpointError, match="/m: .*SafetensorError"):
         load_model(tmp_path / "m")
 
 
@@ -160,15 +160,15 @@ def test_a_foreign_and_a_newer_file_are_told_apart(tmp_path, monkeypatch):
 
 def test_pickles_are_refused_unread(tmp_path):
     (tmp_path / "m").write_bytes(b"\x80\x04cos\nsystem\n(S'exit 1'\ntR.")
-    with pytest.raises(CheckpointError, match="/m .*safetensors"):
+    with pytest.raises(CheckpointError, match="/m: .*SafetensorError"):
         load_model(tmp_path / "m")
 
 
 def test_missing_files_and_other_models_are_named(tmp_path):
-    with pytest.raises(CheckpointError, match="file .*absent"):
+    with pytest.raises(CheckpointError, match="/absent: "):
         load_model(tmp_path / "absent")
     save_model(tmp_path / "m", get_model("mlp").architecture(), {}, {})
-    with pytest.raises(CheckpointError, match="/m .*SequentialModel.*'registry'"):
+    with pytest.raises(ConfigError, match="'registry'"):
         SequentialModel.load(tmp_path / "m")
 
 
@@ -183,7 +183,7 @@ def test_a_layer_unknown_to_the_reader_is_named(tmp_path, monkeypatch):
     SequentialModel([DoublingModule()]).save(tmp_path / "m")
     assert SequentialModel.load(tmp_path / "m")(np.ones((1, 1))) == 2
     del layers_file._kinds["doubling"]
-    with pytest.raises(CheckpointError, match="/m .*SequentialModel.*'doubling'"):
+    with pytest.raises(ConfigError, match="'doubling'"):
         SequentialModel.load(tmp_path / "m")
 
 
@@ -210,7 +210,7 @@ def test_a_failed_write_leaves_the_old_file(model, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(CheckpointError, match=r"file .*/m: \[Errno 28\]"):
+    with pytest.raises(OSError, match="Errno 28"):
         model.save(path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["m"]

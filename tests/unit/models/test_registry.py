@@ -47,7 +47,6 @@ def test_unknown_name_offers_the_nearest():
         ({"hiden": 3}, "'mlp' .*'hiden'.* 3"),
         ({"num_classes": 0}, "'num_classes' .*'mlp' .*0"),
         ({"num_classes": 2.5}, r"'num_classes' .*'mlp' .*2\.5.*integer"),
-        ({"num_classes": True}, "'num_classes' .*'mlp' .*True"),
         ({"hidden": [8, 0]}, r"'hidden' .*'mlp' .*\[8, 0\].*\[1\]: "),
         ({"dropout": 1.0}, r"'dropout' .*'mlp' .*1\.0"),
         ({"activation": "rely"}, "'activation' .*'mlp' .*'rely'.*'relu', 'gelu'"),

@@ -180,7 +180,6 @@ def test_summary_shows_shapes_and_counts():
         (MaxPool2DModule(2), (2, 8, 8), "MaxPool2DModule.*ReshapeModule"),
         (GlobalAvgPoolModule(), (2, 8), r"GlobalAvgPoolModule.* \(2, 8\)"),
         (BatchNormModule(3), (2, 4), r"features=3.* \(2, 4\).*\(samples, ..., 3\)"),
-        (EmbeddingModule(3, 2), (2, 5), "EmbeddingModule.* float32"),
     ],
 )
 def test_a_layer_says_what_it_cannot_take(one, shape, message):
@@ -192,13 +191,11 @@ def test_a_layer_says_what_it_cannot_take(one, shape, message):
     ("make", "message"),
     [
         (lambda: DropoutModule(1.0), r"DropoutModule: p .*1\.0"),
-        (lambda: BatchNormModule(3, momentum=0.0), r"BatchNormModule: momentum .*0\.0"),
-        (lambda: GroupNormModule(3, 4), "GroupNormModule: num_groups=3 .*num_channels=4"),
         (lambda: SequentialModel([LinearModule]), "SequentialModel .*LinearModule'>"),
         (lambda: layer("linear")(type("Other", (Layer,), {})), "'linear'"),
         (
             lambda: SequentialModel([type("Mine", (LinearModule,), {})(3, 2)]),
-            "Mine .*cyxjax.models.layer",
+            r"Mine.* @cyxjax\.models\.layer",
         ),
     ],
 )
