@@ -131,19 +131,17 @@ def _parsed(data: bytes) -> tuple[list[_Line], str]:
     for number, text in enumerate(data.splitlines(keepends=True), 1):
         try:
             lines.append(_next(lines[-1] if lines else None, text))
-        except (ValueError, TypeError, RecursionError) as error:  # DataError is a ValueError
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             last = number == data.count(b"\n") + 1
             return lines, f"line {number} is {'cut short' if last else 'no record'} ({str(error)[:80]})"
     return lines, ""
 
 
 def _next(before: _Line | None, text: bytes) -> _Line:
-    """Raises: ValueError, TypeError, RecursionError for what is no line of ours."""
+    """Raises: ValueError, KeyError, TypeError, AttributeError, RecursionError for what is no line of ours."""
     if not text.endswith(b"\n"):
         raise ValueError("no end of line")
     value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError("no object")
     end, tally = (before.end, before.tally) if before else (0, Tally())
     if "seed" in value:
         return _Line(end + len(text), _facts(value), None, tally, value.get("taken_back", 0))

