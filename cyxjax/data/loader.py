@@ -69,9 +69,7 @@ class DataLoader:
     def set_epoch(self, epoch: int) -> None:
         """Makes the next pass the order of `epoch`; handed on to the sampler where it has one."""
         self._next_epoch = epoch
-        set_sampler_epoch = getattr(self.sampler, "set_epoch", None)
-        if set_sampler_epoch is not None:
-            set_sampler_epoch(epoch)
+        tell_epoch(self.sampler, epoch)
 
     def _read(self, indices: Iterator[int]) -> Iterator[Any]:
         with read_ahead(self._batches(indices), self.prefetch) as batches:

@@ -17,6 +17,7 @@ import numpy as np
 from cyxjax.data.columns import Columns, leaves, split
 from cyxjax.data.items import own_arrays, stack_rows
 from cyxjax.data.labels import WatchedLoader
+from cyxjax.data.loader import tell_epoch
 from cyxjax.data.sources import as_batches
 from cyxjax.errors import CheckpointError, DataError
 
@@ -202,9 +203,7 @@ class RowBatches:
 
     def set_epoch(self, epoch: int) -> None:
         """Calls `set_epoch` of the stream, where there is one."""
-        set_source_epoch = getattr(self.rows.source, "set_epoch", None)
-        if set_source_epoch is not None:
-            set_source_epoch(epoch)
+        tell_epoch(self.rows.source, epoch)
 
     def first_digest(self) -> str:
         """Of the first sample: equal on all ranks where they read one stream."""

@@ -194,34 +194,21 @@ def _persistent(stack: list[Any], arg: Any) -> None:
     stack.append(_Storage(dtype_of(_STORAGES[kind.name]), str(key)))
 
 
-def _build(stack: list[Any], arg: Any) -> None:
-    """torch sets `_metadata` on its OrderedDict; it is ignored."""
-    stack.pop()
-
-
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
     return _Tensor(storage, int(offset), tuple(map(int, shape)), tuple(map(int, strides)))
 
 
-def _parameter(tensor: Any, *_: Any) -> Any:
-    return tensor
-
-
-def _ordered(items: Any = ()) -> dict[Any, Any]:
-    return dict(items)
-
-
 _CALLS: dict[_Name, Callable[..., Any]] = {
-    _Name("collections", "OrderedDict"): _ordered,
+    _Name("collections", "OrderedDict"): dict,
     _Name("torch._utils", "_rebuild_tensor_v2"): _tensor,
-    _Name("torch._utils", "_rebuild_parameter"): _parameter,
+    _Name("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
 }
 _STEPS: dict[str, Callable[[list[Any], Any], None]] = {
     "GLOBAL": _global,
     "STACK_GLOBAL": _stack_global,
     "REDUCE": _reduce,
     "BINPERSID": _persistent,
-    "BUILD": _build,
+    "BUILD": lambda stack, arg: stack.pop(),  # torch sets `_metadata` on its OrderedDict; it is ignored
     "TUPLE": lambda stack, arg: stack.append(tuple(_to_mark(stack))),
     "TUPLE1": lambda stack, arg: stack.append(tuple(_popped(stack, 1))),
     "TUPLE2": lambda stack, arg: stack.append(tuple(_popped(stack, 2))),
