@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cyxjax.data.columns import TARGET_NAMES, Columns, split
+from cyxjax.data.columns import TARGET_NAMES
 from cyxjax.data.items import ItemDataset
 from cyxjax.data.sources import ArrayDataset, as_dataset
 from cyxjax.data.splits import Splits, Task, describe, split_dataset
@@ -38,34 +38,28 @@ def load_parquet(
                 f"{root} has no column {name!r}. HINT: {nearest(name, table.column_names)}", key="options"
             )
     columns = {name: _column(root, name, table.column(name)) for name in table.column_names}
-    given, targets = split_names(root, columns, target)
-    names: tuple[str, ...] = ()
-    if targets.dtype.kind == "U":
-        classes, targets = np.unique(targets, return_inverse=True)
-        names, targets = tuple(classes.tolist()), targets.astype(np.int32)
-    whole = as_dataset((given, targets))
-    info = describe("parquet", whole, task, class_names=names)
-    if info.task == "regression":
-        whole = ArrayDataset(given, targets.astype(np.float32).reshape(len(targets), -1))
-    found = split_dataset(whole, info, targets, **split)
-    label = target or next(name for name in TARGET_NAMES if name in columns)
-    inputs_of = tuple(name for name in columns if name != label)
-    one_each = isinstance(given, np.ndarray) and given.shape[1:] == (len(inputs_of),)
-    return found._replace(info=replace(found.info, column_names=inputs_of)) if one_each else found
-
-
-def split_names(root: Path, columns: dict[str, Any], target: str | None) -> tuple[Any, Any]:
-    """(inputs, targets) of columns: numbers in one array."""
-    given, targets = split(columns, Columns(None, target))
-    if given is targets:
+    label = target or next((name for name in TARGET_NAMES if name in columns), None)
+    if label is None:
         raise ConfigError(
             f"{root}: which of {', '.join(columns)} is the target? HINT: set options.target.",
             key="options.target",
         )
-    numbers = lambda one: np.ndim(one) == 1 and one.dtype.kind in "biuf"  # noqa: E731
-    if isinstance(given, dict) and all(map(numbers, given.values())):
-        return np.stack(list(given.values()), 1).astype(np.float32), targets
-    return given, targets
+    targets = columns.pop(label)
+    names: tuple[str, ...] = ()
+    if targets.dtype.kind == "U":
+        classes, targets = np.unique(targets, return_inverse=True)
+        names, targets = tuple(classes.tolist()), targets.astype(np.int32)
+    together = len(columns) > 1 and all(np.ndim(a) == 1 and a.dtype.kind in "biuf" for a in columns.values())
+    if together:
+        given: Any = np.stack(list(columns.values()), 1).astype(np.float32)
+    else:
+        given = columns if len(columns) > 1 else next(iter(columns.values()))
+    whole = as_dataset((given, targets))
+    info = describe("parquet", whole, task, class_names=names)
+    if info.task == "regression":
+        whole = ArrayDataset(given, targets.astype(np.float32).reshape(len(targets), -1))
+    info = replace(info, column_names=tuple(columns) if together else ())
+    return split_dataset(whole, info, targets, **split)
 
 
 def _column(root: Path, name: str, column: Any) -> Any:

@@ -58,10 +58,11 @@ def read_model(path: str | PathLike[str]) -> tuple[dict[str, Any], PyTree, PyTre
         data = read_plain(path)
         tensors = dict(safetensors.deserialize(data))
     described = json.loads(_checked_metadata(path, data)["model"])
-    arrays = {name: _array(tensors[name], leaf["dtype"]) for name, leaf in described["leaves"].items()}
     trees: dict[Key, Any] = {"params": {}, "model_state": {}}
     for name, leaf in described["leaves"].items():
-        _insert(trees, leaf["path"], arrays[name])
+        # Ours because safetensors.numpy (0.8) writes bfloat16 but cannot read it.
+        flat = np.frombuffer(tensors[name]["data"], np.dtype(leaf["dtype"]))
+        _insert(trees, leaf["path"], flat.reshape(tensors[name]["shape"]).copy())
     return described["architecture"], trees["params"], trees["model_state"]
 
 
@@ -103,14 +104,6 @@ def _checked_metadata(path: str | PathLike[str], data: bytes) -> dict[str, str]:
             "HINT: update cyxjax."
         )
     return metadata
-
-
-def _array(tensor: dict[str, Any], dtype: str) -> np.ndarray:
-    """A writable array from one entry of `safetensors.deserialize`.
-
-    Ours because safetensors.numpy (0.8) writes bfloat16 but cannot read it.
-    """
-    return np.frombuffer(tensor["data"], np.dtype(dtype)).reshape(tensor["shape"]).copy()
 
 
 def _insert(tree: dict[Key, Any], keys: list[Key], value: np.ndarray) -> None:

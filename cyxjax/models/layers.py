@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from cyxjax.errors import ConfigError, DataError, nearest
+from cyxjax.models.registry import same_definition
 
 Arrays = dict[str, jax.Array]
 LayerType = TypeVar("LayerType", bound="Layer")
@@ -50,7 +51,7 @@ def layer(kind: str) -> Callable[[type[LayerType]], type[LayerType]]:
     """
 
     def decorate(cls: type[LayerType]) -> type[LayerType]:
-        if kind in _kinds and not _same_class(_kinds[kind], cls):
+        if kind in _kinds and not same_definition(_kinds[kind], cls):
             raise ConfigError(f"A layer of kind {kind!r} exists already. HINT: choose another kind.")
         made = dataclass(frozen=True)(cls)
         made.kind = kind
@@ -63,17 +64,14 @@ def layer(kind: str) -> Callable[[type[LayerType]], type[LayerType]]:
 def check_layer(value: Any) -> None:
     """Raises ConfigError unless `value` is a layer of a class made with `@layer`."""
     # A subclass inherits its parent's kind: a saved file would bring back the parent instead.
-    if not isinstance(value, Layer) or not _same_class(_kinds.get(getattr(value, "kind", "")), type(value)):
+    if not isinstance(value, Layer) or not same_definition(
+        _kinds.get(getattr(value, "kind", ""), Layer), type(value)
+    ):
         raise ConfigError(
             f"SequentialModel got {value!r} ({type(value).__name__}), expected a layer such as "
             "LinearModule(784, 256), its class decorated with @cyxjax.models.layer('its_kind'). HINT: pass "
             "Flax modules to the trainer directly."
         )
-
-
-def _same_class(a: type | None, b: type) -> bool:
-    """The same definition, perhaps run twice (a notebook cell)."""
-    return a is not None and (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__)
 
 
 def layer_to_dict(one: Layer) -> dict[str, Any]:

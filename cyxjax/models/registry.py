@@ -96,7 +96,7 @@ class Builder:
         except ValidationError as error:
             raise ConfigError(
                 f"Option {option!r} of model {self.name!r} is {value!r} (from {source}): {_reason(error)}. "
-                f"HINT: set {option} to {_example(self.options()[option])}.",
+                f"HINT: `get_model({self.name!r}).options()` has the types and defaults.",
                 key=f"options.{option}",
             ) from error
 
@@ -112,7 +112,7 @@ def register(name: str) -> Callable[[Factory], Factory]:
         taken = _builders.get(name)
         shipped_elsewhere = name in _SHIPPED and factory.__module__ != _SHIPPED[name]
         # The same definition again is a reloaded module or a notebook cell run twice, not a clash.
-        if shipped_elsewhere or (taken is not None and not _same_definition(taken.factory, factory)):
+        if shipped_elsewhere or (taken is not None and not same_definition(taken.factory, factory)):
             raise ConfigError(f"A model named {name!r} is registered already. HINT: choose another name.")
         _builders[name] = Builder(name, factory)
         return factory
@@ -180,7 +180,8 @@ def _adapter(expected: Any) -> TypeAdapter | None:
         return None
 
 
-def _same_definition(a: Any, b: Any) -> bool:
+def same_definition(a: Any, b: Any) -> bool:
+    """Whether two classes or functions are one, perhaps run twice (a notebook cell)."""
     return (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__)
 
 
@@ -188,9 +189,3 @@ def _reason(error: ValidationError) -> str:
     first = error.errors()[0]
     where = "".join(f"[{place!r}]" for place in first["loc"])
     return f"{where + ': ' if where else ''}{first['msg'][:1].lower()}{first['msg'][1:]}"
-
-
-def _example(parameter: inspect.Parameter) -> str:
-    if parameter.default is parameter.empty:
-        return "a value of the type it expects"
-    return f"a value like its default, {parameter.default!r}"
