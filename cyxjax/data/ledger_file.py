@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 from cyxjax.data.ledger import Record, Span, StreamFacts, Tally, check_place, span_of_step, walk
 from cyxjax.errors import DataError
-from cyxjax.files import append
-
-_NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
+from cyxjax.files import append, sync_file
 
 
 class Cut(NamedTuple):
@@ -152,16 +150,9 @@ def _next(before: _Line | None, text: bytes) -> _Line:
 
 
 def _truncate(path: Path, length: int) -> None:
-    try:
-        fd = os.open(path, os.O_WRONLY | _NO_LINK)
-    except FileNotFoundError:
-        return
-    try:
-        if os.fstat(fd).st_size > length:
-            os.ftruncate(fd, length)
-            os.fsync(fd)
-    finally:
-        os.close(fd)
+    if path.exists() and path.stat().st_size > length:
+        os.truncate(path, length)
+        sync_file(path)
 
 
 class Kept(NamedTuple):

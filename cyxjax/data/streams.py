@@ -40,11 +40,7 @@ class Once:
 
     def peek(self, count: int) -> list[Any]:
         """The next `count` batches, or as many as there are; they stay the next ones."""
-        while len(self._kept) < count:
-            try:
-                self._kept.append(next(self._batches))
-            except StopIteration:
-                break
+        self._kept.extend(islice(self._batches, max(0, count - len(self._kept))))
         return list(self._kept)[:count]
 
     def __iter__(self) -> Iterator[Any]:

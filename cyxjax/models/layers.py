@@ -63,10 +63,9 @@ def layer(kind: str) -> Callable[[type[LayerType]], type[LayerType]]:
 
 def check_layer(value: Any) -> None:
     """Raises ConfigError unless `value` is a layer of a class made with `@layer`."""
+    made = _kinds.get(getattr(value, "kind", ""))
     # A subclass inherits its parent's kind: a saved file would bring back the parent instead.
-    if not isinstance(value, Layer) or not same_definition(
-        _kinds.get(getattr(value, "kind", ""), Layer), type(value)
-    ):
+    if made is None or not same_definition(made, type(value)):
         raise ConfigError(
             f"SequentialModel got {value!r} ({type(value).__name__}), expected a layer such as "
             "LinearModule(784, 256), its class decorated with @cyxjax.models.layer('its_kind'). HINT: pass "
