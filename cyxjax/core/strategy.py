@@ -113,7 +113,7 @@ def norm_row(stepped: Stepped, step: jax.Array) -> jax.Array:
         # a second with a branch, 43 k without one.
         squares = jnp.where(due, _squares(stepped.mean_grads), 0.0)
     else:
-        squares = lax.cond(due, _dots, _nothing, stepped.mean_grads)
+        squares = _squares_if(due, jax.tree.leaves(stepped.mean_grads))
     return jnp.stack([jnp.sqrt(squares), due.astype(jnp.float32)])
 
 
@@ -132,19 +132,33 @@ def written_after(row: jax.Array, stepped: Stepped) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.where(never, jnp.zeros_like(leaf), leaf), stepped.params)
 
 
-def _dots(grads: PyTree) -> jax.Array:
-    """The sum of all squares; XLA:CPU has code for dots, and would compile a loop for each other sum."""
-    flat = [leaf.reshape(-1) for leaf in jax.tree.leaves(grads)]
-    return reduce(jnp.add, [lax.dot(jnp.conj(leaf), leaf).real.astype(jnp.float32) for leaf in flat])
+# Leaves whose squares are added up in one branch: with 800 leaves in one the step takes a fifth longer to
+# compile than with 64 in each.
+_AT_ONCE = 64
+
+
+def _squares_if(due: jax.Array, leaves: list[jax.Array]) -> jax.Array:
+    """The sum of all squares where `due`, else zero; a leaf after the other, as in one branch."""
+    squares = jnp.float32(0.0)
+    for start in range(0, len(leaves), _AT_ONCE):
+        squares = lax.cond(due, _with_squares, _nothing, [squares, *leaves[start : start + _AT_ONCE]])
+    return squares
+
+
+def _with_squares(values: list[jax.Array]) -> jax.Array:
+    # As dots: XLA:CPU has code for them, and would compile a loop for each other sum.
+    so_far, *grads = values
+    flat = [leaf.reshape(-1) for leaf in grads]
+    return reduce(jnp.add, [lax.dot(jnp.conj(leaf), leaf).real.astype(jnp.float32) for leaf in flat], so_far)
 
 
 def _squares(grads: Any) -> jax.Array:
     return optax.tree.norm(grads, squared=True).astype(jnp.float32)
 
 
-def _nothing(grads: PyTree) -> jax.Array:
-    # Of a type that differs between replicas where one of the gradients does.
-    return reduce(jnp.add, [lax.full_like(leaf, 0, jnp.float32, ()) for leaf in jax.tree.leaves(grads)])
+def _nothing(values: list[jax.Array]) -> jax.Array:
+    # Zero, of a type that differs between replicas where one of the gradients does.
+    return reduce(jnp.add, [lax.full_like(leaf, 0, jnp.float32, ()) for leaf in values])
 
 
 _value: ContextVar[jax.Array | None] = ContextVar("step_value", default=None)

@@ -1,4 +1,4 @@
-"""The norm of the mean gradients: the dots it is added up of, and what waits for it."""
+"""The norm of the mean gradients: its squares, added up in branches of dots, and what waits for it."""
 
 import jax
 import numpy as np
@@ -7,11 +7,15 @@ import optax
 from cyxjax.core.strategy import Stepped, norm_row, written_after
 
 
-def test_the_norm_is_of_all_leaves_in_every_eighth_step():
+def test_no_branch_adds_up_many_leaves_and_the_norm_keeps_its_bits():
     # 1 + 2**-24 is 1 in float32: small leaves count only where they are added up first.
     sizes = [1.0, *[2.0**-12] * 199]
     leaves = [np.full(1, size, np.float32) for size in sizes]
     row = lambda step, grads: norm_row(Stepped(None, None, grads), step)  # noqa: E731
+    traced = jax.make_jaxpr(row)(np.int32(8), leaves)
+    given = [len(eqn.invars) for eqn in traced.jaxpr.eqns if eqn.primitive.name == "cond"]
+    assert len(given) == 4
+    assert max(given) <= 66  # the condition, the sum so far, 64 leaves
     one_by_one = np.float32(optax.tree.norm(leaves))
     assert one_by_one == 1.0 != np.float32(np.sqrt(np.sum(np.square(sizes))))
     np.testing.assert_array_equal(jax.jit(row)(np.int32(8), leaves), [one_by_one, 1.0])
