@@ -21,7 +21,6 @@ from cyxjax.observe.records import Sink, write_atomic
 from cyxjax.observe.sinks import NullSink, check_names
 from cyxjax.observe.stop_reasons import MAX_TIME, reason_of
 from cyxjax.train import reporting
-from cyxjax.train.feeding import samples
 from cyxjax.train.plan import Plan
 from cyxjax.train.recording import fetch, recorded, sinks_of
 from cyxjax.train.runs.tables import check_columns
@@ -106,6 +105,8 @@ def _test(experiment: Experiment, sink: Sink, console: Console) -> None:
     results = {f"test_{name}": value for name, value in found.items() if not math.isnan(value)}
     sink.log({"kind": "test", "step": step, **results})
     if config.report:
+        from cyxjax.train.feeding import samples  # here: not needed before a run's end
+
         events = reporting.event_log(config.run_folder, trainer.is_master(), console.note)
         events.log("test", step=step, metrics=found)
         samples.log_samples(splits, config.report_samples, trainer.predict, events, sink, step, console.note)

@@ -24,7 +24,6 @@ from cyxjax.train.hooks.ledger import LedgerHook, Tape
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.settings import FirstValues
-from cyxjax.train.start.init_from import with_first_values
 
 PyTree = Any
 UNTRAINED = "this trainer has no parameters yet. HINT: call fit(...) or load_checkpoint(...) first."
@@ -158,6 +157,8 @@ def first_state(plan: Plan, program: Program, first: FirstValues | None = None) 
         drawn = program.fns.init(jax.random.key(seed), inputs)
         params, model_state = jax.tree.map(np.asarray, drawn)
         if first is not None:
+            from cyxjax.train.start.init_from import with_first_values  # here: it loads readers of files
+
             params, model_state, notes = with_first_values(first, params, model_state)
         params, model_state = put_replicated(mesh, (params, model_state))
         state = program.init(params, model_state, seed)
