@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 from inspect import Parameter, signature
 from numbers import Integral, Real
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from cyxjax.errors import ConfigError, nearest
@@ -145,6 +146,10 @@ def _attribute(kind: str, path: str, key: str) -> Any:
                 f"{kind} {path!r}: {module_name} has no {part!r}. HINT: {nearest(part, public)}", key=key
             )
         found = getattr(found, part)
+    if isinstance(found, str | int | float | list | dict | ModuleType | None):
+        raise ConfigError(
+            f"{kind} {path!r} is a {type(found).__name__}. HINT: name a function or a class.", key=key
+        )
     return found
 
 

@@ -115,6 +115,11 @@ class GPT(Network):
                 f"GPT of width={self.width} cannot be split over num_heads={self.num_heads}. "
                 f"HINT: set width to {self.num_heads * (self.width // self.num_heads + 1)}."
             )
+        if tokens_BT.ndim != 2 or not jnp.issubdtype(tokens_BT.dtype, jnp.integer):
+            raise DataError(
+                f"GPT got inputs of shape {tokens_BT.shape}, dtype {tokens_BT.dtype}; expected integer token "
+                "ids of shape (samples, places). HINT: pass the ids, not vectors or text."
+            )
         if tokens_BT.shape[1] > self.context_length:
             raise DataError(
                 f"GPT got texts of {tokens_BT.shape[1]} tokens, expected at most "

@@ -95,7 +95,7 @@ def _augment(one: Mapping[str, Any], key: str) -> Augment:
     @cache
     def found() -> Callable:
         made = getattr(extra("dm_pix", "cyxjax[pix]"), name) if name in PIX else None
-        made = made or _callable("augmentation", name, dict.fromkeys(PIX), key)
+        made = made or named("augmentation", name, dict.fromkeys(PIX), key=key)
         return partial(made, **_options("augmentation", name, made, options, key, "key, x"))
 
     return lambda sample_key, x: found()(sample_key, x)
@@ -143,7 +143,7 @@ def loss_of(config: TrainConfig, info: DatasetInfo) -> Any:
         return _made("loss", name, {name: kind}, options, "loss")
     if not options:
         return found
-    function = _callable("loss", name, LOSSES, "loss")
+    function = named("loss", name, LOSSES, key="loss")
     return partial(function, **_options("loss", name, function, options, "loss"))
 
 
@@ -183,7 +183,7 @@ def metrics_of(config: TrainConfig, info: DatasetInfo) -> Metrics:
         if is_statistic(found):
             made[short] = partial(found, **options) if options else found
             continue
-        function = _callable("metric", made_of, METRICS, key)
+        function = named("metric", made_of, METRICS, key=key)
         made[short] = partial(function, **_options("metric", made_of, function, options, key))
         if hasattr(function, "better"):
             better[short] = function.better
@@ -217,13 +217,6 @@ def _made(kind: str, name: str, ours: Mapping[str, Any], options: Mapping[str, A
             "HINT: options are the keywords of its call.",
             key=key,
         ) from err
-
-
-def _callable(kind: str, name: str, ours: Mapping[str, Any], key: str) -> Callable:
-    found = named(kind, name, ours, key=key)
-    if not callable(found):
-        raise ConfigError(f"{kind} {name!r} is a {type(found).__name__}. HINT: name a function.", key=key)
-    return found
 
 
 def _options(

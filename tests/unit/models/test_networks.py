@@ -266,6 +266,7 @@ def test_gpt_computes_gradients_in_float16():
     [
         ({"num_heads": 3}, jnp.zeros((1, 2), jnp.int32), ConfigError, "width=8.*num_heads=3.* 9"),
         ({}, jnp.zeros((1, 13), jnp.int32), DataError, "13 tokens.*context_length=12"),
+        ({}, jnp.zeros((1, 2), jnp.float32), DataError, r"\(1, 2\).*float32"),
     ],
 )
 def test_gpt_says_what_it_cannot_take(options, tokens, error, message):
