@@ -10,14 +10,15 @@ gradients. Both roundings (of what a replica sent, of the mean an owner sent) go
 """
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jax.flatten_util import ravel_pytree
 
+from cyxjax.core.exchange import raveled
 from cyxjax.core.mesh import AXIS, PER_REPLICA
 from cyxjax.core.strategy import Reducer
 from cyxjax.core.trees import PyTree
@@ -69,10 +70,11 @@ def coded_mean(codec: Codec, error_feedback: bool = True) -> Reducer:
         del params
         if lax.axis_size(AXIS) == 1:
             return lax.pmean(grads, AXIS), state
-        flat, unravel = ravel_pytree(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
-        mean, unsent = _exchange(codec, flat + state.unsent)
+        flat, unravel = raveled(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
+        size = state.unsent.size
+        mean, unsent = _exchange(codec, flat + jnp.pad(state.unsent, (0, flat.size - size)))
         mean_grads = jax.tree.map(lambda m, g: m.astype(g.dtype), unravel(mean), grads)
-        return mean_grads, Residual(unsent) if error_feedback else state
+        return mean_grads, Residual(unsent[:size]) if error_feedback else state
 
     return optax.GradientTransformation(init, update)  # type: ignore[arg-type]  # optax: any state
 
@@ -83,7 +85,9 @@ def _exchange(codec: Codec, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
     part = -(-size // (count * codec.block)) * codec.block  # equal parts of whole blocks; padding at the end
     rows = jnp.pad(wanted, (0, part * count - size)).reshape(count, part)
     sent = codec.encode(rows)
-    mean = codec.decode(in_pieces(lambda rows: lax.all_to_all(rows, AXIS, 0, 0), sent)).mean(0)
+    received = codec.decode(in_pieces(lambda rows: lax.all_to_all(rows, AXIS, 0, 0), sent))
+    # Row by row: `received.mean(0)` of two rows of 12 MB takes XLA on CPU (jax 0.10.2) 58 ms, and this 1 ms.
+    mean = reduce(jnp.add, received) / count
     coded = codec.encode(mean[None])
     # `invarying`: all hold the same bytes, which the checked map could not know otherwise.
     everything = in_pieces(lambda row: lax.all_gather(row, AXIS, to="invarying"), coded[0])

@@ -11,12 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from cyxjax.core.exchange import reduce_scattered
+from cyxjax.core.exchange import concatenated, cut, reduce_scattered
 from cyxjax.core.memory import GATHERED
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.optimizer import refuse_unless_elementwise
@@ -88,10 +87,8 @@ def whole(parts: PyTree, like: PyTree, dtype: Any = None) -> PyTree:
         together = leaf.size * sent_as[i].itemsize <= _TOGETHER_BYTES
         groups.setdefault((leaf.dtype, sent_as[i]) if together else i, []).append(i)
     for mine in groups.values():
-        part = jnp.concatenate([leaves[i].reshape(-1) for i in mine])
-        rows = _gathered(part, sent_as[mine[0]])
-        ends = np.cumsum([leaves[i].size for i in mine])[:-1]
-        for i, row in zip(mine, jnp.split(rows, ends, axis=1), strict=True):
+        rows = _gathered(concatenated([leaves[i].reshape(-1) for i in mine]), sent_as[mine[0]])
+        for i, row in zip(mine, cut(rows, [leaves[i].size for i in mine]), strict=True):
             flat = row.reshape(-1)[: shapes[i].size].reshape(shapes[i].shape)
             out[i] = checkpoint_name(flat, GATHERED)
     return jax.tree.unflatten(structure, out)

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jax.flatten_util import ravel_pytree
 
+from cyxjax.core.exchange import raveled
 from cyxjax.core.mesh import AXIS
 from cyxjax.core.replica import pmean
 from cyxjax.core.strategy import Reducer, Sync, reduce_then
@@ -45,7 +45,7 @@ def bucketed_reducer(bucket_size_mb: float = 25.0) -> Reducer:
         means: list[Any] = [None] * len(leaves)
         last = jnp.float32(0)
         for bucket in buckets([leaf.size * leaf.dtype.itemsize for leaf in leaves], bucket_size_mb * _MB):
-            flat, unravel = ravel_pytree([leaves[i] for i in bucket])
+            flat, unravel = raveled([leaves[i] for i in bucket])
             # Reductions that do not need one another travel together, so each looks at the one before, in a
             # way it does not see through: no number is NaN and 0. (It drops optimization_barrier too soon.)
             flat = jnp.where(jnp.isnan(last) & (last == 0), jnp.zeros_like(flat), flat)

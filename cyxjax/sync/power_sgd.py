@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jax.flatten_util import ravel_pytree
 
+from cyxjax.core.exchange import raveled
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.strategy import Reducer, Sync, reduce_then
 from cyxjax.core.trees import PyTree, named_leaves
@@ -116,7 +116,7 @@ def _transposed_product(m: jax.Array, p: jax.Array) -> jax.Array:
 
 def _joined_mean(tree: PyTree) -> PyTree:
     """Means over replicas in one reduction: these are small, so each further one would cost its latency."""
-    flat, unravel = ravel_pytree(tree)
+    flat, unravel = raveled(tree)
     return unravel(lax.pmean(flat, AXIS))
 
 

@@ -126,3 +126,24 @@ def test_a_forgotten_sum_is_refused_as_without(joining):
 def test_only_cpus_of_several_processes_join(platform, processes, joins):
     devices = np.array([SimpleNamespace(platform=platform, process_index=p) for p in processes])
     assert exchange.sends_one_by_one(SimpleNamespace(devices=devices)) is joins
+
+
+@pytest.mark.parametrize("strategy", ["mean", "bucketed", "bf16", "power_sgd", "zero1"])
+def test_xla_fuses_no_concatenation_of_parameters(strategy, joining, monkeypatch):
+    monkeypatch.setattr(exchange, "_FUSED_BYTES", 0)
+    # A fused one is computed number by number where XLA's pool has several threads.
+    alone = Alone(built(strategy, optax.sgd(0.1), USUAL[strategy]), 2)
+    hlo = alone.update.lower(alone.state, random_grads(2, 0)).compile().as_text()
+    fused = [body for body in hlo.split("\n\n") if body.startswith("%fused") and " concatenate(" in body]
+    assert not [body for body in fused if body.count("parameter(") > 2 and "f32" in body.splitlines()[0]]
+
+
+@pytest.mark.parametrize("fused_bytes", [0, 1 << 16])
+def test_a_raveled_tree_comes_back(fused_bytes, monkeypatch):
+    monkeypatch.setattr(exchange, "_FUSED_BYTES", fused_bytes)
+    tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(2, jnp.bfloat16), "c": jnp.zeros((0, 2))}
+    with jax.numpy_dtype_promotion("standard"):
+        flat, unravel = exchange.raveled(tree)
+    back = unravel(flat * 2)
+    jax.tree.map(np.testing.assert_array_equal, back, jax.tree.map(lambda a: a * 2, tree))
+    assert [a.dtype for a in jax.tree.leaves(back)] == [a.dtype for a in jax.tree.leaves(tree)]

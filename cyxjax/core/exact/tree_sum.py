@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding
 
 from cyxjax.core.exact.calls import Made
 from cyxjax.core.exact.step import Layout, by_device
+from cyxjax.core.exchange import concatenated
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.replica import model_map
 from cyxjax.core.trees import PyTree
@@ -139,11 +140,11 @@ def widened(leaf: jax.Array) -> jax.Array:
 
 
 def _pack(tree: PyTree) -> dict[str, jax.Array]:
-    """All leaves of a dtype as one flat array."""
+    """All leaves of a dtype as one flat array, with the copies of `concatenated` at its end."""
     groups: dict[str, list[jax.Array]] = {}
     for leaf in jax.tree.leaves(tree):
         groups.setdefault(str(leaf.dtype), []).append(leaf.reshape(-1))
-    return {name: jnp.concatenate(leaves) for name, leaves in groups.items()}
+    return {name: concatenated(leaves) for name, leaves in groups.items()}
 
 
 def _unpack(packed: dict[str, jax.Array], shapes: PyTree) -> PyTree:
