@@ -170,12 +170,14 @@ def _read(
 def batch_size_from_global(global_batch_size: int, num_replicas: int, accumulation: int = 1) -> int:
     """Samples per replica and micro-step when `global_batch_size` is shared by all of them.
 
-    Raises: ConfigError when it does not divide.
+    Raises: ConfigError when it does not divide, naming the nearest global batch size that does.
     """
     shares = num_replicas * accumulation
     if global_batch_size >= shares and global_batch_size % shares == 0:
         return global_batch_size // shares
+    below = global_batch_size // shares * shares
+    fits = f"{below} or {below + shares}" if below > 0 else f"{shares}"
     raise ConfigError(
         f"global_batch_size={global_batch_size} does not divide by {num_replicas} replicas x "
-        f"{accumulation} gradient accumulation steps = {shares}. HINT: use a multiple of {shares}."
+        f"{accumulation} gradient accumulation steps = {shares}. HINT: use {fits}."
     )
