@@ -51,6 +51,8 @@ class ItemDataset:
     def _item(self, index: int) -> Any:
         try:
             return own_arrays(self._source[index])
+        except DataError as error:
+            raise DataError(f"item {index} of {type(self._source).__name__}: {error}") from error
         except Exception as error:
             raise DataError(
                 f"item {index} of {type(self._source).__name__} raised {type(error).__name__}: {error}. "
