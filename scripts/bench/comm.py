@@ -1,6 +1,7 @@
 """Samples per second of each strategy between two hosts on a slow wire, torch DDP beside them.
 
     sudo python scripts/bench/comm.py [--rates 1gbit 100mbit] [--seconds 4] [--torch-python PATH] [--only ROW]
+    sudo python scripts/bench/comm.py --cut    # backward in two programs: whether gradients travel meanwhile
 
 Two network namespaces stand for two hosts; the pair of interfaces that joins them is limited by tc. An MLP
 of 5.8 M parameters trains between two processes with one core each. Needs root, iproute2 and Linux;
@@ -17,6 +18,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 HOSTS = ("cyxbench0", "cyxbench1")
@@ -38,6 +40,7 @@ TORCH = {
     "torch DDP, bf16 hook": ["bf16", {}],
     "torch DDP, PowerSGD rank 4": ["power_sgd", {"rank": 4}],
 }
+CUT = dict.fromkeys(("one program", "no exchange", *(f"cut behind layer {n}" for n in (2, 4, 6))))
 _LIMIT_S = 300  # for one pair of processes
 
 
@@ -48,6 +51,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=64, help="samples per process and step")
     parser.add_argument("--torch-python", help="an interpreter that has torch; none: no torch rows")
     parser.add_argument("--only", default="", help="rows whose name holds this, and mean")
+    parser.add_argument("--cut", action="store_true", help="a step whose backward is cut by depth, alone")
     args = parser.parse_args()
     if missing := what_is_missing():
         print(f"skipped: {missing}")
@@ -56,8 +60,9 @@ def main() -> int:
     results: dict[str, dict[str, float | str]] = {}
     for rate in args.rates:
         with two_hosts(rate):
-            found = measure(sys.executable, "comm_ours.py", OURS, args)
-            if args.torch_python:
+            rows, script = (CUT, "comm_cut.py") if args.cut else (OURS, "comm_ours.py")
+            found = measure(sys.executable, script, rows, args)
+            if args.torch_python and not args.cut:
                 found |= measure(args.torch_python, "comm_torch.py", TORCH, args)
         for row, value in found.items():
             results.setdefault(row, {})[rate] = value
@@ -100,7 +105,7 @@ def run(*command: str) -> None:
 
 
 def measure(
-    python: str, script: str, rows: dict[str, list], args: argparse.Namespace
+    python: str, script: str, rows: dict[str, Any], args: argparse.Namespace
 ) -> dict[str, float | str]:
     """Samples/s by row, or why there is none, from a pair of processes that run `script`."""
     rows = {row: what for row, what in rows.items() if row == "mean" or args.only in row}
@@ -149,12 +154,13 @@ def start(rank: int, command: list[str]) -> subprocess.Popen:
 
 
 def table(results: dict[str, dict[str, float | str]], rates: list[str]) -> str:
-    """Markdown: samples/s and how many times `mean` that is, a column for each rate."""
+    """Markdown: samples/s and how many times the first row that is, a column for each rate."""
     lines = [f"| samples/s | {' | '.join(rates)} |", f"| --- |{' ---: |' * len(rates)}"]
+    first = next(iter(results.values()))
     for row, values in results.items():
         cells = []
         for rate in rates:
-            value, plain = values.get(rate, "no result"), results["mean"][rate]
+            value, plain = values.get(rate, "no result"), first[rate]
             known = isinstance(value, float) and isinstance(plain, float)
             cells.append(f"{value:,.0f} ({value / plain:.1f}x)" if known else str(value))
         lines.append(f"| {row} | {' | '.join(cells)} |")
