@@ -256,7 +256,9 @@ def test_the_launcher_draws_the_live_line_of_rank_0_in_colour_and_keeps_it_out_o
         "--log-dir",
         str(tmp_path / "logs"),
     ]
-    command = [*start, *TRAIN[1:], "--run-dir", str(tmp_path / "run"), "--log-every-n-batches", "1"]
+    # Several times as long as the live line waits for its first time.
+    train = ["60" if word == "2" else word for word in TRAIN[1:]]
+    command = [*start, *train, "--run-dir", str(tmp_path / "run"), "--log-every-n-batches", "1"]
     child = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env)
     text = read_until(master, lambda text: "Next: " in text and text.endswith("\n"), 150.0)
     assert child.wait(60) == 0, text
@@ -266,5 +268,5 @@ def test_the_launcher_draws_the_live_line_of_rank_0_in_colour_and_keeps_it_out_o
     assert re.search(r"\x1b\[1[;m]", text)  # bold, as in one process
     assert "cyxjax-live" not in text
     log = (tmp_path / "logs" / "start_0" / "rank_0.log").read_text()
-    assert "Epoch 2/2, Loss: " in log
+    assert "Epoch 60/60, Loss: " in log
     assert "cyxjax-live" not in log
