@@ -11,12 +11,11 @@ import numpy as np
 import optax
 from jax import lax
 
-from cyxjax.core.exchange import reduce_scattered, together
+from cyxjax.core.exchange import in_pieces, reduce_scattered, together
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.optimizer import refuse_unless_elementwise
 from cyxjax.core.strategy import Stepped, Sync, shortened
 from cyxjax.core.trees import PyTree
-from cyxjax.sync.coded_mean import in_pieces
 from cyxjax.sync.entry import Exchange, Strategy
 
 
