@@ -45,14 +45,16 @@ def _mapped(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree, checke
             return f(*args)
 
     def mapped(*args: Any) -> Any:
-        entering, specs, inside = _without_empty(run, args, in_specs, mesh)
+        entering, specs, inside = _without_empty(run, args, in_specs, mesh, checked)
         into = jax.shard_map(inside, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=checked)
         return into(*entering)
 
     return mapped
 
 
-def _without_empty(f: Callable, args: tuple, in_specs: PyTree, mesh: Mesh) -> tuple[tuple, PyTree, Callable]:
+def _without_empty(
+    f: Callable, args: tuple, in_specs: PyTree, mesh: Mesh, checked: bool
+) -> tuple[tuple, PyTree, Callable]:
     """(what enters the map, its specs, `f` of that): empty arrays are made again inside.
 
     XLA of jaxlib 0.11.2 ends the process (SIGSEGV, in compile) where one of several arguments of a map is
@@ -66,7 +68,7 @@ def _without_empty(f: Callable, args: tuple, in_specs: PyTree, mesh: Mesh) -> tu
 
     def made(a: Any, spec: P) -> jax.Array:
         local = lax.full(NamedSharding(mesh, spec).shard_shape(jnp.shape(a)), 0, jax.dtypes.result_type(a))
-        return varying(local) if AXIS in spec else local
+        return lax.pcast(local, AXIS, to="varying") if checked and AXIS in spec else local
 
     def inside(*entered: Any) -> Any:
         rest = iter(entered)
@@ -94,18 +96,7 @@ def to_replica(tree: PyTree, spec: PyTree) -> PyTree:
 
 def from_replica(tree: PyTree, spec: PyTree) -> PyTree:
     """Inverse of `to_replica`: adds a row dimension of 1, so that the map stacks replicas."""
-    return by_spec(lambda a, s: varying(a)[None] if s == PER_REPLICA else a, tree, spec)
-
-
-def varying(array: jax.Array) -> jax.Array:
-    """`array`, typed as differing between replicas; the same bits."""
-    vma: frozenset[str] = getattr(jax.typeof(array), "vma", frozenset())
-    return array if AXIS in vma or not _is_checked() else lax.pcast(array, AXIS, to="varying")
-
-
-def _is_checked() -> bool:
-    # Outside a checked map no value carries `vma`, and `pcast` would refuse.
-    return AXIS in getattr(jax.typeof(lax.axis_index(AXIS)), "vma", frozenset())
+    return by_spec(lambda a, s: a[None] if s == PER_REPLICA else a, tree, spec)
 
 
 def by_spec(f: Callable, tree: PyTree, spec: PyTree) -> PyTree:

@@ -70,7 +70,7 @@ def consensus(params: PyTree) -> PyTree:
 
 def as_own(params: PyTree) -> PyTree:
     """Replicated params as each replica's own, from where they may part."""
-    # Not `varying`: inside the branches of a `cond` it cannot see whether the map is checked.
+    # The branches of a `cond` must give values of one type.
     return params if lax.axis_size(AXIS) == 1 else lax.pcast(params, AXIS, to="varying")
 
 
