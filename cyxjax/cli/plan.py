@@ -1,31 +1,28 @@
 """`cyxjax plan --config X`: compiles one step of an experiment and shows what it costs; trains nothing."""
 
+import argparse
 import json
 import shutil
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
+from pydantic import ByteSize, TypeAdapter
+
+from cyxjax.command import number
 from cyxjax.config.help import Command
 from cyxjax.config.load import load_config
+from cyxjax.config.values import seconds
 from cyxjax.errors import EXIT_OK, ConfigError
 from cyxjax.launch.environment import here
 from cyxjax.observe import scaling
 from cyxjax.observe.compiled_plan import bytes_per_step, collectives, memory_bytes, plan_lines, state_bytes
 from cyxjax.observe.lines import wrapped
 
-_GB = "--device-gb"
-_OWN = {  # options that are no key of an experiment -> an example of their value
-    _GB: "16",
-    "--bandwidth": "100Gbit",
-    "--latency": "5us",
-    "--mtbf": "1000h",
-    "--restart": "60s",
-    "--replicas": "1:4096",
-}
-_WIRE = {"--bandwidth": "10Gbit", "--latency": "20us"}
+_BYTES_PER_S, _LATENCY_S = 1.25e9, 20e-6  # of the wire, where only other options ask for a prediction
+_RESTART_S = 60.0
 _STEPS, _WARM = 13, 3
 _ON_CPU = "plan in one process, with `--cpu-devices 4` where there are fewer devices"
 _COMMAND = Command(
@@ -42,15 +39,13 @@ _COMMAND = Command(
 
 def main(argv: Sequence[str]) -> int:
     """Prints what a step sends and holds, with the words of `cyxjax.train`; writes nothing."""
-    as_json = "--json" in argv
-    own, argv = own_options([word for word in argv if word != "--json"])
-    config = load_config(argv, _COMMAND, here())
+    given, words = own_options(argv)
+    config = load_config(words, _COMMAND, here())
     if config.reproducibility == "exact":
         raise ConfigError(
             "a plan is of one program, and a step with reproducibility='exact' is several. "
             "HINT: plan with --reproducibility none; exact sends about as much."
         )
-    wish = Wish.of(own)
     from cyxjax.distributed import process_group
     from cyxjax.train.experiment import prepare
     from cyxjax.train.hooks.hook import Position
@@ -66,22 +61,22 @@ def main(argv: Sequence[str]) -> int:
         state_bytes(state),
         _facts(lowered, compiled, state),
     )  # before the steps, which take the state
-    drawn_out = wish.wire and _scaled(
+    drawn_out = given.wire and _scaled(
         state, plan, trainer.program, compiled, batch
     )  # every rank: the steps are real
-    if trainer.is_master() and as_json:
+    if trainer.is_master() and given.json:
         facts |= {"comm": config.comm, "precision": config.precision}
-        print(json.dumps(facts | (_scaling_facts(*drawn_out, wish) if drawn_out else {})))
+        print(json.dumps(facts | (_scaling_facts(*drawn_out, given) if drawn_out else {})))
     elif trainer.is_master():
         found = collectives(compiled.as_text())
         offload = f", offload: {config.offload}" if config.offload != "none" else ""
         how = f"comm: {config.comm}, precision: {config.precision}, remat: {config.remat}{offload}"
         work = f"computed in a step: {work_line(lowered.cost_analysis())}"
         _show([how, *plan_lines(found, held, memory_bytes(compiled)), work])
-        if wish.device_gb is not None:
-            _show(_by_replicas(plan, batch, wish.device_gb))
+        if given.device_gb is not None:
+            _show(_by_replicas(plan, batch, given.device_gb))
         if drawn_out:
-            _show(_scaling_lines(*drawn_out, wish, plan.settings.step.batch.num_shares))
+            _show(_scaling_lines(*drawn_out, given, plan.settings.step.batch.num_shares))
     process_group.finalize()
     return EXIT_OK
 
@@ -111,60 +106,49 @@ def work_line(cost: Mapping[str, float] | None) -> str:
     return f"{flops / 1e9:,.3f} GFLOP per replica" if flops > 0 else "unknown on this backend"
 
 
-class Wish(NamedTuple):
-    """The options of the command that are no keys of an experiment."""
-
-    device_gb: float | None
-    wire: scaling.Wire | None  # None: no curve
-    mtbf_s: float | None
-    restart_s: float
-    replicas: tuple[int, ...]
-
-    @classmethod
-    def of(cls, own: Mapping[str, str]) -> "Wish":
-        """Raises: ConfigError for a value that is none."""
-        asked = (
-            {**_WIRE, **own}
-            if {"--bandwidth", "--latency", "--mtbf", "--replicas", "--restart"} & {*own}
-            else {}
-        )
-        wire = None
-        if asked:
-            wire = scaling.Wire(
-                scaling.rate(asked["--bandwidth"]), scaling.seconds("--latency", asked["--latency"])
-            )
-        return cls(
-            _gigabytes(own[_GB]) if _GB in own else None,
-            wire,
-            scaling.seconds("--mtbf", own["--mtbf"]) if "--mtbf" in own else None,
-            scaling.seconds("--restart", own.get("--restart", "60s")),
-            scaling.replicas(own.get("--replicas", "1:4096")),
-        )
-
-
-def own_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """(values of the options that are a plan's own, the words without them). Raises: ConfigError."""
-    own: dict[str, str] = {}
-    rest, words = [], list(argv)
-    while words:
-        name, equals, value = words.pop(0).partition("=")
-        if name not in _OWN:
-            rest.append(name + equals + value)
-        elif equals or words:
-            own[name] = value if equals else words.pop(0)
-        else:
-            raise ConfigError(f"{name}: expected a value. HINT: {name} {_OWN[name]}")
-    return own, rest
-
-
-def _gigabytes(text: str) -> float:
+def own_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options that are a plan's own, and the words without them. Raises: ConfigError."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--device-gb", type=number(0.001, 1e6, float))
+    parser.add_argument("--bandwidth", type=_rate)
+    parser.add_argument("--latency", type=_span)
+    parser.add_argument("--mtbf", type=_span)
+    parser.add_argument("--restart", type=_span)
+    parser.add_argument("--replicas", type=_counts)
     try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
-        raise ConfigError(f"{_GB} {text!r}: expected the memory of a device in GB. HINT: {_GB} 16")
+        given, words = parser.parse_known_args(argv)
+    except argparse.ArgumentError as err:
+        raise ConfigError(f"{err} (from the command line). HINT: see cyxjax plan --help.") from None
+    asked = (given.bandwidth, given.latency, given.mtbf, given.restart, given.replicas)
+    given.wire = None
+    if any(value is not None for value in asked):
+        given.wire = scaling.Wire(given.bandwidth or _BYTES_PER_S, given.latency or _LATENCY_S)
+    return given, words
+
+
+def _rate(text: str) -> int:
+    """Bytes per second of `100Gbit`, `12.5GB`."""
+    found = 0 if text[-1:].isdigit() else TypeAdapter(ByteSize).validate_python(text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a rate such as 100Gbit or 12.5GB (a second)")
     return found
+
+
+def _span(text: str) -> float:
+    """Seconds of `5us`, `30s`, `1000h`."""
+    if text[-1:].isdigit() or not seconds(text) > 0:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a time such as 5us, 30s or 1000h")
+    return float(seconds(text))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """The counts in `1:4096`, powers of two, with the ends."""
+    low, high = map(int, text.split(":"))
+    if not 1 <= low <= high <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected FIRST:LAST such as 1:4096")
+    powers = {1 << n for n in range(20) if low <= 1 << n <= high}
+    return tuple(sorted(powers | {low, high}))
 
 
 Sent = dict[str, list[scaling.Exchange]]
@@ -187,26 +171,26 @@ def _scaled(state: Any, plan: Any, program: Any, compiled: Any, batch: Any) -> t
     return work, scaling.exchanges(params)
 
 
-def _scaling_lines(work: scaling.Work, sent: Sent, wish: Wish, num_replicas: int) -> list[str]:
-    assert wish.wire is not None
-    lines = [*scaling.curve(work, sent, wish.wire, wish.replicas), *scaling.error_lines()]
+def _scaling_lines(work: scaling.Work, sent: Sent, given: argparse.Namespace, num_replicas: int) -> list[str]:
+    counts, restart_s = given.replicas or scaling.COUNTS, given.restart or _RESTART_S
+    lines = [*scaling.curve(work, sent, given.wire, counts), *scaling.error_lines()]
     if num_replicas > 1:
         lines.append(f"measured with {num_replicas} replicas here: the time includes their exchange.")
-    if wish.mtbf_s is not None:
-        lines += scaling.failures(work, wish.mtbf_s, wish.restart_s, wish.replicas)
+    if given.mtbf is not None:
+        lines += scaling.failures(work, given.mtbf, restart_s, counts)
     return lines
 
 
-def _scaling_facts(work: scaling.Work, sent: Sent, wish: Wish) -> dict[str, Any]:
-    assert wish.wire is not None
+def _scaling_facts(work: scaling.Work, sent: Sent, given: argparse.Namespace) -> dict[str, Any]:
+    counts, restart_s = given.replicas or scaling.COUNTS, given.restart or _RESTART_S
     facts: dict[str, Any] = {
         "compute_s": work.compute_s,
-        "wire": wish.wire._asdict(),
-        "step_s": scaling.steps_s(work, sent, wish.wire, wish.replicas),
+        "wire": given.wire._asdict(),
+        "step_s": scaling.steps_s(work, sent, given.wire, counts),
         "model_error": scaling.error_facts(),
     }
-    if wish.mtbf_s is not None:
-        rows = scaling.saves(work, wish.mtbf_s, wish.restart_s, wish.replicas)
+    if given.mtbf is not None:
+        rows = scaling.saves(work, given.mtbf, restart_s, counts)
         facts["failures"] = [row._asdict() for row in rows]
     return facts
 

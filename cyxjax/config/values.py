@@ -21,7 +21,8 @@ from cyxjax.plugins import is_known, known_or
 
 _VARIABLE = re.compile(r"\$\{|^\$\w+(/|$)")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_SPAN = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+_UNITS = {"d": 86400, "h": 3600, "m(?:in)?": 60, "s": 1, "ms": 1e-3, "us": 1e-6}
+_SPAN = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in _UNITS))
 
 
 def _numbers(tree: Any) -> Any:
@@ -34,7 +35,7 @@ def _numbers(tree: Any) -> Any:
 
 
 def seconds(value: Any) -> Any:
-    """Seconds from a number or a text such as "90s", "30m", "1h30m", "2d"; anything else unchanged.
+    """Seconds from a number or a text such as "90s", "30m", "1h30m", "2d", "5us"; anything else unchanged.
 
     Raises: ValueError for a text that is neither.
     """
@@ -46,7 +47,7 @@ def seconds(value: Any) -> Any:
         found = _SPAN.fullmatch(value.strip())
     if not value.strip() or found is None:
         raise ValueError("expected seconds or a text such as 90s, 30m, 1h30m")
-    return sum(float(n) * unit for n, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True) if n)
+    return sum(float(n) * unit for n, unit in zip(found.groups(), _UNITS.values(), strict=True) if n)
 
 
 Options = Annotated[dict[str, Any], BeforeValidator(_numbers)]

@@ -16,7 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cyxjax.errors import ConfigError
 from cyxjax.observe.compiled_plan import size
 from cyxjax.observe.lines import counted, span
 from cyxjax.sync.entry import Exchange
@@ -24,8 +23,6 @@ from cyxjax.sync.registry import STRATEGIES
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _SAVE_BYTES_S = 1e9  # of a state to a disk that all share
-_RATES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_SPANS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Wire(NamedTuple):
@@ -140,47 +137,6 @@ def failures(work: Work, mtbf_s: float, restart_s: float, counts: Sequence[int])
     yield f"  {'replicas':>8}  {'save every':>16}  {'goodput':>7}"
     for count, every_s, share in saves(work, mtbf_s, restart_s, counts):
         yield f"  {count:>8}  {span(every_s):>16}  {share:>7.2%}"
-
-
-def rate(text: str) -> float:
-    """Bytes per second of `100Gbit`, `12.5GB`. Raises: ConfigError."""
-    for unit, bits in (("bit", 8), ("b", 1)):
-        number, _, rest = text.strip().lower().partition(unit)
-        if not rest and number != text.strip().lower() and number:
-            scale = _RATES.get(number[-1], 0.0) if number[-1].isalpha() else 1.0
-            with_scale = _number(number[:-1] if number[-1].isalpha() else number) * scale / bits
-            if with_scale > 0:
-                return with_scale
-    raise ConfigError(
-        f"--bandwidth {text!r}: expected a rate such as 100Gbit or 12.5GB (a second). HINT: 10Gbit"
-    )
-
-
-def seconds(option: str, text: str) -> float:
-    """Seconds of `5us`, `30s`, `1000h`. Raises: ConfigError."""
-    for unit in ("us", "ms", "min", "s", "h", "d"):
-        if text.endswith(unit) and _number(text.removesuffix(unit)) > 0:
-            return _number(text.removesuffix(unit)) * _SPANS[unit]
-    raise ConfigError(
-        f"{option} {text!r}: expected a time with its unit: us, ms, s, min, h or d. HINT: {option} 10us"
-    )
-
-
-def replicas(text: str) -> tuple[int, ...]:
-    """The counts in `1:4096`, powers of two, with the ends. Raises: ConfigError."""
-    low, colon, high = text.partition(":")
-    if not (colon and low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high) <= 1_000_000):
-        raise ConfigError(f"--replicas {text!r}: expected FIRST:LAST. HINT: --replicas 1:4096")
-    powers = {1 << n for n in range(20) if int(low) <= 1 << n <= int(high)}
-    return tuple(sorted(powers | {int(low), int(high)}))
-
-
-def _number(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        return 0.0
-    return found if math.isfinite(found) else 0.0
 
 
 FILE = Path(__file__).with_name("model_error.json")

@@ -102,14 +102,14 @@ def test_saves_are_as_often_as_daly_says_and_no_other_interval_is_better():
     [("100Gbit", 12.5e9), ("12.5GB", 12.5e9), ("100mbit", 12.5e6), ("8bit", 1.0), ("3kB", 3000.0)],
 )
 def test_rates_are_read(text, wanted):
-    assert scaling.rate(text) == wanted
+    assert plan.own_options(["--bandwidth", text])[0].bandwidth == wanted
 
 
 def test_times_and_ranges_are_read():
-    assert [scaling.seconds("--x", t) for t in ("5us", "2ms", "3s", "4min", "1000h", "1d")] == pytest.approx(
-        [5e-6, 2e-3, 3, 240, 3.6e6, 86_400]
-    )
-    assert scaling.replicas("3:9") == (3, 4, 8, 9)
+    times = ("5us", "2ms", "3s", "4min", "1000h", "1d")
+    read = [plan.own_options(["--mtbf", text])[0].mtbf for text in times]
+    assert read == pytest.approx([5e-6, 2e-3, 3, 240, 3.6e6, 86_400])
+    assert plan.own_options(["--replicas", "3:9"])[0].replicas == (3, 4, 8, 9)
 
 
 @pytest.mark.parametrize(
@@ -129,14 +129,15 @@ def test_times_and_ranges_are_read():
 )
 def test_what_is_no_value_is_refused_in_one_line(words):
     with pytest.raises(ConfigError, match=f"{words[0]}.*HINT") as told:
-        plan.Wish.of(plan.own_options([*words])[0])
+        plan.own_options(words)
     assert "\n" not in str(told.value)
 
 
 def test_own_options_are_taken_out_of_the_words_of_an_experiment():
-    own, rest = plan.own_options(["--config", "x.yaml", "--mtbf=10h", "--latency", "1us", "--epochs", "3"])
-    assert (own, rest) == ({"--mtbf": "10h", "--latency": "1us"}, ["--config", "x.yaml", "--epochs", "3"])
-    assert plan.Wish.of(own).wire == Wire(1.25e9, pytest.approx(1e-6))
-    assert plan.Wish.of({}).wire is None
+    words = ["--config", "x.yaml", "--mtbf=10h", "--latency", "1us", "--no-shuffle", "--epochs", "3"]
+    own, rest = plan.own_options(words)
+    assert rest == ["--config", "x.yaml", "--no-shuffle", "--epochs", "3"]
+    assert (own.mtbf, own.wire) == (36_000, Wire(1.25e9, pytest.approx(1e-6)))
+    assert plan.own_options(["-h"])[0].wire is None
     assert plan.work_line({"flops": 2.5e9}) == "2.500 GFLOP per replica"
     assert plan.work_line(None) == "unknown on this backend"
