@@ -18,7 +18,7 @@ from cyxjax.checkpoint.folders import (
 )
 from cyxjax.checkpoint.manifest import BY_SHARE, read_manifest
 from cyxjax.checkpoint.run_lock import RunLock
-from cyxjax.command import Parser
+from cyxjax.command import Parser, number
 from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError, ConfigError
 from cyxjax.observe.state_digests import contradicted_leaves
@@ -65,7 +65,7 @@ def _parser() -> Parser:
     prune.add_argument("--best", choices=("min", "max"), default="min", help="which metric is good")
     prune.add_argument(
         "--keep-corrupt",
-        type=int,
+        type=number(0, 10**9),
         default=1,
         metavar="C",
         help="of the steps set aside because they did not verify, keep the C found last; default: 1",
@@ -180,9 +180,6 @@ def _export(directory: Path, given: argparse.Namespace) -> int:
 
 def _prune(directory: Path, given: argparse.Namespace) -> int:
     from cyxjax.checkpoint.checkpointer import Checkpointer
-
-    if given.keep_corrupt < 0:
-        raise CheckpointError(f"--keep-corrupt {given.keep_corrupt}: expected 0 or more. HINT: 0 keeps none.")
 
     # Not beside a running job: its own retention may be deleting the same folders.
     with RunLock(_run_of(directory)):

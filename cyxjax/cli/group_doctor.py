@@ -183,23 +183,15 @@ def ping(
             for _ in range(_PINGS):
                 began, sent = time.monotonic(), now()
                 connection.sendall(b".")
-                (there,) = struct.unpack("!d", _exactly(connection, 8))
+                (there,) = struct.unpack("!d", connection.recv(8, socket.MSG_WAITALL))
                 half_s = (time.monotonic() - began) / 2
                 if best is None or half_s < best[1]:
                     best = (sent + half_s - there, half_s)
+    except struct.error:
+        return "it closed the connection", None
     except OSError as err:
         return err.strerror or str(err) or type(err).__name__, None
     return "", best
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = connection.recv(count - len(data))
-        if not more:
-            raise ConnectionError("it closed the connection")
-        data += more
-    return data
 
 
 def _addresses(host: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -153,10 +154,6 @@ def disk(folder: Path, low_bytes: int = _LOW_DISK_BYTES) -> Check:
 
 def open_files(needed: int = 1024) -> Check:
     """How many files and sockets a process may hold open."""
-    try:
-        import resource  # not on Windows
-    except ImportError:
-        return Check("ok", "files", "this system has no such limit")
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         return Check("warn", "files", f"at most {soft} open files. HINT: ulimit -n {needed}")

@@ -56,16 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = dispatch(words)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        if words[0] in ("train", "launch"):
-            raise  # a run's own guards must see how it ended
-        drop_output()  # `cyxjax checkpoint ls DIR | head` has seen enough
-        return EXIT_USER_ERROR
     except (OSError, OverflowError) as err:
         if words[0] in ("train", "launch"):
-            raise
+            raise  # a run's own guards must see how it ended
         drop_output()  # what is still buffered would fail once more while Python ends
-        print(f"cyxjax: {known(err, system=True)}", file=sys.stderr)
+        if not isinstance(err, BrokenPipeError):  # `cyxjax checkpoint ls DIR | head` has seen enough
+            print(f"cyxjax: {known(err, system=True)}", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("cyxjax: interrupted. HINT: run the same command again.", file=sys.stderr)

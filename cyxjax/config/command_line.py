@@ -34,7 +34,7 @@ def names(given: Collection[str], key: str) -> bool:
 def parse_overrides(argv: Sequence[str], model: type[BaseModel]) -> Overrides:
     """Reads `argv` against the fields of `model`; types and bounds are checked later.
 
-    Raises: ConfigError for an unknown option, a missing value, an option given twice or a stray word.
+    Raises: ConfigError for an unknown option, a missing value or a stray word.
     """
     found = Overrides()
     for name, words in _options(argv):
@@ -67,8 +67,6 @@ def _options(argv: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
 
 def _add(found: Overrides, name: str, words: list[str], model: type[BaseModel]) -> None:
     key, negated = _resolve(name, model)
-    if key in found.keys:
-        raise ConfigError(f"command line: --{_dashed(key)} is given twice. HINT: keep one of them.")
     found.keys.add(key)
     *path, last = key.split(".")
     place = found.values

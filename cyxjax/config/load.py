@@ -101,11 +101,6 @@ def _read_layers(path: str, env: Mapping[str, str], above: tuple[Path, ...] = ()
         values = _fill(values, TrainConfig, env)
     except ConfigError as err:
         raise ConfigError(f"{path}: {err}") from None
-    if not values:
-        raise ConfigError(
-            f"{path}: sets nothing: it is empty, or all comments. "
-            "HINT: see configs/digits.yaml; without --config the defaults are trained."
-        )
     base = values.pop("base", None)
     if not isinstance(base, str | None):
         raise ConfigError(f"{path}: base = {base!r}: expected a file. HINT: base: other.yaml")
@@ -159,9 +154,7 @@ def open_run(root: Path) -> RunFolder:
     if not usual.config.exists():
         return usual
     found = read_yaml(str(usual.config)).get("checkpoint_dir", usual.checkpoint_dir)
-    if not isinstance(found, str):
-        raise ConfigError(f"{usual.config}: checkpoint_dir = {found!r} is not a string. HINT: name a folder.")
-    return RunFolder(root, found)
+    return RunFolder(root, str(found))
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,7 @@ OptimizerName = Annotated[
 ]
 SinkName = Annotated[str, one_of("sink", SINKS)]
 ScheduleName = Annotated[str, one_of("schedule", SCHEDULES + OPTAX_SCHEDULES)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 Patterns = Annotated[
     tuple[str, ...],
     BeforeValidator(
@@ -127,7 +128,7 @@ class OptimizerConfig(Strict):
     """Momentum of `momentum` and `rmsprop`; `sgd` has none."""
     nesterov: bool = False
     """Look-ahead form of `momentum`."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of the two moments of adam, adamw, lamb and lion."""
     eps: Amount = Field(default=1e-8, gt=0)
     """Added to the denominator of the adaptive rules."""
@@ -142,13 +143,6 @@ class OptimizerConfig(Strict):
         values = dump(self)
         keys = values if self.name in OPTIMIZERS else self.model_fields_set
         return {key: value for key, value in values.items() if key in keys}
-
-    @field_validator("betas")
-    @classmethod
-    def _decays(cls, betas: tuple[float, float]) -> tuple[float, float]:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError("each beta must lie in [0, 1)")
-        return betas
 
 
 class WandbConfig(Strict):

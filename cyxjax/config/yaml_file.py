@@ -7,9 +7,8 @@ from typing import Any
 import yaml
 
 from cyxjax.errors import ConfigError, nearest
-from cyxjax.files import read_plain
+from cyxjax.files import read_plain, readable
 
-_MAX_DEPTH = 100
 _MAX_BYTES = 1 << 20  # an experiment file is a page; more is a mistake (a data file, a model)
 
 
@@ -19,15 +18,12 @@ def read_yaml(path: str) -> dict[str, Any]:
     Raises: ConfigError for a file that is missing, unreadable, not YAML, not a mapping, or repeats a key.
     """
     text = _read_text(path)
-    _refuse_depth(text, path)
     try:
         values = _Loader(path, text).get_single_data()
     except ConfigError:
         raise
-    except (yaml.YAMLError, ValueError) as err:  # ValueError: a date or a number that YAML cannot make
+    except (yaml.YAMLError, ValueError, RecursionError) as err:  # ValueError: a date that is none
         raise ConfigError(_yaml_problem(path, err)) from None
-    except RecursionError:
-        raise ConfigError(_too_deep(path)) from None
     if values is not None and not isinstance(values, dict):
         raise ConfigError(
             f"{path}: holds a {type(values).__name__}, expected lines such as `epochs: 10`. "
@@ -38,31 +34,12 @@ def read_yaml(path: str) -> dict[str, Any]:
 
 def _read_text(path: str) -> str:
     file = Path(path)
-    try:
-        return read_plain(file, _MAX_BYTES).decode("utf-8")
-    except FileNotFoundError:
+    if not file.exists():
         folder = file.parent if file.parent.is_dir() else Path(".")
         near = nearest(file.name, [p.name for p in folder.glob("*.y*ml")] or ["no YAML file there"])
-        raise ConfigError(
-            f"{path}: no such file. {near} HINT: give --config the path of an experiment file."
-        ) from None
-    except (OSError, UnicodeDecodeError) as err:
-        raise ConfigError(
-            f"{path}: cannot be read as text: {err}. HINT: give --config a YAML file."
-        ) from None
-
-
-def _refuse_depth(text: str, path: str) -> None:
-    """Raises ConfigError for brackets in brackets in ...: the parser's time grows with the square of that."""
-    depth = 0
-    for mark in re.findall(r"[\[\]{}]", text):
-        depth += 1 if mark in "[{" else -1
-        if depth > _MAX_DEPTH:
-            raise ConfigError(_too_deep(path))
-
-
-def _too_deep(path: str) -> str:
-    return f"{path}: nested too deep, an experiment needs three levels. HINT: see configs/digits.yaml."
+        raise ConfigError(f"{path}: no such file. {near} HINT: give --config the path of an experiment file.")
+    with readable(path, ConfigError, "give --config a YAML file"):
+        return read_plain(file, _MAX_BYTES).decode("utf-8")
 
 
 def _yaml_problem(path: str, err: Exception) -> str:

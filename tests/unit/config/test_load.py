@@ -3,7 +3,7 @@
 import pytest
 
 from cyxjax.cli.main import main
-from cyxjax.config.load import load_config, open_run
+from cyxjax.config.load import load_config
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.errors import ConfigError
 
@@ -122,7 +122,7 @@ def test_commands_read_the_environment_of_their_process(experiment, monkeypatch,
         ("optimizer: {name: adam, lrr: 1}\n", r"x\.yaml: .*'optimizer\.lrr'.*'lr'"),
         ("optimizer: {name: adm}\n", r"optimizer\.name = 'adm'.*'adam'"),
         ("optimizer: {lr: -1}\n", r"x\.yaml: optimizer\.lr = -1: .*0"),
-        ("optimizer: {betas: [0.9, 1.5]}\n", r"optimizer\.betas = \[0\.9, 1\.5\]"),
+        ("optimizer: {betas: [0.9, 1.5]}\n", r"optimizer\.betas\.1 = 1\.5"),
         (
             "optimizer: adam\n",
             r"x\.yaml: optimizer = 'adam': .*`optimizer: \{name: \.\.\.\}`",
@@ -141,8 +141,6 @@ def test_commands_read_the_environment_of_their_process(experiment, monkeypatch,
         ("data: {options: {api_key: s3cr3t}}\n", r"x\.yaml: data\.options\.api_key .*WANDB_API_KEY"),
         ("wandb_token: abc\n", "wandb_token .*WANDB_API_KEY"),
         ("sinks: [cvs]\n", r"sinks\.0 = 'cvs'.*'csv'"),
-        ("", r"x\.yaml: .*--config"),
-        ("# lr: 3\n", r"x\.yaml: .*--config"),
         ("lr: 3\n", r"x\.yaml: .*'lr'.* optimizer\.lr"),
         ("learning_rate: 3\n", r"x\.yaml: .*'learning_rate'.* optimizer\.lr"),
         ("name: mlp\n", r"'name'.* model\.name .*data\.name .*optimizer\.name .*schedule\.name"),
@@ -186,7 +184,6 @@ def test_a_bad_file_is_one_clear_line(experiment, tmp_path, text, message):
         (["--optimizer", "adam"], r"--optimizer .*--optimizer\.lr"),
         (["--epochs"], "--epochs .*none"),
         (["--epochs", "3", "4"], "--epochs .*'3 4'"),
-        (["--epochs", "3", "--epochs", "4"], "--epochs .*twice"),
         (["--epochs", "ten"], "line: epochs = 'ten': .*integer"),
         (["--no-shuffle", "x"], "--no-shuffle .*'x'"),
         (["x.yaml"], r"'x\.yaml' .*--config x\.yaml"),
@@ -313,9 +310,3 @@ def test_what_a_list_holds_is_refused_with_what_is_expected(experiment, text, sa
     assert said.lower() in str(caught.value).lower()
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("x.yaml")
-
-
-def test_a_run_folder_whose_file_names_no_folder_of_checkpoints_is_refused(tmp_path):
-    (tmp_path / "config.yaml").write_text("checkpoint_dir: [a]\n")
-    with pytest.raises(ConfigError, match=r"checkpoint_dir = \['a'\]"):
-        open_run(tmp_path)
