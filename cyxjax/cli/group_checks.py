@@ -45,7 +45,7 @@ def _hosts(ranks: Sequence[Facts]) -> Check:
 
 
 def _names(ranks: Sequence[Facts]) -> Iterator[Check]:
-    """seen: by rank, what its host's name led to, and the name its address leads to."""
+    """seen: by rank, what its host's name led to."""
     for rank, facts in enumerate(ranks):
         for other, seen in facts["seen"].items():
             host, address = ranks[int(other)]["host"], ranks[int(other)]["address"]
@@ -58,10 +58,6 @@ def _names(ranks: Sequence[Facts]) -> Iterator[Check]:
                     "names",
                     f"on rank {rank} the name {host} leads to {led}, not to {address}. "
                     "HINT: correct /etc/hosts or DNS there, or give addresses (MASTER_ADDR=IP).",
-                )
-            elif not seen["name"]:
-                yield Check(
-                    "warn", "names", f"on rank {rank} {address} has no name. HINT: add {host} to DNS."
                 )
 
 

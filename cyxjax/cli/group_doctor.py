@@ -161,9 +161,8 @@ def look_around(rank: int, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     """Of the neighbours: whether they can be reached and what their names are; how far the clock is ahead."""
     seen, clock = {}, (0.0, 0.0)
     for other in neighbours(rank, len(ranks)):
-        it = ranks[other]
-        error, ahead = ping(it["address"], it["port"])
-        seen[str(other)] = {"error": error, "addresses": _addresses(it["host"]), "name": _name(it["address"])}
+        error, ahead = ping(ranks[other]["address"], ranks[other]["port"])
+        seen[str(other)] = {"error": error, "addresses": _addresses(ranks[other]["host"])}
         if other == 0 and ahead is not None:
             clock = ahead
     return {"seen": seen, "clock": clock}
@@ -199,10 +198,3 @@ def _addresses(host: str) -> list[str]:
         return [where[0] for _, where in resolve(host, 0)]
     except OSError:
         return []
-
-
-def _name(address: str) -> str:
-    try:
-        return socket.gethostbyaddr(address)[0]
-    except OSError:
-        return ""

@@ -6,11 +6,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from cyxjax.errors import DataError, nearest
-from cyxjax.files import read_plain
+from pydantic import AfterValidator, ConfigDict, TypeAdapter
+
+from cyxjax.errors import DataError
+from cyxjax.files import read_plain, readable
 from cyxjax.observe.records import plain, write_atomic
+
+
+def _curve(values: list[Any]) -> list[Any]:
+    """A list of numbers, or of lists of them; text such as "nan" becomes a float again."""
+    return [_curve(entry) if isinstance(entry, list) else float(entry) for entry in values]
 
 
 @dataclass
@@ -19,6 +26,8 @@ class DistributedTrainingHistory:
 
     Steps are those of the optimizer, over all resumes.
     """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     train_losses: list[float] = field(default_factory=list)
     train_accuracies: list[float] = field(default_factory=list)
@@ -31,7 +40,7 @@ class DistributedTrainingHistory:
     val_epochs: list[int] = field(default_factory=list)  # epoch number of each entry of val_losses
     steps: list[int] = field(default_factory=list)  # done at the end of each entry of epochs
     val_steps: list[int] = field(default_factory=list)  # done at each entry of val_losses
-    metrics: dict[str, list[Any]] = field(default_factory=dict)
+    metrics: dict[str, Annotated[list[Any], AfterValidator(_curve)]] = field(default_factory=dict)
     """The user's own: train_top2, val_top2, ...; of a confusion matrix its rows, as lists."""
     total_time_seconds: float = 0.0
     samples_per_second: float = 0.0  # real samples of training over total_time_seconds
@@ -63,18 +72,8 @@ class DistributedTrainingHistory:
 
         Raises: DataError for an unknown key or a value of another type.
         """
-        if not isinstance(values, dict):
-            raise DataError(f"A history is a dict, found a {type(values).__name__}. HINT: take another file.")
-        known = {f.name: f for f in fields(cls)}
-        history = cls()
-        for name, value in values.items():
-            if name not in known:
-                raise DataError(
-                    f"A history has no {name!r}. {nearest(name, known)} "
-                    "HINT: was it written by another version?"
-                )
-            setattr(history, name, _typed(name, value, getattr(history, name), str(known[name].type)))
-        return history
+        with readable("history", DataError, "was it written by another version, or edited by hand?"):
+            return TypeAdapter(cls).validate_python(values)
 
     def save(self, path: str | Path) -> None:
         """Writes JSON to `path` in one step; a crash leaves the old file or the new one."""
@@ -83,17 +82,8 @@ class DistributedTrainingHistory:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """The history that `save` wrote. Raises: DataError naming the file if it is not one."""
-        try:
-            values = json.loads(read_plain(path))
-        except (OSError, ValueError, RecursionError) as err:
-            raise DataError(
-                f"{path}: not a history: {err}. HINT: give the history.json of a run folder."
-            ) from None
-        if not isinstance(values, dict):
-            raise DataError(
-                f"{path}: holds a {type(values).__name__}. HINT: give the history.json of a run folder."
-            )
-        return cls.from_dict(values)
+        with readable(path, DataError, "give the history.json of a run folder"):
+            return TypeAdapter(cls).validate_json(read_plain(path))
 
     def rows(self) -> list[dict[str, float]]:
         """The curves as a table: a dict for each epoch, counted from 0, without what was not measured in it.
@@ -119,11 +109,9 @@ class DistributedTrainingHistory:
         return [table[epoch] for epoch in sorted(table)]
 
     def to_pandas(self) -> Any:
-        """`rows` as a pandas.DataFrame with a row an epoch. Raises: ImportError without pandas."""
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError("to_pandas needs pandas. HINT: pip install pandas, or take rows().") from None
+        """`rows` as a pandas.DataFrame with a row an epoch; needs pandas."""
+        import pandas
+
         return pandas.DataFrame(self.rows())
 
     def _repr_html_(self) -> str:
@@ -138,14 +126,9 @@ class DistributedTrainingHistory:
 
         path: a file to write (.svg, .png or .pdf), which is returned as a Path; None: returns the matplotlib
         Figure, which a notebook shows. others: histories to compare with, by the names of their curves.
-        Raises: DataError when there is no epoch to draw, ImportError when matplotlib is not installed.
+        Needs matplotlib: pip install 'cyxjax[plot]'.
         """
-        if not self.train_losses:
-            raise DataError("This history has no epoch to draw. HINT: train for at least one epoch first.")
-        try:
-            from matplotlib.figure import Figure  # no pyplot: no window, no state left behind
-        except ImportError:
-            raise ImportError("Plots need matplotlib. HINT: pip install 'cyxjax[plot]'") from None
+        from matplotlib.figure import Figure  # no pyplot: no window, no state left behind
 
         class NotebookFigure(Figure):
             def _repr_png_(self) -> bytes:  # a notebook shows figures of pyplot only, unless they say how
@@ -191,24 +174,6 @@ def _plain(value: Any) -> Any:
     if set(map(type, value)) <= {int, float} and all(map(math.isfinite, value)):
         return list(value)
     return [_plain(entry) for entry in value]
-
-
-def _typed(name: str, value: Any, default: Any, kind: str) -> Any:
-    """`value` as the field's type; text such as "nan" becomes a float again."""
-    try:
-        if isinstance(default, dict):
-            return {key: _curve(entry) for key, entry in value.items()}
-        if isinstance(default, list):
-            number = int if "int" in kind else float
-            return [number(x) for x in value]
-        return type(default)(value)
-    except (TypeError, ValueError, AttributeError) as err:
-        raise DataError(f"history {name} = {value!r}: {err}. HINT: was the file edited by hand?") from None
-
-
-def _curve(values: list[Any]) -> list[Any]:
-    """A list of numbers, or of lists of them."""
-    return [_curve(entry) if isinstance(entry, list) else float(entry) for entry in values]
 
 
 def curve(history: DistributedTrainingHistory, monitor: str) -> list[float]:

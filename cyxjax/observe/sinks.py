@@ -86,42 +86,32 @@ class BackgroundSink:
         self._name, self._open, self._warn = name, open_sink, warn
         self._close_s, self._stuck_s = close_s, stuck_s
         self._busy_since: float | None = None  # when the record that is being written was taken
-        self._queue: queue.Queue[object] = queue.Queue(depth)
-        self._ended = threading.Event()  # the sink failed: drop what comes
+        self._queue: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._depth = depth
         self.num_dropped = 0
         self._thread = threading.Thread(target=self._run, name=f"cyxjax-sink-{name}", daemon=True)
         self._thread.start()
 
     def log(self, record: Record) -> None:
-        if self._ended.is_set():
+        if not self._thread.is_alive():  # the sink failed
             return
-        try:
-            self._queue.put_nowait(copied(record))  # a copy: the caller may go on using its dict
-        except queue.Full:
-            self.num_dropped += 1
-            if self.num_dropped == 1:
-                self._warn(f"WARNING: metrics sink {self._name} is too slow; some records are dropped")
+        if self._queue.qsize() < self._depth:
+            self._queue.put(copied(record))  # a copy: the caller may go on using its dict
+            return
+        self.num_dropped += 1
+        if self.num_dropped == 1:
+            self._warn(f"WARNING: metrics sink {self._name} is too slow; some records are dropped")
 
     def close(self) -> None:
-        end, asked = time.monotonic() + self._close_s, False
-        while self._thread.is_alive():
-            asked = asked or self._ask_to_stop()
+        end = time.monotonic() + self._close_s
+        self._queue.put(_STOP)
+        while self._thread.is_alive() and time.monotonic() < end and not self._is_stuck():
             self._thread.join(_LOOK_S)
-            if self._thread.is_alive() and (time.monotonic() > end or self._is_stuck()):
-                lost = self._queue.qsize() - asked
-                self._warn(
-                    f"WARNING: metrics sink {self._name} did not finish in time and is abandoned with "
-                    f"{lost} records unwritten"
-                )
-                return
-
-    def _ask_to_stop(self) -> bool:
-        """Whether there was room in the queue to say so."""
-        try:
-            self._queue.put_nowait(_STOP)
-        except queue.Full:
-            return False
-        return True
+        if self._thread.is_alive():
+            self._warn(
+                f"WARNING: metrics sink {self._name} did not finish in time and is abandoned with "
+                f"{self._queue.qsize() - 1} records unwritten"
+            )
 
     def _is_stuck(self) -> bool:
         since = self._busy_since
@@ -136,17 +126,7 @@ class BackgroundSink:
                 self._busy_since = None
             sink.close()
         except Exception as err:  # whatever a sink raises, training goes on
-            self._ended.set()
-            self._drain()
             self._warn(f"WARNING: metrics sink {self._name} failed and is disabled: {describe(err)}")
-
-    def _drain(self) -> None:
-        """Empties the queue, so that `close` finds room at once."""
-        try:
-            while True:
-                self._queue.get_nowait()
-        except queue.Empty:
-            return
 
 
 def warn_on_stderr(text: str) -> None:
@@ -188,8 +168,8 @@ def build_sinks(
     }
     remote: dict[str, Callable[[], Sink]] = {
         "tensorboard": lambda: tracker_sinks.TensorBoardSink(folder.tensorboard, resume_step),
-        "wandb": lambda: tracker_sinks.WandbSink(folder.root, values, resume_step),
-        "trackio": lambda: tracker_sinks.TrackioSink(folder.root, values, resume_step),
+        "wandb": lambda: tracker_sinks.wandb_sink(folder.root, values, resume_step),
+        "trackio": lambda: tracker_sinks.trackio_sink(folder.root, values, resume_step),
         "mlflow": lambda: tracker_sinks.MlflowSink(folder.root, values, resume_step),
     }
     check_names(names)

@@ -8,7 +8,7 @@ import json
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -73,35 +73,11 @@ class TensorBoardSink:
         self._writer.close()
 
 
-class WandbSink:
-    """A Weights & Biases run in `folder`; offline unless `config["wandb"]["mode"]` says otherwise.
+class RunSink:
+    """Feeds a run of wandb, or of trackio, whose classes have the same names. text: what shows a text."""
 
-    The run's id is kept in `folder`/wandb_id.json, so that a resumed training goes on in the same run.
-    Raises: ConfigError, with what to install, when wandb is missing.
-    """
-
-    def __init__(self, folder: str | Path, config: Mapping[str, Any], resume_step: int | None = None) -> None:
-        wandb = extra("wandb", "cyxjax[wandb]")
-        folder, options = Path(folder), dict(config.get("wandb") or {})
-        run_id = _stored_id(folder / "wandb_id.json", resume_step) or _new_id(
-            folder / "wandb_id.json", secrets.token_hex(4)
-        )
-        self._wandb = wandb
-        self._run = wandb.init(
-            project=options.get("project") or "cyxjax",
-            name=options.get("run_name") or folder.name,
-            mode=options.get("mode") or "offline",
-            dir=str(folder),
-            id=run_id,
-            resume=None if resume_step is None else "allow",
-            config=dict(config),
-            settings=wandb.Settings(
-                init_timeout=options.get("init_timeout") or 120.0,
-                console="off",
-                silent=True,
-                disable_git=True,
-            ),
-        )
+    def __init__(self, library: Any, run: Any, text: Callable[[str], Any]) -> None:
+        self._library, self._run, self._text = library, run, text
 
     def log(self, record: Record) -> None:
         shown = {key: self._shown(value) for key, value in _media(record)}
@@ -109,43 +85,54 @@ class WandbSink:
 
     def _shown(self, shown: Media) -> Any:
         if isinstance(shown, Image):
-            return self._wandb.Image(shown.pixels, caption=shown.caption or None)
+            return self._library.Image(shown.pixels, caption=shown.caption or None)
         if isinstance(shown, Text):
-            return self._wandb.Html(f"<pre>{html.escape(shown.text)}</pre>")
-        return self._wandb.Histogram(np_histogram=(shown.counts, shown.edges))
+            return self._text(shown.text)
+        return self._library.Histogram(np_histogram=(shown.counts, shown.edges))
 
     def close(self) -> None:
         self._run.finish()
 
 
-class TrackioSink:
+def wandb_sink(folder: Path, config: Mapping[str, Any], resume_step: int | None = None) -> RunSink:
+    """A Weights & Biases run in `folder`; offline unless `config["wandb"]["mode"]` says otherwise.
+
+    The run's id is kept in `folder`/wandb_id.json, so that a resumed training goes on in the same run.
+    Raises: ConfigError, with what to install, when wandb is missing.
+    """
+    wandb = extra("wandb", "cyxjax[wandb]")
+    options, path = dict(config.get("wandb") or {}), folder / "wandb_id.json"
+    run = wandb.init(
+        project=options.get("project") or "cyxjax",
+        name=options.get("run_name") or folder.name,
+        mode=options.get("mode") or "offline",
+        dir=str(folder),
+        id=_stored_id(path, resume_step) or _new_id(path, secrets.token_hex(4)),
+        resume=None if resume_step is None else "allow",
+        config=dict(config),
+        settings=wandb.Settings(
+            init_timeout=options.get("init_timeout") or 120.0,
+            console="off",
+            silent=True,
+            disable_git=True,
+        ),
+    )
+    return RunSink(wandb, run, lambda text: wandb.Html(f"<pre>{html.escape(text)}</pre>"))
+
+
+def trackio_sink(folder: Path, config: Mapping[str, Any], resume_step: int | None = None) -> RunSink:
     """A run of the project "cyxjax" in trackio's own folder (TRACKIO_DIR), as `trackio show` finds it.
 
     Its name, the run folder's and four characters, is kept in `folder`/trackio_id.json: a resumed training
     goes on in the same run; steps that are done again are there twice, since trackio takes none back.
     Raises: ConfigError, with what to install, when trackio is missing.
     """
-
-    def __init__(self, folder: str | Path, config: Mapping[str, Any], resume_step: int | None = None) -> None:
-        folder, self._trackio = Path(folder).absolute(), extra("trackio", "cyxjax[trackio]")
-        path = folder / "trackio_id.json"
-        name = _stored_id(path, resume_step) or _new_id(path, f"{folder.name}-{secrets.token_hex(2)}")
-        shown = {key: redact(str(value)) for key, value in _flat(config)}
-        self._run = self._trackio.init(project="cyxjax", name=name, config=shown, resume="allow", embed=False)
-
-    def log(self, record: Record) -> None:
-        shown = {key: self._shown(value) for key, value in _media(record)}
-        self._run.log(_scalars(record) | shown, step=step_of(record))
-
-    def _shown(self, shown: Media) -> Any:
-        if isinstance(shown, Image):
-            return self._trackio.Image(shown.pixels, caption=shown.caption or None)
-        if isinstance(shown, Text):
-            return self._trackio.Markdown(f"```\n{shown.text}\n```")
-        return self._trackio.Histogram(np_histogram=(shown.counts, shown.edges))
-
-    def close(self) -> None:
-        self._run.finish()
+    folder, trackio = folder.absolute(), extra("trackio", "cyxjax[trackio]")
+    path = folder / "trackio_id.json"
+    name = _stored_id(path, resume_step) or _new_id(path, f"{folder.name}-{secrets.token_hex(2)}")
+    shown = {key: redact(str(value)) for key, value in _flat(config)}
+    run = trackio.init(project="cyxjax", name=name, config=shown, resume="allow", embed=False)
+    return RunSink(trackio, run, lambda text: trackio.Markdown(f"```\n{text}\n```"))
 
 
 class MlflowSink:

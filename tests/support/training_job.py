@@ -131,7 +131,7 @@ def slow_tracker(path: Path) -> None:
                 time.sleep(0.02)
             print("tracked", *record, flush=True)
 
-    tracker_sinks.WandbSink = Slow
+    tracker_sinks.wandb_sink = Slow
 
 
 SHARING = {"share": ("write_share", False), "shared": ("write_share", True), "publish": ("_joined", False)}

@@ -1,7 +1,6 @@
 """The history: plain JSON and back, whole files only, and a picture."""
 
 import math
-import sys
 
 import pytest
 
@@ -80,12 +79,12 @@ def test_a_failed_save_leaves_the_old_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", r"h\.json: .*line 1"),
+        ("{", r"h\.json: .*JSON"),
         ("[1]", r"h\.json: .*list"),
-        ('{"train_loss": [1]}', "'train_loss'.*'train_losses'"),
-        ('{"train_losses": 3}', "train_losses = 3"),
-        ('{"world_size": "two"}', r"world_size = 'two'"),
-        ('{"metrics": [1]}', r"metrics = \[1\]"),
+        ('{"train_loss": [1]}', r"h\.json: .*\btrain_loss\b"),
+        ('{"train_losses": 3}', r"h\.json: .*\btrain_losses\b.*input_value=3"),
+        ('{"world_size": "two"}', r"h\.json: .*\bworld_size\b.*'two'"),
+        ('{"metrics": [1]}', r"h\.json: .*\bmetrics\b"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, text, message):
@@ -170,20 +169,6 @@ def test_a_data_frame_has_a_row_an_epoch():
     assert frame["val_loss"].isna().tolist() == [False, True, False]
 
 
-def test_without_pandas_it_is_said_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"to_pandas .*rows\(\)"):
-        TABLE.to_pandas()
-
-
-def test_what_is_no_history_and_a_plot_without_matplotlib_are_refused(monkeypatch):
-    with pytest.raises(DataError, match="history .*list"):
+def test_what_is_no_history_is_refused():
+    with pytest.raises(DataError, match="history: .*list"):
         DistributedTrainingHistory.from_dict([])
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"matplotlib.*'cyxjax\[plot\]'"):
-        DistributedTrainingHistory(train_losses=[1.0]).plot("never.png")
-
-
-def test_plot_without_epochs_is_refused(tmp_path):
-    with pytest.raises(DataError, match="history .*epoch"):
-        DistributedTrainingHistory().plot(tmp_path / "h.svg")
