@@ -3,7 +3,8 @@
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def evaluate(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = _parsed(parser, argv)
 
-    def use(run: Any) -> None:
+    with _stored_run(given) as run:
         from cyxjax.core.metrics import numbers
         from cyxjax.train.runs.tables import check_classes, check_columns
         from cyxjax.train.start.named import data_of
@@ -49,7 +50,7 @@ def evaluate(argv: Sequence[str]) -> int:
             text = f"step {run.step}, {given.part}, {len(samples)} samples: {shown}"
         _print(run, text)
 
-    return _with_run(given, use)
+    return EXIT_OK
 
 
 def predict(argv: Sequence[str]) -> int:
@@ -77,7 +78,7 @@ def predict(argv: Sequence[str]) -> int:
             f"{given.output}: that is the input, which would be overwritten. HINT: name another file."
         )
 
-    def use(run: Any) -> None:
+    with _stored_run(given) as run:
         from cyxjax.train.runs import tables
 
         inputs = tables.read_inputs(given.input, run.trainer.plan.inputs, run.info.column_names)
@@ -86,7 +87,7 @@ def predict(argv: Sequence[str]) -> int:
             text = tables.write_outputs(given.output, outputs, run.info)
             _print(run, f"step {run.step}: {text} -> {given.output}")
 
-    return _with_run(given, use)
+    return EXIT_OK
 
 
 def export(argv: Sequence[str]) -> int:
@@ -110,7 +111,7 @@ def export(argv: Sequence[str]) -> int:
     if given.to == "hf" and given.file.exists():
         raise ConfigError(f"{given.file} is there already. HINT: name a new folder.")
 
-    def use(run: Any) -> None:
+    with _stored_run(given) as run:
         from cyxjax.train.runs import run as stored_run
 
         platforms = given.platforms.split(",") if given.platforms else ()
@@ -124,7 +125,7 @@ def export(argv: Sequence[str]) -> int:
             text = stored_run.to_safetensors(run, given.file)
         _print(run, f"step {run.step}: {text} -> {given.file}")
 
-    return _with_run(given, use)
+    return EXIT_OK
 
 
 def _parser(name: str, text: str, example: str = "") -> Parser:
@@ -147,17 +148,16 @@ def _parsed(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     return given
 
 
-def _with_run(given: argparse.Namespace, use: Any) -> int:
-    """`use(run)`, in the group of the environment, left at the end."""
+@contextmanager
+def _stored_run(given: argparse.Namespace) -> Iterator[Any]:
+    """The run that is named, in the group of the environment, left at the end."""
     from cyxjax.train.runs.run import load_run, stored_config
 
     stored_config(given.run)  # a wrong folder costs no start of jax
     from cyxjax.distributed import process_group
 
-    run = load_run(given.run, given.step)
-    use(run)
+    yield load_run(given.run, given.step)
     process_group.finalize()
-    return EXIT_OK
 
 
 def _print(run: Any, text: str) -> None:

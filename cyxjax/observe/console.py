@@ -6,7 +6,7 @@ All consoles have the same methods, so the loop never asks which one it has.
 import sys
 import threading
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol, TextIO, cast
 
 from cyxjax.launch.output import relayed_columns
@@ -174,28 +174,24 @@ class _PatientStream:
     """A text stream whose reader may go away (closed pipe, lost terminal): the run goes on unread."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream: TextIO | None = stream
+        self._stream = stream
         self.encoding = getattr(stream, "encoding", None) or "utf-8"
-        self._isatty = bool(getattr(stream, "isatty", bool)())
 
     def write(self, text: str) -> int:
         # a terminal that knows only ASCII shows "?" for the rest
         shown = text.encode(self.encoding, "replace").decode(self.encoding)
-        self._try(lambda stream: stream.write(shown))
+        with suppress(OSError, ValueError):  # ValueError: it was closed
+            self._stream.write(shown)
         return len(text)
 
     def flush(self) -> None:
-        self._try(lambda stream: stream.flush())
+        with suppress(OSError, ValueError):
+            self._stream.flush()
 
     def isatty(self) -> bool:
-        return self._isatty
-
-    def _try(self, act: Callable[[TextIO], object]) -> None:
-        try:
-            if self._stream is not None:
-                act(self._stream)
-        except (OSError, ValueError):  # ValueError: written to after it was closed
-            self._stream = None
+        with suppress(ValueError):
+            return self._stream.isatty()
+        return False
 
 
 def build_console(is_master: bool, verbose: bool = True, stream: TextIO | None = None) -> Console:

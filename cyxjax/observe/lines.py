@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -89,8 +89,13 @@ def live_fields(
         fields.append(Field(epoch_text(record, epochs), 3))
     if step >= 0:
         fields.append(Field(f"step {step}" + (f" of {total_steps}" if total_steps else ""), 0))
-    fields += [Field(text, 2 + 2 * n) for n, key in enumerate(_ORDER) for text in _numbers(record, [key])]
-    fields += [Field(text, 10 + n) for n, text in enumerate(_own_numbers(record))]
+    ranks = {key: 2 + 2 * n for n, key in enumerate(_ORDER)}
+    ranks |= {key: 10 + n for n, key in enumerate(_own_keys(record))}
+    fields += [
+        Field(f"{name}: {value}", rank)
+        for key, rank in ranks.items()
+        for name, value in _labelled(record, [key])
+    ]
     if waiting is not None and waiting >= 0.005:
         fields.append(Field(f"data {waiting:.0%}", 7))
     if left_s is not None:
@@ -188,8 +193,7 @@ class Columns:
 
     def _numbers(self, record: Record) -> list[str]:
         aligned = []
-        for text in _all_numbers(record):
-            name, _, value = text.partition(": ")
+        for name, value in _labelled(record, _keys(record)):
             width = self._widths[name] = max(len(value), self._widths.get(name, 0))
             aligned.append(f"{name}: {value:>{width}}")
         return aligned
@@ -249,29 +253,21 @@ def _epoch_of(history: Any, place: int) -> str:
     return f" (epoch {history.val_epochs[place] + 1})" if place < len(history.val_epochs) else ""
 
 
-def _all_numbers(record: Record) -> list[str]:
+def _keys(record: Record) -> list[str]:
     """What is known of every run, and between loss and rate the first few of the user's metrics."""
-    keys = tuple(_SHOWN)
+    keys = list(_SHOWN)
     end = keys.index("learning_rate")
-    return [*_numbers(record, keys[:end]), *_own_numbers(record), *_numbers(record, keys[end:])]
+    return [*keys[:end], *_own_keys(record), *keys[end:]]
 
 
-def _own_numbers(record: Record) -> list[str]:
-    own = [key for key in record if key not in _SHOWN and key not in _NOT_ON_LINES]
-    called = {key: key.removeprefix("train_").replace("val_", "Val ", 1) for key in own}
-    values = {key: plain(record[key]) for key in own}
-    texts = [
-        f"{called[key]}: {value if isinstance(value, str) else format(value, '.4f')}"
-        for key, value in values.items()
-    ]
-    return texts[:_MOST_OWN]
+def _own_keys(record: Record) -> list[str]:
+    return [key for key in record if key not in _SHOWN and key not in _NOT_ON_LINES][:_MOST_OWN]
 
 
-def _numbers(record: Record, keys: Sequence[str] = tuple(_SHOWN)) -> list[str]:
-    shown = []
+def _labelled(record: Record, keys: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(how it is called on a line, its value) of those of `keys` that `record` has."""
     for key in keys:
-        label, form = _SHOWN[key]
-        value = plain(record[key]) if key in record else ""
+        value = plain(record.get(key, ""))
+        label, form = _SHOWN.get(key) or (key.removeprefix("train_").replace("val_", "Val ", 1), ".4f")
         if value != "":
-            shown.append(f"{label}: {value if isinstance(value, str) else format(value, form)}")
-    return shown
+            yield label, value if isinstance(value, str) else format(value, form)
