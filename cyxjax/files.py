@@ -12,7 +12,7 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -300,3 +300,12 @@ _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 def scientific(value: Any) -> Any:
     """A text such as "1e-3" as its number; anything else as it is."""
     return float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else value
+
+
+def dotted(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of nested mappings; an empty one is a value."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value

@@ -4,7 +4,7 @@ Every rank finds facts of its own and of its neighbours; rank 0 judges them (`gr
 through the coordination service, so that what is broken between two of them can still be told.
 """
 
-import os
+import shutil
 import socket
 import socketserver
 import struct
@@ -117,12 +117,9 @@ def _own_address(topology: Topology) -> str:
         return ""
 
 
-def _free_disk(folder: Path) -> int | None:
-    there = next((p for p in (folder.absolute(), *folder.absolute().parents) if p.is_dir()), None)
-    if there is None:
-        return None
-    found = os.statvfs(there)
-    return found.f_bavail * found.f_frsize
+def _free_disk(folder: Path) -> int:
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    return shutil.disk_usage(there).free
 
 
 class Clock:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cyxjax.cli.machine_checks import Check
-from cyxjax.files import flock_now, try_flock
+from cyxjax.files import flock_now, try_flock, write_whole
 
 _SIZES = (4, 64 << 10, 1 << 20, 16 << 20)  # bytes of the arrays that are reduced
 _TIMES = 7  # each; the median counts
@@ -28,7 +28,9 @@ def own_file(folder: Path, rank: int) -> Iterator[tuple[str, str]]:
     error, held = "", -1
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        held = _written(folder, name)
+        # 106 kB: more than a file system keeps beside the name
+        write_whole(folder / name, b"cyxjax doctor" * 8192, mode=0o600)
+        held = os.open(folder / name, os.O_RDWR)
         flock_now(held)
     except OSError as err:
         error = err.strerror or str(err)
@@ -37,31 +39,10 @@ def own_file(folder: Path, rank: int) -> Iterator[tuple[str, str]]:
     finally:
         if held >= 0:
             os.close(held)
-        for left in (name, f"{name}.draft"):
-            (folder / left).unlink(missing_ok=True)
+        (folder / name).unlink(missing_ok=True)
         for path in made:
             with suppress(OSError):
                 path.rmdir()
-
-
-def _written(folder: Path, name: str) -> int:
-    """The open file: written under another name, synced, renamed, and its folder synced."""
-    draft = folder / f"{name}.draft"
-    held = os.open(draft, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        with open(held, "wb", closefd=False) as file:  # os.write would stop short at the end of a full disk
-            file.write(b"cyxjax doctor" * 8192)  # 106 kB: more than a file system keeps beside the name
-        os.fsync(held)
-        draft.rename(folder / name)
-        inner = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(inner)
-        finally:
-            os.close(inner)
-    except OSError:
-        os.close(held)
-        raise
-    return held
 
 
 def others_files(folder: Path, names: Sequence[str], rank: int) -> dict[str, list[int]]:

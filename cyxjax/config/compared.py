@@ -5,6 +5,7 @@ from typing import Any
 
 from cyxjax.config.effects import NO_NUMBERS, Effect, effects_of
 from cyxjax.config.experiment import TrainConfig
+from cyxjax.files import dotted
 
 _EFFECTS = effects_of(TrainConfig)
 _LONGEST = 80  # characters of a value that are shown
@@ -57,13 +58,7 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _flat(tree: Any, key: str = "") -> dict[str, Any]:
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Values by dotted key, without those that say nothing."""
-    if not isinstance(tree, Mapping):
-        empty = tree is None or tree in ((), [])
-        return {} if empty else {key: list(tree) if isinstance(tree, tuple) else tree}
-    return {
-        name: value
-        for part, inner in tree.items()
-        for name, value in _flat(inner, f"{key}.{part}" if key else str(part)).items()
-    }
+    said = ((key, list(value) if isinstance(value, tuple) else value) for key, value in dotted(tree))
+    return {key: value for key, value in said if value not in (None, [], {})}

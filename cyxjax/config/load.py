@@ -18,7 +18,7 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.help import Command, help_page
 from cyxjax.config.yaml_file import read_yaml
 from cyxjax.errors import ConfigError
-from cyxjax.files import is_secret_name, redact
+from cyxjax.files import dotted, is_secret_name, redact
 from cyxjax.run_folder import RunFolder
 
 TRAIN = Command(
@@ -57,11 +57,8 @@ def load_config(
     config = TrainConfig.from_values(values, source)
     if config.fast_dev_run:
         config = TrainConfig.from_values(merge(values, _fast(config)), source)
-    if given.help:
-        show(help_page(command, config))
-        raise SystemExit(0)
-    if given.print_config:
-        show(config.to_yaml())
+    if given.help or given.print_config:
+        show(help_page(command, config) if given.help else config.to_yaml())
         raise SystemExit(0)
     return config
 
@@ -96,36 +93,21 @@ def _read_layers(path: str, env: Mapping[str, str], above: tuple[Path, ...] = ()
         raise ConfigError(
             f"{path}: base: the file includes itself as a base. HINT: remove one `base` of them."
         )
-    values = read_yaml(path)
-    try:
-        values = _fill(values, TrainConfig, env)
-    except ConfigError as err:
-        raise ConfigError(f"{path}: {err}") from None
+    values = _fill(read_yaml(path), TrainConfig, env, path)
     base = values.pop("base", None)
-    if not isinstance(base, str | None):
-        raise ConfigError(f"{path}: base = {base!r}: expected a file. HINT: base: other.yaml")
-    below = _read_layers(str(Path(path).parent / base), env, (*above, here)) if base else []
-    return [*below, Layer(path, values, frozenset(_leaves(values)))]
-
-
-def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted keys of nested `values`."""
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
+    below = _read_layers(str(Path(path).parent / str(base)), env, (*above, here)) if base else []
+    return [*below, Layer(path, values, frozenset(key for key, _ in dotted(values)))]
 
 
 _FROM_ENV = re.compile(r"\$\{env:([A-Za-z_]\w*)(?::([^{}]*))?\}")
 
 
-def _fill(value: Any, kind: Any, env: Mapping[str, str]) -> Any:
-    """`value` of a field of type `kind`, with each `${env:NAME}` and `${env:NAME:default}` replaced."""
+def _fill(value: Any, kind: Any, env: Mapping[str, str], path: str) -> Any:
+    """`value` of a `kind` in the file `path`, with each `${env:NAME}` and `${env:NAME:default}` replaced."""
     if isinstance(value, dict):
-        return {key: _fill(one, field_at(kind, [key]), env) for key, one in value.items()}
+        return {key: _fill(one, field_at(kind, [key]), env, path) for key, one in value.items()}
     if isinstance(value, list):
-        return [_fill(one, Any, env) for one in value]
+        return [_fill(one, Any, env, path) for one in value]
     if not isinstance(value, str) or not _FROM_ENV.search(value):
         return value
 
@@ -133,16 +115,16 @@ def _fill(value: Any, kind: Any, env: Mapping[str, str]) -> Any:
         name, default = found.groups()
         if is_secret_name(name):
             raise ConfigError(
-                f"{found[0]}: {name} looks like a secret, and the configuration is copied into the run "
-                "folder. HINT: let the program that needs it read the variable."
+                f"{path}: {found[0]}: {name} looks like a secret, and the configuration is copied into the "
+                "run folder. HINT: let the program that needs it read the variable."
             )
         if env.get(name, default) is None:
             raise ConfigError(
-                f"{found[0]}: {name} is not set. HINT: export {name}=..., or ${{env:{name}:default}}."
+                f"{path}: {found[0]}: {name} is not set. HINT: export {name}=..., or ${{env:{name}:default}}."
             )
         return env.get(name, default)
 
-    return from_text(_FROM_ENV.sub(variable, value), kind, value)
+    return from_text(_FROM_ENV.sub(variable, value), kind, f"{path}: {value}")
 
 
 def open_run(root: Path) -> RunFolder:
@@ -170,13 +152,10 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def refuse_secrets(values: dict[str, Any], source: Any, prefix: str = "") -> None:
+def refuse_secrets(values: dict[str, Any], source: Any) -> None:
     """Raises ConfigError for a text under a key such as api_key or password: run folders are shared."""
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            refuse_secrets(value, source, f"{name}.")
-        elif isinstance(value, str) and value and (is_secret_name(str(key)) or redact(value) != value):
+    for name, value in dotted(values):
+        if isinstance(value, str) and value and (is_secret_name(name) or redact(value) != value):
             raise ConfigError(
                 f"{source(name)}: {name} looks like a secret, and the configuration is copied into the run "
                 "folder. HINT: put it into an environment variable (for W&B: WANDB_API_KEY)."

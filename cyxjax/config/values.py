@@ -19,7 +19,7 @@ from cyxjax.errors import ConfigError
 from cyxjax.files import scientific
 from cyxjax.plugins import is_known, known_or
 
-_VARIABLE = re.compile(r"\$\{|^\$\w+(/|$)")
+_SHELL = re.compile(r"\$\{|^\$\w+(/|$)|^~(/|$)")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _UNITS = {"d": 86400, "h": 3600, "m(?:in)?": 60, "s": 1, "ms": 1e-3, "us": 1e-6}
 _SPAN = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in _UNITS))
@@ -102,14 +102,10 @@ def _refuse_shell(value: Any) -> None:
     if isinstance(value, dict | list | tuple):
         for part in value.values() if isinstance(value, dict) else value:
             _refuse_shell(part)
-    elif isinstance(value, str) and _VARIABLE.search(value):
+    elif isinstance(value, str) and _SHELL.search(value):
         raise ValueError(
-            "a variable is written ${env:NAME} or ${env:NAME:default}, and in a file only; write that, or "
-            "give the value on the command line, where the shell fills it in"
-        )
-    elif isinstance(value, str) and (value == "~" or value.startswith("~/")):
-        raise ValueError(
-            "`~` is filled in by a shell, not here; write the whole path, or give it on the command line"
+            "only a shell fills in `~` and variables; write the whole path, or ${env:NAME} or "
+            "${env:NAME:default} in a file, or give the value on the command line"
         )
 
 
@@ -117,12 +113,10 @@ def on_this_machine(path: str | None) -> str | None:
     """`path`. Raises: ValueError for an address elsewhere, which would be taken for a folder here, and for an
     empty text, which would be taken for the folder one happens to be in.
     """
-    if path is not None and not path.strip():
-        raise ValueError("is empty (an unset variable of the shell?); expected a path")
-    if path is not None and (found := _SCHEME.match(path)):
+    if path is not None and (not path.strip() or _SCHEME.match(path)):
         raise ValueError(
-            f"{found[0]} is neither read nor written here; expected a path of this machine (mount or "
-            "copy it); `mirror` names where a run folder is copied to"
+            "expected a path of this machine; an address is neither read nor written here (mount it or "
+            "copy it; `mirror` names where a run folder is copied to)"
         )
     return path
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cyxjax.files import read_json_lines
-from cyxjax.observe.records import add_line, once, plain, warn_if_unwritten
+from cyxjax.observe.records import add_line, once, plain_tree, warn_if_unwritten
 
 _MAX_BYTES = 64 << 20  # a larger file is not read back
 
@@ -45,7 +45,7 @@ class EventLog:
             self.begun = True
             with warn_if_unwritten(self._path, self._warn):
                 self._put_aside(values.get("step", 0))
-        add_line(self._path, {"event": event, "at_unix_s": time.time(), **_plain(values)}, self._warn)
+        add_line(self._path, {"event": event, "at_unix_s": time.time(), **plain_tree(values)}, self._warn)
 
     def _put_aside(self, step: int) -> None:
         names = [event["event"] for event in read_events(self._path)]
@@ -60,12 +60,3 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     except OSError:
         return []
     return [line for line in lines if isinstance(line.get("event"), str)]
-
-
-def _plain(value: Any) -> Any:
-    """`value` as JSON can hold it."""
-    if isinstance(value, dict):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return value if value is None else plain(value)

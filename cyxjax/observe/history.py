@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, TypeAdapter
 
 from cyxjax.errors import DataError
 from cyxjax.files import read_plain, readable
-from cyxjax.observe.records import plain, write_atomic
+from cyxjax.observe.records import plain_tree, write_atomic
 
 
 def _curve(values: list[Any]) -> list[Any]:
@@ -64,7 +63,7 @@ class DistributedTrainingHistory:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; numbers that are not finite as text ("nan", "inf")."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        return {f.name: plain_tree(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -163,17 +162,6 @@ class DistributedTrainingHistory:
 def _places(epochs: list[int], values: list[float]) -> list[int]:
     """The epoch of each value; in a history of before they were kept, their order."""
     return epochs if len(epochs) == len(values) else list(range(len(values)))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(entry) for name, entry in value.items()}
-    if not isinstance(value, list):
-        return plain(value)
-    # Each save holds the whole history: thousands of numbers must not be thousands of calls.
-    if set(map(type, value)) <= {int, float} and all(map(math.isfinite, value)):
-        return list(value)
-    return [_plain(entry) for entry in value]
 
 
 def curve(history: DistributedTrainingHistory, monitor: str) -> list[float]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -97,6 +97,18 @@ def plain(value: object) -> float | int | str:
         return plain(value.item())
     number = float(value)  # type: ignore[arg-type]
     return number if math.isfinite(number) else str(number)
+
+
+def plain_tree(value: Any) -> Any:
+    """Dicts and lists of any depth, as JSON can hold them."""
+    if isinstance(value, dict):
+        return {str(name): plain_tree(part) for name, part in value.items()}
+    if not isinstance(value, list | tuple):
+        return None if value is None else plain(value)
+    # Each save holds the whole history: thousands of numbers must not be thousands of calls.
+    if set(map(type, value)) <= {int, float} and all(map(math.isfinite, value)):
+        return list(value)
+    return [plain_tree(part) for part in value]
 
 
 def plain_record(record: Mapping[str, object]) -> dict[str, float | int | str]:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cyxjax.files import read_plain, redact
+from cyxjax.files import dotted, read_plain, redact
 from cyxjax.observe.records import Image, Media, Record, Text, is_media, png, step_of, write_atomic
 from cyxjax.plugins import extra
 
@@ -130,7 +130,7 @@ def trackio_sink(folder: Path, config: Mapping[str, Any], resume_step: int | Non
     folder, trackio = folder.absolute(), extra("trackio", "cyxjax[trackio]")
     path = folder / "trackio_id.json"
     name = _stored_id(path, resume_step) or _new_id(path, f"{folder.name}-{secrets.token_hex(2)}")
-    shown = {key: redact(str(value)) for key, value in _flat(config)}
+    shown = {key: redact(str(value)) for key, value in dotted(config)}
     run = trackio.init(project="cyxjax", name=name, config=shown, resume="allow", embed=False)
     return RunSink(trackio, run, lambda text: trackio.Markdown(f"```\n{text}\n```"))
 
@@ -190,7 +190,7 @@ class MlflowSink:
         known = self._client.get_experiment_by_name("cyxjax")
         experiment = known.experiment_id if known else self._client.create_experiment("cyxjax")
         run_id = str(self._client.create_run(experiment, run_name=folder.name).info.run_id)
-        params = [Param(key, redact(str(value))[:_LONGEST_PARAM]) for key, value in _flat(config)]
+        params = [Param(key, redact(str(value))[:_LONGEST_PARAM]) for key, value in dotted(config)]
         for first in range(0, len(params), _MOST_PARAMS):
             self._client.log_batch(run_id, params=params[first : first + _MOST_PARAMS])
         return _new_id(folder / "mlflow_id.json", run_id)
@@ -199,14 +199,6 @@ class MlflowSink:
         """The newest step of each curve that the run has already."""
         names = self._client.get_run(self._id).data.metrics
         return {n: max(m.step for m in self._client.get_metric_history(self._id, n)) for n in names}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _stored_id(path: Path, resume_step: int | None) -> str:

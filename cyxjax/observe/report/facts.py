@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.errors import DataError
-from cyxjax.files import open_plain, read_plain, refuse_special
+from cyxjax.files import dotted, open_plain, read_plain, refuse_special
 from cyxjax.observe.events import read_events
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.report.curves import Curve, CurveMaker
@@ -81,16 +81,10 @@ def read_facts(
     )
 
 
-def flat(values: Any, prefix: str = "") -> dict[str, str]:
+def flat(values: Any) -> dict[str, str]:
     """Nested values as text by dotted key; nothing of what is no mapping."""
-    found: dict[str, str] = {}
-    for key, value in values.items() if isinstance(values, Mapping) else ():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            shown = list(value) if isinstance(value, tuple) else {} if isinstance(value, Mapping) else value
-            found[f"{prefix}{key}"] = shown if isinstance(shown, str) else json.dumps(shown, default=str)
-    return found
+    found = dotted(values) if isinstance(values, Mapping) else ()
+    return {key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in found}
 
 
 def number(value: Any) -> float | None:
