@@ -64,14 +64,6 @@ class TrainConfig(DistributedTrainingConfig):
             raise ValueError("expected a folder inside run_dir, or an absolute path: `..` leaves it unseen")
         return folder
 
-    @field_validator("profile")
-    @classmethod
-    def _some_steps(cls, steps: str | None) -> str | None:
-        first, stop = map(int, (steps or "0:1").split(":"))
-        if first >= stop:
-            raise ValueError("expected FIRST:STOP with FIRST below STOP, such as 10:15 for steps 10 to 14")
-        return steps
-
     @property
     def profiled_steps(self) -> tuple[int, int] | None:
         """(the first step that is traced, the first one after it that is not)."""

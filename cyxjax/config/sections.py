@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     ValidationError,
@@ -29,10 +28,6 @@ OPTAX_CONTRIB = (  # of optax.contrib; its schedule_free rules evaluate other pa
     *("prodigy", "simplified_ademamix"),
 )
 TOLD_THE_LOSS = ("polyak_sgd",)  # they are given the mean of a step's global batch
-WANT_THE_LOSS = {  # optax's rules that search along the loss, or need a rule before them -> what to take
-    "reduce_on_plateau": "take the callback ReduceLROnPlateau",
-    "lbfgs": "take optax.lbfgs(lr, linesearch=None), which works as any rule, or adam",
-}
 SINKS = ("jsonl", "csv", "tensorboard", "wandb", "trackio", "mlflow")
 SCHEDULES = ("constant", "cosine", "linear")
 OPTAX_SCHEDULES = (  # by optax's names; a value that one starts or peaks at is 1, the factor of optimizer.lr
@@ -42,17 +37,7 @@ OPTAX_SCHEDULES = (  # by optax's names; a value that one starts or peaks at is 
 )
 
 
-def _searches(name: str) -> str:
-    if name in WANT_THE_LOSS:
-        raise ValueError(
-            f"it asks for the value of the loss, and is no rule by itself; {WANT_THE_LOSS[name]}"
-        )
-    return name
-
-
-OptimizerName = Annotated[
-    str, AfterValidator(_searches), one_of("optimizer", OPTIMIZERS + OPTAX + OPTAX_CONTRIB + TOLD_THE_LOSS)
-]
+OptimizerName = Annotated[str, one_of("optimizer", OPTIMIZERS + OPTAX + OPTAX_CONTRIB + TOLD_THE_LOSS)]
 SinkName = Annotated[str, one_of("sink", SINKS)]
 ScheduleName = Annotated[str, one_of("schedule", SCHEDULES + OPTAX_SCHEDULES)]
 Decay = Annotated[float, Field(ge=0, lt=1)]

@@ -20,6 +20,7 @@ from cyxjax.files import scientific
 from cyxjax.plugins import is_known, known_or
 
 _SHELL = re.compile(r"\$\{|^\$\w+(/|$)|^~(/|$)")
+_NAMED = {"name", "options"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _UNITS = {"d": 86400, "h": 3600, "m(?:in)?": 60, "s": 1, "ms": 1e-3, "us": 1e-6}
 _SPAN = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in _UNITS))
@@ -60,11 +61,9 @@ Seconds = Annotated[Amount, BeforeValidator(seconds, json_schema_input_type=floa
 def _named(value: Any) -> Any:
     """A name, or {name, options}, as {name, options}. Raises: ValueError for anything else."""
     one = {"name": value} if isinstance(value, str) else value
-    if not isinstance(one, dict) or not isinstance(one.get("name"), str) or one.keys() - {"name", "options"}:
+    options = isinstance(one, dict) and (one.get("options") or {})
+    if not isinstance(options, dict) or not isinstance(one.get("name"), str) or one.keys() - _NAMED:
         raise ValueError("expected a name, or `{name: ..., options: {...}}`")
-    options = one.get("options") or {}
-    if not isinstance(options, dict):
-        raise ValueError("expected options as `{key: value}`")
     return {"name": one["name"], "options": _numbers(options)}
 
 

@@ -33,16 +33,6 @@ class Op(NamedTuple):
     spent_us: float
 
 
-class Window(NamedTuple):
-    """What was measured beside the trace, while it ran."""
-
-    steps: int
-    seconds: float
-    phases: Mapping[str, float]  # seconds of the host by phase of the loop
-    compiled_s: Sequence[float]  # of each program that was compiled
-    misses: Sequence[str]  # why: what differed from the programs that were there
-
-
 class Measured(NamedTuple):
     """What a rank's window came to: seconds of the host, and of instructions. Plain values, sent as JSON."""
 
@@ -54,8 +44,8 @@ class Measured(NamedTuple):
     total_s: float  # of all instructions; of devices side by side the sum
     compiled: int  # programs
     compiled_s: float
-    programs: Mapping[str, float]  # seconds by name, those that took longest
-    instructions: Mapping[str, float]
+    programs: Mapping[str, Sequence[float]]  # (seconds, how often) by name, those that took longest
+    instructions: Mapping[str, Sequence[float]]
 
 
 class Tracing:
@@ -84,9 +74,9 @@ class Tracing:
         jax.config.update("jax_explain_cache_misses", self._explained)
         jax.monitoring.unregister_event_duration_listener(self._compile)
         jax.profiler.stop_trace()
-        spent = {name: s - self._phases.get(name, 0.0) for name, s in phases.items()}
-        ops, window = read(self._folder), Window(steps, seconds, spent, self._compiled, self._misses)
-        return page(ops, window), measured(ops, window)
+        input_s = phases.get("data", 0.0) - self._phases.get("data", 0.0)
+        found = measured(read(self._folder), steps, seconds, input_s, self._compiled)
+        return page(found, self._misses), found
 
     def _compile(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == _COMPILED:
@@ -122,45 +112,51 @@ def read(folder: Path) -> list[Op]:
     ]
 
 
-def measured(ops: Sequence[Op], window: Window) -> Measured:
+def measured(
+    ops: Sequence[Op], steps: int, seconds: float, input_s: float, compiled_s: Sequence[float]
+) -> Measured:
+    """seconds: of the window; input_s: of it, waiting for data; compiled_s: of each program made in it."""
     return Measured(
-        steps=window.steps,
-        seconds=window.seconds,
-        input_s=window.phases.get("data", 0.0),
-        idle_s=max(window.seconds - busy_s(ops), 0.0),
+        steps=steps,
+        seconds=seconds,
+        input_s=input_s,
+        idle_s=max(seconds - busy_s(ops), 0.0),
         wires_s=sum(op.spent_us for op in ops if _COLLECTIVE.match(op.name)) / 1e6,
         total_s=sum(op.spent_us for op in ops) / 1e6,
-        compiled=len(window.compiled_s),
-        compiled_s=sum(window.compiled_s),
-        programs=_longest(_by(ops, lambda op: op.program)[0]),
-        instructions=_longest(_by(ops, lambda op: op.name)[0]),
+        compiled=len(compiled_s),
+        compiled_s=sum(compiled_s),
+        programs=_longest(ops, lambda op: op.program),
+        instructions=_longest(ops, lambda op: op.name),
     )
 
 
-def page(ops: Sequence[Op], window: Window) -> list[str]:
-    """Lines: where the time of the window went, programs and instructions by time, compilations."""
-    found = measured(ops, window)
-    each = window.seconds / max(window.steps, 1)
+def page(found: Measured, misses: Sequence[str]) -> list[str]:
+    """Lines: where the time of the window went, programs and instructions by time, compilations.
+
+    misses: why programs were compiled, what differed from those that were there.
+    """
     lines = [
-        f"{window.steps} steps in {span(window.seconds)}, {1000 * each:.2f} ms a step (tracing included)",
-        f"input wait   {_share(found.input_s, window.seconds)} the loop waited for data",
-        f"host gaps    {_share(found.idle_s, window.seconds)} no device worked on an instruction",
+        f"{found.steps} steps in {span(found.seconds)}, {_each_ms(found):.2f} ms a step (tracing included)",
+        f"input wait   {_share(found.input_s, found.seconds)} the loop waited for data",
+    ]
+    if not found.programs:
+        return [*lines, "The trace names no instruction: this backend does not report them."]
+    return [
+        *lines,
+        f"host gaps    {_share(found.idle_s, found.seconds)} no device worked on an instruction",
         f"collectives  {_share(found.wires_s, found.total_s)} of what instructions took "
         "(waiting for others included)",
         "",
         "programs by time:",
-        *_table(ops, lambda op: op.program, found.total_s),
+        *_table(found.programs, found.total_s),
         "",
         "instructions by time:",
-        *_table(ops, lambda op: op.name, found.total_s),
+        *_table(found.instructions, found.total_s),
         "",
         f"compiled in these steps: {found.compiled} programs"
         + (f", {span(found.compiled_s)}" if found.compiled else ""),
-        *(f"  {text}" for text in list(window.misses)[:_MOST_MISSES]),
+        *(f"  {text}" for text in misses[:_MOST_MISSES]),
     ]
-    return (
-        lines if ops else [*lines[:2], "The trace names no instruction: this backend does not report them."]
-    )
 
 
 def busy_s(ops: Iterable[Op]) -> float:
@@ -173,26 +169,19 @@ def busy_s(ops: Iterable[Op]) -> float:
     return covered / 1e6
 
 
-def _table(ops: Sequence[Op], key: Callable[[Op], str], total_s: float) -> list[str]:
-    spent, count = _by(ops, key)
+def _table(spent: Mapping[str, Sequence[float]], total_s: float) -> list[str]:
     return [
-        f"  {_share(spent_s, total_s)} {count[name]:>7} x  {name[:60]}"
-        for name, spent_s in _longest(spent).items()
+        f"  {_share(seconds, total_s)} {count:>7} x  {name[:60]}" for name, (seconds, count) in spent.items()
     ]
 
 
-def _by(ops: Sequence[Op], key: Callable[[Op], str]) -> tuple[dict[str, float], dict[str, int]]:
-    """Seconds, and how often, by what `key` says of an instruction."""
-    spent: dict[str, float] = defaultdict(float)
-    count: dict[str, int] = defaultdict(int)
+def _longest(ops: Sequence[Op], key: Callable[[Op], str]) -> dict[str, tuple[float, int]]:
+    """(seconds, how often) by what `key` says of an instruction, the longest first."""
+    spent: dict[str, list[float]] = defaultdict(list)
     for op in ops:
-        spent[key(op)] += op.spent_us / 1e6
-        count[key(op)] += 1
-    return spent, count
-
-
-def _longest(spent: Mapping[str, float]) -> dict[str, float]:
-    return {name: spent[name] for name in sorted(spent, key=lambda name: -spent[name])[:_MOST_OPS]}
+        spent[key(op)].append(op.spent_us / 1e6)
+    longest = sorted(spent, key=lambda name: -sum(spent[name]))[:_MOST_OPS]
+    return {name: (sum(spent[name]), len(spent[name])) for name in longest}
 
 
 def _share(part_s: float, whole_s: float) -> str:
@@ -261,13 +250,18 @@ def _held_up(known: Mapping[int, Measured]) -> list[str]:
     ]
 
 
-def _names(spent: Mapping[int, Mapping[str, float]]) -> list[str]:
+def _names(spent: Mapping[int, Mapping[str, Sequence[float]]]) -> list[str]:
     """Each name's share of all, and the ranks where it took least and most."""
-    whole = sum(sum(found.values()) for found in spent.values())
-    total = {name: sum(f.get(name, 0.0) for f in spent.values()) for f in spent.values() for name in f}
+    names = dict.fromkeys(name for found in spent.values() for name in found)
+    by_rank = {
+        name: {rank: found[name][0] if name in found else 0.0 for rank, found in spent.items()}
+        for name in names
+    }
+    total = {name: sum(on.values()) for name, on in by_rank.items()}
+    whole = sum(total.values())
     lines = []
     for name in sorted(total, key=lambda name: -total[name])[:_MOST_NAMES]:
-        on = {rank: found.get(name, 0.0) for rank, found in spent.items()}
+        on = by_rank[name]
         least, most = min(on, key=lambda rank: on[rank]), max(on, key=lambda rank: on[rank])
         between = f"{1000 * on[least]:.2f} ms (rank {least}) to {1000 * on[most]:.2f} ms (rank {most})"
         lines.append(f"  {total[name] / whole if whole else 0.0:>6.1%}  {between:<44}  {name[:50]}")

@@ -297,7 +297,7 @@ def test_a_program_is_told_where_it_says_what_a_file_has_a_key_for(key, said):
     [
         ("metrics: [3]", "expected a name, or `{name: ..., options: {...}}`"),
         ("callbacks: [{name: ema, decay: 0.9}]", "expected a name, or"),
-        ("data: {augment: [{name: flip, options: 3}]}", "expected options as `{key: value}`"),
+        ("data: {augment: [{name: flip, options: 3}]}", "expected a name, or"),
         ("optimizer: {groups: [bias]}", "expected `{match: PATTERN, lr: NUMBER}`"),
         ("optimizer: {groups: [{match: bias, lr: -1}]}", "lr: Input should be greater than 0"),
         ("optimizer: {groups: [{match: bias, rate: 1}]}", "rate: Extra inputs are not permitted"),

@@ -119,7 +119,7 @@ def test_a_rule_that_wants_the_loss_is_refused_with_what_to_take(rule, said):
 
 
 def test_a_rule_that_wants_the_loss_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"optimizer\.name.*'reduce_on_plateau'.*ReduceLROnPlateau"):
+    with pytest.raises(ConfigError, match=r"optimizer\.name.*'reduce_on_plateau'"):
         load_config(["--optimizer.name", "reduce_on_plateau"])
 
 
