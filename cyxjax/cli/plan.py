@@ -57,22 +57,28 @@ def main(argv: Sequence[str]) -> int:
     state = trainer.state
     lowered = step.lower(state, batch)
     compiled = lowered.compile()
-    held, facts = (
-        state_bytes(state),
-        _facts(lowered, compiled, state),
-    )  # before the steps, which take the state
+    # before the steps, which take the state
+    found, held, memory = collectives(compiled.as_text()), state_bytes(state), memory_bytes(compiled)
+    cost = lowered.cost_analysis() or {}
     drawn_out = given.wire and _scaled(
         state, plan, trainer.program, compiled, batch
     )  # every rank: the steps are real
     if trainer.is_master() and given.json:
-        facts |= {"comm": config.comm, "precision": config.precision}
+        facts = {
+            "sent_bytes_per_replica": bytes_per_step(found),
+            "collectives": [asdict(one) for one in found],
+            "state_bytes": held,
+            "program_bytes": memory,
+            "flops_per_replica": cost.get("flops"),
+            "comm": config.comm,
+            "precision": config.precision,
+        }
         print(json.dumps(facts | (_scaling_facts(*drawn_out, given) if drawn_out else {})))
     elif trainer.is_master():
-        found = collectives(compiled.as_text())
         offload = f", offload: {config.offload}" if config.offload != "none" else ""
         how = f"comm: {config.comm}, precision: {config.precision}, remat: {config.remat}{offload}"
-        work = f"computed in a step: {work_line(lowered.cost_analysis())}"
-        _show([how, *plan_lines(found, held, memory_bytes(compiled)), work])
+        work = f"computed in a step: {work_line(cost)}"
+        _show([how, *plan_lines(found, held, memory), work])
         if given.device_gb is not None:
             _show(_by_replicas(plan, batch, given.device_gb))
         if drawn_out:
@@ -88,21 +94,9 @@ def _show(lines: Iterable[str]) -> None:
         print(wrapped(line, width))
 
 
-def _facts(lowered: Any, compiled: Any, state: Any) -> dict[str, Any]:
-    """The facts of a step as plain values, for a script."""
-    found = collectives(compiled.as_text())
-    return {
-        "sent_bytes_per_replica": bytes_per_step(found),
-        "collectives": [asdict(one) for one in found],
-        "state_bytes": state_bytes(state),
-        "program_bytes": memory_bytes(compiled),
-        "flops_per_replica": (lowered.cost_analysis() or {}).get("flops"),
-    }
-
-
-def work_line(cost: Mapping[str, float] | None) -> str:
+def work_line(cost: Mapping[str, float]) -> str:
     """FLOPs of a step, from the program before it is compiled: libraries hide theirs."""
-    flops = (cost or {}).get("flops", 0.0)
+    flops = cost.get("flops", 0.0)
     return f"{flops / 1e9:,.3f} GFLOP per replica" if flops > 0 else "unknown on this backend"
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
 
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.files import read_plain, readable
@@ -19,9 +21,7 @@ def read_yaml(path: str) -> dict[str, Any]:
     """
     text = _read_text(path)
     try:
-        values = _Loader(path, text).get_single_data()
-    except ConfigError:
-        raise
+        values = _Loader(text).get_single_data()
     except (yaml.YAMLError, ValueError, RecursionError) as err:  # ValueError: a date that is none
         raise ConfigError(_yaml_problem(path, err)) from None
     if values is not None and not isinstance(values, dict):
@@ -46,28 +46,25 @@ def _yaml_problem(path: str, err: Exception) -> str:
     mark = getattr(err, "problem_mark", None)
     where = f"{path}:{mark.line + 1}" if mark is not None else path
     problem = getattr(err, "problem", None) or err
-    return f"{where}: not YAML: {problem}. HINT: indent with spaces, one `name: value` a line."
+    return f"{where}: YAML: {problem}. HINT: indent with spaces, one `name: value` a line."
 
 
 class _Loader(yaml.SafeLoader):
     """Without aliases, keys that are repeated or are no strings, and numbers that are not as written."""
 
-    def __init__(self, path: str, text: str) -> None:
-        super().__init__(text)
-        self._path = path
-
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise self._refusal(self.peek_event(), "uses an alias (*name). HINT: write the value out there.")
+            mark = self.peek_event().start_mark
+            raise ComposerError(None, None, "an alias (*name); write the value out there", mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
-                raise self._refusal(key, "a key that is not a string. HINT: quote it.")
+                raise ConstructorError(None, None, "a key that is not a string; quote it", key.start_mark)
             if key.value in seen:
-                raise self._refusal(key, f"{key.value!r} is given twice. HINT: keep one of them.")
+                raise ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -75,12 +72,9 @@ class _Loader(yaml.SafeLoader):
         """Refuses a whole number that YAML 1.1 does not read as the digits say: 010 is 8."""
         found = super().construct_yaml_int(node)
         if re.match(r"[-+]?0[0-9_]", node.value) or ":" in node.value:
-            hint = "HINT: write the number without a leading zero or colon, or a text in quotes."
-            raise self._refusal(node, f"YAML reads {node.value} as {found}. {hint}")
+            problem = f"{node.value} would be {found}; write it without a leading zero or colon, or quote it"
+            raise ConstructorError(None, None, problem, node.start_mark)
         return found
-
-    def _refusal(self, at: Any, text: str) -> ConfigError:
-        return ConfigError(f"{self._path}:{at.start_mark.line + 1}: {text}")
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)

@@ -118,9 +118,6 @@ class _Area:
         low, high, at = (math.log10(v) if self.log else v for v in (self.low, self.high, value))
         return _HEIGHT - _BOTTOM - (at - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
 
-    def shown(self, mark: Mark) -> bool:
-        return self.left <= mark.step <= self.right
-
 
 def _grid(area: _Area, axis: str) -> str:
     levels = powers(area.low, area.high) if area.log else ticks(area.low, area.high)
@@ -192,7 +189,7 @@ def _values(area: _Area, lines: Sequence[Line], axis: str) -> str:
 
 
 def _mark(area: _Area, mark: Mark) -> str:
-    if not area.shown(mark):
+    if not area.left <= mark.step <= area.right:
         return ""
     x, foot = area.x(mark.step), _HEIGHT - _BOTTOM
     path = f"M{x:.1f} {foot}v-7" if mark.kind == "save" else f"M{x:.1f} {_TOP}V{foot}"

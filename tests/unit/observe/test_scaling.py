@@ -140,4 +140,4 @@ def test_own_options_are_taken_out_of_the_words_of_an_experiment():
     assert (own.mtbf, own.wire) == (36_000, Wire(1.25e9, pytest.approx(1e-6)))
     assert plan.own_options(["-h"])[0].wire is None
     assert plan.work_line({"flops": 2.5e9}) == "2.500 GFLOP per replica"
-    assert plan.work_line(None) == "unknown on this backend"
+    assert plan.work_line({}) == "unknown on this backend"
