@@ -105,11 +105,11 @@ def own_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--device-gb", type=number(0.001, 1e6, float))
-    parser.add_argument("--bandwidth", type=_rate)
-    parser.add_argument("--latency", type=_span)
-    parser.add_argument("--mtbf", type=_span)
-    parser.add_argument("--restart", type=_span)
-    parser.add_argument("--replicas", type=_counts)
+    parser.add_argument("--bandwidth", type=rate)
+    parser.add_argument("--latency", type=time_span)
+    parser.add_argument("--mtbf", type=time_span)
+    parser.add_argument("--restart", type=time_span)
+    parser.add_argument("--replicas", type=replica_counts)
     try:
         given, words = parser.parse_known_args(argv)
     except argparse.ArgumentError as err:
@@ -121,7 +121,7 @@ def own_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return given, words
 
 
-def _rate(text: str) -> int:
+def rate(text: str) -> int:
     """Bytes per second of `100Gbit`, `12.5GB`."""
     found = 0 if text[-1:].isdigit() else TypeAdapter(ByteSize).validate_python(text)
     if not found:
@@ -129,14 +129,14 @@ def _rate(text: str) -> int:
     return found
 
 
-def _span(text: str) -> float:
+def time_span(text: str) -> float:
     """Seconds of `5us`, `30s`, `1000h`."""
     if text[-1:].isdigit() or not seconds(text) > 0:
         raise argparse.ArgumentTypeError(f"{text!r}; expected a time such as 5us, 30s or 1000h")
     return float(seconds(text))
 
 
-def _counts(text: str) -> tuple[int, ...]:
+def replica_counts(text: str) -> tuple[int, ...]:
     """The counts in `1:4096`, powers of two, with the ends."""
     low, high = map(int, text.split(":"))
     if not 1 <= low <= high <= 1_000_000:
