@@ -11,6 +11,7 @@ from yaml.constructor import ConstructorError
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.files import read_plain, readable
 
+_MOST_LEVELS = 100
 _MAX_BYTES = 1 << 20  # an experiment file is a page; more is a mistake (a data file, a model)
 
 
@@ -22,7 +23,7 @@ def read_yaml(path: str) -> dict[str, Any]:
     text = _read_text(path)
     try:
         values = _Loader(text).get_single_data()
-    except (yaml.YAMLError, ValueError, RecursionError) as err:  # ValueError: a date that is none
+    except (yaml.YAMLError, ValueError) as err:  # ValueError: a date that is none
         raise ConfigError(_yaml_problem(path, err)) from None
     if values is not None and not isinstance(values, dict):
         raise ConfigError(
@@ -52,11 +53,18 @@ def _yaml_problem(path: str, err: Exception) -> str:
 class _Loader(yaml.SafeLoader):
     """Without aliases, keys that are repeated or are no strings, and numbers that are not as written."""
 
+    _depth = 0
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
             raise ComposerError(None, None, "an alias (*name); write the value out there", mark)
-        return super().compose_node(parent, index)
+        self._depth += 1
+        if self._depth > _MOST_LEVELS:  # the values are walked by recursion later, here and in pydantic
+            raise ComposerError(None, None, f"more than {_MOST_LEVELS} levels; an experiment needs three")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
