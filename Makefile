@@ -71,7 +71,7 @@ $(DEV): $(READY) requirements-dev.lock
 
 # Versions for every supported Python at once, with hashes and without addresses; needs uv. The small lock
 # (what `make train` installs) takes its versions from the large one.
-LOCKED = --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --quiet
+LOCKED = --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --no-strip-extras --quiet
 lock:  ## pins all dependencies anew; needs uv
 	uv pip compile pyproject.toml --extra dev --group build $(LOCKED) --output-file requirements-dev.lock
 	uv pip compile pyproject.toml --extra digits --group build --constraint requirements-dev.lock $(LOCKED) \
