@@ -104,7 +104,7 @@ def own_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options that are a plan's own, and the words without them. Raises: ConfigError."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--device-gb", type=number(0.001, 1e6, float))
+    parser.add_argument("--device-gb", type=number(1e-6, 1e6, float))
     parser.add_argument("--bandwidth", type=rate)
     parser.add_argument("--latency", type=time_span)
     parser.add_argument("--mtbf", type=time_span)
