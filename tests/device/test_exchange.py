@@ -50,12 +50,11 @@ def test_strategies_take_the_same_steps(name, replicas, monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), together, apart)
 
 
-def test_gradients_metrics_signals_statistics_and_flags_are_one_array(joining, monkeypatch):
+def test_gradients_metrics_signals_statistics_and_flags_are_one_array(joining):
     sync = with_loss_scale(mean(optax.sgd(0.1, momentum=0.9)))
-    monkeypatch.setattr(exchange.lax, "axis_size", lambda axis: 2)  # the form for two, on four
     hlo = lowered(Net(batch_norm=True), 1, sync).compile().as_text()
     found = re.findall(r"= (.+) (all-\w+|reduce-scatter)\(", hlo)
-    assert [(kind, shapes.count("[")) for shapes, kind in found] == [("all-reduce", 1)]
+    assert [(kind, shapes.count("[")) for shapes, kind in found] == [("all-gather", 1)]
 
 
 def test_rounds_follow_what_needs_what():
@@ -67,10 +66,7 @@ def test_rounds_follow_what_needs_what():
         return jax.lax.psum(b * first, AXIS), jax.lax.psum(c, AXIS), first
 
     together, apart, found = sums(2, f, a, b, c)
-    assert [(s.kind, s.payload_bytes, s.num_arrays) for s in found] == [
-        ("all-reduce", 8, 1),
-        ("all-reduce", 8, 1),
-    ]
+    assert [(s.kind, s.payload_bytes, s.num_arrays) for s in found] == [("all-gather", 16, 1)] * 2
     jax.tree.map(np.testing.assert_array_equal, together, apart)
     np.testing.assert_array_equal(together[0], [4, 6])  # a sums to 1
 
@@ -90,6 +86,7 @@ def test_every_dtype_arrives_as_alone(replicas):
 
 def test_large_arrays_go_alone(monkeypatch):
     monkeypatch.setattr(exchange, "_ALONE_BYTES", 16)
+    monkeypatch.setattr(exchange, "_GATHERED_BYTES", 0)
     rows = [np.ones((2, n), np.float32) for n in (4, 5, 2)]  # 16 bytes may ride along, 20 may not
     _, _, found = sums(2, lambda *r: [jax.lax.psum(a, AXIS) for a in r], *rows)
     # XLA makes one instruction of both: the joined one and the large one.

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from cyxjax import distributed as dist
-from cyxjax.core import replica
+from cyxjax.core import exchange, replica
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import local_value
 from cyxjax.core.model.adapter import adapt
@@ -52,6 +52,11 @@ def facade_steps(optimizer: Any) -> Any:
     return ddp.state_dict()["params"]
 
 
+def sent(text: str) -> list[tuple[str, int]]:
+    """(kind, number of float32 arrays) of each collective in a compiled program."""
+    return [(kind, shapes.count("f32[")) for shapes, kind in re.findall(_SENT, text)]
+
+
 def joined_apart_and_facade(rank, world_size, optimizers):
     dist.init()
     joins = replica.sends_one_by_one
@@ -60,9 +65,15 @@ def joined_apart_and_facade(rank, world_size, optimizers):
         optimizer = OPTIMIZERS[name]()
         together, text = compiled_steps("mean", optimizer)
         jax.tree.map(np.testing.assert_array_equal, together, facade_steps(optimizer))
-        # One array: all-reduced by two; by three each part to its replica, and the sums to all.
-        sent = [(kind, shapes.count("f32[")) for shapes, kind in re.findall(_SENT, text)]
-        assert sent == ([("all-reduce", 1)] if world_size == 2 else [("all-to-all", 3), ("all-gather", 1)])
+        assert sent(text) == [("all-gather", 1)]  # one short array, whole to every replica
+        gathered, exchange._GATHERED_BYTES = exchange._GATHERED_BYTES, 0
+        # A long one is all-reduced by two; by three each part goes to its replica, and the sums to all.
+        in_parts, text = compiled_steps("mean", optimizer)
+        exchange._GATHERED_BYTES = gathered
+        assert sent(text) == (
+            [("all-reduce", 1)] if world_size == 2 else [("all-to-all", 3), ("all-gather", 1)]
+        )
+        jax.tree.map(np.testing.assert_array_equal, together, in_parts)
         replica.sends_one_by_one = lambda mesh: False
         apart, text = compiled_steps("mean", optimizer)
         replica.sends_one_by_one = joins
