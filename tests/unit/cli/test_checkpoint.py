@@ -140,7 +140,7 @@ def test_prune_keeps_the_newest_and_the_best(run, capsys):
     assert main(["prune", str(run), "--keep-last", "1"]) == 0
     assert capsys.readouterr().out == "deleted step 1\nnothing to delete\n"
     assert Checkpointer(run / "checkpoints").steps() == [2, 3]
-    assert os.listdir(run) == ["checkpoints"]
+    assert sorted(os.listdir(run)) == ["checkpoints", "run.lock"]
 
 
 def test_prune_deletes_what_was_set_aside_but_for_the_last_damaged_step(run, capsys):

@@ -22,6 +22,7 @@ from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.launch.backend import pages, programs
+from cyxjax.run_folder import LOCK
 from cyxjax.train import experiment
 from cyxjax.train.__main__ import main
 from cyxjax.train.hooks.hook import Hook
@@ -78,7 +79,7 @@ def everything(folder):
     return {
         path.relative_to(folder): (path.stat().st_mtime_ns, path.stat().st_ino)
         for path in folder.rglob("*")
-        if path.is_file() or "step_" in path.name
+        if (path.is_file() and path.name != LOCK) or "step_" in path.name
     }
 
 
