@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.checkpoint import restoring, tree
-from cyxjax.checkpoint.folders import list_steps, step_folder
+from cyxjax.checkpoint.folders import list_steps
 from cyxjax.checkpoint.manifest import Manifest, frozen_json
 from cyxjax.checkpoint.restoring import Restored, Target
 from cyxjax.checkpoint.store import Best, Snapshot, StepStore, describe_failure
@@ -81,7 +81,6 @@ class Checkpointer:
         Waits for a previous save to end, then only for the copy to the host: `state` may be donated after.
         Raises: CheckpointError for leaves or meta that cannot be stored, and after max_failures in a row.
         """
-        step_folder(self.directory, step)
         frozen_meta = frozen_json(meta or {}, f"meta of step {step}")
         self.wait()
         leaves = tree.named_leaves(state)

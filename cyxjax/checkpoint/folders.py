@@ -8,28 +8,22 @@ with `.corrupt-<time>` it did not verify; with `.abandoned-<time>` it is of a fu
 import os
 import re
 import shutil
-import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cyxjax.errors import CheckpointError
-from cyxjax.files import sync_folder, try_flock
+from cyxjax.files import sync_folder
 
 ARRAYS = "arrays"
 _STEP = re.compile(r"step_(\d{8,18})")
 _LEFTOVER = re.compile(r"(step_\d{8,18})\.(tmp|old)-[0-9a-f]+-\d+")
 _ASIDE = re.compile(r"step_\d{8,18}\.(corrupt|abandoned|earlier)-([0-9-]+)")
-MAX_STEP = 10**18 - 1
 
 
 def step_folder(directory: Path, step: int) -> Path:
-    """Where `step` lives. Raises: CheckpointError unless it is a whole number that fits the name."""
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_STEP:
-        raise CheckpointError(
-            f"Step {step!r} is not a whole number from 0 to {MAX_STEP}. HINT: pass int(step)."
-        )
+    """Where `step` lives."""
     return directory / f"step_{step:08d}"
 
 
@@ -61,7 +55,7 @@ def list_aside(directory: Path, why: str) -> list[str]:
 def remove_aside(directory: Path, keep_corrupt: int) -> list[str]:
     """Delete what was set aside, but for the `keep_corrupt` damaged steps that were found last; what went."""
     corrupt = sorted(list_aside(directory, "corrupt"), key=lambda name: name.partition(".corrupt-")[2])
-    gone = sorted(corrupt[: len(corrupt) - keep_corrupt] if keep_corrupt < len(corrupt) else [])
+    gone = sorted(corrupt[: max(len(corrupt) - keep_corrupt, 0)])
     gone += list_aside(directory, "abandoned")
     for name in gone:
         shutil.rmtree(directory / name)
@@ -71,28 +65,24 @@ def remove_aside(directory: Path, keep_corrupt: int) -> list[str]:
 def prepare(directory: Path) -> None:
     """Make `directory` (0700) ready to be written, and remove what a killed writer left in it.
 
-    Raises: CheckpointError with the path if it cannot be made, is no folder, or is not writable.
+    Raises: CheckpointError with the path, as `make_private` and `list_steps`.
     """
     make_private(directory)
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise CheckpointError(f"{directory} is not writable. HINT: name a folder this user may write.")
     list_steps(directory)
-    with _flocked(directory) as alone:
-        # Not alone: somebody begins to write at this very moment. The next start cleans up.
-        for entry in _entries(directory) if alone else []:
-            match = _LEFTOVER.fullmatch(entry.name)
-            if match and entry.is_dir(follow_symlinks=False):
-                _clean_leftover(Path(entry.path), directory / match[1], match[2])
+    for entry in _entries(directory):
+        match = _LEFTOVER.fullmatch(entry.name)
+        if match and entry.is_dir(follow_symlinks=False):
+            _clean_leftover(Path(entry.path), directory / match[1], match[2])
 
 
 def make_private(directory: Path) -> None:
-    """Make `directory` (0700) if it is not there. Raises: CheckpointError with the path if it cannot be."""
-    try:
+    """Make `directory` (0700) if it is not there. Raises: CheckpointError unless it is one to be written."""
+    with suppress(OSError):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
+    if not directory.is_dir() or not os.access(directory, os.W_OK | os.X_OK):
         raise CheckpointError(
-            f"{directory}: {error.strerror}. HINT: name a folder this user may write."
-        ) from error
+            f"{directory} cannot be made or written. HINT: name a folder this user may write."
+        )
 
 
 def identity(directory: Path) -> tuple[int, int]:
@@ -115,35 +105,27 @@ def refuse_swapped(directory: Path, known: tuple[int, int]) -> None:
 def writing(directory: Path, step: int, owner: str) -> Iterator[Path]:
     """A private folder to write `step` into: renamed to the step when the block ends well, else removed.
 
-    `owner` is `<run>-<pid>`. The folder is flocked while it is written, so another process can tell a
-    living writer from one that was killed whatever its pid.
+    owner: `<run>-<pid>`, so that no two writers have the same folder.
     """
     final = step_folder(directory, step)
     folder = final.with_name(f"{final.name}.tmp-{owner}")
-    with _flocked(directory, shared=True):  # so that no cleaner comes between making and locking it
-        folder.mkdir(mode=0o700)
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try_flock(fd)
+    folder.mkdir(mode=0o700)
     try:
         yield folder
-        _sync_folders(folder)
+        for root, _, _ in os.walk(folder):
+            sync_folder(root)
         _publish(folder, final, owner)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    finally:
-        os.close(fd)
 
 
 def set_aside(directory: Path, step: int, why: str) -> Path:
     """New path of the folder of `step`, renamed to `<name>.<why>-<time>`: no reader takes it for a step."""
     folder = step_folder(directory, step)
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    names = (
-        folder.with_name(f"{folder.name}.{why}-{stamp}{tail}")
-        for tail in ("", *(f"-{n}" for n in range(1, 1000)))
-    )
-    aside = next(name for name in names if not name.exists())
+    seconds, rest = divmod(time.time_ns(), 10**9)
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(seconds))}-{rest:09d}"
+    aside = folder.with_name(f"{folder.name}.{why}-{stamp}")
     folder.rename(aside)
     sync_folder(directory)
     return aside
@@ -163,10 +145,6 @@ def _entries(directory: Path) -> list[os.DirEntry]:
             return sorted(entries, key=lambda entry: entry.name)
     except FileNotFoundError:
         return []
-    except OSError as error:
-        raise CheckpointError(
-            f"{directory}: {error.strerror}. HINT: name a folder of checkpoints."
-        ) from error
 
 
 def _publish(folder: Path, final: Path, owner: str) -> None:
@@ -182,31 +160,8 @@ def _publish(folder: Path, final: Path, owner: str) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _sync_folders(folder: Path) -> None:
-    for root, names, _ in os.walk(folder):
-        for name in names:
-            os.chmod(os.path.join(root, name), stat.S_IRWXU)
-        sync_folder(Path(root))
-
-
 def _clean_leftover(path: Path, final: Path, kind: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if not try_flock(fd):
-            return  # its writer lives
-        if kind == "old" and not final.exists():
-            path.rename(final)  # killed between the two renames of a replacement
-        else:
-            shutil.rmtree(path)
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def _flocked(directory: Path, *, shared: bool = False) -> Iterator[bool]:
-    """Holds `directory` while the block runs, if it can be had at once; whether it could."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield try_flock(fd, shared=shared)
-    finally:
-        os.close(fd)
+    if kind == "old" and not final.exists():
+        path.rename(final)  # killed between the two renames of a replacement
+    else:
+        shutil.rmtree(path)

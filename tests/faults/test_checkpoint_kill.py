@@ -50,18 +50,6 @@ def wait_until_gone(pid):
         time.sleep(0.002)
 
 
-def wait_until_stopped(pid):
-    """Until every thread has stopped: the signal reaches them one after the other."""
-    deadline = time.monotonic() + 90
-    while any(stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in threads_of(pid)):
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
-def threads_of(pid):
-    return list(Path(f"/proc/{pid}/task").glob("*/stat"))
-
-
 def kill_while_saving(writers, folder, num_lines, delay_s):
     """The last step the job reported, or None if it was killed before its first was on disk."""
     pid = start(writers, folder)
@@ -133,20 +121,6 @@ def test_a_kill_between_the_two_renames_of_a_replacement(tmp_path):
     (tmp_path / "step_00000001.tmp-0123abcd-77").mkdir()
     assert Checkpointer(tmp_path).restore(TARGET).meta == {"step": 1}
     assert os.listdir(tmp_path) == ["step_00000001"]
-
-
-def test_a_living_writers_files_are_left_alone(writers, tmp_path):
-    pid = start(writers, tmp_path)
-    writers.stdout.readline()
-    os.kill(pid, signal.SIGSTOP)  # somewhere in a save; alive
-    wait_until_stopped(pid)
-    before = leftovers(tmp_path)
-    Checkpointer(tmp_path)
-    assert leftovers(tmp_path) == before
-    os.kill(pid, signal.SIGKILL)
-    wait_until_gone(pid)
-    Checkpointer(tmp_path)
-    assert leftovers(tmp_path) == []
 
 
 def test_a_killed_delete_is_finished(tmp_path):

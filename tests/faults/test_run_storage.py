@@ -83,7 +83,7 @@ def test_r32_a_run_folder_that_may_not_be_written_is_refused_with_its_path(jobs,
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)  # root may write anywhere else
     ended = jobs.run(config)
     assert ended.codes == [EXIT_USER_ERROR], ended.text
-    assert f"{small_disk / 'run'}: Read-only file system. HINT" in ended.text
+    assert f"CheckpointError: {small_disk / 'run'} " in ended.text
     assert "Epoch" not in ended.text
 
 

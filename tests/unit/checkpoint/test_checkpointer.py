@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import stat
 import weakref
 from dataclasses import dataclass
@@ -198,12 +197,6 @@ def test_objects_are_refused_before_anything_is_written(tmp_path):
     with pytest.raises(CheckpointError, match="step 1 .*JSON"):
         Checkpointer(tmp_path).save(1, {"a": jnp.ones(1)}, {"model": object()})
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("step", [-1, 10**18, 1.0, "1", True, "../evil"])
-def test_step_numbers_are_checked(tmp_path, step):
-    with pytest.raises(CheckpointError, match=re.escape(repr(step))):
-        Checkpointer(tmp_path).save(step, {"a": jnp.ones(1)})
 
 
 def test_only_the_writer_touches_the_disk(tmp_path):
