@@ -2,7 +2,6 @@
 
 import os
 import re
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,31 +100,16 @@ class RunFolder:
 
     def refuse_unusable(self) -> None:
         """Raises: ConfigError for a folder that cannot be made, or that holds other things and no run."""
-        root = self.root
-        taken = {path.name for path in self._own}
-        _refuse_never_a_folder("run_dir", root)
-        _refuse_never_a_folder("checkpoint_dir", self.checkpoints)
-        if self.checkpoints.parts[: len(root.parts)] == root.parts:
-            first = self.checkpoints.parts[len(root.parts) :][:1]
-            if first and (first[0] in taken or first[0].startswith("black_box_step")):
-                raise ConfigError(
-                    f"checkpoint_dir={self.checkpoint_dir}: {first[0]} is the run folder's own file. "
-                    f"HINT: checkpoint_dir: {CHECKPOINTS}",
-                    key="checkpoint_dir",
-                )
-        self._refuse_foreign()
-
-    @property
-    def _own(self) -> tuple[Path, ...]:
-        """What a run writes into its folder besides checkpoints, in files of one name."""
-        return self.lock, self.tensorboard, *self.logs
-
-    def _refuse_foreign(self) -> None:
-        """Raises: ConfigError where `root` holds other files and none of a run."""
+        for key, path in (("run_dir", self.root), ("checkpoint_dir", self.checkpoints)):
+            path = Path(os.path.abspath(path))
+            there = next(one for one in (path, *path.parents) if os.path.lexists(one))
+            if not there.is_dir():
+                raise ConfigError(f"{key}={path}: {there} is no folder. HINT: name another one.", key=key)
         found = sorted(os.listdir(self.root)) if self.root.is_dir() else []
         inside = self.checkpoints.is_relative_to(self.root) and self.checkpoints != self.root
         first = [self.checkpoints.relative_to(self.root).parts[0]] if inside else []
-        if {path.name for path in self._own}.union(first).intersection(found):
+        own = (self.lock, self.tensorboard, *self.logs)
+        if {path.name for path in own}.union(first).intersection(found):
             return
         if other := [name for name in found if not _BESIDE_A_RUN.fullmatch(name)]:
             raise ConfigError(
@@ -133,23 +117,3 @@ class RunFolder:
                 f"({', '.join(other[:3])}). HINT: name a new or an empty folder.",
                 key="run_dir",
             )
-
-
-def _refuse_never_a_folder(key: str, path: Path) -> None:
-    if not str(path).isprintable():  # a line break, a zero byte: no terminal and no log shows it as it is
-        raise ConfigError(
-            f"{key}={str(path)!r}: contains characters that cannot be printed. HINT: name a folder.", key=key
-        )
-    there = Path(os.path.abspath(path))
-    while True:  # the nearest that is there
-        try:
-            mode = there.stat().st_mode
-            break
-        except (FileNotFoundError, NotADirectoryError):
-            there = there.parent
-        except OSError as error:  # longer than a name may be, a circle of links
-            raise ConfigError(
-                f"{key}={path}: {error.strerror}. HINT: name another folder.", key=key
-            ) from None
-    if not stat.S_ISDIR(mode):
-        raise ConfigError(f"{key}={path}: {there} is no folder. HINT: name another one.", key=key)

@@ -1,6 +1,5 @@
 """Folders that can never be made are refused in one line, before anything is loaded or written."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -9,16 +8,6 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.errors import ConfigError
 from cyxjax.run_folder import RunFolder
 from cyxjax.train import experiment
-
-OWN = (
-    "config.yaml",
-    "run.lock",
-    "ledger.jsonl",
-    "history.json",
-    "goodput.json",
-    "tensorboard/x",
-    "black_box_step3",
-)
 
 
 @pytest.fixture
@@ -40,28 +29,12 @@ def test_a_file_is_no_run_folder(file, inside):
     assert refused(file / inside).startswith(f"TrainConfig: run_dir={file / inside}: {file} is no folder.")
 
 
-def test_names_that_no_folder_can_have(tmp_path):
-    assert "name too long" in refused(tmp_path / ("x" * 300))
-    assert "cannot be printed" in refused("a\0b")
-    assert "cannot be printed" in refused(tmp_path / "a\nb")
-    assert "checkpoint_dir" in refused(tmp_path, "a\0b")
-    circle = tmp_path / "circle"
-    circle.symlink_to(circle)
-    assert "symbolic links" in refused(circle / "run")
+def test_a_circle_of_links_is_no_run_folder(tmp_path):
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    assert "circle is no folder" in refused(tmp_path / "circle" / "run")
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_the_run_folders_own_names_are_no_place_for_checkpoints(tmp_path, name):
-    assert re.search(
-        rf"checkpoint_dir={name}: .* is the run folder's own file", refused(tmp_path / "run", name)
-    )
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_checkpoint_folder_elsewhere_may_have_any_name(tmp_path, file):
-    TrainConfig(
-        run_dir=str(tmp_path / "run"), checkpoint_dir=str(tmp_path / "config.yaml")
-    ).run_folder.refuse_unusable()
+def test_a_checkpoint_folder_that_is_a_file_is_refused(tmp_path, file):
     assert f"{file} is no folder" in refused(tmp_path / "run", file)
 
 
