@@ -20,9 +20,7 @@ from typing import IO, Any, Literal
 from cyxjax.errors import CyxjaxError, DataError
 
 PRIVATE = 0o600
-_NOT_PLAIN = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # without it, opening a FIFO waits for the other end
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def write_whole(
@@ -77,11 +75,8 @@ def open_plain(path: str | os.PathLike[str], mode: Literal["rb", "r", "ab", "a"]
     options: as of `open`. Raises: OSError, without waiting, for what is missing, unreadable or no plain file.
     """
     flags = os.O_RDONLY if "r" in mode else os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    if "r" in mode:
-        refuse_special(path)  # before it is opened: opening a device may do something
-    else:
-        _refuse_special(path)
-    fd = os.open(path, flags | _NONBLOCK | getattr(os, "O_CLOEXEC", 0), 0o666)
+    # O_NONBLOCK: opening a FIFO would wait for its other end.
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         _refuse_mode(path, os.fstat(fd).st_mode)
         return os.fdopen(fd, mode, **options)
@@ -117,10 +112,9 @@ def read_plain(path: str | os.PathLike[str], max_bytes: int | None = None) -> by
     Raises: OSError, within no time, for what is missing, unreadable, no plain file, or above `max_bytes`.
     """
     with open_plain(path, "rb") as file:
-        data = file.read() if max_bytes is None else file.read(max_bytes + 1)
-    if max_bytes is not None and len(data) > max_bytes:
-        raise OSError(errno.EFBIG, f"holds more than {max_bytes} bytes", str(path))
-    return bytes(data)
+        if max_bytes is not None and os.fstat(file.fileno()).st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"holds more than {max_bytes} bytes", str(path))
+        return bytes(file.read())
 
 
 @contextmanager
@@ -169,14 +163,11 @@ def _refuse_special(path: str | os.PathLike[str]) -> None:
 
 def _refuse_mode(path: str | os.PathLike[str], mode: int) -> None:
     if not stat.S_ISREG(mode):
-        kind = _NOT_PLAIN.get(stat.S_IFMT(mode), "a device")
-        raise OSError(errno.EINVAL, f"is {kind}, expected a plain file", str(path))
+        raise OSError(errno.EINVAL, "expected a plain file", str(path))
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Makes the names in `folder` survive a power cut, where the file system can."""
-    if not hasattr(os, "O_DIRECTORY"):  # Windows syncs names by itself, and opens no folders
-        return
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

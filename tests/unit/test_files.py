@@ -84,7 +84,7 @@ def test_what_is_no_plain_file_is_neither_read_nor_replaced(tmp_path, kind):
     else:
         path.symlink_to("/dev/zero")  # replacing the link would be as bad as reading without end
     for use in (read_plain, refuse_special, lambda p: write_whole(p, "x"), lambda p: append(p, b"x")):
-        with pytest.raises(OSError, match=f" {kind}.*special'"):
+        with pytest.raises(OSError, match="special'"):
             use(path)
     assert not path.is_file()
 
