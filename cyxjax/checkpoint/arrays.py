@@ -13,12 +13,12 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from cyxjax.checkpoint.manifest import Leaf
-from cyxjax.checkpoint.pieces import Piece, file_of, host_value
+from cyxjax.checkpoint.manifest import Leaf, Piece, file_of
+from cyxjax.checkpoint.tree import host_value
 from cyxjax.errors import CheckpointError, DamagedStep
 from cyxjax.files import PRIVATE
 
@@ -39,9 +39,7 @@ NATIVE = {  # dtypes that safetensors names and numpy readers understand; others
 def _reading() -> Iterator[None]:
     try:
         yield
-    except DamagedStep:
-        raise
-    except Exception as error:  # safetensors and the system share no family of errors
+    except Exception as error:  # a header, json, numpy and the system share no family of errors
         text = f"its arrays cannot be read: {type(error).__name__}: {str(error)[:300]}"
         raise DamagedStep(text) from error
 
@@ -96,29 +94,24 @@ def write_file(
 def _write_blocks(file: Any, blocks: Iterable[np.ndarray]) -> int:
     crc = 0
     for block in blocks:
-        data = _bytes_of(block)
+        data = np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
         crc = zlib.crc32(data, crc)
         file.write(data)
     return crc
 
 
-def _bytes_of(array: np.ndarray) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
 class StoredArrays:
     """The arrays of a step, read when asked for, all or some of their elements; every byte has its crc32.
 
-    What is stored is compared with `leaves` before a byte of it is read, so a file that claims other
-    shapes than its manifest cannot make this allocate more than the manifest says.
+    A file is compared with `leaves` before an array of it is read, and of an array no more is read than they
+    say. (Not by safetensors: without mmap, which makes a signal of a file that is cut short, each of its
+    slices reads the whole array, in 0.8.0.)
     Raises: DamagedStep naming the leaf that is missing, of another shape or dtype, or altered.
     """
 
     def __init__(self, folder: Path, leaves: Sequence[Leaf]) -> None:
         self._folder, self._leaves = folder, {leaf.name: leaf for leaf in leaves}
         self._starts: dict[int, dict[str, int]] = {}
-        with _reading():
-            self._starts_in(0)
 
     def __contains__(self, name: object) -> bool:
         return name in self._leaves
@@ -131,101 +124,72 @@ class StoredArrays:
         """Elements `start` to `stop` of the leaf in C order, flat."""
         leaf = self._leaves[name]
         with _reading():
-            return self._part(leaf, start, stop)
-
-    def _part(self, leaf: Leaf, start: int, stop: int) -> np.ndarray:
-        _refuse_more_than_memory((stop - start) * leaf.numpy_dtype.itemsize)
-        out = np.empty(stop - start, leaf.numpy_dtype)
-        for piece in _pieces_of(leaf):
-            if piece.start < stop and start < piece.stop:
-                at = piece.start
-                for block in self._checked(leaf, piece):
-                    low, high = max(at, start), min(at + block.size, stop)
-                    if low < high:
-                        out[low - start : high - start] = block[low - at : high - at]
-                    at += block.size
-        return out
+            out = np.empty(stop - start, leaf.numpy_dtype)
+            for piece in _pieces_of(leaf):
+                if piece.start < stop and start < piece.stop:
+                    at = piece.start
+                    for block in self._blocks(leaf, piece):
+                        low, high = max(at, start), min(at + block.size, stop)
+                        if low < high:
+                            out[low - start : high - start] = block[low - at : high - at]
+                        at += block.size
+            return out
 
     def blocks(self, name: str) -> Iterator[np.ndarray]:
-        """All elements of the leaf in C order, flat, in parts."""
+        """All elements of the leaf in C order, flat, in parts that are not to be changed."""
         leaf = self._leaves[name]
         with _reading():
             for piece in _pieces_of(leaf):
-                yield from self._checked(leaf, piece)
+                yield from self._blocks(leaf, piece)
 
-    def _checked(self, leaf: Leaf, piece: Piece) -> Iterator[np.ndarray]:
+    def _blocks(self, leaf: Leaf, piece: Piece) -> Iterator[np.ndarray]:
         """The elements of `piece`, in blocks. Raises: CheckpointError after the last, if one was altered."""
-        crc, size = 0, 0
-        for block in self._blocks(leaf, piece):
-            crc, size = zlib.crc32(_bytes_of(block), crc), size + block.size
-            yield block
-        if size != piece.stop - piece.start or crc != piece.crc32:
+        dtype, at, crc = leaf.numpy_dtype, piece.start, 0
+        start = self._starts_in(piece.process)[leaf.name]
+        with (self._folder / file_of(piece.process)).open("rb") as file:
+            file.seek(start)
+            while at < piece.stop:
+                count = min(max(_BLOCK_BYTES // dtype.itemsize, 1), piece.stop - at)
+                data = file.read(count * dtype.itemsize)
+                crc = zlib.crc32(data, crc)
+                yield np.frombuffer(data, dtype, count)  # raises where the file ends too early
+                at += count
+        if crc != piece.crc32:
             raise CheckpointError(
                 f"Array {leaf.name!r} does not have the bytes that were written (crc32). "
                 "HINT: restore another step."
             )
 
-    def _blocks(self, leaf: Leaf, piece: Piece) -> Iterator[np.ndarray]:
-        dtype, count = leaf.numpy_dtype, piece.stop - piece.start
-        start = self._starts_in(piece.process)[leaf.name]
-        step = max(_BLOCK_BYTES // dtype.itemsize, 1)
-        with (self._folder / file_of(piece.process)).open("rb", buffering=0) as file:
-            file.seek(start)
-            for first in range(0, count, step):
-                block = np.empty(min(step, count - first), dtype)
-                _fill(file, _bytes_of(block))
-                yield block
-
     def _starts_in(self, process: int) -> dict[str, int]:
-        """Where each array begins in the file of `process`, which holds those that the leaves say."""
-        import safetensors
-
+        """Where each array begins in the file of `process`. Raises: CheckpointError unless it holds what the
+        leaves say."""
         if process not in self._starts:
-            path = self._folder / file_of(process)
-            # It checks the header, and reads none of the arrays. Its slices are not used: without mmap, which
-            # makes a signal of a file that is cut short, each of them reads the whole array (0.8.0).
-            with safetensors.safe_open(path, framework="np", backend="pread") as checked:
-                _compare(checked, self._leaves.values(), process)
-            self._starts[process] = _starts(path)
+            with (self._folder / file_of(process)).open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(length))
+            found = {
+                name: (one["dtype"], tuple(one["shape"]))
+                for name, one in header.items()
+                if name != "__metadata__"
+            }
+            wanted = self._kept_in(process)
+            for name in sorted(found.keys() | wanted.keys()):
+                if found.get(name) != wanted.get(name):
+                    raise CheckpointError(
+                        f"{file_of(process)} holds {name!r} as {found.get(name)}, its manifest says "
+                        f"{wanted.get(name)}. HINT: restore another step."
+                    )
+            self._starts[process] = {name: 8 + length + header[name]["data_offsets"][0] for name in wanted}
         return self._starts[process]
 
-
-def _fill(file: BinaryIO, data: memoryview) -> None:
-    """Raises: CheckpointError where the file ends before `data` is full."""
-    while data:
-        count = file.readinto(data)  # type: ignore[attr-defined]
-        if not count:
-            raise CheckpointError("the file ends too early. HINT: restore another step.")
-        data = data[count:]
-
-
-def _starts(path: Path) -> dict[str, int]:
-    """Where each array of a safetensors file begins, whose header was found good."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    return {name: 8 + length + one["data_offsets"][0] for name, one in header.items()}
-
-
-def _compare(file: Any, leaves: Iterable[Leaf], process: int) -> None:
-    """Raises: CheckpointError unless `file` holds what `leaves` say `process` wrote."""
-    wanted = {
-        leaf.name: _entry_of(leaf, piece)
-        for leaf in leaves
-        for piece in _pieces_of(leaf, empty=True)
-        if piece.process == process
-    }
-    if set(file.keys()) != set(wanted):
-        raise CheckpointError("The stored arrays are not those of the manifest. HINT: restore another step.")
-    for name, (shape, dtype) in wanted.items():
-        stored = file.get_slice(name)
-        have = stored.get_dtype(), tuple(stored.get_shape())
-        if have != _kept_as(shape, dtype):
-            raise CheckpointError(
-                f"Stored array {name!r} is {have[0]}{have[1]}, its manifest says {dtype.name}{shape}. "
-                "HINT: restore another step."
-            )
+    def _kept_in(self, process: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """(safetensors' name of the dtype, shape) of each array in the file of `process`, by the leaves."""
+        return {
+            leaf.name: _kept_as((piece.stop - piece.start,) if leaf.pieces else leaf.shape, leaf.numpy_dtype)
+            for leaf in self._leaves.values()
+            for piece in _pieces_of(leaf, empty=True)
+            if piece.process == process
+        }
 
 
 def _pieces_of(leaf: Leaf, *, empty: bool = False) -> tuple[Piece, ...]:
@@ -234,22 +198,8 @@ def _pieces_of(leaf: Leaf, *, empty: bool = False) -> tuple[Piece, ...]:
     return leaf.pieces or alone
 
 
-def _entry_of(leaf: Leaf, piece: Piece) -> tuple[tuple[int, ...], np.dtype]:
-    """(shape, dtype) under which `piece` was given to `write_file`: flat, unless it is the whole leaf."""
-    return (piece.stop - piece.start,) if leaf.pieces else leaf.shape, leaf.numpy_dtype
-
-
 def _kept_as(shape: tuple[int, ...], dtype: np.dtype) -> tuple[str, tuple[int, ...]]:
     """(safetensors' name of the dtype, shape) under which an array stands in a file."""
     native = NATIVE.get(dtype.name)
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     return (native, tuple(shape)) if native else ("U8", (num_bytes,))
-
-
-def _refuse_more_than_memory(need_bytes: int) -> None:
-    have_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if need_bytes > have_bytes:
-        raise CheckpointError(
-            f"The checkpoint claims {need_bytes} bytes of arrays; this machine has {have_bytes} of memory. "
-            "HINT: read it on a larger machine, or check where the file came from."
-        )

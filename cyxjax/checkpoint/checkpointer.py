@@ -18,7 +18,7 @@ from cyxjax.checkpoint.folders import list_steps
 from cyxjax.checkpoint.manifest import Manifest, frozen_json
 from cyxjax.checkpoint.restoring import Restored, Target
 from cyxjax.checkpoint.store import Best, Snapshot, StepStore, describe_failure
-from cyxjax.checkpoint.tree import Adapt, Put, PyTree, as_read
+from cyxjax.checkpoint.tree import Adapt, Put, PyTree, as_read, is_share
 from cyxjax.checkpoint.writers import ALONE, Writers, is_spread
 from cyxjax.errors import CheckpointError, CyxjaxError, DamagedStep, GroupError
 
@@ -79,9 +79,10 @@ class Checkpointer:
         """Put `state` on disk as `step`, in place of a step of that number; older steps are pruned after it.
 
         Waits for a previous save to end, then only for the copy to the host: `state` may be donated after.
-        Raises: CheckpointError for leaves or meta that cannot be stored, and after max_failures in a row.
+        Raises: CheckpointError for leaves that cannot be stored, and after max_failures in a row; TypeError,
+            ValueError for meta that is not JSON.
         """
-        frozen_meta = frozen_json(meta or {}, f"meta of step {step}")
+        frozen_meta = frozen_json(meta or {})
         self.wait()
         leaves = tree.named_leaves(state)
         tree.refuse_unsavable(leaves)
@@ -93,8 +94,8 @@ class Checkpointer:
                 self._unsaved = self._unsaved._replace(arrays=tree.host_copy(leaves))
             self._raise_after_failures()
             return
-        copy = tree.host_copy if self._store.is_writer else tree.copy_of_shares
-        snapshot = Snapshot(step, copy(leaves), frozen_meta, metric)
+        written = {name: leaf for name, leaf in leaves.items() if self._store.is_writer or is_share(leaf)}
+        snapshot = Snapshot(step, tree.host_copy(written), frozen_meta, metric)
         # A daemon: an interpreter that ends without close() leaves a partial folder, never a hang.
         self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint", daemon=True)
         self._thread.start()
@@ -113,7 +114,7 @@ class Checkpointer:
         Args:
             target: arrays or ShapeDtypeStructs; numpy arrays come back in their places. Of a Share, its
                 elements, flat.
-            adapt: settles leaves stored with another shape or dtype (see state_tree.cast); None refuses them.
+            adapt: settles leaves stored with another shape or dtype; None refuses them.
             part: `target` may be a part of what is stored, such as the parameters alone.
             put: reads each leaf, one after the other, and makes of it what stands in its place.
         Raises: CheckpointError if `step` is missing or damaged, if every step is damaged (all are listed,

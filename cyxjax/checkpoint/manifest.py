@@ -4,25 +4,23 @@ A step exists only if its manifest verifies. Nothing here imports jax: listing a
 and nothing here or below ever unpickles.
 """
 
-import functools
 import hashlib
 import json
 import math
+import os
 import platform
 import stat
-from collections.abc import Iterable, Mapping
+import sys
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
-from importlib import metadata
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter
 
-from cyxjax.checkpoint.pieces import Natural, Piece, find_gap, joined_crc32
 from cyxjax.errors import CheckpointError
+from cyxjax.files import read_plain
 
 FORMAT = "cyxjax-checkpoint"
 # Readers accept every minor version of their major one: a minor version only adds optional fields.
@@ -31,14 +29,30 @@ FORMAT_VERSION = (2, 0)
 BY_SHARE = (3, 0)
 READS = (2, 3)  # major versions
 MANIFEST = "MANIFEST.json"
-MAX_MANIFEST_BYTES = 64 << 20
-MAX_DIMS = 32
+MAX_MANIFEST_BYTES = 256 << 20  # far above what a run writes: of no larger file is anything read
+_PACKAGES = ("cyxjax", "jax", "flax", "optax", "numpy")
 _DTYPES = frozenset(
     ["bool", "float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
     + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
     + [f"float8_{kind}" for kind in ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")]
 )
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}"  # of a path
+Natural = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+"""A whole number of a manifest."""
+
+
+class Piece(NamedTuple):
+    """Elements `start` to `stop` of a leaf in C order, in the file of `process`; the crc32 of their bytes."""
+
+    process: Natural
+    start: Natural
+    stop: Natural
+    crc32: Natural
+
+
+def file_of(process: int) -> str:
+    """The file of a step's arrays that `process` writes."""
+    return f"process_{process:05d}.safetensors"
 
 
 def _known_dtype(name: str) -> str:
@@ -47,34 +61,38 @@ def _known_dtype(name: str) -> str:
     return name
 
 
+def _are_all(spans: list[tuple[int, int]], size: int) -> bool:
+    """Whether the spans, in their order, hold each of `size` elements once."""
+    ends, starts = [0, *(stop for _, stop in spans)], [*(start for start, _ in spans), size]
+    return ends == starts and all(start < stop for start, stop in spans)
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One array of the state: name in the tree, shape, dtype name, crc32 of its bytes in C order.
 
-    pieces: where its elements are, in order; (): the whole of it is in the first process's file.
+    pieces: where its elements are, in order, each with a crc32 of its own, and the leaf's is 0; (): the whole
+    of it is in the first process's file.
     """
 
     name: str
-    shape: Annotated[tuple[Natural, ...], Field(max_length=MAX_DIMS)]
+    shape: tuple[Natural, ...]
     dtype: Annotated[str, AfterValidator(_known_dtype)]
     crc32: Natural
     pieces: tuple[Piece, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.pieces and (gap := find_gap(self.pieces, self.size)):
-            what = f"State leaf {self.name[:60]!r}: {gap}"
-            raise CheckpointError(f"{what}. HINT: all processes save the same state.")
+        spans = [(piece.start, piece.stop) for piece in self.pieces]
+        if spans and not _are_all(spans, self.size):
+            raise CheckpointError(
+                f"State leaf {self.name[:60]!r}: pieces {str(spans)[:100]} are not {self.size} elements. "
+                "HINT: all processes save the same state."
+            )
 
     @classmethod
-    def of(cls, name: str, array: Any, crc32: int) -> "Leaf":
-        """The whole leaf that `array` is, whose bytes have that crc32."""
-        return cls(name, tuple(array.shape), _name_of(array.dtype), crc32)
-
-    @classmethod
-    def in_pieces(cls, name: str, shape: tuple[int, ...], dtype: Any, pieces: tuple[Piece, ...]) -> "Leaf":
-        """The leaf that `pieces`, sorted, make up. Raises: CheckpointError where one is missing."""
-        dtype = np.dtype(dtype)
-        return cls(name, tuple(shape), dtype.name, joined_crc32(pieces, dtype.itemsize), pieces)
+    def of(cls, name: str, array: Any, crc32: int, pieces: tuple[Piece, ...] = ()) -> "Leaf":
+        """The leaf that `array` is. Raises: CheckpointError where a piece is missing."""
+        return cls(name, tuple(array.shape), dtype_name(array.dtype), crc32, pieces)
 
     @property
     def size(self) -> int:
@@ -97,21 +115,14 @@ def dtype_of(name: str) -> np.dtype:
 
 
 @cache  # a model has thousands of leaves and a few dtypes; numpy puts their names together anew each time
-def _text_of(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype in manifests; of one that can be stored, `is_storable`."""
     return str(dtype)
 
 
-@cache
-def _name_of(dtype: np.dtype) -> str:
-    return np.dtype(dtype).name
-
-
-def refuse_dtype(name: str, dtype: Any) -> None:
-    """Raises: CheckpointError for a dtype that has no place in a checkpoint (object, string, ...)."""
-    if _text_of(dtype) not in _DTYPES:
-        raise CheckpointError(
-            f"State leaf {name!r} is of dtype {dtype}; checkpoints hold numbers. HINT: put it in meta."
-        )
+def is_storable(dtype: Any) -> bool:
+    """Whether a checkpoint may hold arrays of this dtype: numbers in the machine's byte order."""
+    return dtype_name(dtype) in _DTYPES
 
 
 @dataclass(frozen=True)
@@ -145,13 +156,7 @@ class Manifest:
         body: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         body |= {"format": FORMAT, "leaves": [_without_empty(vars(x)) for x in self.leaves]}
         body |= {"files": [vars(x) for x in self.files]}
-        data = _sealed(frozen_json(body, f"manifest of step {self.step}"))
-        if len(data) > MAX_MANIFEST_BYTES:
-            raise CheckpointError(
-                f"The manifest of step {self.step} would have {len(data)} bytes, readers take "
-                f"{MAX_MANIFEST_BYTES}. HINT: put less into meta, or save from fewer processes."
-            )
-        return data
+        return _sealed(body)
 
 
 def _without_empty(leaf: dict[str, Any]) -> dict[str, Any]:
@@ -159,27 +164,19 @@ def _without_empty(leaf: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in leaf.items() if key != "pieces" or value}
 
 
-def frozen_json(value: dict[str, Any], what: str) -> dict[str, Any]:
+def frozen_json(value: dict[str, Any]) -> dict[str, Any]:
     """`value` as it will be read back: a copy that no later change reaches, tuples as lists, keys as strings.
 
-    Raises: CheckpointError naming `what` if it is not JSON. NaN and infinities are allowed: a diverged
-        loss in the history must not keep a run from being saved.
+    NaN and infinities are allowed: a diverged loss in the history must not keep a run from being saved.
+    Raises: TypeError, ValueError if it is not JSON.
     """
-    try:
-        return json.loads(json.dumps(value))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"The {what} is not JSON: {error}. HINT: numbers, strings, lists and dicts only."
-        ) from error
+    return dict(json.loads(json.dumps(value)))
 
 
-@functools.cache
-def installed_versions() -> Mapping[str, str]:
+def loaded_versions() -> dict[str, str]:
     """Versions of the packages that shape a checkpoint, for the people who will read it later."""
-    # Once a process: finding them takes longer than all else of a small save.
-    names = ("cyxjax", "jax", "flax", "optax", "safetensors", "numpy")
-    found = {name: metadata.version(name) for name in names if _is_installed(name)}
-    return MappingProxyType(found | {"python": platform.python_version()})
+    found = {name: sys.modules[name].__version__ for name in _PACKAGES if name in sys.modules}
+    return found | {"python": platform.python_version()}
 
 
 @cache
@@ -202,10 +199,7 @@ def decode(data: bytes) -> Manifest:
                 f"format {body['format']!r} version {body['format_version']}; this cyxjax reads {FORMAT!r} "
                 f"versions {', '.join(f'{major}.x' for major in READS)}"
             )
-        manifest = _fields().validate_python(body)
-        _refuse_twins("leaf", [leaf.name for leaf in manifest.leaves])
-        _refuse_twins("file", [entry.path for entry in manifest.files])
-        return manifest
+        return _fields().validate_python(body)
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise CheckpointError(
@@ -216,7 +210,7 @@ def decode(data: bytes) -> Manifest:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of the step in `folder`, its text checked against its own digest, files not looked at.
 
-    Raises: CheckpointError if it is missing, a link, too large or altered.
+    Raises: CheckpointError if it is missing, too large or altered.
     """
     return decode(manifest_bytes(folder))
 
@@ -226,35 +220,83 @@ def manifest_bytes(folder: Path) -> bytes:
 
     Raises: CheckpointError, with nothing read, if it is missing, no plain file or too large.
     """
-    path = folder / MANIFEST
     try:
-        info = path.lstat()
-        if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_MANIFEST_BYTES:
-            raise CheckpointError(
-                f"{MANIFEST} is no plain file below {MAX_MANIFEST_BYTES} bytes. HINT: restore another step."
-            )
-        return path.read_bytes()
+        return read_plain(folder / MANIFEST, MAX_MANIFEST_BYTES)
     except OSError as error:
         raise CheckpointError(f"{MANIFEST}: {error.strerror}. HINT: restore another step.") from error
 
 
-def _is_installed(name: str) -> bool:
+def find_problems(folder: Path, step: int, share: tuple[int, int] = (0, 1)) -> list[str]:
+    """Everything wrong with the step in `folder`; [] if exactly its files are there, each with its digest.
+
+    share: (i, n): of the files' contents those of every n-th are read, from the i-th on.
+    """
     try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+        manifest = read_manifest(folder)
+        found = {path: folder / path for path in list_files(folder) if path != MANIFEST}
+        problems = [] if manifest.step == step else [f"its manifest is of step {manifest.step}"]
+        listed = {entry.path for entry in manifest.files}
+        problems += [f"{path!r} is not in the manifest" for path in sorted(set(found) - listed)]
+        mine, of = share
+        return problems + [
+            problem
+            for i, entry in enumerate(manifest.files)
+            if (problem := _file_problem(entry, found.get(entry.path), is_read=i % of == mine))
+        ]
+    except (CheckpointError, OSError) as error:
+        return [str(error).partition(" HINT:")[0]]
+
+
+def describe_files(folder: Path) -> tuple[FileEntry, ...]:
+    """An entry for every file below `folder`; each is fsynced and read back."""
+    return tuple(describe_file(folder, path) for path in list_files(folder))
+
+
+def describe_file(folder: Path, path: str) -> FileEntry:
+    """The entry of the file `path` below `folder`, fsynced and read back."""
+    return FileEntry(path, (folder / path).stat().st_size, _sha256(folder / path, sync=True))
+
+
+def list_files(folder: Path) -> list[str]:
+    """Paths of the plain files below `folder`, relative and sorted.
+
+    Raises: CheckpointError for a symlink or a special file: a checkpoint has neither.
+    """
+    found = []
+    for path in sorted(folder.rglob("*")):
+        mode = path.lstat().st_mode
+        if stat.S_ISREG(mode):
+            found.append(path.relative_to(folder).as_posix())
+        elif not stat.S_ISDIR(mode):
+            raise CheckpointError(
+                f"{str(path)!r} is a link or special file. HINT: remove it; a checkpoint has none."
+            )
+    return found
+
+
+def _file_problem(entry: FileEntry, path: Path | None, *, is_read: bool) -> str:
+    if path is None:
+        return f"{entry.path} is missing"
+    num_bytes = path.stat().st_size
+    if num_bytes != entry.num_bytes:
+        return f"{entry.path} has {num_bytes} bytes, not {entry.num_bytes}"
+    if not is_read:
+        return ""
+    return (
+        "" if _sha256(path) == entry.sha256 else f"{entry.path} has another sha256: its content was altered"
+    )
+
+
+def _sha256(path: Path, *, sync: bool = False) -> str:
+    # O_NOFOLLOW: a link put in place between listing and reading is an error, not a way out of the folder.
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        if sync:
+            os.fsync(fd)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sealed(body: dict[str, Any]) -> bytes:
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()
     return f'{{"manifest":{text},"sha256":"{digest}"}}\n'.encode()
-
-
-def _refuse_twins(kind: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise ValueError(f"{kind} {name!r} is listed twice")
-        seen.add(name)

@@ -15,9 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.checkpoint import folders
-from cyxjax.checkpoint.digests import find_problems
 from cyxjax.checkpoint.folders import list_steps, step_folder
-from cyxjax.checkpoint.manifest import MANIFEST, Manifest, decode, manifest_bytes, read_manifest
+from cyxjax.checkpoint.manifest import (
+    MANIFEST,
+    Manifest,
+    decode,
+    find_problems,
+    manifest_bytes,
+    read_manifest,
+)
 from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.errors import CheckpointError, ConfigError, DamagedStep
 from cyxjax.files import redact, write_whole

@@ -15,11 +15,9 @@ import numpy as np
 
 from cyxjax.checkpoint import tree
 from cyxjax.checkpoint.arrays import StoredArrays
-from cyxjax.checkpoint.digests import find_problems
 from cyxjax.checkpoint.folders import ARRAYS, list_aside, list_steps, step_folder
-from cyxjax.checkpoint.manifest import Manifest, manifest_bytes, read_manifest
-from cyxjax.checkpoint.pieces import is_share
-from cyxjax.checkpoint.tree import Adapt, Put, PyTree
+from cyxjax.checkpoint.manifest import Manifest, find_problems, manifest_bytes, read_manifest
+from cyxjax.checkpoint.tree import Adapt, Put, PyTree, is_share
 from cyxjax.checkpoint.writers import Writers
 from cyxjax.errors import CheckpointError, DamagedStep
 

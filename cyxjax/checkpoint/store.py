@@ -15,7 +15,6 @@ import numpy as np
 
 from cyxjax.checkpoint import folders
 from cyxjax.checkpoint.arrays import StoredArrays, write_arrays
-from cyxjax.checkpoint.digests import describe_files, find_problems
 from cyxjax.checkpoint.folders import ARRAYS, list_steps, step_folder
 from cyxjax.checkpoint.manifest import (
     BY_SHARE,
@@ -24,7 +23,9 @@ from cyxjax.checkpoint.manifest import (
     FileEntry,
     Leaf,
     Manifest,
-    installed_versions,
+    describe_files,
+    find_problems,
+    loaded_versions,
     read_manifest,
 )
 from cyxjax.checkpoint.writers import Writers, write_together
@@ -79,7 +80,7 @@ def _commit(
 ) -> None:
     """Writes the manifest: the files are those of a step from then on."""
     step, _, meta, metric = snapshot
-    manifest = Manifest(step, leaves, files, meta, metric, dict(installed_versions()), time.time(), version)
+    manifest = Manifest(step, leaves, files, meta, metric, loaded_versions(), time.time(), version)
     write_whole(folder / MANIFEST, manifest.encode(), mode=PRIVATE, synced=False)
     sync_file(folder / MANIFEST)  # its name is synced with the folder, once, before that becomes a step
 

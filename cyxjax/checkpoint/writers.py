@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from cyxjax.checkpoint.arrays import Entry, write_file
-from cyxjax.checkpoint.digests import describe_file
 from cyxjax.checkpoint.folders import ARRAYS
-from cyxjax.checkpoint.manifest import FileEntry, Leaf
-from cyxjax.checkpoint.pieces import Piece, file_of, is_share
+from cyxjax.checkpoint.manifest import FileEntry, Leaf, Piece, describe_file, file_of
+from cyxjax.checkpoint.tree import is_share
 from cyxjax.errors import CheckpointError
 from cyxjax.files import PRIVATE, read_plain, write_whole
 
@@ -118,11 +117,10 @@ def _joined(
     notes = [json.loads(read_plain(_note_of(folder, rank))) for rank in range(num_processes)]
 
     def leaf_of(name: str, leaf: Any) -> Leaf:
-        dtype = np.dtype(leaf.dtype)
         held = [(rank, note) for rank, note in enumerate(notes) if name in note["pieces"]]
         pieces = tuple(Piece(rank, *(*note["pieces"][name], note["crc32"][name])) for rank, note in held)
         if is_share(leaf) and np.prod(leaf.shape):
-            return Leaf.in_pieces(name, leaf.shape, dtype, pieces)
+            return Leaf.of(name, leaf, 0, pieces)
         return Leaf.of(name, leaf, notes[0]["crc32"][name])
 
     files = tuple(FileEntry(**note["file"]) for note in notes)

@@ -9,14 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cyxjax.checkpoint.digests import find_problems
 from cyxjax.checkpoint.folders import (
     list_aside,
     list_steps,
     remove_aside,
     step_folder,
 )
-from cyxjax.checkpoint.manifest import BY_SHARE, read_manifest
+from cyxjax.checkpoint.manifest import BY_SHARE, find_problems, read_manifest
 from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.command import Parser, number
 from cyxjax.config.load import open_run

@@ -4,8 +4,7 @@ A restore, from the top, each in one function (tests/unit/train/test_hops.py fol
     train/resume.py              restore, load       the run; its state as it is stored, and as it is trained
     checkpoint/checkpointer.py   restore             the newest good step; damaged ones are set aside
     checkpoint/restoring.py      load                one step: verified, compared with what is wanted, read
-    checkpoint/digests.py        find_problems       its files
-    checkpoint/manifest.py       read_manifest       what it says of itself
+    checkpoint/manifest.py       find_problems       its manifest, and its files
 """
 
 import gc

@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from cyxjax.checkpoint import arrays, exporting
-from cyxjax.checkpoint.digests import describe_files
-from cyxjax.checkpoint.manifest import Leaf
+from cyxjax.checkpoint.manifest import Leaf, describe_files
 
 SIZES = {"200 x 128 k numbers": (200, 131_072), "2,000 x 1,000": (2000, 1000), "12 x 8": (12, 8)}
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cyxjax.checkpoint.digests import find_problems
 from cyxjax.checkpoint.folders import step_folder
-from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.checkpoint.manifest import find_problems, read_manifest
 
 JOB = Path(__file__).with_name("limited_rank.py")
 RANKS, WIDTH, LAYERS = 4, 1536, 36

@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import step_folder
-from cyxjax.checkpoint.manifest import _DTYPES, FORMAT_VERSION, MANIFEST, _sealed, decode
+from cyxjax.checkpoint.manifest import _DTYPES, MANIFEST, _sealed, decode
 from cyxjax.errors import CheckpointError
 from tests.data.make_checkpoint import META, fixture_state
 
@@ -64,10 +64,6 @@ def test_the_manifest_says_what_a_person_needs(stored):
     assert manifest.metric == 0.5
 
 
-def test_the_newest_stored_step_is_of_the_present_version():
-    assert max(DATA.glob("checkpoint_v*")).name == f"checkpoint_v{FORMAT_VERSION[0]}"
-
-
 def test_safetensors_users_open_a_step_by_its_leaf_names(tmp_path):
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, fixture_state())
@@ -85,32 +81,6 @@ def test_every_dtype_comes_back_in_its_bits(dtype, tmp_path):
         checkpointer.save(1, state)
         back = checkpointer.restore(state).state
     for name, leaf in state.items():
-        assert (back[name].dtype, back[name].shape, back[name].tobytes()) == (
-            kind,
-            leaf.shape,
-            leaf.tobytes(),
-        )
+        assert (back[name].dtype, back[name].shape) == (kind, leaf.shape)
+        assert back[name].tobytes() == leaf.tobytes()
         assert back[name].flags.writeable
-
-
-def test_no_file_of_a_step_holds_the_path_it_was_written_to(tmp_path):
-    with Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, fixture_state())
-    for path in (tmp_path / "step_00000001").rglob("*"):
-        assert path.is_dir() or tmp_path.name.encode() not in path.read_bytes()
-
-
-def test_more_meta_than_readers_take_is_not_written(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("cyxjax.checkpoint.manifest.MAX_MANIFEST_BYTES", 2000)
-    with Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, {"a": np.ones(2)}, {"note": "short"})
-        checkpointer.save(2, {"a": np.ones(2)}, {"note": "x" * 2000})
-    assert "step 2 would have" in caplog.text
-    assert "readers take 2000. HINT: put less into meta" in caplog.text
-    assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000001"]
-
-
-def test_arrays_that_do_not_fit_the_memory_are_refused_before_they_are_read(stored, monkeypatch):
-    monkeypatch.setattr("cyxjax.checkpoint.arrays.os.sysconf", lambda name: 1)
-    with pytest.raises(CheckpointError, match=r"step 12: .*\d+ bytes.* 1 "):
-        Checkpointer(stored).restore(fixture_state())

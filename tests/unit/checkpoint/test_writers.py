@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from cyxjax.checkpoint import checkpointer as checkpointer_module
-from cyxjax.checkpoint import digests, writers
+from cyxjax.checkpoint import manifest as manifests
+from cyxjax.checkpoint import writers
 from cyxjax.checkpoint.checkpointer import Checkpointer
-from cyxjax.checkpoint.digests import find_problems
 from cyxjax.checkpoint.folders import step_folder
-from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.checkpoint.manifest import find_problems, read_manifest
 from cyxjax.checkpoint.writers import Writers
 from cyxjax.errors import CheckpointError, GroupError
 
@@ -283,8 +283,8 @@ def flip(folder, step, process):
 @pytest.mark.parametrize("world", [2, 3, 4, 6])
 def test_each_file_is_compared_with_its_digest_by_one_process_for_all(tmp_path, monkeypatch, world):
     save(tmp_path, 4)
-    read, real = [], digests._sha256
-    monkeypatch.setattr(digests, "_sha256", lambda path, **options: read.append(path.name) or real(path))
+    read, real = [], manifests._sha256
+    monkeypatch.setattr(manifests, "_sha256", lambda path, **options: read.append(path.name) or real(path))
     found, said = restore([tmp_path] * world)
     assert sorted(read) == [f"process_{i:05d}.safetensors" for i in range(4)]
     assert [one.step for one in found] == [3] * world
