@@ -58,13 +58,6 @@ class Entry(NamedTuple):
         return cls(kept, np.dtype(leaf.dtype), lambda: [host_value(leaf)])
 
 
-def write_arrays(folder: Path, leaves: Mapping[str, Any]) -> dict[str, int]:
-    """Write whole `leaves` into `folder`, which must not exist yet; crc32 by name. Raises: OSError."""
-    folder.mkdir(mode=0o700)
-    entries = {name: Entry.of(leaf) for name, leaf in leaves.items()}
-    return write_file(folder / file_of(0), entries, {"format": "np"})
-
-
 def write_file(
     path: Path, entries: Mapping[str, Entry], metadata: Mapping[str, str], *, mode: int = PRIVATE
 ) -> dict[str, int]:

@@ -57,11 +57,6 @@ class Checkpointer:
         warn: Callable[[str], None] = _LOG.warning,
         max_failures: int = 3,
     ) -> None:
-        if keep_last < 1 or keep_best < 0 or max_failures < 1:
-            raise CheckpointError(
-                f"{keep_last=}, {keep_best=}, {max_failures=}: they must be at least 1, 0 and 1. "
-                "HINT: keep_last=1 keeps the newest step only."
-            )
         self.directory = Path(os.path.abspath(directory))
         self.saved_step: int | None = None  # the last step this object put on disk
         self._store = StepStore(self.directory, is_writer=is_writer)
@@ -121,12 +116,23 @@ class Checkpointer:
             nothing is renamed), or if the state is another one (its leaves are named).
         """
         self.wait()
-        wanted = Target(target, adapt, part, put)
-        if step is not None:
-            return self._load_exactly(step, wanted)
-        restored, damaged = restoring.newest(self.directory, self._writers, partial(self._load, wanted))
-        self._set_aside(damaged)
-        return restored
+        load = partial(
+            restoring.load,
+            self.directory,
+            writers=self._writers,
+            target=Target(target, adapt, part, put),
+        )
+        if step is None:
+            restored, damaged = restoring.newest(self.directory, self._writers, load)
+            self._set_aside(damaged)
+            return restored
+        try:
+            return load(step)
+        except DamagedStep as error:
+            raise CheckpointError(
+                f"Step {step} in {self.directory} cannot be restored: {error}. "
+                f"HINT: steps with a manifest: {self.steps()}."
+            ) from error
 
     def newest_manifest(self) -> Manifest | None:
         """Of the newest step that verifies, None without one; all processes call it. Raises: as restore."""
@@ -214,10 +220,6 @@ class Checkpointer:
         self._join()
         self._failures.clear()
 
-    def close(self) -> None:
-        """Wait for the pending save. Raises as wait does."""
-        self.wait()
-
     def __enter__(self) -> "Checkpointer":
         return self
 
@@ -225,7 +227,7 @@ class Checkpointer:
         # Where peers died, a save with them never ends; an error of ours is theirs too, and they write on.
         theirs_too = isinstance(error, CyxjaxError) and not isinstance(error, GroupError)
         if error is None or theirs_too or self._join(_AFTER_ERROR_S):
-            self.close()
+            self.wait()
 
     def _write(self, snapshot: Snapshot, warn: Callable[[str], None] | None = None) -> None:
         try:
@@ -253,21 +255,6 @@ class Checkpointer:
             self._store.prune(*self._keep)
         except (OSError, CheckpointError) as error:
             self._warn(f"Old checkpoints in {self.directory} stay: {error}. HINT: check its permissions.")
-
-    def _load(self, target: Target, step: int) -> Restored:
-        self._store.judge(step, is_good=False)
-        restored = restoring.load(self.directory, step, self._writers, target)
-        self._store.judge(step, is_good=True)
-        return restored
-
-    def _load_exactly(self, step: int, target: Target) -> Restored:
-        try:
-            return self._load(target, step)
-        except DamagedStep as error:
-            raise CheckpointError(
-                f"Step {step} in {self.directory} cannot be restored: {error}. "
-                f"HINT: steps with a manifest: {self.steps()}."
-            ) from error
 
     def _set_aside(self, damaged: dict[int, DamagedStep]) -> None:
         for step, error in damaged.items():

@@ -13,8 +13,8 @@ from cyxjax.checkpoint.arrays import Entry, write_file
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.checkpoint.manifest import Manifest
 from cyxjax.checkpoint.store import StepStore
-from cyxjax.errors import CheckpointError
-from cyxjax.files import replacing
+from cyxjax.errors import CheckpointError, DamagedStep
+from cyxjax.files import readable, replacing
 
 
 def good_step(store: StepStore, step: int | None) -> tuple[int, Manifest]:
@@ -27,22 +27,16 @@ def good_step(store: StepStore, step: int | None) -> tuple[int, Manifest]:
         )
     try:
         return step, store.manifest(step)
-    except CheckpointError as error:
+    except DamagedStep as error:
         raise CheckpointError(
             f"Step {step} cannot be exported: {error}. HINT: export another step."
         ) from error
 
 
 def to_safetensors(path: Path, entries: Mapping[str, Entry], about: Mapping[str, str]) -> None:
-    """One file, a block of an entry in memory at a time; about: texts for its header.
-
-    Raises: CheckpointError if it cannot be written.
-    """
-    try:
-        with replacing(path) as draft:
-            write_file(draft, entries, about, mode=0o666)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}. HINT: name a file this user may write.") from error
+    """One file, a block of an entry in memory at a time; about: texts for its header. Raises: OSError."""
+    with replacing(path) as draft:
+        write_file(draft, entries, about, mode=0o666)
 
 
 def to_orbax(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -54,8 +48,6 @@ def to_orbax(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """
     import orbax.checkpoint as ocp
 
-    if folder.exists():
-        raise CheckpointError(f"{folder} is there already. HINT: name a new folder.")
     tree: dict[str, Any] = {}
     for name in (name for name, array in arrays.items() if array.size):
         *path, last = name.split("/")
@@ -68,7 +60,7 @@ def to_orbax(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
             checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(tree))
     except Exception as error:  # orbax and TensorStore have no family of errors of their own
         raise CheckpointError(
-            f"{folder}: {str(error)[:300]}. HINT: name a place this user may write."
+            f"{folder}: {str(error)[:300]} HINT: name a new folder in a place this user may write."
         ) from error
 
 
@@ -77,16 +69,11 @@ def read_tree(folder: Path) -> Any:
     import jax
     import orbax.checkpoint as ocp
 
-    handler, folder = _handler(), folder.absolute()
-    try:
+    with readable(folder, CheckpointError, "name the folder of the item itself"):
+        handler, folder = _handler(), folder.absolute()
         as_numpy = lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray)  # noqa: E731
         wanted = jax.tree.map(as_numpy, handler.metadata(folder).tree)
         return handler.restore(folder, args=ocp.args.PyTreeRestore(restore_args=wanted))
-    except Exception as error:  # orbax and TensorStore have no family of errors of their own
-        raise CheckpointError(
-            f"{folder} cannot be read by orbax: {type(error).__name__}: {str(error)[:200]}. "
-            "HINT: name the folder of the item itself."
-        ) from error
 
 
 def _handler() -> Any:

@@ -247,11 +247,6 @@ def find_problems(folder: Path, step: int, share: tuple[int, int] = (0, 1)) -> l
         return [str(error).partition(" HINT:")[0]]
 
 
-def describe_files(folder: Path) -> tuple[FileEntry, ...]:
-    """An entry for every file below `folder`; each is fsynced and read back."""
-    return tuple(describe_file(folder, path) for path in list_files(folder))
-
-
 def describe_file(folder: Path, path: str) -> FileEntry:
     """The entry of the file `path` below `folder`, fsynced and read back."""
     return FileEntry(path, (folder / path).stat().st_size, _sha256(folder / path, sync=True))

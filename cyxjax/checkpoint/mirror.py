@@ -138,10 +138,8 @@ class Mirror:
         with folders.writing(checkpoints, step, owner) as folder:
             for path in [*(entry.path for entry in manifest.files), MANIFEST]:
                 (folder / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                try:
+                with suppress(FileNotFoundError):  # a problem of the step
                     self._store.get_file(f"{self._remote(step)}/{path}", str(folder / path))
-                except FileNotFoundError as err:
-                    raise DamagedStep(f"{path} is not there") from err
             if problems := find_problems(folder, step):
                 raise DamagedStep("; ".join(problems))
         for later in list_steps(checkpoints):

@@ -22,7 +22,6 @@ from cyxjax.checkpoint.writers import Writers
 from cyxjax.errors import CheckpointError, DamagedStep
 
 T = TypeVar("T")
-_MAX_SHOWN = 5
 
 
 class Restored(NamedTuple):
@@ -78,11 +77,13 @@ def load(directory: Path, step: int, writers: Writers, target: Target) -> Restor
         tree.refuse(unlike)
     folder = step_folder(directory, step) / ARRAYS
 
-    def read() -> PyTree:
-        arrays = StoredArrays(folder, manifest.leaves)
-        return _filled(target, arrays, unlike)
+    found: list[PyTree] = []
 
-    return Restored(step, _by_all(f"reading checkpoint step {step}", writers, read), manifest.meta)
+    def read() -> None:
+        found.append(_filled(target, StoredArrays(folder, manifest.leaves), unlike))
+
+    writers.all_do(f"reading checkpoint step {step}", read)
+    return Restored(step, found[0], manifest.meta)
 
 
 def verified(directory: Path, step: int, writers: Writers) -> Manifest:
@@ -95,9 +96,9 @@ def verified(directory: Path, step: int, writers: Writers) -> Manifest:
     if None in seals and any(seals):
         _refuse_elsewhere(directory, f"step {step} is not there", seals.index(None))
     found = find_problems(folder, step, share=(writers.rank, len(seals)))
-    problems = writers.exchange(f"verifying checkpoint step {step}", found[:_MAX_SHOWN])
-    if lines := _said_by(problems):
-        raise DamagedStep("; ".join(lines[:_MAX_SHOWN]))
+    problems = writers.exchange(f"verifying checkpoint step {step}", found)
+    if lines := _each_once(problems):
+        raise DamagedStep("; ".join(lines))
     if other := [rank for rank, seal in enumerate(seals) if seal != seals[0]]:
         _refuse_elsewhere(directory, f"step {step} is another one", other[0])
     return read_manifest(folder)
@@ -132,37 +133,10 @@ def _seal(folder: Path) -> str | None:
         return str(error)
 
 
-def _said_by(problems: list[list[str]]) -> list[str]:
-    """Each problem once, with the process that alone found it."""
-    everywhere = [line for line in problems[0] if all(line in found for found in problems)]
-    alone = [
-        f"process {rank}: {line}"
-        for rank, found in enumerate(problems)
-        for line in found
-        if line not in everywhere
-    ]
-    return everywhere + alone
-
-
-def _by_all(what: str, writers: Writers, read: Callable[[], T]) -> T:
-    """What `read` gave. Raises: its error; DamagedStep or CheckpointError where another process failed."""
-    cause: Exception | None = None
-    value: Any = None
-    try:
-        value = read()
-    except Exception as error:  # the others wait for a word, whatever it is
-        cause = error
-    kind = "" if cause is None else "damaged" if isinstance(cause, DamagedStep) else "failed"
-    notes = writers.exchange(what, [kind, str(cause)[:300]])
-    damaged = [[text] if kind == "damaged" else [] for kind, text in notes]
-    if any(damaged):
-        raise DamagedStep("; ".join(_said_by(damaged)[:_MAX_SHOWN])) from cause
-    if cause is not None:
-        raise cause
-    failed = [f"process {rank}: {text}" for rank, (kind, text) in enumerate(notes) if kind]
-    if failed:
-        raise CheckpointError(f"{what} failed, {'; '.join(failed[:_MAX_SHOWN])}")
-    return value
+def _each_once(problems: list[list[str]]) -> list[str]:
+    """Each problem once, of several processes with the first that found it."""
+    finders = {line: rank for rank in reversed(range(len(problems))) for line in problems[rank]}
+    return [f"process {rank}: {line}" if len(problems) > 1 else line for line, rank in finders.items()]
 
 
 def _filled(target: Target, stored: StoredArrays, unlike: Mapping[str, str]) -> PyTree:
@@ -195,13 +169,4 @@ def _own(name: str, stored: StoredArrays, want: Any) -> np.ndarray:
 
 
 def _adapted(name: str, stored: StoredArrays, want: Any, adapt: Adapt | None) -> np.ndarray | None:
-    if adapt is None or name not in stored:
-        return None
-    array = adapt(name, stored.whole(name), want)
-    shape = (want.stop - want.start,) if is_share(want) else tuple(want.shape)
-    if array is not None and (array.shape, array.dtype) != (shape, np.dtype(want.dtype)):
-        raise CheckpointError(
-            f"{name}: adapt gave {array.dtype}{list(array.shape)} for {want.dtype}{list(shape)}. "
-            "HINT: adapt returns the wanted shape and dtype, or None."
-        )
-    return array
+    return adapt(name, stored.whole(name), want) if adapt is not None and name in stored else None

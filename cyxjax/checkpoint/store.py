@@ -1,6 +1,5 @@
 """One folder of steps: write, verify, load and delete them, in the caller's thread, one call at a time."""
 
-import errno
 import math
 import os
 import secrets
@@ -14,21 +13,19 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from cyxjax.checkpoint import folders
-from cyxjax.checkpoint.arrays import StoredArrays, write_arrays
+from cyxjax.checkpoint.arrays import StoredArrays
 from cyxjax.checkpoint.folders import ARRAYS, list_steps, step_folder
 from cyxjax.checkpoint.manifest import (
     BY_SHARE,
     FORMAT_VERSION,
     MANIFEST,
     FileEntry,
-    Leaf,
     Manifest,
-    describe_files,
     find_problems,
     loaded_versions,
     read_manifest,
 )
-from cyxjax.checkpoint.writers import Writers, write_together
+from cyxjax.checkpoint.writers import Note, Writers, leaves_of, write_share, write_together
 from cyxjax.errors import CheckpointError, DamagedStep
 from cyxjax.files import PRIVATE, sync_file, write_whole
 
@@ -55,9 +52,6 @@ def _monitor_of(manifest: Manifest) -> str:
     return str(config.get("monitor", "")) if isinstance(config, dict) else ""
 
 
-_MAX_SHOWN = 5
-
-
 class Snapshot(NamedTuple):
     """What one step is made of, on the host."""
 
@@ -71,15 +65,10 @@ class Snapshot(NamedTuple):
         return sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in self.arrays.values())
 
 
-def _commit(
-    folder: Path,
-    snapshot: Snapshot,
-    leaves: tuple[Leaf, ...],
-    files: tuple[FileEntry, ...],
-    version: tuple[int, int],
-) -> None:
+def _commit(folder: Path, snapshot: Snapshot, notes: list[Note], version: tuple[int, int]) -> None:
     """Writes the manifest: the files are those of a step from then on."""
-    step, _, meta, metric = snapshot
+    step, arrays, meta, metric = snapshot
+    leaves, files = leaves_of(arrays, notes), tuple(FileEntry(**note["file"]) for note in notes)
     manifest = Manifest(step, leaves, files, meta, metric, loaded_versions(), time.time(), version)
     write_whole(folder / MANIFEST, manifest.encode(), mode=PRIVATE, synced=False)
     sync_file(folder / MANIFEST)  # its name is synced with the folder, once, before that becomes a step
@@ -104,11 +93,8 @@ class StepStore:
 
     def write(self, snapshot: Snapshot) -> None:
         """Put `snapshot` on disk; the step exists when this returns, and nothing of it if this raises."""
-        arrays = snapshot.arrays
         with self._writing(snapshot.step) as folder:
-            crc32 = write_arrays(folder / ARRAYS, arrays)
-            leaves = tuple(Leaf.of(name, leaf, crc32[name]) for name, leaf in arrays.items())
-            _commit(folder, snapshot, leaves, describe_files(folder), FORMAT_VERSION)
+            _commit(folder, snapshot, [write_share(folder, snapshot.arrays, 0)], FORMAT_VERSION)
         self._verified.add(snapshot.step)
 
     def write_together(self, snapshot: Snapshot, writers: Writers) -> None:
@@ -118,7 +104,7 @@ class StepStore:
             snapshot.arrays,
             writers,
             lambda: self._writing(snapshot.step),
-            lambda folder, leaves, files: _commit(folder, snapshot, leaves, files, BY_SHARE),
+            lambda folder, notes: _commit(folder, snapshot, notes, BY_SHARE),
         )
         if self.is_writer:
             self._verified.add(snapshot.step)
@@ -131,17 +117,14 @@ class StepStore:
             folders.prepare(self.directory)
             self._known = folders.identity(self.directory)
         with folders.writing(self.directory, step, self._owner) as folder:
+            (folder / ARRAYS).mkdir(mode=0o700)
             yield folder
 
     def verify(self, step: int) -> list[str]:
         """What is wrong with `step`, [] if nothing: every file is read and its digest compared."""
         problems = find_problems(step_folder(self.directory, step), step)
-        self.judge(step, is_good=not problems)
+        (self._verified.discard if problems else self._verified.add)(step)
         return problems
-
-    def judge(self, step: int, *, is_good: bool) -> None:
-        """Takes the word of others that `step` verifies, or that it does not."""
-        (self._verified.add if is_good else self._verified.discard)(step)
 
     def is_good(self, step: int) -> bool:
         """Whether `step` verifies, now or when this object last read or wrote it."""
@@ -151,13 +134,12 @@ class StepStore:
         """The manifest of `step`, whose files have all been compared with it. Raises: DamagedStep."""
         problems = self.verify(step)
         if problems:
-            raise DamagedStep("; ".join(problems[:_MAX_SHOWN]))
+            raise DamagedStep("; ".join(problems))
         return read_manifest(step_folder(self.directory, step))
 
     def open(self, step: int, manifest: Manifest) -> StoredArrays:
         """The arrays of `step`, to be read. Raises: DamagedStep, also later, as they are read."""
-        folder = step_folder(self.directory, step) / ARRAYS
-        return StoredArrays(folder, manifest.leaves)
+        return StoredArrays(step_folder(self.directory, step) / ARRAYS, manifest.leaves)
 
     def metrics(self) -> dict[int, float | None]:
         """Metric by step, of the steps with a readable manifest; None where the newest measures another."""
@@ -221,12 +203,6 @@ def describe_failure(snapshot: Snapshot, error: BaseException, directory: Path, 
     )
 
 
-def is_disk_full(error: BaseException | None) -> bool:
-    """Whether `error`, or what caused it, says that the disk or the quota is full."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        if any(text in str(error) for text in _FULL_TEXTS):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def is_disk_full(error: BaseException) -> bool:
+    """Whether `error` says that the disk or the quota is full, of this process or of one that it names."""
+    return any(text in str(error) for text in _FULL_TEXTS)

@@ -16,13 +16,15 @@ import numpy as np
 
 from cyxjax.checkpoint.arrays import Entry, write_file
 from cyxjax.checkpoint.folders import ARRAYS
-from cyxjax.checkpoint.manifest import FileEntry, Leaf, Piece, describe_file, file_of
+from cyxjax.checkpoint.manifest import Leaf, Piece, describe_file, file_of
 from cyxjax.checkpoint.tree import is_share
-from cyxjax.errors import CheckpointError
+from cyxjax.errors import CheckpointError, DamagedStep
 from cyxjax.files import PRIVATE, read_plain, write_whole
 
 Exchange: TypeAlias = Callable[[str, Any], list[Any]]
 """(what is done, this process's JSON value) -> those of all processes, in order; all call it."""
+Note: TypeAlias = dict[str, Any]
+"""file: the entry of a process's file; crc32 of each array in it; pieces: where its shares begin and end."""
 _NOTES = "notes"  # of the processes, beside the arrays until the manifest has them
 
 
@@ -33,17 +35,26 @@ class Writers(NamedTuple):
     exchange: Exchange
 
     def all_do(self, what: str, do: Callable[[], Any]) -> list[Any]:
-        """What `do` gave on each process. Raises: CheckpointError on all of them where it raised on one."""
+        """What `do` gave on each process.
+
+        Raises on all of them where it raised on one: its error there; elsewhere, with the process, a
+        DamagedStep if one was found damaged, else a CheckpointError.
+        """
         cause: Exception | None = None
         note: dict[str, Any]
         try:
             note = {"done": do()}
         except Exception as error:  # a disk raises anything; the others wait for a word
-            cause, note = error, {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+            text, is_damage = f"{type(error).__name__}: {str(error)[:300]}", isinstance(error, DamagedStep)
+            cause, note = error, {"failed": text, "is_damage": is_damage}
         notes = self.exchange(what, note)
         failed = [f"process {rank}: {note['failed']}" for rank, note in enumerate(notes) if "failed" in note]
+        is_damage = any(note.get("is_damage") for note in notes)
+        if cause is not None and isinstance(cause, DamagedStep) == is_damage:
+            raise cause
         if failed:
-            raise CheckpointError(f"{what} failed, {'; '.join(failed[:3])}") from cause
+            kind = DamagedStep if is_damage else CheckpointError
+            raise kind(f"{what} failed, {'; '.join(failed[:3])}") from cause
         return [note["done"] for note in notes]
 
 
@@ -60,13 +71,13 @@ def write_together(
     leaves: Mapping[str, Any],
     writers: Writers,
     writing: Callable[[], AbstractContextManager[Path]],
-    commit: Callable[[Path, tuple[Leaf, ...], tuple[FileEntry, ...]], None],
+    commit: Callable[[Path, list[Note]], None],
 ) -> None:
     """Writes one step below `directory`, on all processes at once, each holding one leaf at a time.
 
     writing: makes the private folder, whose name all are told, and publishes it when it is closed. commit:
     writes the manifest into it. Both are called by the first process alone.
-    Raises: CheckpointError on every process where one failed; nothing of the step is left then.
+    Raises: on every process where one failed; nothing of the step is left then.
     """
     with ExitStack() as opened:
 
@@ -74,57 +85,60 @@ def write_together(
             if writers.rank:
                 return ""
             folder = opened.enter_context(writing())
-            for name in (ARRAYS, _NOTES):
-                (folder / name).mkdir(mode=0o700)
+            (folder / _NOTES).mkdir(mode=0o700)
             return folder.name
+
+        def share() -> None:
+            note = json.dumps(write_share(folder, leaves, writers.rank))
+            write_whole(_note_of(folder, writers.rank), note, mode=PRIVATE)
 
         def publish() -> None:
             if not writers.rank:
-                found = _joined(folder, leaves, len(names))
+                notes = _read_notes(folder, len(names))
                 shutil.rmtree(folder / _NOTES)
-                commit(folder, *found)
+                commit(folder, notes)
                 opened.close()
 
         names = writers.all_do("opening a step", open_folder)
         folder = directory / names[0]
-        writers.all_do("writing a share", lambda: write_share(folder, leaves, writers.rank))
+        writers.all_do("writing a share", share)
         writers.all_do("publishing a step", publish)
 
 
-def write_share(folder: Path, leaves: Mapping[str, Any], rank: int) -> None:
-    """The file of one process, and the note of what is in it. Whole leaves are the first process's."""
+def write_share(folder: Path, leaves: Mapping[str, Any], rank: int) -> Note:
+    """Writes the file of one process; what is in it. Whole leaves are the first process's."""
     if not folder.is_dir():
         raise CheckpointError(
             f"{folder}, which the first process made, is not there. HINT: name a folder all hosts share."
         )
-    shares = {name: leaf for name, leaf in leaves.items() if is_share(leaf)}
+    shares = {name: leaf for name, leaf in leaves.items() if _is_cut(leaf)}
     own = {name: leaf for name, leaf in shares.items() if leaf.start < leaf.stop}
     entries = {name: Entry.of(leaf, (leaf.stop - leaf.start,)) for name, leaf in own.items()}
     if not rank:
-        whole = (name for name, leaf in leaves.items() if name not in shares or not np.prod(leaf.shape))
-        entries |= {name: Entry.of(leaves[name]) for name in whole}
-    crc = write_file(folder / ARRAYS / file_of(rank), entries, {"format": "np"})
+        entries |= {name: Entry.of(leaf) for name, leaf in leaves.items() if name not in shares}
+    crc32 = write_file(folder / ARRAYS / file_of(rank), entries, {"format": "np"})
     file = describe_file(folder, f"{ARRAYS}/{file_of(rank)}")
     pieces = {name: (leaf.start, leaf.stop) for name, leaf in own.items()}
-    note = {"file": vars(file), "crc32": crc, "pieces": pieces}
-    write_whole(_note_of(folder, rank), json.dumps(note), mode=PRIVATE)
+    return {"file": vars(file), "crc32": crc32, "pieces": pieces}
 
 
-def _joined(
-    folder: Path, leaves: Mapping[str, Any], num_processes: int
-) -> tuple[tuple[Leaf, ...], tuple[FileEntry, ...]]:
-    """What the notes of all processes say is in the step."""
-    notes = [json.loads(read_plain(_note_of(folder, rank))) for rank in range(num_processes)]
+def leaves_of(leaves: Mapping[str, Any], notes: list[Note]) -> tuple[Leaf, ...]:
+    """`leaves` as the notes of all processes say that they were written."""
 
     def leaf_of(name: str, leaf: Any) -> Leaf:
         held = [(rank, note) for rank, note in enumerate(notes) if name in note["pieces"]]
-        pieces = tuple(Piece(rank, *(*note["pieces"][name], note["crc32"][name])) for rank, note in held)
-        if is_share(leaf) and np.prod(leaf.shape):
-            return Leaf.of(name, leaf, 0, pieces)
-        return Leaf.of(name, leaf, notes[0]["crc32"][name])
+        pieces = tuple(Piece(rank, *note["pieces"][name], note["crc32"][name]) for rank, note in held)
+        return Leaf.of(name, leaf, 0 if pieces else notes[0]["crc32"][name], pieces)
 
-    files = tuple(FileEntry(**note["file"]) for note in notes)
-    return tuple(leaf_of(name, leaf) for name, leaf in leaves.items()), files
+    return tuple(leaf_of(name, leaf) for name, leaf in leaves.items())
+
+
+def _is_cut(leaf: Any) -> bool:
+    return is_share(leaf) and not leaf.is_whole and bool(np.prod(leaf.shape))
+
+
+def _read_notes(folder: Path, num_processes: int) -> list[Note]:
+    return [json.loads(read_plain(_note_of(folder, rank))) for rank in range(num_processes)]
 
 
 def _note_of(folder: Path, rank: int) -> Path:

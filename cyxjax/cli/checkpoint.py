@@ -59,8 +59,8 @@ def _parser() -> Parser:
     prune = _command(
         commands, "prune", _prune, "delete all but the newest and best steps, and what was set aside"
     )
-    prune.add_argument("--keep-last", type=int, required=True, metavar="N")
-    prune.add_argument("--keep-best", type=int, default=1, metavar="K")
+    prune.add_argument("--keep-last", type=number(1, 10**9), required=True, metavar="N")
+    prune.add_argument("--keep-best", type=number(0, 10**9), default=1, metavar="K")
     prune.add_argument("--best", choices=("min", "max"), default="min", help="which metric is good")
     prune.add_argument(
         "--keep-corrupt",

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from cyxjax.checkpoint import arrays, exporting
-from cyxjax.checkpoint.manifest import Leaf, describe_files
+from cyxjax.checkpoint.manifest import Leaf, describe_file, file_of, list_files
 
 SIZES = {"200 x 128 k numbers": (200, 131_072), "2,000 x 1,000": (2000, 1000), "12 x 8": (12, 8)}
 
@@ -27,6 +27,12 @@ def read_orbax(folder: Path, named: dict[str, np.ndarray]) -> object:
     return ocp.PyTreeCheckpointer().restore(folder)
 
 
+def write_ours(folder: Path, named: dict[str, np.ndarray]) -> None:
+    folder.mkdir()
+    entries = {name: arrays.Entry.of(array) for name, array in named.items()}
+    arrays.write_file(folder / file_of(0), entries, {"format": "np"})
+
+
 def read_ours(folder: Path, named: dict[str, np.ndarray]) -> object:
     leaves = [Leaf.of(name, array, zlib.crc32(array)) for name, array in named.items()]
     stored = arrays.StoredArrays(folder, leaves)
@@ -35,7 +41,7 @@ def read_ours(folder: Path, named: dict[str, np.ndarray]) -> object:
 
 FORMATS: dict[str, tuple[Callable, Callable]] = {
     "orbax": (exporting.to_orbax, read_orbax),
-    "safetensors": (arrays.write_arrays, read_ours),
+    "safetensors": (write_ours, read_ours),
 }
 
 
@@ -45,7 +51,7 @@ def timed(write: Callable, read: Callable, named: dict[str, np.ndarray]) -> tupl
         folder = Path(place) / "arrays"
         begun = time.perf_counter()
         write(folder, named)
-        files = describe_files(folder)
+        files = [describe_file(folder, path) for path in list_files(folder)]
         saved = time.perf_counter()
         read(folder, named)
         restored = time.perf_counter()

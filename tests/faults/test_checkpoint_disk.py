@@ -38,7 +38,7 @@ def test_a_full_disk_keeps_the_good_step_and_says_how_much_is_missing(small_disk
     # Space comes back, and so do saves.
     (small_disk / "ballast").unlink()
     checkpointer.save(3, STATE)
-    checkpointer.close()
+    checkpointer.wait()
     assert checkpointer.steps() == [1, 3]
     assert checkpointer.restore(STATE).state["w"].tobytes() == STATE["w"].tobytes()
 
@@ -47,15 +47,15 @@ def test_a_full_disk_keeps_the_good_step_and_says_how_much_is_missing(small_disk
 def broken_disk(monkeypatch):
     """Writes fail with the error last put into the list, when a part is written; empty: they work."""
     errors: list[BaseException] = []
-    real = store.write_arrays
+    real = store.write_share
 
-    def write(folder, arrays):
-        found = real(folder, arrays)
+    def write(*args):
+        found = real(*args)
         if errors:
             raise errors[-1]
         return found
 
-    monkeypatch.setattr(store, "write_arrays", write)
+    monkeypatch.setattr(store, "write_share", write)
     return errors
 
 
@@ -104,8 +104,8 @@ def test_a_good_save_forgives_earlier_failures(tmp_path, broken_disk):
 
 
 def test_the_loop_waits_for_the_copy_and_not_for_the_disk(tmp_path, monkeypatch):
-    disk_is_free, real = threading.Event(), store.write_arrays
-    monkeypatch.setattr(store, "write_arrays", lambda *args: disk_is_free.wait(90) and real(*args))
+    disk_is_free, real = threading.Event(), store.write_share
+    monkeypatch.setattr(store, "write_share", lambda *args: disk_is_free.wait(90) and real(*args))
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, {"w": jnp.ones(10)})  # returns while the disk is stuck
     assert checkpointer.wait(timeout=0.01) is False

@@ -16,7 +16,8 @@ from tests.faults import checkpoint_writer
 from tests.faults.checkpoint_writer import NUM_FLOATS, state_of
 
 TARGET = {"w": np.zeros(NUM_FLOATS, np.float32), "step": np.zeros((), np.int32)}
-STORE, FOLDERS = "cyxjax.checkpoint.store", "cyxjax.checkpoint.folders"
+STORE, WRITERS = "cyxjax.checkpoint.store", "cyxjax.checkpoint.writers"
+FOLDERS = "cyxjax.checkpoint.folders"
 
 pytestmark = pytest.mark.multiprocess
 
@@ -92,9 +93,9 @@ def test_thirty_kills_lose_nothing_that_was_reported(writers, tmp_path):
 @pytest.mark.parametrize(
     ("point", "survives"),
     [
-        (f"{STORE}:write_arrays:before", "old"),
-        (f"{STORE}:write_arrays:after", "old"),
-        (f"{STORE}:describe_files:after", "old"),
+        (f"{STORE}:write_share:before", "old"),
+        (f"{WRITERS}:write_file:after", "old"),
+        (f"{STORE}:write_share:after", "old"),
         (f"{STORE}:write_whole:after", "old"),
         (f"{FOLDERS}:_publish:before", "old"),
         (f"{FOLDERS}:sync_folder:before", "old"),

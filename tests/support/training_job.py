@@ -134,7 +134,11 @@ def slow_tracker(path: Path) -> None:
     tracker_sinks.wandb_sink = Slow
 
 
-SHARING = {"share": ("write_share", False), "shared": ("write_share", True), "publish": ("_joined", False)}
+SHARING = {
+    "share": ("write_share", False),
+    "shared": ("write_share", True),
+    "publish": ("_read_notes", False),
+}
 
 
 def strike_around(name: str, after: bool, step: int, strike: Any) -> None:

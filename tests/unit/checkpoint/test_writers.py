@@ -162,8 +162,8 @@ def test_where_one_process_cannot_write_all_give_up_and_the_last_step_stays(
 
     monkeypatch.setattr(writers, point, failing)
     ended = save(tmp_path, 3, step=9, max_failures=5)
-    assert all(f"process {rank}: OSError" in str(one) for one in ended)
-    assert "writing a share failed" in str(ended[1])
+    assert "OSError: [Errno 28]" in str(ended[rank])
+    assert f"process {rank}: OSError" in str(ended[1])
     assert os.listdir(tmp_path) == ["step_00000003"]
     monkeypatch.undo()
     assert save(tmp_path, 3, step=9, add=1) == [[]] * 3
@@ -178,34 +178,20 @@ def test_the_loop_goes_on_while_the_shares_are_written_and_may_change_them(tmp_p
         return real(*args, **options)
 
     monkeypatch.setattr(writers, "write_file", late)
-    threads, all_returned, ended = Threads(3), threading.Barrier(3, timeout=20), [None] * 3
+    all_returned = threading.Barrier(3, timeout=20)
 
-    def run(rank):
+    def run(rank, writers):
         state = state_of(rank, 3)
-        with Checkpointer(tmp_path, is_writer=rank == 0, writers=threads.writers(rank)) as checkpointer:
+        with Checkpointer(tmp_path, is_writer=rank == 0, writers=writers) as checkpointer:
             checkpointer.save(3, state)
             state["kernel"].array[:] = 99  # as the next step, which has the memory
             all_returned.wait()
             may_write.set()
-        ended[rank] = checkpointer.saved_step
+        return checkpointer.saved_step
 
-    running = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
-    [thread.start() for thread in running]
-    [thread.join(30) for thread in running]
-    assert ended == [3] * 3
+    assert at_once(3, run) == [3] * 3
     found = Checkpointer(tmp_path, is_writer=False).restore({"kernel": KERNEL}, part=True).state
     np.testing.assert_array_equal(found["kernel"], KERNEL)
-
-
-def test_a_crew_that_is_no_more_is_told_where_the_program_waits_for_the_save(tmp_path):
-    def nobody(what, note):
-        raise GroupError(f"Timeout waiting for peers in {what}: rank 1 of 2 did not come")
-
-    checkpointer = Checkpointer(tmp_path, writers=Writers(0, nobody))
-    checkpointer.save(3, state_of(0, 2))
-    with pytest.raises(GroupError, match="rank 1 .*2"):
-        checkpointer.wait()
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_program_that_ends_in_an_error_waits_for_no_peer(tmp_path, monkeypatch):
@@ -227,50 +213,28 @@ def test_a_program_that_ends_in_an_error_waits_for_no_peer(tmp_path, monkeypatch
         train()
     assert not checkpointer.wait(0)  # it still waits, in its thread
     peers_come.set()
-    with pytest.raises(GroupError):
+    with pytest.raises(GroupError):  # raised where the program waits for the save
         checkpointer.wait()
+    assert os.listdir(tmp_path) == []
 
 
-def test_only_the_first_process_speaks_and_all_stop_after_so_many_failures(tmp_path, monkeypatch):
+def test_all_stop_after_so_many_failures(tmp_path, monkeypatch):
     monkeypatch.setattr(writers, "write_file", lambda *args: (_ for _ in ()).throw(OSError(5, "broken")))
     ended = save(tmp_path, 2, max_failures=1, async_save=False)
     assert [type(error) for error in ended] == [CheckpointError] * 2
-    assert all("The last 1 checkpoints could not be saved" in str(error) for error in ended)
 
 
 def test_a_process_that_does_not_see_the_folder_says_so(tmp_path):
     """Hosts whose checkpoint_dir is a disk of their own."""
-    threads, ended = Threads(2), [None] * 2
 
-    def run(rank):
+    def run(rank, writers):
         folder = tmp_path / f"host{rank}"
         folder.mkdir()
-        try:
-            with Checkpointer(
-                folder, is_writer=not rank, writers=threads.writers(rank), max_failures=1
-            ) as mine:
-                mine.save(1, state_of(rank, 2))
-        except CheckpointError as error:
-            ended[rank] = str(error)
+        with Checkpointer(folder, is_writer=not rank, writers=writers, max_failures=1) as mine:
+            mine.save(1, state_of(rank, 2))
 
-    running = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    [thread.start() for thread in running]
-    [thread.join(30) for thread in running]
-    assert all("process 1: CheckpointError" in text and "all hosts share" in text for text in ended)
+    assert all("all hosts share" in str(error) for error in at_once(2, run))
     assert os.listdir(tmp_path / "host0") == []
-
-
-def test_an_altered_share_is_damage_whoever_reads(tmp_path):
-    save(tmp_path, 2, step=1)
-    save(tmp_path, 2, step=2)
-    path = step_folder(tmp_path, 2) / "arrays" / "process_00001.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 4
-    path.write_bytes(data)
-    said = []
-    found = Checkpointer(tmp_path, is_writer=False, warn=said.append).restore(state_of(0, 2))
-    assert found.step == 1
-    assert "process_00001.safetensors has another sha256" in said[0]
 
 
 def flip(folder, step, process):
@@ -355,5 +319,5 @@ def test_where_one_process_cannot_read_the_others_hear_of_it(tmp_path):
         return Checkpointer(tmp_path, is_writer=not rank, writers=writers).restore(state_of(rank, 2), put=put)
 
     mine, its = at_once(2, run)
-    assert "reading checkpoint step 3 failed, process 1: no room" in str(mine)
+    assert "reading checkpoint step 3 failed, process 1: MemoryError: no room" in str(mine)
     assert isinstance(its, MemoryError)

@@ -210,6 +210,6 @@ def test_differences_are_named(found, rules, strict, error, said):
 
 def test_a_folder_that_only_looks_like_orbax_is_refused_in_one_line(tmp_path):
     (tmp_path / "_METADATA").write_text("no metadata")
-    with pytest.raises(CheckpointError, match="orbax: JSONDecodeError") as caught:
+    with pytest.raises(CheckpointError, match="JSONDecodeError.*HINT") as caught:
         read_weights(tmp_path)
     assert "\n" not in str(caught.value)
