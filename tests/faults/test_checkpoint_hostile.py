@@ -42,10 +42,6 @@ def run(pristine, tmp_path):
     return Path(shutil.copytree(pristine, tmp_path / "run"))
 
 
-# TensorStore reports the second failed read of a step to an event loop that orbax has closed after the first.
-noise_of_failed_reads = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
 class Payload:
     """Unpickled, it makes the sentinel folder."""
 
@@ -108,35 +104,20 @@ def test_file_names_that_leave_the_folder_are_refused(run, path):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("place", "field", "value"),
     [
-        ("shape", [2**62, 2**62]), ("shape", [-1]), ("shape", [1.5]), ("shape", [True]), ("shape", [10**400]),
-        ("shape", [1] * 1000), ("shape", "45"), ("shape", None),
-        ("dtype", "object"), ("dtype", "O"), ("dtype", "|O8"), ("dtype", "U99999999"), ("dtype", "V8"),
-        ("dtype", "float32,(999999,)i4"), ("dtype", ["f4"]), ("dtype", None), ("dtype", "__import__('os')"),
-        ("name", 3), ("name", None), ("crc32", "x"), ("crc32", -1),
+        *(("leaves", "shape", x) for x in ([2**62] * 2, [-1], [1.5], [True], [10**400], "45", None)),
+        *(("leaves", "dtype", x) for x in ("object", "|O8", "U99999999", "V8", "f4,(99,)i4", ["f4"], None)),
+        ("leaves", "name", 3), ("leaves", "name", None), ("leaves", "crc32", "x"), ("leaves", "crc32", -1),
+        ("", "format", "other"), ("", "format_version", [4, 0]), ("", "format_version", [0, 9]),
+        ("", "format_version", "1.0"), ("", "format_version", []), ("", "step", "1"), ("", "step", -1),
+        ("", "step", 2**80), ("", "leaves", {}), ("", "leaves", 3), ("", "files", None), ("", "files", [[]]),
+        ("", "metric", "low"), ("", "versions", []), ("", "meta", 3), ("", "created_unix_s", "now"),
     ],
 )  # fmt: skip
-def test_leaves_that_cannot_be_are_refused(run, field, value):
+def test_manifests_of_another_form_are_refused(run, place, field, value):
     body = body_of(run)
-    body["leaves"][1][field] = value
-    seal(run, body)
-    refuse(run, "")
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("format", "other"), ("format_version", [4, 0]), ("format_version", [0, 9]),
-        ("format_version", "1.0"), ("format_version", []), ("step", "1"), ("step", -1), ("step", 2**80),
-        ("leaves", {}), ("leaves", 3),
-        ("files", None), ("files", [[]]), ("metric", "low"), ("metric", []), ("versions", []), ("meta", 3),
-        ("created_unix_s", "now"),
-    ],
-)  # fmt: skip
-def test_manifests_of_another_form_are_refused(run, field, value):
-    body = body_of(run)
-    body[field] = value
+    (body[place][1] if place else body)[field] = value
     seal(run, body)
     refuse(run, "")
 
@@ -150,28 +131,21 @@ def test_a_size_beyond_this_machine_is_refused_before_it_is_allocated(run):
         Checkpointer(run).restore(TARGET, adapt=lambda name, stored, want: None)
 
 
-def test_arrays_larger_than_their_manifest_says_are_not_read(run, tmp_path):
-    with Checkpointer(tmp_path / "big") as checkpointer:
-        checkpointer.save(1, {"count": np.int32(3), "kernel": np.zeros((400, 500), np.float32)})
-    shutil.rmtree(step_folder(run, 1) / "arrays")
-    shutil.copytree(step_folder(tmp_path / "big", 1) / "arrays", step_folder(run, 1) / "arrays")
-    reseal_files(run)
-    refuse(run, r"'kernel' .*'F32', \(4, 5\)")
-
-
-def test_altered_arrays_with_fitting_file_digests_are_found_by_their_own_crc(run, tmp_path):
+@pytest.mark.parametrize(
+    ("kernel", "match"),
+    [
+        (np.zeros((400, 500), np.float32), r"'kernel' .*'F32', \(4, 5\)"),  # larger than the manifest says
+        (STATE["kernel"] + 1, "'kernel' .*crc32"),
+    ],
+    ids=["larger", "altered"],
+)
+def test_other_arrays_with_fitting_file_digests_are_found(run, tmp_path, kernel, match):
     with Checkpointer(tmp_path / "other") as checkpointer:
-        checkpointer.save(1, {"count": np.int32(3), "kernel": STATE["kernel"] + 1})
+        checkpointer.save(1, {"count": np.int32(3), "kernel": kernel})
     shutil.rmtree(step_folder(run, 1) / "arrays")
     shutil.copytree(step_folder(tmp_path / "other", 1) / "arrays", step_folder(run, 1) / "arrays")
     reseal_files(run)
-    refuse(run, "'kernel' does not have the bytes")
-
-
-@pytest.mark.parametrize("nested", ["[" * 100_000, '{"a":' * 100_000, '{"manifest":' * 5000])
-def test_deep_nesting_is_refused(run, nested):
-    (step_folder(run, 1) / MANIFEST).write_text(nested)
-    refuse(run)
+    refuse(run, match)
 
 
 def test_a_manifest_of_gigabytes_is_not_read(run):
@@ -200,7 +174,6 @@ def npy_bytes(sentinel):
     return buffer.getvalue()
 
 
-@noise_of_failed_reads
 @pytest.mark.parametrize(
     ("make", "unpickle"),
     [(pickle_bytes, pickle.loads), (npy_bytes, lambda data: np.load(io.BytesIO(data), allow_pickle=True))],
@@ -236,17 +209,15 @@ def test_links_are_refused_at_the_start_with_their_path(run, tmp_path):
         Checkpointer(run, is_writer=False)
 
 
-@pytest.mark.parametrize("name", [MANIFEST, "arrays", "arrays/process_00000.safetensors"])
-def test_links_inside_a_step_are_refused(run, tmp_path, name):
+@pytest.mark.parametrize("name", [MANIFEST, "arrays", "arrays/process_00000.safetensors", "pipe"])
+def test_links_and_special_files_inside_a_step_are_refused(run, tmp_path, name):
     inside = step_folder(run, 1) / name
-    inside.rename(tmp_path / "moved")
-    inside.symlink_to(tmp_path / "moved")
-    refuse(run)
-
-
-def test_special_files_are_refused_without_waiting(run):
-    os.mkfifo(step_folder(run, 1) / "arrays" / "pipe")
-    refuse(run, "special file")
+    if name == "pipe":
+        os.mkfifo(inside)
+    else:
+        inside.rename(tmp_path / "moved")
+        inside.symlink_to(tmp_path / "moved")
+    refuse(run, "special file|MANIFEST")
 
 
 def test_a_pipe_with_the_name_of_a_step_fails_its_save_and_is_not_waited_for(run):
@@ -264,13 +235,6 @@ def test_unreadable_names_do_not_break_the_message(run):
     with pytest.raises(CheckpointError) as caught:
         Checkpointer(run).restore(TARGET)
     str(caught.value).encode()
-
-
-@given(st.binary(max_size=300))
-@settings(max_examples=300, deadline=None)
-def test_random_bytes_are_no_manifest(data):
-    with pytest.raises(CheckpointError, match=MANIFEST):
-        decode(data)
 
 
 JSON = st.recursive(
@@ -294,7 +258,6 @@ def test_a_sealed_manifest_with_any_field_changed_is_read_or_refused(pristine, d
         assert all(leaf.size >= 0 for leaf in manifest.leaves)
 
 
-@noise_of_failed_reads
 def test_random_damage_under_fitting_digests_is_refused_or_harmless(pristine, tmp_path):
     """200 cases: bytes of one of the files replaced, then sealed as an attacker would."""
     rng = random.Random(1)

@@ -12,7 +12,7 @@ from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError
 from tests.guides import program_tensorbrain as program
 from tests.guides.program_cyxwiz import data, model
-from tests.support.programs import by_hand, launch
+from tests.support.programs import launch
 
 pytestmark = pytest.mark.multiprocess
 dist = cx.distributed
@@ -86,28 +86,3 @@ def test_the_timeout_of_init_process_group_and_its_other_arguments():
         dist.init_process_group(init_method="file:///x")
     with pytest.raises(ConfigError, match="world_size"):
         dist.init_process_group(rank=0)
-
-
-def test_a_rank_that_does_not_reach_a_barrier_is_named(tmp_path):
-    late = tmp_path / "late.py"
-    late.write_text(
-        "import sys\n"
-        "import cyxjax.distributed as dist\n"
-        "from tests.support.programs import report\n"
-        "dist.init_process_group()\n"
-        "said = ''\n"
-        "if dist.get_rank() == 0:\n"
-        "    try:\n"
-        "        dist.barrier(timeout=0.5)\n"
-        "    except RuntimeError as error:\n"
-        "        said = str(error)\n"
-        "else:\n"
-        "    import time; time.sleep(2)\n"
-        "    try:\n"
-        "        dist.barrier(timeout=0.5)\n"
-        "    except RuntimeError:\n"
-        "        pass\n"
-        "report(sys.argv[1], dist.get_rank(), {'said': said})\n"
-    )
-    said = by_hand(late, tmp_path).reports[0]["said"]
-    assert "Timeout waiting for peers in barrier: rank 1 of 2" in said

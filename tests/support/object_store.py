@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 BUCKET = "runs"
-_FULL = b"<Error><Code>QuotaExceeded</Code><Message>The bucket takes no more.</Message></Error>"
 
 
 class FaultyStore(ThreadingHTTPServer):
@@ -19,7 +18,6 @@ class FaultyStore(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.target = target
         self.refuse_with = 0  # status for every request; 0: none is refused
-        self.refuses_writes = False
         self.held = ""  # writes of a path with this in it wait
         self.holds = threading.Event()  # set while one does
         self.go_on = threading.Event()  # ends the waiting
@@ -52,8 +50,6 @@ class _Handler(BaseHTTPRequestHandler):
                 store.go_on.wait()
         if store.refuse_with:
             return self._answer(store.refuse_with, [], b"")
-        if store.refuses_writes and self.command == "PUT":
-            return self._answer(403, [("Content-Type", "application/xml")], _FULL)
         connection = http.client.HTTPConnection(*store.target)
         headers = {k: v for k, v in self.headers.items() if k.lower() not in ("transfer-encoding", "expect")}
         connection.request(self.command, self.path, body, headers)
