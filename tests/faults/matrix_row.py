@@ -10,7 +10,6 @@ class Row(NamedTuple):
     fault: str
     outcome: str
     tests: tuple[str, ...]
-    needs: str = ""  # the package without which its tests are skipped
 
 
 def tests_in(file: str, *names: str) -> tuple[str, ...]:
