@@ -61,13 +61,21 @@ def fill(
         )
     missing = [name for name in targets if name not in sources]
     over = _left_over(weights, set(sources.values()), rules)
+    summary = _summary(weights, sources, missing, over)
     if not sources or (strict and (missing or over)):
-        raise CheckpointError(_incomplete(weights, sources, missing, over))
+        raise CheckpointError(
+            f"{'; '.join(summary)}. HINT: init_from.map meets names; strict: false takes what there is."
+        )
     values = {
         target: _turned(name, target, weights.arrays[name].read()).astype(targets[target].dtype)
         for target, name in sources.items()
     }
-    return Filled(values, list(_table(weights, sources, missing, over)))
+    have = {target: weights.arrays[name] for target, name in sources.items()}
+    matches = [
+        f"{target.removeprefix('params/')} <- {name} {have[target].dtype.name}{list(have[target].shape)}"
+        for target, name in list(sources.items())[:_SHOWN]
+    ]
+    return Filled(values, [f"init_from: {summary[0]}", *(f"  {line}" for line in matches + summary[1:])])
 
 
 def exported(arrays: Mapping[str, np.ndarray], rules: Mapping[str, str | None]) -> dict[str, np.ndarray]:
@@ -221,30 +229,15 @@ def _left_over(weights: Weights, used: set[str], rules: Mapping[str, str | None]
     ]
 
 
-def _incomplete(weights: Weights, sources: Any, missing: list[str], over: list[str]) -> str:
-    parts = [f"{len(sources)} of {len(sources) + len(missing)} of the model's arrays found ({weights.kind})"]
+def _summary(weights: Weights, sources: Mapping[str, str], missing: list[str], over: list[str]) -> list[str]:
+    """How many of the model's arrays were found, and which were not, in the file or in the model."""
+    lines = [f"{len(sources)} of {len(sources) + len(missing)} arrays of the model ({weights.kind})"]
     if missing:
-        parts.append(f"not found: {_few([name.removeprefix('params/') for name in missing])}")
+        lines.append(f"not in the file: {_few([name.removeprefix('params/') for name in missing])}")
     if over:
-        parts.append(f"not used: {_few(over)}")
-    return "; ".join(parts) + ". HINT: init_from.map meets names; strict: false takes what there is."
+        lines.append(f"not used: {_few(over)}")
+    return lines
 
 
 def _few(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
-def _table(
-    weights: Weights, sources: Mapping[str, str], missing: list[str], over: list[str]
-) -> Iterator[str]:
-    total = len(sources) + len(missing)
-    yield f"init_from: {len(sources)} of {total} arrays of the model ({weights.kind})"
-    for target, name in list(sources.items())[:_SHOWN]:
-        have = weights.arrays[name]
-        yield f"  {target.removeprefix('params/')} <- {name} {have.dtype.name}{list(have.shape)}"
-    if len(sources) > _SHOWN:
-        yield f"  and {len(sources) - _SHOWN} more"
-    if missing:
-        yield f"  as drawn: {_few([name.removeprefix('params/') for name in missing])}"
-    if over:
-        yield f"  not used: {_few(over)}"
