@@ -33,8 +33,7 @@ class Checkpointer:
     Args:
         keep_last, keep_best: how many of the newest and of the best (by metric) steps outlive a save.
         best: whether a low ("min") or a high ("max") metric is good.
-        is_writer: one process of a job writes, the first. The others restore, and write their shares of
-            leaves spread over several processes; else they change nothing on disk.
+        is_writer: the first process of a job writes. The others restore, and write their shares alone.
         async_save: write in a background thread, from a copy on the host of all that this process writes.
             False: `save` returns when the step is on disk; a leaf at a time leaves the devices.
         writers: the processes of the job, which write a spread state together and restore one step. Its
@@ -58,7 +57,7 @@ class Checkpointer:
         max_failures: int = 3,
     ) -> None:
         self.directory = Path(os.path.abspath(directory))
-        self.saved_step: int | None = None  # the last step this object put on disk
+        self.saved_step: int | None = None  # the last that this object put on disk
         self._store = StepStore(self.directory, is_writer=is_writer)
         self._keep: tuple[int, int, Best] = (keep_last, keep_best, best)
         self._async, self._writers, self._warn, self._max_failures = async_save, writers, warn, max_failures
@@ -91,7 +90,7 @@ class Checkpointer:
             return
         written = {name: leaf for name, leaf in leaves.items() if self._store.is_writer or is_share(leaf)}
         snapshot = Snapshot(step, tree.host_copy(written), frozen_meta, metric)
-        # A daemon: an interpreter that ends without close() leaves a partial folder, never a hang.
+        # A daemon: an interpreter that ends meanwhile leaves a partial folder, never a hang.
         self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -116,12 +115,8 @@ class Checkpointer:
             nothing is renamed), or if the state is another one (its leaves are named).
         """
         self.wait()
-        load = partial(
-            restoring.load,
-            self.directory,
-            writers=self._writers,
-            target=Target(target, adapt, part, put),
-        )
+        wanted = Target(target, adapt, part, put)
+        load = partial(restoring.load, self.directory, writers=self._writers, target=wanted)
         if step is None:
             restored, damaged = restoring.newest(self.directory, self._writers, load)
             self._set_aside(damaged)
@@ -143,18 +138,9 @@ class Checkpointer:
         """Steps with a readable manifest, oldest first. Their files are not read: see verify."""
         return sorted(self._store.metrics())
 
-    def latest_step(self) -> int | None:
-        """The newest step that verifies, or None. Reads the files of steps not verified before."""
-        return next(filter(self._store.is_good, reversed(list_steps(self.directory))), None)
-
     def verify(self, step: int) -> list[str]:
         """What is wrong with `step`, [] if nothing: every file is read and its digest compared."""
         return self._store.verify(step)
-
-    def prune(self) -> list[int]:
-        """Delete all but the newest and best steps now; the steps that went. The only good one never goes."""
-        self.wait()
-        return self._store.prune(*self._keep)
 
     def rewind(self, step: int, why: str = "abandoned") -> list[int]:
         """Set aside (rename) the steps after `step`, which a run that resumes from it makes again.
@@ -167,15 +153,10 @@ class Checkpointer:
             self._store.set_aside(s, why)
         return later
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait up to `timeout` seconds for the pending save; whether none is pending any more.
-
-        Raises: CheckpointError if the last max_failures saves have all failed.
-        """
-        if not self._join(timeout):
-            return False
+    def wait(self) -> None:
+        """Wait for the pending save. Raises: CheckpointError if the last max_failures saves all failed."""
+        self._join()
         self._raise_after_failures()
-        return True
 
     def finish(self, patience_s: float, alive: Callable[[], None] = lambda: None) -> None:
         """Waits for the pending save, and writes it again and again for `patience_s` if it failed.
@@ -258,13 +239,10 @@ class Checkpointer:
 
     def _set_aside(self, damaged: dict[int, DamagedStep]) -> None:
         for step, error in damaged.items():
-            what = f"Checkpoint step {step} in {self.directory} is damaged: {str(error).removesuffix('.')}."
-            kept = (
-                f" It is kept as {self._store.set_aside(step, 'corrupt').name}."
-                if self._store.is_writer
-                else ""
-            )
-            self._warn(f"{what}{kept} The next older step is used.")
+            text = f"Checkpoint step {step} in {self.directory} is damaged: {str(error).removesuffix('.')}."
+            if self._store.is_writer:
+                text += f" It is kept as {self._store.set_aside(step, 'corrupt').name}."
+            self._warn(f"{text} The next older step is used.")
 
     def _raise_if_alone(self) -> None:
         if self._alone is not None:
@@ -279,3 +257,45 @@ class Checkpointer:
                 f"{type(last).__name__}: {str(last)[:300]}. "
                 "HINT: free space or name another folder, then rerun the same command."
             ) from last
+
+
+class NullCheckpointer:
+    """A Checkpointer that is off, with what a fit calls: saves nothing, finds nothing."""
+
+    directory: Path | None = None
+    unsaved = ""
+
+    def save(
+        self, step: int, state: PyTree, meta: dict[str, Any] | None = None, metric: float | None = None
+    ) -> None:
+        """Do nothing."""
+
+    def restore(self, target: PyTree, step: int | None = None, **options: Any) -> Restored | None:
+        """None: there is never a step."""
+        del target, step, options
+        return None
+
+    def steps(self) -> list[int]:
+        return []
+
+    def rewind(self, step: int, why: str = "abandoned") -> list[int]:
+        del step, why
+        return []
+
+    def wait(self) -> None:
+        """Do nothing."""
+
+    def finish(self, patience_s: float, alive: Callable[[], None] = lambda: None) -> None:
+        """Do nothing."""
+
+    def forgive(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> "NullCheckpointer":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Do nothing."""
+
+
+Checkpoints = Checkpointer | NullCheckpointer

@@ -178,13 +178,12 @@ def _export(directory: Path, given: argparse.Namespace) -> int:
 
 
 def _prune(directory: Path, given: argparse.Namespace) -> int:
-    from cyxjax.checkpoint.checkpointer import Checkpointer
+    from cyxjax.checkpoint.store import StepStore
 
     # Not beside a running job: its own retention may be deleting the same folders.
     with RunLock(_run_of(directory)):
-        keep = {"keep_last": given.keep_last, "keep_best": given.keep_best, "best": given.best}
-        with Checkpointer(directory, **keep) as checkpointer:
-            gone = [f"step {step}" for step in checkpointer.prune()]
+        store = StepStore(directory, is_writer=True)
+        gone = [f"step {step}" for step in store.prune(given.keep_last, given.keep_best, given.best)]
         gone += remove_aside(directory, given.keep_corrupt)
     print(f"deleted {', '.join(gone)}" if gone else "nothing to delete")
     return EXIT_OK

@@ -17,9 +17,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.checkpointer import Checkpointer, Checkpoints
 from cyxjax.checkpoint.folders import list_steps
-from cyxjax.checkpoint.null import Checkpoints
 from cyxjax.checkpoint.tree import Put
 from cyxjax.checkpoint.writers import is_spread
 from cyxjax.core import portable

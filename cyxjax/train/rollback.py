@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from cyxjax.checkpoint.checkpointer import Checkpoints
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
-from cyxjax.checkpoint.null import Checkpoints
 from cyxjax.errors import BadStepError, CheckpointError, LossSpikeError, NonFiniteError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.hooks.hook import Position, RunState

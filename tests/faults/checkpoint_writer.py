@@ -28,8 +28,7 @@ def say(*words: object) -> None:
 def save_without_end(folder: str) -> None:
     say(folder, os.getpid())
     checkpointer = Checkpointer(folder)
-    last = checkpointer.latest_step()
-    step = 0 if last is None else last + 1
+    step = max(checkpointer.steps(), default=-1) + 1
     while True:
         checkpointer.save(step, state_of(step), {"step": step})
         say(folder, checkpointer.saved_step)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from cyxjax.checkpoint.null import Checkpoints
+from cyxjax.checkpoint.checkpointer import Checkpoints
 from cyxjax.core import portable
 from cyxjax.core.mesh import num_replicas
 from cyxjax.distributed.agreement import agree

@@ -4,8 +4,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from cyxjax.checkpoint.checkpointer import Checkpointer
-from cyxjax.checkpoint.null import Checkpoints, NullCheckpointer
+from cyxjax.checkpoint.checkpointer import Checkpointer, Checkpoints, NullCheckpointer
 from cyxjax.checkpoint.store import Best
 from cyxjax.checkpoint.writers import ALONE, Writers
 from cyxjax.distributed.agreement import PATIENCE_S, agree

@@ -8,7 +8,6 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import step_folder
@@ -62,14 +61,6 @@ def test_the_manifest_says_what_a_person_needs(stored):
     kernel = next(leaf for leaf in manifest.leaves if leaf.name == "params/Dense_0/kernel")
     assert (kernel.shape, kernel.dtype, kernel.num_bytes) == ((2, 3), "float32", 24)
     assert manifest.metric == 0.5
-
-
-def test_safetensors_users_open_a_step_by_its_leaf_names(tmp_path):
-    with Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, fixture_state())
-    arrays = safetensors.numpy.load_file(tmp_path / "step_00000001" / "arrays" / "process_00000.safetensors")
-    kernel = fixture_state()["params"]["Dense_0"]["kernel"]
-    np.testing.assert_array_equal(arrays["params/Dense_0/kernel"], kernel)
 
 
 @pytest.mark.parametrize("dtype", sorted(_DTYPES))

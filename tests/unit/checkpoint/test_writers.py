@@ -211,7 +211,6 @@ def test_a_program_that_ends_in_an_error_waits_for_no_peer(tmp_path, monkeypatch
 
     with pytest.raises(RuntimeError, match="connection"):
         train()
-    assert not checkpointer.wait(0)  # it still waits, in its thread
     peers_come.set()
     with pytest.raises(GroupError):  # raised where the program waits for the save
         checkpointer.wait()
