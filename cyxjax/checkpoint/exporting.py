@@ -47,14 +47,9 @@ def to_orbax(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     Raises: CheckpointError if the folder is there, or cannot be made.
     """
     import orbax.checkpoint as ocp
+    from flax.traverse_util import unflatten_dict
 
-    tree: dict[str, Any] = {}
-    for name in (name for name, array in arrays.items() if array.size):
-        *path, last = name.split("/")
-        node = tree
-        for part in path:
-            node = node.setdefault(part, {})
-        node[last] = arrays[name]
+    tree = unflatten_dict({name: array for name, array in arrays.items() if array.size}, sep="/")
     try:
         with ocp.Checkpointer(_handler(), multiprocessing_options=_alone()) as checkpointer:
             checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(tree))

@@ -70,21 +70,6 @@ def test_a_run_killed_in_an_upload_goes_on_elsewhere_from_the_step_before_with_t
     assert audit.main([str(tmp_path / "cut/run")]) == 0
 
 
-def test_training_ends_before_a_server_that_answers_slowly_has_taken_its_first_file(jobs, store, tmp_path):
-    config = write_experiment(tmp_path, mirror=URL)
-    store.hold("/")
-    jobs.start(config)
-    assert until(lambda: "end" in [e["event"] for e in read_events(tmp_path / "run/events.jsonl")], 60)
-    assert newest_step(config) == LAST
-    store.release()
-    ended = jobs.wait(config, 1)
-    assert ended.codes == [EXIT_OK], ended.text
-    assert "WARNING" not in ended.text
-    assert LAST in manifests(store)
-    names = {path.rpartition("/")[2] for path in store.writes}
-    assert {"config.yaml", "metrics.jsonl", "ledger.jsonl", "history.json", "report.html"} <= names
-
-
 def test_a_server_that_refuses_is_told_once_and_neither_stops_nor_keeps_the_run(jobs, store, tmp_path):
     config = write_experiment(tmp_path, mirror=URL, resume="never")
     store.refuse_with = 503
