@@ -127,7 +127,7 @@ def leaves_of(leaves: Mapping[str, Any], notes: list[Note]) -> tuple[Leaf, ...]:
 
     def leaf_of(name: str, leaf: Any) -> Leaf:
         held = [(rank, note) for rank, note in enumerate(notes) if name in note["pieces"]]
-        pieces = tuple(Piece(rank, *note["pieces"][name], note["crc32"][name]) for rank, note in held)
+        pieces = tuple(Piece(rank, *(*note["pieces"][name], note["crc32"][name])) for rank, note in held)
         return Leaf.of(name, leaf, 0 if pieces else notes[0]["crc32"][name], pieces)
 
     return tuple(leaf_of(name, leaf) for name, leaf in leaves.items())

@@ -106,7 +106,7 @@ def test_file_names_that_leave_the_folder_are_refused(run, path):
 @pytest.mark.parametrize(
     ("place", "field", "value"),
     [
-        *(("leaves", "shape", x) for x in ([2**62] * 2, [-1], [1.5], [True], [10**400], "45", None)),
+        *(("leaves", "shape", x) for x in ([2**63], [-1], [1.5], [True], [10**400], "45", None)),
         *(("leaves", "dtype", x) for x in ("object", "|O8", "U99999999", "V8", "f4,(99,)i4", ["f4"], None)),
         ("leaves", "name", 3), ("leaves", "name", None), ("leaves", "crc32", "x"), ("leaves", "crc32", -1),
         ("", "format", "other"), ("", "format_version", [4, 0]), ("", "format_version", [0, 9]),
@@ -119,7 +119,9 @@ def test_manifests_of_another_form_are_refused(run, place, field, value):
     body = body_of(run)
     (body[place][1] if place else body)[field] = value
     seal(run, body)
-    refuse(run, "")
+    with pytest.raises(CheckpointError, match=MANIFEST):
+        read_manifest(step_folder(run, 1))
+    refuse(run)
 
 
 def test_a_size_beyond_this_machine_is_refused_before_it_is_allocated(run):

@@ -88,18 +88,26 @@ def test_a_link_is_not_followed(tmp_path):
 FORK = """
 import os, sys
 from cyxjax.checkpoint.run_lock import RunLock
+from cyxjax.errors import CheckpointError
 lock = RunLock(sys.argv[1])
 lock.acquire()
+if os.fork() == 0:
+    lock.release()  # its parent's stays
+    os._exit(0)
+os.wait()
+try:
+    RunLock(sys.argv[1]).acquire()
+except CheckpointError:
+    print("held")
 ready, go_on = os.pipe()
 child = os.fork()
-if child == 0:
+if child == 0:  # has the file open
     os.close(go_on)
-    lock.release()  # its parent's stays
     os.read(ready, 1)  # until the parent closes its end
     os._exit(0)
 lock.release()
 with RunLock(sys.argv[1]):
-    print("free")
+    print("free", flush=True)
 os.close(go_on)
 os.waitpid(child, 0)
 """
@@ -107,7 +115,7 @@ os.waitpid(child, 0)
 
 def test_a_released_folder_is_free_although_a_forked_child_lives(tmp_path):
     done = subprocess.run([sys.executable, "-c", FORK, str(tmp_path)], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("free\n", "")
+    assert (done.stdout, done.stderr) == ("held\nfree\n", "")
 
 
 def test_where_there_are_no_locks_nothing_is_locked(tmp_path, monkeypatch):
