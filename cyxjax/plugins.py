@@ -118,6 +118,27 @@ def checked_options(
     return checked
 
 
+def called(
+    what: str,
+    function: Callable,
+    options: Mapping[str, Any],
+    key: str,
+    *,
+    own: Collection[str] = (),
+    **given: Any,
+) -> Any:
+    """`function` called with `given` and `options`, which come first; see `checked_options`.
+
+    Raises: ConfigError whose key is `key`, or below it, for options that it does not take.
+    """
+    given |= checked_options(what, function, options, key, own=own)
+    try:
+        return function(**given)
+    except (TypeError, ValueError) as err:
+        hint = "" if isinstance(err, ConfigError) else " HINT: see its own help."
+        raise ConfigError(f"{what} with {given}: {type(err).__name__}: {err}{hint}", key=key) from err
+
+
 def _fits(value: Any, kind: type, parameter: Parameter) -> bool:
     if value is None:
         return bool(re.search("None|Optional", str(parameter.annotation)))

@@ -34,9 +34,9 @@ from cyxjax.train.feeding.placing import Keying, unkeyed
 from cyxjax.train.hooks.composite import in_the_step
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.hooks.ledger import Tape
-from cyxjax.train.optimizer import for_trainer
 from cyxjax.train.program import Recipe
 from cyxjax.train.settings import Settings
+from cyxjax.train.start.optimizers import for_trainer
 
 _STEP_DIGITS, _EXACT_DIGITS = 12, 16
 # jax pins a host callback to the device of each process.

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 import cyxjax as cx
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.trees import named_leaves
-from cyxjax.train.start.groups import with_groups
+from cyxjax.train.start.optimizers import with_groups
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import own_group as own_group
 from tests.support.trainers import use_devices

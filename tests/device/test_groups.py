@@ -11,8 +11,7 @@ import cyxjax as cx
 from cyxjax.config.sections import OptimizerConfig
 from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import ConfigError
-from cyxjax.train.start.groups import with_groups
-from cyxjax.train.start.optimizers import build_optimizer
+from cyxjax.train.start.optimizers import build_optimizer, with_groups
 from tests.support.trainers import CLASSES, X, Y, config, use_devices
 from tests.support.trainers import own_group as own_group
 
@@ -94,36 +93,21 @@ def test_a_file_s_groups_are_those_of_a_call():
 
 
 @pytest.mark.parametrize(
-    ("groups", "said"),
-    [
-        ([{"match": "hiden/*", "lr": 0.1}], r"'hiden/\*' .*'hidden/"),
-        (
-            [{"match": "*", "lr": 0.1}, {"match": "head/*", "lr": 0.2}],
-            r"'head/\*' .*'\*'",
-        ),
-        ([{"match": "*", "frozen": True}], "frozen.* patterns"),
-    ],
+    "groups", [[{"match": "hiden/*", "lr": 0.1}], [{"match": "*", "lr": 0.1}, {"match": "head/*", "lr": 0.2}]]
 )
-def test_a_pattern_that_means_nothing_is_refused_before_training(groups, said):
+def test_a_group_without_parameters_is_refused_before_training(groups):
     use_devices(1)
     train = cx.distributed.DistributedTrainer(
         Net(), cx.CrossEntropyLoss(), with_groups(cx.SGDOptimizer(0.1), groups)
     )
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError) as refused:
         train.fit(X, Y, config())
+    assert refused.value.key == f"optimizer.groups.{len(groups) - 1}"
 
 
-def test_a_group_that_says_nothing_or_cannot_be_made_is_refused():
-    sgd = cx.SGDOptimizer(0.1)
-    for groups, said in (
-        ([{"match": "a"}], "'a' .*frozen: true"),
-        ([{"match": "a", "lr": 0.1, "frozen": True}], "'a' .*frozen .*frozen: true"),
-        ([{"match": "a", "lr": -1}], "lr = -1"),
-        ([{"matches": "a", "lr": 1}], "'matches'.*'match'"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            with_groups(sgd, groups)
-    with pytest.raises(ConfigError, match=r"'a' .*optax\.multi_transform"):
-        with_groups(optax.sgd(0.1), [{"match": "a", "lr": 0.1}])
+def test_a_group_that_cannot_be_made_is_refused():
+    for group in ({"match": "a", "lr": -1}, {"matches": "a", "lr": 1}):
+        with pytest.raises(ValueError, match="match|lr"):
+            with_groups(cx.SGDOptimizer(0.1), [group])
     with pytest.raises(TypeError, match="weight_decay"):
         with_groups(cx.MomentumOptimizer(0.1), [{"match": "a", "weight_decay": 0.1}])

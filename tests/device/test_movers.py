@@ -210,21 +210,19 @@ def test_a_task_of_groups_that_means_nothing_is_refused_before_training():
     use_devices(2)
     sgd = optax.sgd(0.1)
     term, two = cx.Term, cx.distributed.DistributedTrainer
-    with pytest.raises(ConfigError, match="'discriminator/Dense_0/bias'.*`trains`"):
+    with pytest.raises(ConfigError, match="'discriminator/Dense_0/bias'"):
         two(Gan(), cx.Task({"fools": term(fools, trains="generator/*", optimizer=sgd)})).fit(*DATA, config())
     both = {
         "a": term(fools, trains="*", optimizer=sgd),
         "b": term(tells, trains="disc*", optimizer=optax.sgd(1.0)),
     }
-    with pytest.raises(ConfigError, match="'a' .*'b' .*'discriminator/Dense_0/bias'"):
+    with pytest.raises(ConfigError, match="'discriminator/Dense_0/bias' .*'a' .*'b'"):
         two(Gan(), cx.Task(both)).fit(*DATA, config())
     odd = {"a": term(fools, trains="generater/*", optimizer=sgd), "b": tells}
     with pytest.raises(ConfigError, match=r"'a' .*'generater/\*'.* 'generator/"):
         two(Gan(), cx.Task(odd), sgd).fit(*DATA, config())
     with pytest.raises(ConfigError, match=r"optimizer .*'b'.*Term\("):
         two(Gan(), cx.Task(odd))
-    with pytest.raises(ConfigError, match="optimizer .*Task"):
-        two(Gan(), gan(), sgd)
     with pytest.raises(ConfigError, match="every=2, offset=2.*HINT"):
         term(fools, trains="a", every=2, offset=2)
     with pytest.raises(ConfigError, match="no `trains`.*HINT"):

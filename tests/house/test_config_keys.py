@@ -92,7 +92,6 @@ def test_below_the_border_nothing_takes_the_whole_configuration():
         if isinstance(node, ast.ImportFrom)
         and str(node.module).startswith("cyxjax.config")
         and node.module not in SECTIONS  # a section is a part
-        and path.name != "groups.py"  # it only says what is wrong with a section
     }
     assert seen == BORDER
 

@@ -22,7 +22,6 @@ from cyxjax.core.losses import (
 )
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.augment import Augment, as_augment
-from cyxjax.core.objective.foreign_metrics import is_statistic
 from cyxjax.core.objective.scores import (
     AUC,
     F1,
@@ -35,15 +34,13 @@ from cyxjax.core.objective.scores import (
 )
 from cyxjax.data.catalog import Splits, load_dataset
 from cyxjax.data.splits import DatasetInfo
-from cyxjax.errors import ConfigError
 from cyxjax.models.config import Config
 from cyxjax.models.registry import get_model
-from cyxjax.plugins import checked_options, extra, named
+from cyxjax.plugins import called, checked_options, extra, named
 from cyxjax.train.hooks.callbacks import EMA, BestCheckpoint, EarlyStopping, ReduceLROnPlateau
 from cyxjax.train.hooks.hook import Hook
-from cyxjax.train.start.groups import with_groups
 from cyxjax.train.start.optimizer_groups import wants_optimizer
-from cyxjax.train.start.optimizers import build_optimizer
+from cyxjax.train.start.optimizers import build_optimizer, with_groups
 
 LOSSES: dict[str, Loss | None] = {
     "cross_entropy": CrossEntropyLoss(),
@@ -96,7 +93,7 @@ def _augment(one: Mapping[str, Any], key: str) -> Augment:
     def found() -> Callable:
         made = getattr(extra("dm_pix", "cyxjax[pix]"), name) if name in PIX else None
         made = made or named("augmentation", name, dict.fromkeys(PIX), key=key)
-        return partial(made, **_options("augmentation", name, made, options, key, "key, x"))
+        return _with_options(f"augmentation {name!r}", made, options, key)
 
     return lambda sample_key, x: found()(sample_key, x)
 
@@ -131,20 +128,12 @@ def loss_of(config: TrainConfig, info: DatasetInfo) -> Any:
     name, options = (given, {}) if isinstance(given, str) else (given["name"], given["options"])
     if name == "auto":
         name = "model" if config.model.name in _OWN_LOSS else _BY_TASK[info.task]
-    known = LOSSES | {"auto": None}
-    found = named("loss", name, known, unknown=f"loss={name!r} is not known.", key="loss")
-    if found is None and options:
-        raise ConfigError(
-            "loss: model uses the loss that the model returns and takes no options. HINT: set model.options.",
-            key="loss",
-        )
-    kind = type(found) if name in LOSSES else found
-    if isinstance(kind, type) and (options or kind is found):
-        return _made("loss", name, {name: kind}, options, "loss")
-    if not options:
-        return found
-    function = named("loss", name, LOSSES, key="loss")
-    return partial(function, **_options("loss", name, function, options, "loss"))
+    found = loss_named(name)
+    if options and name in LOSSES:
+        found = type(found)
+    if isinstance(found, type):
+        return called(f"loss {name!r}", found, options, "loss")
+    return _with_options(f"loss {name!r}", found, options, "loss")
 
 
 def optimizer_of(config: TrainConfig, loss: Any) -> optax.GradientTransformation | None:
@@ -166,75 +155,38 @@ def metrics_of(config: TrainConfig, info: DatasetInfo) -> Metrics:
     made: dict[str, Callable] = {}
     better: dict[str, str] = {}
     for number, one in enumerate(config.metrics):
-        made_of, options = one["name"], one["options"]
-        key = f"metrics.{number}"
-        short = made_of.rpartition(":")[2].rpartition(".")[2]
-        if short in made:
-            raise ConfigError(f"two metrics are named {short!r}. HINT: rename one.", key=key)
-        if made_of == "per_class":
-            named_so = info.class_names or tuple(map(str, range(info.num_classes)))
-            made |= _made("metric", made_of, METRICS, {"names": named_so} | options, key)
-            continue
-        if made_of in METRICS:
-            wide = {"num_classes": info.num_classes} if _wants_classes(METRICS[made_of]) else {}
-            made[short] = _made("metric", made_of, METRICS, wide | options, key)
-            continue
-        found = named("metric", made_of, METRICS, key=key)
-        if is_statistic(found):
-            made[short] = partial(found, **options) if options else found
-            continue
-        function = named("metric", made_of, METRICS, key=key)
-        made[short] = partial(function, **_options("metric", made_of, function, options, key))
-        if hasattr(function, "better"):
-            better[short] = function.better
+        name, options, key = one["name"], one["options"], f"metrics.{number}"
+        found = named("metric", name, METRICS, key=key)
+        short = name.rpartition(":")[2].rpartition(".")[2]
+        if name == "per_class":
+            names = info.class_names or tuple(map(str, range(info.num_classes)))
+            made |= called("metric 'per_class'", found, {"names": names} | options, key)
+        elif name in METRICS:
+            wide = "num_classes" in inspect.signature(found).parameters
+            size = {"num_classes": info.num_classes} if wide else {}
+            made[short] = called(f"metric {name!r}", found, size | options, key)
+        else:
+            made[short] = _with_options(f"metric {name!r}", found, options, key)
+            if hasattr(found, "better"):
+                better[short] = found.better
     return Metrics(made, better=better)
-
-
-def _wants_classes(kind: Callable) -> bool:
-    return "num_classes" in inspect.signature(kind).parameters
 
 
 def callbacks_of(config: TrainConfig) -> list[Hook]:
     """The hooks named, in their order. Raises: ConfigError."""
-    return [
-        _made("callback", one["name"], CALLBACKS, one["options"], f"callbacks.{number}")
-        for number, one in enumerate(config.callbacks)
-    ]
+    return [_callback(one, f"callbacks.{number}") for number, one in enumerate(config.callbacks)]
 
 
-def _made(kind: str, name: str, ours: Mapping[str, Any], options: Mapping[str, Any], key: str) -> Any:
-    """What `name` stands for, called with `options`; an instance of a hook as it is."""
-    found = named(kind, name, ours, key=key)
-    if not callable(found) or (isinstance(found, Hook) and not options):
-        return found
-    try:
-        return found(**checked_options(f"{kind} {name!r}", found, options, "options"))
-    except ConfigError as err:
-        raise ConfigError(str(err), key=key) from err
-    except (TypeError, ValueError) as err:
-        raise ConfigError(
-            f"{kind} {name!r} cannot be made with options {dict(options)}: {type(err).__name__}: {err} "
-            "HINT: options are the keywords of its call.",
-            key=key,
-        ) from err
+def _callback(one: Mapping[str, Any], key: str) -> Hook:
+    """A class or function called with its options; a hook that is made already as it is."""
+    found = named("callback", one["name"], CALLBACKS, key=key)
+    return (
+        found if isinstance(found, Hook) else called(f"callback {one['name']!r}", found, one["options"], key)
+    )
 
 
-def _options(
-    kind: str,
-    name: str,
-    function: Callable,
-    options: Mapping[str, Any],
-    key: str,
-    given: str = "output, target",
-) -> dict[str, Any]:
-    """`options`, which `function` takes beside the two that it is `given`."""
-
-    try:
-        inspect.signature(function).bind(None, None, **options)
-    except TypeError as err:
-        raise ConfigError(
-            f"{kind} {name!r} cannot be called as ({given}) with options {dict(options)}: {err}. "
-            "HINT: options are its further keywords.",
-            key=key,
-        ) from err
-    return dict(options)
+def _with_options(what: str, found: Any, options: Mapping[str, Any], key: str) -> Any:
+    """`found`, which `options` are passed to as further keywords. Raises: ConfigError for one it has not."""
+    is_function = options and not isinstance(found, type)
+    given = checked_options(what, found, options, key) if is_function else options
+    return partial(found, **given) if given else found

@@ -12,10 +12,9 @@ from cyxjax.core.strategy import Sync, with_value
 from cyxjax.core.trees import leaf_names, matches
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.sync.in_groups import in_groups, in_turn
-from cyxjax.train.optimizer import for_trainer
+from cyxjax.train.start.optimizers import for_trainer
 
 PyTree = Any
-_MADE = "cx.AdamOptimizer(0.001), or any of optax, called"
 
 
 class OptimizerGroup(NamedTuple):
@@ -38,27 +37,16 @@ class OptimizerGroup(NamedTuple):
 def groups_of(loss: PerExample, optimizer: Any) -> list[OptimizerGroup]:
     """A group for each optimizer and turn among the loss's terms. optimizer: for terms without their own.
 
-    Raises: ConfigError where there is none for some, what is none, or one that trains nothing.
+    Raises: ConfigError for what is no optimizer.
     """
-    if optimizer is not None and not wants_optimizer(loss):
-        raise ConfigError(
-            "the trainer's optimizer has no parameters: each term of the Task has its own optimizer. "
-            "HINT: leave it out, or leave out one term's.",
-            key="optimizer",
-        )
     found: dict[tuple, OptimizerGroup] = {}
     for term in terms_of(loss):
         rule = optimizer if term.optimizer is None else term.optimizer
-        if rule is None:
-            named = "" if len(terms_of(loss)) == 1 else f" for the term {term.name!r}"
-            raise ConfigError(
-                f"no optimizer was given{named}. HINT: pass cx.AdamOptimizer(0.001) as third argument"
-                f"{', or Term(..., optimizer=...)' if named else ''}."
-            )
         if not (callable(getattr(rule, "init", None)) and callable(getattr(rule, "update", None))):
-            given = repr(rule) if isinstance(rule, str | float | int) else f"a {type(rule).__name__}"
-            way = "pass its tx; the trainer keeps the state" if hasattr(rule, "tx") else _MADE
-            raise ConfigError(f"{getattr(rule, '__name__', given)} is not an optimizer. HINT: {way}.")
+            raise ConfigError(
+                f"the optimizer of {term.name!r} is {rule!r:.80}, expected an optax transformation. HINT: "
+                "pass cx.AdamOptimizer(0.001) as third argument, or Term(..., optimizer=optax.adam(0.001))."
+            )
         rule = for_trainer(rule)
         key = (id(rule), term.every, term.offset)
         found.setdefault(key, OptimizerGroup(rule, term.every, term.offset, [])).terms.append(term)
@@ -117,16 +105,11 @@ def owners(groups: Sequence[OptimizerGroup], names: Sequence[str]) -> list[str]:
 
 
 def _owner(groups: Sequence[OptimizerGroup], name: str) -> str:
-    found = [group for group in groups if group.trains(name)]
-    if not found:
+    found = [group.name for group in groups if group.trains(name)]
+    if len(found) != 1:
         raise ConfigError(
-            f"no term of the Task trains {name!r}: it would stay as it was drawn. HINT: name it in `trains` "
-            "of one of them, or leave it out by the configuration's `trainable`."
+            f"{name!r} is trained by {' and '.join(map(repr, found)) or 'no term of the Task'}, expected one "
+            "optimizer and turn. HINT: `trains` with patterns that cover each parameter once; the "
+            "configuration's `trainable` leaves one out."
         )
-    if len(found) > 1:
-        terms = " and ".join(repr(group.name) for group in found)
-        raise ConfigError(
-            f"the terms {terms} train {name!r} with optimizers or turns of their own. HINT: give these terms "
-            "one optimizer object and one turn, or patterns that do not overlap."
-        )
-    return found[0].name
+    return found[0]

@@ -1,25 +1,104 @@
-"""Optimizers under torch-like names; each is an optax transformation that knows its learning rate."""
+"""Optimizers under torch-like names, by their names in a configuration file, and with groups of parameters.
 
-import math
-from collections.abc import Callable, Mapping
+Each is an optax transformation that knows its learning rate and the model it updates.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import wraps
 from importlib import import_module
 from inspect import signature
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
+import jax
 import optax
 
-from cyxjax.config.sections import OPTAX, OPTAX_CONTRIB, TOLD_THE_LOSS, OptimizerConfig
+from cyxjax.config.sections import OPTAX, OPTAX_CONTRIB, TOLD_THE_LOSS, GroupConfig, OptimizerConfig
 from cyxjax.core.makers import maker_of
-from cyxjax.errors import ConfigError
-from cyxjax.plugins import checked_options, named
-from cyxjax.train.optimizer import Optimizer, Rate, named_rate
+from cyxjax.core.trees import leaf_names
+from cyxjax.errors import ConfigError, nearest
+from cyxjax.plugins import called, named
 
-_Make = TypeVar("_Make", bound=Callable[..., Optimizer])
+PyTree = Any
+Rate = float | Callable[[Any], Any]
+"""A learning rate, or a schedule: optimizer steps done -> learning rate (optax's, or your own)."""
+_Make = TypeVar("_Make", bound=Callable[..., "Optimizer"])
+
+
+class Optimizer(optax.GradientTransformation):
+    """An optax transformation with `lr`, its peak learning rate. Any optax transformation does as well."""
+
+    made_with: Mapping[str, Any] = MappingProxyType({})  # the name of what made it, and what that was given
+    remade: Callable[..., Any] | None = None  # (lr=, weight_decay=) -> the same with other numbers
+    is_frozen: Callable[[str], bool] | None = None  # name of a parameter -> whether it is not trained
+    ddp: Any = None  # the wrapped model whose parameters it was given, as torch's are
+    made_lr: Any = None  # what it was made with: a number, a schedule, or None where it is not known
+    rate_factor: float = 1.0  # what an update is multiplied by, since `lr` was set
+    is_compiled: bool = False  # a trainer has it, whose step holds its rate
+    at_rate: Any = None  # the same made again, for a trainer, with the rate that was set before
+    _lr: Any = None
+
+    @property
+    def lr(self) -> Any:
+        """The learning rate: a number, a schedule, or None where it is not known.
+
+        Set to another number it holds from the next `step()` on (0: nothing moves), for a loop written by
+        hand; all ranks set it alike. Raises: ConfigError for the optimizer of a trainer; TypeError where it
+        was made with a schedule.
+        """
+        return self._lr
+
+    @lr.setter
+    def lr(self, lr: Any) -> None:
+        if self.is_compiled:
+            raise ConfigError(
+                f"lr={lr!r} is set of an optimizer that a trainer has, whose step is compiled with "
+                f"{self._lr}. HINT: fit(..., schedule=lambda step: 0.9 ** (step // 100)), factors of it by "
+                "step, or callbacks=[cx.ReduceLROnPlateau()]."
+            )
+        self.rate_factor, self._lr = float(lr) / self.made_lr, float(lr)
+
+    def step(self) -> None:
+        """`ddp.update_parameters(self)` of the ddp it was made with. Raises: ConfigError without one."""
+        self._bound("update_parameters(optimizer)").update_parameters(self)
+
+    def zero_grad(self) -> None:
+        """`ddp.zero_grad()`, likewise."""
+        self._bound("zero_grad()").zero_grad()
+
+    def _bound(self, call: str) -> Any:
+        if self.ddp is None:
+            raise ConfigError(
+                f"this optimizer has no model to update. HINT: ddp.{call}, or make it with "
+                "them: cx.AdamOptimizer(ddp, lr=0.001)."
+            )
+        return self.ddp
+
+
+def named_rate(transformation: optax.GradientTransformation, lr: Any) -> Optimizer:
+    """`transformation`, made with the rate `lr`."""
+    optimizer = Optimizer(transformation.init, transformation.update)
+    optimizer.made_lr = optimizer._lr = lr
+    return optimizer
+
+
+def for_trainer(optimizer: Any) -> Any:
+    """`optimizer` at the rate that was set, the same at each call, and its `lr` fixed; others as they are."""
+    if not isinstance(optimizer, Optimizer):
+        return optimizer
+    if not optimizer.is_compiled and optimizer.rate_factor != 1.0:
+        assert optimizer.remade is not None
+        optimizer.at_rate = optimizer.remade(lr=optimizer.lr)
+    optimizer.is_compiled = True
+    return optimizer.at_rate or optimizer
+
+
+# ---- torch's names ----------------------------------------------------------------------------------------
 
 
 def _remembering(make: _Make) -> _Make:
-    """`make`, whose optimizers can be made again with other numbers; its `lr` is checked."""
+    """`make`, whose optimizers can be made again with other numbers."""
     takes = signature(make)
 
     @wraps(make)
@@ -27,15 +106,11 @@ def _remembering(make: _Make) -> _Make:
         ddp, args = _owner(make.__name__, args, given)
         bound = takes.bind(*args, **given)
         bound.apply_defaults()
-        values = bound.arguments | {"lr": _checked_rate(bound.arguments["lr"])}
-        _check_decays(make.__name__, values)
+        values, lr = bound.arguments, bound.arguments["lr"]
+        values["lr"] = lr if callable(lr) else float(lr)
         optimizer = make(**values)
         optimizer.ddp = ddp
-
-        def remade(**changes: Any) -> Optimizer:
-            return made(**(values | changes))
-
-        optimizer.remade = remade
+        optimizer.remade = lambda **changes: made(**(values | changes))
         optimizer.made_with = {"name": make.__name__, **values}
         return optimizer
 
@@ -45,52 +120,16 @@ def _remembering(make: _Make) -> _Make:
 def _owner(name: str, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
     """(the wrapped model whose parameters come first, the other arguments): torch's order of arguments."""
     first = args[0] if args else given.pop("params", None)
-    is_number = isinstance(first, float | int | str) or getattr(first, "shape", None) == ()
-    if first is None or is_number or _is_schedule(first, given):
-        return None, args
-    ddp = first if hasattr(first, "made") else None if hasattr(first, "__next__") else maker_of(first)
-    if ddp is None:
+    is_iterator = hasattr(first, "__next__")  # no tree of arrays: torch's model.parameters()
+    ddp = first if hasattr(first, "made") else None if is_iterator else maker_of(first)
+    if ddp is not None:
+        return ddp, args[1:]
+    if first is not None and "lr" in given:
         raise ConfigError(
-            f"{name} was given a {type(first).__name__} where its learning rate stands. HINT: {name}(0.001), "
-            f"and the trainer or ddp.update_parameters(optimizer) knows them; or {name}(ddp, lr=0.001)."
+            f"{name} was given a {type(first).__name__} before its learning rate. HINT: {name}(0.001), and "
+            f"the trainer or ddp.update_parameters(optimizer) knows the parameters; or {name}(ddp, lr=0.001)."
         )
-    return ddp, args[1:]
-
-
-def _is_schedule(first: Any, given: Mapping[str, Any]) -> bool:
-    """Whether `first` is a schedule, and no model that can be called too."""
-    is_model = any(hasattr(first, name) for name in ("made", "apply", "parameters", "iter_modules"))
-    return callable(first) and "lr" not in given and not is_model
-
-
-def _checked_rate(lr: Any) -> Any:
-    """A number above 0, or a schedule. Raises: ConfigError."""
-    if callable(lr):
-        return lr
-    try:
-        rate = float(lr)  # also of a text, as YAML reads 1e-3
-    except (TypeError, ValueError):
-        rate = 0.0
-    if isinstance(lr, bool) or not 0 < rate < math.inf:
-        raise ConfigError(
-            f"lr={lr!r}: a learning rate is a positive number, or a schedule. HINT: 0.001 suits Adam."
-        )
-    return rate
-
-
-_SHARES = ("b1", "b2", "b3", "betas", "momentum", "decay")  # what is kept of an average from step to step
-
-
-def _check_decays(name: str, given: Mapping[str, Any]) -> None:
-    """Raises: ConfigError for a decay of an average outside [0, 1), or one that is text."""
-    for key in _SHARES:
-        for value in given[key] if isinstance(given.get(key), tuple | list) else (given.get(key),):
-            if isinstance(value, str | bool) or (isinstance(value, int | float) and not 0 <= value < 1):
-                raise ConfigError(
-                    f"{name}: {key}={given[key]!r} is no share of an average, in [0, 1). "
-                    "HINT: 0.9, or 0.999 for b2.",
-                    key=f"options.{key}",
-                )
+    return None, args
 
 
 def _with_l2(weight_decay: float, transformation: optax.GradientTransformation) -> Any:
@@ -150,46 +189,50 @@ def AdaGradOptimizer(lr: Rate = 0.01, eps: float = 1e-10) -> Optimizer:
     return named_rate(optax.adagrad(lr, initial_accumulator_value=0.0, eps=eps), lr)
 
 
+# ---- names of a configuration file ------------------------------------------------------------------------
+
+
 def build_optimizer(section: OptimizerConfig) -> optax.GradientTransformation:
     """The optimizer an experiment's `optimizer` section describes, but for its groups; with `lr` where known.
 
     Raises: ConfigError whose key is below `optimizer`, for an argument that the rule does not take.
     """
-    made = _built(section)
-    known = hasattr(made, "lr")
-
-    def remade(**changes: Any) -> Any:
-        return _built(section.model_copy(update=changes))
-
-    if not known:
+    made: Any = _built(section)
+    if not hasattr(made, "lr"):
         return made
-    made = named_rate(made, getattr(made, "lr", None))
-    made.remade = remade
+    made = named_rate(made, made.lr)
+    made.remade = lambda **changes: _built(section.model_copy(update=changes))
     return made
 
 
 def _built(section: OptimizerConfig) -> optax.GradientTransformation:
     if section.name in _OURS:
         rule, given = _OURS[section.name](section)
-        given |= _accepted(section, rule, section.options)
-        _check_decays(section.name, given)
         decay = 0.0 if section.name in _DECOUPLED else section.weight_decay
-        return named_rate(_with_l2(decay, rule(section.lr, **given)), section.lr)
+        return named_rate(
+            _with_l2(decay, _called(section, rule, **given, learning_rate=section.lr)), section.lr
+        )
     known = {name: getattr(optax, name) for name in (*OPTAX, *TOLD_THE_LOSS)}
     if section.name in OPTAX_CONTRIB:  # loaded where it is asked for alone
         known[section.name] = getattr(import_module("optax.contrib"), section.name)
     found = named("optimizer", section.name, known)
-    if isinstance(found, optax.GradientTransformation) and section.model_fields_set <= {"name", "groups"}:
+    given = {key: getattr(section, key) for key in section.model_fields_set - {"name", "options", "groups"}}
+    if isinstance(found, optax.GradientTransformation) and not given:
         return found
-    if not callable(found):
-        raise ConfigError(
-            f"optimizer {section.name!r} is made already and takes no arguments, "
-            f"{sorted(section.model_fields_set - {'name', 'groups'})} are given. HINT: name a function.",
-            key="name",
-        )
-    return _called(section, found)
+    if "betas" in given:
+        given["b1"], given["b2"] = given.pop("betas")
+    rate = next((name for name in _RATES if name in signature(found).parameters), None)
+    if rate is not None:
+        given = {key: value for key, value in given.items() if key != "lr"} | {rate: section.lr}
+    made = _called(section, found, **given)
+    return made if rate is None or hasattr(made, "lr") else named_rate(made, section.lr)
 
 
+def _called(section: OptimizerConfig, rule: Callable, **given: Any) -> Any:
+    return called(f"optimizer {section.name!r}", rule, section.options, "options", own=_RATES, **given)
+
+
+_RATES = ("learning_rate", "lr")
 _DECOUPLED = ("adamw", "lamb", "lion")
 # name -> (optax's rule, its arguments from the keys of the section)
 _OURS: dict[str, Callable[[OptimizerConfig], tuple[Callable, dict[str, Any]]]] = {
@@ -211,46 +254,46 @@ def _moments(section: OptimizerConfig) -> dict[str, Any]:
     return {"b1": section.betas[0], "b2": section.betas[1], "eps": section.eps}
 
 
-def _called(section: OptimizerConfig, rule: Callable) -> optax.GradientTransformation:
-    """`rule` called with the keys that were given; other arguments keep the defaults of `rule`."""
-    takes = signature(rule).parameters
-    rate = next((name for name in _RATES if name in takes), None)
-    given: dict[str, Any] = {}
-    for key in sorted(section.model_fields_set - {"name", "options", "groups", *(("lr",) if rate else ())}):
-        value = getattr(section, key)
-        own = dict(zip(("b1", "b2"), value, strict=True)) if key == "betas" else {key: value}
-        if not own.keys() <= takes.keys():
-            raise ConfigError(
-                f"optimizer {section.name!r} takes no {key}. HINT: what it takes is given in options: "
-                f"{', '.join(name for name in takes if name not in _RATES) or 'nothing'}.",
-                key=key,
-            )
-        given |= own
-    given |= _accepted(section, rule, section.options) | ({rate: section.lr} if rate else {})
-    if section.name in OPTAX:
-        _check_decays(section.name, given)
-    try:
-        made = rule(**given)
-    except (TypeError, ValueError) as err:
-        raise ConfigError(
-            f"optimizer {section.name!r} with {given}: {type(err).__name__}: {err} HINT: see its own help.",
-            key="options",
-        ) from err
-    if not hasattr(made, "init") or not hasattr(made, "update"):
-        raise ConfigError(
-            f"optimizer {section.name!r} gave a {type(made).__name__}. HINT: return an optax transformation.",
-            key="name",
-        )
-    return made if rate is None or hasattr(made, "lr") else named_rate(made, section.lr)
+# ---- groups of parameters ---------------------------------------------------------------------------------
 
 
-_RATES = ("learning_rate", "lr")
+def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimizer:
+    """`optimizer` with other settings for the parameters whose name matches a group's pattern.
+
+    with_groups(cx.AdamWOptimizer(1e-3), [{"match": "encoder/*", "lr": 1e-4}, {"match": "*/bias",
+    "weight_decay": 0.0}, {"match": "embed/*", "frozen": True}]). The first match counts; names are those of
+    checkpoints (`Dense_0/kernel`). A schedule or a factor moves all rates alike. Only an optimizer of cyxjax
+    can have other rates and decays.
+    Raises: ValueError for a key that is none; ConfigError, before training, for a group without parameters.
+    """
+    made = [GroupConfig(**group) for group in groups]
+    rules: dict[Any, Any] = {"": optimizer} | {
+        str(n): _rule_of(optimizer, group) for n, group in enumerate(made)
+    }
+
+    def group_of(name: str) -> str:
+        return next((str(n) for n, group in enumerate(made) if fnmatchcase(name, group.match)), "")
+
+    def labels(params: PyTree) -> PyTree:
+        names = leaf_names(params)
+        found = [group_of(name) for name in names]
+        for n, group in enumerate(made):
+            if str(n) not in found:
+                raise ConfigError(
+                    f"group {group.match!r} has no parameter: none has such a name, or all belong to a group "
+                    f"before it. HINT: {nearest(group.match, names)}",
+                    key=f"optimizer.groups.{n}",
+                )
+        return jax.tree.unflatten(jax.tree.structure(params), found)
+
+    result = named_rate(optax.multi_transform(rules, labels), getattr(optimizer, "lr", None))
+    if any(group.frozen for group in made):
+        result.is_frozen = lambda name: bool(label := group_of(name)) and made[int(label)].frozen
+    return result
 
 
-def _accepted(section: OptimizerConfig, rule: Callable, options: dict[str, Any]) -> dict[str, Any]:
-    """`options`, each of which `rule` takes. Raises: ConfigError."""
-    for option in options.keys() & set(_RATES):
-        raise ConfigError(
-            f"optimizer {section.name!r}: {option!r} is optimizer.lr. HINT: write lr", key=f"options.{option}"
-        )
-    return checked_options(f"optimizer {section.name!r}", rule, options, "options", own=_RATES)
+def _rule_of(optimizer: Any, group: GroupConfig) -> optax.GradientTransformation:
+    if group.frozen:
+        return optax.set_to_zero()
+    changes = {"lr": group.lr, "weight_decay": group.weight_decay}
+    return optimizer.remade(**{name: value for name, value in changes.items() if value is not None})

@@ -166,7 +166,7 @@ def test_a_configuration_names_them():
     with pytest.raises(ConfigError, match="'random_flip_left_right'") as refused:
         check_augment(strange, IMAGE)
     assert refused.value.key == "data.augment.0"
-    with pytest.raises(ConfigError, match="'tests.unit.train.test_augment:shake'.* {'by': 2}"):
+    with pytest.raises(ConfigError, match="'tests.unit.train.test_augment:shake'.* 'by'"):
         check_augment(named(f"[{{name: '{here}:shake', options: {{by: 2}}}}]"), IMAGE)
 
 

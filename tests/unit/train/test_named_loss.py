@@ -35,10 +35,8 @@ def test_options_are_further_keywords_of_a_function():
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
-        ("model", {"beta": 2}, "model.options"),
         ("cross_entropy", {"smooth": 0.1}, "'cross_entropy' .*'smooth'"),
         ("cross_entropy", {"label_smoothing": "much"}, "label_smoothing='much'"),
-        ("tests.unit.train.test_named_loss:half", {"by": 2}, "test_named_loss:half.* 'by'"),
         ("msee", {"by": 2}, "loss='msee'.*'mse'"),
     ],
 )

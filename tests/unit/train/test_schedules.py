@@ -98,15 +98,6 @@ def test_a_group_in_a_file_is_checked_with_its_key(tmp_path):
         load_config(["--optimizer.groups", "[{match: 'a/*', weight_decays: 1}]"])
 
 
-def test_a_rate_may_be_a_text_and_no_other():
-    assert cx.AdamOptimizer(lr="1e-3").lr == 0.001
-    for wrong in ("fast", -1, True, None, float("nan")):
-        with pytest.raises(ConfigError, match=f"lr={wrong!r}"):
-            cx.AdamOptimizer(wrong)
-    with pytest.raises(ConfigError, match="AdamOptimizer .*list"):
-        cx.AdamOptimizer([0.1])  # torch's first argument are the parameters
-
-
 @pytest.mark.parametrize(
     ("rule", "said"),
     [

@@ -123,19 +123,13 @@ def test_numpy_s_own_dtypes_are_taken():
 
 
 def test_no_optimizer_no_parameters_and_no_model_are_said():
-    with pytest.raises(ConfigError, match=r"cx\.AdamOptimizer\(0\.001\)"):
-        DistributedTrainer(mlp(), cx.CrossEntropyLoss())
-    for given in (cx.AdamOptimizer, 0.1):
-        with pytest.raises(ConfigError, match=r"^(AdamOptimizer|0\.1) .*cx\.AdamOptimizer"):
-            DistributedTrainer(mlp(), cx.CrossEntropyLoss(), given).fit(X, Y, config())
-    held = nnx.Optimizer(line := nnx.Linear(6, 3, rngs=nnx.Rngs(0)), optax.sgd(0.1), wrt=nnx.Param)
-    with pytest.raises(ConfigError, match=r"Optimizer .*\btx\b"):
-        DistributedTrainer(line, cx.CrossEntropyLoss(), held)
+    held = nnx.Optimizer(nnx.Linear(6, 3, rngs=nnx.Rngs(0)), optax.sgd(0.1), wrt=nnx.Param)
+    for given in (None, cx.AdamOptimizer, 0.1, held):
+        with pytest.raises(ConfigError, match=r"cx\.AdamOptimizer\(0\.001\)"):
+            DistributedTrainer(mlp(), cx.CrossEntropyLoss(), given)
     for given in (cx.CrossEntropyLoss, 3):
         with pytest.raises(DataError, match=r"^(.*CrossEntropyLoss'>|3) .*cx\.CrossEntropyLoss\(\)"):
             DistributedTrainer(mlp(), given, cx.AdamOptimizer())
-    with pytest.raises(ConfigError, match="callbacks .*EMA"):
-        DistributedTrainer(mlp(), cx.CrossEntropyLoss(), cx.AdamOptimizer(), callbacks=[cx.EMA])
     for given in ("mlp", nnx.Linear, object()):
         with pytest.raises(ConfigError) as refused:
             DistributedTrainer(given, cx.CrossEntropyLoss(), cx.AdamOptimizer())
