@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_replicas, num_replicas
 from cyxjax.core.model.augment import check_augment
 from cyxjax.core.objective.split_check import is_own
 from cyxjax.distributed.process_group import ProcessGroup
+from cyxjax.errors import ConfigError, nearest
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
@@ -22,6 +24,15 @@ from cyxjax.train.program import Recipe
 from cyxjax.train.settings import Settings, resolve
 
 PyTree = Any
+_OF_A_RUN_FOLDER = {"run_dir", "sinks", "report", "wandb", "profile"}
+_GO_ELSEWHERE = {  # keywords of other libraries' fit -> what to write here
+    **dict.fromkeys(
+        ("model", "loss_fn", "optimizer", "metrics", "callbacks", "augment"),
+        "pass it to cx.DistributedTrainer.",
+    ),
+    "sample_weight": "put the weights into the targets, and return (values, weights) from the loss.",
+    "class_weight": "use cx.CrossEntropyLoss(weight=[...]).",
+}
 
 
 class Plan(NamedTuple):
@@ -35,6 +46,39 @@ class Plan(NamedTuple):
     data: FitData | None = None  # None: not to train, but to evaluate, predict or load
     feed: Feed | None = None
     steps_at_once: int = 1  # of one dispatch, at most
+
+
+def fit_arguments(
+    data: tuple[Any, ...],
+    config: DistributedTrainingConfig | None,
+    validation_data: Any,
+    settings: dict[str, Any],
+) -> tuple[tuple[Any, ...], DistributedTrainingConfig | None]:
+    """(data, configuration) of `fit(*data, config=..., validation_data=..., **settings)`.
+
+    `settings` are keys of the configuration; they replace those of `config`, which stays as it is. With
+    run_dir or another key of a run folder it becomes a `TrainConfig`.
+    Raises: ConfigError for a keyword that is no key, and for a run folder that cannot be one.
+    """
+    given = list(data)
+    if given and isinstance(given[-1], DistributedTrainingConfig):
+        config = given.pop()
+    keys = {*DistributedTrainingConfig.model_fields, *_OF_A_RUN_FOLDER}
+    for word in settings:
+        if word not in keys:
+            hint = _GO_ELSEWHERE.get(word) or nearest(word, keys)
+            raise ConfigError(f"fit has no argument {word}. HINT: {hint}", key=word)
+    if settings:
+        before = {} if config is None else {one: getattr(config, one) for one in config.model_fields_set}
+        kind = DistributedTrainingConfig if config is None else type(config)
+        kind = TrainConfig if settings.keys() & _OF_A_RUN_FOLDER else kind
+        config = kind(**(before | settings))
+    if validation_data is not None:
+        is_pair = isinstance(validation_data, tuple | list) and len(given) == len(validation_data) == 2
+        given += list(validation_data) if is_pair else [validation_data]
+    if isinstance(config, TrainConfig):
+        config.run_folder.refuse_unusable()
+    return tuple(given), config
 
 
 def plan_fit(

@@ -32,6 +32,32 @@ class RatePlan(NamedTuple):
     own: Callable[[Any], Any] | None = None  # a schedule that was given: steps -> factor
 
 
+class RatesAsFactor(NamedTuple):
+    """A schedule of learning rates as factors on the optimizer's rate."""
+
+    rates: Callable[[Any], Any]
+    lr: float
+
+    def __call__(self, step: Any) -> Any:
+        return self.rates(step) / self.lr
+
+
+def schedule_of(schedule: Any, lr_schedule: Any, lr: Any) -> Any:
+    """The factor on the learning rate `lr`: `schedule` gives factors, `lr_schedule` gives rates.
+
+    Raises: ConfigError where both are given, or the optimizer's own rate is not one number.
+    """
+    if lr_schedule is None:
+        return schedule
+    if schedule is not None or not isinstance(lr, int | float):
+        raise ConfigError(
+            f"lr_schedule takes the place of `schedule`, of an optimizer whose rate is a number, got {lr!r}. "
+            "HINT: cx.AdamOptimizer(0.001), or give the schedule to the optimizer: optax.adam(schedule).",
+            key="lr_schedule",
+        )
+    return RatesAsFactor(lr_schedule, float(lr))
+
+
 def rate_plan(
     config: DistributedTrainingConfig, section: Any, global_batch_size: int, steps_per_epoch: int
 ) -> RatePlan:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing, nullcontext
-from inspect import signature
 from operator import attrgetter
 from typing import Any
 
@@ -30,7 +29,7 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
 from cyxjax.observe.sinks import NullSink, warn_on_stderr
 from cyxjax.observe.stop_reasons import INTERRUPT, SIGNAL, reason_of
-from cyxjax.train import fit_arguments, loop, reporting, resume
+from cyxjax.train import loop, reporting, resume
 from cyxjax.train.checkpoint_comparison import changed_files
 from cyxjax.train.checks import order as checks
 from cyxjax.train.feeding import fit_data
@@ -38,13 +37,14 @@ from cyxjax.train.feeding.feed import eval_batches
 from cyxjax.train.feeding.predicting import predict_all, source_of, with_nan_warning
 from cyxjax.train.hooks import composite
 from cyxjax.train.hooks.hook import Hook, RunState
-from cyxjax.train.plan import Plan, plan_fit, plan_of_checkpoint, plan_without_data
+from cyxjax.train.plan import Plan, fit_arguments, plan_fit, plan_of_checkpoint, plan_without_data
 from cyxjax.train.program import Program, Recipe, build_program
 from cyxjax.train.rank_comparison import compare_samples
 from cyxjax.train.recording import fit_into_folder
 from cyxjax.train.run import run_fit
 from cyxjax.train.run_state import UNTRAINED, Run, handed_out_after_errors
 from cyxjax.train.runs.checkpoints import restorer_for
+from cyxjax.train.schedules import schedule_of
 from cyxjax.train.signals import end_program_if_stopped
 from cyxjax.train.start.dispatch import dispatch_for
 from cyxjax.train.start.optimizer_groups import groups_of
@@ -131,10 +131,9 @@ class DistributedTrainer:
         """
         if ckpt_path is not None:
             self.load_checkpoint(ckpt_path)
-        known = signature(self.fit).parameters.keys() - {"data", "settings"}
-        data, config = fit_arguments.parse(data, config, validation_data, settings, known)
+        data, config = fit_arguments(data, config, validation_data, settings)
         lr = getattr(self.recipe.optimizer, "lr", None)
-        schedule = fit_arguments.schedule_of(schedule, lr_schedule, lr)
+        schedule = schedule_of(schedule, lr_schedule, lr)
         with nullcontext() if config is None else config.in_a_fit():
             plan = self.prepare(*data, config=config, schedule=schedule)
             if isinstance(config, TrainConfig):

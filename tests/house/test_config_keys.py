@@ -74,7 +74,6 @@ BORDER = {
     *("__main__", "experiment", "simple_trainer", "trainer", "plan", "settings", "schedules"),
     *(
         "feeding/fit_data",
-        "fit_arguments",
         "recording",
         "start/named",
         "replay/steps",

@@ -8,8 +8,7 @@ import numpy as np
 
 from cyxjax.core.mesh import on_host
 from cyxjax.errors import ConfigError
-from cyxjax.train.fit_arguments import RatesAsFactor
-from cyxjax.train.schedules import Schedule
+from cyxjax.train.schedules import RatesAsFactor, Schedule
 
 
 def _refuse_rates_as_factors(own: Schedule, lr: Any, num_steps: int | None) -> None:
