@@ -4,39 +4,27 @@ Arrays are checked before training, data read item by item as they are read. Oth
 numbers without an error.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from cyxjax.data.columns import leaves
 from cyxjax.data.sources import ArrayDataset, Dataset, Subset, as_batches
 from cyxjax.errors import DataError
 
 
 class Watch:
-    """What is looked at in samples as they are read: their form, and labels after `check_labels`."""
+    """What is looked at in samples as they are read: labels, after `check_labels`."""
 
     def __init__(self) -> None:
         self.num_classes: int | None = None
         self.what = ""
         self.ignore_index: int | None = None
-        self.takes: Callable[[Any, Any, str], None] | None = None  # raises for a form it cannot take
-        self._forms: set[Any] = set()
 
-    def _looked(self, inputs: Any, targets: Any, where: str, ids: np.ndarray | None = None) -> None:
-        """Raises: DataError for a label that names no output, and as `takes` does."""
-        if self.takes is not None and (form := form_of(inputs, targets)) not in self._forms:
-            self.takes(inputs, targets, f"{self.what}{where}")
-            self._forms.add(form)
+    def _looked(self, targets: Any, where: str, ids: np.ndarray | None = None) -> None:
+        """Raises: DataError for a label that names no output."""
         if self.num_classes is not None:
             _refuse(np.asarray(targets), self.num_classes, f"{self.what}{where}", self.ignore_index, ids)
-
-
-def form_of(inputs: Any, targets: Any) -> tuple[Any, ...]:
-    """Names, shapes of a row and dtypes: equal for batches that differ in their number of rows alone."""
-    found = [*leaves(inputs, "inputs"), *leaves(targets, "targets")]
-    return tuple((name, leaf.shape[1:], leaf.dtype) for name, leaf in found)
 
 
 class WatchedDataset(Watch):
@@ -52,7 +40,7 @@ class WatchedDataset(Watch):
     def take(self, indices: np.ndarray) -> tuple[Any, Any]:
         """As of the dataset. Raises: DataError for a label that names no output."""
         inputs, targets = self.dataset.take(indices)
-        self._looked(inputs, targets, "", indices)
+        self._looked(targets, "", indices)
         return inputs, targets
 
 
@@ -77,7 +65,7 @@ class WatchedLoader(Watch):
     def watch(self, batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """(inputs, targets) of each batch. Raises: DataError for a label that names no output."""
         for number, (inputs, targets) in enumerate(as_batches(batches)):
-            self._looked(inputs, targets, f": batch {number}")
+            self._looked(targets, f": batch {number}")
             yield inputs, targets
 
 

@@ -146,6 +146,6 @@ def test_samples_that_depend_on_what_is_read_with_them_are_refused_by_name():
 
 def test_augmentation_keyed_by_nothing_is_refused_by_name():
     one = problem("mlp")
-    with pytest.raises(ConfigError, match="sample 0 .*augmentation .*reproducibility='exact'"):
+    with pytest.raises(ConfigError, match="sample 0 .*reproducibility='exact'"):
         trained(one, 1, data=Noisy(one, keyed=False))
     trained(one, 1, data=Noisy(one, keyed=False), reproducibility="none", max_steps=1)  # free otherwise

@@ -113,7 +113,6 @@ unit/train/peers_habits 5 0
 unit/train/steps 8 0
 unit/train/stored_run 14 2
 unit/train/stream_places 8 12
-unit/train/taken 9 0
 unit/train/trainer 9 0
 unit/train/trainer_state 6 0
 unit/train/worker_processes 6 0

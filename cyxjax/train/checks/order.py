@@ -4,29 +4,35 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from cyxjax.config.sections import SCHEDULES
 from cyxjax.core.exact.step import PartsStep
-from cyxjax.core.mesh import num_replicas
+from cyxjax.core.mesh import num_replicas, on_host
 from cyxjax.core.objective.global_loss import sees_whole_batch
 from cyxjax.core.objective.split_check import is_own
-from cyxjax.core.rows import whole_batch as whole_batch_of
+from cyxjax.core.rows import whole_batch
 from cyxjax.core.step import TrainState
-from cyxjax.errors import translated
-from cyxjax.launch import environment
+from cyxjax.data.content import drawn_anew, read_otherwise
+from cyxjax.errors import ConfigError, translated
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import fingerprints, resume
-from cyxjax.train.checks import exactness, whole_batch
-from cyxjax.train.checks.batch_checks import BatchChecks, check_batches, check_tuple, watched_samples
-from cyxjax.train.checks.learning_rate import check_rates
-from cyxjax.train.feeding.fit_data import FitData
+from cyxjax.train.checks.batch_checks import (
+    BatchChecks,
+    check_batches,
+    check_full_batches,
+    check_norms,
+    check_whole_batch,
+    watched_samples,
+)
+from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.hooks import composite
 from cyxjax.train.monitor import watchable_in
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.rank_comparison import compare_ranks
 from cyxjax.train.run_state import first_state
-from cyxjax.train.schedules import build_schedule
+from cyxjax.train.schedules import RatesAsFactor, Schedule
 from cyxjax.train.start.dispatch import has_whole_batch, steps_at_once
 
 PyTree = Any
@@ -43,42 +49,31 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     mesh, feed, data = group.mesh, plan.feed, plan.data
     assert feed is not None
     assert data is not None
-    is_exact, compares_samples = settings.step.is_exact, sees_whole_batch(recipe.loss)
 
     # Configuration and data
-    if is_exact:
-        exactness.check_numbered(plan.facts.config, data)
-    if compares_samples:
-        whole_batch.check_whole_batch(recipe.loss, settings, data)
-    if type(plan.inputs) is tuple:
-        check_tuple(recipe.fns, plan.inputs)
+    is_exact = settings.step.is_exact
+    content = _check_exact(plan, data) if is_exact else None
     program, state = begin()
     if settings.saving.resume == "must" and not loaded:
         resume.refuse_without_steps(settings.saving.folder, group)
-    if is_exact:
-        exactness.check_machine(settings.step.threads, group.threads, environment.here())
-        content = fingerprints.data_of(data)
-        exactness.check_reads(fingerprints.numbered(data), content)  # before samples are taken as they are
+    if sees_whole_batch(recipe.loss):
+        check_whole_batch(recipe.loss, settings, data, program.sync)
 
     # Metrics, learning rate, model
     watchable = watchable_in(recipe.metrics, feed, settings.course)
     watchable.of(settings.watch)
     composite.check_watched(recipe.callbacks, watchable)
-    rate, lr = settings.step.rate, getattr(recipe.optimizer, "lr", None)
-    # Ours are above 0 in their first step and never below: to ask them compiles each of their operations.
-    is_known = rate.name in SCHEDULES and not callable(lr)
-    lines = [] if is_known else [check_rates(lr, build_schedule(rate), _num_steps(plan), rate.own)]
+    own = settings.step.rate.own
+    if own is not None:
+        _check_schedule(own, getattr(recipe.optimizer, "lr", None), _num_steps(plan))
     unpadded = is_own(recipe.loss, recipe.metrics) and has_whole_batch(settings.step, mesh)
-    if not unpadded:
-        lines += whole_batch.check_norms(recipe.fns, settings, plan.inputs)
-    for line in filter(None, lines if group.topology.is_master else []):
-        warn_on_stderr(line)
-    if compares_samples:
-        whole_batch.check_same_params(program.sync, settings.step.comm)
+    for line in [] if unpadded else check_norms(recipe.fns, settings, plan.inputs):
+        if group.topology.is_master:
+            warn_on_stderr(line)
     check_batches(data, _batch_checks(plan, program, state))
 
     # What the run depends on, on all ranks
-    facts = plan.facts._replace(data=content if is_exact else fingerprints.data_of(data))
+    facts = plan.facts._replace(data=content or fingerprints.data_of(data))
     if is_exact:
         assert isinstance(program.train_step, PartsStep)
         first, rows = first_state(plan, program)[0].state, settings.step.batch.batch_size
@@ -98,7 +93,7 @@ def before_evaluation(plan: Plan, program: Program, state: TrainState, samples: 
     """
     dataset = watched_samples(samples, _batch_checks(plan, program, state))
     shape = plan.settings.step.batch._replace(batch_size=size)
-    whole_batch.check_full_batches(plan.recipe.loss, dataset, shape, "data")
+    check_full_batches(plan.recipe.loss, dataset, shape, "data")
     return dataset
 
 
@@ -108,15 +103,69 @@ def _batch_checks(plan: Plan, program: Program, state: TrainState) -> BatchCheck
     is_whole = has_whole_batch(step, mesh)
 
     def output_shapes(inputs: PyTree) -> PyTree:
-        with whole_batch_of(is_whole):
+        with whole_batch(is_whole):
             return jax.eval_shape(program.predict_step, jax.eval_shape(program.consensus, state), inputs)
 
     here = output_shapes, plan.recipe.loss, plan.recipe.metrics, num_replicas(mesh)
-    return BatchChecks(*here, step.batch.batch_size, is_whole, plan.inputs)
+    return BatchChecks(*here, step.batch.batch_size, is_whole)
 
 
 def _num_steps(plan: Plan) -> int | None:
     """Optimizer steps of the run; None where that is not known."""
     course, feed = plan.settings.course, plan.feed
-    known = None if feed is None or feed.steps_per_epoch is None else course.epochs * feed.steps_per_epoch
-    return min(known or course.max_steps or 0, course.max_steps or known or 0) or None
+    ends = course.max_steps, feed and feed.steps_per_epoch and course.epochs * feed.steps_per_epoch
+    return min((end for end in ends if end), default=None)
+
+
+def _check_exact(plan: Plan, data: FitData) -> dict[str, Any]:
+    """Summaries of the data of an exact run, whose samples are what their numbers say whenever they are read,
+    and whose process has the number of CPU threads that its bits depend on.
+
+    Raises: ConfigError where it is not so.
+    """
+    if not data.indexed or plan.facts.config.get("global_batch_size") is None or is_loader(data.val):
+        raise ConfigError(
+            "reproducibility='exact' reads samples by number, and the data come from a loader, whose batches "
+            "depend on the processes. HINT: pass arrays or the dataset itself, and set global_batch_size."
+        )
+    wanted, threads = plan.settings.step.threads, plan.group.threads
+    if jax.default_backend() == "cpu" and wanted is not None and threads != wanted:
+        raise ConfigError(
+            f"this process computes with {threads} CPU threads, reproducibility='exact' with {wanted} "
+            f"(exact_threads, or virtual_replicas): another number of threads changes the bits. HINT: call "
+            f"cx.distributed.init(threads={wanted}) first, or set exact_threads."
+        )
+    content = fingerprints.data_of(data)
+    for name, dataset in fingerprints.numbered(data).items():
+        beside, again = read_otherwise(dataset), drawn_anew(content[name])
+        if again or beside is not None:
+            raise ConfigError(
+                f"sample {again[0] if again else beside} of the {name} differs when it is read again or "
+                "together with others, which reproducibility='exact' does not allow. HINT: make each row in "
+                "`take` from its index alone, and augment with augment=."
+            )
+    return content
+
+
+def _check_schedule(own: Schedule, lr: Any, num_steps: int | None) -> None:
+    """Raises: ConfigError for a user's schedule that is below 0 or NaN at a step of the run, or whose values
+    look like learning rates, not factors.
+
+    A factor starts or peaks at about 1: all its values below 0.1, or at or below the learning rate itself,
+    would make a rate nobody means, 1e-6 of Adam(1e-3) and a schedule that starts at 1e-3.
+    lr: the optimizer's, a number or a schedule, None where it is not known. Some 30 steps are asked.
+    """
+    steps = np.unique(np.linspace(0, (num_steps or 2) - 1, 32).astype(np.int32))
+    with on_host():
+        # All at once, and not jitted: each operation is compiled once in a process, for any number of fits.
+        values = np.asarray(jax.vmap(own)(jnp.asarray(steps)), np.float64)
+    least, largest = float(values.min()), float(values.max())
+    is_below_lr = isinstance(lr, int | float) and 0 < largest <= lr < 1
+    are_rates = not isinstance(own, RatesAsFactor) and (0 < largest < 0.1 or is_below_lr)
+    if are_rates or not least >= 0:
+        raise ConfigError(
+            f"schedule is {least:.4g} to {largest:.4g} in this run and multiplies the optimizer's rate. "
+            "HINT: fit(..., lr_schedule=...) takes learning rates; a factor starts or peaks at 1, and is "
+            "never below 0, where a step goes up the gradient.",
+            key="schedule",
+        )

@@ -18,7 +18,6 @@ from cyxjax.core.step import TrainState
 from cyxjax.data.batches import HostBatch
 from cyxjax.errors import CheckpointError, ConfigError, DataError, DesyncError
 from cyxjax.train import checkpoint_comparison, fingerprints, rank_comparison
-from cyxjax.train.checks.exactness import lets_reorder
 from cyxjax.train.feeding.placing import PartPlacer
 from cyxjax.train.replay import inspect
 from cyxjax.train.trainer import DistributedTrainer
@@ -109,27 +108,6 @@ def test_other_threads_than_the_pool_has_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"with 8 CPU threads.*init\(threads=3\)"):
         fitted(tmp_path / "none", exact_threads=3)
     assert not (tmp_path / "none").exists()
-
-
-def test_fast_math_which_orders_sums_as_it_likes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
-    with pytest.raises(ConfigError, match="XLA_FLAGS .*--xla_cpu_enable_fast_math"):
-        fitted(tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("flags", "found"),
-    [
-        ("", False),
-        ("--xla_cpu_enable_fast_math", True),
-        ("--xla_cpu_enable_fast_math=1 --xla_dump_to=x", True),
-        ("--xla_cpu_enable_fast_math=true --xla_cpu_enable_fast_math=false", False),  # the last one counts
-        ("--xla_cpu_enable_fast_min_max=true", False),
-    ],
-)
-def test_flags_that_let_sums_be_reordered(flags, found):
-    assert lets_reorder(flags) is found
 
 
 def test_a_loader_is_refused_by_name(tmp_path):

@@ -14,7 +14,7 @@ from cyxjax.core.losses import MSELoss
 from cyxjax.core.model.adapter import adapt
 from cyxjax.data.batches import BatchPlan
 from cyxjax.errors import ConfigError
-from cyxjax.train.checks.whole_batch import check_norms
+from cyxjax.train.checks.batch_checks import check_norms
 from cyxjax.train.settings import BatchShape
 from cyxjax.train.trainer import DistributedTrainer
 
