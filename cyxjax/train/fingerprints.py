@@ -1,6 +1,6 @@
 """Digests and plain values of what a run depends on: configuration, data, code, program, machine.
 
-`rank_comparison.py` compares them across ranks, `checkpoint_comparison.py` with a checkpoint.
+`comparison.py` compares them across ranks and with a checkpoint.
 """
 
 import hashlib

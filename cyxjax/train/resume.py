@@ -31,12 +31,12 @@ from cyxjax.errors import CheckpointError
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train.checkpoint_comparison import (
+from cyxjax.train.comparison import (
     compare_with_checkpoint,
     compare_with_digests,
     naming_settings,
 )
-from cyxjax.train.checkpoint_comparison import to_meta as facts_to_meta
+from cyxjax.train.comparison import to_meta as facts_to_meta
 from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program

@@ -16,7 +16,6 @@ from cyxjax.core.step import TrainState
 from cyxjax.errors import ConfigError, GroupError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train.checkpoint_comparison import refuse_other_strategy
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Position, RunState
@@ -102,12 +101,14 @@ class Run:
         Raises: ConfigError where `plan` cannot go on from `previous`.
         """
         before, made = previous or (plan, program)
-        if plan.settings.step.lora != before.settings.step.lora:
-            raise ConfigError(
-                "lora changed since the last fit. HINT: begin with a new trainer, and init_from what this "
-                "one has saved.",
-                key="lora",
-            )
+        for key in ("lora", "comm") if self.is_loaded else ("lora",):
+            was, now = (getattr(one.settings.step, key) for one in (before, plan))
+            if was != now:
+                raise ConfigError(
+                    f"{key} is {now!r} in this fit, and was {was!r} in what this trainer trained or loaded. "
+                    "HINT: a new trainer: init_from, or checkpoint_dir=<that folder>, resume='auto'.",
+                    key=key,
+                )
         self.notes = []
         if self._now is None:
             saving, first = plan.settings.saving, plan.settings.first_values
@@ -116,7 +117,6 @@ class Run:
         elif not self.is_loaded:
             self.state = next_state(plan, program, made.agreed(self.state.state))
         else:
-            refuse_other_strategy(before.settings.step.comm, plan.settings.step.comm)
             state = program.sync.stow(made.sync.fetch(self.state.state))
             self.state = self.state._replace(state=state)
         if not self.is_loaded:

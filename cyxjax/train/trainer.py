@@ -30,8 +30,8 @@ from cyxjax.observe.records import Sink
 from cyxjax.observe.sinks import NullSink, warn_on_stderr
 from cyxjax.observe.stop_reasons import INTERRUPT, SIGNAL, reason_of
 from cyxjax.train import loop, reporting, resume
-from cyxjax.train.checkpoint_comparison import changed_files
 from cyxjax.train.checks import order as checks
+from cyxjax.train.comparison import changed_files, compare_samples
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.feed import eval_batches
 from cyxjax.train.feeding.predicting import predict_all, source_of, with_nan_warning
@@ -39,7 +39,6 @@ from cyxjax.train.hooks import composite
 from cyxjax.train.hooks.hook import Hook, RunState
 from cyxjax.train.plan import Plan, fit_arguments, plan_fit, plan_of_checkpoint, plan_without_data
 from cyxjax.train.program import Program, Recipe, build_program
-from cyxjax.train.rank_comparison import compare_samples
 from cyxjax.train.recording import fit_into_folder
 from cyxjax.train.run import run_fit
 from cyxjax.train.run_state import UNTRAINED, Run, handed_out_after_errors
@@ -272,8 +271,12 @@ class DistributedTrainer:
                 f"{path!r} holds no checkpoint. HINT: name the folder that save_checkpoint made, or the "
                 "checkpoints/ of a run."
             )
-        for line in changed_files(self._run.restored) if self.is_master() else []:
-            warn_on_stderr(line)
+        files = changed_files(self._run.restored) if self.is_master() else []
+        if files:
+            warn_on_stderr(
+                f"WARNING: {', '.join(files)} changed since the checkpoint was written: what is loaded "
+                "computes as the code says now. HINT: go back to the code of then, or train again."
+            )
         self._run.is_loaded = True
         self._hand_out_values()
 

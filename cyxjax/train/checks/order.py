@@ -25,12 +25,12 @@ from cyxjax.train.checks.batch_checks import (
     check_whole_batch,
     watched_samples,
 )
+from cyxjax.train.comparison import compare_ranks
 from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.hooks import composite
 from cyxjax.train.monitor import watchable_in
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
-from cyxjax.train.rank_comparison import compare_ranks
 from cyxjax.train.run_state import first_state
 from cyxjax.train.schedules import RatesAsFactor, Schedule
 from cyxjax.train.start.dispatch import has_whole_batch, steps_at_once

@@ -22,7 +22,7 @@ from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError
 from cyxjax.files import read_plain, write_whole
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train.checkpoint_comparison import changed_data
+from cyxjax.train.comparison import changed_data
 from cyxjax.train.experiment import stored_info, trainer_of
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.fingerprints import data_of as data_of_fit
@@ -77,7 +77,7 @@ class StoredRun:
             meta = read_manifest(step_folder(self.config.checkpoint_path, self.step)).meta
             now = data_of_fit(FitData(found.train, found.val, True))
             for line in changed_data(meta, now):
-                warn_on_stderr(line)
+                warn_on_stderr(f"WARNING: {line}.")
         return found
 
     def predict(self, X: Any, *, batch_size: int | None = None) -> PyTree:

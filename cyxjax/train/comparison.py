@@ -1,0 +1,259 @@
+"""Compares the `Facts` of a run with those of the checkpoint that it resumes from, and across ranks.
+
+What changed since the checkpoint is a warning where the state still goes with the run; of an exact run it is
+refused. Ranks that differ train to wrong numbers without an error, so every rank refuses.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.folders import list_steps, step_folder
+from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.config.compared import differing_values, effect_of
+from cyxjax.config.effects import ARRAYS
+from cyxjax.data.content import content_of, find_difference
+from cyxjax.data.sources import Dataset
+from cyxjax.distributed.agreement import agree
+from cyxjax.distributed.process_group import ProcessGroup
+from cyxjax.errors import CheckpointError, ConfigError, CyxjaxError, DesyncError, OtherStateError
+from cyxjax.launch.group.roster import disagreement
+from cyxjax.launch.program import code_facts, own_modules
+from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.observe.state_digests import contradicted_leaves
+from cyxjax.train.feeding.fit_data import FitData, is_shared
+from cyxjax.train.fingerprints import Facts, OneStep, equal_on_ranks, program_of
+from cyxjax.train.settings import Settings
+
+META = "same_run"  # of a checkpoint: digests of its data and code
+_PROGRAM = "the program of a step (the model's or the loss's code)"
+_FEW = 3  # records that are compared where a call has no time to read more
+_LONGEST = 250  # characters of a list of arrays
+
+
+# ---- with a checkpoint ------------------------------------------------------------------------------------
+
+
+def to_meta(facts: Facts) -> dict[str, Any]:
+    """`facts` as the meta data of a checkpoint."""
+    kept: dict[str, Any] = {"config": facts.config}
+    kept[META] = {"code": code_facts(), "data": facts.data, "own": facts.own_code}
+    return kept | ({"exact": facts.exact} if facts.exact else {})
+
+
+def compare_with_checkpoint(
+    meta: Mapping[str, Any], facts: Facts, settings: Settings, *, is_master: bool
+) -> None:
+    """Prints a line, on the master, for all that changed since the checkpoint whose meta data are `meta`.
+
+    Raises: ConfigError for epochs of another length, in which the place in a stream is counted;
+        CheckpointError for an exact run that would go on with other bits.
+    """
+    config, then = facts.config, meta.get("config", {})
+    before, after = then.get("steps_per_epoch"), config.get("steps_per_epoch")
+    if then and before != after:
+        raise ConfigError(
+            f"steps_per_epoch was {before} in the run this one goes on from, and is {after}: its place "
+            "in the stream is counted in such epochs. HINT: set it as before, or resume: never.",
+            key="steps_per_epoch",
+        )
+    lines = [*changed_keys(then, config), *_changed_code(meta), *changed_data(meta, facts.data)]
+    for line in lines if is_master else []:
+        warn_on_stderr(f"WARNING: {line}.")  # not to the console: it may be switched off
+    stored = meta.get("exact", {})
+    if stored and facts.exact:
+        train = {name: found for name, found in facts.data.items() if name == "training data"}
+        judge(differences(stored, facts.exact) + changed_data(meta, train), settings)
+
+
+def changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """A clause for each key whose value in `now` differs from that in `then`.
+
+    A key that `then` lacks is of a later version and not compared, unless it is an option, which one gives.
+    An empty `then` is of no run that this one goes on from, and nothing is compared.
+    """
+    return [
+        f"the configuration changed since the checkpoint: {key} was {was}, is {now_is}"
+        for key, was, now_is in differing_values(then or now, now, later=True)
+    ]
+
+
+def changed_data(meta: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+    """A clause for each data set that changed since `meta` was written."""
+    kept = meta.get(META, {}).get("data", {})
+    return [
+        "the {} changed since the checkpoint: {}: {} then, {} now".format(name, *found)
+        for name, now in data.items()
+        if kept.get(name) is not None and (found := find_difference(kept[name], now))
+    ]
+
+
+def changed_files(meta: Mapping[str, Any]) -> list[str]:
+    """The user's own files that changed since `meta` was written."""
+    kept = meta.get(META, {}).get("own", {})
+    return [path for name, (digest, path) in own_modules().items() if kept.get(name, digest) != digest]
+
+
+def _changed_code(meta: Mapping[str, Any]) -> list[str]:
+    kept = meta.get(META, {}).get("code", {})
+    now = {name: digest for name, digest in code_facts().items() if name != "the program"}  # a file of theirs
+    other = [name for name, digest in now.items() if kept.get(name, digest) != digest] + changed_files(meta)
+    return [f"changed since the checkpoint: {', '.join(other)}"] if other else []
+
+
+def differences(stored: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """A clause for each value that differs."""
+    return [
+        f"{name} was {stored[name]}, is {now[name]}"
+        for name in now
+        if name in stored and stored[name] != now[name]
+    ]
+
+
+def judge(found: list[str], settings: Settings) -> None:
+    """Returns where `found`, what an exact run would go on from with other bits, is empty or accepted.
+
+    Raises: CheckpointError if not.
+    """
+    text = f"this exact run would go on with other bits: {'; '.join(found)}."
+    if found and settings.exactness.on_other_bits == "refuse":
+        raise CheckpointError(
+            f"{text} HINT: resume with the same settings on the same kind of machine and versions, move that "
+            "step elsewhere, or accept it with exact=warn."
+        )
+    if found:
+        warn_on_stderr(f"WARNING: {text}")
+
+
+def compare_with_digests(directory: Path, step: int, settings: Settings, group: ProcessGroup) -> None:
+    """Compares the stored `step` of an exact run with the digests that the run recorded; all ranks call it.
+
+    Rank 0 reads, for it wrote both. Raises: CheckpointError on every rank if the step has other bits.
+    """
+    if not settings.step.is_exact or settings.run_folder is None:
+        return
+    bits = settings.run_folder.bits
+    other = contradicted_leaves(directory, step, bits) if group.topology.is_master else []
+    other = agree(group, "comparing the checkpoint with its digests", note=other)[0]
+    where = f"of step {step} in {directory}, {len(other)} leaves have other digests than {bits.name}: "
+    judge([where + other[0]] if other else [], settings)
+
+
+@contextmanager
+def naming_settings(
+    checkpointer: Checkpointer, step: int | None, config: Mapping[str, Any], inputs: Mapping[str, Any]
+) -> Iterator[None]:
+    """A block whose OtherStateError first names the settings that differ.
+
+    config and inputs: of this run, as its own checkpoints say them. Raises: OtherStateError.
+    """
+    try:
+        yield
+    except OtherStateError as error:
+        meta: Mapping[str, Any] = {}
+        with suppress(CyxjaxError, OSError, ValueError):
+            newest = max(list_steps(checkpointer.directory)) if step is None else step
+            meta = read_manifest(step_folder(checkpointer.directory, newest)).meta
+        values = differing_values(meta.get("config", config), config, later=True)
+        other = [f"{key} was {was}, is {now}" for key, was, now in values if effect_of(key) in ARRAYS]
+        if (then := meta.get("inputs", inputs)) != inputs:
+            other.insert(0, f"a sample was {then}, is {inputs}")
+        arrays = "; ".join(f"{name} {what}" for name, what in sorted(error.unlike.items()))
+        raise OtherStateError(
+            f"the checkpoint is of another run than this: {'; '.join(other) or 'its model or optimizer'} "
+            f"({arrays[:_LONGEST]}). HINT: set it as it was; or start over with its parameters: init_from: "
+            f"{checkpointer.directory}, with another folder for this run's checkpoints.",
+            error.unlike,
+        ) from None
+
+
+# ---- across ranks -----------------------------------------------------------------------------------------
+
+
+def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, lowered: Any) -> None:
+    """Returns once all ranks were found to train on the same facts. lowered: see `program_of`.
+
+    Raises: DesyncError on every rank, with the values of each.
+    """
+    if group.topology.world_size == 1:
+        return
+    program = program_of(lowered)
+    compare_facts(group, facts, program if data.indexed else "")
+    if is_shared(data.train):
+        first = getattr(data.train, "loader", data.train).first_digest()
+        what = "the first samples of one stream (cx.data.Rows(stream, shared=False) where each has its own)"
+        _compare(what, dict(enumerate(agree(group, "the first samples of streams", note=first))))
+    if not data.indexed:
+        mine = [OneStep(data.first).digest(), str(jax.tree.map(np.shape, data.first)), program]
+        ranks = agree(group, "the first batches of loaders", note=mine)
+        refuse_shared_samples([digest for digest, *_ in ranks])
+        refuse_other_programs([(shapes, digest) for _, shapes, digest in ranks])
+
+
+def compare_facts(group: ProcessGroup, facts: Facts, program: str) -> None:
+    """Raises: DesyncError on all ranks, with the values of each. program: "" where shapes may differ."""
+    note = {"config": equal_on_ranks(facts.config), "data": facts.data, "step": program, "exact": facts.exact}
+    ranks = agree(group, "the start of training", note=note)
+    for name in dict.fromkeys(name for rank in ranks for name in rank["config"]):
+        values = [rank["config"].get(name, "(none)") for rank in ranks]
+        _compare(f"{name} of the configuration", dict(enumerate(values)))
+    for name in dict.fromkeys(name for rank in ranks for name in rank["data"]):
+        _compare_data(name, [rank["data"].get(name) for rank in ranks], to_the_bit=bool(facts.exact))
+    for name in facts.exact:  # one configuration: all ranks have it or none
+        values = [rank["exact"][name] for rank in ranks]
+        _compare(f"{name} that the bits of this exact run depend on", dict(enumerate(values)))
+    _compare(_PROGRAM, dict(enumerate(rank["step"] for rank in ranks)))
+
+
+def compare_samples(group: ProcessGroup, call: str, data: Any) -> None:
+    """Returns once all ranks have come to `call` with the same samples; each takes its share of them.
+
+    Raises: DesyncError on all, with what differs.
+    """
+    if group.topology.world_size == 1:
+        return
+    content = content_of(data, _FEW) if isinstance(data, Dataset) else None
+    _compare_data(f"data of {call}", agree(group, call, note=content))
+
+
+def _compare(what: str, values: Mapping[int, str]) -> None:
+    """values: by rank."""
+    if len(set(values.values())) > 1:
+        raise DesyncError(disagreement(what, dict(values)))
+
+
+def _compare_data(name: str, contents: list[dict[str, Any] | None], *, to_the_bit: bool = False) -> None:
+    """Compares all contents with rank 0's."""
+    first = contents[0]
+    for rank, other in enumerate(contents):
+        if first is None or other is None:
+            kinds = ["a loader" if c is None else "samples by number" for c in contents]
+            _compare(f"the {name}", dict(enumerate(kinds)))
+        elif found := find_difference(first, other, to_the_bit=to_the_bit):
+            what, mine, its = found
+            _compare(f"the {name}: {what}", {0: mine, rank: its})
+
+
+def refuse_shared_samples(digests: list[str]) -> None:
+    """digests: of the first batch on each rank. Raises: DesyncError where two ranks read the same one."""
+    for rank, digest in enumerate(digests):
+        if digest and digest in digests[:rank]:
+            raise DesyncError(
+                f"the loaders of ranks {digests.index(digest)} and {rank} begin with the same samples: each "
+                "would be trained on more than once an epoch. HINT: give the loader a DistributedSampler, or "
+                "pass the dataset itself to fit."
+            )
+
+
+def refuse_other_programs(made: list[tuple[str, str]]) -> None:
+    """made: (shapes of the first step's batches, digest of its program) of each rank.
+
+    Raises: DesyncError where batches of one shape have other programs; of other shapes nothing is known.
+    """
+    for shapes in dict.fromkeys(shapes for shapes, _ in made):
+        _compare(_PROGRAM, {rank: digest for rank, (own, digest) in enumerate(made) if own == shapes})
