@@ -26,7 +26,7 @@ def evaluate(argv: Sequence[str]) -> int:
 
     with _stored_run(given) as run:
         from cyxjax.core.metrics import numbers
-        from cyxjax.train.runs.tables import check_classes, check_columns
+        from cyxjax.train.runs.tables import check_columns, check_names
         from cyxjax.train.start.named import data_of
 
         if given.root is None:
@@ -35,7 +35,7 @@ def evaluate(argv: Sequence[str]) -> int:
             data = run.config.data.model_copy(update={"root": given.root})
             splits = data_of(run.config.model_copy(update={"data": data}))
             check_columns(given.root, splits.info.column_names, run.info.column_names)
-            check_classes(given.root, splits.info.class_names, run.info.class_names)
+            check_names(given.root, "classes", splits.info.class_names, run.info.class_names)
         samples = getattr(splits, given.part)
         found = run.trainer.evaluate_metrics(
             samples, batch_size=given.batch_size, max_batches=given.max_batches
@@ -115,10 +115,8 @@ def export(argv: Sequence[str]) -> int:
         from cyxjax.train.runs import run as stored_run
 
         platforms = given.platforms.split(",") if given.platforms else ()
-        if given.to == "stablehlo":
-            text = stored_run.to_stablehlo(run, given.file, given.batch_size, platforms)
-        elif given.to == "onnx":
-            text = stored_run.to_onnx(run, given.file, given.batch_size)
+        if given.to in ("stablehlo", "onnx"):
+            text = stored_run.to_program(run, given.file, given.to, given.batch_size, platforms)
         elif given.to == "hf":
             text = stored_run.to_hf(run, given.file)
         else:

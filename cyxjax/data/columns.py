@@ -78,13 +78,6 @@ def map_leaves(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return None if tree is None else fn(tree, *others)
 
 
-def rows_not_finite(array: np.ndarray) -> np.ndarray:
-    """Numbers of the rows that hold NaN or infinity."""
-    if array.dtype.kind not in "fc":
-        return np.zeros(0, np.int64)
-    return np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(1))
-
-
 def is_frame(data: Any) -> bool:
     return hasattr(data, "to_numpy") and hasattr(data, "columns")
 

@@ -26,13 +26,12 @@ from cyxjax.train.comparison import changed_data
 from cyxjax.train.experiment import stored_info, trainer_of
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.fingerprints import data_of as data_of_fit
-from cyxjax.train.runs.exported import write_onnx, write_stablehlo
+from cyxjax.train.runs.exported import write_program
 from cyxjax.train.start.named import data_of
 from cyxjax.train.trainer import DistributedTrainer
 from cyxjax.weights.match import exported
 
 PyTree = Any
-PARTS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -88,10 +87,7 @@ class StoredRun:
         self, X: Any = None, y: Any = None, *, part: str = "test", batch_size: int | None = None
     ) -> dict[str, Any]:
         """All metrics by name, of (X, y), a data set or a loader; of the run's own `part` where X is None."""
-        if X is None:
-            if part not in PARTS:
-                raise ConfigError(f"part={part!r}: expected {', '.join(PARTS)}. HINT: part='test'.")
-            X = getattr(self.data, part)
+        X = getattr(self.data, part) if X is None else X
         return self.trainer.evaluate_metrics(X, y, batch_size=batch_size)
 
 
@@ -174,25 +170,12 @@ def _size(arrays: Mapping[str, np.ndarray]) -> str:
     return f"{len(arrays)} arrays, {sum(a.nbytes for a in arrays.values()) / 1e6:.2f} MB"
 
 
-def to_stablehlo(run: StoredRun, path: Path, batch_size: int | None, platforms: Sequence[str]) -> str:
-    """Writes the forward pass with its parameters; see `write_stablehlo`. In one process alone."""
-    few, num_bytes = _to_trace(run, "StableHLO")
-    options: Any = {"num_bytes": num_bytes, "batch_size": batch_size, "platforms": platforms}
-    return write_stablehlo(path, run.forward, few, **options)
-
-
-def to_onnx(run: StoredRun, path: Path, batch_size: int | None) -> str:
-    """Writes the forward pass with its parameters; see `write_onnx`. In one process alone."""
-    few, num_bytes = _to_trace(run, "ONNX")
-    return write_onnx(path, run.forward, few, num_bytes=num_bytes, batch_size=batch_size)
-
-
-def _to_trace(run: StoredRun, form: str) -> tuple[PyTree, int]:
-    """(two samples such as its inputs, bytes of its parameters). Raises: ConfigError in several processes."""
-    if run.trainer.get_world_size() > 1:
-        raise ConfigError(f"one process writes {form}. HINT: run `cyxjax export` without the launcher.")
+def to_program(
+    run: StoredRun, path: Path, form: str, batch_size: int | None, platforms: Sequence[str]
+) -> str:
+    """Writes the forward pass with its parameters as "stablehlo" or "onnx"; see `write_program`."""
     few = jax.tree.map(_two_of, run.trainer.plan.inputs)
-    return few, sum(leaf.nbytes for leaf in jax.tree.leaves(run.params))
+    return write_program(path, form, run.forward, few, batch_size=batch_size, platforms=platforms)
 
 
 def _two_of(like: np.ndarray) -> np.ndarray:

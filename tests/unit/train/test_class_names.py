@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import cyxjax as cx
-from cyxjax.errors import CheckpointError, DataError
+from cyxjax.errors import CheckpointError, ConfigError, DataError
+from cyxjax.train.runs.tables import check_columns, check_names
 from tests.support.trainers import CLASSES, VAL, X, Y, config, trainer, use_devices
 
 NAMES = ("cat", "dog", "emu")
@@ -79,11 +80,9 @@ def test_per_class_metrics_of_an_experiment_have_the_names():
     assert {"recall_cat", "precision_emu"} <= set(names)
 
 
-def test_a_file_of_other_classes_is_not_evaluated():
-    from cyxjax.errors import ConfigError
-    from cyxjax.train.runs.tables import check_classes
-
-    check_classes("more.csv", NAMES, NAMES)
-    check_classes("more.npz", (), NAMES)
-    with pytest.raises(ConfigError, match="more.csv"):
-        check_classes("more.csv", NAMES[1:], NAMES)
+def test_names_that_differ_from_those_of_training_are_refused():
+    for found in (NAMES, (), ("0", "1", "2")):  # pandas numbers columns that it knows no names of
+        check_columns("more.parquet", found, NAMES)
+    for found in (NAMES[1:], (*NAMES, "fox"), ("dog", "cat", "emu")):
+        with pytest.raises(ConfigError, match=r"more\.csv"):
+            check_names("more.csv", "classes", found, NAMES)

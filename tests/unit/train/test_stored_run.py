@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 from unittest import mock
 
 import jax
@@ -99,8 +98,6 @@ def test_it_measures_its_own_samples_and_others(moved, run):
     x, y = found.data.test.take(np.arange(8))
     assert found.evaluate(x, y) == pytest.approx(run[2], rel=1e-6)
     assert found.evaluate(part="val")["loss"] != run[2]["loss"]
-    with pytest.raises(ConfigError, match="part='tset'"):
-        found.evaluate(part="tset")
     kept = moved / "data.json"  # as of a CSV file of words
     kept.write_text(kept.read_text().replace('"class_names": []', '"class_names": ["no", "yes"]'))
     assert cx.load_run(moved).trainer.class_names == ("no", "yes")
@@ -124,26 +121,13 @@ def test_rows_come_from_datasets_and_loaders_in_their_order(moved, run):
         def __getitem__(self, i):
             return ROWS[i], np.int32(7)  # a target no model has: predict looks at none
 
-    batches = [(ROWS[order[:3]], np.zeros(3)), (ROWS[order[3:]], np.zeros(2))]
-
-    class Loader:
-        def __iter__(self):
-            return iter(batches)
-
+    loader = cx.data.Batches([(ROWS[order[:3]], np.zeros(3)), (ROWS[order[3:]], np.zeros(2))])
     shuffled = cx.DataLoader((ROWS, np.zeros(5, np.int32)), batch_size=2, shuffle=True)
     for X in (Items(), cx.data.ArrayDataset(ROWS, ROWS), shuffled):
         np.testing.assert_array_equal(found.predict(X, batch_size=1), found.predict(ROWS, batch_size=1))
-    np.testing.assert_allclose(found.predict(Loader()), run[1][order], rtol=1e-6)
+    np.testing.assert_allclose(found.predict(loader), run[1][order], rtol=1e-6)
     with pytest.raises(DataError, match="0 samples"):
         found.predict(ROWS[:0])
-
-
-def test_a_run_of_before_it_was_kept_asks_its_data_what_they_are(moved, run):
-    (moved / "data.json").unlink()
-    np.testing.assert_allclose(cx.load_run(moved).predict(ROWS), run[1], rtol=1e-6)
-    (moved / "data.json").write_text("[1]")
-    with pytest.raises(ConfigError, match=r"data\.json: TypeError"):
-        cx.load_run(moved)
 
 
 def test_what_is_no_run_is_refused(tmp_path, moved, group):
@@ -188,19 +172,11 @@ def test_predict_reads_and_writes_files(moved, run, tmp_path, capsys):
     assert [int(row.split(",")[0]) for row in rows] == run[1].argmax(1).tolist()
 
 
-def test_a_row_that_is_nan_gets_no_class_in_silence(moved, tmp_path, capsys):
+def test_a_row_whose_outputs_are_nan_is_named(moved, capsys):
     odd = ROWS.copy()
     odd[3, 1] = np.nan
-    np.save(tmp_path / "x.npy", odd)
     assert np.isnan(cx.load_run(moved).predict(odd)).any(1).tolist() == [False] * 3 + [True, False]
-    said = capsys.readouterr().err
-    assert "WARNING: predict: the outputs of 1 of 5 rows are NaN, the first is row 3, counted from 0." in said
-    assert command("predict", moved, tmp_path / "x.npy", tmp_path / "out.csv") == 1
-    assert "x.npy: 1 of 5 rows hold NaN or infinity, the first is row 3, counted" in capsys.readouterr().err
-    info = DatasetInfo("own", "classification", 2, (4,))
-    with pytest.raises(DataError, match=r"out\.csv: .*1 .*3 .*NaN.*row 1"):
-        tables.write_outputs(tmp_path / "out.csv", np.array([[0, 1], [np.nan, 0], [1, -np.inf]]), info)
-    assert not (tmp_path / "out.csv").exists()
+    assert "predict: the outputs of 1 of 5 rows are NaN, the first is row 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -249,25 +225,6 @@ def test_columns_of_a_csv_are_taken_by_their_names(names, head, row, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
-    [
-        ("abc", ""),
-        ("012", ""),
-        ("", ""),
-        ("bac", r"other\.parquet: column 1 .*'b'.* 'a'"),
-        ("abx", r"other\.parquet: column 3 .*'x'.* 'c'.* a, b, c"),
-    ],
-)
-def test_columns_that_lie_elsewhere_are_not_measured(found, told):
-    check = lambda: tables.check_columns("other.parquet", tuple(found), ("a", "b", "c"))  # noqa: E731
-    if not told:
-        check()
-        return
-    with pytest.raises(ConfigError, match=told):
-        check()
-
-
-@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["predict", "RUN", "x.txt", "o.npy"], "x.txt: expected a name that ends in .npy, .npz, .csv"),
@@ -289,7 +246,6 @@ def test_columns_that_lie_elsewhere_are_not_measured(found, told):
         (["export", "RUN", "o.st", "--platforms", "cpu"], "--platforms does not apply to safetensors"),
         (["export", "RUN", "o", "--to", "hf", "--batch-size", "2"], "--batch-size does not apply to hf"),
         (["export", "RUN", ".", "--to", "hf"], ". is there already"),
-        (["export", "RUN", "o", "--to", "stablehlo", "--platforms", "abacus"], "platform 'abacus': expected"),
     ],
 )
 def test_a_wrong_word_costs_one_line(words, said, moved, tmp_path, monkeypatch, capsys):
@@ -351,45 +307,23 @@ def test_stablehlo_runs_without_us(moved, run, tmp_path, capsys):
     np.testing.assert_allclose(program.call(ROWS[:3]), run[1][:3], rtol=1e-5)
 
 
-def test_a_program_that_computes_something_else_is_not_kept(tmp_path):
+def test_what_cannot_be_exported_or_computes_something_else_leaves_no_file(tmp_path, monkeypatch):
     calls = []
 
     def forward(x):  # one answer as it is exported, another when it is asked
         calls.append(x)
         return x * len(calls)
 
-    with pytest.raises(DataError, match="output .*--to"):
-        exported.write_stablehlo(tmp_path / "o.hlo", forward, ROWS, num_bytes=0)
-    with pytest.raises(ConfigError, match=r"2\.1 GB .*1\.1"):
-        exported.write_stablehlo(tmp_path / "o.hlo", forward, ROWS, num_bytes=1 << 31)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_onnx_without_its_extra_names_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "jax2onnx", None)  # what Python has for a module that cannot be imported
-    with pytest.raises(ConfigError, match=r"jax2onnx.*'cyxjax\[onnx\]'"):
-        exported.write_onnx(tmp_path / "o.onnx", lambda x: x, ROWS, num_bytes=0)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_model_that_the_converter_refuses_is_one_line(monkeypatch, tmp_path):
     def refuses(*args):
         raise TypeError("no plugin for\nprimitive 'sort'")
 
-    monkeypatch.setattr(exported, "extra", lambda module, install: None)
-    monkeypatch.setattr(exported, "_to_onnx", refuses)
-    with pytest.raises(ConfigError, match="ONNX: TypeError.*'sort' .*--batch-size"):
-        exported.write_onnx(tmp_path / "o.onnx", lambda x: x, ROWS, num_bytes=0)
-    monkeypatch.setattr(exported, "_to_onnx", lambda *args: b"a program")
-    monkeypatch.setattr(exported, "_run_onnx", lambda data, inputs: [inputs["x"] * 1.01])
     with pytest.raises(DataError, match="output .*--to"):
-        exported.write_onnx(tmp_path / "o.onnx", lambda x: x, ROWS, num_bytes=0)
+        exported.write_program(tmp_path / "o.hlo", "stablehlo", forward, ROWS)
+    monkeypatch.setattr(exported, "extra", lambda module, install: None)
+    monkeypatch.setattr(exported, "_onnx", refuses)
+    with pytest.raises(ConfigError, match="onnx: TypeError.*'sort' .*--batch-size"):
+        exported.write_program(tmp_path / "o.onnx", "onnx", lambda x: x, ROWS)
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(exported, "_run_onnx", lambda data, inputs: [inputs["x"]])
-    assert "inputs x, any number of rows" in exported.write_onnx(
-        tmp_path / "o", lambda x: x, ROWS, num_bytes=0
-    )
-    assert (tmp_path / "o").read_bytes() == b"a program"
 
 
 @pytest.mark.slow
@@ -424,6 +358,6 @@ def test_a_table_whose_columns_lie_elsewhere_is_not_trained_on(tmp_path, group):
 
     train("a", 1)
     before = (tmp_path / "run" / "config.yaml").read_text()
-    with pytest.raises(ConfigError, match=r"b\.csv: column 1 .*'b'.* 'a'"):
+    with pytest.raises(ConfigError, match=r"b\.csv: .* b, a; .* a, b"):
         train("b", 2)
     assert (tmp_path / "run" / "config.yaml").read_text() == before
