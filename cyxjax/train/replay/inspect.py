@@ -2,7 +2,6 @@
 
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,73 +166,28 @@ def first_nonfinite(model: Any, run: Callable[[], Any]) -> list[Found]:
 
 
 def _first(model: Any, run: Callable[[], Any], checked: Callable[[bool], Any]) -> Found | None:
-    layers: list[str] = []
     try:
-        with checked(True), _naming(model, layers):
+        with checked(True):
             jax.block_until_ready(run())
     except FloatingPointError as error:
-        return Found(layers[0] if layers else _whole(model), _first_line(error), _line_of(error))
+        return Found(_layer_of(model, error), _first_line(error), _line_of(error))
     return None
 
 
-@contextmanager
-def _naming(model: Any, layers: list[str]) -> Iterator[None]:
-    """While open, an error in a layer appends the layer's name: innermost first."""
-    if isinstance(model, nnx.Module):
-        with _naming_nnx(model, layers):
-            yield
-        return
-
-    def intercept(call: Callable, args: Any, kwargs: Any, context: linen.module.InterceptorContext) -> Any:
-        try:
-            return call(*args, **kwargs)
-        except FloatingPointError:
-            layers.append(_layer_name(context.module.path, context.module))
-            raise
-
-    with linen.intercept_methods(intercept):
-        yield
+def _layer_of(model: Any, error: BaseException) -> str:
+    """The innermost layer whose method was under way."""
+    owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    layers: list[Any] = [one for one in owners if isinstance(one, linen.Module | nnx.Module)]
+    if not layers:
+        return "the model" if isinstance(model, tuple) else type(model).__name__
+    root, layer = layers[0], layers[-1]
+    paths = [layer.path] if isinstance(layer, linen.Module) else _paths(root, layer)
+    name = "/".join(map(str, paths[0]))
+    return f"layer {name} ({type(layer).__name__})" if name else f"{type(layer).__name__} itself"
 
 
-@contextmanager
-def _naming_nnx(model: nnx.Module, layers: list[str]) -> Iterator[None]:
-    """nnx has no interceptors: the classes' calls are exchanged while this is open."""
-    names: dict[int, str] = {}
-    own = {cls: vars(cls)["__call__"] for cls in _classes(model)}
-    for cls, call in own.items():
-        cls.__call__ = _reporting(call, names, layers)
-    try:
-        yield
-    finally:
-        for cls, call in own.items():
-            cls.__call__ = call
-
-
-def _classes(model: nnx.Module) -> set[Any]:
-    kinds = {cls for _, part in nnx.iter_modules(model) for cls in type(part).__mro__}
-    return {cls for cls in kinds if "__call__" in vars(cls) and issubclass(cls, nnx.Module)}
-
-
-def _reporting(call: Callable, names: dict[int, str], layers: list[str]) -> Callable:
-    def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if id(self) not in names:  # what is run is a copy of the model: its root is called first
-            names.update({id(part): _layer_name(path, part) for path, part in nnx.iter_modules(self)})
-        try:
-            return call(self, *args, **kwargs)
-        except FloatingPointError:
-            layers.append(names[id(self)])
-            raise
-
-    return reporting
-
-
-def _layer_name(path: Any, module: Any) -> str:
-    name = "/".join(map(str, path))
-    return f"layer {name} ({type(module).__name__})" if name else f"{type(module).__name__} itself"
-
-
-def _whole(model: Any) -> str:
-    return "the model" if isinstance(model, tuple) else type(model).__name__
+def _paths(root: nnx.Module, layer: nnx.Module) -> list[Any]:
+    return [path for path, part in nnx.iter_modules(root) if part is layer] or [()]
 
 
 def _first_line(error: BaseException) -> str:

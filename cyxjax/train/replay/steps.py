@@ -76,9 +76,7 @@ def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Plan, Str
     _, _, trainer, plan = prepare(config)
     _go_back(trainer, config.checkpoint_path, box)
     facts = trainer.stream_facts
-    if facts is None or len(box.sample_ids) == 0:
-        raise DataError(f"{folder} does not name its samples. HINT: only experiments can be run again.")
-    if samples_of(facts, box.epoch, box.first_sample) != box.sample_ids:
+    if facts is None or samples_of(facts, box.epoch, box.first_sample) != box.sample_ids:
         raise DataError(
             f"{folder} names other samples than the data gives now ({first_few(box.sample_ids)}). "
             "HINT: replay with the data and global batch of the run."
