@@ -30,7 +30,7 @@ from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.hooks.progress import Rate
 from cyxjax.train.schedules import build_schedule, rate_at, with_schedule
 from cyxjax.train.settings import StepPlan
-from cyxjax.train.start.dispatch import dispatch_for
+from cyxjax.train.start.dispatch import steps_for
 from cyxjax.train.start.optimizer_groups import (
     OptimizerGroup,
     build_grouped,
@@ -104,9 +104,7 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
     shapes = lambda: jax.eval_shape(fns.init, jax.random.key(0), inputs)[0]  # noqa: E731
     sync = _strategy(plan, groups, shapes, _FOR_NONFINITE[policy.needs_loss_scale or plan.on_nonfinite])
     sync = with_offload(sync, mesh, plan.offload)
-    train_step, train_steps, eval_step = dispatch_for(plan, mesh).steps(
-        fns, recipe.loss, sync, recipe.metrics
-    )
+    train_step, train_steps, eval_step = steps_for(plan, mesh, fns, recipe.loss, sync, recipe.metrics)
     agreed = build_consensus(sync, mesh)
     parts = sync if sync.keeps_parts else None  # evaluation makes them whole itself, a leaf at a time
     seen = lambda state: composite.evaluated(recipe.callbacks, state if parts else agreed(state))  # noqa: E731

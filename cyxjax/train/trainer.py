@@ -45,7 +45,7 @@ from cyxjax.train.run_state import UNTRAINED, Run, handed_out_after_errors
 from cyxjax.train.runs.checkpoints import restorer_for
 from cyxjax.train.schedules import schedule_of
 from cyxjax.train.signals import end_program_if_stopped
-from cyxjax.train.start.dispatch import dispatch_for
+from cyxjax.train.start.dispatch import placer_for
 from cyxjax.train.start.optimizer_groups import groups_of
 
 PyTree = Any
@@ -229,7 +229,7 @@ class DistributedTrainer:
         size = batch_size or step.batch.batch_size
         dataset = checks.before_evaluation(self.plan, self.program, self.state, samples, size)
         unpadded = is_own(self.recipe.loss, self.recipe.metrics)
-        placer = dispatch_for(step, self.plan.group.mesh).placer(unpadded=unpadded)
+        placer = placer_for(step, self.plan.group.mesh, unpadded=unpadded)
         batches = eval_batches(placer, dataset, size, max_batches)
         return loop.evaluate(self.program, self.state, batches)
 

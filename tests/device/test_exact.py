@@ -9,7 +9,7 @@ import pytest
 from cyxjax.core.mesh import build_mesh
 from cyxjax.errors import ConfigError
 from cyxjax.train.settings import resolve
-from cyxjax.train.start.dispatch import dispatch_for
+from cyxjax.train.start.dispatch import placer_for
 from tests.support.exact import config, problem, train
 
 
@@ -72,4 +72,4 @@ def test_the_plain_mean_gives_other_bits():
 
 def test_more_devices_than_parts_are_refused():
     with pytest.raises(ConfigError, match="8 devices .*virtual_replicas=4"):
-        dispatch_for(resolve(config(virtual_replicas=4), 8).step, build_mesh())
+        placer_for(resolve(config(virtual_replicas=4), 8).step, build_mesh())

@@ -22,7 +22,7 @@ from cyxjax.train.feeding.placing import Keying, Placer, RowPlacer, unkeyed
 from cyxjax.train.hooks.hook import Fed, Feed, Position
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.settings import Reading, StepPlan
-from cyxjax.train.start.dispatch import dispatch_for
+from cyxjax.train.start.dispatch import placer_for
 
 PyTree = Any
 
@@ -50,9 +50,8 @@ def build_feed(
             size=-(-rows_of(data.first[0]) // len(local_replicas(mesh))) if data.first else 0,
         )
     seed, shuffle = data.order or (reading.seed, reading.shuffle)
-    dispatch = dispatch_for(plan, mesh)
     return dataset_feed(
-        dispatch.placer(unpadded=whole_steps),
+        placer_for(plan, mesh, unpadded=whole_steps),
         data.train,
         reading.epoch,
         data.val,
@@ -62,7 +61,7 @@ def build_feed(
         max_eval_batches=reading.max_eval_batches,
         tape=tape,
         keying=data.keying,
-        val_placer=dispatch.placer(unpadded=unpadded),
+        val_placer=placer_for(plan, mesh, unpadded=unpadded),
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from jax.sharding import Mesh
 
@@ -20,76 +20,44 @@ from cyxjax.train.feeding.placing import PartPlacer, Placer, RowPlacer
 from cyxjax.train.settings import StepPlan
 
 
-class Dispatch(Protocol):
-    """How steps are computed on a mesh."""
+def placer_for(plan: StepPlan, mesh: Mesh, *, unpadded: bool = False) -> Placer:
+    """What puts batches where the steps of `plan` expect them. unpadded: see `RowPlacer`.
 
-    def placer(self, *, unpadded: bool = False) -> Placer:
-        """What puts batches where the steps expect them. unpadded: see `RowPlacer`."""
-
-    def steps(
-        self, fns: ModelFns, loss: PerExample, sync: Sync, metrics: Metrics
-    ) -> tuple[Callable, Callable | None, Callable]:
-        """(train step, several train steps, evaluation step), as `Program` holds them."""
+    Raises: ConfigError for more devices than virtual replicas.
+    """
+    return PartPlacer(_layout(plan, mesh)) if plan.is_exact else RowPlacer(mesh, unpadded=unpadded)
 
 
-class Fused:
-    """One program over all devices; the order of its sums depends on their number."""
+def steps_for(
+    plan: StepPlan, mesh: Mesh, fns: ModelFns, loss: PerExample, sync: Sync, metrics: Metrics
+) -> tuple[Callable, Callable | None, Callable]:
+    """(train step, several train steps, evaluation step), as `Program` holds them.
 
-    def __init__(self, plan: StepPlan, mesh: Mesh):
-        self._plan, self._mesh = plan, mesh
+    Raises: ConfigError for more devices than virtual replicas.
+    """
+    if plan.is_exact:
+        layout = _layout(plan, mesh)  # each sum knows the shapes it adds
+        train = PartsStep(fns, loss, sync, layout, TreeSum(layout), metrics, plan.threads)
+        return train, None, build_parts_eval(fns, loss, layout, TreeSum(layout), metrics, plan.threads)
+    build = partial(
+        build_train_step,
+        *(fns, loss, sync, mesh),
+        accumulation=plan.batch.accumulation,
+        metrics=metrics,
+        sync_batchnorm=plan.sync_batchnorm,
+    )
+    parts = sync if sync.keeps_parts else None
+    return build(), build(several=True), build_eval_step(fns, loss, mesh, metrics=metrics, parts=parts)
 
-    def placer(self, *, unpadded: bool = False) -> Placer:
-        return RowPlacer(self._mesh, unpadded=unpadded)
 
-    def steps(
-        self, fns: ModelFns, loss: PerExample, sync: Sync, metrics: Metrics
-    ) -> tuple[Callable, Callable | None, Callable]:
-        build = partial(
-            build_train_step,
-            *(fns, loss, sync, self._mesh),
-            accumulation=self._plan.batch.accumulation,
-            metrics=metrics,
-            sync_batchnorm=self._plan.sync_batchnorm,
+def _layout(plan: StepPlan, mesh: Mesh) -> Layout:
+    num_parts = plan.batch.num_shares
+    if num_replicas(mesh) > num_parts:
+        raise ConfigError(
+            f"{num_replicas(mesh)} devices for virtual_replicas={num_parts}: each needs a part. "
+            f"HINT: use at most {num_parts} devices; another virtual_replicas gives other bits."
         )
-        parts = sync if sync.keeps_parts else None
-        evaluate = build_eval_step(fns, loss, self._mesh, metrics=metrics, parts=parts)
-        return build(), build(several=True), evaluate
-
-
-class InParts:
-    """`reproducibility: exact`. Raises: ConfigError for more devices than virtual replicas."""
-
-    def __init__(self, plan: StepPlan, mesh: Mesh):
-        num_parts = plan.batch.num_shares
-        if num_replicas(mesh) > num_parts:
-            raise ConfigError(
-                f"{num_replicas(mesh)} devices for virtual_replicas={num_parts}: each needs a part. "
-                f"HINT: use at most {num_parts} devices; another virtual_replicas gives other bits."
-            )
-        self._threads = plan.threads
-        self.layout = Layout(mesh, num_parts)
-
-    def placer(self, *, unpadded: bool = False) -> Placer:
-        del unpadded  # parts have one size, and take one number sample by sample
-        return PartPlacer(self.layout)
-
-    def steps(
-        self, fns: ModelFns, loss: PerExample, sync: Sync, metrics: Metrics
-    ) -> tuple[Callable, Callable | None, Callable]:
-        layout = self.layout
-        return (
-            PartsStep(fns, loss, sync, layout, TreeSum(layout), metrics, self._threads),
-            None,  # a step is several programs
-            build_parts_eval(fns, loss, layout, TreeSum(layout), metrics, self._threads),
-        )
-
-
-_KINDS: dict[str, Callable[[StepPlan, Mesh], Dispatch]] = {"none": Fused, "exact": InParts}
-
-
-def dispatch_for(plan: StepPlan, mesh: Mesh) -> Dispatch:
-    """How `plan` wants its steps computed. Raises: ConfigError where `mesh` does not suit it."""
-    return _KINDS[plan.reproducibility](plan, mesh)
+    return Layout(mesh, num_parts)
 
 
 _FLOP_AT_ONCE, _MOST_STEPS = 1e9, 16  # of a dispatch: some 10 ms on two cores
