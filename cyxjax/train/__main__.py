@@ -2,8 +2,6 @@
 
 import gc
 import sys
-import threading
-import time
 from collections.abc import Sequence
 
 from cyxjax.errors import (
@@ -38,9 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.freeze()  # libraries and what was traced stay: later collections pass over them
         gc.enable()
         writing = True
-        code = experiment.train(prepared)
-        tell_who_is_waited_for()
-        return code
+        return experiment.train(prepared)
     except KeyboardInterrupt:
         print("cyxjax.train: interrupted. HINT: run the same command again to go on.", file=sys.stderr)
         return EXIT_INTERRUPT
@@ -58,21 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_CONFIG
         print(f"cyxjax.train: {type(err).__name__}: {redact(str(err))}", file=sys.stderr)
         return EXIT_USER_ERROR
-
-
-def tell_who_is_waited_for(patience_s: float = 5.0) -> None:
-    """Names the threads that Python waits for before it ends, if that takes long."""
-    end, own = time.monotonic() + patience_s, (threading.main_thread(), threading.current_thread())
-    waited_for = [one for one in threading.enumerate() if not one.daemon and one not in own]
-    for one in waited_for:
-        one.join(max(0.0, end - time.monotonic()))
-    names = ", ".join(repr(one.name) for one in waited_for if one.is_alive())
-    if names:
-        print(
-            f"cyxjax.train: the run is over; the process waits for the thread {names}, which is not "
-            "a daemon. HINT: Thread(..., daemon=True), or end it when the data are read.",
-            file=sys.stderr,
-        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """An experiment: built from its configuration, trained, and recorded in a run folder."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from cyxjax.checkpoint.folders import list_steps
@@ -11,7 +9,7 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.metrics import numbers
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.distributed import process_group
-from cyxjax.errors import EXIT_OK, CheckpointError, ConfigError, NotSavedError
+from cyxjax.errors import EXIT_OK, CheckpointError, NotSavedError
 from cyxjax.files import read_plain
 from cyxjax.launch.backend import programs
 from cyxjax.observe.console import Console, build_console
@@ -86,14 +84,19 @@ def _begin_folder(experiment: Experiment, step: int) -> Sink:
     Not before the step is known: a run that is refused has changed nothing.
     """
     config, splits, trainer, _ = experiment
-    if step and config.run_folder.data.is_file():
-        trained_on = stored_info(config).column_names
-        check_columns(config.data.root or config.run_dir, splits.info.column_names, trained_on)
-    with _room_on_disk(config.run_dir):
+    try:
+        if step and config.run_folder.data.exists():
+            trained_on = stored_info(config).column_names
+            check_columns(config.data.root or config.run_dir, splits.info.column_names, trained_on)
         if trainer.is_master():
             write_atomic(config.run_folder.config, config.to_yaml())
             write_atomic(config.run_folder.data, splits.info.to_json())
         return sinks_of(config, trainer, step)
+    except OSError as err:  # nothing was trained yet
+        raise CheckpointError(
+            f"run_dir={config.run_dir}: {f'{err.filename}: ' if err.filename else ''}{err.strerror or err}. "
+            "HINT: free space there, or name another run_dir."
+        ) from err
 
 
 def _test(experiment: Experiment, sink: Sink, console: Console) -> None:
@@ -110,18 +113,6 @@ def _test(experiment: Experiment, sink: Sink, console: Console) -> None:
         events = reporting.event_log(config.run_folder, trainer.is_master(), console.note)
         events.log("test", step=step, metrics=found)
         samples.log_samples(splits, config.report_samples, trainer.predict, events, sink, step, console.note)
-
-
-@contextmanager
-def _room_on_disk(run_dir: str) -> Iterator[None]:
-    """Reports in one line that the first files of a run cannot be written; nothing was trained yet."""
-    try:
-        yield
-    except OSError as err:
-        raise CheckpointError(
-            f"run_dir={run_dir}: {f'{err.filename}: ' if err.filename else ''}{err.strerror or err}. "
-            "HINT: free space there, or name another run_dir."
-        ) from err
 
 
 def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, console: Console) -> None:
@@ -178,13 +169,5 @@ def trainer_of(config: TrainConfig, info: DatasetInfo) -> DistributedTrainer:
 
 
 def stored_info(config: TrainConfig) -> DatasetInfo:
-    """Facts of the data that the model was made with; read from the data where a run folder lacks them."""
-    file = config.run_folder.data
-    if not file.is_file():  # of a version before it was kept
-        return data_of(config).info
-    try:
-        return DatasetInfo.from_json(read_plain(file, 1 << 24).decode())
-    except (OSError, ValueError, TypeError, KeyError) as err:
-        raise ConfigError(
-            f"{file}: {type(err).__name__}: {err}. HINT: delete it; it is read from the data again."
-        ) from err
+    """Facts of the data that the model was made with, as the run folder keeps them."""
+    return DatasetInfo.from_json(read_plain(config.run_folder.data, 1 << 24).decode())

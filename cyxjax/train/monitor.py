@@ -55,31 +55,22 @@ class Watchable(NamedTuple):
         """The monitor `name`; mode None: the way the metric itself says.
 
         wanted: whether something waits for its values, so that a run without validation is refused too.
-        Raises: ConfigError for a name that no metric has, a mode that is none, or a direction nobody gave.
+        Raises: ConfigError for what is not measured, and without "min" or "max".
         """
-        if mode not in (None, "min", "max"):
-            raise ConfigError(
-                f"mode={mode!r} of monitor {name!r}: expected 'min', 'max', or None for the metric's own. "
-                "HINT: 'max' where higher is better."
-            )
-        known = [f"{split}_{metric}" for split in ("train", "val") for metric in self.metrics.names]
+        splits = ("train", "val") if self.validates or not wanted else ("train",)
+        known = [f"{split}_{metric}" for split in splits for metric in self.metrics.names]
         if name not in known:
             raise ConfigError(
-                f"monitor={name!r} is no metric of this run. HINT: {nearest(name, known)}", key="monitor"
-            )
-        split, _, metric = name.partition("_")
-        if wanted and split == "val" and not self.validates:
-            raise ConfigError(
-                f"monitor={name!r} is never measured: no validation data, or evaluate_every_n_epochs=0 and "
-                "evaluate_every_n_steps=0. "
-                f"HINT: give validation data (validation_split=0.1), or monitor='train_{metric}'.",
+                f"monitor={name!r} is not measured in this run; val_... needs validation data and "
+                f"evaluations. HINT: {nearest(name, known)}",
                 key="monitor",
             )
+        metric = name.partition("_")[2]
         better = mode or self.metrics.better.get(metric)
-        if better is None:
+        if better not in ("min", "max"):
             raise ConfigError(
-                f"monitor={name!r}: whether low or high is better is not known. HINT: mode='max' (or 'min'), "
-                f"or Metrics({{...}}, better={{{metric!r}: 'max'}})."
+                f"monitor={name!r}: mode={better!r}, expected 'min' or 'max'. HINT: mode='max' if higher is "
+                f"better, or Metrics({{...}}, better={{{metric!r}: 'max'}})."
             )
         return Monitor(name, "max" if better == "max" else "min")
 
@@ -93,11 +84,6 @@ class Plateau:
     """Counts evaluations without a better value: lower or higher, as `mode` or else the metric says."""
 
     def __init__(self, patience: int, monitor: str, min_delta: float, mode: str | None, wanted: bool = True):
-        if patience < 1 or not min_delta >= 0:
-            raise ConfigError(
-                f"{patience=}, {min_delta=}: patience is 1 or more evaluations, min_delta 0 or more. "
-                "HINT: patience=3 waits for three evaluations without improvement."
-            )
         self.patience, self._name, self._mode, self._wanted = patience, monitor, mode, wanted
         self.min_delta = min_delta
         self.restart()
@@ -122,4 +108,4 @@ class Plateau:
         return better
 
     def spent(self) -> bool:
-        return self.waited >= self.patience
+        return self.waited >= max(self.patience, 1)

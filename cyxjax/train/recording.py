@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from typing import Protocol
+from typing import Any
 
 from cyxjax.checkpoint.mirror import Mirror
 from cyxjax.checkpoint.run_lock import RunLock
@@ -20,21 +20,8 @@ from cyxjax.train.plan import Plan
 OpenSink = Callable[[int], Sink]  # of the steps done before the fit
 
 
-class Trains(Protocol):
-    """What a recording needs of a trainer."""
-
-    @property
-    def history(self) -> DistributedTrainingHistory: ...
-    @property
-    def stopped_by_signal(self) -> bool: ...
-    def is_master(self) -> bool: ...
-    def fit_prepared(
-        self, plan: Plan, *, console: Console | None, open_sink: OpenSink
-    ) -> DistributedTrainingHistory: ...
-
-
 def fit_into_folder(
-    trainer: Trains, plan: Plan, config: TrainConfig, console: Console | None
+    trainer: Any, plan: Plan, config: TrainConfig, console: Console | None
 ) -> DistributedTrainingHistory:
     """`trainer.fit_prepared` with the sinks, history and report of `config` in its run folder.
 
@@ -48,7 +35,7 @@ def fit_into_folder(
         return trainer.fit_prepared(plan, console=console, open_sink=open_sink)
 
 
-def sinks_of(config: TrainConfig, trainer: Trains, step: int) -> Sink:
+def sinks_of(config: TrainConfig, trainer: Any, step: int) -> Sink:
     """The sinks that `config` names, of a run that begins at `step`."""
     values = config.resolved()
     return build_sinks(config.sinks, config.run_dir, trainer.is_master(), values, resume_step=step)
@@ -76,9 +63,7 @@ def fetch(config: TrainConfig, group: ProcessGroup) -> None:
 
 
 @contextmanager
-def recorded(
-    trainer: Trains, config: TrainConfig, console: Console, open_sink: OpenSink
-) -> Iterator[OpenSink]:
+def recorded(trainer: Any, config: TrainConfig, console: Console, open_sink: OpenSink) -> Iterator[OpenSink]:
     """Locks the run folder and copies it to its mirror; at the end, also after an error, the sink is closed
     and history and report are written.
 
@@ -104,7 +89,7 @@ def recorded(
 
 
 @contextmanager
-def _mirrored(config: TrainConfig, trainer: Trains) -> Iterator[None]:
+def _mirrored(config: TrainConfig, trainer: Any) -> Iterator[None]:
     """Copies the run folder in the background, and the rest at the end, which waits less after a signal or an
     error."""
     if config.mirror is None or not trainer.is_master():

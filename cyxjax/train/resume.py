@@ -1,6 +1,6 @@
 """Saves and restores the state of a run: what the trainer and its hooks need of checkpoints.
 
-A restore, from the top, each in one function (tests/unit/train/test_hops.py follows it):
+A restore, from the top, each in one function:
     train/resume.py              restore, load       the run; its state as it is stored, and as it is trained
     checkpoint/checkpointer.py   restore             the newest good step; damaged ones are set aside
     checkpoint/restoring.py      load                one step: verified, compared with what is wanted, read
@@ -50,7 +50,7 @@ _LOG = logging.getLogger(__name__)
 def start(plan: Plan, program: Program, run: Run, console: Console) -> tuple[RunState, bool]:
     """(where a fit starts, whether it goes on): from what was loaded, its newest checkpoint, or step 0.
 
-    Raises: CheckpointError where the plan wants a checkpoint and there is none.
+    Raises: CheckpointError for a checkpoint that cannot be used.
     """
     resumed, run.is_loaded = run.is_loaded or _resume(plan, program, run, console), False
     if resumed:
@@ -58,8 +58,6 @@ def start(plan: Plan, program: Program, run: Run, console: Console) -> tuple[Run
         compare_with_checkpoint(run.restored, plan.facts, plan.settings, is_master=is_master)
     for line in () if resumed else run.notes:
         console.note(line)
-    if plan.group.topology.world_size > 1 and not plan.facts.data:
-        console.note("A loader's samples have no numbers: the data of the ranks were not compared.")
     return run.state, resumed
 
 
@@ -77,8 +75,6 @@ def _resume(plan: Plan, program: Program, run: Run, console: Console) -> bool:
             f"Resuming from step {place.step} (epoch {place.epoch}, sample {place.samples}) in "
             f"{saving.folder}"
         )
-    elif saving.resume == "must":
-        raise nothing_to_resume(saving.folder)
     report_progress(-1, "idle")
     return resumed
 
@@ -161,17 +157,12 @@ def place_of(meta: dict[str, Any]) -> Position:
     return Position(**{name: int(value) for name, value in meta["position"].items()})
 
 
-def nothing_to_resume(folder: str | Path) -> CheckpointError:
-    """The error of `resume: must` without a checkpoint."""
-    return CheckpointError(
-        f"resume='must', but {folder} holds no checkpoint. HINT: check the run folder, or use resume='auto'."
-    )
-
-
 def refuse_without_steps(folder: str | Path, group: ProcessGroup) -> None:
     """Raises: CheckpointError where no rank sees a step in `folder`, before anything is made there."""
     if not any(agree(group, "looking for checkpoints", note=bool(list_steps(Path(folder))))):
-        raise nothing_to_resume(folder)
+        raise CheckpointError(
+            f"resume='must', but {folder} holds no checkpoint. HINT: check the folder, or use resume='auto'."
+        )
 
 
 def save_at(path: str | Path, plan: Plan, program: Program, run: Run, moment: RunState) -> None:

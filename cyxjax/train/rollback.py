@@ -60,13 +60,12 @@ def make_room(checkpointer: Checkpoints, step: int, resumed: bool, say: Callable
     """Renames the checkpoints after `step`: of an abandoned future, or of an earlier run."""
     why = "abandoned" if resumed else "earlier"
     gone = checkpointer.rewind(step, why)
-    if not gone:
-        return
-    steps, place = ", ".join(map(str, gone)), f"step_*.{why}-* in {checkpointer.directory}"
-    if resumed:
-        say(f"The run goes on from step {step}: later checkpoints ({steps}) are kept as {place}.")
-    else:
-        say(f"Checkpoints of an earlier run ({steps}) are kept as {place}.")
+    if gone:
+        steps, whose = ", ".join(map(str, gone)), "this run" if resumed else "an earlier run"
+        say(
+            f"Later checkpoints of {whose} ({steps}) are kept as step_*.{why}-* in "
+            f"{checkpointer.directory}: it goes on from step {step}."
+        )
 
 
 def newest_to_go_back_to(

@@ -1,7 +1,7 @@
 """The run of a trainer: its current state, and what else its checkpoints hold."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -25,11 +25,6 @@ from cyxjax.train.program import Program
 from cyxjax.train.settings import FirstValues
 
 PyTree = Any
-UNTRAINED = "this trainer has no parameters yet. HINT: call fit(...) or load_checkpoint(...) first."
-_GONE = (
-    "this trainer's state went with a step that failed: the device had taken it. HINT: load_checkpoint(...) "
-    "into a new trainer, or rerun with checkpoints: it goes on from the newest."
-)
 
 
 class Run:
@@ -52,14 +47,8 @@ class Run:
 
     @property
     def state(self) -> RunState:
-        """Raises: GroupError before there is one, or where its arrays are gone."""
-        if self._now is None:
-            raise GroupError(UNTRAINED)
-        moment = self._now()
-        leaves = jax.tree.leaves(moment.state)
-        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
-            raise GroupError(_GONE)
-        return moment
+        assert self._now is not None
+        return self._now()
 
     @state.setter
     def state(self, moment: RunState) -> None:
@@ -135,10 +124,8 @@ class Run:
 
     def describe_group(self, plan: Plan) -> None:
         """Writes the sizes of the group and its batch into the history."""
-        history, first_rows = (
-            self.history,
-            None if plan.data is None else fit_data.rows_of_first_step(plan.data),
-        )
+        history = self.history
+        first_rows = None if plan.data is None else fit_data.rows_of_first_step(plan.data)
         history.world_size = plan.group.topology.world_size
         history.num_replicas = num_replicas(plan.group.mesh)
         # Of a loader without a batch size: that of the first step, if all ranks are like this one.
@@ -183,18 +170,3 @@ def _on_mesh(mesh: Mesh, leaf: jax.Array) -> jax.Array:
     """`leaf` placed as `first_state` places its own, so that one program makes both states."""
     lies_so = leaf.sharding == NamedSharding(mesh, REPLICATED)
     return leaf if lies_so else put_replicated(mesh, local_value(leaf))
-
-
-@contextmanager
-def handed_out_after_errors(hand_out: Callable[[], None]) -> Iterator[None]:
-    """Calls `hand_out` where the fit inside ends in an error: a model that holds values has what was learned.
-
-    In one process alone: of several, an error of one ends them all.
-    """
-    try:
-        yield
-    except BaseException:
-        if jax.process_count() == 1:
-            with suppress(GroupError):  # the state went with the step
-                hand_out()
-        raise

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 import optax
 
 from cyxjax.config.run import DistributedTrainingConfig
@@ -22,11 +21,11 @@ class Trainer:
 
     model: as `DistributedTrainer` takes them, also inside DistributedDataParallel or DataParallel; gradients
     are averaged by the trainer then, as `config.comm` says. loss_fn: None for a model that returns
-    {"loss": ...}. device: None, or where the caller believes to be: "cpu", "cuda", "cuda:1", a rank or device
-    number; the group decided that already, so it is only checked.
+    {"loss": ...}. device: None, or where the caller believes to be: "cpu", "cuda", "cuda:1", a number; the
+    group decided that already, so only its kind is checked.
     config: everything else, such as `max_grad_norm` or `precision`; a loader's own batch size comes first.
     best_model: a path, or None for no checkpoint; best by `config.monitor`, so val_loss needs a val_loader.
-    Raises: ConfigError for a device this process does not train on.
+    Raises: ConfigError for a kind of device this process does not train on.
     """
 
     def __init__(
@@ -105,30 +104,16 @@ class Trainer:
 
 
 def check_device(device: Any, group: process_group.ProcessGroup) -> None:
-    """Returns if this process of `group` trains on `device`; None and "auto" are wherever that is.
+    """Returns unless `device` ("cuda", "cuda:1", "cpu") is of another kind than this process trains on.
 
-    A number is the process's local rank or rank (as under torch), or one of its devices.
+    Where model and data are put the group has decided; a number, None and "auto" are wherever that is.
     Raises: ConfigError naming the devices that the process has.
     """
-    here = [d for d in group.mesh.devices.flat if d.process_index == jax.process_index()]
-    if device is None or device == "auto" or any(device is d for d in here):
-        return
-    kind, number = _parse(device)
-    kinds = {"cuda": "gpu", "gpu": "gpu", "cpu": "cpu", "": here[0].platform}
-    numbers = {group.topology.local_rank, group.topology.rank, *range(len(here))}
-    if kinds.get(kind) != here[0].platform or (number is not None and number not in numbers):
+    here = group.mesh.local_devices
+    kind = {"cuda": "gpu", "gpu": "gpu", "cpu": "cpu"}.get(str(device).partition(":")[0])
+    if kind not in (None, here[0].platform):
         raise ConfigError(
             f"device={device!r} does not match: rank {group.topology.rank} trains on "
             f"{', '.join(f'{d.platform}:{d.id}' for d in here)}, where model and data are put. HINT: leave "
             "device out; to choose, set DISTRIBUTED_BACKEND (cpu or nccl) or CUDA_VISIBLE_DEVICES."
         )
-
-
-def _parse(device: Any) -> tuple[str, int | None]:
-    """("cuda", 1) for "cuda:1", ("", 1) for 1; a name that is no device's stays as it is."""
-    if isinstance(device, int) and not isinstance(device, bool):
-        return "", device
-    if isinstance(device, jax.Device):
-        return device.platform, device.id
-    name, _, number = str(device).partition(":")
-    return name, int(number) if number.isdecimal() else None

@@ -41,7 +41,7 @@ from cyxjax.train.plan import Plan, fit_arguments, plan_fit, plan_of_checkpoint,
 from cyxjax.train.program import Program, Recipe, build_program
 from cyxjax.train.recording import fit_into_folder
 from cyxjax.train.run import run_fit
-from cyxjax.train.run_state import UNTRAINED, Run, handed_out_after_errors
+from cyxjax.train.run_state import Run
 from cyxjax.train.runs.checkpoints import restorer_for
 from cyxjax.train.schedules import schedule_of
 from cyxjax.train.signals import end_program_if_stopped
@@ -90,8 +90,7 @@ class DistributedTrainer:
         )
         self._group = process_group.ensure()
         self._remat = "none"
-        self._plan: Plan | None = None  # of the last fit, load or evaluation
-        self._program: Program | None = None
+        self._last: tuple[Plan, Program] | None = None  # of the last fit, load or evaluation
         self._run = Run()
 
     # What the trainer was made with. It cannot be set: steps are compiled from it.
@@ -160,23 +159,23 @@ class DistributedTrainer:
         plan = plan_fit(*here, schedule=schedule, remat=self._remat)
         assert plan.data is not None
         run.stream_positions.begin(fit_data.is_shared(plan.data.train), run.is_loaded)
-        self._plan = checks.before_training(plan, lambda: self._begin(plan), loaded=run.is_loaded)
-        return self._plan
+        plan = checks.before_training(plan, lambda: self._begin(plan), loaded=run.is_loaded)
+        self._last = plan, self.program
+        return plan
 
     def _begin(self, plan: Plan) -> tuple[Program, TrainState]:
         """The program and the state for `plan`; the last program, where it was compiled for the same step."""
-        previous = None if self._plan is None or self._program is None else (self._plan, self._program)
-        if previous is not None and previous[0].settings.step == plan.settings.step:
-            program = previous[1]
+        if self._last is not None and self._last[0].settings.step == plan.settings.step:
+            program = self._last[1]
         else:
             program = build_program(plan.recipe, plan.settings.step, plan.group.mesh, inputs=plan.inputs)
-        self._run.begin(plan, program, previous)
-        self._plan, self._program = plan, program
+        self._run.begin(plan, program, self._last)
+        self._last = plan, program
         return program, self._run.state.state
 
     def _begin_without_data(self, inputs: PyTree) -> None:
         """A plan, program and state for one sample's `inputs`, if nothing was trained or loaded."""
-        if self._plan is None:
+        if self._last is None:
             config = DistributedTrainingConfig()
             self._begin(plan_without_data(self._recipe, self._group, inputs, config, remat=self._remat))
 
@@ -196,7 +195,7 @@ class DistributedTrainer:
         if start.position.epoch >= epochs:
             console.note(f"All {epochs} epochs are done. HINT: raise `epochs` to train on.")
             return run.history
-        with run.fitting(), handed_out_after_errors(self._hand_out_values):
+        with run.fitting():
             parts = plan, program, run, start, sink, console
             unsaved = run_fit(*parts, resumed=resumed, hand_out=hand_out)
         self._hand_out_values()
@@ -263,10 +262,10 @@ class DistributedTrainer:
         self._run.refuse_in_fit("load_checkpoint")  # one rank alone would wait below
         on_any_rank(self._group, "load_checkpoint")  # a peer may still be writing what is read here
         stored = restorer_for(path, self._group)
-        newest = stored.newest_manifest() if stored and self._plan is None else None
+        newest = stored.newest_manifest() if stored and self._last is None else None
         if newest is not None:
             self._begin(plan_of_checkpoint(self._recipe, self._group, newest.meta, remat=self._remat))
-        if not (stored and self._plan and resume.restore(self._plan, self.program, self._run, stored, step)):
+        if not (stored and self._last and resume.restore(*self._last, self._run, stored, step)):
             raise CheckpointError(
                 f"{path!r} holds no checkpoint. HINT: name the folder that save_checkpoint made, or the "
                 "checkpoints/ of a run."
@@ -311,7 +310,7 @@ class DistributedTrainer:
 
     def get_model(self) -> Any:
         """The model as it was given; nnx models and SequentialModel hold the trained values, also when a
-        callback sees an epoch, and after a fit that ended in an error."""
+        callback sees an epoch."""
         return self._model
 
     @property
@@ -322,6 +321,7 @@ class DistributedTrainer:
     @property
     def run_state(self) -> RunState:
         """Where training stands. Raises: GroupError before the first fit or load."""
+        self._begun()
         return self._run.state
 
     @property
@@ -356,16 +356,19 @@ class DistributedTrainer:
     @property
     def program(self) -> Program:
         """The compiled functions. Raises: GroupError before the first fit or load."""
-        if self._program is None:
-            raise GroupError(UNTRAINED)
-        return self._program
+        return self._begun()[1]
 
     @property
     def plan(self) -> Plan:
         """What the last fit, load or evaluation was planned as. Raises: GroupError before the first."""
-        if self._plan is None:
-            raise GroupError(UNTRAINED)
-        return self._plan
+        return self._begun()[0]
+
+    def _begun(self) -> tuple[Plan, Program]:
+        if self._last is None:
+            raise GroupError(
+                "this trainer has no parameters yet. HINT: call fit(...) or load_checkpoint(...) first."
+            )
+        return self._last
 
     @property
     def params(self) -> PyTree:

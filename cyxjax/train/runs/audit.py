@@ -23,14 +23,13 @@ class Verdict(NamedTuple):
 
 
 def ledger_of(run: RunFolder) -> Kept:
-    """What a run recorded. Raises: DataError for a folder without a ledger, or with one that is not ours."""
-    if not run.ledger.is_file():
+    """What a run recorded. Raises: DataError for a folder without a record, or with one that is not ours."""
+    kept = read_ledger(run.ledger) if run.ledger.is_file() else None
+    if kept is None or not kept.records:
         raise DataError(
-            f"{run.ledger} does not exist. HINT: name the run_dir of an experiment; loaders keep no ledger."
+            f"{run.ledger}: no step was recorded. HINT: name the run_dir of an experiment, after its first "
+            "save; loaders keep no ledger."
         )
-    kept = read_ledger(run.ledger)
-    if not kept.records:
-        raise DataError(f"{run.root}: no step was recorded yet. HINT: audit after the first save.")
     return kept
 
 

@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -52,23 +51,6 @@ def test_ctrl_c_is_one_line_also_while_modules_load(monkeypatch, capsys):
     assert "to go on" in capsys.readouterr().err
     monkeypatch.setattr("cyxjax.launch.options.parse", pressed)
     assert importlib.import_module("cyxjax.launch.__main__").main(["x.py"]) == 130
-
-
-def test_a_thread_that_keeps_the_process_is_named(capsys):
-    tell = importlib.import_module("cyxjax.train.__main__").tell_who_is_waited_for
-    over = threading.Event()
-    brief, held = threading.Thread(target=int), threading.Thread(target=over.wait, name="my-reader")
-    held.start()
-    brief.start()
-    try:
-        tell(0.01)
-    finally:
-        over.set()
-        held.join()
-    assert "the process waits for the thread" in (said := capsys.readouterr().err)
-    assert "'my-reader', which is not a daemon. HINT: Thread(..., daemon=True)" in said
-    tell()
-    assert capsys.readouterr().err == ""
 
 
 def test_signals_are_heard_before_what_takes_long_to_load():

@@ -6,7 +6,7 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.errors import ConfigError, DataError
+from cyxjax.errors import ConfigError
 from tests.support.trainers import VAL, X, Y, mlp
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -41,16 +41,6 @@ def test_a_second_train_goes_on_from_the_first():
     assert second.train_losses[0] < first.train_losses[1]
 
 
-def test_a_model_with_its_own_loss_needs_no_other(tmp_path):
-    images = np.random.default_rng(0).uniform(size=(20, 3, 3)).astype(np.float32)
-    vae = cx.get_model("vae")(latent_size=2, hidden=(4,))
-    one = cx.Trainer(vae, cx.SGDOptimizer(0.1), best_model=None)
-    history = one.train(cx.data.DataLoader(images, 4), epochs=4)
-    assert history.train_losses[-1] < history.train_losses[0]
-    with pytest.raises(DataError, match=r"float32\[2, 3\].*'loss'"):
-        simple(loss_fn=None).train(cx.data.DataLoader((X, Y), 4), epochs=1)
-
-
 def test_loaders_of_other_libraries_are_read_batch_by_batch():
     class Loader:
         """torch's surface: batches as lists, a batch_size, a sampler with set_epoch."""
@@ -68,21 +58,12 @@ def test_loaders_of_other_libraries_are_read_batch_by_batch():
     np.testing.assert_allclose(by_batch.train_losses, by_place.train_losses, rtol=1e-5)
 
 
-def test_trained_values_reach_the_model_and_its_file(tmp_path):
-    model = mlp()
-    one = simple(model=model)
-    one.train(cx.data.DataLoader((X, Y), 8), epochs=1)
-    model.save(tmp_path / "model.cyxmodel")
-    loaded = cx.SequentialModel.load(tmp_path / "model.cyxmodel").eval()
-    np.testing.assert_allclose(loaded(X[:5]), one.predict(X[:5]), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("device", [None, "auto", "cpu", "cpu:1", 0, 1, jax.devices()[1]])
 def test_a_device_that_this_process_has_is_accepted(device):
     assert simple(device).is_main
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:0", "gpu", "cpu:7", 7, -1, "tpu9", "cuda:x", True, 1.5])
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "gpu"])
 def test_another_device_is_named_with_those_there_are(device):
     with pytest.raises(ConfigError, match=f"device={device!r}"):
         simple(device)
