@@ -2,7 +2,6 @@
 
 import os
 
-import numpy as np
 import optax
 import pytest
 from flax import linen
@@ -17,6 +16,7 @@ from cyxjax.errors import DataError, NotSavedError
 from cyxjax.train.hooks import saving
 from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.trainer import DistributedTrainer
+from tests.support.trainers import X, Y
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -39,14 +39,12 @@ class At(Hook):
 
 
 def run(folder, step, act, **changes):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(24, 4)).astype(np.float32), rng.integers(0, 3, 24).astype(np.int32)
     hook = At(step, act)
     trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1), callbacks=[hook])
     options = {"epochs": 3, "global_batch_size": 8, "checkpoint_every_n_steps": 2, "steps_in_flight": 1}
     config = TrainConfig(run_dir=str(folder), **options | changes)
     with RunLock(folder):
-        return trainer.fit_prepared(trainer.prepare(x, y, config=config))
+        return trainer.fit_prepared(trainer.prepare(X[:24], Y[:24], config=config))
 
 
 def swap(folder, target):

@@ -9,7 +9,7 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import DataError
-from tests.support.trainers import CLASSES, FEATURES, X, Y, config, trainer
+from tests.support.trainers import CLASSES, FEATURES, X, Y, batches, config, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -40,21 +40,13 @@ PROGRAMS = {
 }
 
 
-class Batches:
-    def __init__(self, target):
-        self.target = target
-
-    def __iter__(self):
-        return ((X[i : i + 16], self.target[i : i + 16]) for i in range(0, len(X), 16))
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_integers_are_what_the_users_loss_makes_of_them(name):
     loss, target = PROGRAMS[name]
     target = target.astype(np.int32)
     by_arrays, by_loader = trainer(loss=loss), trainer(loss=loss)
     history = by_arrays.fit(X, target, config(batch_size=8, shuffle=False))
-    by_loader.fit(Batches(target), config())
+    by_loader.fit(batches(X, target, 16), config())
     assert np.isfinite(history.train_losses).all()
     # Two replicas of 8 samples: the same batches, dealt out in the same order.
     jax.tree.map(np.testing.assert_array_equal, by_arrays.params, by_loader.params)

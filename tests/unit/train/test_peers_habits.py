@@ -160,26 +160,6 @@ def test_predicting_with_random_parameters_prints_a_line(capfd):
     assert "random" not in capfd.readouterr().err
 
 
-def test_callbacks_take_the_order_of_their_peers():
-    stop, slow = (
-        cx.EarlyStopping("val_loss", patience=3),
-        cx.ReduceLROnPlateau("val_loss", factor=0.5, patience=2),
-    )
-    ours = cx.EarlyStopping(3, "val_loss"), cx.ReduceLROnPlateau(0.5, 2, "val_loss")
-    for one, other in zip((stop, slow), ours, strict=True):
-        a, b = one._plateau, other._plateau
-        assert (a.patience, a._name) == (b.patience, b._name)
-    assert slow._factor == ours[1]._factor == cx.ReduceLROnPlateau(0.5, patience=2)._factor == 0.5
-    assert cx.ReduceLROnPlateau(0.5, 2)._plateau.patience == 2
-    assert cx.EarlyStopping(monitor="val_loss")._plateau.patience == 3
-
-
-def test_unknown_attributes_of_the_distributed_configurations_are_refused():
-    for one in (cx.distributed.DistributedConfig(), cx.distributed.DDPConfig()):
-        with pytest.raises(AttributeError, match="bucket_mb"):
-            one.bucket_mb = 3
-
-
 def test_a_run_folder_and_sinks_are_keywords_of_fit(tmp_path):
     folder = tmp_path / "run"
     words = QUIET | {"checkpoint_every_n_epochs": 1, "run_dir": str(folder), "sinks": ["csv", "jsonl"]}
@@ -215,13 +195,3 @@ def test_an_epoch_that_max_steps_cuts_short_is_a_row_of_the_history(tmp_path):
     on = trainer().fit(X, Y, **words)
     assert on.epochs == [0, 1]
     assert on.train_losses == whole.train_losses
-
-
-@pytest.mark.parametrize(
-    ("given", "key"), [({"optimizer": "adamm"}, "optimizer"), ({"loss_fn": "mss"}, "loss")]
-)
-def test_a_name_that_is_not_known_is_one_line(given, key):
-    with pytest.raises(ConfigError) as caught:
-        cx.DistributedTrainer(linen.Dense(CLASSES), **{"loss_fn": "mse", "optimizer": "adam"} | given)
-    assert "\n" not in str(caught.value)
-    assert key in caught.value.key or key in str(caught.value)

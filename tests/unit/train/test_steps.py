@@ -10,7 +10,7 @@ from cyxjax.config.experiment import ScheduleConfig
 from cyxjax.core.trees import named_leaves
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.settings import resolve
-from tests.support.trainers import VAL, X, Y, config, trainer, use_devices
+from tests.support.trainers import VAL, X, Y, batches, config, trainer, use_devices
 
 ALL = (X, Y, *VAL)  # 60 samples to train on: 15 steps of 4 an epoch
 
@@ -28,14 +28,9 @@ def by_steps(every, **more):
     return config(evaluate_every_n_steps=every, evaluate_every_n_epochs=0, **more)
 
 
-class Loader:
-    """60 samples in 5 batches; it begins anew each time."""
-
-    def __init__(self, start=0):
-        self.start = start
-
-    def __iter__(self):
-        return ((X[i : i + 12], Y[i : i + 12]) for i in range(self.start, 60, 12))
+def loader(start=0):
+    """60 samples in 5 batches."""
+    return batches(X[start:], Y[start:], 12)
 
 
 def test_evaluations_stand_at_their_steps_and_change_nothing():
@@ -50,7 +45,7 @@ def test_evaluations_stand_at_their_steps_and_change_nothing():
     assert bits(plain) == bits(looked)
 
 
-@pytest.mark.parametrize("data", [ALL, (Loader(), VAL)], ids=["arrays", "loader"])
+@pytest.mark.parametrize("data", [ALL, (loader(), VAL)], ids=["arrays", "loader"])
 def test_an_evaluation_at_an_epochs_last_step_is_made_once(data):
     every = 15 if data is ALL else 5
     assert trainer().fit(*data, config(evaluate_every_n_steps=every)).val_steps == [every, 2 * every]
@@ -118,8 +113,8 @@ def test_a_run_that_was_cut_has_the_evaluations_of_one_that_was_not(tmp_path):
 
 def test_a_stream_goes_on_from_epoch_to_epoch():
     passes, steps = trainer(), trainer()
-    passes.fit(Loader(), VAL, config(epochs=2))  # 10 steps
-    history = steps.fit(Loader(), VAL, config(epochs=5, steps_per_epoch=2))
+    passes.fit(loader(), VAL, config(epochs=2))  # 10 steps
+    history = steps.fit(loader(), VAL, config(epochs=5, steps_per_epoch=2))
     assert (history.steps, history.val_steps) == ([2, 4, 6, 8, 10], [2, 4, 6, 8, 10])
     assert bits(passes) == bits(steps)
 
@@ -142,19 +137,19 @@ def test_a_generator_without_end_is_trained_on_as_a_loader(accumulation):
     one, other = trainer(), trainer()
     more = {"steps_per_epoch": 2, "epochs": 2, "gradient_accumulation_steps": accumulation}
     history = one.fit(endless(), VAL, config(**more))
-    other.fit(Loader(), config(**more))
+    other.fit(loader(), config(**more))
     assert len(history.train_losses) == len(history.val_losses) == 2
     assert bits(one) == bits(other)  # what was looked at before training is not lost
 
 
 def test_a_generator_that_ends_too_soon_is_an_error_that_says_so():
     with pytest.raises(DataError, match="5 batches .*max_steps"):
-        trainer().fit(iter(Loader()), config(steps_per_epoch=4))
-    with pytest.raises(DataError, match="generator .*steps_per_epoch"):
-        trainer().fit(iter(Loader()), config())
+        trainer().fit(iter(loader()), config(steps_per_epoch=4))
+    with pytest.raises(DataError, match="iterator .*steps_per_epoch"):
+        trainer().fit(iter(loader()), config())
 
 
-@pytest.mark.parametrize(("make", "cut"), [(Loader, 4), (endless, 3)])
+@pytest.mark.parametrize(("make", "cut"), [(loader, 4), (endless, 3)])
 def test_a_stream_goes_on_where_it_was_cut(tmp_path, make, cut):
     more = {"steps_per_epoch": 2, "epochs": 4, "evaluate_every_n_steps": 1}
     kept = {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(tmp_path), "resume": "auto"}
@@ -168,16 +163,16 @@ def test_a_stream_goes_on_where_it_was_cut(tmp_path, make, cut):
 
 def test_a_stream_of_other_batches_than_before_is_told(tmp_path, capfd):
     more = {"steps_per_epoch": 4, "checkpoint_every_n_steps": 1, "resume": "auto"}
-    trainer().fit(Loader(), config(checkpoint_dir=str(tmp_path), max_steps=2, **more))
-    trainer().fit(Loader(start=54), config(checkpoint_dir=str(tmp_path), **more))
+    trainer().fit(loader(), config(checkpoint_dir=str(tmp_path), max_steps=2, **more))
+    trainer().fit(loader(start=54), config(checkpoint_dir=str(tmp_path), **more))
     assert "had 24 samples; as many of the loader have 12 now" in capfd.readouterr().err
 
 
 def test_epochs_of_another_length_are_refused_at_a_resume(tmp_path):
     kept = {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(tmp_path), "resume": "auto"}
-    trainer().fit(Loader(), config(max_steps=3, steps_per_epoch=2, **kept))
+    trainer().fit(loader(), config(max_steps=3, steps_per_epoch=2, **kept))
     with pytest.raises(ConfigError, match="steps_per_epoch .*2 .*3"):
-        trainer().fit(Loader(), config(steps_per_epoch=3, **kept))
+        trainer().fit(loader(), config(steps_per_epoch=3, **kept))
 
 
 def test_samples_with_numbers_have_epochs_of_their_own():
