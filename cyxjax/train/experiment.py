@@ -20,7 +20,7 @@ from cyxjax.observe.sinks import NullSink, check_names
 from cyxjax.observe.stop_reasons import MAX_TIME, reason_of
 from cyxjax.train import reporting
 from cyxjax.train.plan import Plan
-from cyxjax.train.recording import fetch, recorded, sinks_of
+from cyxjax.train.reporting import fetch, recorded, sinks_of
 from cyxjax.train.runs.tables import check_columns
 from cyxjax.train.start.named import (
     augment_of,

@@ -1,30 +1,40 @@
-"""Facts of an experiment for its event log, and the report drawn at its end. Neither may break a run."""
+"""A fit that keeps a run folder: its lock and mirror while it trains, facts for its event log, history and
+report at its end. No report may break a run."""
 
 import hashlib
 import json
 import socket
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh
 
+from cyxjax.checkpoint.mirror import Mirror
+from cyxjax.checkpoint.run_lock import RunLock
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.trees import named_leaves
-from cyxjax.distributed.agreement import agree
+from cyxjax.distributed.agreement import agree, on_any_rank
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CyxjaxError
 from cyxjax.launch import heartbeat
+from cyxjax.launch.heartbeat import report_progress
 from cyxjax.launch.program import code_facts, machine, provenance, software
+from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.events import EventLog, Events, NullEvents
-from cyxjax.observe.records import describe
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.records import Sink, describe, warn_if_unwritten
+from cyxjax.observe.sinks import build_sinks, check_names, warn_on_stderr
 from cyxjax.observe.step_cost import peak_flops, peak_memory_bytes
 from cyxjax.run_folder import RunFolder
+from cyxjax.train.plan import Plan
 from cyxjax.train.settings import BatchShape
 
 if TYPE_CHECKING:
     from cyxjax.observe.report.facts import Audit
 
+OpenSink = Callable[[int], Sink]  # of the steps done before the fit
 Values = Mapping[str, Any]
 _AUDITED_SAMPLES = 5_000_000  # more would be waited for at the end of a run: about a second
 
@@ -121,3 +131,87 @@ def summary(params: Any) -> str:
     width = max((len(name) for name, _ in leaves), default=0)
     lines = [f"{name:<{width}}  {leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves]
     return "\n".join([*lines, f"{sum(leaf.size for _, leaf in leaves):,} parameters"])
+
+
+def fit_into_folder(
+    trainer: Any, plan: Plan, config: TrainConfig, console: Console | None
+) -> DistributedTrainingHistory:
+    """`trainer.fit_prepared` with the sinks, history and report of `config` in its run folder.
+
+    Model and data are the program's: config.yaml is not written, and `cx.load_run` cannot make them again.
+    """
+    check_names(config.sinks)
+    console = console or build_console(trainer.is_master(), config.verbose)
+    plan = plan._replace(settings=plan.settings._replace(experiment=None))
+    fetch(config, plan.group)
+    with recorded(trainer, config, console, lambda step: sinks_of(config, trainer, step)) as open_sink:
+        return trainer.fit_prepared(plan, console=console, open_sink=open_sink)
+
+
+def sinks_of(config: TrainConfig, trainer: Any, step: int) -> Sink:
+    """The sinks that `config` names, of a run that begins at `step`."""
+    values = config.resolved()
+    return build_sinks(config.sinks, config.run_dir, trainer.is_master(), values, resume_step=step)
+
+
+def fetch(config: TrainConfig, group: ProcessGroup) -> None:
+    """Copies the newest good step of the run's mirror into its folder, if it is newer than those there; all
+    ranks call it.
+
+    Raises: ConfigError for a mirror that cannot be used or found; CheckpointError for one that cannot be
+        read where the folder holds nothing to go on from.
+    """
+    if config.mirror is None:
+        return
+    if group.topology.is_master:
+        mirror = Mirror(config.mirror, config.run_folder, warn_on_stderr)
+        report_progress(-1, "checkpoint")
+        resumes = config.resume != "never"
+        warn_on_stderr(f"Looking for {'a run in' if resumes else 'the bucket of'} {config.mirror}")
+        if resumes:
+            mirror.fetch()
+        else:
+            mirror.check_bucket()
+    on_any_rank(group, "the mirror")
+
+
+@contextmanager
+def recorded(trainer: Any, config: TrainConfig, console: Console, open_sink: OpenSink) -> Iterator[OpenSink]:
+    """Locks the run folder and copies it to its mirror; at the end, also after an error, the sink is closed
+    and history and report are written.
+
+    Gives `open_sink` for the fit: one that is refused before it opens its sinks has changed nothing.
+    """
+    folder, is_master = config.run_folder, trainer.is_master()
+    opened: list[Sink] = []
+    with RunLock(folder.root) if is_master else nullcontext(), _mirrored(config, trainer):
+        try:
+            with ExitStack() as at_end:
+
+                def open_and_close(step: int) -> Sink:
+                    opened.append(at_end.enter_context(closing(open_sink(step))))
+                    return opened[-1]
+
+                yield open_and_close
+        finally:
+            if is_master and opened:
+                with warn_if_unwritten(folder.history, console.note):
+                    trainer.history.save(folder.history)
+                if config.report:
+                    draw(folder, config.resolved(), TrainConfig().resolved(), console.note)
+
+
+@contextmanager
+def _mirrored(config: TrainConfig, trainer: Any) -> Iterator[None]:
+    """Copies the run folder in the background, and the rest at the end, which waits less after a signal or an
+    error."""
+    if config.mirror is None or not trainer.is_master():
+        yield
+        return
+    mirror, is_whole = Mirror(config.mirror, config.run_folder, warn_on_stderr), False
+    mirror.start()
+    try:
+        yield
+        is_whole = not trainer.stopped_by_signal
+    finally:
+        mirror.end(not is_whole, lambda: report_progress(-1, "checkpoint"))

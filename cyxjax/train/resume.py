@@ -8,6 +8,7 @@ A restore, from the top, each in one function:
 """
 
 import gc
+import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -17,15 +18,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from cyxjax.checkpoint.checkpointer import Checkpointer, Checkpoints
+from cyxjax.checkpoint.checkpointer import Checkpointer, Checkpoints, NullCheckpointer
 from cyxjax.checkpoint.folders import list_steps
+from cyxjax.checkpoint.store import Best
 from cyxjax.checkpoint.tree import Put
-from cyxjax.checkpoint.writers import is_spread
+from cyxjax.checkpoint.writers import ALONE, Writers, is_spread
 from cyxjax.core import portable
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import named_leaves
-from cyxjax.distributed.agreement import agree
+from cyxjax.distributed.agreement import PATIENCE_S, agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError
 from cyxjax.launch.heartbeat import report_progress
@@ -41,7 +43,7 @@ from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.run_state import Run
-from cyxjax.train.runs.checkpoints import open_checkpoints, restorer_for
+from cyxjax.train.settings import SavePolicy
 
 PyTree = Any
 _LOG = logging.getLogger(__name__)
@@ -221,3 +223,49 @@ def _give_up(want: Any) -> None:
     leaf = getattr(want, "leaf", want)
     if isinstance(leaf, jax.Array):
         leaf.delete()
+
+
+# ---- the checkpoints in a folder, opened by all ranks to save or to restore --------------------------------
+
+_opened = itertools.count()  # equal on all ranks, for all open together
+
+
+def restorer_for(folder: str | Path, group: ProcessGroup, *, saves: bool = False) -> Checkpointer | None:
+    """The checkpoints all ranks go on from, None where none of them sees the folder; all ranks call it.
+
+    saves: whether the run keeps checkpoints there; else nothing in it is changed.
+    """
+    if not any(agree(group, "looking for a folder of checkpoints", note=Path(folder).is_dir())):
+        return None
+    return Checkpointer(folder, is_writer=group.topology.is_master and saves, writers=_writers(group, "talk"))
+
+
+def checkpointer_for(saving: SavePolicy, group: ProcessGroup, best: Best = "min") -> Checkpoints:
+    """The checkpoints of a run, kept as `saving` says: off, if that is none.
+
+    best: which values of its monitor are.
+    """
+    if not saving.saves:
+        return NullCheckpointer()
+    kept: dict[str, Any] = {"keep_last": saving.keep_last, "keep_best": saving.keep_best, "best": best}
+    kept["async_save"] = saving.in_background
+    return open_checkpoints(saving.folder, group, **kept)
+
+
+def open_checkpoints(
+    folder: str | Path, group: ProcessGroup, *, together: bool = True, **options: Any
+) -> Checkpointer:
+    """The checkpoints in `folder`; every rank opens them, one writes but for the others' shares.
+
+    together: False where the first rank may be the only one that opens them, to save what it holds whole.
+    """
+    # A channel of these alone: they write while the loop and its hooks talk.
+    writers = _writers(group, f"save/{next(_opened)}") if together else ALONE
+    return Checkpointer(folder, is_writer=group.topology.is_master, writers=writers, **options)
+
+
+def _writers(group: ProcessGroup, channel: str) -> Writers:
+    def exchange(what: str, note: Any) -> list[Any]:
+        return agree(group, what, note=note, timeout_s=PATIENCE_S, channel=channel)
+
+    return Writers(group.topology.rank, exchange)

@@ -19,8 +19,8 @@ from cyxjax.train.hooks.progress import HistoryHook
 from cyxjax.train.monitor import watchable_in
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
+from cyxjax.train.resume import checkpointer_for
 from cyxjax.train.run_state import Run
-from cyxjax.train.runs.checkpoints import checkpointer_for
 from cyxjax.train.settings import Course
 from cyxjax.train.signals import StopSignals
 

@@ -11,9 +11,11 @@ from jax.sharding import Mesh, NamedSharding
 
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.core.mesh import REPLICATED, local_value, num_replicas, put_replicated
+from cyxjax.core.model.lora import is_adapter
 from cyxjax.core.portable import build_draw, holds_values
 from cyxjax.core.step import TrainState
-from cyxjax.errors import ConfigError, GroupError
+from cyxjax.core.trees import named_leaves
+from cyxjax.errors import CheckpointError, ConfigError, GroupError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.feeding import fit_data
@@ -144,12 +146,40 @@ def first_state(plan: Plan, program: Program, first: FirstValues | None = None) 
         drawn = program.fns.init(jax.random.key(seed), inputs)
         params, model_state = jax.tree.map(np.asarray, drawn)
         if first is not None:
-            from cyxjax.train.start.init_from import with_first_values  # here: it loads readers of files
-
-            params, model_state, notes = with_first_values(first, params, model_state)
+            params, model_state, notes = _with_first_values(first, params, model_state)
         params, model_state = put_replicated(mesh, (params, model_state))
         state = program.init(params, model_state, seed)
     return RunState(Position(), state, _no_sums(program)), notes
+
+
+def _with_first_values(
+    first: FirstValues, params: PyTree, model_state: PyTree
+) -> tuple[PyTree, PyTree, list[str]]:
+    """(params, model_state) with the arrays that `first` names in place of those drawn; a table of them.
+
+    Adapters (LoRA) stay as drawn. Raises: ConfigError for a file that cannot be read or does not fit, or that
+    holds adapters, which would be left out: the base alone is another model.
+    """
+    from cyxjax.weights.match import fill  # here: they load readers of files
+    from cyxjax.weights.read import read_weights
+
+    assert first.path is not None
+    drawn = {"params": params, "model_state": model_state}
+    leaves = dict(named_leaves(drawn))
+    targets = {name: leaf for name, leaf in leaves.items() if not is_adapter(name)}
+    try:
+        weights = read_weights(first.path)
+        if adapters := [name for name in weights.arrays if is_adapter(name)]:
+            raise CheckpointError(
+                f"{first.path} holds adapters apart from their kernels ({adapters[0]}). HINT: begin with "
+                "what `cyxjax export RUN merged.safetensors` writes, where they are added in."
+            )
+        found = fill(weights, targets, dict(first.rules), strict=first.strict)
+    except CheckpointError as err:  # before anything is trained or written: a wrong configuration
+        raise ConfigError(str(err), key="init_from.path") from err
+    values = [found.values.get(name, np.asarray(leaf)) for name, leaf in leaves.items()]
+    trees = jax.tree.unflatten(jax.tree.structure(drawn), values)
+    return trees["params"], trees["model_state"], found.table
 
 
 def next_state(plan: Plan, program: Program, agreed: TrainState) -> RunState:

@@ -39,10 +39,10 @@ from cyxjax.train.hooks import composite
 from cyxjax.train.hooks.hook import Hook, RunState
 from cyxjax.train.plan import Plan, fit_arguments, plan_fit, plan_of_checkpoint, plan_without_data
 from cyxjax.train.program import Program, Recipe, build_program
-from cyxjax.train.recording import fit_into_folder
+from cyxjax.train.reporting import fit_into_folder
+from cyxjax.train.resume import restorer_for
 from cyxjax.train.run import run_fit
 from cyxjax.train.run_state import Run
-from cyxjax.train.runs.checkpoints import restorer_for
 from cyxjax.train.schedules import schedule_of
 from cyxjax.train.signals import end_program_if_stopped
 from cyxjax.train.start.dispatch import placer_for

@@ -74,7 +74,7 @@ BORDER = {
     *("__main__", "experiment", "simple_trainer", "trainer", "plan", "settings", "schedules"),
     *(
         "feeding/fit_data",
-        "recording",
+        "reporting",
         "start/named",
         "replay/steps",
         "runs/run",
