@@ -4,16 +4,21 @@ A sink takes a record and must never stop training: each one is wrapped, says on
 is then left out.
 """
 
+import csv
+import io
+import json
+import math
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cyxjax.observe.records import Record, Sink, Warn, copied, describe
+from cyxjax.files import open_plain, read_json_lines
+from cyxjax.observe.records import Record, Sink, Warn, describe, once, plain_tree, write_atomic
 from cyxjax.plugins import named
 from cyxjax.run_folder import RunFolder
 
@@ -43,6 +48,80 @@ class MultiSink:
             sink.close()
 
 
+class JsonlSink:
+    """One JSON object a line, flushed line by line, so that a crash loses nothing that was logged.
+
+    With `resume_step` the records up to that step stay and later ones are dropped (they will be made
+    again); without it an existing file is put aside as `*.old`.
+    """
+
+    def __init__(self, path: str | Path, resume_step: int | None = None) -> None:
+        kept = _kept(read_json_lines(path), Path(path), resume_step)
+        write_atomic(path, "".join(json.dumps(record) + "\n" for record in kept))
+        self._file = open_plain(path, "a", encoding="utf-8")
+
+    def log(self, record: Record) -> None:
+        self._file.write(json.dumps(plain_tree(record), allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class CsvSink:
+    """A table with one column per key; a new key widens the table. Resumes as `JsonlSink` does."""
+
+    def __init__(self, path: str | Path, resume_step: int | None = None) -> None:
+        self.path = Path(path)
+        self._columns: dict[str, None] = {}
+        self._write(_kept(self._rows(), self.path, resume_step))
+
+    def log(self, record: Record) -> None:
+        row = plain_tree(record)
+        if row.keys() <= self._columns.keys():
+            with open_plain(self.path, "a", encoding="utf-8", newline="") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
+        else:
+            self._write([*self._rows(), row])
+
+    def close(self) -> None: ...
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        """The whole table, with a column for each key of `rows`."""
+        self._columns |= dict.fromkeys(key for row in rows for key in row)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns)
+        if self._columns:
+            writer.writeheader()
+        writer.writerows(rows)
+        write_atomic(self.path, text.getvalue())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        if not self.path.exists():
+            return []
+        with open_plain(self.path, "r", encoding="utf-8", errors="replace", newline="") as file:
+            return [
+                {k: v for k, v in row.items() if k and v not in ("", None)} for row in csv.DictReader(file)
+            ]
+
+
+def _kept(records: Iterable[dict[str, Any]], path: Path, resume_step: int | None) -> list[dict[str, Any]]:
+    """The records that stay; a file that belongs to another run is put aside first."""
+    if resume_step is not None:
+        return [record for record in records if not _step_of(record) > resume_step]
+    if path.exists() and path.stat().st_size:
+        path.replace(path.with_name(path.name + ".old"))
+    return []
+
+
+def _step_of(record: dict[str, Any]) -> float:
+    """NaN where the record says no step."""
+    try:
+        return float(record.get("step", 0))
+    except (TypeError, ValueError):
+        return math.nan
+
+
 class GuardedSink:
     """`open()`'s sink, used in this thread; its first error is reported once and disables it."""
 
@@ -68,9 +147,9 @@ class GuardedSink:
 class BackgroundSink:
     """Opens and feeds `open_sink()`'s sink in a thread of its own; `log` never waits and never raises.
 
-    At most `depth` records wait; more are dropped, with one warning. An error ends the sink, with one
-    warning. `close` waits at most `close_s` seconds, and not that long for a sink that has been busy with
-    one record for `stuck_s`; the thread is a daemon, so a sink that is stuck does not keep the process.
+    At most `depth` records wait; more are dropped, with one warning. `close` waits at most `close_s` seconds,
+    and not that long for a sink that has been busy with one record for `stuck_s`; the thread is a daemon, so
+    a sink that is stuck does not keep the process.
     """
 
     def __init__(
@@ -83,29 +162,23 @@ class BackgroundSink:
         close_s: float = 30.0,
         stuck_s: float = 5.0,
     ) -> None:
-        self._name, self._open, self._warn = name, open_sink, warn
-        self._close_s, self._stuck_s = close_s, stuck_s
-        self._busy_since: float | None = None  # when the record that is being written was taken
-        self._queue: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._depth = depth
-        self.num_dropped = 0
+        self._name, self._open, self._warn, self._warn_once = name, open_sink, warn, once(warn)
+        self._depth, self._close_s, self._stuck_s = depth, close_s, stuck_s
+        self._stuck_at = math.inf  # when the record that is being written has taken too long
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"cyxjax-sink-{name}", daemon=True)
         self._thread.start()
 
     def log(self, record: Record) -> None:
-        if not self._thread.is_alive():  # the sink failed
-            return
         if self._queue.qsize() < self._depth:
-            self._queue.put(copied(record))  # a copy: the caller may go on using its dict
-            return
-        self.num_dropped += 1
-        if self.num_dropped == 1:
-            self._warn(f"WARNING: metrics sink {self._name} is too slow; some records are dropped")
+            self._queue.put(plain_tree(record))  # a copy: the caller may go on using its dict
+        else:
+            self._warn_once(f"WARNING: metrics sink {self._name} is too slow; some records are dropped")
 
     def close(self) -> None:
         end = time.monotonic() + self._close_s
         self._queue.put(_STOP)
-        while self._thread.is_alive() and time.monotonic() < end and not self._is_stuck():
+        while self._thread.is_alive() and time.monotonic() < min(end, self._stuck_at):
             self._thread.join(_LOOK_S)
         if self._thread.is_alive():
             self._warn(
@@ -113,20 +186,13 @@ class BackgroundSink:
                 f"{self._queue.qsize() - 1} records unwritten"
             )
 
-    def _is_stuck(self) -> bool:
-        since = self._busy_since
-        return since is not None and time.monotonic() - since > self._stuck_s
-
     def _run(self) -> None:
-        try:
-            sink = self._open()
-            while (record := self._queue.get()) is not _STOP:
-                self._busy_since = time.monotonic()
-                sink.log(record)  # type: ignore[arg-type]  # only dicts and _STOP are put
-                self._busy_since = None
-            sink.close()
-        except Exception as err:  # whatever a sink raises, training goes on
-            self._warn(f"WARNING: metrics sink {self._name} failed and is disabled: {describe(err)}")
+        sink = GuardedSink(self._name, self._open, self._warn)
+        while (record := self._queue.get()) is not _STOP:
+            self._stuck_at = time.monotonic() + self._stuck_s
+            sink.log(record)
+            self._stuck_at = math.inf
+        sink.close()
 
 
 def warn_on_stderr(text: str) -> None:
@@ -134,13 +200,20 @@ def warn_on_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-OURS = ("jsonl", "csv", "tensorboard", "wandb", "trackio", "mlflow")
+_FILES = ("jsonl", "csv")
+_TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 
 
 def check_names(names: Sequence[str]) -> None:
     """Each of `names` is a sink; one's own is imported. Raises: ConfigError for one that is not."""
     for name in names:
-        named("sink", name, dict.fromkeys(OURS), unknown=f"sinks: unknown {name!r}.", key="sinks")
+        named(
+            "sink",
+            name,
+            dict.fromkeys((*_FILES, *_TRACKERS)),
+            unknown=f"sinks: unknown {name!r}.",
+            key="sinks",
+        )
 
 
 def build_sinks(
@@ -159,30 +232,23 @@ def build_sinks(
     With `resume_step` records up to that step are kept and the run goes on; without, new files begin.
     Raises: ConfigError for an unknown name.
     """
-    from cyxjax.observe import file_sinks, tracker_sinks
+    from cyxjax.observe import tracker_sinks
 
-    folder, values = RunFolder(Path(run_dir)), config or {}
-    local: dict[str, Callable[[], Sink]] = {
-        "jsonl": lambda: file_sinks.JsonlSink(folder.metrics, resume_step),
-        "csv": lambda: file_sinks.CsvSink(folder.metrics_table, resume_step),
-    }
-    remote: dict[str, Callable[[], Sink]] = {
-        "tensorboard": lambda: tracker_sinks.TensorBoardSink(folder.tensorboard, resume_step),
-        "wandb": lambda: tracker_sinks.wandb_sink(folder.root, values, resume_step),
-        "trackio": lambda: tracker_sinks.trackio_sink(folder.root, values, resume_step),
-        "mlflow": lambda: tracker_sinks.MlflowSink(folder.root, values, resume_step),
-    }
     check_names(names)
-    for name in names:
-        if name not in OURS:
-            local[name] = partial(named("sink", name, {}, key="sinks"), folder.root)
     if not is_master or not names:
         return NullSink()
-    return MultiSink(
-        [
-            GuardedSink(name, local[name], warn)
-            if name in local
-            else BackgroundSink(name, remote[name], warn)
-            for name in names
-        ]
-    )
+    folder, values = RunFolder(Path(run_dir)), config or {}
+    ours: dict[str, Callable[[], Sink]] = {
+        "jsonl": partial(JsonlSink, folder.metrics, resume_step),
+        "csv": partial(CsvSink, folder.metrics_table, resume_step),
+        "tensorboard": partial(tracker_sinks.TensorBoardSink, folder.tensorboard, resume_step),
+        "wandb": partial(tracker_sinks.wandb_sink, folder.root, values, resume_step),
+        "trackio": partial(tracker_sinks.trackio_sink, folder.root, values, resume_step),
+        "mlflow": partial(tracker_sinks.MlflowSink, folder.root, values, resume_step),
+    }
+    sinks: list[Sink] = []
+    for name in names:
+        open_sink = ours.get(name) or partial(named("sink", name, {}, key="sinks"), folder.root)
+        kind = BackgroundSink if name in _TRACKERS else GuardedSink
+        sinks.append(kind(name, open_sink, warn))
+    return MultiSink(sinks)

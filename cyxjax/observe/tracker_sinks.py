@@ -1,20 +1,18 @@
 """Experiment trackers, as extras: TensorBoard event files, Weights & Biases, trackio, MLflow in a folder.
 
-Each shows the numbers of a record as curves, and its pictures, texts and histograms as its users expect them.
+Each shows the numbers of a record as curves.
 """
 
-import html
 import json
 import secrets
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cyxjax.files import dotted, read_plain, redact
-from cyxjax.observe.records import Image, Media, Record, Text, is_media, png, step_of, write_atomic
+from cyxjax.observe.records import Record, step_of, write_atomic
 from cyxjax.plugins import extra
 
 _MOST_PARAMS = 100  # that one call takes
@@ -23,12 +21,6 @@ _LONGEST_PARAM = 500  # characters; what MLflow's servers of all versions take
 
 def _scalars(record: Record) -> dict[str, float]:
     return {key: value for key, value in record.items() if isinstance(value, int | float) and key != "step"}
-
-
-def _media(record: Record) -> Iterator[tuple[str, Media]]:
-    for key, value in record.items():
-        if is_media(value):
-            yield key, value
 
 
 class TensorBoardSink:
@@ -46,49 +38,21 @@ class TensorBoardSink:
         self._writer = writer(str(folder), purge_step=purge, filename_suffix=suffix)
 
     def log(self, record: Record) -> None:
-        step = step_of(record)
         for key, value in _scalars(record).items():
-            self._writer.add_scalar(key, value, step)
-        for key, shown in _media(record):
-            self._show(key, shown, step)
-
-    def _show(self, key: str, shown: Media, step: int) -> None:
-        if isinstance(shown, Image):
-            # It draws its own files from numbers; a caption has a text of its own.
-            self._writer.add_image(key, shown.pixels, step, dataformats="HWC")
-            if shown.caption:
-                self._writer.add_text(f"{key}/caption", shown.caption, step)
-        elif isinstance(shown, Text):
-            self._writer.add_text(key, shown.text, step)
-        else:
-            edges, counts = shown.edges, shown.counts
-            middles = (edges[1:] + edges[:-1]) / 2
-            sums = float((counts * middles).sum()), float((counts * middles**2).sum())
-            self._writer.add_histogram_raw(
-                key, float(edges[0]), float(edges[-1]), int(counts.sum()), *sums,
-                edges[1:].tolist(), counts.tolist(), step,
-            )  # fmt: skip
+            self._writer.add_scalar(key, value, step_of(record))
 
     def close(self) -> None:
         self._writer.close()
 
 
 class RunSink:
-    """Feeds a run of wandb, or of trackio, whose classes have the same names. text: what shows a text."""
+    """Feeds a run of wandb or trackio, which have the same methods."""
 
-    def __init__(self, library: Any, run: Any, text: Callable[[str], Any]) -> None:
-        self._library, self._run, self._text = library, run, text
+    def __init__(self, run: Any) -> None:
+        self._run = run
 
     def log(self, record: Record) -> None:
-        shown = {key: self._shown(value) for key, value in _media(record)}
-        self._run.log(_scalars(record) | shown, step=step_of(record))
-
-    def _shown(self, shown: Media) -> Any:
-        if isinstance(shown, Image):
-            return self._library.Image(shown.pixels, caption=shown.caption or None)
-        if isinstance(shown, Text):
-            return self._text(shown.text)
-        return self._library.Histogram(np_histogram=(shown.counts, shown.edges))
+        self._run.log(_scalars(record), step=step_of(record))
 
     def close(self) -> None:
         self._run.finish()
@@ -117,7 +81,7 @@ def wandb_sink(folder: Path, config: Mapping[str, Any], resume_step: int | None 
             disable_git=True,
         ),
     )
-    return RunSink(wandb, run, lambda text: wandb.Html(f"<pre>{html.escape(text)}</pre>"))
+    return RunSink(run)
 
 
 def trackio_sink(folder: Path, config: Mapping[str, Any], resume_step: int | None = None) -> RunSink:
@@ -132,7 +96,7 @@ def trackio_sink(folder: Path, config: Mapping[str, Any], resume_step: int | Non
     name = _stored_id(path, resume_step) or _new_id(path, f"{folder.name}-{secrets.token_hex(2)}")
     shown = {key: redact(str(value)) for key, value in dotted(config)}
     run = trackio.init(project="cyxjax", name=name, config=shown, resume="allow", embed=False)
-    return RunSink(trackio, run, lambda text: trackio.Markdown(f"```\n{text}\n```"))
+    return RunSink(run)
 
 
 class MlflowSink:
@@ -163,22 +127,6 @@ class MlflowSink:
         step, at_ms = step_of(record), int(1000 * time.time())
         new = {k: v for k, v in _scalars(record).items() if step > self._last.get(k, -1)}
         self._client.log_batch(self._id, metrics=[Metric(k, float(v), at_ms, step) for k, v in new.items()])
-        for key, shown in _media(record):
-            self._show(f"{key}_step_{step}", shown)
-
-    def _show(self, name: str, shown: Media) -> None:
-        if isinstance(shown, Image):
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder, f"{name}.png")
-                path.write_bytes(png(shown.pixels))
-                self._client.log_artifact(self._id, str(path), "images")
-            if shown.caption:
-                self._client.log_text(self._id, shown.caption, f"images/{name}.txt")
-        elif isinstance(shown, Text):
-            self._client.log_text(self._id, shown.text, f"texts/{name}.txt")
-        else:
-            values = {"counts": shown.counts.tolist(), "edges": shown.edges.tolist()}
-            self._client.log_dict(self._id, values, f"histograms/{name}.json")
 
     def close(self) -> None:
         self._client.set_terminated(self._id)

@@ -98,7 +98,7 @@ unit/models/pooling 3 9
 unit/models/replicas 2 0
 unit/observe/live 4 22
 unit/observe/report_in_browser 0 23
-unit/observe/tracking 7 0
+unit/observe/sinks 7 0
 unit/testing 6 0
 unit/train/black_box 8 0
 unit/train/callbacks 7 0

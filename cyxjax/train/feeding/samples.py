@@ -1,32 +1,26 @@
 """Outputs of a trained model for some test samples: counts by class, pictures, reconstructions, text.
 
-Shown as events, for the report, and as a record, for the sinks. Called on all ranks alike; never raises for
-a model that trains but cannot predict.
+Kept as events, for the report. Called on all ranks alike; never raises for a model that trains but cannot
+predict.
 """
 
 import base64
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.data.text import decode
 from cyxjax.observe.events import Events
-from cyxjax.observe.records import Image, Media, Sink, Text, describe, histogram, pictures, png
-from cyxjax.observe.report.predictions import MOST_CLASSES, confusion_matrix
+from cyxjax.observe.records import describe
+from cyxjax.observe.report.predictions import MOST_CLASSES, confusion_matrix, pictures, png
 
 _SHOWN = 24  # pictures
 _TEXTS, _NEW_TOKENS = 3, 64
 Predict = Callable[[Any], Any]
-
-
-class Shown(NamedTuple):
-    """An event, and media of a record with the same content."""
-
-    event: str
-    values: Mapping[str, Any]
-    media: Mapping[str, Media]
+Event = tuple[str, dict[str, Any]]
+"""name, values"""
 
 
 def log_samples(
@@ -34,8 +28,6 @@ def log_samples(
     most: int,
     predict: Predict,
     events: Events,
-    sink: Sink,
-    step: int,
     say: Callable[[str], None],
 ) -> None:
     """Shows outputs for the first `most` test samples, as their kind allows."""
@@ -44,16 +36,13 @@ def log_samples(
         return
     inputs, targets = splits.test.take(np.arange(count))
     try:
-        for shown in _shown(splits.info, inputs, targets, predict):
-            events.log(shown.event, **shown.values)
-            if shown.media:
-                record: dict[str, float | int | str | Media] = {"kind": shown.event, "step": step}
-                sink.log(record | dict(shown.media))
+        for event, values in _shown(splits.info, inputs, targets, predict):
+            events.log(event, **values)
     except Exception as err:  # a model that trains but cannot predict: alike on all ranks
         say(f"WARNING: the report shows no predictions: {describe(err)}")
 
 
-def _shown(info: DatasetInfo, inputs: Any, targets: Any, predict: Predict) -> Iterator[Shown]:
+def _shown(info: DatasetInfo, inputs: Any, targets: Any, predict: Predict) -> Iterator[Event]:
     if info.task == "language":
         yield from _continued(info, inputs, predict)
         return
@@ -69,9 +58,7 @@ def _shown(info: DatasetInfo, inputs: Any, targets: Any, predict: Predict) -> It
         return
     if info.num_classes <= MOST_CLASSES:
         counts = confusion_matrix(found, targets, info.num_classes)
-        sure = np.max(_softmax(np.asarray(found, np.float64)), -1)
-        values = {"confusion": counts, "classes": info.class_names}
-        yield Shown("predictions", values, {"test_confidence": histogram(sure)})
+        yield "predictions", {"confusion": counts, "classes": info.class_names}
     if _are_pictures(inputs):
         yield _classified(info, inputs, np.asarray(targets), np.asarray(found, np.float64))
 
@@ -85,7 +72,7 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
     return grown / grown.sum(-1, keepdims=True)
 
 
-def _classified(info: DatasetInfo, inputs: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> Shown:
+def _classified(info: DatasetInfo, inputs: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> Event:
     """Wrong predictions, the most confident first, then right ones."""
     chosen = scores.argmax(-1)
     wrong = np.flatnonzero(chosen != labels)
@@ -101,22 +88,18 @@ def _classified(info: DatasetInfo, inputs: np.ndarray, labels: np.ndarray, score
         {"png": _text(pixels), "caption": caption, "right": bool(chosen[i] == labels[i])}
         for i, pixels, caption in zip(order, drawn, captions, strict=True)
     ]
-    media = {f"test_sample_{n}": Image(p, c) for n, (p, c) in enumerate(zip(drawn, captions, strict=True))}
-    return Shown("samples", {"images": items}, media)
+    return "samples", {"images": items}
 
 
-def _reconstructed(inputs: np.ndarray, again: np.ndarray) -> Shown:
+def _reconstructed(inputs: np.ndarray, again: np.ndarray) -> Event:
     """Each sample on the left, its reconstruction on the right; one grey scale for all."""
     gap = np.full((*inputs.shape[:2], 1, inputs.shape[3]), inputs.max(), np.float32)
     drawn = pictures(np.concatenate([inputs, gap, np.clip(again, inputs.min(), inputs.max())], 2))
     items = [{"png": _text(pixels), "caption": ""} for pixels in drawn]
-    media = {f"test_sample_{n}": Image(pixels, "sample | made again") for n, pixels in enumerate(drawn)}
-    return Shown(
-        "samples", {"images": items, "note": "Left the sample, right what the model made of it."}, media
-    )
+    return "samples", {"images": items, "note": "Left the sample, right what the model made of it."}
 
 
-def _continued(info: DatasetInfo, tokens: Any, predict: Predict) -> Iterator[Shown]:
+def _continued(info: DatasetInfo, tokens: Any, predict: Predict) -> Iterator[Event]:
     """Text generated after the first half of some windows, always the most likely next token."""
     if not info.vocabulary or np.ndim(tokens) != 2 or tokens.shape[1] < 2:
         return
@@ -136,8 +119,7 @@ def _continued(info: DatasetInfo, tokens: Any, predict: Predict) -> Iterator[Sho
             for was, made in zip(actual, window, strict=True)
         )
     ]
-    media = {f"test_text_{n}": Text(f"{t['prompt']} >>> {t['continued']}") for n, t in enumerate(shown)}
-    yield Shown("samples", {"texts": shown}, media)
+    yield "samples", {"texts": shown}
 
 
 def _text(pixels: np.ndarray) -> str:

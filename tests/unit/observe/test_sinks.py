@@ -1,6 +1,11 @@
 """Sinks: nothing lost, nothing twice after a restart, and no sink can stop or slow training."""
 
 import json
+import os
+import sqlite3
+import struct
+import subprocess
+import sys
 import threading
 import time
 
@@ -10,8 +15,7 @@ import pytest
 from cyxjax.errors import ConfigError
 from cyxjax.files import read_json_lines
 from cyxjax.observe import MultiSink, NullSink, build_sinks
-from cyxjax.observe.file_sinks import CsvSink, JsonlSink
-from cyxjax.observe.sinks import BackgroundSink, GuardedSink
+from cyxjax.observe.sinks import BackgroundSink, CsvSink, GuardedSink, JsonlSink
 
 
 class ListSink:
@@ -30,6 +34,12 @@ class BrokenSink(ListSink):
         raise OSError(28, "No space left on device")
 
 
+def log_all(sink, *records):
+    for record in records:
+        sink.log(record)
+    sink.close()
+
+
 def test_jsonl_is_on_disk_after_each_line(tmp_path):
     sink = JsonlSink(tmp_path / "m.jsonl")
     sink.log({"kind": "step", "step": 1, "loss": np.float32(0.5), "skipped": np.bool_(True)})
@@ -42,50 +52,30 @@ def test_jsonl_is_on_disk_after_each_line(tmp_path):
     sink.close()
 
 
-def test_a_resumed_jsonl_repeats_no_step(tmp_path):
+def test_a_resumed_jsonl_repeats_no_step_and_a_new_run_puts_the_file_aside(tmp_path):
     path = tmp_path / "m.jsonl"
-    first = JsonlSink(path)
-    for step in (10, 20, 30):
-        first.log({"step": step})
-    first.close()
+    log_all(JsonlSink(path), *({"step": step} for step in (10, 20, 30)))
     with path.open("a") as file:
         file.write('{"step": 40, "lo')  # torn by a crash
-    again = JsonlSink(path, resume_step=20)
-    for step in (30, 40):
-        again.log({"step": step})
-    again.close()
+    log_all(JsonlSink(path, resume_step=20), {"step": 30}, {"step": 40})
     assert [r["step"] for r in read_json_lines(path)] == [10, 20, 30, 40]
-
-
-def test_a_new_run_puts_the_old_file_aside(tmp_path):
-    path = tmp_path / "m.jsonl"
-    for step in (1, 2):
-        sink = JsonlSink(path)
-        sink.log({"step": step})
-        sink.close()
-    assert read_json_lines(path) == [{"step": 2}]
-    assert read_json_lines(tmp_path / "m.jsonl.old") == [{"step": 1}]
+    log_all(JsonlSink(path), {"step": 1})
+    assert read_json_lines(path) == [{"step": 1}]
+    assert len(read_json_lines(tmp_path / "m.jsonl.old")) == 4
 
 
 def test_csv_widens_and_resumes(tmp_path):
     path = tmp_path / "m.csv"
-    sink = CsvSink(path)
-    sink.log({"step": 1, "loss": 0.5})
-    sink.log({"step": 2, "loss": 0.25, "note": 'a "quoted", text'})
-    sink.log({"step": 3})
-    sink.close()
+    rows = {"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25, "note": 'a "quoted", text'}, {"step": 3}
+    log_all(CsvSink(path), *rows)
     assert path.read_text().splitlines() == ["step,loss,note", "1,0.5,", '2,0.25,"a ""quoted"", text"', "3,,"]
-    again = CsvSink(path, resume_step=1)
-    again.log({"step": 2, "loss": 0.125})
+    log_all(CsvSink(path, resume_step=1), {"step": 2, "loss": 0.125})
     assert path.read_text().splitlines() == ["step,loss", "1,0.5", "2,0.125"]
 
 
 def test_a_broken_sink_is_told_once_and_left_out():
     said, good = [], ListSink()
-    sink = MultiSink([GuardedSink("csv", BrokenSink, said.append), good])
-    for step in range(3):
-        sink.log({"step": step})
-    sink.close()
+    log_all(MultiSink([GuardedSink("csv", BrokenSink, said.append), good]), *({"step": n} for n in range(3)))
     assert said == [
         "WARNING: metrics sink csv failed and is disabled: OSError: [Errno 28] No space left on device"
     ]
@@ -108,10 +98,7 @@ def test_background_delivers_in_order_and_closes():
 
 def test_background_error_is_one_warning():
     said = []
-    sink = BackgroundSink("wandb", BrokenSink, said.append)
-    for step in range(20):
-        sink.log({"step": step})
-    sink.close()
+    log_all(BackgroundSink("wandb", BrokenSink, said.append), *({"step": n} for n in range(20)))
     assert len(said) == 1
     assert "metrics sink wandb failed and is disabled: OSError" in said[0]
 
@@ -123,13 +110,10 @@ def test_a_stuck_sink_holds_nothing_up():
         def log(self, record):
             release.wait()
 
-    sink = BackgroundSink("wandb", Stuck, said.append, depth=4, close_s=0.1)
     start = time.monotonic()
-    for step in range(1000):
-        sink.log({"step": step})
-    sink.close()
-    assert time.monotonic() - start < 5  # 1000 records would wait for ever
-    assert sink.num_dropped >= 990
+    sink = BackgroundSink("wandb", Stuck, said.append, depth=4, stuck_s=0.1)
+    log_all(sink, *({"step": n} for n in range(1000)))
+    assert time.monotonic() - start < 5  # 1000 records would wait for ever, and a close of 30 s
     assert [("too slow" in line, "did not finish" in line) for line in said] == [(True, False), (False, True)]
     release.set()
 
@@ -140,17 +124,107 @@ def test_build_sinks(tmp_path):
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match="sinks: .*'wandbb'.*'wandb'"):
         build_sinks(["wandbb"], tmp_path, is_master=True)
-    sink = build_sinks(["jsonl", "csv"], tmp_path, is_master=True)
-    sink.log({"step": 1})
-    sink.close()
+    log_all(build_sinks(["jsonl", "csv"], tmp_path, is_master=True), {"step": 1})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.csv", "metrics.jsonl"]
 
 
-def test_a_file_sink_that_cannot_open_is_a_warning(tmp_path):
-    (tmp_path / "file").write_text("")
+@pytest.mark.parametrize("name", ["jsonl", "wandb", "tensorboard", "mlflow", "trackio"])
+def test_a_sink_that_cannot_open_is_one_warning(tmp_path, monkeypatch, name):
+    (tmp_path / "file").touch()  # in the place of the run folder
+    modules = {"tensorboard": "tensorboardX", "mlflow": "mlflow.tracking"}
+    monkeypatch.setitem(sys.modules, modules.get(name, name), None)
     said = []
-    sink = build_sinks(["jsonl"], tmp_path / "file", is_master=True, warn=said.append)
-    sink.log({"step": 1})
-    sink.close()
+    log_all(
+        build_sinks([name], tmp_path / "file", is_master=True, warn=said.append), {"step": 1, "loss": 0.5}
+    )
     assert len(said) == 1
-    assert "metrics sink jsonl failed" in said[0]
+    assert f"sink {name} " in said[0]
+    assert name == "jsonl" or f"'cyxjax[{name}]'" in said[0]
+
+
+def tracked(name, folder, resume_step, *records, **config):
+    options = {"config": config, "resume_step": resume_step, "warn": pytest.fail}
+    log_all(build_sinks([name], folder, is_master=True, **options), *records)
+
+
+def events_of(folder):
+    """(step, tag) of what TensorBoard's files hold, and where parts begin, their framing read by hand."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found, begun = [], []
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        raw, at = path.read_bytes(), 0
+        while at < len(raw):
+            (length,) = struct.unpack("<Q", raw[at : at + 8])
+            event = Event.FromString(raw[at + 12 : at + 12 + length])
+            found += [(event.step, value.tag) for value in event.summary.value]
+            begun += [event.step] if event.session_log.status else []
+            at += 16 + length
+    return found, begun
+
+
+def test_tensorboard_shows_numbers_and_goes_on(tmp_path):
+    pytest.importorskip("tensorboardX", reason="pip install 'cyxjax[tensorboard]'")
+    tracked("tensorboard", tmp_path, None, {"kind": "step", "step": 3, "loss": 0.5})
+    tracked("tensorboard", tmp_path, 2, {"step": 4, "loss": 0.25})
+    found, begun = events_of(tmp_path / "tensorboard")
+    assert sorted(found) == [(3, "loss"), (4, "loss")]
+    assert begun == [3]  # from here on what the first part logged is hidden
+
+
+@pytest.mark.filterwarnings("ignore")  # of its own, about the store and about what it imports
+def test_mlflow_keeps_a_run_in_the_folder_and_goes_on_with_it(tmp_path):
+    pytest.importorskip("mlflow", reason="pip install 'cyxjax[mlflow]'")
+    from mlflow.tracking import MlflowClient
+
+    many = {f"option_{n}": str(n) for n in range(120)}  # MLflow takes a hundred in a call
+    config = {"epochs": 2, "optimizer": {"lr": 0.1}, **many}
+    for resume_step, steps in ((None, (1, 2, 3)), (2, (3, 4))):
+        records = [{"kind": "step", "step": n, "loss": 1 / n + (resume_step or 0)} for n in steps]
+        tracked("mlflow", tmp_path, resume_step, *records, **config)
+    client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("cyxjax").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"epochs": "2", "optimizer.lr": "0.1", **many}
+    curve = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "loss")]
+    assert curve == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3)), (4, 2.25)]  # no step twice
+
+
+@pytest.mark.filterwarnings("ignore")  # of what it imports
+def test_trackio_keeps_one_run_that_goes_on(tmp_path):
+    pytest.importorskip("trackio", reason="pip install 'cyxjax[trackio]'")
+    program = tmp_path / "job.py"  # a process of its own: trackio reads TRACKIO_DIR when it is imported
+    program.write_text(TRACKIO_JOB)
+    for resume_step in ("", "3"):
+        command = [sys.executable, program, tmp_path / "digits", resume_step]
+        subprocess.run(command, env=os.environ | {"TRACKIO_DIR": str(tmp_path / "store")}, check=True)
+    name = json.loads((tmp_path / "digits" / "trackio_id.json").read_text())["id"]
+    with sqlite3.connect(tmp_path / "store" / "cyxjax.db") as store:
+        logged = store.execute("select run_name, step, metrics from metrics order by step").fetchall()
+        kept = [json.loads(row[0]) for row in store.execute("select config from configs")]
+    assert name.startswith("digits-")
+    assert {run for run, *_ in logged} == {name}
+    assert [(step, json.loads(told)["loss"]) for _, step, told in logged] == [(1, 1.0), (2, 0.5), (4, 0.25)]
+    assert [config["optimizer.lr"] for config in kept] == ["0.1"]
+
+
+TRACKIO_JOB = """
+import sys
+from tests.unit.observe.test_sinks import tracked
+
+resume_step = int(sys.argv[2]) if sys.argv[2] else None
+steps = (4,) if resume_step else (1, 2)
+records = [{"kind": "step", "step": step, "loss": 1 / step} for step in steps]
+tracked("trackio", sys.argv[1], resume_step, *records, optimizer={"lr": 0.1})
+"""
+
+
+def test_wandb_offline_writes_into_the_run_folder_and_resumes(tmp_path):
+    pytest.importorskip("wandb", reason="pip install 'cyxjax[wandb]'")
+    for resume_step in (None, 1):
+        tracked("wandb", tmp_path, resume_step, {"step": 1, "loss": 0.5}, wandb={"mode": "offline"})
+    run_id = json.loads((tmp_path / "wandb_id.json").read_text())["id"]
+    parts = [p.name for p in (tmp_path / "wandb").glob("offline-run-*")]
+    assert len(parts) == 2
+    assert all(run_id in name for name in parts)  # one run id, so that a sync joins the two parts
+    assert not list((tmp_path / "wandb").glob("run-*"))

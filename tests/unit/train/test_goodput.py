@@ -12,9 +12,9 @@ from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.launch import heartbeat
 from cyxjax.launch.program import command_line
 from cyxjax.observe import step_cost
-from cyxjax.observe.file_sinks import JsonlSink
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.lines import done_line
+from cyxjax.observe.sinks import JsonlSink
 from cyxjax.train.hooks import goodput
 from cyxjax.train.hooks.goodput import CAUSES, line, read, share
 from cyxjax.train.hooks.hook import Hook
