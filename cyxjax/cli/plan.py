@@ -4,6 +4,7 @@ import argparse
 import json
 import shutil
 import statistics
+import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -19,7 +20,6 @@ from cyxjax.errors import EXIT_OK, ConfigError
 from cyxjax.launch.environment import here
 from cyxjax.observe import scaling
 from cyxjax.observe.compiled_plan import bytes_per_step, collectives, memory_bytes, plan_lines, state_bytes
-from cyxjax.observe.lines import wrapped
 
 _BYTES_PER_S, _LATENCY_S = 1.25e9, 20e-6  # of the wire, where only other options ask for a prediction
 _RESTART_S = 60.0
@@ -91,7 +91,7 @@ def _show(lines: Iterable[str]) -> None:
     """Prints `lines` in the columns of the terminal, at most 80."""
     width = min(80, shutil.get_terminal_size().columns)
     for line in lines:
-        print(wrapped(line, width))
+        print(textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False))
 
 
 def work_line(cost: Mapping[str, float]) -> str:

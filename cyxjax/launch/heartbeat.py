@@ -4,7 +4,6 @@ The worker writes (step, phase, time) at every change of phase; the supervisor m
 reads it. A report costs about two microseconds, needs no thread in the worker and no GIL to be read.
 """
 
-import glob
 import io
 import mmap
 import os
@@ -193,18 +192,6 @@ def part_text() -> str:
 
 
 _part: tuple[Progress, str] = (Progress(), "")
-
-
-def others() -> dict[int, Progress]:
-    """The last reports of the other ranks of this start on this host, by rank; {} without a launcher."""
-    path = _reporter.path
-    stem, _, own = path.removesuffix(".beat").rpartition("_")
-    found = {}
-    for name in glob.glob(f"{glob.escape(stem)}_*.beat") if stem else ():
-        rank = name.removesuffix(".beat").rpartition("_")[2]
-        if rank.isdecimal() and rank != own:
-            found[int(rank)] = read(name)
-    return found
 
 
 # Seconds a rank may stay in one phase without a report, unless set: generous, since a false alarm costs

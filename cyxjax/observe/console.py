@@ -3,19 +3,20 @@
 All consoles have the same methods, so the loop never asks which one it has.
 """
 
+import math
 import sys
 import threading
 import time
 from contextlib import suppress
 from typing import Any, Protocol, TextIO, cast
 
-from cyxjax.launch.output import relayed_columns
-from cyxjax.observe.lines import Columns, wrapped
-from cyxjax.observe.live import LiveLine, Pace
-from cyxjax.observe.records import Record, step_of
+from cyxjax.launch import heartbeat
+from cyxjax.launch.output import live_line, relayed_columns
+from cyxjax.observe.lines import RunLines, doing, fitted
+from cyxjax.observe.records import Record
 
 _EVERY_S = 10.0  # between two lines of progress in a log
-_NOTEBOOK_EVERY_S = 0.5  # between two updates of the line of progress
+_LIVE_EVERY_S = 0.5  # between two drawings of a line that is replaced
 
 
 class Console(Protocol):
@@ -55,44 +56,36 @@ class PlainConsole:
 
     def __init__(self, stream: TextIO | None = None, *, every_s: float = _EVERY_S) -> None:
         self._stream = _PatientStream(stream if stream is not None else sys.stdout)
-        self._every_s, self._pace, self._columns = every_s, Pace(), Columns()
-        self._shown_s: float | None = None  # when a step last made a line
+        self._every_s, self._due_s, self._lines = every_s, -math.inf, RunLines()
 
     def note(self, text: str, style: str | None = None) -> None:
-        self._write(text)
-
-    def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
-        self._pace, self._columns, self._shown_s = Pace(total_steps), Columns(epochs), None
-
-    def end(self) -> None:
-        return
-
-    def step(self, record: Record) -> None:
-        text = self.due_step_line(record, time.monotonic())
-        if text is not None:
-            self._write(text)
-
-    def due_step_line(self, record: Record, now: float) -> str | None:
-        """The line of progress; None where the one before was shown less than `every_s` seconds ago."""
-        left_s = self._pace.left_s(step_of(record), now)
-        if self._shown_s is not None and now - self._shown_s < self._every_s:
-            return None
-        self._shown_s = now
-        return self._columns.step_line(record, self._pace.total_steps, left_s)
-
-    def epoch(self, record: Record, is_best: bool = False) -> None:
-        self._write(self._columns.epoch_line(record, is_best))
-
-    def _write(self, text: str) -> None:
         self._stream.write(text + "\n")
         self._stream.flush()
+
+    def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
+        self._due_s, self._lines = -math.inf, RunLines(total_steps, epochs)
+
+    def end(self) -> None: ...
+
+    def step(self, record: Record) -> None:
+        now = time.monotonic()
+        if now >= self._due_s:
+            self._due_s = now + self._every_s
+            self.progress(self._lines.step_line(record, now))
+
+    def progress(self, line: str) -> None:
+        """Shows a line of progress."""
+        self.note(line)
+
+    def epoch(self, record: Record, is_best: bool = False) -> None:
+        self.note(self._lines.epoch_line(record, is_best))
 
 
 class NotebookConsole(PlainConsole):
     """Lines as in a log, but for progress within an epoch: its line is replaced, and is gone at the end."""
 
     def __init__(self) -> None:
-        super().__init__(every_s=_NOTEBOOK_EVERY_S)
+        super().__init__(every_s=_LIVE_EVERY_S)
         self._handle: Any = None
 
     def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
@@ -102,72 +95,89 @@ class NotebookConsole(PlainConsole):
         self._handle = display({"text/plain": "starting"}, raw=True, display_id=True)
 
     def end(self) -> None:
-        self._show("")
+        self.progress("")
 
-    def step(self, record: Record) -> None:
-        text = self.due_step_line(record, time.monotonic())
-        if text is not None:
-            self._show(text)
-
-    def _show(self, text: str) -> None:
+    def progress(self, line: str) -> None:
         if self._handle is not None:
-            self._handle.update({"text/plain": text}, raw=True)
+            self._handle.update({"text/plain": line}, raw=True)
 
 
 class RichConsole:
     """For a terminal: a live line at the foot, epochs and news above it, in colour.
 
-    No live display of rich's: its thread hides the cursor, and a run that is killed would leave it hidden.
+    The line is drawn twice a second by a thread, from the newest record and the heartbeat; the loop never
+    waits for it. No live display of rich's: it hides the cursor, and a run that is killed would leave it so.
     """
 
     def __init__(self, stream: TextIO | None = None, columns: int | None = None) -> None:
         """columns: the width of the terminal on which a launcher shows what this process writes."""
         from rich.console import Console as Terminal
 
-        target, relayed = stream if stream is not None else sys.stdout, columns is not None
-        self._stream = _PatientStream(target)
+        self._stream = _PatientStream(stream if stream is not None else sys.stdout)
+        self._relayed = columns is not None
         self._terminal = Terminal(
-            file=cast(TextIO, self._stream), highlight=False, soft_wrap=True, force_terminal=relayed or None
+            file=cast(TextIO, self._stream),
+            width=columns,
+            force_terminal=self._relayed or None,
+            highlight=False,
+            emoji=False,
         )
-        self._lock = threading.RLock()
-        self._live = LiveLine(self._write, self._lock, _fileno(target), columns)
-        self._has_width = _fileno(target) is not None
-        self._columns = Columns()
+        self._lines = RunLines()
+        self._record: Record = {}
+        self._left: list[str] = []
+        self._lock = threading.RLock()  # of who writes
+        self._drawn, self._ended = False, threading.Event()
+        self._thread: threading.Thread | None = None
 
     def note(self, text: str, style: str | None = None) -> None:
-        self._print(text, style)
+        with self._lock:
+            self._clear()
+            self._terminal.print(text, style=style, markup=False)
 
     def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
-        self._columns = Columns(epochs)
-        self._live.start(total_steps, epochs)
+        self._lines, self._record, self._left = RunLines(total_steps, epochs), {}, []
+        self._ended.clear()
+        self._thread = threading.Thread(target=self._run, name="cyxjax-live", daemon=True)
+        self._thread.start()
 
     def end(self) -> None:
-        self._live.stop()
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(2 * _LIVE_EVERY_S)  # not longer: a terminal can be stopped (Ctrl-S)
+        with self._lock:
+            self._clear()
 
     def step(self, record: Record) -> None:
-        self._live.tell(record)
+        self._left = self._lines.left(record, time.monotonic())
+        self._record = record
 
     def epoch(self, record: Record, is_best: bool = False) -> None:
-        self._print(self._columns.epoch_line(record, is_best), style="bold green" if is_best else "bold")
+        self.note(self._lines.epoch_line(record, is_best), style="bold green" if is_best else "bold")
 
-    def _print(self, text: str, style: str | None = None) -> None:
-        with self._lock:
-            self._live.clear()
-            width = self._live.width()
-            shown = "\n".join(wrapped(line, width) if self._has_width else line for line in text.split("\n"))
-            self._terminal.print(shown, style=style, markup=False)
+    def live_text(self, width: int) -> str:
+        """What the live line says now, in at most `width` columns."""
+        now = heartbeat.progress()
+        for_s = time.monotonic() - now.at_s if now.at_s else 0.0
+        phase = doing(now.phase, for_s, heartbeat.part_text())
+        return fitted(self._lines.live(self._record, now.step, phase, self._left), width)
 
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
+    def _run(self) -> None:
+        while not self._ended.wait(_LIVE_EVERY_S):
+            # A line that reached the edge would wrap, and could not be overwritten.
+            text = self.live_text(self._terminal.width - 1)
+            with self._lock:
+                if text and not self._ended.is_set():
+                    self._draw(text)
+
+    def _clear(self) -> None:
+        """Makes room for a line that stays. Called with the lock held."""
+        if self._drawn:
+            self._draw("")
+
+    def _draw(self, text: str) -> None:
+        self._stream.write(live_line(text, relayed=self._relayed))
         self._stream.flush()
-
-
-def _fileno(stream: TextIO) -> int | None:
-    """The file behind a stream; None for one in memory."""
-    try:
-        return stream.fileno()
-    except (OSError, ValueError, AttributeError):
-        return None
+        self._drawn = bool(text)
 
 
 class _PatientStream:
@@ -175,23 +185,20 @@ class _PatientStream:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        # a terminal that knows only ASCII shows "?" for the rest
-        shown = text.encode(self.encoding, "replace").decode(self.encoding)
+        encoding = self._stream.encoding or "utf-8"
         with suppress(OSError, ValueError):  # ValueError: it was closed
-            self._stream.write(shown)
+            # a terminal that knows only ASCII shows "?" for the rest
+            self._stream.write(text.encode(encoding, "replace").decode(encoding))
         return len(text)
 
     def flush(self) -> None:
         with suppress(OSError, ValueError):
             self._stream.flush()
-
-    def isatty(self) -> bool:
-        with suppress(ValueError):
-            return self._stream.isatty()
-        return False
 
 
 def build_console(is_master: bool, verbose: bool = True, stream: TextIO | None = None) -> Console:
@@ -200,9 +207,9 @@ def build_console(is_master: bool, verbose: bool = True, stream: TextIO | None =
         return NullConsole()
     if stream is None and type(sys.stdout).__module__.partition(".")[0] == "ipykernel":
         return NotebookConsole()
-    target, columns = stream if stream is not None else sys.stdout, relayed_columns()
-    if stream is None and columns is not None:
+    if stream is None and (columns := relayed_columns()) is not None:
         return RichConsole(columns=columns)
+    target = stream if stream is not None else sys.stdout
     return RichConsole(stream) if target.isatty() and not _is_dumb(target) else PlainConsole(stream)
 
 

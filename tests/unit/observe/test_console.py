@@ -1,13 +1,24 @@
-"""Lines people read: fixed formats, rank 0 only, no control characters in a pipe."""
+"""Lines people read: fixed formats, rank 0 only, no control characters in a pipe; and the live line."""
 
+import fcntl
 import io
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
 
 import numpy as np
 import pytest
 
+from cyxjax.launch import heartbeat
 from cyxjax.observe import NullConsole, PlainConsole, RichConsole, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.lines import batch_plan_line, done_line, line_of_test
+from cyxjax.observe.lines import RunLines, batch_plan_line, doing, done_line, fitted, line_of_test, span
 
 STEP = {
     "kind": "step",
@@ -20,16 +31,10 @@ STEP = {
 }
 EPOCH = {"epoch": 2, "train_loss": np.float32(0.25), "val_loss": float("nan"), "samples_per_second": 4321.0}
 HISTORY = DistributedTrainingHistory(
-    train_losses=[1.0, 0.5], val_accuracies=[0.25, 0.75], total_time_seconds=2.0, samples_per_second=4321.0
-)
-
-
-def test_the_last_line_of_a_task_without_accuracy():
-    history = DistributedTrainingHistory(
-        train_losses=[1.0], val_losses=[float("nan"), 0.5, 0.75], val_accuracies=[float("nan")] * 3
-    )
-    assert "best Val loss 0.5000" in done_line(history, None)
-    assert "Val accuracy" not in done_line(history, None)
+    train_losses=[1.0, 0.5], val_accuracies=[0.25, 0.75], val_epochs=[0, 1], total_time_seconds=2.0,
+    samples_per_second=4321.0,
+)  # fmt: skip
+DRAWN = re.compile(r"\r([^\r\n\x1b]*)\x1b\[K")
 
 
 class Terminal(io.StringIO):
@@ -53,7 +58,7 @@ def test_plain_lines():
         "Batch plan: 32 samples x 4 replicas x 2 accumulation = 256 per step; world_size 2",
         "Epoch 3, Batch 10, Loss: 0.4321, Accuracy: 0.5000, LR: 0.001",
         "Epoch 3, Loss: 0.2500, Val loss: nan, samples/s: 4,321",
-        "Done: 2 epochs in 2.0 s, 4,321 samples/s, best Val accuracy 0.7500, last 0.7500. "
+        "Done: 2 epochs in 2.0 s, 4,321 samples/s, best Val accuracy 0.7500 (epoch 2), last 0.7500. "
         "Run folder: runs/[x]",
     ]
 
@@ -70,21 +75,28 @@ def test_epochs_stand_under_each_other_and_the_best_one_is_marked():
     ]
 
 
-def test_one_of_a_thing_is_no_plural():
-    stream = io.StringIO()
-    console = PlainConsole(stream)
-    console.note(batch_plan_line(1, 1, 1, {}))
-    console.note(done_line(DistributedTrainingHistory(train_losses=[1.0]), None))
-    assert stream.getvalue().startswith("Batch plan: 1 sample x 1 replica x 1 accumulation = 1 per step")
-    assert "Done: 1 epoch in" in stream.getvalue()
+def test_the_last_line_says_what_came_out():
+    assert batch_plan_line(1, 1, 1, {}) == "Batch plan: 1 sample x 1 replica x 1 accumulation = 1 per step"
+    nan = float("nan")
+    one = DistributedTrainingHistory(
+        train_losses=[1.0], val_losses=[nan, 0.5, 0.75], val_accuracies=[nan] * 3, val_epochs=[0, 2, 3],
+        total_time_seconds=125.0, commit="e",
+    )  # fmt: skip
+    assert done_line(one, None) == (
+        "Done: 1 epoch in 2 min 5 s, 0 samples/s, best Val loss 0.5000 (epoch 3), last 0.7500. Git commit: e."
+    )
+    short = DistributedTrainingHistory(num_steps=12, total_time_seconds=8.25, stopped_by="max_steps")
+    assert done_line(short, None) == "Done: 12 steps in 8.2 s, 0 samples/s, stopped by max_steps."
+    assert line_of_test({"loss": 0.25, "accuracy": nan}) == "Test: loss 0.2500"
 
 
-def test_a_terminal_gets_the_same_news():
+def test_a_terminal_gets_the_same_news_in_its_columns():
     stream = Terminal()
-    tell(RichConsole(stream))
+    tell(RichConsole(stream, columns=40))
     shown = stream.getvalue()
-    for part in ("Process 0/2 started", "= 256 per step", "Loss: 0.2500", "Run folder: runs/[x]"):
+    for part in ("Process 0/2 started", "= 256 per", "Loss: 0.2500", "runs/[x]"):
         assert part in shown
+    assert max(len(re.sub(r"\x1b\[[\d;]*m", "", line)) for line in shown.splitlines()) <= 40
 
 
 @pytest.mark.parametrize(
@@ -96,8 +108,11 @@ def test_a_terminal_gets_the_same_news():
         (True, False, Terminal(), NullConsole),
     ],
 )
-def test_which_console(master, verbose, stream, kind):
+def test_which_console(master, verbose, stream, kind, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     assert type(build_console(master, verbose, stream)) is kind
+    monkeypatch.setenv("TERM", "dumb")
+    assert type(build_console(master, verbose, stream)) is (PlainConsole if kind is RichConsole else kind)
 
 
 def test_silence_is_silent(capsys):
@@ -121,36 +136,7 @@ def test_a_log_has_a_line_of_progress_an_interval_however_many_steps_there_are(m
         "step 70 of 400, 2 min 12 s left",
         "step 100 of 400, 2 min 0 s left",
     ]
-
-
-def test_a_dumb_terminal_gets_lines(monkeypatch):
-    monkeypatch.setenv("TERM", "dumb")
-    assert type(build_console(True, True, Terminal())) is PlainConsole
-
-
-def test_a_run_that_ended_within_its_first_epoch_tells_its_steps():
-    history = DistributedTrainingHistory(num_steps=12, total_time_seconds=8.25, stopped_by="max_steps")
-    assert done_line(history, None) == "Done: 12 steps in 8.2 s, 0 samples/s, stopped by max_steps."
-
-
-def test_of_many_metrics_the_line_of_the_test_shows_the_first():
-    assert line_of_test({"loss": 0.25, "accuracy": float("nan")}) == "Test: loss 0.2500"
-    many = {"loss": 0.25, "accuracy": 0.5} | {f"recall_{n}": 1.0 for n in range(10)}
-    assert line_of_test(many) == (
-        "Test: loss 0.2500, accuracy 0.5000, recall_0 1.0000, recall_1 1.0000, recall_2 1.0000, "
-        "recall_3 1.0000, and 6 more"
-    )
-
-
-def test_the_last_line_names_the_epoch_of_the_best():
-    history = DistributedTrainingHistory(
-        train_losses=[1.0] * 4,
-        val_accuracies=[0.5, 0.75, 0.25],
-        val_epochs=[0, 2, 3],
-        total_time_seconds=125.0,
-    )
-    assert "4 epochs in 2 min 5 s" in done_line(history, None)
-    assert "best Val accuracy 0.7500 (epoch 3), last 0.2500." in done_line(history, None)
+    assert [span(s) for s in (59.99, 12_000, float("nan"))] == ["60.0 s", "3 h 20 min", "an unknown time"]
 
 
 @pytest.mark.parametrize("kind", [PlainConsole, RichConsole])
@@ -171,8 +157,172 @@ def test_a_reader_that_went_away_does_not_end_the_run(kind):
 
 
 def test_a_terminal_of_ascii_only_still_shows_the_rest():
-    raw = io.BytesIO()
-    console = PlainConsole(io.TextIOWrapper(raw, encoding="ascii"))
-    console.note("läuft")
-    console.note("on")
-    assert raw.getvalue() == b"l?uft\non\n"
+    stream = io.TextIOWrapper(raw := io.BytesIO(), encoding="ascii")
+    PlainConsole(stream).note("läuft")
+    assert raw.getvalue() == b"l?uft\n"
+
+
+def test_a_narrow_live_line_drops_whole_parts_and_no_digit():
+    lines = RunLines(400)
+    lines.left(STEP | {"step": 10}, 0.0)
+    parts = lines.live(STEP, 71, "", lines.left(STEP, 15.0))
+    whole = "step 71 of 400, Epoch 3, Loss: 0.4321, 1 min 22 s left, Accuracy: 0.5000, LR: 0.001"
+    assert fitted(parts, 100) == whole  # 330 steps at 4 a second
+    for width in range(len(parts[0]), 100):
+        assert len(fitted(parts, width)) <= width
+        assert set(fitted(parts, width).split(", ")) <= set(whole.split(", "))
+    assert fitted(parts, 39) == "step 71 of 400, Epoch 3, Loss: 0.4321"
+    assert fitted(lines.live({}, 71, "compiling 12 s", []), 39) == "compiling 12 s, step 71 of 400"
+    assert fitted(["longer than that"], 6) == "longer"
+    assert fitted([], 10) == ""
+
+
+@pytest.mark.parametrize(
+    ("phase", "for_s", "said"),
+    [
+        ("compile", 12.3, "compiling 12 s"),
+        ("checkpoint", 0.2, "checkpoint"),
+        ("data", 0.1, ""),
+        ("data", 7.0, "waiting for data 7 s"),
+        ("step", 7.0, "waiting for the devices 7 s"),
+        ("done", 7.0, ""),
+        ("", 0.0, ""),
+    ],
+)
+def test_what_is_going_on(phase, for_s, said):
+    assert doing(phase, for_s) == said
+
+
+def test_an_evaluation_says_how_far_it_is_until_the_next_beat():
+    console = RichConsole(io.StringIO())
+    heartbeat.report_progress(400, "eval")
+    try:
+        assert console.live_text(79) == "evaluating, step 400"
+        heartbeat.part(3, 5)
+        assert console.live_text(79) == "evaluating 3/5, step 400"
+        heartbeat.part(4)  # a loader, whose length nobody knows
+        assert heartbeat.part_text() == "4"
+        heartbeat.report_progress(400, "step")
+        assert console.live_text(79) == "step 400"
+    finally:
+        heartbeat.report_progress(-1, "idle")
+
+
+def resize(fd, columns):
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+
+def read_until(fd, wanted, limit_s=60.0):
+    """What a terminal has received until `wanted(text)`, or until the other side has gone."""
+    text, end = "", time.monotonic() + limit_s
+    while time.monotonic() < end and not wanted(text):
+        if select.select([fd], [], [], 0.2)[0]:
+            try:
+                data = os.read(fd, 1 << 16)
+            except OSError:  # Linux: the last one with the other side open has gone
+                return text
+            if not data:
+                return text
+            text += data.decode()
+    return text
+
+
+@pytest.fixture
+def terminal():
+    master, slave = pty.openpty()
+    resize(slave, 80)
+    yield master, slave
+    os.close(master)
+    os.close(slave)
+
+
+def on_terminal(slave, *command, **more):
+    variables = os.environ | {"TERM": "xterm"} | more
+    return subprocess.Popen(
+        [sys.executable, *command], stdin=slave, stdout=slave, stderr=slave, env=variables
+    )
+
+
+LIVE = """
+import sys
+import threading
+from cyxjax.launch import heartbeat
+from cyxjax.observe.console import build_console
+
+console = build_console(True)
+console.begin(400)
+heartbeat.report_progress(57, "data")
+console.step({"epoch": 2, "step": 50, "loss": 0.4321, "accuracy": 0.5, "learning_rate": 0.001, "top_5": 0.75})
+sys.stdin.readline()
+console.note("news")
+console.end()
+assert [t.name for t in threading.enumerate()] == ["MainThread"]
+"""
+
+
+def test_the_line_fits_a_window_that_is_resized_and_news_stand_above_it(terminal):
+    master, slave = terminal
+    child = on_terminal(slave, "-c", LIVE)
+    wide = read_until(master, lambda text: "Accuracy" in text)
+    resize(slave, 40)
+    narrow = read_until(master, lambda text: text.count("\r") >= 2)
+    os.write(master, b"\n")
+    after = read_until(master, lambda text: "news" in text)
+    assert child.wait(60) == 0, after
+    assert max(map(len, DRAWN.findall(wide))) > 50
+    last = DRAWN.findall(narrow)[-1]
+    assert "step 57 of 400" in last
+    assert len(last) <= 39
+    assert "\r\x1b[Knews\r\n" in after  # the line made room
+    assert "\x1b[?25l" not in wide + narrow + after  # the cursor stays
+
+
+TRAIN = ["-m", "cyxjax.train", "--data.name", "digits", "--optimizer.name", "sgd", "--epochs"]
+
+
+@pytest.mark.slow
+def test_a_run_on_a_terminal_of_40_columns(terminal, tmp_path):
+    master, slave = terminal
+    resize(slave, 40)
+    child = on_terminal(slave, *TRAIN, "2", "--run-dir", str(tmp_path / "run"), NO_COLOR="1")
+    text = read_until(master, lambda text: "Next: " in text and text.endswith("\n"), 120.0)
+    assert child.wait(60) == 0, text
+    assert all(len(drawn) < 40 for drawn in DRAWN.findall(text))
+    assert "Epoch 2/2, Loss: " in text
+    assert not re.search(r"\x1b\[3\dm|\x1b\[9\dm", text)  # NO_COLOR
+    assert "Done: 2 epochs" in text
+
+
+LAUNCH = ["-m", "cyxjax.launch", "--nproc-per-node"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [("nohup", sys.executable), (sys.executable, *LAUNCH, "1")])
+def test_a_run_into_a_file_writes_lines_only(tmp_path, start):
+    command = [*start, *TRAIN, "2", "--run-dir", str(tmp_path / "run")]
+    with (tmp_path / "log").open("w") as log:
+        code = subprocess.run(
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False, timeout=150
+        )
+    text = (tmp_path / "log").read_text()
+    assert code.returncode == 0, text
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text)
+    assert re.search(r"Epoch 1/2, Batch 10, Loss: .*, step 10 of 40", text)
+
+
+@pytest.mark.slow
+def test_the_launcher_draws_the_live_line_of_rank_0_in_colour_and_keeps_it_out_of_the_log(terminal, tmp_path):
+    master, slave = terminal
+    # 60 epochs take several times as long as the live line waits for its first time.
+    train = [*TRAIN, "60", "--run-dir", str(tmp_path / "run"), "--log-every-n-batches", "1"]
+    child = on_terminal(slave, *LAUNCH, "2", "--log-dir", str(tmp_path / "logs"), *train)
+    text = read_until(master, lambda text: "Next: " in text and text.endswith("\n"), 150.0)
+    assert child.wait(60) == 0, text
+    drawn = DRAWN.findall(text)
+    assert any("step " in line and line.startswith("[rank 0] ") for line in drawn), text
+    assert max(map(len, drawn)) < 80
+    assert re.search(r"\x1b\[1[;m]", text)  # bold, as in one process
+    assert "cyxjax-live" not in text
+    log = (tmp_path / "logs" / "start_0" / "rank_0.log").read_text()
+    assert "Epoch 60/60, Loss: " in log
+    assert "cyxjax-live" not in log

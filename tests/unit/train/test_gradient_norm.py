@@ -10,7 +10,7 @@ import cyxjax as cx
 from cyxjax.core.metrics import Metrics
 from cyxjax.observe.console import NullConsole
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.lines import Columns
+from cyxjax.observe.lines import RunLines
 from cyxjax.observe.records import Record
 from cyxjax.train import resume
 from cyxjax.train.hooks.hook import EpochInfo, Position, RunState, StepInfo
@@ -88,6 +88,6 @@ def test_a_checkpoint_in_mid_epoch_keeps_the_sum():
 
 def test_it_stands_on_no_line():
     record = {"step": 8, "epoch": 0, "loss": 0.5, "grad_norm": 3.0, "top2": 0.25}
-    assert Columns().step_line(record) == "Epoch 1, Batch 8, Loss: 0.5000, top2: 0.2500"
-    shown = Columns(3).epoch_line({"epoch": 0, "train_grad_norm": 3.0, "train_loss": 0.5})
+    assert RunLines().step_line(record, 0.0) == "Epoch 1, Batch 8, Loss: 0.5000, top2: 0.2500"
+    shown = RunLines(None, 3).epoch_line({"epoch": 0, "train_grad_norm": 3.0, "train_loss": 0.5})
     assert shown == "Epoch 1/3, Loss: 0.5000"
