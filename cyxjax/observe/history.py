@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,6 +13,8 @@ from pydantic import AfterValidator, ConfigDict, TypeAdapter
 from cyxjax.errors import DataError
 from cyxjax.files import read_plain, readable
 from cyxjax.observe.records import plain_tree, write_atomic
+
+_MOST_ROWS = 12  # that a notebook shows
 
 
 def _curve(values: list[Any]) -> list[Any]:
@@ -103,7 +106,7 @@ class DistributedTrainingHistory:
                 columns[name] = (by_train if name.startswith("train_") else by_val, values)
         table: dict[int, dict[str, float]] = {}
         for name, (epochs, values) in columns.items():
-            for epoch, value in zip(_places(epochs, values), values, strict=True):
+            for epoch, value in zip(epochs, values, strict=False):
                 table.setdefault(epoch, {"epoch": epoch})[name] = value
         return [table[epoch] for epoch in sorted(table)]
 
@@ -114,11 +117,39 @@ class DistributedTrainingHistory:
         return pandas.DataFrame(self.rows())
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of a history: its epochs as a table, and the curves of the losses."""
-        from cyxjax.observe.notebook import history_html
+        """What a notebook shows: the curves of the losses above the epochs, the first and last of many."""
+        from cyxjax.observe.report.html import table
 
-        title = f"{self.num_replicas} replicas, {self.samples_per_second:,.0f} samples/s"
-        return history_html(self.rows(), title)
+        rows: list[dict[str, float]] = [{**row, "epoch": row["epoch"] + 1} for row in self.rows()]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        shown = rows if len(rows) <= _MOST_ROWS else [*rows[: _MOST_ROWS // 2], {}, *rows[-_MOST_ROWS // 2 :]]
+        cells = [[f"{row[name]:.4g}" if name in row else "" for name in names] for row in shown]
+        return f"<b>{self._title()}</b>{self._loss_curves()}{table(names, cells)}"
+
+    def _loss_curves(self) -> str:
+        """An SVG whose units are epochs and losses; "" without a value."""
+        drawn = {
+            "#1f77b4": zip(self.epochs, self.train_losses, strict=False),
+            "#ff7f0e": zip(self.val_epochs, self.val_losses, strict=False),
+        }
+        lines = {colour: [(x, y) for x, y in points if math.isfinite(y)] for colour, points in drawn.items()}
+        places = [place for line in lines.values() for place in line]
+        if not places:
+            return ""
+        (left, right), (low, high) = ((min(values), max(values)) for values in zip(*places, strict=True))
+        curves = "".join(
+            f'<polyline fill="none" stroke="{colour}" stroke-width="2" vector-effect="non-scaling-stroke" '
+            f'points="{" ".join(f"{x},{high - y:.6g}" for x, y in line)}"/>'
+            for colour, line in lines.items()
+        )
+        return (
+            f'<svg width="360" height="120" viewBox="{left} 0 {right - left} {high - low:.6g}" '
+            f'preserveAspectRatio="none" style="display:block;overflow:visible">{curves}</svg>'
+            '<span style="color:#1f77b4">train loss</span> <span style="color:#ff7f0e">val loss</span>'
+        )
+
+    def _title(self) -> str:
+        return f"{self.num_replicas} replicas, {self.samples_per_second:,.0f} samples/s"
 
     def plot(self, path: str | Path | None = None, others: Mapping[str, Self] | None = None) -> Any:
         """Draws loss and accuracy over epochs.
@@ -140,7 +171,7 @@ class DistributedTrainingHistory:
         for name, one in {"": self, **(others or {})}.items():
             one._curves(losses, "loss", one.train_losses, one.val_losses, name)
             one._curves(accuracies, "accuracy", one.train_accuracies, one.val_accuracies, name)
-        figure.suptitle(f"{self.num_replicas} replicas, {self.samples_per_second:,.0f} samples/s")
+        figure.suptitle(self._title())
         if path is None:
             return figure
         figure.savefig(path)
@@ -151,17 +182,12 @@ class DistributedTrainingHistory:
         at_train, at_val = (self.steps, self.val_steps) if by_steps else (self.epochs, self.val_epochs)
         for label, values, places in (("train", train, at_train), ("validation", val, at_val)):
             if values:
-                axes.plot(_places(places, values), values, marker=".", label=f"{whose} {label}".strip())
+                axes.plot(places, values, marker=".", label=f"{whose} {label}".strip())
         axes.set_xlabel("step" if by_steps else "epoch")
         axes.set_ylabel(name)
         axes.grid(visible=True, alpha=0.3)
         if axes.has_data():
             axes.legend()
-
-
-def _places(epochs: list[int], values: list[float]) -> list[int]:
-    """The epoch of each value; in a history of before they were kept, their order."""
-    return epochs if len(epochs) == len(values) else list(range(len(values)))
 
 
 def curve(history: DistributedTrainingHistory, monitor: str) -> list[float]:
