@@ -11,7 +11,7 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.load import open_run
 from cyxjax.config.yaml_file import read_yaml
 from cyxjax.errors import EXIT_OK, ConfigError
-from cyxjax.observe.report import outcome, ranks
+from cyxjax.observe.report import outcome
 from cyxjax.observe.report.facts import RunFacts, read_facts
 from cyxjax.observe.report.page import write
 from cyxjax.run_folder import RunFolder
@@ -62,10 +62,7 @@ def as_json(run: RunFacts) -> dict[str, Any]:
         "headline": outcome.headline(run),
         "results": outcome.results(run),
         "seconds": run.seconds,
-        "starts": [
-            {name: value for name, value in stretch._asdict().items() if name != "ranks"}
-            for stretch in ranks.stretches(run.events)
-        ],
+        "starts": [start._asdict() for start in outcome.starts(run.events)],
         "changed": run.changed,
         "audit": {"good": run.audit.good, "lines": run.audit.lines},
         "notes": run.notes,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cyxjax.observe.report.curves import Point, powers, short, smoothed, thinned, ticks
+from cyxjax.observe.report.facts import Point
 from cyxjax.observe.report.html import text
 
 _WIDTH, _HEIGHT = 640, 300
@@ -14,18 +14,18 @@ _SMOOTH_FROM = 40  # points: fewer are drawn as they are
 _LOG_FROM = 50.0  # a quantity that spans more than this is drawn by powers of ten
 NUM_COLOURS = 10
 _MOST_COLUMNS = 60  # of values under the pointer
+_MOST_POINTS = 400  # a plot is about so many pixels wide
 
 
 @dataclass(frozen=True)
 class Line:
-    """One curve of a plot. colour: 0 to 7, the page's."""
+    """One curve of a plot. colour: 0 to 9, the page's."""
 
     label: str
     points: Sequence[Point]
     colour: int = 0
     dashed: bool = False
     smooth: bool = True
-    broken: Sequence[float] = ()  # steps without a finite value
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,14 @@ def line_chart(
 ) -> str:
     """A figure with its legend; "" where no line has a point. may_log: by powers of ten, if it spans many.
     axis: what x counts."""
-    lines = [line for line in lines if line.points or line.broken]
-    points = [point for line in lines for point in line.points]
-    if not points:
+    lines = [line for line in lines if line.points]
+    if not lines:
         return ""
-    area = _Area.around(points, may_log)
-    drawn = [_grid(area, axis), *(_line(area, line, axis) for line in lines), _values(area, lines, axis)]
+    area = _Area.around([point for line in lines for point in line.points], may_log)
+    drawn = [_grid(area, axis), *(_line(area, line) for line in lines), _values(area, lines, axis)]
     drawn += [_mark(area, mark) for mark in marks]  # last: what lies on top shows its title
     legend = "".join(_key(line) for line in lines)
-    last = "; ".join(f"{line.label}: last {short(line.points[-1][1])}" for line in lines if line.points)
+    last = "; ".join(f"{line.label}: last {short(line.points[-1][1])}" for line in lines)
     scale, caption = " (log scale)" if area.log else "", text(f"{title} by {axis}. {last}")
     svg = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{caption}">{"".join(drawn)}</svg>'
     return f"<figure><figcaption><b>{text(title)}</b>{scale} {legend}</figcaption>{svg}</figure>"
@@ -65,26 +64,18 @@ def bar(parts: Mapping[str, float], unit: str = "s") -> str:
     """One bar cut by share, with a legend that says each part in numbers. Parts take their colours in order;
     one of size 0 takes its colour too, and is not drawn."""
     total = sum(parts.values())
-    if not total > 0:
-        return ""
-    at, pieces, keys = 0.0, [], []
+    at, pieces, keys = 0.0, "", ""
     for index, (name, size) in enumerate(parts.items()):
-        width = 1000 * size / total
         if not size:
             continue
-        said = f"{name}: {size:,.1f} {unit}, {size / total:.1%}"
+        width, said = 1000 * size / total, text(f"{name}: {size:,.1f} {unit}, {size / total:.1%}")
         colour = f"c{index % NUM_COLOURS}"
-        pieces.append(
-            f'<rect class="{colour} fill" x="{at:.1f}" y="0" width="{width:.1f}" height="40">'
-            f"<title>{text(said)}</title></rect>"
-        )
-        keys.append(f'<li><i class="{colour} swatch"></i>{text(said)}</li>')
+        pieces += f'<rect class="{colour} fill" x="{at:.1f}" y="0" width="{width:.1f}" height="40">'
+        pieces += f"<title>{said}</title></rect>"
+        keys += f'<li><i class="{colour} swatch"></i>{said}</li>'
         at += width
-    return (
-        '<svg class="bar" viewBox="0 0 1000 40" preserveAspectRatio="none" role="img" '
-        f'aria-label="{text("; ".join(f"{n} {s:.1f} {unit}" for n, s in parts.items()))}">{"".join(pieces)}'
-        f'</svg><ul class="keys">{"".join(keys)}</ul>'
-    )
+    svg = f'<svg class="bar" viewBox="0 0 1000 40" preserveAspectRatio="none" role="img">{pieces}</svg>'
+    return f'{svg}<ul class="keys">{keys}</ul>' if keys else ""
 
 
 @dataclass(frozen=True)
@@ -99,17 +90,14 @@ class _Area:
 
     @staticmethod
     def around(points: Sequence[Point], may_log: bool) -> "_Area":
-        xs, ys = [x for x, _ in points], [y for _, y in points]
+        xs, ys = zip(*points, strict=True)
         low, high = min(ys), max(ys)
-        log = may_log and low > 0 and high / low > _LOG_FROM
-        if log:
-            low, high = low / 1.2, high * 1.2
-        elif high == low:
-            low, high = low - (abs(low) or 1) * 0.1, high + (abs(high) or 1) * 0.1
-        else:
-            low, high = low - (high - low) * 0.05, high + (high - low) * 0.05
-        left, right = min(min(xs), 0.0), max(xs)
-        return _Area(left, right if right > left else left + 1, low, high, log)
+        left, right = min(*xs, 0.0), max(xs)
+        right = right if right > left else left + 1
+        if may_log and low > 0 and high / low > _LOG_FROM:
+            return _Area(left, right, low / 1.2, high * 1.2, True)
+        room = 0.05 * (high - low) or 0.1 * (abs(high) or 1)
+        return _Area(left, right, low - room, high + room, False)
 
     def x(self, step: float) -> float:
         return _LEFT + (step - self.left) / (self.right - self.left) * (_WIDTH - _LEFT - _RIGHT)
@@ -121,71 +109,49 @@ class _Area:
 
 def _grid(area: _Area, axis: str) -> str:
     levels = powers(area.low, area.high) if area.log else ticks(area.low, area.high)
-    if len(levels) < 2:
-        levels = [area.low, area.high]
-    parts = []
-    for level in levels:
+    drawn = ""
+    for level in levels if len(levels) > 1 else (area.low, area.high):
         y = area.y(level)
-        parts.append(
-            f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>'
-            f'<text x="{_LEFT - 8}" y="{y:.1f}" dy=".35em" text-anchor="end">{short(level)}</text>'
-        )
-    places = ticks(area.left, area.right, 4)
-    for place in places:
+        drawn += f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>'
+        drawn += f'<text x="{_LEFT - 8}" y="{y:.1f}" dy=".35em" text-anchor="end">{short(level)}</text>'
+    for place in ticks(area.left, area.right, 4):
         x = area.x(place)
         anchor = "end" if x > _WIDTH - 60 else "middle"
-        parts.append(
-            f'<path class="grid" d="M{x:.1f} {_HEIGHT - _BOTTOM}v5"/>'
-            f'<text x="{x:.1f}" y="{_HEIGHT - 22}" text-anchor="{anchor}">{short(place)}</text>'
-        )
+        drawn += f'<path class="grid" d="M{x:.1f} {_HEIGHT - _BOTTOM}v5"/>'
+        drawn += f'<text x="{x:.1f}" y="{_HEIGHT - 22}" text-anchor="{anchor}">{short(place)}</text>'
     middle = _LEFT + (_WIDTH - _LEFT - _RIGHT) / 2
-    return "".join(parts) + f'<text x="{middle}" y="{_HEIGHT - 4}" text-anchor="middle">{axis}</text>'
+    return drawn + f'<text x="{middle}" y="{_HEIGHT - 4}" text-anchor="middle">{axis}</text>'
 
 
-def _line(area: _Area, line: Line, axis: str) -> str:
-    points, style = thinned(line.points), f"c{line.colour % NUM_COLOURS} line{' dashed' * line.dashed}"
-    smooth = line.smooth and len(line.points) >= _SMOOTH_FROM
-    drawn = [_path(area, points, style + " faint" * smooth)]
-    if smooth:
-        drawn.append(_path(area, thinned(smoothed(line.points)), style))
-    if len(points) == 1:
-        (x, y) = points[0]
-        drawn.append(f'<circle class="{style} dot" cx="{area.x(x):.1f}" cy="{area.y(y):.1f}" r="3.5"/>')
-    for step in line.broken[:100]:
-        x = area.x(min(max(step, area.left), area.right))
-        drawn.append(
-            f'<text class="bad" x="{x:.1f}" y="{_TOP + 10}" text-anchor="middle">&#10005;'
-            f"<title>{text(line.label)}: not finite at {axis} {short(step)}</title></text>"
-        )
-    return "".join(drawn)
+def _line(area: _Area, line: Line) -> str:
+    style = f"c{line.colour % NUM_COLOURS} line{' dashed' * line.dashed}"
+    if len(line.points) == 1:
+        ((x, y),) = line.points
+        return f'<circle class="{style} dot" cx="{area.x(x):.1f}" cy="{area.y(y):.1f}" r="3.5"/>'
+    if not line.smooth or len(line.points) < _SMOOTH_FROM:
+        return _path(area, line.points, style)
+    return _path(area, line.points, style + " faint") + _path(area, smoothed(line.points), style)
 
 
 def _path(area: _Area, points: Sequence[Point], style: str) -> str:
-    if not points:
-        return ""
-    places = " ".join(f"{area.x(x):.1f},{area.y(y):.1f}" for x, y in points)
+    places = " ".join(f"{area.x(x):.1f},{area.y(y):.1f}" for x, y in thinned(points))
     return f'<polyline class="{style}" points="{places}"/>'
 
 
 def _values(area: _Area, lines: Sequence[Line], axis: str) -> str:
     """Columns that cover the plot, each with the values of its place as a title: shown under the pointer."""
     steps = sorted({x for line in lines for x, _ in line.points})
-    steps = steps[:: -(-len(steps) // _MOST_COLUMNS)] if steps else []
-    edges = [
-        _LEFT,
-        *((area.x(one) + area.x(next_one)) / 2 for one, next_one in pairwise(steps)),
-        _WIDTH - _RIGHT,
-    ]
-    columns = []
-    for step, (left, right) in zip(steps, pairwise(edges), strict=False):
-        near = {line.label: min(line.points, key=lambda p: abs(p[0] - step)) for line in lines if line.points}
-        values = ", ".join(f"{label} {short(value)}" for label, (_, value) in near.items())
-        title = text(f"{axis} {short(step)}: {values}")
-        columns.append(
-            f'<rect class="values" x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" '
-            f'height="{_HEIGHT - _TOP - _BOTTOM}"><title>{title}</title></rect>'
-        )
-    return "".join(columns)
+    steps = steps[:: -(-len(steps) // _MOST_COLUMNS)]
+    middles = ((area.x(one) + area.x(next_one)) / 2 for one, next_one in pairwise(steps))
+    columns = ""
+    for step, (left, right) in zip(steps, pairwise([_LEFT, *middles, _WIDTH - _RIGHT]), strict=True):
+        near = [
+            f"{line.label} {short(min(line.points, key=lambda p: abs(p[0] - step))[1])}" for line in lines
+        ]
+        title = text(f"{axis} {short(step)}: {', '.join(near)}")
+        columns += f'<rect class="values" x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" '
+        columns += f'height="{_HEIGHT - _TOP - _BOTTOM}"><title>{title}</title></rect>'
+    return columns
 
 
 def _mark(area: _Area, mark: Mark) -> str:
@@ -199,3 +165,48 @@ def _mark(area: _Area, mark: Mark) -> str:
 def _key(line: Line) -> str:
     style = f"c{line.colour % NUM_COLOURS} swatch{' dashed' * line.dashed}"
     return f'<span class="key"><i class="{style}"></i>{text(line.label)}</span>'
+
+
+def thinned(points: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
+    """At most `most` points, with the ends, and the lowest and highest of each stretch: no spike is lost."""
+    if len(points) <= most:
+        return list(points)
+    count = most // 2 - 1
+    kept = {points[0], points[-1]}
+    for first, stop in pairwise(len(points) * i // count for i in range(count + 1)):
+        kept |= {pick(points[first:stop], key=lambda p: p[1]) for pick in (min, max)}
+    return sorted(kept)
+
+
+def smoothed(points: Sequence[Point], span: float = 0.04) -> list[Point]:
+    """A running mean that forgets over a part `span` of the points; without the pull of its start.
+
+    Source: the bias-corrected exponential average, Kingma and Ba 2015, arXiv:1412.6980, section 3.
+    """
+    keep = 1 - 1 / max(len(points) * span, 1.0)
+    mean, weight, out = 0.0, 0.0, []
+    for x, y in points:
+        mean, weight = keep * mean + (1 - keep) * y, keep * weight + (1 - keep)
+        out.append((x, mean / weight))
+    return out
+
+
+def ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Round numbers inside [low, high], at most `most` + 1 of them, evenly spaced; low < high."""
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    return [n * step for n in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def powers(low: float, high: float, most: int = 6) -> list[float]:
+    """Powers of ten inside [low, high], at most `most`: ticks of a logarithmic axis; 0 < low."""
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    return [10.0**n for n in range(first, last + 1, max(1, -(-(last - first + 1) // most)))]
+
+
+def short(value: float) -> str:
+    """A number in few characters: `1,797`, `0.0955`, `3.42e-08`, `250,000`."""
+    is_large = 1000 <= abs(value) < 1e8
+    return f"{value:,.0f}" if is_large else f"{value:.4g}"

@@ -74,9 +74,9 @@ def _cell(value: object) -> str:
     return value if isinstance(value, Markup) else text(value)
 
 
-def section(title: str, *parts: str, name: str = "") -> str:
+def section(title: str, *parts: str) -> str:
     """A part of the page under its heading; nothing if there is nothing in it."""
-    inside = "".join(part for part in parts if part)
+    inside, name = "".join(parts), title.lower().replace(" ", "-")
     return f'<section id="{name}"><h2>{text(title)}</h2>{inside}</section>' if inside else ""
 
 

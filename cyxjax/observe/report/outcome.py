@@ -1,23 +1,22 @@
-"""The head of the report: the result of a run in one sentence and a few numbers."""
+"""The head of the report: the result of a run in one sentence and a few numbers; and its starts."""
 
-import math
-import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from cyxjax.observe.lines import counted, scaled, span
-from cyxjax.observe.report.curves import short
+from cyxjax.observe.report.chart import short
 from cyxjax.observe.report.facts import RunFacts, number
-from cyxjax.observe.report.html import said, text
+from cyxjax.observe.report.html import said, table, text
 from cyxjax.observe.stop_reasons import reason_of
-
-_OF_A_CLASS = re.compile(r"(?:^| |val_|train_)(?:recall|precision)_.")
 
 
 def headline(run: RunFacts) -> str:
     """`Finished: 20 epochs, 440 steps in 3.9 s.`"""
     history = run.history
     if history is None:
-        steps = max((curve.points[-1][0] for curve in run.curves.values() if curve.points), default=0)
+        steps = max((points[-1][0] for points in run.curves.values()), default=0)
         return f"No history.json: the run is under way, or was cut short; step {steps:,.0f} was recorded."
     how = f"Stopped by {reason_of(history.stopped_by).note}" if history.stopped_by else "Finished"
     took = span(history.total_time_seconds)
@@ -27,21 +26,15 @@ def headline(run: RunFacts) -> str:
 
 def results(run: RunFacts) -> dict[str, float]:
     """What came out, by name, the most telling first: of the test samples, the best and last validation."""
-    found: dict[str, float] = {}
     tested = run.last("test").get("metrics")
-    for name, value in (tested if isinstance(tested, dict) else {}).items():
-        found[f"test {name}"] = math.nan if (x := number(value)) is None else x
-    for name in ("val_accuracy", "val_loss"):
-        values = run.curves[name].values if name in run.curves else []
-        if values:
-            found[f"best {name}"] = max(values) if name.endswith("accuracy") else min(values)
-            found[f"last {name}"] = values[-1]
-    for name, curve in run.curves.items():
-        if name.startswith("val_") and name not in ("val_accuracy", "val_loss") and curve.values:
-            found[f"last {name}"] = curve.values[-1]
-    if "train_loss" in run.curves and run.curves["train_loss"].values:
-        found["last train_loss"] = run.curves["train_loss"].values[-1]
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    found = {f"test {name}": value for name, value in tested.items()} if isinstance(tested, dict) else {}
+    for name, best in (("val_accuracy", max), ("val_loss", min)):
+        if points := run.curves.get(name):
+            found[f"best {name}"] = best(value for _, value in points)
+    for name in ("val_accuracy", "val_loss", *run.curves):
+        if name in run.curves and (name.startswith("val_") or name == "train_loss"):
+            found[f"last {name}"] = run.curves[name][-1][1]
+    return {name: x for name, value in found.items() if (x := number(value)) is not None}
 
 
 def spoken(name: str) -> str:
@@ -49,29 +42,20 @@ def spoken(name: str) -> str:
     return name.replace("val_", "validation ").replace("train_", "training ")
 
 
-def by_class(name: str) -> bool:
-    """Whether a number is one of the many that `per_class` gives: `recall_cat`, `last val_precision_3`."""
-    return _OF_A_CLASS.search(name) is not None
-
-
-def overall(run: RunFacts) -> dict[str, float]:
-    """`results` but for those of a single class, which have a place of their own on the page."""
-    return {name: value for name, value in results(run).items() if not by_class(name)}
-
-
 def shown(run: RunFacts) -> str:
     """The sentence and the tiles."""
-    history, tiles = run.history, []
-    order = sorted(overall(run).items(), key=lambda item: not item[0].endswith("accuracy"))
-    for name, value in order[:6]:
-        tiles.append((name, f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else short(value)))
-    if history is not None:
+    order = sorted(results(run).items(), key=lambda item: not item[0].endswith("accuracy"))
+    tiles = [
+        (spoken(name), f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else short(value)) for name, value in order
+    ]
+    tiles = tiles[:6]
+    if history := run.history:
         has_flops = bool(history.flops_per_second)
         known = [  # name, text, whether it is known and worth a tile
             ("samples/s", f"{history.samples_per_second:,.0f}", True),
             ("goodput", f"{history.goodput:.0%}", bool(run.seconds)),
             ("samples per step", f"{history.effective_batch_size:,}", True),
-            ("processes x replicas", f"{history.world_size} x {_each(history)}", True),
+            ("processes, replicas", f"{history.world_size}, {history.num_replicas}", True),
             ("peak memory", scaled(history.peak_memory_bytes, "B"), bool(history.peak_memory_bytes)),
             ("per sample", scaled(history.flops_per_sample, "FLOP"), has_flops),
             ("in steps", scaled(history.flops_per_second, "FLOP/s"), has_flops),
@@ -81,21 +65,66 @@ def shown(run: RunFacts) -> str:
         ]
         tiles += [(name, value) for name, value, is_shown in known if is_shown]
     drawn = "".join(
-        f'<div class="tile"><b>{text(value)}</b><span>{text(spoken(name))}</span></div>'
-        for name, value in tiles
+        f'<div class="tile"><b>{text(value)}</b><span>{text(name)}</span></div>' for name, value in tiles
     )
     return said(headline(run), "lead") + said(_when(run)) + f'<div class="tiles">{drawn}</div>'
 
 
-def _each(history) -> str:  # type: ignore[no-untyped-def]  # a DistributedTrainingHistory
-    each = history.num_replicas / max(history.world_size, 1)
-    return f"{each:.0f}" if each == int(each) else f"{each:.1f}"
-
-
 def _when(run: RunFacts) -> str:
-    began = number(run.events[0].get("at_unix_s")) if run.events else None
+    began: Any = run.events[0].get("at_unix_s") if run.events else None
     try:
-        when = datetime.fromtimestamp(began or 0, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    except (OverflowError, ValueError, OSError):
-        began = None
-    return f"Begun {when}, in {run.folder}" if began else f"In {run.folder}"
+        return f"Begun {datetime.fromtimestamp(began, UTC):%Y-%m-%d %H:%M UTC}, in {run.folder}"
+    except (TypeError, OverflowError, ValueError, OSError):
+        return f"In {run.folder}"
+
+
+class Start(NamedTuple):
+    """One process group at work: from a start to its end, or to its last sign of life."""
+
+    first_s: float
+    stop_s: float
+    start_step: int
+    stop_step: int
+    world_size: int
+    ended: bool  # it said so; else it was cut short
+
+
+def starts(events: Sequence[dict[str, Any]]) -> list[Start]:
+    """The starts of a run, in order, each with how it ended."""
+    places = [i for i, event in enumerate(events) if event["event"] == "start"]
+    return [_start(events[i:stop]) for i, stop in pairwise([*places, len(events)])]
+
+
+def _start(events: Sequence[dict[str, Any]]) -> Start:
+    first = events[0]
+    end = next((e for e in events if e["event"] == "end"), None)
+    last = end or events[-1]
+
+    def of(event: dict[str, Any], name: str) -> float:
+        return number(event.get(name)) or 0.0
+
+    return Start(
+        of(first, "at_unix_s"),
+        of(last, "at_unix_s"),
+        int(of(first, "step")),
+        int(of(last, "step")),
+        int(of(first, "world_size")),
+        end is not None,
+    )
+
+
+def starts_shown(run: RunFacts) -> str:
+    """A row for each start; "" without events."""
+    rows = [
+        (
+            i,
+            start.world_size,
+            start.start_step,
+            start.stop_step,
+            f"{start.stop_s - start.first_s:,.1f} s",
+            "ended" if start.ended else "cut short (until its last event)",
+        )
+        for i, start in enumerate(starts(run.events), 1)
+    ]
+    head = ("start", "processes", "from step", "to step", "time", "how it ended")
+    return table(head, rows, "numbers") if rows else ""

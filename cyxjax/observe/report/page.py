@@ -1,25 +1,21 @@
 """The report page: one run from its result to its audit, or several runs side by side."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from cyxjax.files import write_whole
-from cyxjax.observe.report import outcome, predictions, ranks
+from cyxjax.observe.report import outcome, predictions
 from cyxjax.observe.report.chart import NUM_COLOURS, Line, Mark, bar, line_chart
-from cyxjax.observe.report.curves import EPOCHS, SECONDS, Curve, Place, place_of
-from cyxjax.observe.report.facts import RunFacts, flat, number
+from cyxjax.observe.report.facts import EPOCHS, SECONDS, Point, RunFacts, flat
 from cyxjax.observe.report.html import CSS, Markup, choice, more, said, section, sortable, table, text
 
-_NONE = Curve([])
-_SINGLE = {  # curves drawn alone, under these titles
-    "learning_rate": "learning rate",
-    "grad_norm": "gradient norm (before clipping)",
-    "samples_per_second": "samples/s",
-}
-_EXACT = ("learning_rate",)  # nothing to smooth: each value is what was used
+_FIRST = {"loss": 0, "accuracy": 1}  # of the plots
+_LAST = {"learning_rate": 3, "grad_norm": 4, "samples_per_second": 5}
 _CAUSES = {  # of goodput.json, in an order that gives each the same colour on every page
     "step": "steps that count",
     "compile": "compile",
@@ -33,7 +29,6 @@ _CAUSES = {  # of goodput.json, in an order that gives each the same colour on e
     "detect": "until a loss was noticed",
 }
 _UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
-_MOST_DRAWN = NUM_COLOURS  # of many runs, whose curves are shown
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # it never loads or runs anything
 
 
@@ -59,25 +54,29 @@ def _one(run: RunFacts) -> str:
     return "".join(
         (
             outcome.shown(run),
-            section("Curves", _legend(_marks(run)), _by_axis([run]), name="curves"),
-            section("Where the time went", _time(run), name="time"),
-            section("Results by class", predictions.matrix(run), name="predictions"),
-            section("Test samples", predictions.samples(run), name="samples"),
-            section("Starts and ranks", ranks.shown(run), name="ranks"),
-            section("Configuration", _configuration(run), name="configuration"),
-            section("Environment and fingerprint", _environment(run), name="environment"),
-            section("Audit", _audit(run), name="audit"),
-            section("Not shown", *map(said, run.notes), name="notes") if run.notes else "",
+            section("Curves", _legend(_marks(run)), _by_axis([run])),
+            section("Where the time went", _time(run)),
+            section("Results by class", predictions.matrix(run)),
+            section("Test samples", predictions.samples(run)),
+            section("Starts", outcome.starts_shown(run)),
+            section("Configuration", _configuration(run)),
+            section("Environment and fingerprint", _environment(run)),
+            section("Audit", _audit(run)),
+            section("Not shown", *map(said, run.notes)),
         )
     )
 
 
-def _pairs(names: Iterable[str]) -> list[str]:
-    """Quantities that have a training or validation curve, loss and accuracy first."""
+def _quantities(names: Iterable[str]) -> list[str]:
+    """What has a curve of its own, of training or of validation, loss and accuracy first."""
     found = {name.removeprefix("train_").removeprefix("val_") for name in names}
-    own = found - {*_SINGLE, EPOCHS, SECONDS, "seconds", "kind"}
+    own = found - {EPOCHS, SECONDS, "seconds"}
     own -= {name for name in own if name.startswith("test_")}
-    return sorted(own, key=lambda name: ({"loss": 0, "accuracy": 1}.get(name, 2), name))
+    return sorted(own, key=lambda name: ((_FIRST | _LAST).get(name, 2), name))
+
+
+Place = Callable[[float], float]
+"""step -> where it lies on an axis"""
 
 
 class _Axis(NamedTuple):
@@ -90,16 +89,29 @@ def _axes(runs: Sequence[RunFacts]) -> list[_Axis]:
     """Steps, and epochs and time where every run knows them."""
     found = [_Axis("step", "step", [float] * len(runs))]
     for name, key in (("epoch", EPOCHS), ("time", SECONDS)):
-        scales = [run.curves.get(key, _NONE) for run in runs]
-        if not all(scale.points for scale in scales):
+        scales = [run.curves.get(key, []) for run in runs]
+        if not all(scales):
             continue
         unit, size = name, 1.0
         if key == SECONDS:
-            longest = max(scale.values[-1] for scale in scales)
+            longest = max(scale[-1][1] for scale in scales)
             unit, size = next((u, s) for u, s in _UNITS if longest >= 2 * s or s == 1)
-        scales = [Curve([(step, value / size) for step, value in scale.points]) for scale in scales]
-        found.append(_Axis(name, unit, [place_of(scale) for scale in scales]))
+        found.append(_Axis(name, unit, [place_of(scale, size) for scale in scales]))
     return found
+
+
+def place_of(scale: Sequence[Point], size: float = 1.0) -> Place:
+    """Steps to `scale`'s values in units of `size`: from 0 at step 0, straight between its points and beyond
+    the last."""
+    steps, values = zip((0.0, 0.0), *((step, value) for step, value in scale if step > 0), strict=True)
+
+    def place(step: float) -> float:
+        if step <= steps[-1] or len(steps) < 2:
+            return float(np.interp(step, steps, values)) / size
+        rate = (values[-1] - values[-2]) / (steps[-1] - steps[-2])
+        return (values[-1] + (step - steps[-1]) * rate) / size
+
+    return place
 
 
 def _by_axis(runs: Sequence[RunFacts]) -> str:
@@ -107,7 +119,7 @@ def _by_axis(runs: Sequence[RunFacts]) -> str:
     drawn = {}
     for axis in _axes(runs):
         placed = [
-            replace(run, curves={name: curve.moved(place) for name, curve in run.curves.items()})
+            replace(run, curves={n: [(place(x), y) for x, y in points] for n, points in run.curves.items()})
             for run, place in zip(runs, axis.places, strict=True)
         ]
         drawn[axis.name] = _plots(placed, axis)
@@ -118,55 +130,35 @@ def _plots(runs: Sequence[RunFacts], axis: _Axis) -> str:
     """Charts of one run with its marks, or of several runs laid over each other."""
     alone = len(runs) == 1
     marks = [replace(m, step=axis.places[0](m.step)) for m in _marks(runs[0])] if alone else []
-    plots: list[str] = []
-    of_classes: list[str] = []
-    for name in _pairs({name for run in runs for name in run.curves}):
+    plots = ""
+    for name in _quantities({name for run in runs for name in run.curves}):
         lines = [line for i, run in enumerate(runs) for line in _lines(run, name, i, alone=alone)]
-        drawn = line_chart(name, lines, marks, may_log=_may_log(name), axis=axis.unit)
-        (of_classes if outcome.by_class(name) else plots).append(drawn)
-    for name, title in _SINGLE.items():
-        lines = []
-        for i, run in enumerate(runs):
-            curve = run.curves.get(name) or run.curves.get(f"train_{name}", _NONE)
-            label, colour = (name.replace("_", " "), 2) if alone else (run.name, i)
-            smooth = name not in _EXACT
-            lines.append(Line(label, curve.points, colour, broken=curve.broken, smooth=smooth))
-        plots.append(line_chart(title, lines, marks, may_log=_may_log(name), axis=axis.unit))
-    return _gathered(plots, of_classes)
+        may_log = "loss" in name or name == "grad_norm"  # what counts is its order of magnitude
+        plots += line_chart(name.replace("_", " "), lines, marks, may_log=may_log, axis=axis.unit)
+    return f'<div class="plots">{plots}</div>' if plots else ""
 
 
 def _lines(run: RunFacts, name: str, colour: int, *, alone: bool) -> list[Line]:
     """The curves of training and validation; of several runs in the colour of the run, the second dashed."""
-    every, train, val = (run.curves.get(key, _NONE) for key in (name, f"train_{name}", f"val_{name}"))
-    steps = every if len(every.points) + len(every.broken) > len(train.points) else train
-    first, second = (
-        (f"training {name}", f"validation {name}") if alone else (run.name, f"{run.name}, validation")
-    )
+    every, train, val = (run.curves.get(key, []) for key in (name, f"train_{name}", f"val_{name}"))
+    steps = max(train, every, key=len)
+    first, second = (f"training {name}", f"validation {name}") if val else (name, "")
+    if not alone:
+        first, second = run.name, f"{run.name}, validation"
+    smooth = name != "learning_rate"  # each value is what was used
     return [
-        Line(first, steps.points, 0 if alone else colour, broken=steps.broken),
-        Line(second, val.points, 1 if alone else colour, not alone, False, val.broken),
+        Line(first, steps, 0 if alone else colour, smooth=smooth),
+        Line(second, val, 1 if alone else colour, dashed=not alone, smooth=False),
     ]
-
-
-def _gathered(plots: Sequence[str], of_classes: Sequence[str]) -> str:
-    """Charts beside each other; those of single classes, which may be hundreds, folded below."""
-    first, folded = "".join(plots), "".join(of_classes)
-    inside = f'<div class="plots">{folded}</div>' if folded else ""
-    return (f'<div class="plots">{first}</div>' if first else "") + more("Curves of each class", inside)
-
-
-def _may_log(name: str) -> bool:
-    """Whether what counts of a quantity is its order of magnitude."""
-    return "loss" in name or name == "grad_norm"
 
 
 def _marks(run: RunFacts) -> list[Mark]:
     marks = []
-    for before, after in pairwise(ranks.stretches(run.events)):
+    for before, after in pairwise(outcome.starts(run.events)):
         kind = "resume" if before.ended else "restart"
         label = f"{kind} at step {after.start_step}, {after.world_size} processes"
         marks.append(Mark(after.start_step, kind, label))
-    for event in run.events[-2000:]:
+    for event in run.events:
         step = event.get("step")
         if event["event"] in ("save", "rollback") and isinstance(step, int):
             marks.append(Mark(step, event["event"], f"{event['event']} at step {step}"))
@@ -185,23 +177,16 @@ def _legend(marks: Sequence[Mark]) -> str:
 
 
 def _time(run: RunFacts) -> str:
-    order = [name for name in _CAUSES if name in run.seconds] and list(_CAUSES)
-    order += sorted(set(run.seconds) - set(_CAUSES))
-    shown = {name: run.seconds.get(name, 0.0) for name in order}
-    return bar(
-        {_CAUSES.get(name, name): seconds if seconds >= 0.05 else 0.0 for name, seconds in shown.items()}
-    )
+    names = dict.fromkeys((*_CAUSES, *run.seconds))
+    seconds = {_CAUSES.get(name, name): run.seconds.get(name, 0.0) for name in names}
+    return bar({name: s if s >= 0.05 else 0.0 for name, s in seconds.items()})
 
 
 def _configuration(run: RunFacts) -> str:
     changed = [(key, value, run.defaults[key]) for key, value in run.changed.items()]
-    every = more(f"All {len(run.config)} keys", table(("key", "value"), run.config.items()))
-    if not run.config:
-        return ""
-    changes = (
-        table(("key", "value", "default"), changed) if changed else said("Nothing differs from the defaults.")
-    )
-    return changes + every
+    changes = table(("key", "value", "default"), changed) if changed else ""
+    every = table(("key", "value"), run.config.items()) if run.config else ""
+    return changes + more(f"All {len(run.config)} keys", every)
 
 
 def _environment(run: RunFacts) -> str:
@@ -220,78 +205,66 @@ def _audit(run: RunFacts) -> str:
 
 
 def _several(runs: Sequence[RunFacts]) -> str:
-    found = {run.folder: outcome.overall(run) for run in runs}
+    found = {run.folder: outcome.results(run) for run in runs}
     names = list(dict.fromkeys(name for one in found.values() for name in one))
-    first = next(iter(names), "")
-    runs = sorted(_named(runs), key=lambda run: _rank(found[run.folder].get(first), first))
-    drawn = runs[:_MOST_DRAWN]
-    notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
-    words = [f"Sorted by {outcome.spoken(first)}, the best first.", "Choose a column to sort by it."]
+    first = names[0] if names else ""
+    runs = sorted(_named(runs), key=lambda run: _rank(first, found[run.folder].get(first)))
+    drawn = runs[:NUM_COLOURS]
     of_best = f" Of the {len(drawn)} best." if len(drawn) < len(runs) else ""
+    order = f"Sorted by {outcome.spoken(first) or 'name'}, the best first. Choose a column to sort by it."
+    by_run = {
+        "Where the time went": [(run.name, _time(run)) for run in drawn],
+        "Audit": [(run.name, _audit(run)) for run in drawn],
+        "Not shown": [(run.name, "".join(map(said, run.notes))) for run in runs],
+    }
     return "".join(
         (
-            section(
-                "Results", said(" ".join(words[not first :])), _results(runs, found, names), name="results"
+            section("Results", said(order), _results(runs, found, names)),
+            section("Curves", said(f"Solid: training; dashed: validation.{of_best}"), _by_axis(drawn)),
+            *(
+                section(title, *(f"<h3>{text(name)}</h3>{inside}" for name, inside in parts if inside))
+                for title, parts in by_run.items()
             ),
-            section(
-                "Curves",
-                said(f"Solid: training; dashed: validation.{of_best}"),
-                _by_axis(drawn),
-                name="curves",
-            ),
-            section(
-                "Where the time went",
-                *(f"<h3>{text(r.name)}</h3>{_time(r)}" for r in drawn if r.seconds),
-                name="time",
-            ),
-            section(
-                "Audit",
-                *(f"<h3>{text(r.name)}</h3>{_audit(r)}" for r in drawn if r.audit.lines),
-                name="audit",
-            ),
-            section("Not shown", *map(said, notes), name="notes"),
         )
     )
 
 
 def _results(runs: Sequence[RunFacts], found: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> str:
     """A row for each run: its numbers, the keys of the configuration that differ, and how it ended."""
-    columns: dict[str, list[tuple[object, object]]] = {"run": []}  # each cell, and what it is sorted by
-    for i, run in enumerate(runs):
-        swatch = f'<i class="c{i} swatch"></i>' if i < _MOST_DRAWN else ""
-        columns["run"].append((Markup(f'<span class="name">{swatch}{text(run.name)}</span>'), run.name))
-    for name in (name for name in names if not name.startswith("last ")):
-        columns[outcome.spoken(name)] = _numbers(name, [found[run.folder].get(name) for run in runs])
+    swatches = [f'<i class="c{i} swatch"></i>' if i < NUM_COLOURS else "" for i in range(len(runs))]
+    columns: dict[str, list[tuple[object, object]]] = {  # each cell, and what it is sorted by
+        "run": [
+            (Markup(f'<span class="name">{swatch}{text(run.name)}</span>'), run.name)
+            for swatch, run in zip(swatches, runs, strict=True)
+        ]
+    }
+    for name in names:
+        values = [found[run.folder].get(name) for run in runs]
+        columns[outcome.spoken(name)] = [("" if x is None else f"{x:.4g}", _rank(name, x)) for x in values]
     for key in dict.fromkeys(key for run in runs for key in run.config):
         texts = [run.config.get(key, "-") for run in runs]
         if len(set(texts)) > 1 and key != "run_dir":
             columns[key] = [(value, _ordered(value)) for value in texts]
-    for name in (name for name in names if name.startswith("last ")):
-        columns[outcome.spoken(name)] = _numbers(name, [found[run.folder].get(name) for run in runs])
-    speeds = [run.history.samples_per_second if run.history else None for run in runs]
-    columns["samples/s"] = _numbers("", speeds, ",.0f")
+    speeds = [run.history.samples_per_second if run.history else 0.0 for run in runs]
+    columns["samples/s"] = [(f"{speed:,.0f}", -speed) for speed in speeds]
     audits = {True: "passed", False: "FAILED", None: "-"}
     columns["audit"] = [(audits[run.audit.good], audits[run.audit.good]) for run in runs]
     lines = [outcome.headline(run) for run in runs]
-    columns["how it ended"] = [
-        (Markup(f'<span class="name sentence">{text(line)}</span>'), line) for line in lines
-    ]
+    columns["how it ended"] = [(Markup(f'<span class="name sentence">{text(x)}</span>'), x) for x in lines]
     return sortable(columns)
 
 
-def _numbers(name: str, values: Sequence[float | None], form: str = ".4g") -> list[tuple[object, object]]:
-    return [("" if value is None else format(value, form), _rank(value, name)) for value in values]
-
-
-def _rank(value: float | None, name: str) -> tuple[bool, float]:
+def _rank(name: str, value: float | None) -> tuple[bool, float]:
     """The best first: the lowest loss, the highest of all else; what is missing last."""
     return value is None, (value or 0.0) * (1 if name.endswith("loss") else -1)
 
 
 def _ordered(value: str) -> tuple[bool, float, str]:
     """Numbers by size, before texts."""
-    size = number(value)
-    return size is None, size or 0.0, value
+    try:
+        return False, float(value), ""
+    except ValueError:
+        return True, 0.0, value
 
 
 def _named(runs: Sequence[RunFacts]) -> list[RunFacts]:

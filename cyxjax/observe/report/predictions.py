@@ -45,37 +45,22 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def matrix(run: RunFacts) -> str:
-    """The matrix and a row for each class: of the newest `predictions` event, else of a metric."""
+    """The matrix of the newest `predictions` event and a row for each class; "" without one."""
     event = run.last("predictions")
-    counts, names, where = _counts(event.get("confusion")), event.get("classes"), "test samples"
-    if counts is None:
-        counts, where = _measured(run)
+    counts = _counts(event.get("confusion"))
+    names: Any = event.get("classes")
     if counts is None:
         return ""
-    size = len(counts)
-    named = isinstance(names, list) and len(names) == size
-    labels = [str(name) for name in names] if named and names else [str(i) for i in range(size)]
-    right, total = int(np.trace(counts)), int(counts.sum())
+    named = isinstance(names, list) and len(names) == len(counts)
+    labels = [str(name) for name in (names if named else range(len(counts)))]
+    right, total = np.trace(counts), counts.sum()
+    share = right / max(total, 1)
     return (
-        said(
-            f"{total:,} {where}, {right:,} right ({right / max(total, 1):.1%}). Rows: what it was; "
-            "columns: what was predicted."
-        )
+        said(f"{total:,.0f} test samples, {right:,.0f} right ({share:.1%}).")
+        + said("Rows: what it was; columns: what was predicted.")
         + _heat(counts, labels)
         + table(("class", "samples", "recall", "precision", "F1"), _rates(counts, labels), "numbers")
     )
-
-
-def _measured(run: RunFacts) -> tuple[np.ndarray | None, str]:
-    """The newest square matrix among the metrics of the history, of validation if there is one."""
-    metrics = run.history.metrics if run.history else {}
-    for name in sorted(metrics, key=lambda name: not name.startswith("val_")):
-        values = metrics[name]
-        counts = _counts(values[-1]) if isinstance(values, list) and values else None
-        if counts is not None and len(counts) > 1:
-            part = "validation" if name.startswith("val_") else "training"
-            return counts, f"{part} samples of the last epoch ({name})"
-    return None, ""
 
 
 def _counts(raw: Any) -> np.ndarray | None:
@@ -88,15 +73,11 @@ def _counts(raw: Any) -> np.ndarray | None:
 
 
 def _heat(counts: np.ndarray, labels: list[str]) -> str:
+    shares = 60 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     rows = []
     for i, label in enumerate(labels):
-        whole = max(counts[i].sum(), 1)
         cells = [
-            Markup(
-                f'<i class="c{0 if i == j else 1}" style="--share:{60 * n / whole:.0f}%">{n:.0f}</i>'
-                if n
-                else ""
-            )
+            Markup(f'<i class="c{int(i != j)}" style="--share:{shares[i, j]:.0f}%">{n:.0f}</i>' if n else "")
             for j, n in enumerate(counts[i])
         ]
         rows.append((Markup(f"<b>{text(label)}</b>"), *cells))
@@ -104,14 +85,13 @@ def _heat(counts: np.ndarray, labels: list[str]) -> str:
 
 
 def _rates(counts: np.ndarray, labels: list[str]) -> list[tuple[str, ...]]:
-    rows = []
-    for i, label in enumerate(labels):
-        hit, was, said_so = counts[i, i], counts[i].sum(), counts[:, i].sum()
-        recall, precision = hit / was if was else np.nan, hit / said_so if said_so else np.nan
-        f1 = 2 * hit / (was + said_so) if was + said_so else np.nan
-        rates = ("-" if np.isnan(rate) else f"{rate:.3f}" for rate in (recall, precision, f1))
-        rows.append((label, f"{was:,.0f}", *rates))
-    return rows
+    hits, was, predicted = np.diag(counts), counts.sum(1), counts.sum(0)
+    with np.errstate(invalid="ignore"):  # of a class without samples, or never predicted
+        rates = np.stack([hits / was, hits / predicted, 2 * hits / (was + predicted)], 1)
+    return [
+        (label, f"{count:,.0f}", *("-" if np.isnan(x) else f"{x:.3f}" for x in row))
+        for label, count, row in zip(labels, was, rates, strict=True)
+    ]
 
 
 def samples(run: RunFacts) -> str:
