@@ -3,9 +3,8 @@ report at its end. No report may break a run."""
 
 import hashlib
 import json
-import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh
@@ -15,10 +14,9 @@ from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.trees import named_leaves
-from cyxjax.distributed.agreement import agree, on_any_rank
+from cyxjax.distributed.agreement import on_any_rank
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CyxjaxError
-from cyxjax.launch import heartbeat
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.launch.program import code_facts, machine, provenance, software
 from cyxjax.observe.console import Console, build_console
@@ -81,17 +79,6 @@ def device_use(flops: float, batch: BatchShape, mesh: Mesh, steps_per_s: float) 
 def _digest(content: Any) -> str:
     """A digest that differs between data sets."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
-
-
-def ask_ranks(group: ProcessGroup) -> list[dict[str, Any]]:
-    """Host, and seconds by itself and in steps, of each rank; [] where one cannot be asked any more."""
-    spent = heartbeat.spent()
-    waiting_s = sum(s for phase, s in spent.items() if phase in heartbeat.WAITING)
-    busy_s = sum(s for phase, s in spent.items() if phase not in (*heartbeat.WAITING, "idle"))
-    mine = {"host": socket.gethostname(), "busy_s": round(busy_s, 3), "waiting_s": round(waiting_s, 3)}
-    with suppress(CyxjaxError):
-        return agree(group, "the report", note=mine)
-    return []
 
 
 def draw(folder: RunFolder, values: Values, defaults: Values, say: Callable[[str], None]) -> None:

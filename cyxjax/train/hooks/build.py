@@ -184,9 +184,9 @@ def _goodput(fit: Fit) -> list[Hook]:
 
 
 def _events(fit: Fit, saves: Hook) -> list[Hook]:
-    """On all ranks of an experiment: at the end each rank reports its host and times."""
+    """On all ranks of an experiment: which states there are is the same on each."""
     if fit.plan.settings.run_folder is None or not fit.plan.settings.report:
         return []
     plan = fit.plan
     facts = lambda: reporting.start_facts(plan.group, plan.facts.data)  # noqa: E731
-    return [EventsHook(fit.events, facts, lambda: reporting.ask_ranks(plan.group), saves.wants_state)]
+    return [EventsHook(fit.events, facts, saves.wants_state)]

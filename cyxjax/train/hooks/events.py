@@ -8,20 +8,18 @@ from cyxjax.train.hooks.hook import Hook, Position, RunState
 
 
 class EventsHook(Hook):
-    """On every rank, since all ranks answer who is in the group; the log of one rank keeps the events.
+    """On every rank, which all make the same states; the log of one rank keeps the events.
 
-    facts: what a start says besides its place. ask_ranks: a value of each rank, by rank; a meeting of all.
-    Stands after the hook that saves.
+    facts: what a start says besides its place. Stands after the hook that saves.
     """
 
     def __init__(
         self,
         events: Events,
         facts: Callable[[], dict[str, Any]],
-        ask_ranks: Callable[[], list[dict[str, Any]]],
         saving: Callable[[Position, bool], bool],
     ):
-        self._events, self._facts, self._ask, self._saving = events, facts, ask_ranks, saving
+        self._events, self._facts, self._saving = events, facts, saving
 
     def on_start(self, moment: RunState) -> None:
         if self._events.begun:
@@ -36,7 +34,7 @@ class EventsHook(Hook):
         self._events.log("save", **_place(moment))
 
     def on_end(self, moment: RunState, finished: bool) -> None:
-        self._events.log("end", **_place(moment), finished=finished, ranks=self._ask())
+        self._events.log("end", **_place(moment), finished=finished)
 
 
 def _place(moment: RunState) -> dict[str, int]:
