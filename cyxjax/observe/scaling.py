@@ -3,7 +3,7 @@
 A message of n bytes takes latency + n / bandwidth. An exchange of a whole of n bytes between R replicas
 takes log2(R) latencies and n (R - 1) / R bytes one way; an all-reduce both ways. Nothing overlaps with
 computing.
-How far the model was from real runs on one machine and from a slow wire is in `model_error.json`, which
+How far the model was from real runs on one machine is in `model_error.json`, which
 `python scripts/bench/plan.py --write` measured last.
 Source: Thakur, Rabenseifner, Gropp 2005, doi:10.1177/1094342005051521 (recursive halving and doubling).
 """
@@ -12,7 +12,6 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,15 +139,6 @@ def failures(work: Work, mtbf_s: float, restart_s: float, counts: Sequence[int])
 
 
 FILE = Path(__file__).with_name("model_error.json")
-# scripts/bench/comm.py: samples/s at 100 Mbit/s and 1 Gbit/s; 2 processes, batch 64 each, 5.8 M parameters.
-_SLOW_WIRES = {
-    "mean": (63, 468),
-    "zero1": (62, 370),
-    "bf16": (120, 508),
-    "int8": (209, 585),
-    "local_sgd": (433, 1279),
-}
-_ALONE_S = 0.0657  # a step that sends next to nothing: diloco's, at 1 Gbit/s
 
 
 class Run(NamedTuple):
@@ -165,53 +155,27 @@ class Run(NamedTuple):
         return self.predicted_s / self.measured_s - 1
 
 
-@cache
 def measured_runs() -> tuple[str, tuple[Run, ...]]:
     """(the machine, the runs) of the file."""
     raw: dict[str, Any] = json.loads(FILE.read_text())
     return raw["machine"], tuple(Run(*row) for row in raw["runs"])
 
 
-def on_slow_wires() -> list[float]:
-    """(predicted - measured) / measured time of a step, for each number of the benchmark on slow wires."""
-    import jax
-    import numpy as np
-
-    found = exchanges([jax.ShapeDtypeStruct((5_800_000,), np.float32)])
-    wires = (Wire(12.5e6, 1e-4), Wire(125e6, 1e-4))
-    return [
-        step_s(found[name], _ALONE_S, 2, wire) / (2 * 64 / rate) - 1
-        for name, rates in _SLOW_WIRES.items()
-        for wire, rate in zip(wires, rates, strict=True)
-    ]
-
-
 def error_lines() -> list[str]:
     """How far predictions were from measured steps: what stands below every prediction."""
     machine, runs = measured_runs()
-    by_count = [
-        f"{count} process{'es' if count > 1 else ''} {_off(r.error for r in runs if r.processes == count)}"
-        for count in sorted({run.processes for run in runs})
-    ]
-    worst = max(runs, key=lambda run: abs(run.error))
+    found = []
+    for count in sorted({run.processes for run in runs}):
+        errors = [run.error for run in runs if run.processes == count]
+        off = f"{statistics.median(map(abs, errors)):.0%}, {max(errors, key=abs):+.0%}"
+        found.append(f"{count} process{'es' if count > 1 else ''} {off}")
     return [
-        f"how far this model was off, in the median and at worst: {'; '.join(by_count)}",
-        f"(real runs, loopback, {machine}; worst: {worst.work} under {worst.comm}; scripts/bench/plan.py);",
-        f"2 processes at 100 Mbit/s and 1 Gbit/s {_off(on_slow_wires())} (scripts/bench/comm.py, computing "
-        "time from its diloco row).",
+        f"how far this model was off, in the median and at worst: {'; '.join(found)}",
+        f"(real runs, loopback, {machine}; scripts/bench/plan.py).",
     ]
 
 
 def error_facts() -> dict[str, Any]:
     """The same for a script."""
     machine, runs = measured_runs()
-    return {
-        "machine": machine,
-        "runs": [{**run._asdict(), "error": run.error} for run in runs],
-        "slow_wires": on_slow_wires(),
-    }
-
-
-def _off(errors: Iterable[float]) -> str:
-    found: Sequence[float] = list(errors)
-    return f"{statistics.median(map(abs, found)):.0%}, {max(found, key=abs):+.0%}"
+    return {"machine": machine, "runs": [{**run._asdict(), "error": run.error} for run in runs]}

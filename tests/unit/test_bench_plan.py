@@ -20,7 +20,7 @@ def plan(monkeypatch):
 def test_rows_are_what_the_plan_reads(plan, tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "FILE", tmp_path / "model_error.json")
     plan.write(scaling.FILE, ROWS, {"bytes_per_s": 1e9, "latency_s": 1e-5})
-    machine, runs = scaling.measured_runs.__wrapped__()
+    machine, runs = scaling.measured_runs()
     assert machine == plan.peers.machine()
     assert [tuple(run) for run in runs] == [ROWS[0], ("mlp", "zero1", 4, 0.001235, 0.002)]
     assert plan.table(ROWS).splitlines()[2] == "| mlp | mean | 2 | 1.50 ms | 1.00 ms | +50% |"
