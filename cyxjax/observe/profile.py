@@ -22,6 +22,7 @@ _MISS = "TRACING CACHE MISS at "
 _EXPLAINING = ("jax._src.interpreters.partial_eval", "jax._src.compiler", "jax._src.compilation_cache")
 _MOST_OPS = 15
 _MOST_MISSES = 10
+_MOST_RANKS = 12
 
 
 class Op(NamedTuple):
@@ -188,11 +189,6 @@ def _share(part_s: float, whole_s: float) -> str:
     return f"{part_s / whole_s if whole_s else 0.0:>5.1%} {1000 * part_s:>10.2f} ms"
 
 
-_MOST_RANKS = 12  # rows of the table; those that the others wait for come first
-_MOST_NAMES = 10
-_HELD_UP = 0.1  # of the window: how much longer another rank's collectives take before a line says so
-
-
 def group_page(ranks: Sequence[Measured | str]) -> list[str]:
     """Lines. ranks: by rank what it measured, or why it has nothing."""
     known = {rank: found for rank, found in enumerate(ranks) if isinstance(found, Measured)}
@@ -200,69 +196,43 @@ def group_page(ranks: Sequence[Measured | str]) -> list[str]:
     if not known:
         return [f"{len(ranks)} processes, none with a profile", *unprofiled]
     slowest = max(known, key=lambda rank: _each_ms(known[rank]))
+    late = sorted(known, key=lambda rank: known[rank].wires_s)[:_MOST_RANKS]
     return [
         f"{len(ranks)} processes, {known[slowest].steps} steps, {_each_ms(known[slowest]):.2f} ms a step on "
         f"the slowest, rank {slowest} (tracing included)",
         "",
-        *_rows(known),
+        "those first that spent least in collectives: a rank for which the others wait comes late to them",
+        "rank   ms a step   input wait   host gaps   collectives   compiled",
+        *(_row(rank, known[rank]) for rank in late),
         *unprofiled,
-        *_held_up(known),
         "",
         "programs by time, on all ranks:",
-        *_names({rank: found.programs for rank, found in known.items()}),
+        *_names([found.programs for found in known.values()]),
         "",
         "instructions by time, on all ranks:",
-        *_names({rank: found.instructions for rank, found in known.items()}),
+        *_names([found.instructions for found in known.values()]),
+    ]
+
+
+def _row(rank: int, found: Measured) -> str:
+    """The shares of a rank's window; collectives of what its instructions took."""
+    wait, gaps = (part / found.seconds for part in (found.input_s, found.idle_s))
+    wires = found.wires_s / (found.total_s or 1)
+    compiled = f"{found.compiled} in {span(found.compiled_s)}"
+    return f"{rank:>4}{_each_ms(found):>12.2f}{wait:>13.1%}{gaps:>12.1%}{wires:>14.1%}   {compiled}"
+
+
+def _names(ranks: Sequence[Mapping[str, Sequence[float]]]) -> list[str]:
+    """Each name's share of all, and how long it took on the rank where it took least and most."""
+    names = dict.fromkeys(name for found in ranks for name in found)
+    spent = {name: [found[name][0] if name in found else 0.0 for found in ranks] for name in names}
+    whole = sum(map(sum, spent.values())) or 1
+    longest = sorted(spent.items(), key=lambda item: -sum(item[1]))[:_MOST_OPS]
+    return [
+        f"  {sum(on) / whole:>6.1%}  {1000 * min(on):.2f} to {1000 * max(on):.2f} ms  {name[:50]}"
+        for name, on in longest
     ]
 
 
 def _each_ms(found: Measured) -> float:
     return 1000 * found.seconds / max(found.steps, 1)
-
-
-def _rows(known: Mapping[int, Measured]) -> list[str]:
-    """The shares of each rank's window; collectives of what its instructions took."""
-    shown = sorted(sorted(known, key=lambda rank: known[rank].wires_s)[:_MOST_RANKS])
-    lines = ["rank   ms a step   input wait   host gaps   collectives   compiled"]
-    for rank in shown:
-        found = known[rank]
-        wait, gaps = (
-            part / found.seconds if found.seconds else 0.0 for part in (found.input_s, found.idle_s)
-        )
-        wires = found.wires_s / found.total_s if found.total_s else 0.0
-        compiled = f"{found.compiled} in {span(found.compiled_s)}" if found.compiled else "0"
-        lines.append(
-            f"{rank:>4}{_each_ms(found):>12.2f}{wait:>13.1%}{gaps:>12.1%}{wires:>14.1%}   {compiled}"
-        )
-    more = len(known) - len(shown)
-    return [*lines, f"{more} other ranks spent longer in collectives"] if more else lines
-
-
-def _held_up(known: Mapping[int, Measured]) -> list[str]:
-    """A rank that comes late to a collective spends least in it."""
-    late, early = (pick(known, key=lambda rank: known[rank].wires_s) for pick in (min, max))
-    late_s, early_s = known[late].wires_s, known[early].wires_s
-    if early_s - late_s <= _HELD_UP * known[late].seconds:
-        return []
-    return [
-        f"rank {late} is waited for: its collectives took {1000 * late_s:.2f} ms, "
-        f"those of rank {early} {1000 * early_s:.2f} ms"
-    ]
-
-
-def _names(spent: Mapping[int, Mapping[str, Sequence[float]]]) -> list[str]:
-    """Each name's share of all, and the ranks where it took least and most."""
-    names = dict.fromkeys(name for found in spent.values() for name in found)
-    by_rank = {
-        name: {rank: found[name][0] if name in found else 0.0 for rank, found in spent.items()}
-        for name in names
-    }
-    total = {name: sum(on.values()) for name, on in by_rank.items()}
-    whole = sum(total.values())
-    lines = []
-    for name in sorted(total, key=lambda name: -total[name])[:_MOST_NAMES]:
-        on = by_rank[name]
-        least, most = min(on, key=lambda rank: on[rank]), max(on, key=lambda rank: on[rank])
-        between = f"{1000 * on[least]:.2f} ms (rank {least}) to {1000 * on[most]:.2f} ms (rank {most})"
-        lines.append(f"  {total[name] / whole if whole else 0.0:>6.1%}  {between:<44}  {name[:50]}")
-    return lines

@@ -87,46 +87,36 @@ def test_the_page_counts_time_once_where_devices_work_side_by_side():
     ]
 
 
-def measured(seconds, wires_s, **other):
+def measured(seconds, wires_s, compiled=0, compiled_s=0.0):
     return Measured(
-        **{
-            "steps": 4,
-            "seconds": seconds,
-            "input_s": 0.01,
-            "idle_s": 0.02,
-            "wires_s": wires_s,
-            "total_s": 0.08,
-        }
-        | {"compiled": 0, "compiled_s": 0.0, "programs": {"step": (0.06, 4), "eval": (0.02, 1)}}
-        | {"instructions": {"dot": (0.08 - wires_s, 4), "all-reduce": (wires_s, 4)}}
-        | other
+        steps=4,
+        seconds=seconds,
+        input_s=0.01,
+        idle_s=0.02,
+        wires_s=wires_s,
+        total_s=0.08,
+        compiled=compiled,
+        compiled_s=compiled_s,
+        programs={"step": (0.06, 4), "eval": (0.02, 1)},
+        instructions={"dot": (0.08 - wires_s, 4), "all-reduce": (wires_s, 4)},
     )
 
 
-def test_the_page_of_all_ranks_says_who_is_waited_for():
-    lines = group_page([measured(0.1, 0.04), measured(0.2, 0.004, compiled=1, compiled_s=0.5), "full disk"])
+def test_the_page_of_all_ranks_begins_with_those_that_are_waited_for():
+    ranks = [measured(0.1, 0.04), measured(0.2, 0.004, compiled=1, compiled_s=0.5), "full disk"]
+    lines = group_page(ranks)
     assert lines[0] == "3 processes, 4 steps, 50.00 ms a step on the slowest, rank 1 (tracing included)"
-    assert lines[2:7] == [
+    assert lines[3:7] == [
         "rank   ms a step   input wait   host gaps   collectives   compiled",
-        "   0       25.00        10.0%       20.0%         50.0%   0",
         "   1       50.00         5.0%       10.0%          5.0%   1 in 0.5 s",
+        "   0       25.00        10.0%       20.0%         50.0%   0 in 0.0 s",
         "rank 2: no profile: full disk",
-        "rank 1 is waited for: its collectives took 4.00 ms, those of rank 0 40.00 ms",
     ]
     # both ranks: 0.12 of 0.16 s in `step`; dot 0.04 and 0.076, all-reduce 0.04 and 0.004
-    assert " ".join(lines[9].split()) == "75.0% 60.00 ms (rank 0) to 60.00 ms (rank 0) step"
-    assert " ".join(lines[13].split()) == "72.5% 40.00 ms (rank 0) to 76.00 ms (rank 1) dot"
+    assert lines[9].split() == ["75.0%", "60.00", "to", "60.00", "ms", "step"]
+    assert lines[13].split() == ["72.5%", "40.00", "to", "76.00", "ms", "dot"]
     assert group_page(["a", "b"])[1:] == ["rank 0: no profile: a", "rank 1: no profile: b"]
-
-
-def test_the_page_of_a_thousand_ranks_is_one_page_and_shows_those_who_hold_up():
-    ranks = [measured(0.1, 0.04) for _ in range(1000)]
-    ranks[700] = measured(0.1, 0.001)
-    lines = group_page(ranks)
-    assert len(lines) < 60
-    assert "988 other ranks spent longer in collectives" in lines
-    assert any(line.startswith(" 700 ") for line in lines)
-    assert "rank 700 is waited for: its collectives took 1.00 ms, those of rank 0 40.00 ms" in lines
+    assert len(group_page(ranks * 300)) < 360  # of a thousand ranks: those, and each that has no profile
 
 
 def test_a_rank_without_a_trace_still_comes_to_the_others(tmp_path):
@@ -151,9 +141,6 @@ def test_a_rank_without_a_trace_still_comes_to_the_others(tmp_path):
 
 @pytest.mark.parametrize("steps", ["10", "a:b", "-1:5"])
 def test_what_is_no_range_of_steps_is_refused(steps):
+    assert load_config(["--profile", "10:15"]).profile == "10:15"
     with pytest.raises(ConfigError, match="profile"):
         load_config(["--profile", steps])
-
-
-def test_a_range_is_read():
-    assert load_config(["--profile", "10:15"]).profile == "10:15"
