@@ -3,16 +3,22 @@
 import json
 
 import numpy as np
+import optax
 import pytest
+from flax import linen
 
 from cyxjax.cli import main
 from cyxjax.config.experiment import TrainConfig
+from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.distributed import process_group
-from cyxjax.errors import NonFiniteError
+from cyxjax.errors import CheckpointError, NonFiniteError
 from cyxjax.observe.events import read_events
 from cyxjax.train import experiment, reporting
 from cyxjax.train.hooks.hook import Hook
-from tests.support.trainers import X, Y, trainer
+from cyxjax.train.trainer import DistributedTrainer
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(48, 4)).astype(np.float32), RNG.integers(0, 3, 48).astype(np.int32)
 
 
 def train(folder, **values):
@@ -56,6 +62,24 @@ def test_an_experiment_leaves_its_report(tmp_path, capsys):
     ):
         assert part in text
     assert "WARNING" not in capsys.readouterr().out
+    folder = TrainConfig(run_dir=str(tmp_path / "run")).run_folder
+    later = reporting.audit_of(folder, most_samples=100)  # others wait for it
+    assert later.good is None
+    assert "cyxjax audit" in later.lines[0]
+
+    def told(*words):
+        assert main.main([*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    run = str(tmp_path / "run")
+    audited = told("audit", run)
+    assert audited["good"] is True
+    assert audited["findings"] == []
+    assert "every sample came once" in audited["summary"]
+    assert told("checkpoint", "ls", run)[0]["step"] == 1  # 8 replicas take all samples at once
+    assert told("checkpoint", "verify", run) == [{"step": 1, "good": True, "problems": []}]
+    assert told("hash", run)["steps"][0]["step"] == 1
+    assert told("hash", run, run)["equal"] is True
 
 
 def test_report_off_writes_nothing_of_it(tmp_path):
@@ -65,25 +89,15 @@ def test_report_off_writes_nothing_of_it(tmp_path):
     assert "predictions" not in names(tmp_path / "other")
 
 
-@pytest.mark.parametrize("broken", ["facts.read_facts", "page.write"])
-def test_a_report_that_fails_costs_one_line(tmp_path, monkeypatch, capsys, broken):
+def test_a_report_that_fails_costs_one_line(tmp_path, monkeypatch, capsys):
     def fail(*args):
         raise MemoryError("no room\nat all")
 
-    monkeypatch.setattr(f"cyxjax.observe.report.{broken}", fail)
+    monkeypatch.setattr("cyxjax.observe.report.page.write", fail)
     assert train(tmp_path / "run") == 0
     warnings = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
     assert len(warnings) == 1
     assert "report.html was not drawn: MemoryError: no room" in warnings[0]
-
-
-def test_a_long_run_is_not_audited_while_others_wait(tmp_path):
-    assert train(tmp_path / "run") == 0
-    folder = TrainConfig(run_dir=str(tmp_path / "run")).run_folder
-    assert reporting.audit_of(folder).good
-    told = reporting.audit_of(folder, most_samples=100)
-    assert told.good is None
-    assert "cyxjax audit" in told.lines[0]
 
 
 def test_a_rollback_is_told_in_the_log_of_the_same_start(tmp_path):
@@ -95,40 +109,32 @@ def test_a_rollback_is_told_in_the_log_of_the_same_start(tmp_path):
                 Spoil.spoiled = True
                 raise NonFiniteError("planted", info.position)
 
+    trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1), callbacks=[Spoil()])
     config = TrainConfig(
         epochs=4, global_batch_size=16, run_dir=str(tmp_path), checkpoint_every_n_epochs=1,
         on_nonfinite="rollback", checkpoint_dir=str(tmp_path / "checkpoints"), steps_in_flight=1,
     )  # fmt: skip
-    trainer(callbacks=[Spoil()]).fit(X[:48], Y[:48], config)
+    trainer.fit(X, Y, config)
     told = [(event["event"], event["step"]) for event in read_events(tmp_path / "events.jsonl")]
     assert told == [("start", 0), ("save", 3), ("rollback", 3), *told[3:-1], ("end", told[-1][1])]
     assert {name for name, _ in told[3:-1]} == {"save"}
 
 
-def test_what_commands_say_of_a_run_is_there_as_json_too(tmp_path, capsys):
-    run = str(tmp_path / "run")
-    assert train(tmp_path / "run", checkpoint_every_n_epochs=1) == 0
-    capsys.readouterr()
-
-    def told(*words):
-        assert main.main([*words, "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    audited = told("audit", run)
-    assert audited["good"] is True
-    assert audited["findings"] == []
-    assert "every sample came once" in audited["summary"]
-    assert told("checkpoint", "ls", run)[0]["step"] == 1  # 8 replicas take all samples at once
-    assert told("checkpoint", "verify", run) == [{"step": 1, "good": True, "problems": []}]
-    assert told("hash", run)["steps"][0]["step"] == 1
-    assert told("hash", run, run)["equal"] is True
-
-
-def test_a_fit_that_breaks_is_recorded_in_its_run_folder(tmp_path):
+def test_a_fit_that_is_refused_changes_nothing_of_its_run_folder_and_one_that_breaks_is_recorded(tmp_path):
     class Break(Hook):
         def on_epoch(self, info):
             raise ZeroDivisionError
 
+    def fit(width, *callbacks):
+        layers = linen.Sequential([linen.Dense(width), linen.Dense(3)])
+        trainer = DistributedTrainer(layers, CrossEntropyLoss(), optax.sgd(0.1), callbacks=list(callbacks))
+        trainer.fit(X, Y, epochs=2, global_batch_size=16, run_dir=str(tmp_path), verbose=False)
+
     with pytest.raises(ZeroDivisionError):
-        trainer(callbacks=[Break()]).fit(X, Y, epochs=2, run_dir=str(tmp_path), verbose=False)
+        fit(8, Break())
     assert json.loads((tmp_path / "history.json").read_text())["epochs"] == [0]
+    fit(8)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match="layers_0/kernel"):
+        fit(9)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
