@@ -9,7 +9,6 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.errors import EXIT_PREEMPTED, ConfigError
-from cyxjax.train.hooks.callbacks import Callback
 from tests.support.trainers import VAL, X, Y, config, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -137,29 +136,6 @@ def test_training_stops_early_and_a_resumed_run_has_waited_already(tmp_path):
     wrong = (VAL[0], (VAL[1] + 1) % 3)  # gets worse from the second epoch on
     by_config = trainer().fit(X, Y, *wrong, config(epochs=9, early_stopping_patience=2))
     assert (len(by_config.train_losses), by_config.stopped_by) == (3, "early_stopping")
-
-
-def test_the_best_epoch_is_kept(tmp_path):
-    # Validation labels that contradict the training's: the more is learned the worse, so epoch 0 is best.
-    path, wrong = str(tmp_path / "best_model.pt"), (VAL[0], (VAL[1] + 1) % 3)
-    history = trainer(callbacks=[cx.BestCheckpoint(path)]).fit(X, Y, *wrong, config(epochs=4))
-    assert history.val_losses == sorted(history.val_losses)
-    other = trainer()
-    other.load_checkpoint(path)
-    assert other.evaluate(*wrong)[0] == pytest.approx(history.val_losses[0], rel=1e-6)
-    assert other.history.val_losses == history.val_losses[:1]
-
-
-def test_a_callback_sees_epochs_and_may_stop():
-    class Seen(Callback):
-        epochs: list[int] = []
-
-        def on_epoch(self, info):
-            self.epochs.append(info.position.epoch)
-            return len(self.epochs) == 2
-
-    assert len(trainer(callbacks=[Seen()]).fit(X, Y, config(epochs=5)).train_losses) == 2
-    assert Seen.epochs == [1, 2]
 
 
 @pytest.mark.parametrize(

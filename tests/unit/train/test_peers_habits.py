@@ -66,9 +66,10 @@ def test_names_stand_for_losses_optimizers_and_precisions():
     seen = named.test(X, Y)
     assert seen["off"] == pytest.approx(1 - seen["accuracy"])
     assert seen == named.validate(X, Y)
-    with pytest.raises(ConfigError) as caught:
-        cx.DistributedTrainer(linen.Dense(CLASSES), "crossentropy", "sgd")
-    assert caught.value.key == "loss"
+    for names, key in ((("crossentropy", "sgd"), "loss"), (("mse", "adamm"), "optimizer")):
+        with pytest.raises(ConfigError) as caught:
+            cx.DistributedTrainer(linen.Dense(CLASSES), *names)
+        assert key in str(caught.value)
 
 
 def test_a_checkpoint_is_saved_and_gone_on_from_by_keyword(tmp_path):

@@ -62,15 +62,18 @@ class OfParts(linen.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "inputs"),
-    [(OfParts(), Parts(X[:, :4], None, X[:, 4:])), (Two(), (X, X[:, :2]))],
+    ("model", "inputs"), [(OfParts(), Parts(X[:, :4], None, X[:, 4:])), (Two(), (X, X[:, :2]))]
 )
-def test_a_model_of_several_inputs_is_loaded_before_it_has_seen_data(model, inputs, tmp_path):
-    first, second = trainer(model=model), trainer(model=model)
-    first.fit(inputs, Y, config(epochs=1))
-    first.save_checkpoint(str(tmp_path / "saved"))
-    second.load_checkpoint(str(tmp_path / "saved"))
-    assert second.evaluate(inputs, Y) == first.evaluate(inputs, Y)
+def test_a_model_of_several_inputs_is_loaded_before_it_has_seen_data(tmp_path, model, inputs):
+    one, other, whole = (trainer(model=model) for _ in range(3))
+    one.fit(inputs, Y, config(epochs=1))
+    one.save_checkpoint(str(tmp_path / "model"))
+    other.load_checkpoint(str(tmp_path / "model"))
+    assert other.evaluate(inputs, Y) == one.evaluate(inputs, Y)
+    assert np.array_equal(other.predict(inputs), one.predict(inputs))
+    other.fit(inputs, Y, config(epochs=2))
+    whole.fit(inputs, Y, config(epochs=2))
+    assert same_bits(other.state, whole.state)
 
 
 def test_an_older_run_s_checkpoint_of_that_name_is_replaced(tmp_path):
