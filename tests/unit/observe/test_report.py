@@ -93,13 +93,6 @@ def test_the_page_of_a_run_says_what_came_out_first(tmp_path):
     assert not [value for name, value in seen.attributes if name in ("src", "href") or "http" in str(value)]
 
 
-def test_each_cause_of_lost_time_has_a_colour_of_its_own():
-    assert len(_CAUSES) <= NUM_COLOURS
-    for number in range(NUM_COLOURS):
-        assert f".c{number}{{--c:var(--c{number})}}" in CSS
-        assert CSS.count(f"--c{number}:#") == 2  # light and dark
-
-
 def test_a_folder_with_nothing_whole_in_it_still_has_a_page(tmp_path):
     folder = write_run(tmp_path / "run")
     folder.history.write_text('{"train_losses": [1.0, ')
@@ -213,21 +206,6 @@ def test_marks_tell_a_resume_from_a_restart(tmp_path):
     assert "cut short (until its last event)" in text
 
 
-def test_runs_are_compared_best_first(tmp_path, capsys):
-    write_run(tmp_path / "a", lr="0.1", val=(0.5, 0.25))
-    write_run(tmp_path / "b", lr="0.2", val=(0.5, 0.75))
-    out = tmp_path / "both.html"
-    assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(out)]) == 0
-    assert capsys.readouterr().out == f"{out}\n"
-    seen = Reader(out.read_text())
-    assert "2 runs" in seen.words
-    assert seen.words.index("b 0.75") < seen.words.index("a 0.5")  # sorted by best validation accuracy
-    (heads, *rows) = rows_of(out.read_text())
-    assert heads[:3] == ["run", "best validation accuracy", "best validation loss"]
-    assert [row[heads.index("optimizer.lr")] for row in rows] == ["0.2", "0.1"]
-    assert "epochs" not in heads  # the same in both
-
-
 def rows_of(text):
     """The texts of the first table, row by row."""
     table = text[text.index("<table") : text.index("</table>")]
@@ -235,7 +213,7 @@ def rows_of(text):
     return [[re.sub("<[^>]*>", "", cell) for cell in row] for row in cells]
 
 
-def test_a_folder_of_runs_is_a_table_that_any_column_sorts(tmp_path, capsys):
+def test_runs_are_compared_best_first_in_a_table_that_any_column_sorts(tmp_path, capsys):
     for name, lr, val in (("a", "0.1", 0.5), ("deep/b", "10.0", 0.9), ("c", "9.0", 0.7)):
         write_run(tmp_path / "runs" / name, lr=lr, val=(0.25, val))
         (tmp_path / "runs" / name / "checkpoints").mkdir()
@@ -244,7 +222,12 @@ def test_a_folder_of_runs_is_a_table_that_any_column_sorts(tmp_path, capsys):
     assert capsys.readouterr().out == f"{out}\n"
     text = out.read_text()
     heads, *rows = rows_of(text)
+    assert heads[:3] == ["run", "best validation accuracy", "best validation loss"]
+    assert "epochs" not in heads  # the same in all
     assert [row[0] for row in rows] == ["b", "c", "a"]
+    named = [str(tmp_path / "runs" / name) for name in ("a", "c")]
+    assert main([*named, "--output", str(tmp_path / "two.html")]) == 0
+    assert [row[0] for row in rows_of((tmp_path / "two.html").read_text())[1:]] == ["c", "a"]
 
     def order(head):
         places = re.findall(rf"--o{heads.index(head)}:(\d+);", text)
@@ -257,7 +240,9 @@ def test_a_folder_of_runs_is_a_table_that_any_column_sorts(tmp_path, capsys):
     assert f"#sort-{len(heads) - 1}:checked" in text
 
 
-def test_of_many_runs_the_best_are_drawn(tmp_path):
+def test_of_many_runs_the_best_are_drawn_each_in_its_colour(tmp_path):
+    assert len(_CAUSES) <= NUM_COLOURS
+    assert all(CSS.count(f"--c{number}:#") == 2 for number in range(NUM_COLOURS))  # light and dark
     runs = [read(write_run(tmp_path / f"run{i:02}", val=(0.0, i / 20))) for i in range(NUM_COLOURS + 2)]
     text = page(runs)
     assert len(rows_of(text)) == 1 + len(runs)
