@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cyxjax.errors import ConfigError
-from cyxjax.launch.clusters import jax_env, kubernetes, open_mpi, pmi, slurm
+from cyxjax.launch.clusters import jax_env, kubernetes, mpi, slurm
 from cyxjax.launch.group import protocol
 from cyxjax.launch.topology import (
     DEFAULT_ADDR,
@@ -18,7 +18,7 @@ from cyxjax.launch.topology import (
     whole,
 )
 
-_ENGINES = (jax_env.detect, slurm.detect, open_mpi.detect, pmi.detect, kubernetes.detect)
+_ENGINES = (jax_env.detect, slurm.detect, mpi.detect, kubernetes.detect)
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ BAD = [
     ({"RANK": "5"}, r"RANK=5 is outside"),
     ({"RANK": "one"}, "RANK='one'"),
     ({"WORLD_SIZE": None}, "WORLD_SIZE missing"),
-    ({"MASTER_PORT": "99999"}, "MASTER_PORT=99999"),
+    ({"MASTER_PORT": "99999"}, "MASTER_PORT='99999'"),
     ({"DISTRIBUTED_BACKEND": "carrier pigeon"}, "DISTRIBUTED_BACKEND='carrier pigeon'"),
 ]
 

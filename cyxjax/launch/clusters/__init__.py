@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from cyxjax.errors import ConfigError
-from cyxjax.launch.clusters import jax_env, kubernetes, open_mpi, pmi, slurm, torchrun, tpu
+from cyxjax.launch.clusters import jax_env, kubernetes, mpi, slurm, torchrun, tpu
 from cyxjax.launch.topology import Topology, common_fields
 
 Detector = Callable[[Mapping[str, str]], Topology | None]
@@ -13,8 +13,7 @@ DETECTORS: tuple[Detector, ...] = (
     jax_env.detect,
     torchrun.detect,
     slurm.detect,
-    open_mpi.detect,
-    pmi.detect,
+    mpi.detect,
     tpu.detect,
     kubernetes.detect,
 )

@@ -2,8 +2,14 @@
 
 from collections.abc import Mapping
 
-from cyxjax.errors import ConfigError
-from cyxjax.launch.topology import Topology, common_fields, processes_here, read_int, refuse_half_set
+from cyxjax.launch.topology import (
+    Topology,
+    common_fields,
+    processes_here,
+    read_int,
+    refuse_half_set,
+    split_address,
+)
 
 SOURCE = "JAX_* variables"
 NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
@@ -14,9 +20,8 @@ def detect(env: Mapping[str, str]) -> Topology | None:
     if not any(name in env for name in NAMES):
         return None
     refuse_half_set(env, NAMES, SOURCE)
-    host, port = split_address(env["JAX_COORDINATOR_ADDRESS"])
+    host, port = split_address(NAMES[0], env[NAMES[0]])
     rank, world_size = read_int(env, "JAX_PROCESS_ID"), read_int(env, "JAX_NUM_PROCESSES")
-    fields = common_fields(env) | {"master_addr": host, "master_port": port}
     return Topology(
         rank=rank,
         world_size=world_size,
@@ -24,16 +29,5 @@ def detect(env: Mapping[str, str]) -> Topology | None:
         local_world_size=processes_here(env, world_size, host),
         source=SOURCE,
         names=("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
-        **fields,
+        **(common_fields(env) | {"master_addr": host, "master_port": port}),
     )
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """(host, port) of HOST:PORT or [IPV6]:PORT. Raises: ConfigError."""
-    host, colon, port = text.rpartition(":")
-    if not (host and colon and port.isdigit()):
-        raise ConfigError(
-            f"JAX_COORDINATOR_ADDRESS={text!r} is not HOST:PORT. "
-            "HINT: export JAX_COORDINATOR_ADDRESS=10.0.0.1:29500, with rank 0's host."
-        )
-    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
-from cyxjax.errors import ConfigError
 from cyxjax.launch.clusters import tpu
-from cyxjax.launch.topology import Topology, common_fields, read_int
+from cyxjax.launch.topology import Topology, common_fields, read_int, refuse_half_set
 
 SOURCE = "Kubernetes indexed Job"
 INDEX = "JOB_COMPLETION_INDEX"
@@ -18,10 +17,10 @@ def detect(env: Mapping[str, str]) -> Topology | None:
     """
     if INDEX not in env or (tpu.ID in env and "WORLD_SIZE" not in env):
         return None
-    _require(env, "WORLD_SIZE", "the Job's `completions`")
+    refuse_half_set(env, (INDEX, "WORLD_SIZE"), SOURCE)
     world_size = read_int(env, "WORLD_SIZE")
     if world_size > 1:
-        _require(env, "MASTER_ADDR", "pod 0's name, JOB-0.SERVICE")
+        refuse_half_set(env, (INDEX, "MASTER_ADDR"), SOURCE)
     return Topology(
         rank=read_int(env, INDEX) if world_size > 1 else 0,
         world_size=world_size,
@@ -31,12 +30,3 @@ def detect(env: Mapping[str, str]) -> Topology | None:
         names=(INDEX, "WORLD_SIZE"),
         **common_fields(env),
     )
-
-
-def _require(env: Mapping[str, str], name: str, meaning: str) -> None:
-    if name not in env:
-        raise ConfigError(
-            f"{INDEX}={env[INDEX]} says this is a pod of an indexed Job, but {name} ({meaning}) is missing. "
-            "HINT: write the manifest with `cyxjax manifest k8s`, or set WORLD_SIZE=1 to train "
-            "alone in each pod."
-        )

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from cyxjax.launch.topology import Topology, common_fields, job_port, read_int
 
@@ -18,8 +17,6 @@ def detect(env: Mapping[str, str]) -> Topology | None:
     if "SLURM_STEP_ID" not in env or "SLURM_PROCID" not in env:
         return None
     job = f"{env.get('SLURM_JOB_ID', '')}.{env['SLURM_STEP_ID']}"
-    fields = {"master_addr": _first_node(env), "master_port": job_port(job), "run_id": f"slurm-{job}"}
-    fields |= _chosen(env, fields)
     world_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
     return Topology(
         rank=read_int(env, "SLURM_PROCID"),
@@ -28,15 +25,8 @@ def detect(env: Mapping[str, str]) -> Topology | None:
         local_world_size=_tasks_here(env),
         source=SOURCE,
         names=("SLURM_PROCID", world_name),
-        **(common_fields(env) | fields),
+        **common_fields(env, master_addr=_first_node(env), master_port=job_port(job), run_id=f"slurm-{job}"),
     )
-
-
-def _chosen(env: Mapping[str, str], fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields the user named, which win over what Slurm implies."""
-    common = common_fields(env)
-    named = {"master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT", "run_id": "CYXJAX_RUN_ID"}
-    return {field: common[field] for field in fields if named[field] in env}
 
 
 def _first_node(env: Mapping[str, str]) -> str:
@@ -50,9 +40,7 @@ def _first_node(env: Mapping[str, str]) -> str:
 def _tasks_here(env: Mapping[str, str]) -> int:
     """Tasks on this node, from SLURM_STEP_TASKS_PER_NODE such as "4(x2),3"."""
     counts: list[int] = []
-    for part in env.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if match:
-            counts += [int(match[1])] * int(match[2] or 1)
+    for tasks, nodes in re.findall(r"(\d+)(?:\(x(\d+)\))?", env.get("SLURM_STEP_TASKS_PER_NODE", "")):
+        counts += [int(tasks)] * int(nodes or 1)
     node = read_int(env, "SLURM_NODEID", 0)
     return counts[node] if node < len(counts) else 1
