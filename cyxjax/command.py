@@ -27,32 +27,32 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())
-        if unknown := self._unknown_option():  # said before what is missing: it may be that, misspelt
-            near = nearest(unknown, self._options())
+        known, words = self._options(), message.partition("unrecognized arguments: ")[2].split()
+        if "are required" in message:  # said before what is unknown, which may be what is missing, misspelt
+            words = [word for word in self._words if not _is_one(word, known)]
+        unknown = next((word for word in words if word.startswith("--")), "")
+        if unknown:
+            near = nearest(unknown, known)
             raise ConfigError(f"unknown option {unknown} (from the command line). {near} HINT: {usage}.")
         raise ConfigError(f"{message} (from the command line). HINT: {usage}; see --help.")
 
-    def _unknown_option(self) -> str:
-        """The first word of the last parse that looks like an option and is none; "" without one."""
-        ours = self._words[: self._words.index("--")] if "--" in self._words else self._words
-        names = (word.partition("=")[0] for word in ours if word.startswith("--"))
-        known = self._options()
-        is_known = lambda name: any(option.startswith(name) for option in known)  # noqa: E731
-        return next((name for name in names if not is_known(name)), "")
-
     def _options(self) -> list[str]:
         """What this parser takes, and what its commands take."""
-        below = [
-            p for action in self._actions if isinstance(action.choices, dict) for p in action.choices.values()
-        ]
-        inner = (option for parser in below for option in parser._options())
-        return list(dict.fromkeys([*self._option_string_actions, *inner]))
+        found = [option for action in self._actions for option in action.option_strings]
+        commands = [one.choices.values() for one in self._actions if isinstance(one.choices, dict)]
+        inner = [option for parsers in commands for parser in parsers for option in parser._options()]
+        return [*found, *inner]
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if file is sys.stdout:
             show(message)
         else:
             super()._print_message(message, file)
+
+
+def _is_one(word: str, options: Sequence[str]) -> bool:
+    """Whether `word` is one of `options`, or short for one."""
+    return any(option.startswith(word.partition("=")[0]) for option in options)
 
 
 def number(low: float, high: float, kind: type = int) -> Callable[[str], Any]:

@@ -12,10 +12,11 @@ from cyxjax.launch.topology import (
     DEFAULT_ADDR,
     DEFAULT_PORT,
     MAX_WORLD_SIZE,
+    PORTS,
     Topology,
     common_fields,
     read_int,
-    whole,
+    split_address,
 )
 
 _ENGINES = (jax_env.detect, slurm.detect, mpi.detect, kubernetes.detect)
@@ -33,6 +34,14 @@ class LocalRanks:
     run_id: str
     timeout_ms: int = 30_000
     token: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.base_rank <= self.world_size - self.nproc:
+            raise ConfigError(
+                f"nprocs={self.nproc} from RANK={self.base_rank} on exceeds WORLD_SIZE={self.world_size}. "
+                "HINT: WORLD_SIZE counts the processes of all hosts, RANK is this host's first; --node-rank "
+                "counts hosts, from 0."
+            )
 
     @property
     def is_first(self) -> bool:
@@ -58,44 +67,45 @@ class LocalRanks:
 
 
 def place_to_spawn(nprocs: int, env: Mapping[str, str] = os.environ) -> LocalRanks:
-    """`nprocs` ranks of this host: all of a group, or where RANK and WORLD_SIZE say among other hosts'.
-
-    Raises: ConfigError when there are more than WORLD_SIZE.
-    """
+    """`nprocs` ranks of this host: all of a group, or where RANK and WORLD_SIZE say among other hosts'."""
     first, world_size = 0, nprocs
     if "RANK" in env and "WORLD_SIZE" in env:
         first, world_size = read_int(env, "RANK"), read_int(env, "WORLD_SIZE")
-    if first + nprocs > world_size:
-        raise ConfigError(
-            f"nprocs={nprocs} from RANK={first} on exceeds WORLD_SIZE={world_size}. "
-            "HINT: WORLD_SIZE counts the processes of all hosts, RANK is this host's first."
-        )
     if world_size == nprocs:
-        return LocalRanks(nprocs, 0, nprocs, DEFAULT_ADDR, 0, "", token=protocol.new_token())
-    address, port = env.get("MASTER_ADDR", DEFAULT_ADDR), read_int(env, "MASTER_PORT", DEFAULT_PORT)
-    return LocalRanks(nprocs, first, world_size, address, port, "")
+        return LocalRanks(nprocs, first, nprocs, DEFAULT_ADDR, 0, "", token=protocol.new_token())
+    common = common_fields(env)
+    return LocalRanks(nprocs, first, world_size, common["master_addr"], common["master_port"], "")
 
 
 def find_place(given: argparse.Namespace, nproc: int, env: Mapping[str, str]) -> LocalRanks:
-    """This host's share of the group. Raises: ConfigError when flags and environment do not fit together."""
-    common = common_fields(env)
-    hosts = elastic_hosts(given.nnodes)
-    if hosts is not None:  # each start has its own ranks; here the most there may be
-        (base, engine), world = _seat(given, nproc, env), hosts[1] * nproc
-    elif given.standalone:
-        base, world, engine = 0, nproc, None
+    """This host's share of the group. Raises: ConfigError when flags and environment do not fit together.
+
+    Flags win over RANK and WORLD_SIZE, which is this host's first rank, and these over the engine. Of a job
+    whose hosts come and go it is the most ranks there may be; each start has its own.
+    """
+    fewest, most = given.nnodes or (1, 1)
+    host, engine = given.node_rank, None
+    if given.standalone:
+        base, world = 0, nproc
+    elif host is None and given.nnodes is None and "RANK" in env and "WORLD_SIZE" in env:
+        base, world = read_int(env, "RANK"), read_int(env, "WORLD_SIZE", bounds=(1, MAX_WORLD_SIZE))
     else:
-        base, world, engine = _share(given, nproc, env)
-    alone = world == nproc
+        is_elastic = fewest < most
+        if host is None and (is_elastic or most == 1):
+            places = (detect(env) for detect in _ENGINES)
+            engine = next((place for place in places if place is not None and place.world_size > 1), None)
+        if engine is not None:
+            host, most = engine.rank, most if is_elastic else engine.world_size
+        if host is None:
+            if most > 1 and not is_elastic:
+                raise ConfigError(
+                    f"--nnodes={most} without --node-rank: which of the hosts is this? "
+                    "HINT: add --node-rank 0 on the host that --master-addr names, 1, 2, ... on the others."
+                )
+            host = int(is_elastic)  # one that joins is not the first
+        base, world = (min(host, 1) if is_elastic else host) * nproc, most * nproc
+    common, alone = common_fields(env), world == nproc
     addr, port = _address(given, env, engine, alone)
-    Topology(
-        base, world, master_addr=addr, master_port=port or 1, source="the launcher's flags"
-    )  # its checks
-    if base + nproc > world:
-        raise ConfigError(
-            f"ranks {base} to {base + nproc - 1} would run here, but there are only {world} in all. "
-            "HINT: RANK is the first rank of this host; WORLD_SIZE counts all hosts' processes."
-        )
     run_id = given.rdzv_id or common["run_id"] or (engine.run_id if engine else "")
     return LocalRanks(
         nproc=nproc,
@@ -109,61 +119,19 @@ def find_place(given: argparse.Namespace, nproc: int, env: Mapping[str, str]) ->
     )
 
 
-def _share(given: argparse.Namespace, nproc: int, env: Mapping[str, str]) -> tuple[int, int, Topology | None]:
-    """(first rank here, world size, the engine that placed this launcher)."""
-    if given.node_rank is None and given.nnodes is None and "RANK" in env and "WORLD_SIZE" in env:
-        return read_int(env, "RANK"), read_int(env, "WORLD_SIZE"), None
-    if given.node_rank is None and given.nnodes in (None, "1"):
-        engine = next((found for detect in _ENGINES if (found := detect(env)) and found.world_size > 1), None)
-        if engine is not None:
-            return engine.rank * nproc, engine.world_size * nproc, engine
-    nnodes = _hosts(given.nnodes)
-    if nnodes > 1 and given.node_rank is None:
-        raise ConfigError(
-            f"--nnodes={nnodes} without --node-rank: which of the hosts is this? "
-            "HINT: add --node-rank 0 on the host that --master-addr names, 1, 2, ... on the others."
-        )
-    node_rank = whole("--node-rank", given.node_rank or "0", 0, nnodes - 1)
-    return node_rank * nproc, nnodes * nproc, None
-
-
-def elastic_hosts(text: str | None) -> tuple[int, int] | None:
-    """(MIN, MAX) of --nnodes MIN:MAX; None for one number, also where both are equal. Raises: ConfigError."""
-    low_text, colon, high_text = (text or "1").partition(":")
-    low = whole("--nnodes", low_text, 1, MAX_WORLD_SIZE)
-    high = whole("--nnodes", high_text, 1, MAX_WORLD_SIZE) if colon else low
-    if high < low:
-        raise ConfigError(f"--nnodes={text}: the most is below the fewest. HINT: write MIN:MAX, as in 1:4.")
-    return None if low == high else (low, high)
-
-
-def _hosts(text: str | None) -> int:
-    """The number of hosts of a job of fixed size."""
-    return int((text or "1").partition(":")[0])
-
-
-def _seat(given: argparse.Namespace, nproc: int, env: Mapping[str, str]) -> tuple[int, Topology | None]:
-    """(0 on the first host and nproc on the others, the engine that says so) for a job of changing size."""
-    if given.node_rank is not None:
-        return min(whole("--node-rank", given.node_rank, 0, MAX_WORLD_SIZE), 1) * nproc, None
-    engine = next((found for detect in _ENGINES if (found := detect(env)) and found.world_size > 1), None)
-    return (nproc if engine is None else min(engine.rank, 1) * nproc), engine
-
-
 def _address(
     given: argparse.Namespace, env: Mapping[str, str], engine: Topology | None, alone: bool
 ) -> tuple[str, int]:
     """Flags before the environment before the engine. On one host: loopback and a free port."""
-    host, _, port = (given.rdzv_endpoint or "").rpartition(":")
-    if given.rdzv_endpoint and not (host and port.isdigit()):
-        raise ConfigError(
-            f"--rdzv-endpoint={given.rdzv_endpoint!r} is not HOST:PORT. HINT: write 10.0.0.1:29500."
-        )
-    addr = given.master_addr or host or env.get("MASTER_ADDR") or (engine.master_addr if engine else "")
-    chosen = given.master_port or port or (None if given.standalone else env.get("MASTER_PORT"))
+    host, port = given.master_addr, given.master_port
+    if given.rdzv_endpoint:
+        host, port = split_address("--rdzv-endpoint", given.rdzv_endpoint)
+    addr = host or env.get("MASTER_ADDR") or (engine.master_addr if engine else "")
     if not alone and not addr:
         raise ConfigError(
             "several hosts, and no address to meet at. HINT: add --master-addr with an address of host 0."
         )
     default = 0 if alone else engine.master_port if engine else DEFAULT_PORT
-    return addr or DEFAULT_ADDR, whole("MASTER_PORT", chosen, 0, 65_535) if chosen else default
+    if port is None:
+        port = default if given.standalone else read_int(env, "MASTER_PORT", default, PORTS)
+    return addr or DEFAULT_ADDR, port

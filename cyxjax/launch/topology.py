@@ -82,15 +82,6 @@ def split_address(name: str, text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def whole(name: str, text: str, low: int, high: int, source: str = "the command line") -> int:
-    """`text` as a whole number from `low` to `high`. Raises: ConfigError that names `name` and `source`."""
-    try:
-        value = int(number(low, high)(text))
-    except ArgumentTypeError as error:
-        raise ConfigError(f"{name}={error} (from {source}). HINT: change {name}, or leave it out.") from None
-    return value
-
-
 def read_int(
     env: Mapping[str, str], name: str, default: int | None = None, bounds: tuple[int, int] = INT32
 ) -> int:

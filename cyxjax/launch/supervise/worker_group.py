@@ -151,7 +151,7 @@ class WorkerGroup:
             variables | output.variables(prefix),
             files,
             prefix=prefix,
-            shown=local_rank in self.options.shown and local_rank not in self.options.only_files,
+            shown=local_rank in self.options.shown,
             log_dir=self.options.log_dir,
             start=number,
         )

@@ -99,7 +99,7 @@ def test_each_command_has_a_page_of_its_own_with_an_example(command, capsys):
     ("words", "named"),
     [
         (["audit", "--bogus"], "unknown option --bogus"),  # not: that a run is missing
-        (["hash", "run", "--jsn"], "unknown option --jsn (from the command line). Did you mean '--json'?"),
+        (["hash", ".", "--jsn"], "unknown option --jsn (from the command line). Did you mean '--json'?"),
         (["checkpoint", "ls", "--bogus", "x"], "unknown option --bogus"),
         (["checkpoint", "verify", "x", "--stp=3"], "Did you mean '--step'?"),
         (["checkpoint", "ls", ".", "--json", "b"], "unrecognized arguments: b"),  # --json is no mistake
