@@ -66,8 +66,7 @@ def for_bug_report(env: Mapping[str, str]) -> dict[str, Any]:
 def describe_place(env: Mapping[str, str]) -> list[str]:
     """Lines for people: the place, its source, the wires, and what else claims a place."""
     first, *others = claims(env)
-    gpus = environment.visible_gpus(env)
-    wires = environment.choose(first.backend, sys.platform, bool(gpus))
+    gpus, wires = environment.visible_gpus(env), environment.settle(first, env)
     lines = [
         f"source      {_source(first, env)}",
         f"rank        {first.rank} of {first.world_size} (local rank {first.local_rank})",
@@ -76,15 +75,11 @@ def describe_place(env: Mapping[str, str]) -> list[str]:
     ]
     lines += [f"pages       {pages.described(env, first.local_world_size)}"]
     lines += [f"also says   {_source(other, env)}: the same place" for other in others]
-    lines += [f"note        {text}" for text in _notes(first, wires, env)]
+    notes = [*environment.explain(env, wires), *environment.advice(wires, sys.platform, first)]
+    lines += [f"note        {text}" for text in notes]
     return lines
 
 
 def _source(topology: Topology, env: Mapping[str, str]) -> str:
     given = ", ".join(f"{name}={env[name]}" for name in topology.names if name in env)
     return f"{topology.source} ({given})" if given else topology.source
-
-
-def _notes(topology: Topology, wires: str, env: Mapping[str, str]) -> list[str]:
-    advice = environment.advice(wires, sys.platform, topology.world_size, topology.local_world_size)
-    return [*environment.explain(env, wires), *([advice] if advice else [])]

@@ -11,7 +11,7 @@ from typing import Any
 
 from cyxjax.errors import ConfigError, GroupError, translated
 from cyxjax.launch import environment as backends
-from cyxjax.launch.backend import pages, platforms, programs
+from cyxjax.launch.backend import pages, programs
 from cyxjax.launch.clusters import discover
 from cyxjax.launch.connect import connect, disconnect
 from cyxjax.launch.environment import here, prepare
@@ -83,7 +83,7 @@ def init(
             "HINT: call destroy_process_group() first, or use the group that is there."
         )
     topology = config.to_topology() if config is not None else discover(here())
-    chosen = platforms.settle(topology)
+    chosen = backends.settle(topology)
     share = None if cpu_devices is None else max(1, cpu_devices // topology.world_size)
     prepare(replace(topology, backend=chosen), share, asked=topology.backend, threads=threads)
     connect(replace(topology, backend=chosen), code_facts() if topology.world_size > 1 else None)
@@ -98,11 +98,10 @@ def init(
     with translated():
         mesh = build_mesh()
     processes = len({device.process_index for device in mesh.devices.flat})
-    backend = platforms.check_started(topology, chosen, mesh.devices.flat[0].platform, processes)
+    backend = backends.check_started(topology, chosen, mesh.devices.flat[0].platform, processes)
     _current = ProcessGroup(topology, backend, mesh, backends.pool_threads(len(local_replicas(mesh))))
     atexit.register(finalize)
-    advice = backends.advice(chosen, sys.platform, topology.world_size, topology.local_world_size)
-    for line in [*([advice] if advice else []), *platforms.untried(backend)] if topology.is_master else []:
+    for line in backends.advice(backend, sys.platform, topology) if topology.is_master else []:
         print(f"cyxjax: {line}", file=sys.stderr)
     return _current
 

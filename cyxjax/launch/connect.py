@@ -50,7 +50,7 @@ def connect(
             exits.install(topology.rank, topology.restart_count, env)
         heartbeat.report_progress(-1, "idle")
         return
-    jax_private.refuse_started_backend()
+    jax_private.refuse_started_backend("a group of several processes")
     hooks = exits.install(topology.rank, topology.restart_count, env)
     if topology.source == TPU_SLICE:
         jax_private.start_detected()

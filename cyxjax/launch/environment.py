@@ -1,4 +1,4 @@
-"""The environment variables that must be set before jax starts: threads, devices, time limits."""
+"""What must be settled before jax starts: the backend, and variables for threads, devices, time limits."""
 
 import os
 import re
@@ -9,35 +9,69 @@ from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch.backend import jax_private
 from cyxjax.launch.topology import TPU_SLICE, Topology, in_job, read_int
 
-CPU_HINT = "HINT: set DISTRIBUTED_BACKEND=cpu (backend='gloo') to train on the CPU with the same program."
 
+def settle(topology: Topology, env: Mapping[str, str] = os.environ, device_folder: str = "/dev") -> str:
+    """'nccl' or 'gloo' for what `topology` wishes. gloo without a CPU asked for: jax finds the platform.
 
-def choose(name: str, platform: str, has_gpu: bool) -> str:
-    """'nccl' or 'gloo' for a topology's wish ('auto', 'nccl', 'gloo') on `platform` (as in sys.platform).
-
-    Raises: GroupError when nccl is asked for where it cannot be.
+    With `auto` it is 'nccl' where there is an NVIDIA GPU, unless jax is told to use the CPU.
+    Raises: GroupError when nccl is asked for where it cannot be; ConfigError where JAX_PLATFORMS is cuda and
+        there is no GPU.
     """
-    can_nccl = has_gpu and platform != "win32"  # NVIDIA ships no NCCL for Windows
-    if name == "nccl" and not can_nccl:
-        no_gpu = "no NVIDIA GPU was found on this host (see nvidia-smi)"
-        why = "there is none for Windows" if platform == "win32" else no_gpu
-        raise GroupError(f"NCCL library not available: {why}. {CPU_HINT}")
-    return "nccl" if can_nccl and name != "gloo" else "gloo"
+    said, gpus, wish = platforms_said(env), visible_gpus(env, device_folder), topology.backend
+    if said == ("cuda",) and not gpus:  # jax fails by a bare assertion
+        raise ConfigError(
+            "JAX_PLATFORMS=cuda, but no NVIDIA GPU was found on this host. HINT: unset JAX_PLATFORMS."
+        )
+    if wish == "nccl" and not gpus:
+        raise GroupError(
+            "NCCL library not available: no NVIDIA GPU was found on this host (see nvidia-smi). HINT: set "
+            "DISTRIBUTED_BACKEND=cpu (backend='gloo') to train on the CPU with the same program."
+        )
+    return "nccl" if wish == "nccl" or (wish == "auto" and gpus and said[:1] != ("cpu",)) else "gloo"
 
 
-def advice(backend: str, platform: str, world_size: int, local_world_size: int) -> str | None:
-    """One line for a group that runs but gains nothing in parallel; None when there is nothing to say."""
-    if platform == "darwin" and backend == "gloo" and local_world_size > 1:
-        return (
-            f"{local_world_size} processes share one Mac: no parallel benefit, they compete for its "
-            "cores. HINT: run `python train.py` in one process."
+def platforms_said(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The platforms that JAX_PLATFORMS, or a jax that is loaded already, was set to use; () for any."""
+    text = env.get("JAX_PLATFORMS", "") or _told_to_jax()
+    return tuple(part for part in text.lower().split(",") if part)
+
+
+def _told_to_jax() -> str:
+    """`cpu` if a program chose it in jax's configuration; only this: on a TPU host jax itself writes tpu."""
+    loaded = sys.modules.get("jax")
+    return "cpu" if loaded is not None and loaded.config.jax_platforms == "cpu" else ""
+
+
+def check_started(topology: Topology, chosen: str, started: str, processes: int) -> str:
+    """The backend that jax runs on, for people. started, processes: platform and owners of its devices.
+
+    Raises: GroupError where a GPU lies idle, or jax runs on other processes than the group has.
+    """
+    if chosen == "nccl" and started == "cpu":
+        raise GroupError(
+            "this host has an NVIDIA GPU, but jax started on the CPU. HINT: pip install 'cyxjax[gpu]', or "
+            "set DISTRIBUTED_BACKEND=cpu (backend='gloo') to train on the CPU on purpose."
         )
-    if backend == "gloo" and local_world_size == world_size > (os.cpu_count() or 1):
-        return (
-            f"{world_size} CPU processes share {os.cpu_count()} cores: no parallel benefit. "
-            "HINT: start at most one process per core."
+    if processes != topology.world_size:
+        raise GroupError(
+            f"jax runs {processes} process(es), but {topology.names[1]}={topology.world_size} (from "
+            f"{topology.source}). HINT: call init() before anything touches a jax device; on one of several "
+            "hosts set RANK, WORLD_SIZE and MASTER_ADDR."
         )
-    return None
+    return chosen if chosen == "nccl" or started == "cpu" else started
+
+
+def advice(backend: str, platform: str, topology: Topology) -> list[str]:
+    """Lines for a group that gains nothing in parallel, or runs where cyxjax never ran. platform: sys's."""
+    here, lines = topology.local_world_size, []
+    if backend == "gloo" and here > (1 if platform == "darwin" else os.cpu_count() or 1):
+        lines.append(
+            f"{here} CPU processes share {os.cpu_count()} cores: no parallel benefit. "
+            "HINT: start at most one process per core, and one on a Mac."
+        )
+    if backend not in ("gloo", "nccl"):
+        lines.append(f"jax runs on {backend}: cyxjax was tested on CPUs and NVIDIA GPUs, and never there.")
+    return lines
 
 
 def visible_gpus(env: Mapping[str, str], device_folder: str = "/dev") -> list[str]:
@@ -68,8 +102,8 @@ def local_devices(
     if share < 1 or (local_rank + 1) * share > len(gpus):
         raise ConfigError(
             f"LOCAL_RANK={local_rank} of {local_world_size or 'some'} processes on this host, which shows "
-            f"{len(gpus)} GPU{'s' * (len(gpus) > 1)} ({', '.join(gpus)}). HINT: start at most {len(gpus)} "
-            f"process{'es' * (len(gpus) > 1)} per host, or set DISTRIBUTED_BACKEND=cpu."
+            f"the GPUs {', '.join(gpus)}. HINT: start at most one process per GPU, or set "
+            "DISTRIBUTED_BACKEND=cpu."
         )
     return list(range(local_rank * share, (local_rank + 1) * share))
 
@@ -121,8 +155,8 @@ def prepare(
     if topology.backend == "gloo" and asked != "auto":
         env.setdefault("JAX_PLATFORMS", "cpu")  # or a GPU host would train on its GPUs
         _tell_loaded_jax_platform(env["JAX_PLATFORMS"])
-    share, devices = thread_share(topology.local_world_size), read_int(env, "JAX_NUM_CPU_DEVICES", 1)
-    _share_threads(env, share, devices) if threads is None else _fix_threads(env, share, threads)
+    devices = read_int(env, "JAX_NUM_CPU_DEVICES", 1)
+    _set_threads(env, thread_share(topology.local_world_size), devices, threads)
     if topology.world_size > 1 and topology.source != TPU_SLICE:
         _keep_off_proxies(env, topology.master_addr)
         env.setdefault("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "gloo")
@@ -132,7 +166,7 @@ def prepare(
 
 def thread_share(processes_here: int, cores: int | None = None) -> int:
     """CPU threads for one of `processes_here`, so that together they fill the host's cores once."""
-    usable = cores if cores is not None else len(_usable_cores())
+    usable = cores or len(os.sched_getaffinity(0))  # a pinned process sees fewer than the host has
     return max(1, usable // max(1, processes_here))
 
 
@@ -161,45 +195,30 @@ def explain(env: Mapping[str, str], backend: str) -> list[str]:
     return lines
 
 
-def _share_threads(env: MutableMapping[str, str], share: int, devices: int) -> None:
+def _set_threads(env: MutableMapping[str, str], share: int, devices: int, threads: int | None) -> None:
     """XLA sizes its pool by NPROC: one thread per device or its blocking collectives starve each other.
 
     More than this process's share of the cores costs speed (2 cores: 88 k samples/s with 8, 115 k with 2),
     so it is raised no further than needed. CYXJAX_NPROC marks a value that is ours to raise.
+    XLA's libraries split sums by the size of their pool, so an exact run has one size everywhere.
     """
     env.setdefault("OMP_NUM_THREADS", str(share))
-    if "NPROC" in env and env["NPROC"] != env.get("CYXJAX_NPROC"):
-        return
-    env["NPROC"] = env["CYXJAX_NPROC"] = str(max(share, devices))
-
-
-def _fix_threads(env: MutableMapping[str, str], share: int, threads: int) -> None:
-    """XLA's libraries split sums by the size of their pool, so an exact run has one size everywhere."""
-    env.setdefault("OMP_NUM_THREADS", str(share))
-    users_own = "NPROC" in env and env["NPROC"] != env.get("CYXJAX_NPROC")
-    if users_own and env["NPROC"] != str(threads):
+    wanted = str(max(share, devices) if threads is None else threads)
+    if "NPROC" not in env or env["NPROC"] == env.get("CYXJAX_NPROC"):
+        if threads is not None and env.get("NPROC") != wanted:
+            jax_private.refuse_started_backend(f"threads={threads}")
+        env["NPROC"] = env["CYXJAX_NPROC"] = wanted
+    elif threads is not None and env["NPROC"] != wanted:
         raise ConfigError(
             f"NPROC={env['NPROC']} (from the environment), but this exact run computes with {threads} CPU "
             "threads in each process: another number gives other bits. HINT: unset NPROC, or set "
             "exact_threads to it, the same in every process and at every resume."
         )
-    if not users_own and env.get("NPROC") != str(threads):
-        _refuse_started(f"threads={threads}")
-    env["NPROC"] = env["CYXJAX_NPROC"] = str(threads)
-
-
-def _refuse_started(asked: str) -> None:
-    """jax reads what `asked` would change when its backend starts. Raises: GroupError after that."""
-    if jax_private.backend_runs():
-        raise GroupError(
-            f"init({asked}): jax has started its devices already. "
-            "HINT: call init() before the first jax array is made."
-        )
 
 
 def pool_threads(devices: int, env: Mapping[str, str] = os.environ) -> int:
     """CPU threads of XLA's pool in a process with so many devices."""
-    return max(read_int(env, "NPROC", len(_usable_cores())), devices)
+    return max(read_int(env, "NPROC", len(os.sched_getaffinity(0))), devices)
 
 
 def _keep_off_proxies(env: MutableMapping[str, str], host: str) -> None:
@@ -209,18 +228,12 @@ def _keep_off_proxies(env: MutableMapping[str, str], host: str) -> None:
         env["no_grpc_proxy"] = ",".join([*said, *({host, "127.0.0.1"} - set(said))])
 
 
-def _usable_cores() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):  # a pinned process sees fewer than the host has
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
-
-
 def _tell_loaded_jax(cpu_devices: int) -> None:
     """A jax that is imported already has read its variables; its config still counts until a backend runs."""
     jax = sys.modules.get("jax")
     if jax is None or jax.config.jax_num_cpu_devices == cpu_devices:
         return
-    _refuse_started(f"cpu_devices={cpu_devices}")
+    jax_private.refuse_started_backend(f"cpu_devices={cpu_devices}")
     jax.config.update("jax_num_cpu_devices", cpu_devices)
 
 

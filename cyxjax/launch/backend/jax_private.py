@@ -21,11 +21,11 @@ START_S = 120
 SHUTDOWN_S = 10
 
 
-def refuse_started_backend() -> None:
-    """Raises GroupError when jax has devices already: it would ignore the group and train alone."""
+def refuse_started_backend(asked: str) -> None:
+    """Raises GroupError when jax has devices already: it would ignore what is `asked` for."""
     if backend_runs():
         raise GroupError(
-            "jax has started its devices before the group was formed. "
+            f"{asked}: jax has started its devices already. "
             "HINT: call cyxjax.distributed.init() first, before any array is made or jax.devices() is asked."
         )
 

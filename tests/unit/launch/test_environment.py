@@ -1,4 +1,4 @@
-"""Backends, threads, flags and devices: what is written for jax, and what is left as the user set it."""
+"""What is settled before jax starts: platform, devices, threads, flags; what the user has set stays."""
 
 import os
 import subprocess
@@ -8,50 +8,96 @@ import jax
 import pytest
 
 from cyxjax.errors import ConfigError, GroupError
+from cyxjax.launch import connect as connecting
+from cyxjax.launch import environment
 from cyxjax.launch.backend import jax_private
+from cyxjax.launch.clusters import discover
 from cyxjax.launch.environment import (
     add_flags,
     advice,
-    choose,
+    check_started,
     collective_timeout_s,
     explain,
     local_devices,
     pool_threads,
     prepare,
+    settle,
     thread_share,
     visible_gpus,
 )
-from cyxjax.launch.topology import Topology
+from cyxjax.launch.topology import TPU_SLICE, Topology
 
-TWO = Topology(rank=1, world_size=2, local_world_size=2)
+ALONE, TWO = Topology(), Topology(rank=1, world_size=2, local_world_size=2)
+# What Google's documentation and jax's cluster detection name, for a v5litepod-16 of four hosts.
+TPU_VM = {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-8"}
+SLICE = TPU_VM | {"TPU_WORKER_ID": "2", "TPU_WORKER_HOSTNAMES": "t-0,t-1,t-2,t-3"}
+SLICES = SLICE | {"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"}
+
+
+def prepared(topology=TWO, threads=None, asked=None, **env):
+    prepare(topology, env=env, threads=threads, asked=asked)
+    return env
+
+
+@pytest.fixture
+def devices(tmp_path, monkeypatch):
+    """Device files of three GPUs. These tests' own jax was told to use the CPU, which does not count."""
+    monkeypatch.setattr(environment, "_told_to_jax", lambda: "")
+    for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "kfd"):
+        (tmp_path / name).touch()
+    return str(tmp_path)
+
+
+def test_visible_gpus_follow_cuda(devices):
+    assert visible_gpus({}, devices) == ["0", "1", "10"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1,GPU-ab"}, devices) == ["1", "GPU-ab"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, devices) == []
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, devices) == ["0"]  # CUDA stops at -1
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}, f"{devices}/none") == []
+
+
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.parametrize(
-    ("wish", "platform", "gpu", "got"),
+    ("wish", "env", "got"),
     [
-        ("auto", "linux", True, "nccl"),
-        ("auto", "linux", False, "gloo"),
-        ("auto", "darwin", True, "nccl"),
-        ("auto", "darwin", False, "gloo"),
-        ("auto", "win32", True, "gloo"),
-        ("gloo", "linux", True, "gloo"),
-        ("nccl", "linux", True, "nccl"),
+        ("auto", {}, "nccl"),
+        ("auto", {"JAX_PLATFORMS": "cuda"}, "nccl"),
+        ("auto", {"JAX_PLATFORMS": "cpu"}, "gloo"),
+        ("auto", NO_GPU, "gloo"),
+        ("auto", NO_GPU | {"JAX_PLATFORMS": "rocm,cpu"}, "gloo"),
+        ("gloo", {}, "gloo"),
+        ("nccl", {}, "nccl"),
+        ("nccl", NO_GPU, "NCCL.* DISTRIBUTED_BACKEND=cpu"),
+        ("auto", NO_GPU | {"JAX_PLATFORMS": "cuda"}, "JAX_PLATFORMS"),
     ],
 )
-def test_backend_table(wish, platform, gpu, got):
-    assert choose(wish, platform, gpu) == got
+def test_an_nvidia_gpu_comes_first_and_elsewhere_the_platform_is_left_to_jax(devices, wish, env, got):
+    topology = Topology(1, 2, backend=wish)
+    if got in ("nccl", "gloo"):
+        assert settle(topology, env, devices) == got
+    else:
+        with pytest.raises((GroupError, ConfigError), match=got):
+            settle(topology, env, devices)
 
 
-@pytest.mark.parametrize(("platform", "gpu"), [("linux", False), ("win32", True)])
-def test_nccl_without_its_hardware_offers_the_cpu(platform, gpu):
-    with pytest.raises(GroupError, match="NCCL.* DISTRIBUTED_BACKEND=cpu"):
-        choose("nccl", platform, gpu)
+def test_a_jax_that_started_elsewhere_is_refused_and_an_untried_platform_is_said():
+    for started in ("gpu", "cpu", "tpu"):
+        assert check_started(TWO, "gloo", started, 2) == ("gloo" if started == "cpu" else started)
+        assert advice(started, "linux", ALONE)
+    assert check_started(ALONE, "nccl", "gpu", 1) == "nccl"
+    with pytest.raises(GroupError, match="NVIDIA"):
+        check_started(ALONE, "nccl", "cpu", 1)
+    with pytest.raises(GroupError, match="WORLD_SIZE=2"):
+        check_started(TWO, "gloo", "cpu", 1)
 
 
-def test_one_mac_gains_nothing_from_processes():
-    assert "no parallel benefit" in (advice("gloo", "darwin", 2, 2) or "")
-    assert "no parallel benefit" in (advice("gloo", "linux", 4096, 4096) or "")
-    assert advice("nccl", "linux", 8, 8) is None
+def test_more_processes_than_cores_gain_nothing():
+    many = Topology(world_size=8192, local_world_size=4096)
+    found = [advice(*given) for given in (("gloo", "darwin", TWO), ("gloo", "linux", many))]
+    assert all("no parallel benefit" in line for (line,) in found)
+    assert advice("nccl", "linux", many) == advice("gloo", "darwin", ALONE) == []
 
 
 @pytest.mark.parametrize(
@@ -69,10 +115,10 @@ def test_devices_of_a_local_rank(gpus, local_rank, here, got):
 
 
 def test_more_processes_than_gpus():
-    with pytest.raises(ConfigError, match="LOCAL_RANK=2 .*3 .*2 GPUs"):
+    with pytest.raises(ConfigError, match="LOCAL_RANK=2 .*3 .* 0, 1"):
         local_devices(["0", "1"], 2, 3)
     # Two processes on one H100: NCCL ends with "Duplicate GPU detected" in ten lines of XLA's.
-    with pytest.raises(ConfigError, match="LOCAL_RANK=0 .*2 .*1 GPU "):
+    with pytest.raises(ConfigError, match="LOCAL_RANK=0 .*2 "):
         local_devices(["0"], 0, 2, limited=False)
     assert local_devices(["0"], 0, 1, limited=False) is None
 
@@ -88,75 +134,37 @@ def test_a_jax_loaded_before_the_group_takes_the_cpu_too():
     assert done.stdout.split()[-1:] == ["cpu"], done.stderr
 
 
-def test_visible_gpus_follow_cuda(tmp_path):
-    for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl"):
-        (tmp_path / name).touch()
-    folder = str(tmp_path)
-    assert visible_gpus({}, folder) == ["0", "1", "10"]
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1,GPU-ab"}, folder) == ["1", "GPU-ab"]
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, folder) == []
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, folder) == ["0"]  # CUDA stops at -1
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}, str(tmp_path / "none")) == []
+@pytest.mark.parametrize(("asked", "wanted"), [("auto", None), ("gloo", "cpu"), (None, "cpu")])
+def test_the_platform_is_set_only_where_the_cpu_was_asked_for(asked, wanted):
+    assert prepared(Topology(backend="cpu"), asked=asked).get("JAX_PLATFORMS") == wanted
 
 
-def test_threads_are_shared_out():
-    assert [thread_share(n, cores=8) for n in (0, 1, 3, 16)] == [8, 8, 2, 1]
-
-
-def test_prepare_writes_what_is_missing():
-    env: dict[str, str] = {}
-    prepare(TWO, env=env)
+def test_what_is_missing_is_written_and_what_the_user_set_stays():
+    env = prepared()
     assert env["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] == "gloo"
     assert "--xla_cpu_collective_timeout_seconds=600" in env["XLA_FLAGS"].split()
     assert env["NPROC"] == env["OMP_NUM_THREADS"] == str(thread_share(2))
-
-
-def test_prepare_keeps_what_the_user_set():
-    mine = {
-        "NPROC": "3",
-        "OMP_NUM_THREADS": "4",
-        "XLA_FLAGS": "--xla_cpu_collective_timeout_seconds=7 --other",
-        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi",
-    }
-    env = dict(mine)
-    prepare(TWO, env=env)
-    assert {name: env[name] for name in mine if name != "XLA_FLAGS"} == {
-        name: mine[name] for name in mine if name != "XLA_FLAGS"
-    }
+    mine = {"NPROC": "3", "OMP_NUM_THREADS": "4", "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi"}
+    env = prepared(**mine, XLA_FLAGS="--xla_cpu_collective_timeout_seconds=7 --other")
+    assert {name: env[name] for name in mine} == mine
     assert env["XLA_FLAGS"].split()[:2] == ["--xla_cpu_collective_timeout_seconds=7", "--other"]
     assert env["XLA_FLAGS"].count("xla_cpu_collective_timeout") == 1
+    assert add_flags("--a=1  --b", {"--a": 2, "--c": 3}) == "--a=1 --b --c=3"
 
 
-def test_several_cpu_devices_get_a_thread_each():
-    env: dict[str, str] = {"JAX_NUM_CPU_DEVICES": "64"}
-    prepare(TWO, env=env)
-    assert env["NPROC"] == "64"
-
-
-def test_a_launchers_thread_count_may_be_raised_but_not_a_users():
-    ours = {"NPROC": "1", "CYXJAX_NPROC": "1", "JAX_NUM_CPU_DEVICES": "64"}
-    prepare(TWO, env=ours)
-    assert ours["NPROC"] == "64"
-
-
-def test_the_cpu_backend_keeps_jax_off_the_gpus():
-    env: dict[str, str] = {}
-    prepare(Topology(backend="cpu"), env=env)
-    assert env["JAX_PLATFORMS"] == "cpu"
+def test_threads_are_shared_out_and_several_cpu_devices_get_one_each():
+    assert [thread_share(n, cores=8) for n in (0, 1, 3, 16)] == [8, 8, 2, 1]
+    assert prepared(JAX_NUM_CPU_DEVICES="64")["NPROC"] == "64"
+    assert prepared(JAX_NUM_CPU_DEVICES="64", NPROC="1", CYXJAX_NPROC="1")["NPROC"] == "64"  # a launcher's
+    assert pool_threads(8, {"NPROC": "2"}) == 8
 
 
 def test_the_coordinator_is_not_dialled_through_a_proxy():
-    env = {"http_proxy": "http://proxy:3128", "no_proxy": "internal"}
-    prepare(Topology(rank=1, world_size=2, master_addr="10.0.0.1"), env=env)
+    place = Topology(rank=1, world_size=2, master_addr="10.0.0.1")
+    env = prepared(place, http_proxy="http://proxy:3128", no_proxy="internal")
     assert set(env["no_grpc_proxy"].split(",")) == {"internal", "10.0.0.1", "127.0.0.1"}
     assert (env["http_proxy"], env["no_proxy"]) == ("http://proxy:3128", "internal")
-    free: dict[str, str] = {}
-    prepare(TWO, env=free)
-    assert "no_grpc_proxy" not in free
-
-
-def test_flags_are_added_once():
-    assert add_flags("--a=1  --b", {"--a": 2, "--c": 3}) == "--a=1 --b --c=3"
+    assert "no_grpc_proxy" not in prepared()
 
 
 def test_nccl_settings_are_honoured_or_explained():
@@ -165,8 +173,7 @@ def test_nccl_settings_are_honoured_or_explained():
     with pytest.raises(ConfigError, match="NCCL_TIMEOUT"):
         collective_timeout_s({"NCCL_TIMEOUT": "long"})
     lines = explain({"NCCL_TIMEOUT": "1800", "NCCL_DEBUG": "INFO"}, "gloo")
-    assert "1800 s" in lines[0]
-    assert "no effect" in lines[1]
+    assert ["1800 s" in lines[0], "no effect" in lines[1]] == [True, True]
 
 
 def test_the_room_starts_without_jax():
@@ -177,34 +184,46 @@ def test_the_room_starts_without_jax():
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-def jax_is_not_running(monkeypatch):
-    monkeypatch.setattr(jax_private, "backend_runs", lambda: False)
-
-
-def test_an_exact_run_has_its_own_number_of_threads_in_every_process(monkeypatch):
+@pytest.mark.parametrize("local_world_size", [1, 2])
+def test_an_exact_run_has_its_own_number_of_threads_in_every_process(monkeypatch, local_world_size):
     # the launcher's share is ours to change; two ranks with one device each get what one rank would
-    jax_is_not_running(monkeypatch)
-    for local_world_size in (1, 2):
-        env = {"NPROC": "1", "CYXJAX_NPROC": "1"}
-        place = Topology(0, local_world_size, local_world_size=local_world_size, backend="nccl")
-        prepare(place, env=env, threads=8)
-        assert env["NPROC"] == "8"
-        assert pool_threads(1, env) == 8
-
-
-def test_a_users_nproc_that_differs_is_refused_by_name():
-    env = {"NPROC": "3"}
+    place = Topology(0, local_world_size, local_world_size=local_world_size, backend="nccl")
     with pytest.raises(ConfigError, match="NPROC=3 .* 8 CPU threads.*exact_threads"):
-        prepare(Topology(0, 1, backend="nccl"), env=env, threads=8)
-    assert env["NPROC"] == "3"
-    prepare(Topology(0, 1, backend="nccl"), env=env, threads=3)  # the same number is no quarrel
-
-
-def test_threads_cannot_be_had_once_jax_runs():
+        prepared(place, threads=8, NPROC="3")
+    assert prepared(place, threads=3, NPROC="3")["NPROC"] == "3"  # the same number is no quarrel
     jax.devices()
-    with pytest.raises(GroupError, match=r"threads=5.* init\(\)"):
-        prepare(Topology(0, 1, backend="nccl"), env={}, threads=5)
+    with pytest.raises(GroupError, match=r"threads=8.*init\(\)"):
+        prepared(place, threads=8)
+    monkeypatch.setattr(jax_private, "backend_runs", lambda: False)
+    env = prepared(place, threads=8, NPROC="1", CYXJAX_NPROC="1")
+    assert (env["NPROC"], pool_threads(1, env)) == ("8", 8)
 
 
-def test_the_pool_is_never_smaller_than_the_devices():
-    assert pool_threads(8, {"NPROC": "2"}) == 8
+@pytest.mark.parametrize(
+    ("env", "place"),
+    [
+        (TPU_VM, (0, 1)),
+        (SLICE, (2, 4)),
+        (SLICES, (6, 8)),
+        (SLICE | {"JOB_COMPLETION_INDEX": "2"}, (2, 4)),  # of a Job that GKE starts on each host
+        (SLICE | {"RANK": "2", "WORLD_SIZE": "4"}, (2, 4)),
+        (SLICE | {"JAX_PLATFORMS": "cpu"}, (0, 1)),
+        (SLICE | {"DISTRIBUTED_BACKEND": "cpu"}, (0, 1)),
+    ],
+)
+def test_a_slice_has_a_process_a_host(env, place):
+    found = discover(env)
+    assert (found.rank, found.world_size) == place
+    # Who names the place by hand gets our own group, which jax's detection has no part in.
+    assert (found.source == TPU_SLICE) == (place[1] > 1 and "RANK" not in env)
+
+
+def test_on_a_slice_jax_forms_the_group_by_itself(monkeypatch):
+    called = []
+    monkeypatch.setattr("jax.distributed.initialize", lambda *args, **options: called.append((args, options)))
+    monkeypatch.setattr(jax_private, "refuse_started_backend", lambda asked: None)
+    monkeypatch.setattr(connecting.exits, "install", lambda rank, start, env: called.append(rank))
+    monkeypatch.setattr(connecting.client, "join", lambda *args: pytest.fail("no server of ours is there"))
+    connecting.connect(discover(SLICE), env={})
+    assert called == [2, ((), {})]
+    assert "XLA_FLAGS" not in prepared(discover(SLICE), asked="auto")  # flags of CPUs and GPUs
