@@ -8,14 +8,12 @@ A package offers a thing as an entry point of the group of its kind, for example
 import re
 import shlex
 import sys
-import traceback
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from inspect import Parameter, signature
 from numbers import Integral, Real
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from cyxjax.errors import ConfigError, nearest
@@ -34,7 +32,6 @@ GROUPS = {
 }
 _BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 _KINDS: dict[type, type] = {bool: bool, int: Integral, float: Real}  # of a default -> what may be given
-_FORM = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def named(kind: str, name: str, ours: Mapping[str, Any], *, unknown: str = "", key: str = "name") -> Any:
@@ -50,7 +47,17 @@ def named(kind: str, name: str, ours: Mapping[str, Any], *, unknown: str = "", k
         raise ConfigError(
             f"{unknown or f'No {kind} named {name!r}.'} HINT: {known_or(kind, name, ours)}", key=key
         )
-    return _attribute(kind, path, key)
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # as under `python -m`
+    try:
+        return EntryPoint(name, path, GROUPS[kind]).load()
+    except (ImportError, AttributeError, ValueError) as err:  # what else a module raises is its own error
+        raise ConfigError(
+            f"{kind} {path!r}: {' '.join(str(err).split())}. HINT: write module:attribute, of a module in "
+            f"{here} or an installed package; see python -c 'import {path.partition(':')[0]}'.",
+            key=key,
+        ) from err
 
 
 def is_known(kind: str, name: str, ours: Mapping[str, Any]) -> bool:
@@ -65,15 +72,8 @@ def known_or(kind: str, name: str, ours: Mapping[str, Any]) -> str:
 
 
 def offered(kind: str) -> dict[str, str]:
-    """name -> `module:attribute` of what installed packages offer. Raises: ConfigError for a name of two."""
-    found: dict[str, str] = {}
-    for point in entry_points(group=GROUPS[kind]):
-        if found.setdefault(point.name, point.value) != point.value:
-            raise ConfigError(
-                f"two installed packages offer a {kind} named {point.name!r}: {found[point.name]} and "
-                f"{point.value}. HINT: name the one you mean by its module:attribute."
-            )
-    return found
+    """name -> `module:attribute` of what installed packages offer."""
+    return {point.name: point.value for point in entry_points(group=GROUPS[kind])}
 
 
 def checked_options(
@@ -109,10 +109,9 @@ def checked_options(
         if kind is int and isinstance(value, float) and value.is_integer():
             checked[option] = int(value)
         elif kind is not None and not _fits(value, kind, parameter):
-            given = parameter.default is not Parameter.empty
-            way = f"leave it out for {parameter.default!r}" if given else f"write {option}: NUMBER"
             raise ConfigError(
-                f"{key}: {option}={value!r} does not suit {what}, expected {kind.__name__}. HINT: {way}.",
+                f"{key}: {option}={value!r} does not suit {what}, expected {kind.__name__}. "
+                "HINT: leave it out for the default.",
                 key=f"{key}.{option}",
             )
     return checked
@@ -150,56 +149,6 @@ def _kind_of(parameter: Parameter) -> type | None:
     if parameter.default is not Parameter.empty:
         return type(parameter.default) if type(parameter.default) in _KINDS else None
     return next((kind for kind in _KINDS if parameter.annotation in (kind, kind.__name__)), None)
-
-
-def _attribute(kind: str, path: str, key: str) -> Any:
-    if not _FORM.fullmatch(path):
-        raise ConfigError(
-            f"{kind} {path!r}: expected module:attribute, names with dots. HINT: such as my_code.parts:make.",
-            key=key,
-        )
-    module_name, _, attribute = path.partition(":")
-    found: Any = _module(kind, module_name, key)
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            public = [name for name in dir(found) if not name.startswith("_")] or ["nothing"]
-            raise ConfigError(
-                f"{kind} {path!r}: {module_name} has no {part!r}. HINT: {nearest(part, public)}", key=key
-            )
-        found = getattr(found, part)
-    if isinstance(found, str | int | float | list | dict | ModuleType | None):
-        raise ConfigError(
-            f"{kind} {path!r} is a {type(found).__name__}. HINT: name a function or a class.", key=key
-        )
-    return found
-
-
-def _module(kind: str, name: str, key: str) -> Any:
-    """The module `name`, also of the working directory, as under `python -m`."""
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as err:
-        if err.name and (name == err.name or name.startswith(f"{err.name}.")):
-            raise ConfigError(
-                f"{kind}: there is no module {err.name!r} in {here} or among the installed packages. "
-                "HINT: run from the folder that holds it, or install it.",
-                key=key,
-            ) from None
-        raise _broken(kind, name, err, key) from err
-    except (Exception, SystemExit) as err:  # a stranger's module raises anything
-        raise _broken(kind, name, err, key) from err
-
-
-def _broken(kind: str, name: str, err: BaseException, key: str) -> ConfigError:
-    last = traceback.extract_tb(err.__traceback__)[-1]
-    return ConfigError(
-        f"{kind}: module {name} ends in {type(err).__name__}: {' '.join(str(err).split())[:200]} "
-        f"({Path(last.filename).name}:{last.lineno}). HINT: see python -c 'import {name}'.",
-        key=key,
-    )
 
 
 def extra(module: str, install: str) -> Any:
