@@ -1,4 +1,8 @@
-"""`python -m cyxjax.launch --nproc-per-node N script.py ...`: run a script as a group of processes."""
+"""`python -m cyxjax.launch --nproc-per-node N script.py ...`: run a script as a group of processes.
+
+`--slurm` as the first word writes, checks and submits an sbatch script instead (see job_files);
+`--dump JOB` shows where the ranks of a running job stand (see dump).
+"""
 
 import sys
 from collections.abc import Sequence
@@ -7,12 +11,43 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: the program's); returns its exit code."""
     try:
-        from cyxjax.launch import command_line  # here: a Ctrl-C while it loads is one line
-
-        return command_line.main(argv)
+        return _run(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:  # before there are ranks: after that the supervisor handles it
         print("cyxjax.launch: interrupted", file=sys.stderr)
         return 130
+
+
+def _run(argv: list[str]) -> int:
+    # Imports are here: a Ctrl-C while they load is one line.
+    import os
+
+    from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, ConfigError, CyxjaxError, known
+    from cyxjax.files import open_closed_streams, redact
+    from cyxjax.launch import output, save_request
+
+    open_closed_streams()
+    if argv[:1] == ["--slurm"]:  # the same job, through the queue
+        from cyxjax.launch import job_files
+
+        return job_files.main(["slurm", "--submit", *argv[1:]])
+    save_request.listen()  # one that comes before there are ranks ends nobody
+    try:
+        if argv[:1] == ["--dump"]:
+            from cyxjax.launch.supervise import dump
+
+            return dump.main(argv[1:])
+        from cyxjax.launch.options import parse
+        from cyxjax.launch.supervise.supervisor import Supervisor
+
+        return Supervisor(parse(argv, os.environ), os.environ).run()
+    except Exception as raised:
+        error = raised if isinstance(raised, CyxjaxError) else known(raised)
+        if error is None:
+            raise
+        output.say(f"{type(error).__name__}: {redact(str(error))}")
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_INFRASTRUCTURE
+    finally:
+        output.flush()
 
 
 if __name__ == "__main__":
