@@ -1,7 +1,7 @@
-"""`cyxjax doctor`: checks what this machine offers a training run."""
+"""`cyxjax doctor`: checks what this machine, or the group under a launcher, offers a training run."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
         _parser().parse_args(argv)
         checks = machine_checks(environment.here(), Path.cwd())
     else:
-        checks = of_group(words, environment.here(), Path.cwd())
+        checks = of_group(words, Path.cwd())
     shown: list[Check] = []
     failed = False
     with quiet_output() if given.json else nullcontext():
@@ -42,12 +42,12 @@ def speaks_for(place: Topology, check: Check) -> bool:
     return place.is_master or (check.topic, check.level) == ("group", "FAIL")
 
 
-def of_group(words: Sequence[str], env: Mapping[str, str], folder: Path) -> Iterable[Check]:
+def of_group(words: Sequence[str], folder: Path) -> Iterator[Check]:
     """Checks of the group this process is one rank of, and of its machine what a group does not show."""
     from cyxjax.cli.group_doctor import group_checks
 
     yield from group_checks(words, folder)
-    yield from (threads(env), open_files())
+    yield from (threads(), open_files())
 
 
 def _parser() -> Parser:

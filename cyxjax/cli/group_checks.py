@@ -1,181 +1,289 @@
-"""The checks of `cyxjax doctor` for a group: pure functions of the facts that all ranks sent."""
+"""The checks of `cyxjax doctor` for a group: what all ranks found is judged, then the group is tried.
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+Tried are files in the run folder, all-reduces, and two training steps.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
 
 from cyxjax.cli.machine_checks import Check
 from cyxjax.data.content import find_difference
+from cyxjax.files import flock_now, try_flock, write_whole
 from cyxjax.launch.group.roster import disagreement, ranks_text
 
 _LOW_BYTES = 1 << 30
 _CLOCK_S = 1.0  # beyond it the times in logs and records of two hosts tell a wrong order
 _SHOWN = 3  # findings of one kind; more say the same
+_ROOM = {
+    "memory": "fewer processes on that host, or a smaller batch_size",
+    "disk": "free space, or set run_dir elsewhere",
+}
+
+_SIZES = (4, 64 << 10, 1 << 20, 16 << 20)  # bytes of the arrays that are reduced
+_TIMES = 7  # each; the median counts
 
 Facts = Mapping[str, Any]
 
 
 def judge(ranks: Sequence[Facts]) -> Iterator[Check]:
     """Rows of a group. ranks: what each rank found (`group_doctor`), by rank."""
-    yield _hosts(ranks)
-    yield from _or_ok(_names(ranks), "names", "every host name resolves to its host on the other hosts")
-    yield from _or_ok(_reach(ranks), "ports", "every rank was reached on a port of its own")
-    yield _clocks(ranks)
-    yield from _versions(ranks)
-    yield from _run(ranks)
-    yield _equal("devices", "the number of devices", [str(r["devices"]) for r in ranks], "warn")
-    yield _least(
-        "memory", "memory", ranks, "memory_bytes", "fewer processes on that host, or a smaller batch_size"
-    )
-    yield _least(
-        "disk", f"disk in {ranks[0]['folder']}", ranks, "disk_bytes", "free space, or set run_dir elsewhere"
-    )
-    yield from _folder(ranks)
-
-
-def _or_ok(found: Iterator[Check], topic: str, text: str) -> list[Check]:
-    return list(found)[:_SHOWN] or [Check("ok", topic, text)]
-
-
-def _hosts(ranks: Sequence[Facts]) -> Check:
     hosts: dict[str, list[int | str]] = {}
     for rank, facts in enumerate(ranks):
         hosts.setdefault(facts["host"], []).append(rank)
     here = "; ".join(f"{host}: {ranks_text(who)}" for host, who in hosts.items())
-    return Check("ok", "group", f"{len(ranks)} ranks on {len(hosts)} hosts met with the same code: {here}")
+    yield Check("ok", "group", f"{len(ranks)} ranks on {len(hosts)} hosts met with the same code: {here}")
+    names, ports = [*_names(ranks)], [*_ports(ranks)]
+    yield from _rows("names", "warn", names, "every host name resolves to its host on the other hosts")
+    yield from _rows("ports", "FAIL", ports, "every rank was reached on a port of its own")
+    yield from _rows("clocks", "warn", _clocks(ranks), "those of all hosts agree with rank 0's")
+    yield from _rows("versions", "FAIL", _unequal(ranks, "software"), "packages are equal on all ranks")
+    yield from _run(ranks)
+    yield from _rows("devices", "warn", _unequal(ranks, "devices"), "as many on each rank")
+    for topic, remedy in _ROOM.items():
+        yield _least(ranks, topic, remedy)
+    yield from _folder(ranks)
 
 
-def _names(ranks: Sequence[Facts]) -> Iterator[Check]:
-    """seen: by rank, what its host's name led to."""
+def _rows(topic: str, level: Literal["warn", "FAIL"], wrong: Iterable[str], fine: str) -> Iterable[Check]:
+    """A row for each of the first things that are wrong, or one that nothing is."""
+    return [Check(level, topic, text) for text in islice(wrong, _SHOWN)] or [Check("ok", topic, fine)]
+
+
+def _seen(ranks: Sequence[Facts]) -> Iterator[tuple[int, Facts, int, Facts, Facts]]:
+    """(rank, its facts, a rank it looked at, the facts of that one, what was seen of it)."""
     for rank, facts in enumerate(ranks):
         for other, seen in facts["seen"].items():
-            host, address = ranks[int(other)]["host"], ranks[int(other)]["address"]
-            if host == facts["host"]:
-                continue
-            if address not in seen["addresses"]:
-                led = ", ".join(seen["addresses"]) or "nowhere"
-                yield Check(
-                    "warn",
-                    "names",
-                    f"on rank {rank} the name {host} leads to {led}, not to {address}. "
-                    "HINT: correct /etc/hosts or DNS there, or give addresses (MASTER_ADDR=IP).",
-                )
+            yield rank, facts, int(other), ranks[int(other)], seen
 
 
-def _reach(ranks: Sequence[Facts]) -> Iterator[Check]:
-    for rank, facts in enumerate(ranks):
-        for other, seen in facts["seen"].items():
-            if seen["error"]:
-                yield Check(
-                    "FAIL",
-                    "ports",
-                    f"rank {rank} ({facts['host']}) cannot reach rank {other} at "
-                    f"{ranks[int(other)]['address']}:{ranks[int(other)]['port']}: {seen['error']}. "
-                    "HINT: open the ephemeral ports between the hosts (gloo and NCCL use any of them).",
-                )
+def _names(ranks: Sequence[Facts]) -> Iterator[str]:
+    for rank, mine, _, its, seen in _seen(ranks):
+        if its["host"] != mine["host"] and its["address"] not in seen["addresses"]:
+            yield (
+                f"on rank {rank} {its['host']} leads to {', '.join(seen['addresses']) or 'nowhere'}, "
+                f"not to {its['address']}. "
+                "HINT: correct /etc/hosts or DNS there, or give addresses (MASTER_ADDR=IP)."
+            )
 
 
-def _clocks(ranks: Sequence[Facts]) -> Check:
+def _ports(ranks: Sequence[Facts]) -> Iterator[str]:
+    for rank, mine, other, its, seen in _seen(ranks):
+        if seen["error"]:
+            yield (
+                f"rank {rank} ({mine['host']}) cannot reach rank {other} at {its['address']}:{its['port']}: "
+                f"{seen['error']}. "
+                "HINT: open the ephemeral ports between the hosts (gloo and NCCL use any of them)."
+            )
+
+
+def _clocks(ranks: Sequence[Facts]) -> Iterator[str]:
     """clock: (seconds ahead of rank 0, at most so far off)."""
-    rank = max(range(len(ranks)), key=lambda r: abs(ranks[r]["clock"][0]) - ranks[r]["clock"][1])
-    ahead_s, error_s = ranks[rank]["clock"]
-    if abs(ahead_s) - error_s <= _CLOCK_S:
-        return Check("ok", "clocks", f"within {max(abs(ahead_s), error_s):.3f} s of rank 0's")
-    way = "ahead of" if ahead_s > 0 else "behind"
-    return Check(
-        "warn",
-        "clocks",
-        f"the clock of rank {rank} ({ranks[rank]['host']}) is {abs(ahead_s):.1f} s {way} rank 0's. "
-        "HINT: run a time service there (chrony, ntpd).",
-    )
+    for rank, facts in enumerate(ranks):
+        ahead_s, error_s = facts["clock"]
+        if abs(ahead_s) - error_s > _CLOCK_S:
+            yield (
+                f"the clock of rank {rank} ({facts['host']}) is {ahead_s:+.1f} s from rank 0's. "
+                "HINT: run a time service there (chrony, ntpd)."
+            )
 
 
-def _versions(ranks: Sequence[Facts]) -> Iterator[Check]:
-    names = dict.fromkeys(name for r in ranks for name in r["software"])
-    odd = []
-    for name in names:
-        values = [r["software"].get(name, "not installed") for r in ranks]
-        if len(set(values)) > 1:
-            odd.append(Check("FAIL", "versions", disagreement(name, dict(enumerate(values)))))
-    yield from odd or [Check("ok", "versions", f"{len(names)} packages are equal on all ranks")]
+def _unequal(ranks: Sequence[Facts], fact: str) -> list[str]:
+    """What differs of a fact that is a value by name."""
+    names = dict.fromkeys(name for facts in ranks for name in facts[fact])
+    found = {name: [facts[fact].get(name, "(none)") for facts in ranks] for name in names}
+    return [disagreement(name, dict(enumerate(of))) for name, of in found.items() if len(set(of)) > 1]
 
 
 def _run(ranks: Sequence[Facts]) -> Iterator[Check]:
     """config: by key, and data: contents by name; of a `--config FILE`, else {}."""
-    problems = [(rank, r["problem"]) for rank, r in enumerate(ranks) if r["problem"]]
-    for rank, text in problems[:_SHOWN]:
-        yield Check("FAIL", "config", f"on rank {rank}: {text}")
-    if problems or not any(r["config"] for r in ranks):
-        return
-    keys = dict.fromkeys(key for r in ranks for key in r["config"])
-    rows = [_equal("config", key, [r["config"].get(key, "(none)") for r in ranks]) for key in keys]
-    odd = [row for row in rows if row.level != "ok"]
-    yield from odd[:_SHOWN] or [Check("ok", "config", f"{len(keys)} keys are equal on all ranks")]
-    yield from _data(ranks)
+    problems = [f"on rank {rank}: {facts['problem']}" for rank, facts in enumerate(ranks) if facts["problem"]]
+    if problems or any(facts["config"] for facts in ranks):
+        wrong = problems or _unequal(ranks, "config")
+        yield from _rows("config", "FAIL", wrong, "all keys are equal on all ranks")
+    for name, first in ranks[0]["data"].items() if not problems else ():
+        fine = f"{name}: {first['samples']:,} samples, equal on all ranks"
+        yield from _rows("data", "FAIL", islice(_other_data(ranks, name, first), 1), fine)
 
 
-def _data(ranks: Sequence[Facts]) -> Iterator[Check]:
-    for name, first in ranks[0]["data"].items():
-        for rank, facts in enumerate(ranks):
-            other = facts["data"].get(name, {"samples": 0, "records": {}})
-            found = find_difference(first, other, to_the_bit=False)
-            if found:
-                what, mine, its = found
-                yield Check(
-                    "FAIL",
-                    "data",
-                    f"{name}: {what}: {mine} on rank 0, {its} on rank {rank}. "
-                    "HINT: give every host the same files, in the same order.",
-                )
-                break
-        else:
-            yield Check("ok", "data", f"{name}: {first['samples']:,} samples, equal on all ranks")
+def _other_data(ranks: Sequence[Facts], name: str, first: Facts) -> Iterator[str]:
+    for rank, facts in enumerate(ranks):
+        theirs = facts["data"].get(name, {"samples": 0, "records": {}})
+        if found := find_difference(first, theirs, to_the_bit=False):
+            what, mine, its = found
+            yield (
+                f"{name}: {what}: {mine} on rank 0, {its} on rank {rank}. "
+                "HINT: give every host the same files, in the same order."
+            )
 
 
-def _equal(topic: str, what: str, values: Sequence[str], level: str = "FAIL") -> Check:
-    if len(set(values)) > 1:
-        return Check(level, topic, disagreement(what, dict(enumerate(values))))  # type: ignore[arg-type]
-    return Check("ok", topic, f"{what}: {values[0]} on each rank")
+def _least(ranks: Sequence[Facts], topic: str, remedy: str) -> Check:
+    free = {rank: facts[f"{topic}_bytes"] for rank, facts in enumerate(ranks)}
+    rank = min(free, key=lambda rank: free[rank])
+    text = f"at least {free[rank] / 1e9:.1f} GB of {topic} free, on rank {rank} ({ranks[rank]['host']})"
+    is_low = free[rank] < _LOW_BYTES
+    return Check("warn", topic, f"{text}. HINT: {remedy}.") if is_low else Check("ok", topic, text)
 
 
-def _least(topic: str, what: str, ranks: Sequence[Facts], key: str, remedy: str) -> Check:
-    known = {rank: r[key] for rank, r in enumerate(ranks) if r[key] is not None}
-    if not known:
-        return Check("ok", topic, f"free {what}: unknown on this system")
-    rank = min(known, key=lambda r: known[r])
-    text = f"at least {known[rank] / 1e9:.1f} GB of {what} free, on rank {rank} ({ranks[rank]['host']})"
-    if known[rank] < _LOW_BYTES:
-        return Check("warn", topic, f"{text}. HINT: {remedy}.")
-    return Check("ok", topic, text)
-
-
-def _folder(ranks: Sequence[Facts]) -> Iterator[Check]:
+def _folder(ranks: Sequence[Facts]) -> Iterable[Check]:
     """files: what `own_file` and `others_files` found."""
-    broken = [(rank, r["files"]["error"]) for rank, r in enumerate(ranks) if r["files"]["error"]]
-    for rank, why in broken[:_SHOWN]:
-        remedy = "HINT: set run_dir to a folder where files can be written, renamed, synced and locked."
-        yield Check(
-            "FAIL", "folder", f"rank {rank} ({ranks[rank]['host']}), {ranks[rank]['folder']}: {why}. {remedy}"
-        )
+    files = [(rank, facts, facts["files"]) for rank, facts in enumerate(ranks)]
+    broken = [
+        f"rank {rank} ({facts['host']}), {facts['folder']}: {found['error']}. "
+        "HINT: set run_dir to a folder where files can be written, renamed, synced and locked."
+        for rank, facts, found in files
+        if found["error"]
+    ]
     if broken:
-        return
-    blind = {rank: r["files"]["unseen"] for rank, r in enumerate(ranks) if r["files"]["unseen"]}
-    loose = {rank: r["files"]["unlocked"] for rank, r in enumerate(ranks) if r["files"]["unlocked"]}
-    if blind:
-        rank, others = next(iter(blind.items()))
-        yield Check(
-            "warn",
-            "folder",
-            f"not shared: rank {rank} does not see what {ranks_text(others)} wrote to its run folder "
-            f"({ranks[rank]['folder']}). "
-            "HINT: set run_dir to a folder all hosts see; fsdp, zero1 and a restart on another host need it.",
+        return _rows("folder", "FAIL", broken, "")
+    loose = [
+        f"not shared: rank {rank} does not see what {ranks_text(found['unseen'])} wrote to its run folder "
+        f"({facts['folder']}). "
+        "HINT: set run_dir to a folder all hosts see; fsdp, zero1 and a restart on another host need it."
+        for rank, facts, found in files
+        if found["unseen"]
+    ] + [
+        f"a lock of {ranks_text(found['unlocked'])} does not hold rank {rank} off: two jobs could write one "
+        "run. HINT: mount it with locks (NFS 4, or 3 without nolock)."
+        for rank, _, found in files
+        if found["unlocked"]
+    ]
+    return _rows("folder", "warn", loose[:1], "shared by all ranks; rename, fsync and locks work there")
+
+
+@contextmanager
+def own_file(folder: Path, rank: int) -> Iterator[tuple[str, str]]:
+    """(what went wrong or "", name of a file of ours in `folder`), written as checkpoints are, and locked.
+
+    A folder that was not there is made, and removed again where nothing else came into it.
+    """
+    made = [p for p in (folder.absolute(), *folder.absolute().parents) if not p.exists()]
+    name = f".doctor-{os.uname().nodename}-{os.getpid()}-{rank}"
+    error, held = "", -1
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # 106 kB: more than a file system keeps beside the name
+        write_whole(folder / name, b"cyxjax doctor" * 8192, mode=0o600)
+        held = os.open(folder / name, os.O_RDWR)
+        flock_now(held)
+    except OSError as err:
+        error = err.strerror or str(err)
+    try:
+        yield error, name
+    finally:
+        if held >= 0:
+            os.close(held)
+        (folder / name).unlink(missing_ok=True)
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
+
+
+def others_files(folder: Path, names: Sequence[str], rank: int) -> dict[str, list[int]]:
+    """unseen: ranks whose files are not in `folder` as seen here; unlocked: whose locks do not hold."""
+    unseen, unlocked = [], []
+    for other, name in enumerate(names):
+        if other == rank:
+            continue
+        try:
+            theirs = os.open(folder / name, os.O_RDWR)
+        except OSError:
+            unseen.append(other)
+            continue
+        if try_flock(theirs):
+            unlocked.append(other)
+        os.close(theirs)
+    return {"unseen": unseen, "unlocked": unlocked}
+
+
+def wires(group: Any) -> Iterator[Check]:
+    """Latency and bandwidth of the all-reduce that training uses, by size."""
+    import jax
+    from jax.sharding import PartitionSpec
+
+    from cyxjax.core.mesh import PER_REPLICA, local_replicas, put_rows
+    from cyxjax.core.replica import psum, sync_map
+
+    mesh = group.mesh
+    reduce = jax.jit(sync_map(lambda rows: psum(rows[0]), mesh, PER_REPLICA, PartitionSpec()))
+    times = []
+    for size in _SIZES:
+        rows = put_rows(mesh, np.ones((len(local_replicas(mesh)), size // 4), np.float32))
+        total = np.asarray(reduce(rows).addressable_data(0))
+        if not (total == mesh.size).all():
+            wrong = f"{mesh.size} ones add up to {total[total != mesh.size][0]:g} ({size:,} bytes)"
+            yield Check("FAIL", "wires", f"{wrong}. HINT: check the network cards and drivers of the hosts.")
+            return
+        spent_s = statistics.median(_timed(reduce, rows) for _ in range(_TIMES))
+        times.append(f"{_short(size)} {1e3 * spent_s:.2f} ms ({size / spent_s / 1e6:,.1f} MB/s)")
+    yield Check("ok", "wires", f"all-reduce over {group.backend}: {', '.join(times)}")
+
+
+def _timed(reduce: Any, rows: Any) -> float:
+    began = time.perf_counter()
+    reduce(rows).block_until_ready()
+    return time.perf_counter() - began
+
+
+def _short(size: int) -> str:
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB" if size >= 1024 else f"{size} B"
+
+
+def two_steps(group: Any) -> Check:
+    """Two steps of a small model on all devices, against one device with the whole batches."""
+    import jax
+    from jax.sharding import Mesh
+
+    from cyxjax.core.mesh import AXIS, local_value
+    from cyxjax.core.trees import named_leaves
+
+    alone = Mesh(np.array(jax.local_devices()[:1]), (AXIS,))
+    many, one = (jax.tree.map(local_value, _trained(mesh, group.mesh.size)) for mesh in (group.mesh, alone))
+    pairs = zip(named_leaves(many), named_leaves(one), strict=True)
+    gap, name = max((float(np.abs(a - b).max()), name) for (name, a), (_, b) in pairs)
+    if not gap < 1e-5:  # sums in another order, of numbers near 1: some 1e-7
+        return Check(
+            "FAIL",
+            "training",
+            f"{group.mesh.size} devices train other parameters than one: {name} by {gap:.2g}. "
+            "HINT: run again; if it stays, try --backend gloo, then look at the drivers.",
         )
-    elif loose:
-        rank, others = next(iter(loose.items()))
-        yield Check(
-            "warn",
-            "folder",
-            f"a lock of {ranks_text(others)} does not hold rank {rank} off: two jobs could write one run. "
-            "HINT: mount it with locks (NFS 4, or 3 without nolock).",
+    return Check("ok", "training", f"two steps on {group.mesh.size} devices are those of one (to {gap:.1g})")
+
+
+def _trained(mesh: Any, replicas: int) -> Any:
+    """Parameters after two steps of 2 samples a replica of the whole group, on `mesh`."""
+    import jax
+    import optax
+
+    from cyxjax.core.losses import CrossEntropyLoss, as_per_example
+    from cyxjax.core.mesh import local_replicas
+    from cyxjax.core.model.adapter import adapt
+    from cyxjax.core.step import build_train_step, init_state
+    from cyxjax.data.batches import BatchPlan, read_batch
+    from cyxjax.data.order import Order
+    from cyxjax.data.sources import ArrayDataset
+    from cyxjax.models import get_model
+    from cyxjax.sync.mean import mean
+    from cyxjax.train.feeding.placing import RowPlacer
+
+    samples = 4 * replicas
+    inputs = np.random.default_rng(0).normal(size=(samples, 8)).astype(np.float32)
+    data = ArrayDataset(inputs, (np.arange(samples) % 3).astype(np.int32))
+    fns = adapt(get_model("mlp")(hidden=(16,), num_classes=3))
+    sync, placer = mean(optax.sgd(0.1)), RowPlacer(mesh)
+    state = init_state(sync, mesh, *fns.init(jax.random.key(0), inputs[:1]), 0)
+    step = build_train_step(fns, as_per_example(CrossEntropyLoss()), sync, mesh)
+    plan = BatchPlan(samples, 2 * replicas // mesh.size, mesh.size)
+    for number in range(plan.num_steps):
+        state, _ = step(
+            state, placer.put(read_batch(data, Order(samples), plan, local_replicas(mesh), number))
         )
-    else:
-        yield Check("ok", "folder", "shared by all ranks; rename, fsync and locks work there")
+    return state.params

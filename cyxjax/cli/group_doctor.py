@@ -11,12 +11,11 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from cyxjax.cli.group_checks import judge
-from cyxjax.cli.group_trials import others_files, own_file, two_steps, wires
+from cyxjax.cli.group_checks import judge, others_files, own_file, two_steps, wires
 from cyxjax.cli.machine_checks import Check
 from cyxjax.errors import CyxjaxError
 from cyxjax.files import redact
@@ -45,8 +44,8 @@ def group_checks(config_words: Sequence[str], folder: Path) -> Iterator[Check]:
         return
     run = read_run(config_words)
     place = Path(run.pop("run_dir", folder))
-    with Clock() as clock:
-        mine = own_facts(group.topology, clock.port, place) | run | {"devices": _num_devices()}
+    with clock() as port:
+        mine = own_facts(group.topology, port, place) | run
         ranks = agree(group, "doctor: what each rank is", note=mine)
         seen = look_around(group.topology.rank, ranks)
         with own_file(place, group.topology.rank) as (error, name):
@@ -66,7 +65,8 @@ def own_facts(topology: Topology, port: int, folder: Path) -> dict[str, Any]:
         "address": _own_address(topology),
         "port": port,
         "software": software(),
-        "memory_bytes": available_bytes() or None,
+        "devices": {"the number of devices": str(_num_devices())},
+        "memory_bytes": available_bytes(),
         "disk_bytes": _free_disk(folder),
         "folder": str(folder),
     }
@@ -122,29 +122,24 @@ def _free_disk(folder: Path) -> int:
     return shutil.disk_usage(there).free
 
 
-class Clock:
-    """Answers each byte on a port of its own with the time here, while it is open. now: for tests."""
+@contextmanager
+def clock(now: Callable[[], float] = time.time) -> Iterator[int]:
+    """The port on which each byte is answered with the time here, while the block runs. now: for tests."""
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
-        class Answer(socketserver.BaseRequestHandler):
-            def handle(self) -> None:
-                self.request.settimeout(60)
-                with suppress(OSError):
-                    while self.request.recv(1):
-                        self.request.sendall(struct.pack("!d", now()))
+    class Answer(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.settimeout(60)
+            with suppress(OSError):
+                while self.request.recv(1):
+                    self.request.sendall(struct.pack("!d", now()))
 
-        self._server = socketserver.ThreadingTCPServer(("", 0), Answer)
-        self._server.daemon_threads = True
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-
-    def __enter__(self) -> "Clock":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    with socketserver.ThreadingTCPServer(("", 0), Answer) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield int(server.server_address[1])
+        finally:
+            server.shutdown()
 
 
 def neighbours(rank: int, world_size: int) -> list[int]:
@@ -156,13 +151,13 @@ def neighbours(rank: int, world_size: int) -> list[int]:
 
 def look_around(rank: int, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of the neighbours: whether they can be reached and what their names are; how far the clock is ahead."""
-    seen, clock = {}, (0.0, 0.0)
+    seen, ahead_of_0 = {}, (0.0, 0.0)
     for other in neighbours(rank, len(ranks)):
         error, ahead = ping(ranks[other]["address"], ranks[other]["port"])
         seen[str(other)] = {"error": error, "addresses": _addresses(ranks[other]["host"])}
         if other == 0 and ahead is not None:
-            clock = ahead
-    return {"seen": seen, "clock": clock}
+            ahead_of_0 = ahead
+    return {"seen": seen, "clock": ahead_of_0}
 
 
 def ping(

@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -46,34 +46,29 @@ class Check:
         return f"{self.level:5} {self.topic:9} {self.found}"
 
 
-def machine_checks(env: Mapping[str, str], folder: Path) -> Iterable[Check]:
+def machine_checks(env: Mapping[str, str], folder: Path) -> Iterator[Check]:
     """Every check, in the order a run would meet them; made one by one."""
-    rooms: tuple[Callable[[], Iterable[Check]], ...] = (
-        versions,
-        lambda: [devices()],
-        lambda: [threads(env), memory_pages(env)],
-        lambda: [network(), port(int(DEFAULT_PORT))],
-        lambda: [disk(folder), open_files()],
-    )
-    for room in rooms:
-        yield from room()
+    yield from versions()
+    yield devices()
+    yield threads()
+    yield memory_pages(env)
+    yield network()
+    yield port(DEFAULT_PORT)
+    yield disk(folder)
+    yield open_files()
 
 
-def versions() -> list[Check]:
+def versions() -> Iterator[Check]:
     """Python, the packages training needs, and the optional ones."""
     python = f"python {'.'.join(map(str, sys.version_info[:3]))} on {sys.platform}"
-    checks = [Check("ok" if sys.version_info >= (3, 11) else "FAIL", "version", python)]
+    yield Check("ok", "version", python)
     for name in PACKAGES:
         found = version_of(name)
         hint = f"{name} is missing. HINT: pip install cyxjax"
-        checks.append(Check("ok", "version", f"{name} {found}") if found else Check("FAIL", "version", hint))
+        yield Check("ok", "version", f"{name} {found}") if found else Check("FAIL", "version", hint)
     for name, extra in _EXTRAS.items():
-        found = version_of(name)
-        text = (
-            f"{name} {found}" if found else f"{name} not installed; optional: pip install 'cyxjax[{extra}]'"
-        )
-        checks.append(Check("ok", "version", text))
-    return checks
+        found = version_of(name) or f"not installed; optional: pip install 'cyxjax[{extra}]'"
+        yield Check("ok", "version", f"{name} {found}")
 
 
 def devices(program: str = _ASK_JAX, timeout_s: float = _DEVICE_TIMEOUT_S) -> Check:
@@ -100,14 +95,11 @@ def devices(program: str = _ASK_JAX, timeout_s: float = _DEVICE_TIMEOUT_S) -> Ch
     return Check("ok", "devices", f"{count} x {kind} ({platform}); a sum on it is correct")
 
 
-def threads(env: Mapping[str, str]) -> Check:
-    """Cores this process may use, and whether jax's pool has a thread for each virtual device."""
-    cores = environment.thread_share(1)
-    wanted, pool = env.get("JAX_NUM_CPU_DEVICES", "1"), env.get("NPROC", str(cores))
-    if wanted.isdecimal() and pool.isdecimal() and int(wanted) > int(pool):
-        hint = f"HINT: unset NPROC, or set it to {wanted}; collectives can stall otherwise."
-        return Check("warn", "threads", f"{wanted} virtual devices but {pool} threads (NPROC). {hint}")
-    return Check("ok", "threads", f"{cores} cores for this process, {os.cpu_count()} on the host")
+def threads() -> Check:
+    """Cores this process may use."""
+    return Check(
+        "ok", "threads", f"{environment.thread_share(1)} of {os.cpu_count()} cores are this process's"
+    )
 
 
 def memory_pages(env: Mapping[str, str]) -> Check:

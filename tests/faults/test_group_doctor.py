@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from cyxjax.cli.group_trials import own_file
+from cyxjax.cli.group_checks import own_file
 from tests.faults.test_checkpoint_disk import fill_until_free
+from tests.support.engines import free_port
 from tests.support.launching import LIMIT_S
 
 
@@ -32,7 +33,7 @@ def test_two_ranks_that_differ_in_much_are_told_all_of_it(tmp_path):
     other = tmp_path / "site" / "optax-9.9.9.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: optax\nVersion: 9.9.9\n")
-    ranks, port = [], _free_port()
+    ranks, port = [], free_port()
     for rank, folder in enumerate(folders):
         folder.mkdir()
         epochs = f"epochs: {3 + rank}\n"
@@ -63,10 +64,3 @@ def test_two_ranks_that_differ_in_much_are_told_all_of_it(tmp_path):
     fine = {row["topic"] for row in rows if row["level"] == "ok"}
     assert fine >= {"group", "ports", "clocks", "data", "wires", "training"}
     assert told[1][0] == ""
-
-
-def _free_port():
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]

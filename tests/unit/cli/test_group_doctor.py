@@ -1,16 +1,14 @@
 """`cyxjax doctor` in a group: one row with one remedy for each thing that is wrong, planted one at a time."""
 
-import socket
 import time
 
 import jax
 import numpy as np
 import pytest
 
-from cyxjax.cli import group_trials
-from cyxjax.cli.group_checks import judge
-from cyxjax.cli.group_doctor import Clock, neighbours, ping, read_run
-from cyxjax.cli.group_trials import others_files, own_file, two_steps, wires
+from cyxjax.cli import group_checks
+from cyxjax.cli.group_checks import judge, others_files, own_file, two_steps, wires
+from cyxjax.cli.group_doctor import clock, neighbours, ping, read_run
 from cyxjax.core import mesh, replica
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.launch.topology import Topology
@@ -32,7 +30,7 @@ def rank(number, **other):
         "memory_bytes": 8e9,
         "disk_bytes": 9e9,
         "folder": "/runs",
-        "devices": 4,
+        "devices": {"the number of devices": "4"},
         "seen": seen,
         "clock": (0.0, 0.001),
         "files": {"error": "", "unseen": [], "unlocked": []},
@@ -63,7 +61,7 @@ def test_nothing_is_wrong():
             "names",
             "warn",
             {"seen": {"0": SEEN | {"addresses": ["127.0.1.1"]}}},
-            "a leads to 127.0.1.1, not to 10.0",
+            "rank 1 a leads to 127.0.1.1, not to 10.0",
         ),
         ("names", "warn", {"seen": {"0": SEEN | {"addresses": []}}}, "a leads to nowhere"),
         (
@@ -72,8 +70,8 @@ def test_nothing_is_wrong():
             {"seen": {"0": SEEN | {"error": "timed out"}}},
             "rank 1 (b) cannot reach rank 0 at 10.0.0.1:4000",
         ),
-        ("clocks", "warn", {"clock": (-3.0, 0.001)}, "rank 1 (b) is 3.0 s behind rank 0's"),
-        ("clocks", "warn", {"clock": (63.5, 0.001)}, "63.5 s ahead of"),
+        ("clocks", "warn", {"clock": (-3.0, 0.001)}, "rank 1 (b) is -3.0 s from rank 0's"),
+        ("clocks", "warn", {"clock": (63.5, 0.001)}, "+63.5 s from"),
         (
             "versions",
             "FAIL",
@@ -84,7 +82,7 @@ def test_nothing_is_wrong():
             "versions",
             "FAIL",
             {"software": {"python": "3.11"}},
-            "optax: 0.2.6 on rank 0; not installed on rank 1",
+            "optax: 0.2.6 on rank 0; (none) on rank 1",
         ),
         ("config", "FAIL", {"config": {"epochs": "4"}}, "epochs: 3 on rank 0; 4 on rank 1"),
         (
@@ -94,9 +92,14 @@ def test_nothing_is_wrong():
             "on rank 1: x.yaml: no such file",
         ),
         ("data", "FAIL", {"data": {"training data": CONTENT | {"samples": 9}}}, "10 on rank 0, 9 on rank 1"),
-        ("devices", "warn", {"devices": 2}, "the number of devices: 4 on rank 0; 2 on rank 1"),
+        (
+            "devices",
+            "warn",
+            {"devices": {"the number of devices": "2"}},
+            "the number of devices: 4 on rank 0; 2 on rank 1",
+        ),
         ("memory", "warn", {"memory_bytes": 5e8}, "0.5 GB of memory free, on rank 1 (b)"),
-        ("disk", "warn", {"disk_bytes": 1e8}, "0.1 GB of disk in /runs free, on rank 1 (b)"),
+        ("disk", "warn", {"disk_bytes": 1e8}, "0.1 GB of disk free, on rank 1 (b)"),
         (
             "folder",
             "FAIL",
@@ -130,20 +133,11 @@ def test_a_slow_answer_is_no_wrong_clock():
 
 
 def test_a_clock_that_is_wrong_is_seen_through_a_socket():
-    with Clock(lambda: time.time() - 90) as clock:
-        error, ahead = ping("127.0.0.1", clock.port)
+    with clock(lambda: time.time() - 90) as port:
+        error, ahead = ping("127.0.0.1", port)
         assert (error, ahead[0] == pytest.approx(90, abs=30)) == ("", True)
         assert 0 <= ahead[1] < 30
-    assert ping("127.0.0.1", clock.port) == ("Connection refused", None)
-
-
-def test_one_that_answers_with_something_else_is_told():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        client = socket.create_connection(("127.0.0.1", port))
-        server.accept()[0].close()
-        client.close()
-    assert ping("127.0.0.1", port)[0]
+    assert ping("127.0.0.1", port) == ("Connection refused", None)
 
 
 def test_every_host_of_a_large_group_is_dialled_by_a_few():
@@ -179,7 +173,7 @@ def group():
 
 
 def test_an_all_reduce_that_adds_up_wrongly_is_told(group, monkeypatch):
-    monkeypatch.setattr(group_trials, "_SIZES", (4, 1024))
+    monkeypatch.setattr(group_checks, "_SIZES", (4, 1024))
     (fine,) = wires(group)
     assert (fine.level, fine.topic) == ("ok", "wires")
     true_sum = replica.psum
@@ -192,7 +186,7 @@ def test_an_all_reduce_that_adds_up_wrongly_is_told(group, monkeypatch):
 
 def test_devices_that_train_other_parameters_than_one_are_told(group, monkeypatch):
     results = iter([{"kernel": np.full(3, 1.25)}, {"kernel": np.ones(3)}])  # of the group, then of one device
-    monkeypatch.setattr(group_trials, "_trained", lambda devices, replicas: next(results))
+    monkeypatch.setattr(group_checks, "_trained", lambda devices, replicas: next(results))
     monkeypatch.setattr(mesh, "local_value", np.asarray)
     found = two_steps(group)
     assert (found.level, found.topic) == ("FAIL", "training")
