@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,8 +12,6 @@ from cyxjax.checkpoint.store import StepStore
 from cyxjax.command import Parser, existing_folder
 from cyxjax.config.compared import differing_values
 from cyxjax.config.load import open_run
-from cyxjax.data.ledger import walk
-from cyxjax.data.ledger_file import read_ledger
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError, DamagedStep
 from cyxjax.observe.state_digests import contradicted_leaves, read_digests
 
@@ -36,7 +34,7 @@ class StepBits(NamedTuple):
 
     @property
     def digest(self) -> str:
-        return _sha256(json.dumps(self.leaves, sort_keys=True).encode())
+        return _sha256(self.leaves)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,15 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises: CheckpointError for a run without checkpoints, or two without a common step.
     """
     given = _parser().parse_args(argv)
-    runs = [Path(os.path.abspath(path)) for path in given.runs]
-    if len(runs) > 2:
-        _parser().error(f"expected one run or two, got {len(runs)}")
-    if len(runs) == 1:
-        print(
-            json.dumps(_as_json(runs[0], given.all)) if given.json else "\n".join(_lines(runs[0], given.all))
-        )
+    if given.other is None:
+        found = as_json(given.run, given.all)
+        print(json.dumps(found) if given.json else "\n".join(_lines(found["steps"])))
         return EXIT_OK
-    lines, equal = compare(*runs)
+    lines, equal = compare(given.run, given.other)
     print(json.dumps({"equal": equal, "said": lines}) if given.json else "\n".join(lines))
     return EXIT_OK if equal else EXIT_USER_ERROR
 
@@ -63,7 +57,10 @@ def _parser() -> Parser:
         prog="cyxjax hash", description=__doc__, example="cyxjax hash runs/on-2-hosts runs/on-8-hosts"
     )
     parser.add_argument("--json", action="store_true", help="print it as one JSON object")
-    parser.add_argument("runs", type=existing_folder, nargs="+", metavar="RUN", help="a run folder")
+    parser.add_argument("run", type=existing_folder, metavar="RUN", help="a run folder")
+    parser.add_argument(
+        "other", type=existing_folder, nargs="?", metavar="RUN", help="one to compare it with"
+    )
     parser.add_argument(
         "--all", action="store_true", help="of one run: every checkpoint, not only the newest"
     )
@@ -72,7 +69,7 @@ def _parser() -> Parser:
 
 def steps_of(run: Path) -> list[int]:
     """Steps with a checkpoint, oldest first. Raises: CheckpointError if there is none."""
-    folder = _checkpoints(run)
+    folder = open_run(run).checkpoints
     steps = list_steps(folder) if folder.is_dir() else []
     if not steps:
         raise CheckpointError(f"{run} holds no checkpoint. HINT: name a run folder that has saved a step.")
@@ -81,7 +78,7 @@ def steps_of(run: Path) -> list[int]:
 
 def read_bits(run: Path, step: int) -> StepBits:
     """Raises: CheckpointError where the step is damaged, with run and step."""
-    store = StepStore(_checkpoints(run), is_writer=False)
+    store = StepStore(Path(os.path.abspath(open_run(run).checkpoints)), is_writer=False)
     try:
         manifest = store.manifest(step)
         stored = store.open(step, manifest)
@@ -99,65 +96,46 @@ def read_bits(run: Path, step: int) -> StepBits:
     meta = manifest.meta
     curves = {name: meta.get("history", {}).get(name) for name in _CURVES}
     history = {"curves": curves, **{name: meta.get(name) for name in ("sums", "grad_norm", "position")}}
-    digest = _sha256(json.dumps(history, sort_keys=True).encode())
-    return StepBits(leaves, digest, meta.get("exact", {}), meta.get("config", {}))
+    return StepBits(leaves, _sha256(history), meta.get("exact", {}), meta.get("config", {}))
 
 
-def _as_json(run: Path, every: bool) -> dict[str, Any]:
+def as_json(run: Path, every: bool) -> dict[str, Any]:
+    """The digests of the newest step, or of every one, as plain values."""
     steps = steps_of(run)
     found = {step: read_bits(run, step) for step in (steps if every else steps[-1:])}
     fields = ("digest", "leaves", "history", "exact")
     return {"steps": [{"step": n, **{name: getattr(b, name) for name in fields}} for n, b in found.items()]}
 
 
-def _lines(run: Path, every: bool) -> list[str]:
-    steps = steps_of(run)
-    lines = []
-    for step in steps if every else steps[-1:]:
-        bits = read_bits(run, step)
-        parts = {name.split("/")[0] for name in bits.leaves}
-        each = [f"{part} {_of_part(bits, part)}" for part in sorted(parts)]
-        each.append(f"history {bits.history[:_SHOWN]}")
-        lines.append(f"step {step}: {bits.digest[:_SHOWN]} ({', '.join(each)})")
-        lines += [f"    {name}: {value}" for name, value in bits.exact.items()]
-    return lines
-
-
-def _of_part(bits: StepBits, part: str) -> str:
-    inside = {name: value for name, value in bits.leaves.items() if name.split("/")[0] == part}
-    return _sha256(json.dumps(inside, sort_keys=True).encode())[:_SHOWN]
+def _lines(steps: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for one in steps:
+        digest, history = one["digest"][:_SHOWN], one["history"][:_SHOWN]
+        yield f"step {one['step']}: {digest} ({len(one['leaves'])} leaves; history {history})"
+        yield from (f"    {name}: {value}" for name, value in one["exact"].items())
 
 
 def compare(one: Path, other: Path) -> tuple[list[str], bool]:
     """(lines to print, whether both runs are equal), comparing the checkpoints of common steps."""
-    common = sorted(set(steps_of(one)) & set(steps_of(other)))
+    steps = {run: steps_of(run) for run in (one, other)}
+    common = sorted(set(steps[one]) & set(steps[other]))
     between = first_other_state(one, other)
-    if not common and between is not None:
-        return [between.text], between.equal
-    if not common:
+    if not common and between is None:
         raise CheckpointError(
-            f"no step has a checkpoint in both: {steps_of(one)} and {steps_of(other)}. "
+            f"no step has a checkpoint in both: {steps[one]} and {steps[other]}. "
             "HINT: save both with the same checkpoint_every_n_steps."
         )
+    lines = [between.text] if between is not None and not (between.equal and common) else []
     before = 0
     for step in common:
         bits = read_bits(one, step), read_bits(other, step)
-        different = _differences(*bits)
-        if different:
-            digests = [between.text] if between is not None and not between.equal else []
-            cause = _cause(one, other, before, step, bits)
-            return [f"step {step}: {line}" for line in different] + digests + cause, False
+        if different := _differences(*bits):
+            return [f"step {step}: {line}" for line in different] + lines + _cause(before, *bits), False
         before = step
-    equal = f"equal: every bit of {len(common)} checkpoints, the last of step {before}"
-    if between is not None and not between.equal:
-        return [between.text, equal], False
-    return [equal, *_further(one, other, before)], True
-
-
-def _further(one: Path, other: Path, step: int) -> list[str]:
-    """A line for a run that goes on after `step`, the last that was compared."""
-    ends = {run: max(steps_of(run)) for run in (one, other)}
-    return [f"not compared: {run} goes on to step {end}" for run, end in ends.items() if end > step]
+    if common:
+        lines.append(f"equal: every bit of {len(common)} checkpoints, the last of step {before}")
+        later = {run: of[-1] for run, of in steps.items() if of[-1] > before}
+        lines += [f"not compared: {run} goes on to step {end}" for run, end in later.items()]
+    return lines, between is None or between.equal
 
 
 class States(NamedTuple):
@@ -192,37 +170,14 @@ def _differences(one: StepBits, other: StepBits) -> list[str]:
     return lines + (["the history differs"] if one.history != other.history else [])
 
 
-def _cause(one: Path, other: Path, before: int, step: int, bits: tuple[StepBits, StepBits]) -> list[str]:
+def _cause(before: int, one: StepBits, other: StepBits) -> list[str]:
     """Where to look: between which steps, and what is known to differ."""
     lines = [f"they were equal at step {before}" if before else "no earlier step has a checkpoint in both"]
-    names = sorted(bits[0].exact.keys() | bits[1].exact.keys())
-    for name in names:
-        left, right = (found.exact.get(name, "not recorded") for found in bits)
+    for name in sorted(one.exact.keys() | other.exact.keys()):
+        left, right = (bits.exact.get(name, "not recorded") for bits in (one, other))
         lines += [f"{name} differs: {left} and {right}"] if left != right else []
-    lines += [f"{key} differs: {left} and {right}" for key, left, right in _keys(bits)]
-    samples = _first_other_samples(one, other)
-    if samples is not None and samples <= step:
-        lines.append(f"the samples up to step {samples} differ according to the ledgers")
-    return lines
-
-
-def _keys(bits: tuple[StepBits, StepBits]) -> list[tuple[str, str, str]]:
-    """(key, of the one, of the other) of the configurations."""
-    one, other = (found.config for found in bits)
-    return differing_values(one, other) if one and other else []
-
-
-def _first_other_samples(one: Path, other: Path) -> int | None:
-    """The first end of a span up to which samples differ; None if there is none, or a run has no ledger."""
-    paths = [open_run(run).ledger for run in (one, other)]
-    if not all(path.is_file() for path in paths):
-        return None
-    ours, theirs = ({one.after.steps: one.after for one in walk(read_ledger(path).records)} for path in paths)
-    return min((n for n in ours.keys() & theirs.keys() if not ours[n].same(theirs[n])), default=None)
-
-
-def _checkpoints(run: Path) -> Path:
-    return open_run(run).checkpoints
+    keys = differing_values(one.config, other.config) if one.config and other.config else []
+    return lines + [f"{key} differs: {left} and {right}" for key, left, right in keys]
 
 
 def _sha256_of(blocks: Iterable[Any]) -> str:
@@ -233,5 +188,6 @@ def _sha256_of(blocks: Iterable[Any]) -> str:
     return digest.hexdigest()
 
 
-def _sha256(data: Any) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _sha256(value: Any) -> str:
+    """Of plain values."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
