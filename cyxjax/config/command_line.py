@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel
 
-from cyxjax.config.errors import field_at, known_keys, section_of, where_it_belongs
+from cyxjax.config.errors import field_at, section_of, where_it_belongs
 from cyxjax.config.values import accepts_bool
 from cyxjax.errors import ConfigError
 
@@ -66,25 +66,22 @@ def _options(argv: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
 
 
 def _add(found: Overrides, name: str, words: list[str], model: type[BaseModel]) -> None:
-    key, negated = _resolve(name, model)
+    key, negated = _resolve(name, words, model)
     found.keys.add(key)
     *path, last = key.split(".")
     place = found.values
     for part in path:
         place = place.setdefault(part, {})
-    if negated and words:
-        raise ConfigError(
-            f"command line: --{_dashed(name)} takes no value, got {words[0]!r}. HINT: leave it out."
-        )
     place[last] = False if negated else _value(key, words, field_at(model, key.split(".")))
 
 
-def _resolve(name: str, model: type[BaseModel]) -> tuple[str, bool]:
+def _resolve(name: str, words: Sequence[str], model: type[BaseModel]) -> tuple[str, bool]:
     """(dotted key, whether it was written as --no-key)."""
     *path, last = name.split(".")
     kind = field_at(model, name.split("."))
     positive = ".".join([*path, last.removeprefix("no_")])
-    if kind is None and last.startswith("no_") and _is_flag(field_at(model, positive.split("."))):
+    is_negated = kind is None and not words and last.startswith("no_")
+    if is_negated and _is_flag(field_at(model, positive.split("."))):
         return positive, True
     if kind is None:
         depth = next((i for i in range(len(path)) if field_at(model, path[: i + 1]) is None), len(path))
@@ -94,9 +91,6 @@ def _resolve(name: str, model: type[BaseModel]) -> tuple[str, bool]:
         raise ConfigError(
             f"command line: unknown option --{_dashed(name)}. {_dashed(near)} HINT: --help lists them all."
         )
-    if section_of(kind) is not None:
-        inner = ", ".join(f"--{_dashed(name)}.{_dashed(key)}" for key in known_keys(model, name.split(".")))
-        raise ConfigError(f"command line: --{_dashed(name)} is a section. HINT: give one of {inner}.")
     return name, False
 
 

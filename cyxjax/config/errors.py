@@ -176,16 +176,7 @@ def _sentence(error: dict[str, Any], loc: tuple[str | int, ...], model: type[Bas
     if not loc:
         return f"{message}."
     value, end = error.get("input"), "" if message.endswith("?") else "."
-    near = _near_choice(error, value)
-    return f"{key} = {_short(value)}: {message[:1].lower()}{message[1:]}{end}{near}"
-
-
-def _near_choice(error: dict[str, Any], value: Any) -> str:
-    """The nearest of a fixed set of names, for a text that is not one of them."""
-    if error["type"] != "literal_error" or not isinstance(value, str):
-        return ""
-    choices = [choice.strip(" '") for choice in error["ctx"]["expected"].replace(" or ", ", ").split(",")]
-    return f" {nearest(value, choices)}"
+    return f"{key} = {_short(value)}: {message[:1].lower()}{message[1:]}{end}"
 
 
 def _short(value: Any) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from cyxjax.config.effects import Arrays, Course, Length, Numbers, Speed, View, not_exact
 from cyxjax.config.errors import Source, explain
@@ -20,6 +20,12 @@ from cyxjax.run_folder import RunFolder
 _DTYPES = ("float32", "bfloat16", "float16")
 _LIGHTNING = {"bf16-mixed": "bfloat16", "16-mixed": "float16", "32-true": "float32"}
 _POLICY = re.compile(r"(params|compute|output)=(float32|bfloat16|float16)")
+
+
+def _named_switch(value: Any, info: ValidationInfo) -> Any:
+    """The word for true and false, as which YAML reads on and off."""
+    off, on = ("none", "full") if info.field_name == "remat" else ("off", "auto")
+    return (on if value else off) if isinstance(value, bool) else value
 
 
 class DistributedTrainingConfig(Strict):
@@ -144,8 +150,8 @@ class DistributedTrainingConfig(Strict):
     """Number of newest checkpoints to keep."""
     keep_best: View[Count] = Field(default=1, ge=0)
     """Number of best checkpoints by `monitor` to keep in addition."""
-    save_on_master_only: View[bool] = True
-    """Rank 0 writes, gathering what the ranks hold in parts. false is refused: there is no other way."""
+    save_on_master_only: View[Literal[True]] = True
+    """Rank 0 writes, gathering what the ranks hold in parts; there is no other way."""
     resume: Course[Literal["auto", "never", "must"]] = "never"
     """never: start over; auto: resume from the newest good checkpoint; must: fail if there is none."""
 
@@ -205,30 +211,8 @@ class DistributedTrainingConfig(Strict):
             raise ValueError(f"expected {', '.join(_DTYPES)}, or params=...,compute=...,output=... of these")
         return text
 
-    @field_validator("remat")
-    @classmethod
-    def _named_remat(cls, value: bool | str) -> str:
-        return {True: "full", False: "none"}[value] if isinstance(value, bool) else value
-
-    @field_validator("compile_cache")
-    @classmethod
-    def _named_cache(cls, value: bool | str) -> str:
-        return {True: "auto", False: "off", "": "off"}.get(value, str(value))  # YAML has on and off as bool
-
-    @field_validator("memory_pages", mode="before")
-    @classmethod
-    def _named_pages(cls, value: object) -> object:
-        return {True: "auto", False: "off"}[value] if isinstance(value, bool) else value
-
-    @field_validator("save_on_master_only")
-    @classmethod
-    def _only_rank_0_writes(cls, value: bool) -> bool:
-        if not value:
-            raise ValueError(
-                "rank 0 writes every checkpoint, also what each rank holds a part of; "
-                "expected true (or leave it out)"
-            )
-        return value
+    _words = field_validator("remat", "compile_cache")(_named_switch)
+    _pages = field_validator("memory_pages", mode="before")(_named_switch)
 
     @model_validator(mode="after")
     def _one_batch_size(self) -> "DistributedTrainingConfig":

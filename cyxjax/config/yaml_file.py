@@ -1,6 +1,5 @@
 """Reads YAML files: a mapping, without what YAML would take for something else than it shows."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def _yaml_problem(path: str, err: Exception) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Without aliases, keys that are repeated or are no strings, and numbers that are not as written."""
+    """Without aliases, and keys that are repeated or are no strings."""
 
     _depth = 0
 
@@ -69,20 +68,11 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
-                raise ConstructorError(None, None, "a key that is not a string; quote it", key.start_mark)
-            if key.value in seen:
-                raise ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
+            is_text = isinstance(key, yaml.ScalarNode) and key.tag == "tag:yaml.org,2002:str"
+            if not is_text or key.value in seen:
+                problem = (
+                    f"{key.value!r} is given twice" if is_text else "a key that is not a string; quote it"
+                )
+                raise ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
-
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        """Refuses a whole number that YAML 1.1 does not read as the digits say: 010 is 8."""
-        found = super().construct_yaml_int(node)
-        if re.match(r"[-+]?0[0-9_]", node.value) or ":" in node.value:
-            problem = f"{node.value} would be {found}; write it without a leading zero or colon, or quote it"
-            raise ConstructorError(None, None, problem, node.start_mark)
-        return found
-
-
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)

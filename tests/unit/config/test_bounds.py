@@ -57,12 +57,6 @@ def test_a_number_beyond_them_is_one_line_and_code_2(name, digits, tmp_path, cap
     assert not list(tmp_path.iterdir())
 
 
-def test_a_number_of_5000_digits_in_a_file_is_one_line_and_code_2(tmp_path, capsys):
-    (tmp_path / "a.yaml").write_text(f"epochs: {'9' * 5000}\n")
-    assert main.main(["train", "--config", str(tmp_path / "a.yaml")]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 def test_a_deleted_working_folder_is_one_line_and_code_2(tmp_path, capsys, monkeypatch):
     (gone := tmp_path / "gone").mkdir()
     monkeypatch.chdir(gone)

@@ -3,7 +3,7 @@
 import pytest
 
 from cyxjax.config.compared import effect_of
-from cyxjax.config.effects import ARRAYS, NO_NUMBERS, PER_RANK, effects_of
+from cyxjax.config.effects import NO_NUMBERS, PER_RANK, effects_of
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.train.comparison import changed_keys
@@ -46,8 +46,3 @@ def test_a_key_without_a_mark_is_an_error():
 
     with pytest.raises(KeyError, match="patience"):
         effects_of(Forgotten)
-
-
-def test_the_sets_are_of_known_effects():
-    assert ARRAYS.isdisjoint(NO_NUMBERS)
-    assert {"content"} == PER_RANK - NO_NUMBERS
