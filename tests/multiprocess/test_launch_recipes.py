@@ -6,7 +6,6 @@ The engines themselves are not here: their part, the variables they set, is play
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import yaml
 
 from cyxjax.launch.clusters import discover
+from tests.support.engines import free_port
 from tests.support.launching import RANK
 
 pytestmark = pytest.mark.multiprocess
@@ -25,12 +25,6 @@ PROGRAM = "-m cyxjax.train --config configs/digits.yaml"
 SKY_TASK = {"name": str, "num_nodes": int, "resources": dict, "workdir": str, "envs": dict, "secrets": dict}
 SKY_TASK |= {"setup": str, "run": str, "file_mounts": dict}
 SKY_RESOURCES = {"cpus", "memory", "accelerators", "infra", "use_spot", "disk_size", "image_id", "ports"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def run_all(commands: list[tuple[list[str], dict[str, str]]]) -> list[str]:
@@ -96,29 +90,24 @@ def test_kubeflow_master_and_worker_are_alike_and_named_as_the_operator_wants():
     assert {role["restartPolicy"] for role in roles.values()} == {"OnFailure"}
 
 
-def test_kubeflow_the_pods_meet():
+def test_kubeflow_the_pods_are_given_places():
     """The operator adds MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK: the words of torch."""
     container = kubeflow_roles()["Worker"]["template"]["spec"]["containers"][0]
     given = {entry["name"]: entry.get("value", "t" * 64) for entry in container["env"]}
-    given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    place = discover(given | {"RANK": "1"})
-    assert (place.rank, place.world_size, place.run_id, place.timeout_ms) == (1, 2, "digits", 300_000)
-    said = run_all([(whole_rank(), given | {"RANK": str(k)}) for k in range(2)])
-    assert all("finished 3 steps" in text for text in said)
+    place = discover(given | {"MASTER_ADDR": "a", "MASTER_PORT": "7", "WORLD_SIZE": "2", "RANK": "1"})
+    assert (place.rank, place.world_size, place.address, place.token) == (1, 2, "a:7", "t" * 64)
+    assert (place.run_id, place.timeout_ms) == ("digits", 300_000)
 
 
-def whole_rank() -> list[str]:
-    """A rank without our launcher: rank 0 holds the meeting place."""
-    return [
-        sys.executable,
-        "-c",
-        "import jax, os\n"
-        "from cyxjax.distributed import process_group\n"
-        "process_group.init()\n"
-        "assert jax.process_count() == 2\n"
-        "print('finished 3 steps', flush=True)\n"
-        "process_group.finalize()\n",
-    ]
+# A rank without our launcher: rank 0 holds the meeting place.
+RANK_OF_ITS_OWN = """
+import jax, os
+from cyxjax.distributed import process_group
+process_group.init()
+assert jax.process_count() == 2
+print('finished 3 steps', flush=True)
+process_group.finalize()
+"""
 
 
 def test_ray_the_tasks_meet():
@@ -128,5 +117,5 @@ def test_ray_the_tasks_meet():
     assert " ".join(recipe.COMMAND[1:]) == PROGRAM
     _, port = recipe.meeting_place()
     ranks = [recipe.rank_environment(k, recipe.RANKS, "127.0.0.1", port, "t" * 64) for k in range(2)]
-    said = run_all([(whole_rank(), env) for env in ranks])
+    said = run_all([([sys.executable, "-c", RANK_OF_ITS_OWN], env) for env in ranks])
     assert all("finished 3 steps" in text for text in said)

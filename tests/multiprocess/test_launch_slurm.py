@@ -114,14 +114,21 @@ def _ask(conf: Path, *command: str) -> list[bytes]:
     return subprocess.run(command, env=env, capture_output=True, check=False).stdout.split()
 
 
-def test_srun_starts_the_ranks(slurm):
-    done = run(["srun", "-n2", "--overcommit", sys.executable, str(RANK)], **slurm)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(f"{DONE} 2") == 2
+LAUNCHER = [sys.executable, "-m", "cyxjax.launch", "--nproc-per-node", "2", str(RANK)]
 
 
-def test_srun_starts_ranks_on_two_nodes(slurm):
-    done = run(["srun", "-N2", "-n2", sys.executable, str(RANK)], MASTER_ADDR=own_address(), **slurm)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-n2", "--overcommit", sys.executable, str(RANK)],
+        ["-N2", "-n2", sys.executable, str(RANK)],
+        ["-n1", *LAUNCHER],  # which starts the ranks
+    ],
+    ids=["ranks", "ranks on two nodes", "one launcher"],
+)
+def test_srun_starts_the_ranks(slurm, words):
+    given = {"MASTER_ADDR": own_address()} if "-N2" in words else {}
+    done = run(["srun", *words], **given, **slurm)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"{DONE} 2") == 2
 
@@ -147,13 +154,6 @@ def test_each_rank_takes_the_gpus_that_are_its_own(slurm, flags, seen):
     done = run(["srun", "--overcommit", *flags, *program], **slurm)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} {text}" for rank, text in enumerate(seen)]
-
-
-def test_srun_starts_one_launcher_which_starts_the_ranks(slurm):
-    launcher = [sys.executable, "-m", "cyxjax.launch", "--nproc-per-node", "2", str(RANK)]
-    done = run(["srun", "-n1", *launcher], **slurm)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(f"{DONE} 2") == 2
 
 
 def test_an_sbatch_script_is_accepted_and_runs(slurm, tmp_path, monkeypatch):

@@ -23,24 +23,31 @@ def room(monkeypatch):
 def test_the_default_needs_two_gigabytes_for_each_process_and_no_gpu(monkeypatch):
     assert [pages.chosen(CPU, number) for number in (1, 4, 5)] == [pages.DEFAULT, pages.DEFAULT, "off"]
     monkeypatch.setattr(pages, "visible_gpus", lambda env: ["0"])
-    assert [pages.chosen(env, 1) for env in ({}, CPU)] == ["off", pages.DEFAULT]
-    assert pages.chosen({"DISTRIBUTED_BACKEND": "gloo"}, 1) == pages.DEFAULT
+    found = [pages.chosen(env, 1) for env in ({}, CPU, {"DISTRIBUTED_BACKEND": "gloo"})]
+    assert found == ["off", pages.DEFAULT, pages.DEFAULT]
 
 
-def test_the_user_has_the_last_word():
-    assert pages.variables(CPU | {pages.VARIABLE: "off"}, 1) == {}
-    assert set(pages.variables(CPU | {pages.VARIABLE: "kept"}, 100)) == KEPT
-    assert pages.variables(CPU | {pages.VARIABLE: "huge"}, 1) == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    own = CPU | {
-        "MALLOC_ARENA_MAX": "3",
-        "GLIBC_TUNABLES": "glibc.malloc.check=1",
-        pages.VARIABLE: "huge+kept",
-    }
-    added = pages.variables(own, 1)
-    assert set(added) == KEPT - {"MALLOC_ARENA_MAX"} | {"GLIBC_TUNABLES"}
-    assert added["GLIBC_TUNABLES"] == "glibc.malloc.check=1:glibc.malloc.hugetlb=1"
-    own["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=0"
-    assert "GLIBC_TUNABLES" not in pages.variables(own, 1)
+@pytest.mark.parametrize(
+    ("word", "own", "added"),
+    [
+        ("off", {}, {}),
+        ("kept", {}, dict.fromkeys(KEPT)),
+        ("huge", {}, {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}),
+        (
+            "huge+kept",
+            {"MALLOC_ARENA_MAX": "3", "GLIBC_TUNABLES": "glibc.malloc.check=1"},
+            dict.fromkeys(KEPT - {"MALLOC_ARENA_MAX"})
+            | {"GLIBC_TUNABLES": "glibc.malloc.check=1:glibc.malloc.hugetlb=1"},
+        ),
+        ("huge", {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}, {}),
+    ],
+)
+def test_the_user_has_the_last_word(word, own, added):
+    found = pages.variables(CPU | own | {pages.VARIABLE: word}, 1)
+    assert {name: value if added.get(name) else None for name, value in found.items()} == added
+
+
+def test_a_word_that_is_none_is_refused():
     with pytest.raises(ConfigError, match=pages.VARIABLE):
         pages.chosen({pages.VARIABLE: "large"}, 1)
 

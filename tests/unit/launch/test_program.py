@@ -26,22 +26,20 @@ def facts():
 
 
 def test_a_changed_a_new_and_a_moved_file_are_seen_in_their_room(package):
-    before = facts()
-    rooms = {"the code of cyxjax", "the code of cyxjax/core", "the code of cyxjax/sync"}
-    assert rooms <= set(before)
-    (package / "core" / "step.py").write_text("# another\n")
-    changed = facts()
-    assert {name for name in rooms if changed[name] != before[name]} == {"the code of cyxjax/core"}
-    (package / "sync" / "new.py").touch()
-    assert facts()["the code of cyxjax/sync"] != before["the code of cyxjax/sync"]
-    (package / "sync" / "new.py").rename(package / "sync" / "newer.py")
-    assert facts()["the code of cyxjax/sync"] != changed["the code of cyxjax/sync"]
+    def rooms():
+        found = facts()
+        return [found[f"the code of cyxjax{room}"] for room in ("", "/core", "/sync")]
 
-
-def test_line_ends_are_no_other_code(package):
-    before = facts()
+    before = rooms()
     (package / "core" / "step.py").write_bytes(b"# core/step.py\r\n")
-    assert facts() == before
+    assert rooms() == before  # line ends are no other code
+    (package / "core" / "step.py").write_text("# another\n")
+    changed = rooms()
+    assert [one == other for one, other in zip(changed, before, strict=True)] == [True, False, True]
+    (package / "sync" / "new.py").touch()
+    added = rooms()
+    (package / "sync" / "new.py").rename(package / "sync" / "newer.py")
+    assert len({before[2], added[2], rooms()[2]}) == 3
 
 
 def test_the_program_is_the_users_file_or_nothing(package, tmp_path, monkeypatch):
@@ -67,30 +65,22 @@ def test_the_program_is_the_users_file_or_nothing(package, tmp_path, monkeypatch
 
 
 def test_the_users_own_modules_are_told_by_their_digest_and_nothing_that_is_installed(tmp_path, monkeypatch):
-    own, installed = tmp_path / "own_nets.py", tmp_path / "site-packages" / "bought.py"
-    installed.parent.mkdir()
-    for path in (own, installed):
+    paths = [tmp_path / name for name in ("own_nets.py", "own_train.py", "site-packages/bought.py")]
+    paths[2].parent.mkdir()
+    for path, name in zip(paths, ("own_nets", "__main__", "bought"), strict=True):
         path.write_text("x = 1\n")
-        module = ModuleType(path.stem)
+        module = ModuleType(name)
         module.__file__ = str(path)
-        monkeypatch.setitem(sys.modules, path.stem, module)
+        monkeypatch.setitem(sys.modules, name, module)
     before = program.own_modules()
-    assert before["own_nets"] == (program._digest([own], tmp_path), str(own))
+    assert before["own_nets"] == (program._digest([paths[0]], tmp_path), str(paths[0]))
+    assert before["own_train"][1] == str(paths[1])  # by the name under which another would import it
     assert not {"bought", "json", "numpy", "cyxjax.launch.program"} & set(before)
-    own.write_text("x = 2\n")
-    os.utime(own, ns=(1, 1))  # written within the same tick of the clock as before, it may be
+    paths[0].write_text("x = 2\n")
+    os.utime(paths[0], ns=(1, 1))  # written within the same tick of the clock as before, it may be
     assert program.own_modules()["own_nets"][0] != before["own_nets"][0]
-    own.unlink()
+    paths[0].unlink()
     assert "own_nets" not in program.own_modules()
-
-
-def test_the_program_is_told_by_the_name_another_would_import_it_by(tmp_path, monkeypatch):
-    path = tmp_path / "own_train.py"
-    path.write_text("x = 1\n")
-    main = ModuleType("__main__")
-    main.__file__ = str(path)
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    assert program.own_modules()["own_train"][1] == str(path)
 
 
 class LooksLikeAModule:
