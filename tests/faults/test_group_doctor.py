@@ -40,7 +40,8 @@ def test_two_ranks_that_differ_in_much_are_told_all_of_it(tmp_path):
         (folder / "x.yaml").write_text(f"{epochs}data: {{name: digits}}\nrun_dir: {folder / 'run'}\n")
         env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_NUM", "XLA_", "NPROC"))}
         env |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        env |= {"JAX_PLATFORMS": "cpu"} | ({"PYTHONPATH": str(tmp_path / "site")} if rank else {})
+        site = f"{tmp_path / 'site'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        env |= {"JAX_PLATFORMS": "cpu"} | ({"PYTHONPATH": site} if rank else {})
         words = [sys.executable, "-m", "cyxjax.cli", "doctor", "--json", "--config", "x.yaml"]
         ranks.append(
             subprocess.Popen(
