@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from cyxjax.checkpoint.folders import (
     remove_aside,
     step_folder,
 )
-from cyxjax.checkpoint.manifest import BY_SHARE, find_problems, read_manifest
+from cyxjax.checkpoint.manifest import find_problems, read_manifest
 from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.command import Parser, number
 from cyxjax.config.load import open_run
@@ -102,36 +102,33 @@ def _run_of(directory: Path) -> Path:
 
 
 def _ls(directory: Path, given: argparse.Namespace) -> int:
+    rows = [{"step": step} | _facts(step_folder(directory, step)) for step in list_steps(directory)]
     if given.json:
-        print(json.dumps([{"step": step} | _as_json(directory, step) for step in list_steps(directory)]))
+        print(json.dumps(rows))
         return EXIT_OK
     print(f"{'step':>10}  {'saved (UTC)':<19}  {'MB':>10}  metric")
-    for step in list_steps(directory):
-        print(_line(directory, step))
+    for row in rows:
+        print(f"{row['step']:>10}  {_line(row)}")
     for why, note in _ASIDE.items():
         for name in list_aside(directory, why):
             print(f"{name}: {note}")
     return EXIT_OK
 
 
-def _as_json(directory: Path, step: int) -> dict[str, Any]:
+def _facts(folder: Path) -> dict[str, Any]:
     try:
-        found = read_manifest(step_folder(directory, step))
+        found = read_manifest(folder)
     except CheckpointError as error:
         return {"error": str(error)}
     return {"saved_unix_s": found.created_unix_s, "num_bytes": found.num_bytes, "metric": found.metric}
 
 
-def _line(directory: Path, step: int) -> str:
-    try:
-        manifest = read_manifest(step_folder(directory, step))
-    except CheckpointError as error:
-        return f"{step:>10}  {str(error).partition(' HINT:')[0]}"
-    saved = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(manifest.created_unix_s))
-    metric = "-" if manifest.metric is None else f"{manifest.metric:.6g}"
-    writers = len(manifest.files)
-    parts = f"  in {writers} parts" if writers > 1 and manifest.format_version >= BY_SHARE else ""
-    return f"{step:>10}  {saved}  {manifest.num_bytes / 1e6:>10.2f}  {metric}{parts}"
+def _line(row: Mapping[str, Any]) -> str:
+    if "error" in row:
+        return str(row["error"]).partition(" HINT:")[0]
+    saved = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row["saved_unix_s"]))
+    metric = "-" if row["metric"] is None else f"{row['metric']:.6g}"
+    return f"{saved}  {row['num_bytes'] / 1e6:>10.2f}  {metric}"
 
 
 def _verify(directory: Path, given: argparse.Namespace) -> int:

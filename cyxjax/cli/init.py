@@ -81,12 +81,9 @@ def main(argv: Sequence[str]) -> int:
     there = [name for name in FILES if (folder / name).exists()]
     if there:
         raise ConfigError(f"{folder} holds {', '.join(there)} already. HINT: name a new folder.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in FILES.items():
-            write_whole(folder / name, text)
-    except OSError as err:
-        raise ConfigError(f"{folder}: {err.strerror}. HINT: name a folder this user may write.") from err
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in FILES.items():
+        write_whole(folder / name, text)
     print(f"{', '.join(FILES)} -> {folder}")
     print(f"Next: cd {folder}; python -m cyxjax.train --config config.yaml; python -m pytest")
     return EXIT_OK

@@ -8,14 +8,14 @@ import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ByteSize, TypeAdapter
+from pydantic import ByteSize, Field, TypeAdapter
 
-from cyxjax.command import number
+from cyxjax.command import Parser, number
 from cyxjax.config.help import Command
 from cyxjax.config.load import load_config
-from cyxjax.config.values import seconds
+from cyxjax.config.values import Seconds
 from cyxjax.errors import EXIT_OK, ConfigError
 from cyxjax.launch.environment import here
 from cyxjax.observe import scaling
@@ -102,7 +102,7 @@ def work_line(cost: Mapping[str, float]) -> str:
 
 def own_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options that are a plan's own, and the words without them. Raises: ConfigError."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser = Parser(prog=_COMMAND.prog, add_help=False, allow_abbrev=False)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--device-gb", type=number(1e-6, 1e6, float))
     parser.add_argument("--bandwidth", type=rate)
@@ -110,37 +110,29 @@ def own_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--mtbf", type=time_span)
     parser.add_argument("--restart", type=time_span)
     parser.add_argument("--replicas", type=replica_counts)
-    try:
-        given, words = parser.parse_known_args(argv)
-    except argparse.ArgumentError as err:
-        raise ConfigError(f"{err} (from the command line). HINT: see cyxjax plan --help.") from None
+    given, words = parser.parse_known_args(argv)
     asked = (given.bandwidth, given.latency, given.mtbf, given.restart, given.replicas)
-    given.wire = None
-    if any(value is not None for value in asked):
-        given.wire = scaling.Wire(given.bandwidth or _BYTES_PER_S, given.latency or _LATENCY_S)
+    wire = scaling.Wire(given.bandwidth or _BYTES_PER_S, given.latency or _LATENCY_S)
+    given.wire = wire if any(value is not None for value in asked) else None
+    given.replicas, given.restart = given.replicas or scaling.COUNTS, given.restart or _RESTART_S
     return given, words
 
 
 def rate(text: str) -> int:
     """Bytes per second of `100Gbit`, `12.5GB`."""
-    found = 0 if text[-1:].isdigit() else TypeAdapter(ByteSize).validate_python(text)
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a rate such as 100Gbit or 12.5GB (a second)")
-    return found
+    return TypeAdapter(Annotated[ByteSize, Field(gt=0)]).validate_python(text)
 
 
 def time_span(text: str) -> float:
     """Seconds of `5us`, `30s`, `1000h`."""
-    if text[-1:].isdigit() or not seconds(text) > 0:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a time such as 5us, 30s or 1000h")
-    return float(seconds(text))
+    return TypeAdapter(Annotated[Seconds, Field(gt=0)]).validate_python(text)
 
 
 def replica_counts(text: str) -> tuple[int, ...]:
     """The counts in `1:4096`, powers of two, with the ends."""
-    low, high = map(int, text.split(":"))
-    if not 1 <= low <= high <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected FIRST:LAST such as 1:4096")
+    first, _, last = text.partition(":")
+    low = number(1, 1_000_000)(first)
+    high = number(low, 1_000_000)(last)
     powers = {1 << n for n in range(20) if low <= 1 << n <= high}
     return tuple(sorted(powers | {low, high}))
 
@@ -166,25 +158,23 @@ def _scaled(state: Any, plan: Any, program: Any, compiled: Any, batch: Any) -> t
 
 
 def _scaling_lines(work: scaling.Work, sent: Sent, given: argparse.Namespace, num_replicas: int) -> list[str]:
-    counts, restart_s = given.replicas or scaling.COUNTS, given.restart or _RESTART_S
-    lines = [*scaling.curve(work, sent, given.wire, counts), *scaling.error_lines()]
+    lines = [*scaling.curve(work, sent, given.wire, given.replicas), *scaling.error_lines()]
     if num_replicas > 1:
         lines.append(f"measured with {num_replicas} replicas here: the time includes their exchange.")
     if given.mtbf is not None:
-        lines += scaling.failures(work, given.mtbf, restart_s, counts)
+        lines += scaling.failures(work, given.mtbf, given.restart, given.replicas)
     return lines
 
 
 def _scaling_facts(work: scaling.Work, sent: Sent, given: argparse.Namespace) -> dict[str, Any]:
-    counts, restart_s = given.replicas or scaling.COUNTS, given.restart or _RESTART_S
     facts: dict[str, Any] = {
         "compute_s": work.compute_s,
         "wire": given.wire._asdict(),
-        "step_s": scaling.steps_s(work, sent, given.wire, counts),
+        "step_s": scaling.steps_s(work, sent, given.wire, given.replicas),
         "model_error": scaling.error_facts(),
     }
     if given.mtbf is not None:
-        rows = scaling.saves(work, given.mtbf, restart_s, counts)
+        rows = scaling.saves(work, given.mtbf, given.restart, given.replicas)
         facts["failures"] = [row._asdict() for row in rows]
     return facts
 

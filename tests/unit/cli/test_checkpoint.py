@@ -12,7 +12,6 @@ import safetensors.numpy
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.cli.checkpoint import main
-from cyxjax.cli.main import main as cli
 from cyxjax.errors import CheckpointError, ConfigError
 
 PARAMS = {"Dense_0": {"kernel": jnp.arange(6.0).reshape(2, 3), "bias": jnp.ones(3, jnp.bfloat16)}}
@@ -42,21 +41,18 @@ def test_ls_shows_every_step_once(run, capsys, below):
     ]  # fmt: skip
 
 
-def test_all_steps_are_one_document_for_a_script(run, capsys):
-    damage(run, 2)
-    assert main(["ls", str(run), "--json"]) == 0
-    assert [step["metric"] for step in json.loads(capsys.readouterr().out)] == [3, 0.5, 1.25]
-    assert main(["verify", str(run), "--json"]) == 1
-    assert [step["good"] for step in json.loads(capsys.readouterr().out)] == [True, False, True]
-
-
-def test_ls_names_steps_without_a_manifest_and_set_aside_ones(run, capsys):
-    (run / "checkpoints" / "step_00000004").mkdir()
-    (run / "checkpoints" / "step_00000005.corrupt-20260101-000000").mkdir()
+def test_a_step_that_is_none_and_what_was_set_aside_are_named(run, capsys):
+    folder = run / "checkpoints"
+    (folder / "step_00000004").mkdir()
+    (folder / "step_00000005.corrupt-20260101-000000").mkdir()
     assert main(["ls", str(run)]) == 0
     out = capsys.readouterr().out
     assert "4  MANIFEST.json: No such file" in out
-    assert "step_00000005.corrupt-20260101-000000: set aside" in out
+    assert "step_00000005.corrupt-20260101-000000: set aside, it did not verify" in out
+    assert main(["ls", str(run), "--json"]) == 0
+    *steps, last = json.loads(capsys.readouterr().out)
+    assert [step["metric"] for step in steps] == [3, 0.5, 1.25]
+    assert last.keys() == {"step", "error"}
 
 
 def test_verify_says_which_file_is_damaged_and_ends_with_1(run, capsys):
@@ -67,6 +63,8 @@ def test_verify_says_which_file_is_damaged_and_ends_with_1(run, capsys):
     assert main(["verify", str(run), "--step", "3"]) == 0
     out = capsys.readouterr().out
     assert "step 2: damaged: arrays/process_00000.safetensors has another sha256" in out
+    assert main(["verify", str(run), "--json"]) == 1
+    assert [step["good"] for step in json.loads(capsys.readouterr().out)] == [True, False, True]
     assert sorted(os.listdir(run / "checkpoints")) == before
 
 
@@ -127,11 +125,14 @@ def test_orbax_opens_the_arrays_of_a_step_as_they_lie(run):
 
 
 def test_export_refuses_a_damaged_step_and_a_bad_place(run):
-    damage(run, 2)
-    with pytest.raises(CheckpointError, match="Step 2 .*process_00000"):
-        main(["export", str(run), str(run / "m"), "--step", "2"])
     with pytest.raises(FileNotFoundError, match="none"):
         main(["export", str(run), str(run / "none" / "m")])
+    for step in (1, 2, 3):
+        damage(run, step)
+    with pytest.raises(CheckpointError, match="Step 2 .*process_00000"):
+        main(["export", str(run), str(run / "m"), "--step", "2"])
+    with pytest.raises(CheckpointError, match="checkpoints .*`cyxjax checkpoint verify`"):
+        main(["export", str(run), str(run / "m")])
     assert os.listdir(run) == ["checkpoints"]
 
 
@@ -161,48 +162,16 @@ def test_prune_deletes_what_was_set_aside_but_for_the_last_damaged_step(run, cap
         main(["prune", str(run), "--keep-last", "3", "--keep-corrupt", "-1"])
 
 
-def test_prune_beside_a_running_job_is_refused(run):
+@pytest.mark.parametrize("kept", ["checkpoints", "kept/steps"])
+def test_prune_beside_a_running_job_is_refused(run, kept):
+    (run / "kept").mkdir()
+    (run / "checkpoints").rename(run / kept)
+    (run / "config.yaml").write_text(f"checkpoint_dir: {kept}\n")
     with RunLock(run), pytest.raises(CheckpointError, match=f"{run.name} .*process {os.getpid()} "):
-        main(["prune", str(run), "--keep-last", "1"])
-    assert Checkpointer(run / "checkpoints").steps() == [1, 2, 3]
+        main(["prune", str(run / kept), "--keep-last", "1"])
+    assert Checkpointer(run / kept).steps() == [1, 2, 3]
 
 
 def test_a_folder_without_steps_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=rf"{tmp_path.name} .*step_"):
         main(["ls", str(tmp_path)])
-
-
-@pytest.mark.parametrize("words", [[], ["rm", "x"], ["ls"], ["prune", "x"], ["verify", "x", "--step", "one"]])
-def test_wrong_words_are_one_line_and_end_with_2(words, capsys):
-    assert cli(["checkpoint", *words]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "HINT: cyxjax checkpoint" in said
-
-
-def test_a_script_reads_why_a_step_is_none_and_people_what_was_set_aside(run, capsys):
-    (run / "checkpoints" / "step_00000004").mkdir()
-    (run / "checkpoints" / "step_00000005.corrupt-20260101-000000").mkdir()
-    assert main(["ls", str(run), "--json"]) == 0
-    last = json.loads(capsys.readouterr().out)[-1]
-    assert last.keys() == {"step", "error"}
-    assert "MANIFEST.json: No such file" in last["error"]
-    assert main(["verify", str(run)]) == 1
-    assert "step_00000005.corrupt-20260101-000000: set aside, it did not verify" in capsys.readouterr().out
-
-
-def test_checkpoints_kept_elsewhere_in_a_run_folder_are_held_by_its_job(run):
-    (run / "kept").mkdir()
-    (run / "checkpoints").rename(run / "kept" / "steps")
-    (run / "config.yaml").write_text("checkpoint_dir: kept/steps\n")
-    with RunLock(run), pytest.raises(CheckpointError, match=f"{run.name} .*process {os.getpid()} "):
-        main(["prune", str(run / "kept" / "steps"), "--keep-last", "1"])
-    assert Checkpointer(run / "kept" / "steps").steps() == [1, 2, 3]
-
-
-def test_where_no_step_is_good_nothing_is_exported(run):
-    for step in (1, 2, 3):
-        damage(run, step)
-    with pytest.raises(CheckpointError, match="checkpoints .*`cyxjax checkpoint verify`"):
-        main(["export", str(run), str(run / "m")])
-    assert os.listdir(run) == ["checkpoints"]

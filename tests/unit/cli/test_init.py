@@ -46,4 +46,3 @@ def test_nothing_is_overwritten(project, capsys):
     assert "holds my_model.py, my_data.py, config.yaml, test_training.py already" in said
     assert said.count("\n") == 1
     assert (project / "my_model.py").read_text() == "mine"
-    assert main.main(["init", str(project / "my_model.py" / "below")]) == 2

@@ -88,10 +88,8 @@ def test_rates_times_and_ranges_are_read():
 @pytest.mark.parametrize(
     "words",
     [
-        ("--bandwidth", "100"),
         ("--bandwidth", "fast"),
         ("--bandwidth", "-1Gbit"),
-        ("--latency", "5"),
         ("--latency", "nanus"),
         ("--mtbf", "0h"),
         ("--replicas", "8:1"),
