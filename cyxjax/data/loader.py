@@ -53,7 +53,6 @@ class DataLoader:
         self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
         self.sampler, self.pin_memory, self.seed = sampler, pin_memory, seed
         self.prefetch = prefetch
-        self.wait_s = 0.0  # seconds spent waiting for batches, over all passes
         self._next_epoch = 0
 
     def __len__(self) -> int:
@@ -64,19 +63,13 @@ class DataLoader:
         """One pass. Ending it early, by `break` or an error, ends the reading thread too."""
         order = Order(len(self.dataset), self.seed, self._next_epoch, self.shuffle)
         self._next_epoch += 1
-        return self._read(iter(order if self.sampler is None else self.sampler))
+        indices = iter(order if self.sampler is None else self.sampler)
+        return read_ahead(self._batches(indices), self.prefetch)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next pass the order of `epoch`; handed on to the sampler where it has one."""
         self._next_epoch = epoch
         tell_epoch(self.sampler, epoch)
-
-    def _read(self, indices: Iterator[int]) -> Iterator[Any]:
-        with read_ahead(self._batches(indices), self.prefetch) as batches:
-            try:
-                yield from batches
-            finally:
-                self.wait_s += batches.wait_s
 
     def _batches(self, indices: Iterator[int]) -> Iterator[Any]:
         while batch := list(islice(indices, self.batch_size)):

@@ -37,6 +37,7 @@ class Once:
 
     def __init__(self, batches: Iterator[Any]):
         self._batches, self._kept = batches, deque[Any]()
+        self._given = 0
 
     def peek(self, count: int) -> list[Any]:
         """The next `count` batches, or as many as there are; they stay the next ones."""
@@ -44,7 +45,14 @@ class Once:
         return list(self._kept)[:count]
 
     def __iter__(self) -> Iterator[Any]:
+        """The batches. Raises: DataError the second time: an iterator has no beginning to go back to."""
+        if self._given:
+            raise DataError(
+                f"an iterator of batches gave {self._given} batches and cannot be read again from where it "
+                "began. HINT: pass an object whose __iter__ starts from the beginning, or set max_steps."
+            )
         while self.peek(1):
+            self._given += 1
             yield self._kept.popleft()
 
 

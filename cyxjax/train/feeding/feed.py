@@ -1,10 +1,12 @@
 """From samples on the host to global batches on the devices, one step at a time."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from cyxjax.core.mesh import local_replicas
@@ -16,9 +18,9 @@ from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import LARGE_BYTES, ArrayDataset, Dataset
 from cyxjax.launch import heartbeat
 from cyxjax.train.feeding.fit_data import FitData, is_loader
-from cyxjax.train.feeding.loader_batches import agreed, rows_of, stream
-from cyxjax.train.feeding.loader_feed import Ask, loader_feed
-from cyxjax.train.feeding.placing import Keying, Placer, RowPlacer, unkeyed
+from cyxjax.train.feeding.loader_feed import Ask, LoaderReader, agreed, one_pass, rows_of, steps
+from cyxjax.train.feeding.placing import Keying, Placer, RowPlacer, places_of_loader, unkeyed
+from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Fed, Feed, Position
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.settings import Reading, StepPlan
@@ -38,16 +40,19 @@ def build_feed(
     if reading.epoch is None:
         limits = plan.batch.batch_size, reading.max_eval_batches
         val = partial(eval_batches, RowPlacer(mesh, unpadded=unpadded), data.val, *limits)
-        return loader_feed(
-            RowPlacer(mesh, unpadded=whole_steps),
+        local = len(local_replicas(mesh))
+        reader = LoaderReader(
             data.train,
-            None if data.val is None else val,
+            local,
+            tape.stream_positions or StreamPositions(),
             accumulation=plan.batch.accumulation,
             depth=reading.prefetch,
             steps_per_epoch=reading.steps_per_epoch,
-            positions=tape.stream_positions,
-            keying=data.keying,
-            size=-(-rows_of(data.first[0]) // len(local_replicas(mesh))) if data.first else 0,
+            size=-(-rows_of(data.first[0]) // local) if data.first else 0,
+        )
+        placer = RowPlacer(mesh, unpadded=whole_steps)
+        return loader_feed(
+            reader, placer, data.keying, None if data.val is None else val, reading.steps_per_epoch
         )
     seed, shuffle = data.order or (reading.seed, reading.shuffle)
     return dataset_feed(
@@ -63,6 +68,24 @@ def build_feed(
         keying=data.keying,
         val_placer=placer_for(plan, mesh, unpadded=unpadded),
     )
+
+
+def loader_feed(
+    reader: LoaderReader,
+    placer: Placer,
+    keying: Keying,
+    val: Callable[[], Iterable[Batch]] | None,
+    steps_per_epoch: int | None,
+) -> Feed:
+    """Batches of a loader."""
+    here = jax.process_index(), jax.process_count()
+
+    def train_batches(position: Position, ask: Ask) -> Iterator[Fed]:
+        for host, is_last in reader.epoch(position):
+            drawn = keying(host, position.epoch, places_of_loader(host, *here))
+            yield Fed(placer.put(drawn, ask()), host.stop, is_last)
+
+    return Feed(train_batches, steps_per_epoch, val, reader.close)
 
 
 def dataset_feed(
@@ -95,7 +118,7 @@ def dataset_feed(
         # Few rows of arrays in memory are gathered sooner than handed from one thread to another.
         is_quick = isinstance(train, ArrayDataset) and train.row_bytes * per_step < LARGE_BYTES
         ahead = 0 if is_quick else depth
-        with prefetch(iterate(train, order, rest, placer.shares), ahead) as batches:
+        with closing(prefetch(iterate(train, order, rest, placer.shares), ahead)) as batches:
             for host in batches:
                 tape.note(position.epoch, host)
                 drawn = keying(host, position.epoch, host.places)
@@ -108,7 +131,8 @@ def dataset_feed(
 def eval_batches(placer: Placer, dataset: Any, batch_size: int, limit: int | None = None) -> Iterator[Batch]:
     """All samples of a Dataset once, in order, the last batch padded with weight 0; or a loader's batches."""
     if is_loader(dataset):
-        for number, host in enumerate(islice(agreed(stream(len(placer.shares), dataset, 1)), limit), 1):
+        batches = agreed(steps(one_pass(dataset), len(placer.shares), 1))
+        for number, host in enumerate(islice(batches, limit), 1):
             heartbeat.part(number)
             yield placer.put(host)
         return

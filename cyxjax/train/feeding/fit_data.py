@@ -17,7 +17,7 @@ from cyxjax.data.streams import Once, RowBatches, as_rows
 from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.train.feeding.loader_batches import rows_of
+from cyxjax.train.feeding.loader_feed import rows_of
 from cyxjax.train.feeding.pairs import as_arrays, is_pair
 from cyxjax.train.feeding.placing import Keying, unkeyed
 

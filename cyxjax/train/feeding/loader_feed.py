@@ -1,183 +1,192 @@
-"""Batches of loaders: an epoch is a pass over the loader, or a number of steps of an endless stream."""
+"""A loader's batches as steps: split over this process's replicas, in step with the other ranks.
 
-from collections.abc import Callable, Iterable, Iterator
+One loader a process, as under torch: each yields this process's samples. Ranks may run out of data at
+different times: they agree on each step's number of samples, and a rank without any takes part with weight 0.
+"""
+
+import itertools
+from collections.abc import Callable, Generator, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
-from cyxjax.core.step import Batch
+from cyxjax.core.draws import place_in_step
+from cyxjax.core.mesh import refuse_wrapping
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.loader import tell_epoch
-from cyxjax.data.prefetch import Inline, Prefetch, prefetch
-from cyxjax.data.streams import Once
+from cyxjax.data.prefetch import prefetch
+from cyxjax.data.streams import Reader
 from cyxjax.errors import DataError
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train.feeding.loader_batches import agreed, endless, stream
-from cyxjax.train.feeding.placing import Keying, RowPlacer, places_of_loader, unkeyed
-from cyxjax.train.feeding.stream_positions import StreamPosition, StreamPositions
-from cyxjax.train.hooks.hook import Fed, Feed, Position
+from cyxjax.train.feeding.stream_positions import StreamPositions
+from cyxjax.train.hooks.hook import Position
 
 Ask = Callable[[], tuple[float, bool]]
-Warn = Callable[[str], None]
+Batches = Iterator[tuple[tuple[Any, Any], Any]]
+"""((inputs, targets), where a loader says that it stands after them)"""
 
 
-def loader_feed(
-    placer: RowPlacer,
-    train: Iterable[Any],
-    val_batches: Callable[[], Iterable[Batch]] | None,
-    *,
-    accumulation: int,
-    depth: int,
-    steps_per_epoch: int | None = None,
-    positions: StreamPositions | None = None,
-    size: int = 0,
-    keying: Keying = unkeyed,
-) -> Feed:
-    """Batches of loaders, one loader a process, as under torch: each yields this process's samples.
+class LoaderReader:
+    """The steps of a loader, from any position on.
 
-    Ranks may run out of data at different times: they agree on each step's number of samples, and a rank
-    without any takes part with weight 0. With `steps_per_epoch` none runs out: each reads its loader again.
+    An epoch is a pass over the loader; or `steps_per_epoch` steps of pass after pass, and reading goes on
+    from epoch to epoch. size: samples a replica that batches are padded to; 0: those of the first one read.
     """
-    warn, positions = warner(), positions or StreamPositions()
-    local = len(placer.shares)
-    here = jax.process_index(), jax.process_count()
-
-    def put(host: HostBatch, epoch: int, ask: Ask) -> Batch:
-        return placer.put(keying(host, epoch, places_of_loader(host, *here)), ask())
-
-    if steps_per_epoch is not None:
-        reading = EndlessLoader(train, local, accumulation, depth, steps_per_epoch, size, positions, warn)
-
-        def epoch_of_steps(position: Position, ask: Ask) -> Iterator[Fed]:
-            for host, is_last in reading.epoch(position):
-                yield Fed(put(host, position.epoch, ask), host.stop, is_last)
-
-        return Feed(epoch_of_steps, steps_per_epoch, val_batches, reading.close)
-
-    def train_batches(position: Position, ask: Ask) -> Iterator[Fed]:
-        tell_epoch(train, position.epoch)
-        known = positions.before(position)
-        place = None if known is None else known.place
-        with prefetch(stream(local, train, accumulation, place, size), depth) as batches:
-            empty = True
-            for step, host in _passed_over(agreed(batches), position, warn, known):
-                empty = False
-                positions.note(position.epoch, step + 1, host.stop, host.place)
-                yield Fed(put(host, position.epoch, ask), host.stop)
-        if empty and not position.step_in_epoch:
-            raise DataError(
-                f"the loader gave no batch in epoch {position.epoch}; it gave some before. HINT: let its "
-                "__iter__ start from the beginning."
-            )
-
-    return Feed(train_batches, None, val_batches)
-
-
-class EndlessLoader:
-    """A loader read across epochs: epoch e has its steps from e * steps_per_epoch on."""
 
     def __init__(
         self,
-        loader: Any,
+        loader: Iterable[Any],
         local: int,
+        positions: StreamPositions,
+        *,
         accumulation: int,
         depth: int,
-        steps_per_epoch: int,
-        size: int,
-        positions: StreamPositions,
-        warn: Warn,
+        steps_per_epoch: int | None,
+        size: int = 0,
     ):
-        self._loader, self._local, self._accumulation, self._depth = loader, local, accumulation, depth
-        self._steps_per_epoch, self._positions, self._warn = steps_per_epoch, positions, warn
-        self._size = size
-        self._ahead: Prefetch[HostBatch] | Inline[HostBatch] | None = None
+        self._loader, self._local, self._positions, self._size = loader, local, positions, size
+        self._accumulation, self._depth, self._steps_per_epoch = accumulation, depth, steps_per_epoch
+        self._ahead: Generator[HostBatch, None, None] | None = None
         self._batches: Iterator[HostBatch] = iter(())
-        self._given = 0  # steps, since the loader was first begun
+        self._at: tuple[int, int] | None = None  # (epoch, steps of it) that were given, of an endless stream
 
     def epoch(self, position: Position) -> Iterator[tuple[HostBatch, bool]]:
-        """(batch, whether it is the epoch's last) of the rest of an epoch, each with its `stop`."""
-        samples = self._go_to(position)
-        for step in range(position.step_in_epoch, self._steps_per_epoch):
-            host = self._next()
-            samples += host.total
-            is_last = step + 1 == self._steps_per_epoch
+        """(batch, whether it is known to be the last) of the rest of an epoch, each with its `stop`.
+
+        A loader of other batches than before cannot be read from the middle of one: it goes on with the first
+        batch that holds a sample after the position, and says so.
+        """
+        done, seen = position.step_in_epoch, position.samples
+        if self._at != (position.epoch, done):
+            seen = self._open(position)
+        for host in self._batches:
+            before, seen = seen, seen + host.total
+            if seen <= position.samples:
+                continue
+            if before < position.samples and jax.process_index() == 0:
+                warn_on_stderr(
+                    f"WARNING: {position.samples} samples of epoch {position.epoch} were consumed, and the "
+                    f"loader's batches are of another size now. Going on after its first {before} samples: "
+                    f"{position.samples - before} of them may be used twice. HINT: resume with the same "
+                    "batch size and number of processes, or give fit a dataset."
+                )
+            done += 1
+            is_last = done == self._steps_per_epoch
+            self._positions.note(position.epoch, done, seen, host.place)
             if is_last:  # where the next epoch begins
                 self._positions.note(position.epoch + 1, 0, 0, host.place)
-            self._positions.note(position.epoch, step + 1, samples, host.place)
-            yield host._replace(stop=samples), is_last
+            if self._steps_per_epoch:
+                self._at = (position.epoch + 1, 0) if is_last else (position.epoch, done)
+            yield host._replace(stop=seen), is_last
+            if is_last:
+                return
+        self.close()
 
     def close(self) -> None:
         """Ends the reading thread; the next epoch starts the loader again and skips what was given."""
         if self._ahead is not None:
             self._ahead.close()
-        self._ahead = None
+        self._ahead, self._at = None, None
 
-    def _next(self) -> HostBatch:
-        host = next(self._batches)
-        self._given += 1
-        return host
-
-    def _go_to(self, position: Position) -> int:
-        """Samples of the epoch before `position`, having passed over what was consumed."""
-        first = position.epoch * self._steps_per_epoch
-        wanted = first + position.step_in_epoch
-        samples = 0
-        if self._ahead is None or self._given > wanted:
-            known = self._positions.before(position)
-            samples = 0 if known is None else known.samples
-            self._begin(0 if known is None else first + known.step, None if known is None else known.place)
-        if self._given == wanted:
-            return position.samples
-        while self._given < wanted:
-            host = self._next()
-            samples += host.total if self._given > first else 0
-        if samples != position.samples:
-            self._warn(
-                f"WARNING: the {position.step_in_epoch} steps before, of epoch {position.epoch}, had "
-                f"{position.samples} samples; as many of the loader have {samples} now: some may be used "
-                "twice or never. HINT: resume with the same batch size and number of processes."
-            )
-        return position.samples
-
-    def _begin(self, given: int, place: Any) -> None:
-        if self._given and isinstance(getattr(self._loader, "loader", self._loader), Once):
-            raise DataError(
-                f"the {type(self._loader).__name__} was read {self._given} steps on and cannot be read again "
-                "from before. HINT: pass an object whose __iter__ starts from the beginning."
-            )
+    def _open(self, position: Position) -> int:
+        """Begins to read at the latest place known before `position`; the samples of its epoch up to it."""
         self.close()
-        self._ahead = prefetch(
-            endless(self._local, self._loader, self._accumulation, place, self._size), self._depth
-        )
-        self._batches, self._given = agreed(self._ahead), given
+        known = self._positions.before(position)
+        place = None if known is None else known.place
+        if self._steps_per_epoch is None:
+            tell_epoch(self._loader, position.epoch)
+            batches = one_pass(self._loader, place)
+        else:
+            batches = passes(self._loader, place)
+        self._ahead = prefetch(steps(batches, self._local, self._accumulation, self._size), self._depth)
+        self._batches = agreed(self._ahead)
+        if known is not None:
+            return known.samples
+        for _ in range(position.epoch * (self._steps_per_epoch or 0)):
+            next(self._batches)
+        return 0
 
 
-def warner() -> Warn:
-    """Prints a line, on rank 0."""
-    return warn_on_stderr if jax.process_index() == 0 else lambda text: None
+def one_pass(loader: Iterable[Any], place: Any = None) -> Batches:
+    """A pass over `loader`, from `place` on."""
+    reader = Reader(loader, place)
+    for pair in reader.pairs():
+        yield pair, reader.place()
 
 
-def _passed_over(
-    batches: Iterable[HostBatch], position: Position, warn: Warn, known: StreamPosition | None
-) -> Iterator[tuple[int, HostBatch]]:
-    """(its number in the epoch, batch) after those that were consumed, each with its `stop`.
+def passes(loader: Iterable[Any], place: Any = None) -> Batches:
+    """Pass after pass; `set_epoch` gets the number of each. A place is (number of the pass, the loader's).
 
-    known: where the batches begin; None: with the epoch.
-
-    A loader of other batches than before cannot be read from the middle of one: it goes on with the first
-    batch that holds a sample after the place, and says so.
+    Raises: DataError where a pass gives nothing.
     """
-    seen = 0 if known is None else known.samples
-    for step, host in enumerate(batches, 0 if known is None else known.step):
-        before, seen = seen, seen + host.total
-        if seen <= position.samples:
-            continue
-        if before <= position.samples and position.samples and (before, step) != position[2:]:
-            again = position.samples - before
-            warn(
-                f"WARNING: {position.samples} samples of epoch {position.epoch} were consumed in "
-                f"{position.step_in_epoch} steps; the loader's batches are of another size now. Going on "
-                f"after its first {step} steps, {before} samples: {again} of them may be used twice. "
-                "HINT: resume with the same batch size and number of processes, or give fit a dataset."
+    start, within = place or (0, None)
+    for number in itertools.count(start):
+        tell_epoch(loader, number)
+        is_empty = within is None
+        for pair, at in one_pass(loader, within):
+            is_empty = False
+            yield pair, None if at is None else [number, at]
+        if is_empty:
+            raise DataError(
+                f"the loader gave nothing in pass {number}; steps_per_epoch reads on and on. HINT: let its "
+                "__iter__ start from the beginning, or set max_steps to what it has."
             )
-        yield step, host._replace(stop=seen)
+        within = None
+
+
+def steps(batches: Batches, local: int, accumulation: int, size: int = 0) -> Iterator[HostBatch]:
+    """`accumulation` batches as one step's rows for `local` shares, padded to `size` or as the first."""
+    if accumulation > 1:  # a loader may fill the same arrays again for its next batch
+        batches = ((jax.tree.map(np.array, pair), place) for pair, place in batches)
+    while group := list(islice(batches, accumulation)):
+        size = size or -(-rows_of(group[0][0]) // local)
+        yield _deal([pair for pair, _ in group], local, accumulation, size)._replace(place=group[-1][1])
+
+
+def _deal(group: list[tuple[Any, Any]], local: int, accumulation: int, size: int) -> HostBatch:
+    """Rows ordered (replica, micro-batch, slot); a short batch repeats its samples with weight 0.
+
+    One larger than `size` has its own size, which does not depend on where reading began.
+    """
+    refuse_wrapping(group)  # here its row is still the loader's
+    counts = [rows_of(part) for part in group]
+    if max(counts) > size * local and jax.process_count() > 1:
+        raise DataError(
+            f"the loader gave a batch of {max(counts)} samples after one of at most {size * local}; of "
+            "several processes each pads its batches to the first one. HINT: let the first be the largest."
+        )
+    size = max(size, -(-max(counts) // local))
+    counts += [0] * (accumulation - len(counts))
+    starts = np.cumsum([0, *counts[:-1]])
+    replica = np.arange(local)[:, None, None]
+    places = place_in_step(np.arange(size), 0, replica, rows=size, num_replicas=local)  # (replica, 1, slot)
+    counts_here = np.array(counts)[None, :, None]
+    weight = (places < counts_here).astype(np.float32)
+    index = (starts[None, :, None] + places % np.maximum(counts_here, 1)) % sum(counts)
+    inputs, targets = jax.tree.map(lambda *a: np.concatenate(a)[index.reshape(-1)], *group)
+    places = (starts[None, :, None] + places).reshape(-1)  # among this process's rows of the step
+    return HostBatch(inputs, targets, weight.reshape(-1), sum(counts), places.astype(np.int64))
+
+
+def agreed(batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
+    """`batches` with `total` summed over all ranks, until the last rank has run out."""
+    if jax.process_count() == 1:
+        yield from batches
+        return
+    iterator, last = iter(batches), None
+    while True:
+        host = next(iterator, None)
+        total = int(multihost_utils.process_allgather(np.int64(host.total if host else 0)).sum())
+        if not total:
+            return
+        last = host or last
+        if last is None:
+            raise DataError("this rank's loader is empty, peers have data. HINT: give each rank a sample.")
+        yield last._replace(total=total, weight=last.weight if host else np.zeros_like(last.weight))
+
+
+def rows_of(part: tuple[Any, Any]) -> int:
+    return len(jax.tree.leaves(part)[0])

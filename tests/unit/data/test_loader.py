@@ -85,14 +85,6 @@ def test_an_item_that_raises_is_named_through_workers_and_prefetch():
     loader.dataset.close()
 
 
-def test_waiting_is_added_up():
-    loader = DataLoader((X, Y), batch_size=2)
-    labels(loader)
-    once = loader.wait_s
-    labels(loader)
-    assert loader.wait_s > once > 0
-
-
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match="sampler=.*shuffle=True"):
         DataLoader((X, Y), sampler=DistributedSampler(10, 2, 0), shuffle=True)

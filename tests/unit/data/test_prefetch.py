@@ -1,10 +1,10 @@
 """Reading ahead: order, errors with their traceback, and threads that end."""
 
 import gc
-import sys
 import threading
 import time
 import traceback
+from contextlib import closing
 
 import pytest
 
@@ -29,22 +29,15 @@ def _no_thread_is_left():
     assert eventually(lambda: not reading_threads())
 
 
-@pytest.mark.parametrize("depth", [0, 1, 3, 100])
-def test_items_come_in_order(depth):
-    with prefetch(iter(range(50)), depth) as items:
-        assert list(items) == list(range(50))
-        assert next(items, "end") == "end"
-
-
 def test_it_reads_ahead_up_to_depth_and_no_further():
     read = []
-    with prefetch((read.append(i) or i for i in range(100)), 3) as items:
-        # three wait in the queue and a fourth is in the thread's hand
-        assert eventually(lambda: len(read) == 4)
-        time.sleep(0.05)
-        assert len(read) == 4
+    with closing(prefetch((read.append(i) or i for i in range(100)), 3)) as items:
         assert next(items) == 0
+        # three wait in the queue and a fourth is in the thread's hand
         assert eventually(lambda: len(read) == 5)
+        time.sleep(0.05)
+        assert len(read) == 5
+        assert list(items) == list(range(1, 100))
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -54,22 +47,20 @@ def test_an_error_comes_after_the_items_before_it_with_its_traceback(depth):
         yield 2
         raise OSError("shard 3")
 
-    with prefetch(broken_source(), depth) as items:
-        assert [next(items), next(items)] == [1, 2]
-        with pytest.raises(OSError, match="shard 3") as caught:
-            next(items)
-        frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-        assert "broken_source" in frames
-        assert next(items, "end") == "end"
-
-
-def test_an_iterable_that_cannot_be_iterated_is_reported_to_the_consumer():
-    with prefetch(7, 2) as items, pytest.raises(TypeError, match="'int'"):
+    items = prefetch(broken_source(), depth)
+    assert [next(items), next(items)] == [1, 2]
+    with pytest.raises(OSError, match="shard 3") as caught:
         next(items)
+    frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert "broken_source" in frames
+    assert next(items, "end") == "end"
+    with pytest.raises(TypeError, match="'int'"):
+        next(prefetch(7, depth))
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_closing_early_ends_the_thread_and_the_source(depth):
+@pytest.mark.parametrize("how", ["closed", "forgotten"])
+def test_ending_early_ends_the_thread_and_the_source(depth, how):
     ended = []
 
     def source():
@@ -78,51 +69,13 @@ def test_closing_early_ends_the_thread_and_the_source(depth):
         finally:
             ended.append(True)
 
-    with prefetch(source(), depth) as items:
-        assert next(items) == 0
-    assert ended == [True]
-    assert not reading_threads()
-    items.close()  # twice is allowed
-
-
-def test_a_forgotten_iterator_ends_its_thread():
-    items = prefetch(iter(range(10**9)), 2)
+    items = prefetch(source(), depth)
     assert next(items) == 0
-    assert len(reading_threads()) == 1
+    assert len(reading_threads()) == (depth > 0)
+    if how == "closed":
+        items.close()
+        items.close()  # twice is allowed
     del items
     gc.collect()
-    assert eventually(lambda: not reading_threads())
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-def test_waiting_is_measured(depth):
-    consumer, waited = threading.get_ident(), []
-
-    def consumer_waits():
-        frames = traceback.extract_stack(sys._current_frames()[consumer])
-        return depth == 0 or any(frame.name == "wait_for" for frame in frames)
-
-    def source():
-        assert eventually(consumer_waits)
-        start = time.perf_counter()
-        time.sleep(0.01)
-        waited.append(time.perf_counter() - start)
-        yield 7
-
-    with prefetch(source(), depth) as items:
-        assert next(items) == 7
-        assert items.wait_s >= waited[0]  # the consumer waited before `start`, and until the item came
-
-
-def test_a_consumer_that_is_slower_than_the_source_hardly_waits():
-    gate = threading.Event()
-
-    def quick():
-        yield from range(3)
-        gate.set()
-
-    with prefetch(quick(), 5) as items:
-        assert gate.wait(20)
-        before = items.wait_s
-        assert list(items) == [0, 1, 2]
-        assert items.wait_s - before < 5
+    assert ended == [True]
+    assert not reading_threads()

@@ -15,7 +15,7 @@ from cyxjax.data.sources import ArrayDataset
 from cyxjax.data.streams import RowBatches, Rows
 from cyxjax.errors import ConfigError
 from cyxjax.train.feeding.feed import dataset_feed
-from cyxjax.train.feeding.loader_batches import stream
+from cyxjax.train.feeding.loader_feed import one_pass, steps
 from cyxjax.train.feeding.placing import keying_for, places_of_loader
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.start.named import augment_of
@@ -96,8 +96,9 @@ def test_a_sample_of_a_stream_that_ranks_share_has_its_number_in_it(ranks, local
     found, each = {}, 12 // (ranks * accumulation)
     for rank in range(ranks):
         loader = RowBatches(Rows(range(40)), each, rank, ranks)
-        hosts = stream(local, loader, accumulation)
-        for step, host in enumerate(hosts):  # steps of 12 samples over all ranks
+        for step, host in enumerate(
+            steps(one_pass(loader), local, accumulation)
+        ):  # steps of 12 samples over all ranks
             total = min(40 - 12 * step, 12)
             places = places_of_loader(host._replace(stop=12 * step + total, total=total), rank, ranks)
             found |= {int(x): int(p) for x, p, w in zip(host.inputs, places, host.weight, strict=True) if w}

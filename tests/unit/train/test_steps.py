@@ -121,9 +121,9 @@ def test_a_stream_goes_on_from_epoch_to_epoch():
 
 def test_a_loader_of_ours_is_shuffled_anew_at_each_pass():
     passes, steps = trainer(), trainer()
-    loader = cx.DataLoader((X, Y), batch_size=12, shuffle=True, seed=3)
+    loader = cx.Dataloader((X, Y), batch_size=12, shuffle=True, seed=3)
     steps.fit(loader, config(epochs=5, steps_per_epoch=2))
-    passes.fit(cx.DataLoader((X, Y), batch_size=12, shuffle=True, seed=3), config(epochs=2))
+    passes.fit(cx.Dataloader((X, Y), batch_size=12, shuffle=True, seed=3), config(epochs=2))
     assert bits(passes) == bits(steps)
 
 
@@ -164,8 +164,10 @@ def test_a_stream_goes_on_where_it_was_cut(tmp_path, make, cut):
 def test_a_stream_of_other_batches_than_before_is_told(tmp_path, capfd):
     more = {"steps_per_epoch": 4, "checkpoint_every_n_steps": 1, "resume": "auto"}
     trainer().fit(loader(), config(checkpoint_dir=str(tmp_path), max_steps=2, **more))
-    trainer().fit(loader(start=54), config(checkpoint_dir=str(tmp_path), **more))
-    assert "had 24 samples; as many of the loader have 12 now" in capfd.readouterr().err
+    trainer().fit(loader(start=50), config(checkpoint_dir=str(tmp_path), **more))  # batches of 10
+    said = capfd.readouterr().err
+    assert "24 samples of epoch 0" in said
+    assert "first 20 samples: 4 of them" in said
 
 
 def test_epochs_of_another_length_are_refused_at_a_resume(tmp_path):
