@@ -1,4 +1,4 @@
-"""Splits samples into inputs and targets: tuples by position, records and frames by column name.
+"""Samples as inputs and targets, and trees of arrays: tuples by position, records and frames by column name.
 
 (x,) and x alone      -> inputs x, targets x (an autoencoder's)
 (x, y)                -> inputs x, targets y
@@ -6,7 +6,7 @@
 {"image": x, "label": y} -> the targets column is the one named as in TARGET_NAMES; the rest are inputs
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,18 @@ TARGET_NAMES = ("targets", "target", "labels", "label", "y")
 class Columns:
     """Names of the input and target columns of a record; None finds them."""
 
-    inputs: str | tuple[str, ...] | None = None
+    inputs: tuple[str, ...] | None = None
     targets: str | None = None
+
+    @classmethod
+    def of(cls, inputs: str | Sequence[str] | None, targets: str | None) -> "Columns":
+        """Of names as a caller gives them."""
+        names = (inputs,) if isinstance(inputs, str) else inputs
+        return cls(None if names is None else tuple(names), targets)
 
 
 def split(record: Any, columns: Columns = Columns()) -> tuple[Any, Any]:
-    """(inputs, targets) of a tuple, a mapping or a single value."""
+    """(inputs, targets) of a tuple, a mapping or a single value. Raises: DataError for a missing column."""
     if isinstance(record, Mapping):
         return _split_names(record, columns)
     if not isinstance(record, tuple):
@@ -38,19 +44,11 @@ def split(record: Any, columns: Columns = Columns()) -> tuple[Any, Any]:
 def _split_names(record: Mapping[str, Any], columns: Columns) -> tuple[Any, Any]:
     target = columns.targets or next((name for name in TARGET_NAMES if name in record), None)
     names = columns.inputs or tuple(name for name in record if name != target)
-    if isinstance(names, str):
-        inputs = _column(record, names)
-    elif len(names) == 1:
-        inputs = _column(record, names[0])
-    else:
-        inputs = {name: _column(record, name) for name in names}
-    return inputs, inputs if target is None else _column(record, target)
-
-
-def _column(record: Mapping[str, Any], name: str) -> Any:
-    if name not in record:
-        raise DataError(f"no column {name!r} in the data. HINT: {nearest(name, map(str, record))}")
-    return record[name]
+    for name in (*names, *([target] if target else [])):
+        if name not in record:
+            raise DataError(f"no column {name!r} in the data. HINT: {nearest(name, map(str, record))}")
+    inputs = record[names[0]] if len(names) == 1 else {name: record[name] for name in names}
+    return inputs, inputs if target is None else record[target]
 
 
 def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -59,9 +57,8 @@ def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         for key, value in tree.items():
             yield from leaves(value, f"{name}[{key!r}]")
     elif isinstance(tree, tuple):
-        names = [f".{field}" for field in getattr(tree, "_fields", ())]
         for i, value in enumerate(tree):
-            yield from leaves(value, name + (names[i] if names else f"[{i}]"))
+            yield from leaves(value, f"{name}[{i}]")
     elif tree is not None:
         yield name, tree
 
@@ -78,6 +75,86 @@ def map_leaves(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return None if tree is None else fn(tree, *others)
 
 
+def as_array(leaf: Any) -> Any:
+    """A numpy array over `leaf`'s own memory where possible; memmaps are left as they are.
+
+    Raises: DataError as `refuse_words`.
+    """
+    if hasattr(leaf, "detach"):  # a torch tensor, perhaps on a device and part of a graph
+        leaf = leaf.detach().cpu()
+    array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
+    if array.dtype.kind == "O":  # numbers, or rows of them of one length, that were kept as objects
+        plain = np.array(array.tolist())
+        array = plain if plain.dtype.kind in "biufc" else array
+    refuse_words(array)
+    return array
+
+
+def refuse_words(array: np.ndarray) -> None:
+    """Raises: DataError where a value is no number, with the line that makes integer labels of strings."""
+    if array.dtype.kind not in "OUSTMm":
+        return
+    odd = next((one for one in array.flat if not isinstance(one, int | float | np.number)), None)
+    raise DataError(
+        f"found {odd!r} in an array of dtype {array.dtype}; expected numbers, and integers as labels. "
+        "HINT: class_names, y = np.unique(y, return_inverse=True)."
+    )
+
+
+def own_arrays(item: Any) -> Any:
+    """`item` with copies of its arrays: a source may read the next sample into the same buffer."""
+    if isinstance(item, np.ndarray):
+        return item.copy()
+    if isinstance(item, dict):
+        return {name: own_arrays(part) for name, part in item.items()}
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return type(item)(*map(own_arrays, item))
+    if type(item) is tuple or (type(item) is list and not all(isinstance(one, int | float) for one in item)):
+        return type(item)(map(own_arrays, item))
+    return item
+
+
+def stack_rows(rows: Sequence[Any], columns: Columns) -> tuple[Any, Any]:
+    """(inputs, targets) of samples, stacked along a new first dimension; one object where they are one."""
+    pairs = [split(row, columns) for row in rows]
+    inputs = stack([x for x, _ in pairs])
+    return inputs, inputs if all(y is x for x, y in pairs) else stack([y for _, y in pairs])
+
+
+def stack(items: Sequence[Any]) -> Any:
+    """Items (arrays, numbers, tuples or dicts of them) stacked leaf by leaf along a new first dimension.
+
+    Raises: DataError for items of unlike form, and for words.
+    """
+    try:
+        whole = map_leaves(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *items)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise DataError(
+            f"samples cannot be stacked: {type(error).__name__}: {error}. HINT: make each a tuple (input, "
+            "target) of arrays of one shape, padded to one length."
+        ) from error
+    for _, leaf in leaves(whole):
+        refuse_words(leaf)
+    return whole
+
+
+def refuse_batches(items: list[Any], columns: Columns) -> None:
+    """Returns for a list of samples. Raises: DataError for one that looks like batches, a target a row."""
+    if not items or not isinstance(items[0], tuple | Mapping):
+        return
+    inputs, targets = split(items[0], columns)
+    shapes = [tuple(np.shape(leaf)) for _, leaf in leaves(inputs)]
+    shape = () if targets is inputs or isinstance(targets, tuple | Mapping) else tuple(np.shape(targets))
+    wide = [one for one in shapes if len(one) > 1]
+    of_rows = len(shape) == 1 or (len(shape) == 2 and all(shape != one[:2] for one in wide))  # else a mask
+    if wide and of_rows and {one[:1] for one in shapes} == {shape[:1]} and shape[0] > 1:
+        raise DataError(
+            f"a list of {len(items)} whose first has inputs of shape {wide[0]} and a target of shape {shape}:"
+            f" batches, or samples of {shape[0]} targets? HINT: fit(cx.data.Batches(data)) for batches; "
+            "of samples give the arrays, fit(np.stack(inputs), np.stack(targets))."
+        )
+
+
 def is_frame(data: Any) -> bool:
     return hasattr(data, "to_numpy") and hasattr(data, "columns")
 
@@ -88,11 +165,11 @@ def of_frame(frame: Any, columns: Columns) -> tuple[Any, Any]:
     Raises: DataError naming an input column that holds no numbers.
     """
     given, targets = split({str(name): frame[name] for name in frame.columns}, columns)
-    if not isinstance(given, Mapping):
-        inputs: Any = _numbers(str(columns.inputs or "of inputs"), given)
-    else:
+    if isinstance(given, Mapping):
         found = {name: _numbers(name, column) for name, column in given.items()}
-        inputs = found if columns.inputs else np.stack(list(found.values()), 1)
+        inputs: Any = found if columns.inputs else np.stack(list(found.values()), 1)
+    else:
+        inputs = _numbers("of inputs", given)
     return inputs, inputs if targets is given else _array(targets)
 
 
@@ -106,14 +183,13 @@ def _array(column: Any) -> np.ndarray:
 
 
 def _numbers(name: str, column: Any) -> np.ndarray:
-    array = given = _array(column)
-    if given.dtype.kind == "O":
-        array = np.array(given.tolist())
+    array = _array(column)
+    if array.dtype.kind == "O":
+        array = np.array(array.tolist())
     if array.dtype.kind not in "biufc":
-        odd = ((row, one) for row, one in enumerate(given) if not isinstance(one, int | float | np.number))
-        row, one = next(odd, (0, given[0]))
         raise DataError(
-            f"column {name!r} holds {one!s:.60} in row {row}; expected numbers. HINT: leave the column out, "
-            f"fill it (df.fillna), or number its values: df[{name!r}].astype('category').cat.codes."
+            f"column {name!r} has values of dtype {array.dtype}, such as {array[0]!s:.60}; expected numbers. "
+            "HINT: leave the column out, fill it (df.fillna), or number its values: "
+            f"df[{name!r}].astype('category').cat.codes."
         )
     return array

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from cyxjax.data.columns import refuse_words
 from cyxjax.data.formats import read_cifar10, read_csv, read_idx, read_npy, read_npz
-from cyxjax.data.items import ItemDataset, refuse_strings
-from cyxjax.data.sources import ArrayDataset
+from cyxjax.data.sources import ArrayDataset, ItemDataset
 from cyxjax.data.splits import (
     DatasetInfo,
     Splits,
@@ -133,7 +133,7 @@ def load_csv(root: Path, target: str | None = None, task: Task | None = None, **
 
 def _targets(path: Path, raw: np.ndarray) -> np.ndarray:
     """Whole numbers as int32 class labels (N,); others as float32 (N, outputs)."""
-    refuse_strings(raw)
+    refuse_words(raw)
     if raw.dtype.kind == "f":
         return raw.astype(np.float32).reshape(len(raw), -1)
     wrong = np.argwhere((raw < 0) | (raw > _LAST_LABEL))

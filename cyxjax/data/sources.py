@@ -15,14 +15,25 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from cyxjax.data.columns import Columns, is_frame, leaves, map_leaves, of_frame, split
-from cyxjax.data.items import ItemDataset, refuse_batches, refuse_strings
-from cyxjax.errors import DataError
+from cyxjax.data.columns import (
+    Columns,
+    as_array,
+    is_frame,
+    leaves,
+    map_leaves,
+    of_frame,
+    own_arrays,
+    refuse_batches,
+    split,
+    stack_rows,
+)
+from cyxjax.errors import ConfigError, DataError
 
 LARGE_BYTES = 4 << 20
 """A batch from which on threads pay, and reading ahead: one thread copies 128 images of 224x224x3, 77 MB, in
 20 ms, half of it for fresh pages, while an H100 takes 26 ms for a step of ResNet-50 on them."""
 _MOST_THREADS = 8  # memory is not faster by more
+_GOLDEN = (5**0.5 - 1) / 2  # of the golden ratio: any stretch of a mixture holds the shares to a few samples
 
 
 def gathered_rows(leaf: np.ndarray, indices: np.ndarray) -> np.ndarray:
@@ -118,6 +129,89 @@ class Subset:
         return self.dataset.take(self.rows[indices])
 
 
+class ItemDataset:
+    """A `Dataset` over anything with `__len__` and `__getitem__`, such as a torch Dataset.
+
+    `num_workers` threads read the items of a batch; 0 reads in the calling thread. Threads, not processes:
+    decoding libraries and file reads release the interpreter lock, and nothing is copied between processes.
+    """
+
+    def __init__(self, source: Any, num_workers: int = 0, columns: Columns | None = None) -> None:
+        self._source, self._columns = source, columns or Columns()
+        self._pool = ThreadPoolExecutor(num_workers, "cyxjax-data") if num_workers > 0 else None
+        # torch's batched fetch: one call for many items, where the source has one.
+        self._get_many = getattr(source, "__getitems__", None)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def take(self, indices: np.ndarray) -> tuple[Any, Any]:
+        """(inputs, targets) of `indices`, stacked along a new first dimension.
+
+        Raises: DataError that names the index of an item that raised, or for items of unlike form.
+        """
+        wanted = [int(i) for i in indices]
+        each: Any = map if self._pool is None else self._pool.map
+        rows = self._get_many(wanted) if self._get_many else list(each(self._item, wanted))
+        return stack_rows(rows, self._columns)
+
+    def close(self) -> None:
+        """Ends the worker threads; the dataset then reads in the calling thread."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def _item(self, index: int) -> Any:
+        try:
+            return own_arrays(self._source[index])
+        except DataError as error:
+            raise DataError(f"item {index} of {type(self._source).__name__}: {error}") from error
+        except Exception as error:
+            raise DataError(
+                f"item {index} of {type(self._source).__name__} raised {type(error).__name__}: {error}. "
+                f"HINT: read dataset[{index}] on its own to see it."
+            ) from error
+
+
+class Mixture:
+    """A `Dataset` of `num_samples` samples (default: all lengths together), a share of `weights` from each.
+
+    Sample i is always the same one: which data set is a function of i, and within it they are taken in turn,
+    from the start again where a small one has run out. So it resumes, audits and shuffles as any data set.
+    Raises: ConfigError for weights that are no shares.
+    """
+
+    def __init__(self, datasets: Sequence[Any], weights: Sequence[float], num_samples: int | None = None):
+        self._parts: list[Dataset] = [as_dataset(one) for one in datasets]
+        shares = np.asarray(weights, np.float64)
+        if len(shares) != len(self._parts) or not (shares > 0).all():
+            raise ConfigError(
+                f"{len(self._parts)} data sets, weights {list(weights)}: expected a positive one for each. "
+                "HINT: Mixture([a, b], [3, 1])."
+            )
+        self._length = sum(map(len, self._parts)) if num_samples is None else num_samples
+        edges = np.cumsum(shares / shares.sum())[:-1]
+        which = np.searchsorted(edges, np.arange(self._length) * _GOLDEN % 1.0, side="right")
+        self._which = which.astype(np.int16)
+        self._turn = np.empty(self._length, np.int64)
+        for number, part in enumerate(self._parts):
+            mine = np.flatnonzero(which == number)
+            self._turn[mine] = np.arange(len(mine)) % len(part)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def take(self, indices: np.ndarray) -> tuple[Any, Any]:
+        """(inputs, targets) of `indices`."""
+        which, places, rows = self._which[indices], [], []
+        for number in np.unique(which):
+            mine = np.flatnonzero(which == number)
+            places.append(mine)
+            rows.append(self._parts[number].take(self._turn[np.asarray(indices)[mine]]))
+        back = np.argsort(np.concatenate(places))
+        return map_leaves(lambda *leaves: np.concatenate(leaves)[back], *rows)
+
+
 def as_dataset(
     data: Any,
     *,
@@ -133,55 +227,38 @@ def as_dataset(
 
     Raises: DataError for unequal lengths, no samples, or a type that none of these describe.
     """
-    columns = Columns(
-        tuple(inputs) if inputs is not None and not isinstance(inputs, str) else inputs, targets
-    )
-    dataset = _recognise(data, columns, num_workers)
+    dataset = _recognise(data, Columns.of(inputs, targets), num_workers)
     if len(dataset) == 0:
         raise DataError("an empty dataset: 0 samples. HINT: check the path or filter it came from.")
     return dataset
 
 
 def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
-    if isinstance(data, str) or getattr(data, "__len__", None) is None:
-        raise _no_dataset(data)
     if is_array(data):
         data = (data,)
     elif isinstance(getattr(data, "tensors", None), tuple):  # torch's TensorDataset
         data = data.tensors
     elif is_frame(data):
         return ArrayDataset(*_arrays(of_frame(data, columns)))
-    if type(data) is tuple and len(data) > 2 and all(type(one) is tuple for one in data):
-        refuse_batches(list(data), columns)  # as inputs and targets each would be a pair of arrays
     if isinstance(data, tuple | Mapping):
         return ArrayDataset(*_arrays(split(data, columns)))
-    if hasattr(data, "column_names") and hasattr(data, "with_format"):
+    has_length = getattr(data, "__len__", None) is not None and not isinstance(data, str)
+    if has_length and hasattr(data, "column_names") and hasattr(data, "with_format"):
         return TableDataset(data.with_format("numpy"), columns)
-    if isinstance(data, Dataset):
+    if has_length and isinstance(data, Dataset):
         return data
+    if not has_length or not hasattr(data, "__getitem__"):
+        hint = "pass (inputs, targets) as numpy arrays, or batches through cx.data.Batches"
+        if isinstance(data, str | PathLike):
+            kind = Path(data).suffix[1:] or "image_folder"
+            hint = f"data = cx.load_dataset({kind!r}, {str(data)!r}), then fit(data.train, data.val)"
+        raise DataError(
+            f"{type(data).__name__} is not a dataset; expected arrays, a tuple or dict of arrays, or an "
+            f"object with __len__ and __getitem__. HINT: {hint}."
+        )
     if isinstance(data, list):
         refuse_batches(data, columns)
-    if not hasattr(data, "__getitem__"):
-        raise _no_dataset(data)
     return ItemDataset(data, num_workers, columns)
-
-
-_BY_SUFFIX = {"": "image_folder", ".npy": "npy", ".npz": "npz", ".parquet": "parquet"}
-
-
-def _no_dataset(data: Any) -> DataError:
-    hint = "pass (inputs, targets) as numpy arrays"
-    if isinstance(data, str | PathLike):
-        loader = _BY_SUFFIX.get(Path(data).suffix, "csv")
-        hint = f"data = cx.load_dataset({loader!r}, {str(data)!r}), then fit(data.train, data.val)"
-    elif hasattr(data, "collect"):
-        hint = "give data.collect()"
-    elif isinstance(data, Iterable):
-        hint = "pass it through as_batches()"
-    return DataError(
-        f"{type(data).__name__} is not a dataset; expected arrays, a tuple or dict of arrays, or an object "
-        f"with __len__ and __getitem__. HINT: {hint}."
-    )
 
 
 def as_batches(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
@@ -201,55 +278,21 @@ def as_batches(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
 
 def _check_rows(found: list[tuple[str, Any]], what: str) -> None:
     """Raises: DataError unless there are arrays (by name), each with one row a sample, of at least one."""
-    rows = {name: len(leaf) if np.ndim(leaf) else "one number" for name, leaf in found}
-    if len(set(rows.values())) > 1 or "one number" in rows.values():
-        said = ", ".join(f"{name} has {count}" for name, count in rows.items())
+    rows = {name: f"{len(leaf)} samples" if np.ndim(leaf) else "one number" for name, leaf in found}
+    if len(set(rows.values())) != 1 or not set(rows.values()).isdisjoint(("0 samples", "one number")):
+        said = ", ".join(f"{name} has {count}" for name, count in rows.items()) or "it is None"
         raise DataError(
-            f"{what} with arrays of unequal length: {said}. HINT: give every sample one row in each array; "
-            "single samples, one after another, are cx.data.Rows(stream)."
+            f"{what}: expected as many rows in each array, one a sample, and a sample at least: {said}. "
+            "HINT: leave an empty batch out; single samples, one after another, are cx.data.Rows(stream)."
         )
-    if not rows or 0 in rows.values():
-        kind = "0 samples" if rows else "no array: it is None"
-        raise DataError(f"{what} with {kind}. HINT: check where it comes from; leave an empty batch out.")
 
 
 def _arrays(pair: tuple[Any, Any]) -> tuple[Any, Any]:
     """(inputs, targets) as numpy arrays; one object where they were one."""
-    inputs = map_leaves(_as_array, pair[0])
-    return inputs, inputs if pair[1] is pair[0] else map_leaves(_as_array, pair[1])
+    inputs = map_leaves(as_array, pair[0])
+    return inputs, inputs if pair[1] is pair[0] else map_leaves(as_array, pair[1])
 
 
 def is_array(data: Any) -> bool:
     """Whether `data` is one array; a table of columns is none."""
     return hasattr(data, "__array__") and hasattr(data, "shape") and hasattr(data, "dtype")
-
-
-_NO_ARRAYS = {
-    "toarray": "a sparse matrix becomes an array by .toarray()",
-    "column_names": "give the data sets of a dict apart, fit(data['train'], data['validation'])",
-}
-
-
-def _as_array(leaf: Any) -> Any:
-    """A numpy array over `leaf`'s own memory where possible; memmaps are left as they are."""
-    if hasattr(leaf, "detach"):  # a torch tensor, perhaps on a device and part of a graph
-        leaf = leaf.detach().cpu()
-    for made_of, hint in _NO_ARRAYS.items():
-        if hasattr(leaf, made_of):
-            raise DataError(f"found a {type(leaf).__name__}; expected an array of numbers. HINT: {hint}.")
-    array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
-    if isinstance(array, np.ma.MaskedArray):
-        raise DataError(
-            "a masked array, whose mask would be lost. HINT: fill it (x.filled(0)); a mask goes into weights."
-        )
-    if array.dtype.kind == "O":  # numbers, or rows of them of one length, that were kept as objects
-        plain = np.array(array.tolist())
-        array = plain if plain.dtype.kind in "biufc" else array
-    refuse_strings(array)
-    if array.dtype.kind in "OMmV":
-        odd = next((one for one in array.flat if not isinstance(one, int | float | np.number)), None)
-        raise DataError(
-            f"found values of dtype {array.dtype}, such as a {type(odd).__name__}; expected an array of "
-            "numbers. HINT: np.asarray(values, np.float32)."
-        )
-    return array

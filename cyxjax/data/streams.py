@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cyxjax.data.columns import Columns, leaves, split
-from cyxjax.data.items import own_arrays, stack_rows
+from cyxjax.data.columns import Columns, leaves, own_arrays, split, stack_rows
 from cyxjax.data.labels import WatchedLoader
 from cyxjax.data.loader import tell_epoch
 from cyxjax.data.sources import as_batches
@@ -168,8 +167,7 @@ class Rows:
         shared: bool = True,
     ):
         self.source, self.shared = source, shared
-        names = inputs if inputs is None or isinstance(inputs, str) else tuple(inputs)
-        self.columns = Columns(names, targets)
+        self.columns = Columns.of(inputs, targets)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.source)
@@ -240,11 +238,10 @@ class _RowPass:
             count += 1
         if not count or (self._of.drop_last and count < wanted):
             raise StopIteration
-        numbers = range(self._given + rank, self._given + count, ranks)
         self._given += count
         if not mine:  # the last samples of the stream are fewer than the ranks
             raise StopIteration
-        return stack_rows(mine, numbers, self._of.rows.columns)
+        return stack_rows(mine, self._of.rows.columns)
 
     def get_state(self) -> Any:
         """Where the next batch begins."""

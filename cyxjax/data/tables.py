@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from cyxjax.data.columns import TARGET_NAMES
-from cyxjax.data.items import ItemDataset
-from cyxjax.data.sources import ArrayDataset, as_dataset
+from cyxjax.data.sources import ArrayDataset, ItemDataset, as_dataset
 from cyxjax.data.splits import Splits, Task, describe, split_dataset
 from cyxjax.errors import ConfigError, DataError, nearest
 from cyxjax.files import readable

@@ -8,7 +8,7 @@ import numpy as np
 
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.trees import PyTree
-from cyxjax.data.items import refuse_strings
+from cyxjax.data.columns import refuse_words
 from cyxjax.distributed.agreement import describe, leaf_type
 from cyxjax.errors import DataError
 
@@ -38,7 +38,7 @@ def no_words(target: PyTree) -> PyTree:
     """`target`. Raises: DataError for strings."""
     for leaf in jax.tree.leaves(target):
         if isinstance(leaf, str) or getattr(getattr(leaf, "dtype", None), "kind", "") in (*"OSUT",):
-            refuse_strings(np.asarray(leaf))
+            refuse_words(np.asarray(leaf))
     return target
 
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from cyxjax.data.columns import is_frame, matrix_of
-from cyxjax.data.items import stack
+from cyxjax.data.columns import is_frame, matrix_of, stack
 
 _ONE = (bool, int, float, str, np.generic)
 
@@ -24,7 +23,7 @@ def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any]:
     if is_frame(inputs) and (plain or (_is_arrays(targets) and not is_frame(targets))):
         inputs = matrix_of(inputs)
     if isinstance(inputs, list) and plain and inputs and not isinstance(inputs[0], tuple | dict):
-        inputs = stack(inputs, range(len(inputs)))
+        inputs = stack(inputs)
     samples = isinstance(targets, list) and bool(targets) and isinstance(targets[0], tuple | dict)
     as_array = isinstance(targets, list) and not samples and _is_arrays(inputs)
     return inputs, np.asarray(targets) if as_array else targets

@@ -6,8 +6,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from cyxjax.data.mixtures import Mixture
-from cyxjax.data.sources import Dataset, as_dataset
+from cyxjax.data.sources import Dataset, Mixture, as_dataset
 from cyxjax.data.tar_shards import TarShards
 from cyxjax.errors import ConfigError, DataError
 
@@ -73,7 +72,6 @@ def test_shards_are_one_data_set(shards):
         [shards / "train-0.tar"], ["npy"], None, decode={"npy": lambda data: np.float32(len(data))}
     )
     assert own[0].keys() == {"npy"}
-    data.close()
 
 
 def test_what_is_no_shard_is_refused(shards):

@@ -12,7 +12,6 @@ import cyxjax as cx
 from cyxjax.data.sources import as_batches
 from cyxjax.distributed import ddp_values
 from cyxjax.errors import CheckpointError, ConfigError, DataError
-from cyxjax.train.feeding.loader_batches import _deal
 from tests.support.trainers import CLASSES, VAL, X, Y, batches, config, mlp, trainer, use_devices
 
 BATCHES = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 32, 8)]
@@ -29,15 +28,10 @@ def test_validation_data_of_another_width_is_refused_before_a_step(val):
         trainer().prepare((X, Y) if isinstance(val, tuple) else batches(X, Y, 8), val, config=config())
 
 
-@pytest.mark.parametrize(("odd", "said"), [(None, "None"), ((X[:0], Y[:0]), "0 samples")])
+@pytest.mark.parametrize(("odd", "said"), [(None, "None"), ((X[:0], Y[:0]), "has 0")])
 def test_a_batch_of_nothing_is_named(odd, said):
     with pytest.raises(DataError, match=f"batch 2 .*{said}"):
         list(as_batches([*BATCHES[:2], odd]))
-
-
-def test_batches_of_one_step_have_one_shape():
-    with pytest.raises(DataError, match=r"\(3,\), \(6,\).*gradient_accumulation_steps"):
-        _deal([BATCHES[0], (X[:8, :3], Y[:8])], 1, 2, 8)
 
 
 @pytest.mark.parametrize(

@@ -138,13 +138,6 @@ def test_arrays_that_are_filled_again_are_read_in_time():
     assert bits(fit(Items())) == bits(fit(X, Y))
 
 
-def test_masked_arrays_and_lists_of_unlike_parts_are_refused_in_one_line():
-    masked = np.ma.masked_array(X, mask=X > 1)
-    for data in ((masked, Y), (Loader(x=masked),), (list(map(list, zip(X, Y, strict=True))),)):
-        with pytest.raises(DataError, match="HINT"):
-            fit(*data)
-
-
 @pytest.mark.parametrize(
     "metric",
     [lambda o, t: o[:, 0] / o[:, 0].max(), lambda o, t: (o[:, 0].sum(), jnp.float32(8)), lambda o, t: o.T],
