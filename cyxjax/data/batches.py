@@ -30,7 +30,6 @@ _PLACES_AT_ONCE = 1 << 13
 # Small batches are gathered several at once: 64 rows of 16 numbers took 20 us alone, 3 us among 1,024. Larger
 # ones gain nothing, and leave the processor's cache.
 _BYTES_AT_ONCE = 1 << 18
-_MOST_ROWS = 1 << 24  # a step counts its samples in float32, which is exact up to here
 
 
 @dataclass(frozen=True)
@@ -47,16 +46,6 @@ class BatchPlan:
     first: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("num_samples", "batch_size", "num_replicas", "accumulation"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ConfigError(f"batch plan: {name}={value}; expected 1 or more. HINT: check {name}.")
-        if self.global_batch_size > _MOST_ROWS:
-            raise ConfigError(
-                f"a step of {self.batch_size} samples x {self.num_replicas} replicas x {self.accumulation} "
-                f"accumulation is more than {_MOST_ROWS:,}. HINT: use a smaller batch_size; one of the data "
-                "set's size is one step an epoch."
-            )
         if self.num_steps == 0 and not self.first:
             raise DataError(
                 f"drop_last=True leaves no step: {self.num_samples} samples are fewer than one global batch "
@@ -121,11 +110,6 @@ def iterate(
     Batch t depends on (order, plan, t) alone, so going on at sample s is `plan.rest(s)`: nothing is skipped
     by reading it.
     """
-    if not len(dataset) == order.num_samples == plan.num_samples:
-        raise DataError(
-            f"dataset of {len(dataset)}, order of {order.num_samples}, plan of {plan.num_samples} samples; "
-            "expected one size. HINT: build all three from len(dataset)."
-        )
     if start_step >= plan.num_steps:
         return
     first_step = plan.places(0, replicas).reshape(-1)

@@ -30,7 +30,7 @@ MAX_S = 1.0  # for reading them: with slower records fewer are read
 MAX_MAPPED_BYTES = 1 << 30  # of mapped files that are read whole: they may lie on a slow disk
 _SLICE_BYTES = 1 << 20  # of an array in one checksum
 _TOLERANCE = 1e-5
-_WEIGHTS = np.arange(1.0, 18.0)
+_RANDOM = ["random"]  # the summary of a leaf that differed between two reads
 _EPOCH = 2**31 - 1  # an order that no training epoch has
 
 
@@ -58,12 +58,8 @@ def digest(leaf: np.ndarray, rows: np.ndarray | None = None) -> str:
         part = slice(first, first + step) if rows is None else rows[first : first + step]
         return zlib.crc32(np.ascontiguousarray(leaf[part]).reshape(-1).view(np.uint8).data)
 
-    starts = range(0, count, step)
-    if len(starts) < 4:
-        found = [checksum(first) for first in starts]
-    else:
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-            found = list(threads.map(checksum, starts))
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        found = list(threads.map(checksum, range(0, count, step)))
     return hashlib.sha256(np.array(found, np.uint32).tobytes()).hexdigest()[:32]
 
 
@@ -101,69 +97,33 @@ def find_difference(
 
     to_the_bit: False takes floats that differ by a rounding for equal.
     """
-    room = 0.0 if to_the_bit else _TOLERANCE
     if a["samples"] != b["samples"]:
         return "the number of samples", str(a["samples"]), str(b["samples"])
-    for name in a["records"]:
-        if name in b["records"] and (found := _differ(a["records"][name], b["records"][name], room)):
-            return f"sample {name}", *found
+    both = [name for name in a["records"] if name in b["records"]]
+    parts = {f"sample {name}": (a["records"][name], b["records"][name]) for name in both}
     if "bytes" in a and "bytes" in b:
         one, other = ([s for s in c["bytes"] if to_the_bit or not _is_float(s)] for c in (a, b))
-        if found := _differ(one, other, 0.0):
-            return "the bytes of all samples", *found
+        parts["the bytes of all samples"] = one, other
+    for what, (one, other) in parts.items():
+        if one is not None and other is not None and len(one) == len(other):
+            unlike = [pair for pair in zip(one, other, strict=True) if not _alike(*pair, to_the_bit)]
+            one, other = ([pair[i] for pair in unlike] for i in (0, 1))
+        if one != other:
+            return what, _text(one), _text(other)
     return None
-
-
-def _is_float(summary: Summary) -> bool:
-    return str(summary[0]).startswith(("float", "bfloat", "complex"))
 
 
 def drawn_anew(content: Mapping[str, Any]) -> list[str]:
     """Ids of the samples that were not the same when they were read twice."""
-    return [name for name, record in content["records"].items() if ["random"] in (record or [])]
-
-
-def read_otherwise(dataset: Dataset, most: int = MAX_RECORDS) -> int | None:
-    """The id of a sample that is another one when it is read together with others; None if none is found.
-
-    Of arrays in memory none is. What each read draws, `drawn_anew` tells; what cannot be read is passed over.
-    """
-    if isinstance(dataset, ArrayDataset):
-        return None
-    start, alone = time.monotonic(), {}
-    try:
-        for i in _some_ids(len(dataset), most):
-            alone[i] = _leaves_of(dataset, [i])
-            if time.monotonic() - start > MAX_S / 2:  # as long again for all together
-                break
-        together = _leaves_of(dataset, list(alone))
-        for slot, (i, parts) in enumerate(alone.items()):
-            beside = [leaf[slot : slot + 1] for leaf in together]
-            if not all(map(_same, parts, beside)) and all(map(_same, parts, _leaves_of(dataset, [i]))):
-                return i
-    except Exception:
-        return None
-    return None
-
-
-def _leaves_of(dataset: Dataset, ids: list[int]) -> list[np.ndarray]:
-    return [leaf for _, leaf in leaves(dataset.take(np.array(ids)))]
-
-
-def _same(x: np.ndarray, y: np.ndarray) -> bool:
-    return np.array_equal(x, y, equal_nan=x.dtype.kind in "fc")
-
-
-def _some_ids(num_samples: int, most: int) -> list[int]:
-    shuffled = Order(num_samples, seed=0, epoch=_EPOCH)[: min(num_samples, most)]
-    return list(dict.fromkeys([0, num_samples - 1, *shuffled.tolist()]))[:most]
+    return [name for name, record in content["records"].items() if _RANDOM in (record or [])]
 
 
 def _records(dataset: Dataset, most: int) -> dict[str, list[Summary] | None]:
     """Summaries of the leaves of some samples by id; None for a sample that cannot be read."""
-    start = time.monotonic()
+    start, count = time.monotonic(), len(dataset)
+    shuffled = Order(count, seed=0, epoch=_EPOCH)[: min(count, most)]
     found: dict[str, list[Summary] | None] = {}
-    for i in _some_ids(len(dataset), most):
+    for i in list(dict.fromkeys([0, count - 1, *shuffled.tolist()]))[:most]:
         if time.monotonic() - start > MAX_S:
             break
         found[str(i)] = _record(dataset, i)
@@ -172,10 +132,11 @@ def _records(dataset: Dataset, most: int) -> dict[str, list[Summary] | None]:
 
 def _record(dataset: Dataset, i: int) -> list[Summary] | None:
     try:
-        first, second = (_leaves_of(dataset, [i]) for _ in range(2))
+        first, second = ([leaf for _, leaf in leaves(dataset.take(np.array([i])))] for _ in range(2))
     except Exception:  # whatever a user's dataset raises: it is for training to report, if it comes to i
         return None
-    return [_summary(x) if _same(x, y) else ["random"] for x, y in zip(first, second, strict=True)]
+    same = [np.array_equal(x, y, equal_nan=x.dtype.kind in "fc") for x, y in zip(first, second, strict=True)]
+    return [_summary(x) if is_same else _RANDOM for x, is_same in zip(first, same, strict=True)]
 
 
 def _summary(leaf: np.ndarray) -> Summary:
@@ -184,40 +145,27 @@ def _summary(leaf: np.ndarray) -> Summary:
     if leaf.dtype.kind not in "fc":
         whole = leaf.size == 1 and leaf.dtype.kind in "iub"
         return [kind, int(leaf.reshape(-1)[0]) if whole else checksum]
-    # Weights that rise within 17 values, so that the same values in another order come to another sum.
     real = np.abs(leaf) if leaf.dtype.kind == "c" else leaf
-    values = real.astype(np.float64).reshape(-1)
-    if not np.isfinite(values.sum()):
-        values = np.nan_to_num(real).astype(np.float64).reshape(-1)
-    cut = values.size // 17 * 17  # rows of 17 values: a column weighs the same, and is added up first
-    rows, rest = values[:cut].reshape(-1, 17), values[cut:]
-    total = rows.sum(0) @ _WEIGHTS + rest @ _WEIGHTS[: rest.size]
+    values = np.nan_to_num(real).astype(np.float64).reshape(-1)
+    # Weights that rise within 17 values, so that the same values in another order come to another sum.
+    total = values @ np.resize(np.arange(1.0, 18.0), values.size)
     return [kind, float(total), float(np.abs(values).sum()) * 17, checksum]
 
 
-def _differ(a: list[Summary] | None, b: list[Summary] | None, room: float) -> tuple[str, str] | None:
-    if a is None or b is None or len(a) != len(b):
-        return None if a == b else (_text(a), _text(b))
-    for one, other in zip(a, b, strict=True):
-        if ["random"] not in (one, other) and not _alike(one, other, room):
-            one_text, other_text = _text([one]), _text([other])
-            return (one_text, other_text) if one_text != other_text else (repr(one), repr(other))
-    return None
-
-
-def _alike(a: Summary, b: Summary, tolerance: float) -> bool:
+def _alike(a: Summary, b: Summary, to_the_bit: bool) -> bool:
     """Floats of a checkpoint of 0.2.0, which wrote no checksum, are compared with the tolerance."""
-    if len(a) < 3 or len(b) < 3 or (not tolerance and len(a) == len(b)):
-        return a == b
-    (kind, total, scale), (kind_b, total_b, scale_b) = a[:3], b[:3]
-    room = (tolerance or _TOLERANCE) * max(scale, scale_b)
-    return kind == kind_b and abs(total - total_b) <= room and abs(scale - scale_b) <= room
+    if _RANDOM in (a, b):
+        return True
+    if len(a) < 3 or len(b) < 3 or (to_the_bit and len(a) == len(b)):
+        return a[0] == b[0] and (a[3:] or a[1:]) == (b[3:] or b[1:])
+    room = _TOLERANCE * max(a[2], b[2])
+    return a[0] == b[0] and abs(a[1] - b[1]) <= room and abs(a[2] - b[2]) <= room
+
+
+def _is_float(summary: Summary) -> bool:
+    return str(summary[0]).startswith(("float", "bfloat", "complex"))
 
 
 def _text(summaries: list[Summary] | None) -> str:
-    """`float32[1,64] 1523.4; int64[1] 7`."""
-    if summaries is None:
-        return "cannot be read"
-    return "; ".join(
-        " ".join(f"{v:.9g}" if isinstance(v, float) else str(v) for v in s[:2]) for s in summaries
-    )
+    """`float32[1,64] 1523.4 20431.2 90125; int64[1] 7`."""
+    return "cannot be read" if summaries is None else "; ".join(" ".join(map(str, s)) for s in summaries)

@@ -45,8 +45,6 @@ class DataLoader:
         batches read ahead by one more thread (0: none). `pin_memory` is accepted for torch's sake and changes
         nothing: JAX stages host arrays for the device itself.
         """
-        if batch_size < 1:
-            raise ConfigError(f"batch_size={batch_size}; expected 1 or more. HINT: check batch_size.")
         self.dataset: Dataset = as_dataset(dataset, num_workers=num_workers)
         self._inputs_alone = is_array(dataset[0] if isinstance(dataset, list) else dataset)
         _check_sampler(sampler, shuffle, len(self.dataset))

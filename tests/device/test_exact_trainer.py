@@ -124,26 +124,6 @@ def test_augmentation_keyed_by_the_sample_is_alike():
     assert bits(noisy) != bits(trained(one, 1))  # the noise did something
 
 
-class ToTheLongest:
-    """Samples padded to the longest of those that are read together."""
-
-    def __init__(self, one: Problem):
-        self._data = one.data
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def take(self, indices):
-        longest = 90 + int(np.max(indices) % 10)
-        return self._data.inputs[indices][:, :longest], self._data.targets[indices]
-
-
-def test_samples_that_depend_on_what_is_read_with_them_are_refused_by_name():
-    one = problem("mlp")
-    with pytest.raises(ConfigError, match="sample 0 .*reproducibility='exact'.*take"):
-        trained(one, 1, data=ToTheLongest(one))
-
-
 def test_augmentation_keyed_by_nothing_is_refused_by_name():
     one = problem("mlp")
     with pytest.raises(ConfigError, match="sample 0 .*reproducibility='exact'"):

@@ -13,7 +13,7 @@ from cyxjax.core.objective.global_loss import sees_whole_batch
 from cyxjax.core.objective.split_check import is_own
 from cyxjax.core.rows import whole_batch
 from cyxjax.core.step import TrainState
-from cyxjax.data.content import drawn_anew, read_otherwise
+from cyxjax.data.content import drawn_anew
 from cyxjax.errors import ConfigError, translated
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import fingerprints, resume
@@ -136,13 +136,12 @@ def _check_exact(plan: Plan, data: FitData) -> dict[str, Any]:
             f"cx.distributed.init(threads={wanted}) first, or set exact_threads."
         )
     content = fingerprints.data_of(data)
-    for name, dataset in fingerprints.numbered(data).items():
-        beside, again = read_otherwise(dataset), drawn_anew(content[name])
-        if again or beside is not None:
+    for name, found in content.items():
+        if again := drawn_anew(found):
             raise ConfigError(
-                f"sample {again[0] if again else beside} of the {name} differs when it is read again or "
-                "together with others, which reproducibility='exact' does not allow. HINT: make each row in "
-                "`take` from its index alone, and augment with augment=."
+                f"sample {again[0]} of the {name} differs when it is read again, which "
+                "reproducibility='exact' does not allow. HINT: make each row in `take` from its index alone, "
+                "and augment with augment=."
             )
     return content
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cyxjax.data import content
-from cyxjax.data.content import MAX_RECORDS, content_of, find_difference, read_otherwise
+from cyxjax.data.content import MAX_RECORDS, content_of, find_difference
 from cyxjax.data.sources import ArrayDataset, Subset, as_dataset
 
 RNG = np.random.default_rng(0)
@@ -182,24 +182,3 @@ def test_floats_of_a_sample_come_to_a_weighted_sum(size):
     found = content_of(ArrayDataset(values[None], values[None]))
     expected = 0.5 * sum(1 + place % 17 for place in range(1, size + 1))
     assert found["records"]["0"][0][:3] == [f"float32[1,{size + 1}]", expected, 0.5 * size * 17]
-
-
-class Padded:
-    """Samples of 1 to 5 numbers, padded to the longest that is read with them, or to 5."""
-
-    def __init__(self, length=None):
-        self._length = length
-
-    def __len__(self):
-        return 30
-
-    def take(self, indices):
-        counts = np.asarray(indices) % 5 + 1
-        longest = self._length or counts.max()
-        return (np.arange(longest) < counts[:, None]).astype(np.float32), counts
-
-
-def test_a_sample_that_depends_on_what_is_read_with_it_is_found():
-    assert read_otherwise(Padded()) in range(30)
-    assert read_otherwise(Padded(length=5)) is None
-    assert read_otherwise(ArrayDataset(X, Y)) is None

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyxjax.data.order import Order
-from cyxjax.errors import DataError
 
 STORED_10 = [5, 0, 2, 7, 4, 9, 3, 6, 8, 1]
 STORED_BIG = [9245904354, 7932138414, 8342040133]
@@ -95,19 +94,6 @@ def chi_square_z(values, num_bins):
     return (chi_square - (num_bins - 1)) / np.sqrt(2 * (num_bins - 1))
 
 
-@pytest.mark.parametrize("places", [[10], [-1], [0, 3, 11]])
-def test_a_place_outside_is_refused(places):
-    with pytest.raises(IndexError, match=r"expected \[0, 10\)"):
-        Order(10)[places]
-
-
 def test_numpy_integers_are_integers():
     wanted = Order(50, -3, 4)[:]
     assert np.array_equal(Order(50, np.int64(-3), np.int32(4))[:], wanted)
-
-
-def test_bad_arguments_are_refused():
-    with pytest.raises(DataError, match="num_samples=0"):
-        Order(0)
-    with pytest.raises(TypeError, match="float64"):
-        Order(10)[[0.5]]
