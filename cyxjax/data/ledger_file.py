@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cyxjax.data.ledger import Record, Span, StreamFacts, Tally, check_place, span_of_step, walk
+from cyxjax.data.ledger import Record, Span, StreamFacts, Tally, span_of_step
 from cyxjax.errors import DataError
 from cyxjax.files import append, sync_file
 
@@ -21,7 +21,6 @@ class Cut(NamedTuple):
     taken_back: int = 0  # steps after the checkpoint's, to be made again
     made_again: int = 0  # steps whose lines were lost or damaged, written again and proved
     missing: int = 0  # steps that could not be
-    damage: str = ""  # the first thing that was wrong in the file, with its line
     total: int | None = None  # of all ids up to the checkpoint, where the file says it
 
 
@@ -37,12 +36,8 @@ class _Line(NamedTuple):
 
 def refuse_link(path: Path) -> None:
     """Raises: DataError if `path` is there and is no plain file: what a link points to is not ours."""
-    try:
-        if stat.S_ISREG(path.lstat().st_mode):
-            return
-    except FileNotFoundError:
-        return
-    raise DataError(f"{path} is a link or a special file; a ledger is a plain file. HINT: remove it.")
+    if path.is_symlink() or (path.exists() and not stat.S_ISREG(path.stat().st_mode)):
+        raise DataError(f"{path} is a link or a special file; a ledger is a plain file. HINT: remove it.")
 
 
 def begin(path: Path) -> None:
@@ -63,15 +58,12 @@ def cut_back(path: Path, end: Tally, place: tuple[int, int], facts: StreamFacts)
     Raises: OSError; DataError for a link.
     """
     refuse_link(path)
-    data = path.read_bytes() if path.exists() else b""
-    lines, damage = _parsed(data)
+    lines, _ = _parsed(path.read_bytes() if path.exists() else b"")
     at = next((k for k in range(len(lines), 0, -1) if lines[k - 1].tally.same(end)), 0)
-    good, odd = _tiled(lines[:at]) if at else _as_promised(lines)
-    if at and not odd:
+    if at:
         _truncate(path, lines[at - 1].end)
         return Cut(taken_back=lines[-1].tally.steps - end.steps, total=lines[at - 1].tally.total)
-    damage = odd or damage
-    for kept in (good, []):  # []: all of it is of another run
+    for kept in (lines, []):  # []: all of it is of another run, or a value in it is damaged
         lost = _lost(kept, end, place, facts)
         if lost is not None:
             if kept:
@@ -79,30 +71,10 @@ def cut_back(path: Path, end: Tally, place: tuple[int, int], facts: StreamFacts)
             else:
                 begin(path)
             append(path, "".join(map(line, [facts._asdict(), *(span.to_json() for span in lost)])).encode())
-            return Cut(made_again=sum(span.steps for span in lost), damage=damage)
-    left = at or sum(one.tally.steps <= end.steps for one in lines)
-    _truncate(path, lines[left - 1].end if left else 0)
-    return Cut(missing=end.steps - (lines[left - 1].tally.steps if left else 0), damage=damage)
-
-
-def _tiled(lines: list[_Line]) -> tuple[list[_Line], str]:
-    """(the lines before the first whose places do not follow those before it, what that is)."""
-    spans = [number for number, one in enumerate(lines) if one.span is not None]
-    records = [Record(lines[number].facts, lines[number].span) for number in spans]  # type: ignore[arg-type]
-    for number, stretch in zip(spans, walk(records), strict=True):
-        for found in check_place(stretch):
-            if found.kind != "reordered":  # the order was changed knowingly
-                return lines[:number], f"line {number + 1}: {found.text}"
-    return lines, ""
-
-
-def _as_promised(lines: list[_Line]) -> tuple[list[_Line], str]:
-    """(the lines before the first whose samples are not those of its places, what that is)."""
-    for number, one in enumerate(lines):
-        span = one.span
-        if span is not None and one.facts.promised(span.epoch, span.first, span.stop) != span.found:
-            return lines[:number], f"line {number + 1} has other samples than those of its places"
-    return lines, ""
+            return Cut(made_again=sum(span.steps for span in lost))
+    left = [one for one in lines if one.tally.steps <= end.steps]
+    _truncate(path, left[-1].end if left else 0)
+    return Cut(missing=end.steps - (left[-1].tally.steps if left else 0))
 
 
 def _lost(kept: list[_Line], end: Tally, place: tuple[int, int], facts: StreamFacts) -> list[Span] | None:
@@ -130,23 +102,21 @@ def _parsed(data: bytes) -> tuple[list[_Line], str]:
         try:
             lines.append(_next(lines[-1] if lines else None, text))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            last = number == data.count(b"\n") + 1
-            return lines, f"line {number} is {'cut short' if last else 'no record'} ({str(error)[:80]})"
+            return lines, f"line {number} is no record ({str(error)[:80]})"
     return lines, ""
 
 
 def _next(before: _Line | None, text: bytes) -> _Line:
     """Raises: ValueError, KeyError, TypeError, AttributeError, RecursionError for what is no line of ours."""
+    value, end = json.loads(text), len(text) + (before.end if before else 0)
     if not text.endswith(b"\n"):
-        raise ValueError("no end of line")
-    value = json.loads(text)
-    end, tally = (before.end, before.tally) if before else (0, Tally())
-    if "seed" in value:
-        return _Line(end + len(text), _facts(value), None, tally, value.get("taken_back", 0))
-    if before is None:
-        raise ValueError("a span before the order of samples")
+        raise ValueError("cut short")
+    if before is None or "seed" in value:
+        facts = StreamFacts(**{name: int(value[name]) for name in StreamFacts._fields})  # type: ignore[arg-type]
+        facts.plan()  # sizes that can be
+        return _Line(end, facts, None, before.tally if before else Tally(), value.get("taken_back", 0))
     span = span_of_step(value) if "digest" in value else Span.from_json(value)
-    return _Line(end + len(text), before.facts, span, tally.plus(span))
+    return _Line(end, before.facts, span, before.tally.plus(span))
 
 
 def _truncate(path: Path, length: int) -> None:
@@ -169,20 +139,10 @@ def read_ledger(path: Path) -> Kept:
     """
     refuse_link(path)
     data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    lines, damage = _parsed(whole)
+    lines, damage = _parsed(data[: data.rfind(b"\n") + 1])
     if damage:
         raise DataError(
             f"{path}: {damage}. HINT: resume the run: what was lost before its checkpoint is written again."
         )
     records = [Record(one.facts, one.span) for one in lines if one.span is not None]
     return Kept(records, sum(one.taken_back for one in lines))
-
-
-def _facts(value: dict[str, Any]) -> StreamFacts:
-    known = {name: value.get(name) for name in StreamFacts._fields}
-    if not all(isinstance(v, int) for v in value.values()) or None in known.values():
-        raise ValueError("no order of samples")
-    facts = StreamFacts(**known)  # type: ignore[arg-type]
-    facts.plan()  # sizes that can be
-    return facts

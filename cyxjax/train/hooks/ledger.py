@@ -121,7 +121,7 @@ class LedgerHook(Hook):
         noted, facts = self.tape.take(), self.tape.facts
         place = (moment.position.epoch, moment.position.samples)
         if facts is None:
-            self._say_lost()
+            self._resumed, self._at = False, None
             return
         if self._resumed:
             self._resumed = False
@@ -141,14 +141,6 @@ class LedgerHook(Hook):
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         self._settle(moment.position)
-
-    def _say_lost(self) -> None:
-        if self._resumed and self._at not in (None, (0, 0)):
-            self._say(
-                "WARNING: this run kept a ledger of its samples, and now reads a loader, whose samples have "
-                "no numbers: the ledger ends here. HINT: give fit a dataset or arrays."
-            )
-        self._resumed, self._at = False, None
 
     def _new(self, facts: StreamFacts) -> None:
         self._tally, self._at, self._unwritten = Tally(), (0, 0), ""
@@ -177,27 +169,20 @@ class LedgerHook(Hook):
         elif self._path is not None:
             with warn_if_unwritten(self._path, self._say):
                 cut = ledger_file.cut_back(self._path, self._tally, place, self._was or facts)
-                self._say_cut(cut)
+                taken_back = cut.taken_back
                 if self._tally.total is None:  # of a checkpoint of 0.2.0
                     self._tally = self._tally._replace(total=cut.total)
-                taken_back = cut.taken_back
+                if cut.made_again:
+                    self._say(
+                        f"WARNING: {self._path} had lost {cut.made_again} steps before the checkpoint; they "
+                        "were written again and agree with the sum in the checkpoint."
+                    )
+                if cut.missing:
+                    self._say(
+                        f"WARNING: {self._path} has lost {cut.missing} steps before the checkpoint, which "
+                        "cannot be proved. HINT: `cyxjax audit` names them."
+                    )
         self._write([facts._asdict() | ({"taken_back": taken_back} if taken_back else {})])
-
-    def _say_cut(self, cut: ledger_file.Cut) -> None:
-        damage = f" ({cut.damage})" if cut.damage else ""
-        if cut.made_again:
-            self._say(
-                f"WARNING: {self._path} had lost {cut.made_again} steps before the checkpoint{damage}; they "
-                "were written again and agree with the sum in the checkpoint."
-            )
-        elif cut.missing or cut.damage:
-            lost = (
-                f"lost its last {cut.missing} steps before the checkpoint" if cut.missing else "been changed"
-            )
-            self._say(
-                f"WARNING: {self._path} has {lost}{damage}, which cannot be proved. "
-                "HINT: `cyxjax audit` names it."
-            )
 
     def _after_rollback(self, noted: list[Noted], place: tuple[int, int]) -> None:
         """The bad step counts as consumed, those already sent off after it do not."""

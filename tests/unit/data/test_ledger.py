@@ -166,11 +166,10 @@ def test_a_line_that_is_gone_is_found():
     assert [(f.step, f.kind) for f in found] == [(5, "skipped")]
 
 
-def test_an_order_changed_within_an_epoch_is_found_and_counted():
+def test_an_order_changed_within_an_epoch_is_found():
     first = run((1, 8))
     (finding,) = audit(first + run((2, 0), facts=FACTS._replace(seed=1), at=(1, 8)))
-    used, rest = set(FACTS.ids(1, 0, 8).tolist()), set(FACTS._replace(seed=1).ids(1, 8, 23).tolist())
-    assert f"{len(used & rest)} samples come twice in it, {23 - len(used | rest)} never" in finding.text
+    assert (finding.kind, "seed is 1, was 9" in finding.text) == ("reordered", True)
     assert audit(run((1, 0)) + run((1, 12), facts=FACTS._replace(seed=1), at=(1, 0))) == []
 
 
