@@ -108,10 +108,16 @@ def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> S
     Raises: ConfigError for an unknown name or option, naming the nearest; DataError for an unreadable file.
     """
     loader = named("data set", name, _LOADERS, unknown=f"unknown data set {name!r}.")
-    options = checked_options(
-        f"data set {name!r}", loader, options, "options", hands_on=split_rows, own=["root"]
-    )
-    return as_splits(name, loader(*_root(name, loader, root), **options))
+    wanted = inspect.signature(loader).parameters.get("root")
+    is_missing = root is None and wanted is not None and wanted.default is wanted.empty
+    if is_missing or (root is not None and wanted is not None and not Path(root).exists()):
+        raise ConfigError(
+            f"root={root} of data set {name!r} does not exist. HINT: set root to its file or folder.",
+            key="root",
+        )
+    options |= {} if root is None else {"root": Path(root)}
+    options = checked_options(f"data set {name!r}", loader, options, "options", hands_on=split_rows)
+    return as_splits(name, loader(**options))
 
 
 def as_splits(name: str, found: Any) -> Splits:
@@ -129,21 +135,3 @@ def as_splits(name: str, found: Any) -> Splits:
         )
     train, val, test = map(as_dataset, found)
     return Splits(train, val, test, describe(name, train))
-
-
-def _root(name: str, loader: Loader, root: str | Path | None) -> tuple[Path, ...]:
-    """What to pass as `root`: nothing where it is not given and not needed."""
-    wanted = inspect.signature(loader).parameters.get("root")
-    if wanted is None and root is not None:
-        raise ConfigError(
-            f"data set {name!r} is not read from files, but root={root}. HINT: leave root out.", key="root"
-        )
-    if wanted is not None and wanted.default is wanted.empty and root is None:
-        raise ConfigError(
-            f"data set {name!r} is read from files. HINT: set root to its file or folder.", key="root"
-        )
-    if root is not None and not Path(root).exists():
-        raise ConfigError(
-            f"root={root} of data set {name!r} does not exist. HINT: check the path.", key="root"
-        )
-    return () if root is None else (Path(root),)

@@ -81,118 +81,74 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def read_csv(
-    path: Path, target: str | None = None
+    path: Path, target: str | None = None, task: str | None = None
 ) -> tuple[npt.NDArray[np.float32], np.ndarray, list[str], list[str]]:
     """Features float32 (N, F), targets (N,), names of classes and of features, of a CSV file with a header.
 
     The target is the column `target`, or the last. Targets are int32 class numbers where they are words
-    (sorted; then named in the third result) or whole numbers (int64 beyond int32), else float32.
+    (sorted; then named in the third result), whole numbers where they are from 0 on, else float32. `task`
+    decides where it is given: other numbers of a classification are words, a regression's are all float32.
 
-    Raises: DataError naming the line and column of a value that is missing or not a number.
+    Raises: DataError for a file without samples or the column, and for a value that is not a number.
     """
-    header, rows, _ = _csv_rows(path)
+    header, *rows = _csv_rows(path)
     name = header[-1] if target is None else target
-    if name not in header:
-        raise DataError(f"{path}: no column {name!r}. HINT: {nearest(name, header)}")
+    if not rows or name not in header:
+        hint = nearest(name, header) if rows else "give a header and data rows."
+        raise DataError(f"{path}: no column {name!r} with samples below. HINT: {hint}")
     column = header.index(name)
-    features = [
-        [_number(path, line, header[i], value) for i, value in enumerate(row) if i != column]
-        for line, row in enumerate(rows, 2)
-    ]
-    targets, classes = _csv_targets([row[column] for row in rows])
-    names = header[:column] + header[column + 1 :]
-    return np.array(features, np.float32).reshape(len(rows), len(names)), targets, classes, names
+    with readable(path, hint="correct that row, or leave it out"):
+        targets, classes = _csv_targets([row[column] for row in rows], task)
+        features = np.array([row[:column] + row[column + 1 :] for row in rows], np.float64)
+    return features.astype(np.float32), targets, classes, header[:column] + header[column + 1 :]
 
 
 def read_table(path: Path, names: Sequence[str] = ()) -> npt.NDArray[np.float32]:
-    """All columns, float32 (N, F), of a CSV file. A first row of numbers is a sample, any other a header.
+    """All columns, float32 (N, F), of a CSV file. A first row of numbers is a sample, unless it counts the
+    columns, as pandas does, or holds their `names`, where these are known; any other is a header.
 
-    Whole numbers that rise are a header, as pandas writes 0, 1, 2; so are more than 7 that rise or fall, such
-    as the wavelengths of spectra. Where the columns' `names` are known, a header of these in any order says
-    which is which; one of numbers says nothing.
-    Raises: DataError as `read_csv`, and for a header of other names.
+    A header of these names, in any order, says which is which; one that counts says nothing.
+    Raises: DataError for a header of other names, and for a value that is not a number.
     """
-    header, rows, first = _csv_rows(path, names)
-    cells = [
-        [_number(path, line, header[i], value) for i, value in enumerate(row)]
-        for line, row in enumerate(rows, first)
-    ]
-    table = np.array(cells, np.float32).reshape(len(rows), len(header))
-    return table[:, _places(path, header, names)] if first == 2 else table
-
-
-def _places(path: Path, header: list[str], names: Sequence[str]) -> list[int]:
-    """Where in `header` each of `names` stands; as they stand where nothing is known or it names none."""
+    first, *rows = _csv_rows(path)
     wanted = [name.strip() for name in names]
-    if sorted(wanted) == sorted(header) and len(set(wanted)) == len(wanted):
-        return [header.index(name) for name in wanted]
-    if len(set(wanted)) == len(wanted) > 0 and not _is_numbers(header):
+    is_named = len(set(wanted)) == len(wanted) and sorted(wanted) == sorted(first)
+    if not is_named and _are_numbers(first):
+        counts = (list(map(str, range(start, start + len(first)))) for start in (0, 1))
+        rows = rows if first in counts else [first, *rows]
+    elif not is_named and len(set(wanted)) == len(wanted) > 0:
         raise DataError(
-            f"{path}: columns {', '.join(header)}; the run was trained on {', '.join(wanted)}. "
+            f"{path}: columns {', '.join(first)}; the run was trained on {', '.join(wanted)}. "
             "HINT: give these, in any order."
         )
-    return list(range(len(header)))
+    with readable(path, hint="correct that row, or leave it out"):
+        table = np.array(rows, np.float64).astype(np.float32)
+        return table[:, [first.index(name) for name in wanted]] if is_named else table
 
 
-def _csv_rows(path: Path, bare: Sequence[str] | None = None) -> tuple[list[str], list[list[str]], int]:
-    """(header, rows below it, number of the first of them). bare: none need be, of these names if there."""
+def _csv_rows(path: Path) -> list[list[str]]:
+    """The rows that are not empty; one of no columns for a file without any."""
     options = {"newline": "", "encoding": "utf-8-sig"}
     with readable(path, hint="save it as UTF-8 text"), open_plain(path, "r", **options) as file:
-        header, *rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row] or [[]]
-    first = 2
-    if bare is not None and sorted(bare) != sorted(header) and _is_sample(header):
-        header, rows, first = [str(i + 1) for i in range(len(header))], [header, *rows], 1
-    if not rows or len(header) < 2:
-        raise DataError(
-            f"{path}: {len(rows)} rows of {len(header)} columns. HINT: give a header and data rows."
-        )
-    for line, row in enumerate(rows, first):
-        if len(row) != len(header):
-            above = "the header" if first == 2 else "row 1"
-            raise DataError(
-                f"{path}, row {line}: {len(row)} values; {above} has {len(header)}. HINT: correct that row."
-            )
-    return header, rows, first
+        return [[cell.strip() for cell in row] for row in csv.reader(file) if row] or [[""]]
 
 
-def _is_sample(row: list[str]) -> bool:
-    """Whether `row` is numbers that cannot be a header's: those only rise (0, 1, 3) or are a long scale."""
-    if not _is_numbers(row):
-        return False
-    if len(row) < 3:  # any two numbers rise or fall
-        return row not in (["0", "1"], ["1", "2"])
-    steps = np.diff([float(value) for value in row])
-    counted = all(value.isdigit() for value in row) and np.all(steps > 0)
-    return not (counted or (len(row) > 7 and (np.all(steps > 0) or np.all(steps < 0))))
-
-
-def _is_numbers(row: list[str]) -> bool:
+def _are_numbers(row: list[str]) -> bool:
     try:
-        [float(value) for value in row]
+        np.array(row, np.float64)
     except ValueError:
         return False
     return True
 
 
-def _number(path: Path, line: int, column: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = float("nan")
-    if not np.isfinite(number):
-        raise DataError(
-            f"{path}, row {line}, column {column!r}: {value!r} is not a number. HINT: fill or drop it."
-        )
-    return number
-
-
-def _csv_targets(values: list[str]) -> tuple[np.ndarray, list[str]]:
-    try:
-        numbers = np.array([float(value) for value in values])
-    except ValueError:  # words
-        names, labels = np.unique(values, return_inverse=True)
-        return labels.astype(np.int32), names.tolist()
-    whole = bool(np.all(numbers == np.rint(numbers)) and numbers.min() >= 0)
-    if not whole:
-        return numbers.astype(np.float32), []
-    return numbers.astype(np.int32 if numbers.max() < 2**31 else np.int64), []
+def _csv_targets(values: list[str], task: str | None) -> tuple[np.ndarray, list[str]]:
+    if task == "regression":
+        return np.array(values, np.float64).astype(np.float32), []
+    if _are_numbers(values):
+        numbers = np.array(values, np.float64)
+        if np.all(numbers == np.rint(numbers)) and numbers.min() >= 0:
+            return numbers.astype(np.int64), []
+        if task is None:
+            return numbers.astype(np.float32), []
+    names, labels = np.unique(values, return_inverse=True)
+    return labels.astype(np.int32), names.tolist()

@@ -28,10 +28,7 @@ class DatasetInfo:
 
     def to_json(self) -> str:
         """As text, for `from_json`."""
-        values = asdict(self)
-        if not self.column_names:
-            del values["column_names"]  # readers of before these were kept know no such key
-        return json.dumps(values, indent=1) + "\n"
+        return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "DatasetInfo":

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from cyxjax.data.columns import TARGET_NAMES
-from cyxjax.data.sources import ArrayDataset, ItemDataset, as_dataset
+from cyxjax.data.sources import ArrayDataset, as_dataset
 from cyxjax.data.splits import Splits, Task, describe, split_dataset
-from cyxjax.errors import ConfigError, DataError, nearest
+from cyxjax.errors import ConfigError, nearest
 from cyxjax.files import readable
 from cyxjax.plugins import extra, named
 
@@ -31,18 +31,14 @@ def load_parquet(
     wanted = [*inputs, *([target] if target else [])] if inputs else None
     with readable(root):
         table = parquet.read_table(root, columns=wanted)
-    for name in wanted or ([target] if target else []):
+    label = target or next((name for name in TARGET_NAMES if name in table.column_names), "label")
+    for name in (*(inputs or ()), label):
         if name not in table.column_names:
             raise ConfigError(
-                f"{root} has no column {name!r}. HINT: {nearest(name, table.column_names)}", key="options"
+                f"{root} has no column {name!r}. HINT: {nearest(name, table.column_names)}",
+                key="options.target",
             )
     columns = {name: _column(root, name, table.column(name)) for name in table.column_names}
-    label = target or next((name for name in TARGET_NAMES if name in columns), None)
-    if label is None:
-        raise ConfigError(
-            f"{root}: which of {', '.join(columns)} is the target? HINT: set options.target.",
-            key="options.target",
-        )
     targets = columns.pop(label)
     names: tuple[str, ...] = ()
     if targets.dtype.kind == "U":
@@ -62,12 +58,6 @@ def load_parquet(
 
 
 def _column(root: Path, name: str, column: Any) -> Any:
-    if column.null_count:
-        rows = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
-        raise DataError(
-            f"{root}: column {name!r} has no value in {len(rows)} rows, the first is {rows[0]}. "
-            "HINT: fill them, or leave these rows out."
-        )
     kind = str(column.type)
     if "list" in kind:
         with readable(f"column {name!r} of {root}", hint="pad its lists to one length"):
@@ -111,10 +101,11 @@ def load_array_record(
             key="options.decode",
         )
     files = sorted(map(str, root.glob("*.array_record*"))) if root.is_dir() else [str(root)]
-    if not files:
-        raise DataError(f"{root}: no file *.array_record* in it. HINT: check the folder.")
-    records = Decoded(module.ArrayRecordDataSource(files), named("decoder", decode, {}, key="options.decode"))
-    whole = ItemDataset(records, num_workers)
+    with readable(root):
+        source = module.ArrayRecordDataSource(files)
+    whole = as_dataset(
+        Decoded(source, named("decoder", decode, {}, key="options.decode")), num_workers=num_workers
+    )
     return split_dataset(whole, describe("array_record", whole, task, num_classes), **split)
 
 

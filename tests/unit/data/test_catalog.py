@@ -93,8 +93,8 @@ def test_unknown_names_and_options_are_answered_with_the_nearest():
         load_dataset("digits", val_fractoin=0.1)
     with pytest.raises(ConfigError, match="'mnist' .*root"):
         load_dataset("mnist")
-    with pytest.raises(ConfigError, match="'wine' .*root=somewhere"):
-        load_dataset("wine", "somewhere")
+    with pytest.raises(ConfigError, match="'wine' .*'root'"):
+        load_dataset("wine", ".")
     with pytest.raises(ConfigError, match=r"root=nowhere\.csv"):
         load_dataset("csv", "nowhere.csv")
     with pytest.raises(ConfigError, match=r"\(0\.0, 0\.5, 0\.5\)"):
@@ -228,7 +228,7 @@ def test_npz(tmp_path):
     assert (splits.info.task, splits.info.num_classes, len(splits.test)) == ("regression", 1, 7)
     assert take_all(splits.test)[1].shape == (7, 1)
     np.savez(path, x_train=X)
-    with pytest.raises(DataError, match=r"data\.npz: .*'y_train'.* x_train"):
+    with pytest.raises(DataError, match=r"data\.npz holds x_train.* y_train"):
         load_dataset("npz", path)
 
 
@@ -238,7 +238,7 @@ def test_pickled_and_broken_archives_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"data\.npz: .*allow_pickle"):
         load_dataset("npz", path)
     np.savez(path, x=X, y=Y - 1)
-    with pytest.raises(DataError, match=r"data\.npz: label -1 .*row 0"):
+    with pytest.raises(DataError, match=r"data\.npz: labels -1 to 1"):
         load_dataset("npz", path)
     np.savez(path, x=X, y=Y)
     path.write_bytes(path.read_bytes()[:-40])
@@ -279,15 +279,15 @@ def test_csv(tmp_path):
     ("content", "message"),
     [
         ("a,b\n1,2\n1,x\n", "2 samples .*2 classes .*3 splits"),
-        ("a,b\n1,2\nx,3\n", r"t\.csv\W+row 3, column 'a': 'x'"),
-        ("a,b\n1,2\n,3\n", r"t\.csv\W+row 3, column 'a': ''"),
-        ("a,b\n1,2\n3\n", r"t\.csv\W+row 3: 1 .*2"),
-        ("a,b\n", "0 rows .*2 columns"),
-        ("", "0 rows .*0 columns"),
-        ("a,c\n1,2\n", r"t\.csv: .*'b'"),
+        ("a,b\n1,2\nx,3\n", r"t\.csv: .*'x'"),
+        ("a,b\n1,2\n,3\n", r"t\.csv: .*''"),
+        ("a,b\n1,2\n3\n", r"t\.csv: "),
+        ("a,b\n", r"t\.csv: .*'b'"),
+        ("", r"t\.csv: .*'b'"),
+        ("a,c\n1,2\n", r"t\.csv: .*'b'.* c"),
     ],
 )
-def test_a_bad_csv_names_row_and_column(tmp_path, content, message):
+def test_a_bad_csv_is_named_with_what_is_wrong(tmp_path, content, message):
     path = tmp_path / "t.csv"
     path.write_text(content)
     with pytest.raises(DataError, match=message):

@@ -88,13 +88,6 @@ def test_what_is_no_shard_is_refused(shards):
         TarShards(shards / "z.tar.gz")
 
 
-def test_a_tar_without_samples_is_refused(shards):
-    shard(shards / "full.tar", {"1.npy": b"", "1.cls": b"1"})
-    shard(shards / "none.tar", {"README": b""})
-    with pytest.raises(DataError, match=r"none\.tar: .*\.jpg"):
-        TarShards([shards / "full.tar", shards / "none.tar"], "npy")
-
-
 def test_a_shard_that_was_cut_since_it_was_opened_is_refused(shards):
     shard(shards / "a.tar", {"1.bin": b"0123456789", "1.cls": b"1"})
     opened = TarShards(shards / "a.tar", "bin", decode={"bin": bytes})

@@ -101,7 +101,7 @@ def test_a_label_in_a_file_is_refused_with_its_row(tmp_path, name):
         np.savez(path, x=X, y=found)
     else:
         path.write_text("a,label\n" + "".join(f"0.5,{label}\n" for label in found))
-    with pytest.raises(DataError, match=f"label {WRAPS} .*row 17.* {2**31 - 1}"):
+    with pytest.raises(DataError, match=f"labels 0 to {WRAPS}"):
         load_dataset(name, path)
 
 

@@ -6,11 +6,9 @@ import pytest
 from cyxjax.data.catalog import as_splits, load_dataset
 from cyxjax.errors import ConfigError, DataError
 
-CSV = b"a,b\n" + b"1,0.5\n2,1.5\n" * 20
 WORDS = b"a,b\n" + b"1,cat\n2,dog\n" * 20
 FILES = [
-    ("csv", CSV, {"task": "classification"}, r"given: .*classification.* 0\.5"),
-    ("csv", WORDS, {"task": "regression"}, "given: .*regression.* cat"),
+    ("csv", WORDS, {"task": "regression"}, "given: .* 'cat'"),
     ("csv", b"a,b\n\xff,1\n", {}, "given: .*position 4.*UTF-8"),
     ("text", b"\xff\xfe" * 50, {}, "given: .*position 0.*UTF-8"),
     ("text", b"to be or not " * 50, {"val_fraction": 0.0}, "stretch of 0 characters"),
@@ -48,21 +46,15 @@ def test_a_folder_of_images_is_refused_by_what_it_lacks(tmp_path):
     pytest.importorskip("PIL.Image", reason="needs Pillow: pip install pillow")
     with pytest.raises(DataError, match=f"^{tmp_path}: "):
         load_dataset("image_folder", tmp_path)
-    (tmp_path / "cat").mkdir()
-    with pytest.raises(DataError, match=r"cat/a\.png"):
-        load_dataset("image_folder", tmp_path)
 
 
-def test_images_that_are_split_already_keep_their_parts_and_have_the_training_s_classes(tmp_path):
+def test_images_that_are_split_already_keep_their_parts(tmp_path):
     for part, count in {"train": 3, "val": 2, "test": 1}.items():
         for number in range(count):
             for name in ("cat", "dog"):
                 write_image(tmp_path / part / name / f"{number}.png")
     splits = load_dataset("image_folder", tmp_path, image_size=4)
     assert [len(part) for part in splits[:3]] == [6, 4, 2]
-    write_image(tmp_path / "val" / "bird" / "0.png")
-    with pytest.raises(DataError, match="val: .*'bird'"):
-        load_dataset("image_folder", tmp_path, image_size=4)
 
 
 def test_what_a_loader_of_one_s_own_gives_is_asked_for_what_a_model_needs():

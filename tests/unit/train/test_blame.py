@@ -18,7 +18,7 @@ from cyxjax.train.experiment import prepare
         ),
         ("data: {name: digit}", "x.yaml: data.name: unknown data set 'digit'. HINT: Did you mean 'digits'?"),
         ("data: {options: {seqlen: 3}}", "x.yaml: data.options.seqlen: data set 'digits' has no option"),
-        ("data: {name: csv}", "x.yaml: data.root: data set 'csv' is read from files"),
+        ("data: {name: csv}", "x.yaml: data.root: root=None of data set 'csv' does not"),
         ("data: {name: csv, root: nowhere}", "x.yaml: data.root: root=nowhere of data set 'csv' does not"),
         ("loss: mes", "x.yaml: loss='mes' is not known. HINT: Did you mean 'mse'?"),
         ("comm: zer1", "x.yaml: comm='zer1' is not a strategy. HINT: Did you mean 'zero1'?"),
