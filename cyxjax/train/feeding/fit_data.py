@@ -9,6 +9,7 @@ import numpy as np
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.data.batches import batch_size_from_global
+from cyxjax.data.columns import is_frame, matrix_of, stack
 from cyxjax.data.labels import watched
 from cyxjax.data.loader import DataLoader, tell_epoch
 from cyxjax.data.order import Order
@@ -18,19 +19,11 @@ from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.feeding.loader_feed import rows_of
-from cyxjax.train.feeding.pairs import as_arrays, is_pair
 from cyxjax.train.feeding.placing import Keying, unkeyed
 
+PyTree = Any
 EVAL_ROWS = 256  # of a stream that is evaluated, at once in each process
-
-
-class DatasetOrder(NamedTuple):
-    """A loader's dataset and the order it is read in."""
-
-    dataset: Dataset
-    seed: int
-    shuffle: bool
-    drop_last: bool
+_ONE = (bool, int, float, str, np.generic)
 
 
 def is_loader(data: Any) -> bool:
@@ -76,17 +69,15 @@ def _read_on(loader: Any, config: DistributedTrainingConfig) -> Any:
     return loader
 
 
-def read_exactly(loader: Any, local_replicas: int) -> DatasetOrder | None:
-    """How to read a training loader sample by sample; None for one that must be asked for its batches."""
+def order_of(loader: Any, local_replicas: int) -> tuple[int, bool] | None:
+    """(seed, shuffle) to read a training loader's dataset by; None for one that is asked for its batches."""
     if type(loader) is not DataLoader or loader.batch_size % local_replicas:
         return None
-    sampler = loader.sampler
-    if sampler is None:
-        return DatasetOrder(loader.dataset, loader.seed, loader.shuffle, loader.drop_last)
-    if not isinstance(sampler, DistributedSampler) or not _is_our_share(sampler):
+    if loader.sampler is not None and not _is_our_share(loader.sampler):
         return None
     # A sampler's own drop_last keeps ranks equally long. They are anyway: nothing need be dropped for it.
-    return DatasetOrder(loader.dataset, sampler.seed, sampler.shuffle, loader.drop_last)
+    ordering: Any = loader if loader.sampler is None else loader.sampler
+    return ordering.seed, ordering.shuffle
 
 
 def whole_dataset(loader: Any) -> Dataset | None:
@@ -94,10 +85,8 @@ def whole_dataset(loader: Any) -> Dataset | None:
     if type(loader) is not DataLoader or loader.drop_last:
         return None
     sampler, (rank, world_size) = loader.sampler, _place()
-    ours = isinstance(sampler, DistributedSampler) and _is_our_share(sampler)
-    if sampler is None or ours or sampler == range(rank, len(loader.dataset), world_size):
-        return loader.dataset
-    return None
+    known = sampler is None or sampler == range(rank, len(loader.dataset), world_size)
+    return loader.dataset if known or _is_our_share(sampler) else None
 
 
 def told_batch(loader: Any) -> int | None:
@@ -132,8 +121,8 @@ def with_batch_size(
     return config.model_copy(update={"batch_size": batch_size, "global_batch_size": None})
 
 
-def _is_our_share(sampler: DistributedSampler) -> bool:
-    return (sampler.rank, sampler.num_replicas) == _place()
+def _is_our_share(sampler: Any) -> bool:
+    return isinstance(sampler, DistributedSampler) and (sampler.rank, sampler.num_replicas) == _place()
 
 
 def _place() -> tuple[int, int]:
@@ -141,9 +130,6 @@ def _place() -> tuple[int, int]:
     if not process_group.is_initialized():
         return 0, 1
     return process_group.get_rank(), process_group.get_world_size()
-
-
-PyTree = Any
 
 
 class FitData(NamedTuple):
@@ -172,16 +158,15 @@ def parse(
     config = config or DistributedTrainingConfig()
     while given and given[-1] is None:
         given.pop()
-    given = as_arrays(given)
     if len(given) == 4:
-        return FitData(as_dataset(tuple(given[:2])), as_dataset(tuple(given[2:])), True), config
-    if len(given) == 2 and is_pair(*given):
-        return _split(as_dataset(tuple(given)), config), config
+        return FitData(as_dataset(paired(*given[:2])), as_dataset(paired(*given[2:])), True), config
+    pair = _as_pair(*given) if len(given) == 2 else None
+    if pair is not None:
+        return _split(as_dataset(pair), config), config
     if len(given) in (1, 2):
         train, val = given[0], given[1] if len(given) == 2 else None
-        train = _batched(
-            train, config, local_replicas, num_replicas
-        )  # a torch stream has an index that raises
+        # before its index is looked for: a torch stream has one, which raises
+        train = _batched(train, config, local_replicas, num_replicas)
         if is_loader(train):
             train = _read_on(train, config)
             tell_epoch(train, 0)  # what is read before training is no pass of the caller's
@@ -238,19 +223,49 @@ def _from_loader(
     train: Any, val: Any, config: DistributedTrainingConfig, local_replicas: int
 ) -> tuple[FitData, DistributedTrainingConfig]:
     """A loader of ours as its dataset; others are asked for their batches."""
-    read = None if config.steps_per_epoch else read_exactly(train, local_replicas)
+    order = None if config.steps_per_epoch else order_of(train, local_replicas)
     val = None if val is None else for_evaluation(val, config.num_workers)
-    if read is None:
+    if order is None:
         return FitData(watched(train), watched(val), False), config
-    config = config.model_copy(update={"drop_last": read.drop_last})
-    known = FitData(watched(read.dataset), watched(val), True)
-    held_out = _split(read.dataset, config) if val is None else known
-    return held_out._replace(order=(read.seed, read.shuffle)), config
+    config = config.model_copy(update={"drop_last": train.drop_last})
+    known = FitData(watched(train.dataset), watched(val), True)
+    held_out = _split(train.dataset, config) if val is None else known
+    return held_out._replace(order=order), config
 
 
 def paired(X: Any, y: Any) -> Any:
     """Inputs and targets as one; X alone, which holds both, where there is no y."""
-    return X if y is None else (X, np.asarray(y) if isinstance(y, list) else y)
+    return X if y is None else _as_pair(X, y) or (X, y)
+
+
+def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any] | None:
+    """Inputs and targets as arrays, of lists and frames too; None for two data sets.
+
+    Two plain tuples, (X, y) and (X_val, y_val), are data sets; a named tuple (jraph's) is one input.
+    """
+    if is_frame(targets) and len(targets.columns) == 1:
+        targets = targets[targets.columns[0]]
+    if isinstance(targets, list) and targets:
+        plain = isinstance(targets[0], _ONE) or (
+            _is_arrays(inputs) and not isinstance(targets[0], tuple | dict)
+        )
+        targets = np.asarray(targets) if plain else targets
+    if not _is_arrays(targets):
+        return None
+    if is_frame(inputs):
+        inputs = matrix_of(inputs)
+    elif isinstance(inputs, list) and inputs and not isinstance(inputs[0], tuple | dict):
+        inputs = stack(inputs)
+    are_tuples = type(inputs) is tuple and type(targets) is tuple
+    return (inputs, targets) if _is_arrays(inputs) and not are_tuples else None
+
+
+def _is_arrays(data: Any) -> bool:
+    """An array, or a dict or tuple of arrays, None where an input is left out; not a dataset or loader."""
+    if isinstance(data, dict | tuple):
+        parts = data.values() if isinstance(data, dict) else data
+        return bool(parts) and all(v is None or _is_arrays(v) for v in parts)
+    return hasattr(data, "shape") and hasattr(data, "dtype")
 
 
 def for_evaluation(val: Any, num_workers: int = 0) -> Any:

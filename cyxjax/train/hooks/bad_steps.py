@@ -6,10 +6,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cyxjax.core.metrics import GRAD_NORM
 from cyxjax.errors import LossSpikeError, NonFiniteError
-from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, StepInfo
+from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
 from cyxjax.train.settings import GuardPolicy
 
 LOSS_SPIKE = "loss_spike"  # of a checkpoint: what the hook has seen
@@ -44,22 +42,6 @@ class TerminateOnNaN(Hook):
                 "labels that are no class; the last checkpoint is good.",
                 info.position,
             )
-
-
-class WarnsOfNoLearning(Hook):
-    """Warns if the gradient was 0 in all measured steps of the first epoch."""
-
-    def __init__(self, warns: bool) -> None:
-        self._warns = warns
-
-    def on_epoch(self, info: EpochInfo) -> None:
-        if self._warns and info.train.get(GRAD_NORM) == 0:
-            warn_on_stderr(
-                "The gradient was 0 in every step that was measured: the loss does not depend on what is "
-                "trained, and nothing is learned. HINT: look for stop_gradient, argmax, a cast to integers, "
-                "a loss that is a constant, or a mask that leaves out every sample."
-            )
-        self._warns = False
 
 
 class LossSpikeHook(Hook):

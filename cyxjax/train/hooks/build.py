@@ -17,7 +17,7 @@ from cyxjax.run_folder import RunFolder
 from cyxjax.train import reporting, resume, rollback
 from cyxjax.train.feeding import stream_positions
 from cyxjax.train.hooks import composite
-from cyxjax.train.hooks.bad_steps import LossSpikeHook, TerminateOnNaN, WarnsOfNoLearning, loss_spike_meta
+from cyxjax.train.hooks.bad_steps import LossSpikeHook, TerminateOnNaN, loss_spike_meta
 from cyxjax.train.hooks.black_box import BlackBoxHook
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
 from cyxjax.train.hooks.events import EventsHook
@@ -73,7 +73,6 @@ def build_hooks(fit: Fit) -> list[Hook]:
         ),
         TerminateOnNaN(rollback.patience(settings.step)),  # before what would take a NaN for a value
         *fit.spikes,
-        WarnsOfNoLearning(warns=fit.plan.group.topology.is_master),
         StopHook(history, fit.signals.reason, settings.course.max_time_s, settings.course.max_steps),
         # After ours, whose numbers they see.
         *composite.hooks_of(theirs, history, fit.plan.group, fit.hand_out),

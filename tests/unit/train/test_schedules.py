@@ -9,8 +9,6 @@ import cyxjax as cx
 from cyxjax.config.load import load_config
 from cyxjax.config.sections import OPTAX_SCHEDULES, SCHEDULES, ScheduleConfig
 from cyxjax.errors import ConfigError
-from cyxjax.train.hooks.bad_steps import WarnsOfNoLearning
-from cyxjax.train.hooks.hook import EpochInfo, Position
 from cyxjax.train.schedules import build_schedule
 from cyxjax.train.settings import RatePlan, resolve
 from tests.support.trainers import X, Y, config, mlp
@@ -121,13 +119,3 @@ def test_factors_below_0_nan_and_rates_are_refused_by_fit(schedule):
     with pytest.raises(ConfigError) as refused:
         fit(optax.sgd(0.1), schedule)
     assert refused.value.key == "schedule"
-
-
-def test_gradients_that_are_0_all_through_are_told_once(capsys):
-    hook = WarnsOfNoLearning(warns=True)
-    for _ in range(2):
-        hook.on_epoch(EpochInfo(Position(), {"loss": 1.0, "grad_norm": 0.0}, {}))
-    assert capsys.readouterr().err.count("The gradient was 0 in every step that was measured") == 1
-    for train in ({"loss": 1.0, "grad_norm": 0.1}, {"loss": 1.0}):
-        WarnsOfNoLearning(warns=True).on_epoch(EpochInfo(Position(), train, {}))
-    assert capsys.readouterr().err == ""
