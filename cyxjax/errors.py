@@ -42,17 +42,14 @@ class DataError(CyxjaxError, ValueError):
 
 
 class WrappingError(DataError):
-    """A whole number too large for the devices, and the row it stands in."""
+    """A whole number too large for the devices, and the row of the batch it stands in."""
 
-    def __init__(self, value: int, row: int, dtype: str, where: str = ""):
+    def __init__(self, value: int, row: int, dtype: str):
         self.value, self.row, self.dtype = value, row, dtype
         super().__init__(
-            f"{where or f'row {row}'}: {value} does not fit {dtype}, as which jax keeps whole numbers, and "
+            f"row {row}: {value} does not fit {dtype}, as which jax keeps whole numbers, and "
             "would become another class or token. HINT: number classes and tokens from 0 on."
         )
-
-    def at(self, where: str) -> "WrappingError":
-        return WrappingError(self.value, self.row, self.dtype, where)
 
 
 class GroupError(CyxjaxError, RuntimeError):

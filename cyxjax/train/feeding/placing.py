@@ -15,7 +15,6 @@ from cyxjax.core.mesh import build_put_rows, local_replicas, num_replicas, put_r
 from cyxjax.core.model.augment import Augment, keyed
 from cyxjax.core.step import Batch
 from cyxjax.data.batches import HostBatch
-from cyxjax.errors import WrappingError
 from cyxjax.launch.backend import jax_private
 
 
@@ -27,11 +26,6 @@ class Placer(Protocol):
 
     def put(self, host: HostBatch, signal: tuple[float, bool] = (0.0, False)) -> Any:
         """The batch that the step takes. host: rows of `shares`, in their order."""
-
-
-def _naming_its_sample(error: WrappingError, host: HostBatch) -> WrappingError:
-    """`error` of a number that does not fit, with the number of its sample where samples have numbers."""
-    return error if host.ids is None else error.at(f"sample {host.ids[error.row]}")
 
 
 def _rows_of(host: HostBatch) -> dict[str, Any]:
@@ -57,10 +51,7 @@ class RowPlacer:
             host = host._replace(**jax.tree.map(lambda a: a[: host.total], _rows_of(host)))
         rows = len(host.weight)
         full = rows * self.num_shares == host.total * len(self.shares) or host.weight.all()
-        try:  # no context manager: a step is short
-            parts = self._put_rows((host.inputs, host.targets) if full else host[:3])
-        except WrappingError as error:
-            raise _naming_its_sample(error, host) from None
+        parts = self._put_rows((host.inputs, host.targets) if full else host[:3])
         same = self._kept.get((rows, host.total, signal)) or self._keep(rows, host.total, signal)
         return Batch(parts[0], parts[1], same[0] if full else parts[2], same[1], same[2])
 
@@ -83,10 +74,7 @@ class PartPlacer:
         self.shares = [number for parts in layout.parts for number in parts]
 
     def put(self, host: HostBatch, signal: tuple[float, bool] = (0.0, False)) -> PartsBatch:
-        try:
-            refuse_wrapping((host.inputs, host.targets))
-        except WrappingError as error:
-            raise _naming_its_sample(error, host) from None
+        refuse_wrapping((host.inputs, host.targets))
         size = len(host.weight) // len(self.shares)
         cut = jax.tree.map(lambda a: np.asarray(a).reshape(-1, size, *a.shape[1:]), tuple(host[:3]))
         starts = accumulate(map(len, self._layout.parts), initial=0)

@@ -18,7 +18,6 @@ from cyxjax.train.feeding.fit_data import for_evaluation, is_loader, one_input
 
 PyTree = Any
 _ROWS_AT_ONCE = 1024  # read at a time of a data set
-_NOTHING = "nothing to predict: 0 samples. HINT: check the filter they came from."
 
 
 class Source(NamedTuple):
@@ -36,8 +35,6 @@ def source_of(X: Any) -> Source:
     """
     if _is_tree(X):
         rows = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(X))
-        if not rows or not all(leaf.size for leaf in rows):
-            raise DataError(_NOTHING)
         first = jax.tree.map(lambda a: np.asarray(a)[:1], X)
         return Source(ArrayDataset(rows, rows), first, lambda _: iter([X]))
     data = for_evaluation(X)
@@ -96,7 +93,7 @@ def predict_all(predict_step: Callable, state: TrainState, mesh: Mesh, source: S
     blocks = source.blocks(per_step * max(1, _ROWS_AT_ONCE // per_step))
     parts = [part for inputs in blocks for part in _predicted(predict_step, state, mesh, inputs, each)]
     if not parts:
-        raise DataError(_NOTHING)
+        raise DataError("nothing to predict: 0 samples. HINT: check the filter they came from.")
     return jax.tree.map(lambda *p: np.concatenate(p) if p[0].ndim else p[0], *parts)
 
 

@@ -20,11 +20,10 @@ from cyxjax.train.hooks import composite
 from cyxjax.train.hooks.bad_steps import LossSpikeHook, TerminateOnNaN, loss_spike_meta
 from cyxjax.train.hooks.black_box import BlackBoxHook
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
-from cyxjax.train.hooks.events import EventsHook
 from cyxjax.train.hooks.goodput import GoodputHook
 from cyxjax.train.hooks.hook import Hook, RunState
 from cyxjax.train.hooks.profile import ProfileHook
-from cyxjax.train.hooks.progress import HistoryHook, RecordHook
+from cyxjax.train.hooks.progress import EventsHook, HistoryHook, RecordHook
 from cyxjax.train.hooks.saving import CheckpointHook, StopHook
 from cyxjax.train.hooks.sentinel import DigestHook, SentinelHook
 from cyxjax.train.monitor import Watchable

@@ -17,7 +17,6 @@ from cyxjax.core.optimizer import (
     with_parameter_average,
 )
 from cyxjax.core.step import TrainState
-from cyxjax.errors import ConfigError
 from cyxjax.observe.stop_reasons import EARLY_STOPPING
 from cyxjax.train.hooks.bad_steps import TerminateOnNaN
 from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState
@@ -137,14 +136,8 @@ class ReduceLROnPlateau(Callback):
         }
         named |= {"min_factor": min_factor, "mode": mode}
         named |= _by_name(given, list(named))
-        factor, min_factor = named.pop("factor"), named.pop("min_factor")
-        if not (0 < factor < 1 and 0 <= min_factor <= 1):
-            raise ConfigError(
-                f"{factor=}, {min_factor=}: factor lies between 0 and 1, min_factor from 0 to 1. "
-                "HINT: factor=0.1 makes the learning rate ten times smaller."
-            )
-        self._plateau = Plateau(**named)
-        self._factor, self._min_factor, self._current = factor, min_factor, 1.0
+        self._factor, self._min_factor = named.pop("factor"), named.pop("min_factor")
+        self._plateau, self._current = Plateau(**named), 1.0
 
     def check(self, watchable: Watchable) -> None:
         self._plateau.watch(watchable)
@@ -190,8 +183,6 @@ class EMA(Callback):
     """
 
     def __init__(self, decay: float = 0.999):
-        if not 0 <= decay < 1:
-            raise ConfigError(f"EMA decay={decay} lies outside [0, 1). HINT: 0.999 averages 1000 steps.")
         self._decay = decay
 
     def around(self, optimizer: Optimizer) -> Optimizer:

@@ -36,7 +36,7 @@ class Noted(NamedTuple):
 
 
 class Tape:
-    """The steps delivered to this process since the last `take`."""
+    """The steps delivered to this process that no span holds yet."""
 
     def __init__(self, facts: StreamFacts | None = None) -> None:
         self.stream_positions: Any = None  # of a stream: see feeding.stream_positions
@@ -53,15 +53,16 @@ class Tape:
         if len(self._fresh) >= _AT_ONCE:
             self._sum()
 
-    def take(self) -> list[Noted]:
-        """All that was noted since the last call, oldest first."""
+    def take(self, place: tuple[int, int]) -> list[Noted]:
+        """Takes the steps up to `place`, (epoch, samples), oldest first; those read ahead of it stay."""
         self._sum()
-        steps, self._summed = self._summed, []
-        return steps
+        due = [step for step in self._summed if (step.epoch, step.stop) <= place]
+        self._summed = self._summed[len(due) :]
+        return due
 
-    def put_back(self, steps: list[Noted]) -> None:
-        """As if `take` had not returned these."""
-        self._summed = [*steps, *self._summed]
+    def clear(self) -> None:
+        """Forgets all steps."""
+        self._fresh, self._summed = [], []
 
     def _sum(self) -> None:
         if self._fresh:
@@ -74,14 +75,13 @@ class Tape:
 class LedgerHook(Hook):
     """Keeps the ledger of a run. Stands before the hook that saves, and sees every moment that is saved.
 
-    Where it cannot continue what a checkpoint says, it begins a new record and prints a warning.
+    Where it cannot continue what a checkpoint says, it begins a new record.
     """
 
     def __init__(self) -> None:
         self.tape = Tape()
         self._tally = Tally()
         self._at: tuple[int, int] | None = (0, 0)  # (epoch, samples) of `_tally`; None: not known
-        self._ends: set[tuple[int, int]] = set()  # places at which a rollback ended a span
         self._was: StreamFacts | None = None  # of the checkpoint the run goes on from
         self._resumed = False
         self._saving: Callable[[Position, bool], bool] = Hook().wants_state
@@ -118,18 +118,17 @@ class LedgerHook(Hook):
         return self
 
     def on_start(self, moment: RunState) -> None:
-        noted, facts = self.tape.take(), self.tape.facts
-        place = (moment.position.epoch, moment.position.samples)
+        facts, place = self.tape.facts, (moment.position.epoch, moment.position.samples)
         if facts is None:
-            self._resumed, self._at = False, None
-            return
-        if self._resumed:
-            self._resumed = False
+            self._at = None
+        elif self._resumed:
             self._resume(facts, place)
         elif place == (0, 0):
             self._new(facts)
-        else:
-            self._after_rollback(noted, place)
+        else:  # after a rollback: the bad step counts as consumed, those already sent off after it do not
+            self._settle(moment.position)
+        self.tape.clear()
+        self._resumed = False
 
     def wants_state(self, position: Position, asked_to_save: bool) -> bool:
         return self.tape.facts is not None and (
@@ -161,11 +160,7 @@ class LedgerHook(Hook):
             )
         taken_back = 0
         if self._at is None:
-            self._tally, self._at = Tally(), place
-            self._say(
-                f"WARNING: the checkpoint has no ledger: what was consumed before sample {samples} of epoch "
-                f"{epoch} cannot be proved; recorded from here on. HINT: `cyxjax audit` reports the gap."
-            )
+            self._tally, self._at = Tally(), place  # `cyxjax audit` reports what is not recorded
         elif self._path is not None:
             with warn_if_unwritten(self._path, self._say):
                 cut = ledger_file.cut_back(self._path, self._tally, place, self._was or facts)
@@ -184,25 +179,13 @@ class LedgerHook(Hook):
                     )
         self._write([facts._asdict() | ({"taken_back": taken_back} if taken_back else {})])
 
-    def _after_rollback(self, noted: list[Noted], place: tuple[int, int]) -> None:
-        """The bad step counts as consumed, those already sent off after it do not."""
-        consumed = [step for step in noted if (step.epoch, step.stop) <= place]
-        self.tape.put_back(consumed)
-        self._ends.add(place)
-        if consumed:
-            self._at = None  # not up to date until it is settled
-
     def _settle(self, position: Position) -> None:
         if self.tape.facts is None:
             return
-        place = (position.epoch, position.samples)
-        noted = self.tape.take()
-        due = [step for step in noted if (step.epoch, step.stop) <= place]
-        self.tape.put_back(noted[len(due) :])
-        spans = _of_all_ranks(_spans(due, self._ends))
+        self._at = (position.epoch, position.samples)
+        spans = _of_all_ranks(_spans(self.tape.take(self._at)))
         for span in spans:
             self._tally = self._tally.plus(span)
-        self._at, self._ends = place, set()
         self._write([span.to_json() for span in spans])
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
@@ -215,17 +198,16 @@ class LedgerHook(Hook):
             self._unwritten = ""
 
 
-def _spans(steps: list[Noted], ends: set[tuple[int, int]]) -> list[Span]:
-    """Steps whose places follow each other within an epoch, up to one of `ends`, as one span each."""
+def _spans(steps: list[Noted]) -> list[Span]:
+    """Steps whose places follow each other within an epoch, as one span each."""
     spans: list[Span] = []
     for step in steps:
         before = spans[-1] if spans else None
-        at = (before.epoch, before.stop) if before else None
-        if before and at == (step.epoch, step.first) and at not in ends:
+        if before and (before.epoch, before.stop) == (step.epoch, step.first):
             found = before.found.plus(step.found)
             spans[-1] = before._replace(stop=step.stop, steps=before.steps + 1, found=found)
-            continue
-        spans.append(Span(step.epoch, step.first, step.stop, 1, step.found))
+        else:
+            spans.append(Span(step.epoch, step.first, step.stop, 1, step.found))
     return spans
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from cyxjax.core.metrics import GRAD_NORM, Metrics, numbers
 from cyxjax.observe.console import Console
+from cyxjax.observe.events import Events
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
 from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, StepInfo
@@ -180,3 +181,37 @@ class RecordHook(Hook):
     def _known(self, means: dict[str, float]) -> dict[str, float]:
         """Numbers, but for metrics that mean nothing here (accuracy of a regression); a NaN loss is shown."""
         return {n: v for n, v in numbers(means).items() if n == "loss" or not math.isnan(v)}
+
+
+class EventsHook(Hook):
+    """On every rank, which all make the same states; the log of one rank keeps the events.
+
+    facts: what a start says besides its place. Stands after the hook that saves.
+    """
+
+    def __init__(
+        self,
+        events: Events,
+        facts: Callable[[], dict[str, Any]],
+        saving: Callable[[Position, bool], bool],
+    ):
+        self._events, self._facts, self._saving = events, facts, saving
+
+    def on_start(self, moment: RunState) -> None:
+        if self._events.begun:
+            self._events.log("rollback", **_place(moment))
+        else:
+            self._events.log("start", **_place(moment), **self._facts())
+
+    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
+        return self._saving(position, asked_to_save)
+
+    def on_state(self, moment: RunState) -> None:
+        self._events.log("save", **_place(moment))
+
+    def on_end(self, moment: RunState, finished: bool) -> None:
+        self._events.log("end", **_place(moment), finished=finished)
+
+
+def _place(moment: RunState) -> dict[str, int]:
+    return {"step": moment.position.step, "epoch": moment.position.epoch}

@@ -12,8 +12,6 @@ from cyxjax.errors import DesyncError
 from cyxjax.observe.state_digests import DigestFile
 from cyxjax.train.hooks.hook import Hook, Position, RunState
 
-_SHOWN = 3  # leaves named in a message; the rest are counted
-
 
 class SentinelHook(Hook):
     """Compares the replicas every N steps and before each save, so that no diverged replica is saved.
@@ -36,7 +34,7 @@ class SentinelHook(Hook):
     ):
         self._sentinel, self._ranks, self._policy, self._warn = sentinel, ranks, policy, warn
         self._every, self._saving = every, saving
-        self._named: set[str] = set()
+        self._warned = False
         self._seen = -1  # the step that was compared last
 
     def wants_state(self, position: Position, asked_to_save: bool) -> bool:
@@ -53,9 +51,15 @@ class SentinelHook(Hook):
             self._warn(f"WARNING: {text} All replicas were set to the value of the majority.")
             return self._healed(moment.state, found, names)
         if self._policy == "warn":
-            self._warn_once(text, found)
+            if not self._warned:
+                self._warn(f"WARNING: {text} Training goes on; this is printed once.")
+            self._warned = True
             return None
-        raise DesyncError(f"{text} {_hint(self._policy)}")
+        late = "It is too late to heal, or there is no majority. " if self._policy == "heal" else ""
+        raise DesyncError(
+            f"{text} {late}HINT: look for model code that depends on the rank, the clock or unseeded random "
+            "numbers; if there is none, suspect that device's memory. The last checkpoint is from before."
+        )
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         if moment.position.step != self._seen:
@@ -68,31 +72,15 @@ class SentinelHook(Hook):
             sources[names.index(difference.leaf)] = difference.source
         return self._sentinel.heal(state, sources)
 
-    def _warn_once(self, text: str, found: list[Difference]) -> None:
-        new = {difference.leaf for difference in found} - self._named
-        if new:
-            self._named |= new
-            self._warn(f"WARNING: {text} Training goes on; these leaves are not named again.")
-
 
 def describe(found: list[Difference], step: int, ranks: list[int]) -> str:
-    """One sentence that names leaves, replicas, their ranks, and the step; `ranks` of each replica."""
-    parts = [f"{d.leaf} on {_places(d.replicas, ranks)}" for d in found[:_SHOWN]]
-    more = f" and {len(found) - _SHOWN} more leaves" if len(found) > _SHOWN else ""
-    against = "most others hold" if found[0].source is not None else f"rank {ranks[0]} holds"
-    return f"Gradients differ across ranks: after step {step} {', '.join(parts)}{more} is not what {against}."
-
-
-def _places(replicas: tuple[int, ...], ranks: list[int]) -> str:
-    return ", ".join(f"rank {ranks[r]} (replica {r})" for r in replicas)
-
-
-def _hint(policy: str) -> str:
-    if policy == "heal":
-        return "It is too late to heal, or there is no majority. HINT: run the same command again."
+    """A sentence that names the step, the first leaf, its replicas and their ranks (`ranks`, by replica)."""
+    first = found[0]
+    places = ", ".join(f"rank {ranks[r]} (replica {r})" for r in first.replicas)
+    against = "most others hold" if first.source is not None else f"rank {ranks[0]} holds"
     return (
-        "HINT: look for model code that depends on the rank, the clock or unseeded random numbers; if there "
-        "is none, suspect that device's memory. The last checkpoint is from before."
+        f"Gradients differ across ranks: after step {step} {first.leaf} on {places} is not what {against} "
+        f"({len(found)} leaves in all)."
     )
 
 

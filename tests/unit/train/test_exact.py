@@ -153,12 +153,12 @@ def test_one_device_compiles_each_program_once_and_without_a_mesh(tmp_path):
     assert [way._program._cache_size(), step.writes[0]._cache_size()] == [1, 1]
 
 
-def test_a_number_beyond_int32_is_refused_with_its_sample():
+def test_a_number_beyond_int32_is_refused():
     # a step in parts gives numpy to jit, which keeps the low bits: token 3 + 2**33 would become 3
     tokens = np.full((8, 2), 3)
     tokens[5, 1] += 2**33
     host = HostBatch(tokens, Y[:8], np.ones(8, np.float32), 8, np.arange(8), np.arange(100, 108))
     placer = PartPlacer(Layout(build_mesh(jax.devices()[:1]), 4))
-    with pytest.raises(DataError, match="sample 105: 8589934595 .*int32"):
+    with pytest.raises(DataError, match="row 5: 8589934595 .*int32"):
         placer.put(host)
     assert placer.put(host._replace(inputs=tokens % 4)).parts[0].inputs.shape == (4, 2, 2)
