@@ -26,23 +26,18 @@ def test_equal_data_agree_and_between_hosts_also_what_another_processor_rounds_o
     rounded[100, 2] = np.nextafter(X[100, 2], np.float32(9))
     for other in (rounded, np.nextafter(X, 9, dtype=np.float32)):
         assert difference(ArrayDataset(X, Y), ArrayDataset(other, Y), to_the_bit=False) is None
-    what, mine, its = difference(ArrayDataset(X, Y), ArrayDataset(rounded, Y))
-    assert what == "the bytes of all samples"
-    assert mine != its
-
-
-def swapped(array, i=5, j=7):
-    order = np.arange(len(array))
-    order[[i, j]] = j, i
-    return array[order]
+        what, mine, its = difference(ArrayDataset(X, Y), ArrayDataset(other, Y))
+        assert what in ("sample 0", "the bytes of all samples")
+        assert mine != its
 
 
 @pytest.mark.parametrize("to_the_bit", [True, False])
-@pytest.mark.parametrize("length", [17, 34, 784])
+@pytest.mark.parametrize("length", [17, 784])
 def test_two_samples_that_are_swapped_are_seen(length, to_the_bit):
     """Every byte counts at its place, whatever the length of a sample."""
     x = np.random.default_rng(0).integers(0, 256, (3000, length)).astype(np.uint8)
-    other = swapped(x, 1234, 2345)
+    other = x.copy()
+    other[[1234, 2345]] = x[[2345, 1234]]
     assert difference(ArrayDataset(x, x), ArrayDataset(other, other), to_the_bit=to_the_bit) is not None
     floats = [ArrayDataset(a.astype(np.float32), a) for a in (x, other)]
     assert difference(*floats)[0] == "the bytes of all samples"
@@ -50,9 +45,7 @@ def test_two_samples_that_are_swapped_are_seen(length, to_the_bit):
 
 def test_whole_slices_that_are_swapped_are_seen():
     x = np.random.default_rng(0).integers(0, 256, (8, 1 << 20)).astype(np.uint8)  # a sample is a slice
-    other = swapped(x)
-    assert difference(ArrayDataset(x, x), ArrayDataset(other, other)) is not None
-    assert content.digest(x) != content.digest(other)
+    assert content.digest(x) != content.digest(x[[0, 1, 2, 3, 4, 7, 6, 5]])
 
 
 def test_one_byte_of_40_megabytes_is_seen_in_memory_and_in_a_mapped_file(tmp_path):
@@ -69,26 +62,20 @@ def test_large_mapped_files_are_sampled(tmp_path, monkeypatch):
     monkeypatch.setattr(content, "MAX_MAPPED_BYTES", X.nbytes - 1)
     X.tofile(tmp_path / "x")
     mapped = np.memmap(tmp_path / "x", np.float32, "r", shape=X.shape)
-    for leaf in (mapped, np.asarray(mapped)[:]):
-        found = content_of(ArrayDataset(leaf, Y))
-        assert "bytes" not in found
-        assert len(found["records"]) == MAX_RECORDS
+    found = content_of(ArrayDataset(np.asarray(mapped)[:], Y))
+    assert ("bytes" in found, len(found["records"])) == (False, MAX_RECORDS)
     assert "bytes" in content_of(ArrayDataset(X, Y))
 
 
-def test_subsets_are_read_whole_by_the_samples_that_are_theirs():
+def test_subsets_and_views_are_read_whole_by_the_samples_that_are_theirs():
     rows = np.sort(RNG.permutation(200)[:150])
     part = Subset(Subset(ArrayDataset(X, Y), rows), np.arange(100))
     assert content_of(part) == content_of(ArrayDataset(X[rows[:100]], Y[rows[:100]]))
     outside = X.copy()
     outside[rows[120]] += 1
     assert difference(part, Subset(ArrayDataset(outside, Y), rows[:100])) is None
-
-
-@pytest.mark.parametrize("cut", [np.s_[:, ::2], np.s_[::-1], np.s_[:, :, None]])
-def test_views_are_read_by_their_values(cut):
-    view = X[:, :4][cut]
-    assert difference(ArrayDataset(view, Y), ArrayDataset(np.ascontiguousarray(view), Y)) is None
+    for view in (X[:, ::2], X[::-1], X[:, :, None]):
+        assert difference(ArrayDataset(view, Y), ArrayDataset(np.ascontiguousarray(view), Y)) is None
 
 
 def test_what_a_checkpoint_of_0_2_0_holds_is_compared_by_its_samples_alone():
@@ -101,39 +88,23 @@ def test_what_a_checkpoint_of_0_2_0_holds_is_compared_by_its_samples_alone():
     assert find_difference(then, content_of(ArrayDataset(X + 1, Y)))[0] == "sample 0"
 
 
-def test_one_label_among_all_is_seen_where_arrays_are_in_memory():
-    other = Y.copy()
-    other[77] += 1
-    what, mine, its = difference(ArrayDataset(X, Y), ArrayDataset(X, other))
-    assert what in ("sample 77", "the bytes of all samples")
-    assert mine != its
-
-
-def test_a_sample_that_differs_is_named_with_both_values():
+def test_what_differs_is_named_with_both_values():
     other = Y.copy()
     other[0] = 77
-    assert difference(ArrayDataset(X, Y), ArrayDataset(X, other)) == (
-        "sample 0",
-        f"int64[1] {Y[0]}",
-        "int64[1] 77",
-    )
+    what, mine, its = difference(ArrayDataset(Y, Y), ArrayDataset(Y, other))
+    assert (what, mine, its) == ("sample 0", f"int64[1] {Y[0]}", "int64[1] 77")
 
 
 @pytest.mark.parametrize(
     "other",
-    [X * 1.01, X[:, ::-1], X[::-1], X.astype(np.float64), X + 1e-3, np.where(X > 2, 0, X)],
-    ids=["scaled", "columns", "rows", "dtype", "shifted", "some"],
+    [X * 1.01, X[:, ::-1], X[::-1], X.astype(np.float64), X + 1e-3, np.where(X > 2, 0, X), X[:150]],
+    ids=["scaled", "columns", "rows", "dtype", "shifted", "some", "fewer"],
 )
 def test_other_inputs_are_seen(other):
-    assert difference(ArrayDataset(X, Y), ArrayDataset(np.ascontiguousarray(other), Y)) is not None
-
-
-def test_more_samples_are_told_as_such():
-    assert difference(ArrayDataset(X, Y), ArrayDataset(X[:150], Y[:150])) == (
-        "the number of samples",
-        "200",
-        "150",
-    )
+    found = difference(ArrayDataset(X, Y), ArrayDataset(np.ascontiguousarray(other), Y[: len(other)]))
+    assert found is not None
+    if len(other) < 200:
+        assert found == ("the number of samples", "200", "150")
 
 
 class Items:
@@ -156,19 +127,17 @@ class Items:
 
 
 def test_what_is_drawn_anew_at_each_read_is_left_out_and_the_rest_compared():
-    assert difference(as_dataset(Items(noise=1.0)), as_dataset(Items(noise=1.0))) is None
-    what, mine, its = difference(as_dataset(Items(noise=1.0)), as_dataset(Items(noise=1.0, label=1)))
+    noisy = [as_dataset(Items(noise=1.0)) for _ in range(2)]
+    assert difference(*noisy) is None
+    assert content.drawn_anew(content_of(noisy[0]))[0] == "0"
+    assert not content.drawn_anew(content_of(as_dataset(Items())))
+    what, mine, its = difference(noisy[0], as_dataset(Items(noise=1.0, label=1)))
     assert (what, mine, its) == ("sample 0", "int64[1] 0", "int64[1] 1")
-
-
-def test_a_sample_that_cannot_be_read_is_no_error_here():
-    assert content_of(as_dataset(Items()))["records"]["999"] is None
-    assert difference(as_dataset(Items()), as_dataset(Items())) is None
 
 
 def test_few_records_are_read_and_fewer_of_slow_ones():
     quick, slow = Items(), Items(wait_s=0.3)
-    content_of(as_dataset(quick))
+    assert content_of(as_dataset(quick))["records"]["999"] is None  # no error here
     assert 2 * (MAX_RECORDS - 1) <= quick.reads <= 2 * MAX_RECORDS
     assert 1 <= len(content_of(as_dataset(slow))["records"]) <= 4  # two reads each, for a second
     assert difference(as_dataset(Items()), as_dataset(slow)) is None  # on what both have read

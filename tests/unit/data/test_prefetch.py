@@ -6,9 +6,17 @@ import time
 import traceback
 from contextlib import closing
 
+import jax
+import numpy as np
 import pytest
 
+from cyxjax.core.mesh import build_mesh
+from cyxjax.data.batches import BatchPlan
 from cyxjax.data.prefetch import prefetch
+from cyxjax.data.sources import ArrayDataset
+from cyxjax.train.feeding import feed
+from cyxjax.train.feeding.placing import RowPlacer
+from cyxjax.train.hooks.hook import Position
 
 
 def reading_threads():
@@ -79,3 +87,17 @@ def test_ending_early_ends_the_thread_and_the_source(depth, how):
     gc.collect()
     assert ended == [True]
     assert not reading_threads()
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_large_batches_of_a_fit_are_read_ahead(monkeypatch, large):
+    data, plan = ArrayDataset(np.zeros((40, 30), np.float32), np.arange(40)), BatchPlan(40, 10)
+    assert data.row_bytes == 30 * 4 + 8
+    monkeypatch.setattr(feed, "LARGE_BYTES", 10 * data.row_bytes + (not large))
+    placer = RowPlacer(build_mesh(jax.devices()[:1]))
+    batches = feed.dataset_feed(placer, data, plan, None, seed=0, shuffle=True, depth=2).train(
+        Position(), lambda: (0.0, False)
+    )
+    next(batches)
+    assert len(reading_threads()) == large
+    batches.close()

@@ -1,5 +1,7 @@
 """Sources: whatever people keep samples in, read by index; errors that name the sample."""
 
+import io
+import tarfile
 import threading
 import tracemalloc
 from pathlib import Path
@@ -7,19 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cyxjax.data.sources import ArrayDataset, ItemDataset, as_batches, as_dataset
-from cyxjax.errors import DataError
+from cyxjax.data import sources
+from cyxjax.data.sources import ArrayDataset, Dataset, Mixture, as_batches, as_dataset
+from cyxjax.data.tar_shards import TarShards
+from cyxjax.errors import ConfigError, DataError
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 Y = np.arange(6, dtype=np.int32)
 WANTED = np.array([4, 0, 4])
-
-
-def assert_takes_pairs(dataset):
-    inputs, targets = dataset.take(WANTED)
-    assert len(dataset) == 6
-    assert np.array_equal(inputs, [[8, 9], [0, 1], [8, 9]])
-    assert np.array_equal(targets, [4, 0, 4])
+ARRAY = np.random.default_rng(0).normal(size=(40, 6, 5))
 
 
 class Items:
@@ -36,6 +34,14 @@ class Items:
         if index == 5:
             raise FileNotFoundError("img_5.png")
         return X[index], Y[index]
+
+
+class Together(Items):
+    """As a torch Dataset that fetches the items of a batch in one call."""
+
+    def __getitems__(self, indices):
+        assert indices == [4, 0, 4]
+        return [(X[i], Y[i]) for i in indices]
 
 
 class Tensor:
@@ -62,18 +68,13 @@ class Tensor:
 class Tensors(Items):
     """As torch's TensorDataset: read in one call, not item by item."""
 
-    def __init__(self):
-        super().__init__()
-        self.tensors = Tensor(X), Tensor(Y)
-
-    def __getitem__(self, index):
-        raise AssertionError("read through .tensors")
+    tensors = Tensor(X), Tensor(Y)
 
 
 class Table:
-    """What we use of a Hugging Face dataset."""
+    """What we use of a Hugging Face dataset; its take(n) is another function than ours."""
 
-    column_names = ("image", "label")
+    column_names, take = ("image", "label"), None
 
     def __init__(self, format=None):
         self.format = format
@@ -84,12 +85,8 @@ class Table:
     def with_format(self, format):
         return Table(format)
 
-    def take(self, n):
-        raise AssertionError("its take(n) is another function than ours")
-
     def __getitem__(self, indices):
-        assert self.format == "numpy"
-        assert isinstance(indices, list)
+        assert (self.format, type(indices)) == ("numpy", list)
         return {"image": X[indices], "label": Y[indices]}
 
 
@@ -98,24 +95,10 @@ class Stream(Table):
 
     __len__ = None
 
-    def __iter__(self):
-        return iter(())
 
-
-class Frame:
-    """What we use of a pandas data frame."""
-
-    columns = ("label", "width")
-
-    def __len__(self):
-        return 6
-
-    def to_numpy(self):
-        raise AssertionError("columns are read one by one: one array would lose their dtypes")
-
-    def __getitem__(self, name):
-        column = Y if name == "label" else X[:, 0]
-        return type("Series", (), {"to_numpy": lambda self: column})()
+def mapped(path):
+    np.save(path / "x.npy", X)
+    return np.load(path / "x.npy", mmap_mode="r"), Y
 
 
 @pytest.mark.parametrize(
@@ -126,47 +109,25 @@ class Frame:
         {"y": Y, "features": X},
         (X.tolist(), Y.tolist()),
         Items(),
+        Together(),
         list(zip(X, Y, strict=True)),
         [{"x": x, "targets": y} for x, y in zip(X, Y, strict=True)],
         Table(),
         ArrayDataset(X, Y),
         Tensors(),
+        mapped,
     ],
-    ids=[
-        "tuple",
-        "dict",
-        "dict_y",
-        "lists",
-        "items",
-        "list_of_pairs",
-        "list_of_dicts",
-        "hf",
-        "dataset",
-        "tensors",
-    ],
+    ids=lambda data: type(data).__name__,
 )
-def test_every_kind_reads_the_same(data):
-    assert_takes_pairs(as_dataset(data))
-
-
-def test_a_memmap_stays_on_disk(tmp_path):
-    np.save(tmp_path / "x.npy", X)
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    dataset = as_dataset((mapped, Y))
-    assert isinstance(dataset, ArrayDataset)
-    assert dataset.inputs is mapped
-    assert_takes_pairs(dataset)
-
-
-def test_jax_arrays_are_arrays():
-    jax_numpy = pytest.importorskip("jax.numpy")
-    assert_takes_pairs(as_dataset((jax_numpy.asarray(X), jax_numpy.asarray(Y))))
-
-
-def test_a_frame_gives_named_columns():
-    inputs, targets = as_dataset(Frame()).take(WANTED)
-    assert inputs.tolist() == [8, 0, 8]
-    assert targets.tolist() == [4, 0, 4]
+def test_every_kind_reads_the_same(data, tmp_path):
+    data = data(tmp_path) if data is mapped else data
+    dataset = as_dataset(data)
+    inputs, targets = dataset.take(WANTED)
+    assert len(dataset) == 6
+    assert np.array_equal(inputs, [[8, 9], [0, 1], [8, 9]])
+    assert np.array_equal(targets, [4, 0, 4])
+    if type(data) is tuple and isinstance(data[0], np.memmap):
+        assert dataset.inputs is data[0]  # it stays on disk
 
 
 def test_named_columns_are_chosen():
@@ -178,52 +139,27 @@ def test_named_columns_are_chosen():
         as_dataset(data, inputs="a", targets="labels")
 
 
-def test_a_table_column_of_words_or_of_unequal_rows_is_refused():
-    class Words(Table):
-        def with_format(self, format):
-            return self
-
-        def __getitem__(self, indices):
-            return {"image": np.array(["a", "b", "c"], dtype=object), "label": Y[indices]}
-
-    with pytest.raises(DataError, match="np.unique"):
-        as_dataset(Words()).take(WANTED)
-
-
-def test_inputs_alone_are_their_own_targets():
+def test_inputs_alone_are_their_own_targets_and_several_are_a_tuple():
     for dataset in (as_dataset(X), as_dataset(list(X)), as_dataset({"x": X})):
         inputs, targets = dataset.take(WANTED)
         assert targets is inputs
         assert np.array_equal(inputs, X[WANTED])
-
-
-def test_several_inputs():
     inputs, targets = as_dataset((X, X + 1, Y)).take(WANTED)
     assert [part.shape for part in inputs] == [(3, 2), (3, 2)]
     assert targets.tolist() == [4, 0, 4]
 
 
 @pytest.mark.parametrize("num_workers", [0, 3])
-def test_items_are_read_in_order_and_an_error_names_the_item(num_workers):
+def test_an_error_names_the_item(num_workers):
     items = Items()
     dataset = as_dataset(items, num_workers=num_workers)
-    assert_takes_pairs(dataset)
     with pytest.raises(DataError, match=r"item 5 of Items raised FileNotFoundError: img_5.png") as caught:
         dataset.take(np.array([1, 5, 2]))
     assert isinstance(caught.value.__cause__, FileNotFoundError)
     assert all(name.startswith("cyxjax-data") for name in items.threads) == (num_workers > 0)
     dataset.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("cyxjax-data")]
-    assert_takes_pairs(dataset)  # closed: reads on, in this thread
-
-
-def test_items_are_fetched_together_where_the_source_can():
-    class Batched(Items):
-        def __getitems__(self, indices):
-            assert indices == [4, 0, 4]
-            return [(X[i], Y[i]) for i in indices]
-
-    assert_takes_pairs(ItemDataset(Batched()))
+    assert dataset.take(np.array([1]))[1].tolist() == [1]  # closed: it reads on, in this thread
 
 
 def test_items_that_do_not_stack_are_refused():
@@ -240,25 +176,24 @@ def test_items_that_do_not_stack_are_refused():
     [
         ((X, Y[:5]), "inputs .*6.* targets .*5"),
         ({"a": X, "b": X[:3], "y": Y}, r"inputs\['a'\] .*6.* inputs\['b'\] .*3"),
-        ((X[:0], Y[:0]), "inputs has 0"),
+        ((X[:0], Y[:0]), "0 samples"),
         ([], "0 samples"),
         (np.array(3.0), "inputs .*number"),
-        ((list("abcdef"), Y), "'a'.*np.unique"),
         ((X, np.array(list("abcdef"))), "'a'.*np.unique"),
         ((X, np.array([*"abcde", None], object)), "'a'.*np.unique"),
         ((X, np.array([1, 2, 3, 4, 5, None], object)), "None"),
         ((X, np.array(list("abcdef"), "S1")), "b'a'.*np.unique"),
+        (list(zip(X, "abcdef", strict=True)), "'e'.*np.unique"),
         ({1, 2}, "^set .*cx.data.Batches"),
         (Stream(), "^Stream .*cx.data.Batches"),
         ("data.csv", r"load_dataset\('csv', 'data.csv'\)"),
         (Path("d.npz"), r"load_dataset\('npz', 'd.npz'\)"),
-        (object(), "^object .*__getitem__"),
         (Items(0), "0 samples"),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused(data, message):
     with pytest.raises(DataError, match=message):
-        as_dataset(data)
+        as_dataset(data).take(WANTED)
 
 
 def test_batches_of_a_loader_become_numpy():
@@ -271,22 +206,30 @@ def test_batches_of_a_loader_become_numpy():
     assert targets is inputs
 
 
-@pytest.mark.parametrize("kind", ["rows", "columns", "every other", "big-endian", "unaligned", "memmap"])
+def unaligned(whole, path):
+    return np.frombuffer(b"x" + whole.tobytes(), np.uint8)[1:].view(np.float32).reshape(-1, 4)
+
+
+def memmap(whole, path):
+    whole.tofile(path)
+    return np.memmap(path, np.float32, "r", shape=whole.shape)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda whole, path: whole,
+        lambda whole, path: np.asfortranarray(whole),
+        lambda whole, path: np.repeat(whole, 2, 0)[::2],
+        lambda whole, path: whole.astype(">f4"),
+        unaligned,
+        memmap,
+    ],
+)
 def test_rows_are_what_indexing_gives_and_no_array_is_copied_whole(kind, tmp_path):
     whole = np.arange(4_000_000, dtype=np.float32).reshape(1_000_000, 4)
-    if kind == "columns":
-        whole = np.asfortranarray(whole)
-    elif kind == "every other":
-        whole = whole[::2]
-    elif kind == "big-endian":
-        whole = whole.astype(">f4")
-    elif kind == "unaligned":
-        whole = np.frombuffer(b"x" + whole.tobytes(), np.uint8)[1:].view(np.float32).reshape(-1, 4)
-    elif kind == "memmap":
-        whole.tofile(tmp_path / "whole")
-        whole = np.memmap(tmp_path / "whole", np.float32, "r", shape=whole.shape)
     picked = np.array([3, 400_000, 3, 0])
-    data = ArrayDataset(whole, np.zeros(len(whole)))
+    data = ArrayDataset(kind(whole, tmp_path / "whole"), np.zeros(len(whole)))
     data.take(picked)
     tracemalloc.start()
     inputs, _ = data.take(picked)
@@ -294,5 +237,89 @@ def test_rows_are_what_indexing_gives_and_no_array_is_copied_whole(kind, tmp_pat
     tracemalloc.stop()
     assert peak_bytes < 100_000
     assert type(inputs) is np.ndarray
-    values = 8 if kind == "every other" else 4
-    assert inputs.tolist() == [[values * i + c for c in range(4)] for i in picked]
+    assert inputs.tolist() == whole[picked].tolist()
+
+
+@pytest.mark.parametrize("array", [ARRAY, ARRAY[:, ::2], ARRAY.astype(">f4"), ARRAY[:, 0, 0] > 0])
+def test_threads_gather_the_rows_that_indexing_gives(monkeypatch, array):
+    monkeypatch.setattr(sources, "LARGE_BYTES", 0)
+    monkeypatch.setattr(sources.os, "cpu_count", lambda: 8)
+    for indices in ([3, 3, 39, 0, 17], range(40), [-1, -40, 5], [7]):
+        found = sources.gathered_rows(array, np.array(indices))
+        assert found.dtype == array.dtype
+        np.testing.assert_array_equal(found, array[indices])
+    for place in (40, -41):
+        with pytest.raises(IndexError):
+            sources.gathered_rows(array, np.array([0, place]))
+    monkeypatch.undo()
+    monkeypatch.setattr(sources, "ThreadPoolExecutor", None)  # cannot be called
+    assert len(sources.gathered_rows(array, np.arange(9))) == 9  # few rows start no threads
+
+
+def numbered(first, count):
+    x = np.arange(first, first + count, dtype=np.float32)
+    return x[:, None], x.astype(np.int32)
+
+
+def test_a_mixture_holds_its_shares_everywhere():
+    mixed = Mixture([numbered(0, 1000), numbered(1000, 10)], [3, 1], num_samples=4000)
+    assert isinstance(mixed, Dataset)
+    inputs, targets = mixed.take(np.arange(4000))
+    np.testing.assert_array_equal(inputs[:, 0], targets)
+    small = targets >= 1000
+    assert small.mean() == pytest.approx(0.25, abs=0.001)
+    assert small[500:600].sum() == pytest.approx(25, abs=3)
+    assert np.bincount(targets[small] - 1000).tolist() == pytest.approx([100] * 10, abs=1)  # each in its turn
+    assert np.bincount(targets[~small]).tolist() == pytest.approx([3] * 1000, abs=1)
+    order = np.array([7, 3999, 7, 0])
+    np.testing.assert_array_equal(mixed.take(order)[1], targets[order])
+    for weights in ([1], [1, 0], [1, -1]):
+        with pytest.raises(ConfigError, match=r"weights \[1"):
+            Mixture([numbered(0, 3), numbered(0, 3)], weights)
+
+
+def shard(path, members):
+    with tarfile.open(path, "w") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def npy(value):
+    file = io.BytesIO()
+    np.save(file, np.full(2, value, np.float32))
+    return file.getvalue()
+
+
+def test_shards_are_one_data_set_and_what_is_no_shard_is_refused(tmp_path):
+    for number in range(2):
+        rows = range(3 * number, 3 * number + 3)
+        members = {f"a/{i:03}.npy": npy(i) for i in rows} | {f"a/{i:03}.cls": str(i).encode() for i in rows}
+        shard(tmp_path / f"train-{number}.tar", members | {"a/README": b"no sample"})
+    data = as_dataset(TarShards(tmp_path / "train-*.tar", "npy"), num_workers=2)
+    assert len(data) == 6
+    inputs, targets = data.take(np.array([5, 0, 3]))
+    np.testing.assert_array_equal(inputs, [[5, 5], [0, 0], [3, 3]])
+    assert targets.tolist() == [5, 0, 3]
+    data.close()
+    with pytest.raises(DataError, match=r"val-\*\.tar"):
+        TarShards(str(tmp_path / "val-*.tar"))
+    with pytest.raises(DataError, match=r"train-0\.tar: .*'a/000' .*'jpg'"):
+        TarShards(tmp_path / "train-0.tar")
+    with tarfile.open(tmp_path / "z.tar.gz", "w:gz"):
+        pass
+    with pytest.raises(DataError, match=r"unpack \.tar\.gz"):
+        TarShards(tmp_path / "z.tar.gz")
+
+
+def test_a_shard_of_nonsense_or_that_was_cut_short_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"'npy' of .*odd\.tar"):
+        TarShards(shard(tmp_path / "odd.tar", {"1.npy": b"junk", "1.cls": b"x"}), "npy")[0]
+    path = shard(tmp_path / "a.tar", {"1.bin": b"0123456789", "1.cls": b"1"})
+    opened = TarShards([path], ["bin"], None, decode={"bin": bytes})
+    assert opened[0] == {"bin": b"0123456789"}
+    path.write_bytes(path.read_bytes().partition(b"56789")[0])
+    with pytest.raises(DataError, match=r"'bin' of .*a\.tar"):
+        opened[0]

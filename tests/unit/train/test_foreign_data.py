@@ -74,40 +74,11 @@ def test_batches_are_a_loader():
     assert bits(fit(cx.data.Batches(BATCHES), epochs=2)) == bits(fit(Loader(), epochs=2))
 
 
-def test_words_that_are_read_by_item_or_batch_are_refused_with_the_way():
-    words = np.array(["ant", "bee", "cat"])[Y]
-    for given in (
-        list(zip(X, words, strict=True)),
-        Loader(y=words),
-        cx.data.Rows(list(zip(X, words, strict=True))),
-    ):
-        with pytest.raises(DataError, match="'ant'.*np.unique"):
-            fit(given)
-
-
-class Column:
-    """What of a column of pandas is looked at."""
-
-    def __init__(self, values):
-        self.values, self.shape = np.asarray(values), (len(values),)
-        self.dtype = self.values.dtype
-
-    def to_numpy(self):
-        return self.values
-
-    def isna(self):
-        return np.array([one is None or one != one for one in self.values])
-
-    def __array__(self, dtype=None, copy=None):
-        return self.values
-
-    def __len__(self):
-        return len(self.values)
-
-
 class Table:
+    """What of a frame is looked at."""
+
     def __init__(self, **columns):
-        self.found, self.columns = {name: Column(values) for name, values in columns.items()}, list(columns)
+        self.found, self.columns = {name: np.asarray(one) for name, one in columns.items()}, list(columns)
 
     def __len__(self):
         return len(self.found[self.columns[0]])
@@ -116,7 +87,36 @@ class Table:
         return self.found[name]
 
     def to_numpy(self):
-        raise AssertionError("columns are read one by one")
+        raise AssertionError("columns are read one by one: one array would lose their dtypes")
+
+
+FRAME = Table(**{f"c{i}": X[:, i] for i in range(4)})
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (X.tolist(), Y.tolist()),
+        (list(X), Y.tolist()),
+        (FRAME, Y),
+        (FRAME, Y.tolist()),
+        (FRAME, Table(price=Y)),
+        (X, Y.tolist()),
+    ],
+)
+def test_lists_and_frames_of_inputs_and_targets_are_a_pair(x, y):
+    found, _ = fit_data.parse((x, y), None)  # the targets were taken for validation data
+    inputs, targets = found.train.take(np.arange(24))
+    assert found.val is None
+    assert (inputs.tolist(), targets.tolist()) == (X.tolist(), Y.tolist())
+    both, _ = fit_data.parse((x, y, x, y), None)
+    assert both.val.take(np.arange(24))[1].tolist() == Y.tolist()
+
+
+@pytest.mark.parametrize("first", [[(X[0], 0), (X[1], 1)], [X[0], X[1]]])
+def test_two_lists_of_samples_are_training_and_validation_data(first):
+    found, _ = fit_data.parse((first, first[:1]), None)
+    assert (len(found.train), len(found.val)) == (2, 1)
 
 
 def test_a_frame_alone_gives_its_numbers_as_one_array():
@@ -126,12 +126,6 @@ def test_a_frame_alone_gives_its_numbers_as_one_array():
     assert targets.tolist() == Y.tolist()
     by_name = cx.data.as_dataset(Table(a=X[:, 0], b=Y, y=Y), inputs=["a", "b"]).take(np.arange(2))[0]
     assert set(by_name) == {"a", "b"}
-
-
-def test_a_frame_of_one_column_beside_another_is_the_targets():
-    found = fit_data.parse((Table(a=X[:, 0], b=X[:, 1]), Table(price=Y)), None)[0]
-    assert found.val is None
-    assert found.train.take(np.arange(24))[1].tolist() == Y.tolist()
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,11 @@ import itertools
 import sys
 from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
 
 from cyxjax.core.trees import named_leaves
-from cyxjax.data.streams import Reader, RowBatches, Rows, packed, unpacked
+from cyxjax.data.streams import RowBatches, Rows, packed, unpacked
 from cyxjax.errors import CheckpointError
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Position
@@ -26,13 +25,13 @@ def bits(one):
 
 
 class Batches:
-    """60 samples in 5 batches, drawn anew in each pass by a hidden state that only a place can tell.
+    """60 samples in 5 batches, the last of `last` samples; iterators say their place as grain's do.
 
-    Its iterators say their place as grain's do. `read` counts batches that were made.
+    `read` counts batches that were made.
     """
 
-    def __init__(self):
-        self.read = 0
+    def __init__(self, last=12):
+        self.read, self.last = 0, last
 
     def __iter__(self):
         return Drawing(self)
@@ -48,7 +47,7 @@ class Drawing:
     def __next__(self):
         if self.number == 5:
             raise StopIteration
-        rows = np.arange(12 * self.number, 12 * self.number + 12)
+        rows = np.arange(12 * self.number, 12 * self.number + (12 if self.number < 4 else self.of.last))
         self.number += 1
         self.of.read += 1
         return X[rows], Y[rows]
@@ -79,62 +78,48 @@ class OfItself(Batches):
         self.number = state["number"]
 
 
-class Samples:
-    """A stream of single samples without a place; `asked` counts them."""
-
-    def __init__(self):
-        self.asked = 0
+class Unknown(Batches):
+    """No place is known: batches are passed over, and are read again."""
 
     def __iter__(self):
+        return (batch for batch in Drawing(self))
+
+
+class Samples:
+    """A stream of single samples without a place, which fills one array anew."""
+
+    def __iter__(self):
+        buffer = np.empty_like(X[0])
         for x, y in zip(X, Y, strict=True):
-            self.asked += 1
-            yield x, y
+            buffer[:] = x
+            yield buffer, y
 
 
-@pytest.mark.parametrize(("make", "steps"), [(Batches, 2), (OfItself, None)], ids=["steps", "passes"])
-def test_a_loader_that_knows_its_place_is_read_on_from_there(tmp_path, make, steps):
+def kept(folder):
+    return {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(folder), "resume": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("make", "steps", "cut", "read"),
+    [
+        # One batch is looked at before training; then those after the third, and none before it.
+        (Batches, 2, 3, 1 + 8 - 3),
+        (OfItself, None, 3, 1 + 10 - 3),
+        (Unknown, None, 3, 1 + 10),
+        (Unknown, 2, 3, 1 + 8),
+        (lambda: Batches(last=5), 6, 4, 1 + 24 - 4),  # read on from a short batch, padded as the others
+    ],
+    ids=["steps", "passes", "unknown", "unknown steps", "short"],
+)
+def test_a_loader_that_knows_its_place_is_read_on_from_there(tmp_path, make, steps, cut, read):
     more = {"steps_per_epoch": steps, "epochs": 4 if steps else 2, "prefetch": 0}
-    kept = {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(tmp_path), "resume": "auto"}
     whole, first, second = trainer(), trainer(), trainer()
     whole.fit(make(), config(**more))
-    first.fit(make(), (X, Y), config(max_steps=3, **more, **kept))  # validated by number
+    first.fit(make(), (X, Y), config(max_steps=cut, **more, **kept(tmp_path)))  # validated by number
     loader = make()
-    second.fit(loader, (X, Y), config(**more, **kept))
+    second.fit(loader, (X, Y), config(**more, **kept(tmp_path)))
     assert bits(whole) == bits(second)
-    # One batch was looked at before training; then those after the third, and none before it.
-    assert loader.read == 1 + (8 if steps else 10) - 3
-
-
-def test_a_place_before_a_short_batch_is_gone_on_from(tmp_path):
-    class Short(Batches):
-        def __iter__(self):
-            return ShortDrawing(self)
-
-    class ShortDrawing(Drawing):
-        def __next__(self):
-            x, y = super().__next__()
-            return (x[:5], y[:5]) if self.number == 5 else (x, y)
-
-    kept = {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(tmp_path), "resume": "auto"}
-    whole, second = trainer(), trainer()
-    whole.fit(Short(), config(steps_per_epoch=6))
-    trainer().fit(Short(), config(steps_per_epoch=6, max_steps=4, **kept))
-    second.fit(Short(), config(steps_per_epoch=6, **kept))  # "a batch of 12 samples after one of at most 5"
-    assert bits(whole) == bits(second)
-
-
-def test_a_run_without_its_place_would_read_others(tmp_path):
-    # Not vacuous: where the place is not kept, batches are passed over, and are read again.
-    kept = {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(tmp_path), "resume": "auto", "prefetch": 0}
-
-    class Unknown(Batches):
-        def __iter__(self):
-            return (batch for batch in Drawing(self))
-
-    trainer().fit(Unknown(), config(max_steps=3, **kept))
-    loader = Unknown()
-    trainer().fit(loader, config(**kept))
-    assert loader.read == 1 + 10
+    assert loader.read == read
 
 
 def test_single_samples_are_batched_and_gone_on_from(tmp_path):
@@ -142,23 +127,19 @@ def test_single_samples_are_batched_and_gone_on_from(tmp_path):
     arrays.fit(X, Y, config(shuffle=False))
     rows.fit(Rows(Samples()), config())
     assert bits(arrays) == bits(rows)
-    kept = {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(tmp_path), "resume": "auto"}
-    cut.fit(Rows(Samples()), config(max_steps=17, **kept))
-    again.fit(Rows(Samples()), config(batch_size=4, **kept))
+    cut.fit(Rows(Samples()), config(max_steps=17, **kept(tmp_path)))
+    again.fit(Rows(Samples()), config(batch_size=4, **kept(tmp_path)))
     assert bits(again) == bits(arrays)
 
 
-def test_a_loader_that_takes_no_place_is_refused(tmp_path):
-    kept = {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(tmp_path), "resume": "auto"}
-    trainer().fit(Batches(), config(max_steps=2, **kept))
-    plain = [(X[i : i + 12], Y[i : i + 12]) for i in range(0, 60, 12)]
-
-    class Plain:
-        def __iter__(self):
-            return iter(plain)
-
-    with pytest.raises(CheckpointError, match="Plain"):
-        trainer().fit(Plain(), config(**kept))
+def test_a_loader_that_takes_no_place_is_refused_and_places_are_json(tmp_path):
+    trainer().fit(Batches(), config(max_steps=2, **kept(tmp_path)))
+    with pytest.raises(CheckpointError, match="Unknown"):
+        trainer().fit(Unknown(), config(**kept(tmp_path)))
+    value = {"a": [1, (2, None)], 3: b"x", "n": np.arange(3, dtype=np.uint32)}
+    back = unpacked(packed(value))
+    assert (back.pop("n").tolist(), back) == (value.pop("n").tolist(), value)
+    assert packed(object()) is None
 
 
 def test_places_of_ranks_are_their_own_and_not_cut_anew():
@@ -190,70 +171,29 @@ def test_ranks_that_share_a_stream_take_each_sample_once_and_go_on_at_any_number
     assert sorted(np.concatenate(seen).tolist()) == list(range(20))
 
 
-def test_a_source_may_fill_one_array_anew():
-    one = np.zeros(2)
-
-    def source():
-        for i in range(4):
-            one[:] = i
-            yield {"x": one, "more": (one, [one])}
-
-    (batch, _), *_ = RowBatches(Rows(list_of(source)), 4, 0, 1)
-    for leaf in jax.tree.leaves(batch):
-        np.testing.assert_array_equal(leaf.reshape(4, -1)[:, 0], np.arange(4.0))
-
-
-def list_of(make):
-    """Something that begins anew with each pass."""
-    return type("Source", (), {"__iter__": lambda self: make()})()
-
-
-def test_what_no_json_holds_is_no_place():
-    class Odd:
-        def get_state(self):
-            return object()
-
-        set_state = None
-
-        def __next__(self):
-            raise StopIteration
-
-        def __iter__(self):
-            return self
-
-    assert Reader(Odd()).place() is None
-    value = {"a": [1, (2, None)], 3: b"x", "n": np.arange(3, dtype=np.uint32)}
-    back = unpacked(packed(value))
-    assert (back["a"], back[3], back["n"].tolist(), back["n"].dtype) == (
-        [1, (2, None)],
-        b"x",
-        [0, 1, 2],
-        np.uint32,
-    )
-
-
 # ---- the libraries themselves, where they are installed ----------------------------------------------
 
 
-def grain_batches():
+SOURCE = [(x, np.int32(y)) for x, y in zip(X, Y, strict=True)]
+
+
+def grain_rows():
     grain = pytest.importorskip("grain", reason="pip install 'cyxjax[grain]'")
-    source = [(X[i], np.int32(Y[i])) for i in range(60)]
-    return grain.MapDataset.source(source).shuffle(seed=1).to_iter_dataset().batch(12)
+    return grain, grain.MapDataset.source(SOURCE).shuffle(seed=1).to_iter_dataset()
 
 
-def grain_loader(workers=0):
+def grain_batches():
+    return grain_rows()[1].batch(12)
+
+
+def grain_loader():
     grain = pytest.importorskip("grain.python", reason="pip install 'cyxjax[grain]'")
-    source = [(X[i], np.int32(Y[i])) for i in range(60)]
     sampler = grain.IndexSampler(60, grain.NoSharding(), shuffle=True, num_epochs=1, seed=2)
-    return grain.DataLoader(
-        data_source=source, sampler=sampler, operations=[grain.Batch(12)], worker_count=workers
-    )
+    return grain.DataLoader(data_source=SOURCE, sampler=sampler, operations=[grain.Batch(12)], worker_count=0)
 
 
 def grain_workers():
-    grain = pytest.importorskip("grain", reason="pip install 'cyxjax[grain]'")
-    source = [(X[i], np.int32(Y[i])) for i in range(60)]
-    rows = grain.MapDataset.source(source).shuffle(seed=1).to_iter_dataset()
+    grain, rows = grain_rows()
     return Rows(rows.mp_prefetch(grain.multiprocessing.MultiprocessingOptions(num_workers=1)))
 
 
@@ -301,11 +241,10 @@ def test_a_stream_of_torchs_gives_single_samples(monkeypatch):
 )
 def test_streams_of_other_libraries_go_on_where_they_were_cut(tmp_path, make, steps):
     more = {"steps_per_epoch": steps, "epochs": 3, "batch_size": 12}
-    kept = {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(tmp_path), "resume": "auto"}
     whole, first, second = trainer(), trainer(), trainer()
     expected = whole.fit(make(), config(**more))
-    first.fit(make(), config(max_steps=7, **more, **kept))
-    history = second.fit(make(), config(**more, **kept))
+    first.fit(make(), config(max_steps=7, **more, **kept(tmp_path)))
+    history = second.fit(make(), config(**more, **kept(tmp_path)))
     assert bits(whole) == bits(second)
     assert history.train_losses == expected.train_losses
     assert history.num_steps == (12 if steps else 15)
