@@ -1,4 +1,4 @@
-"""Data sets by name: real data that is here, splits that never change, errors that name file and field."""
+"""Data sets by name: real data, splits that never change, errors that name file and field; packed texts."""
 
 import gzip
 import struct
@@ -6,12 +6,14 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cyxjax.data import catalog
-from cyxjax.data.catalog import load_dataset, names
+from cyxjax.data.catalog import as_splits, load_dataset
 from cyxjax.data.sources import Subset
-from cyxjax.data.splits import DatasetInfo, stratified_rows
-from cyxjax.data.text import decode, encode
+from cyxjax.data.splits import DatasetInfo, split_rows, stratified_rows
+from cyxjax.data.text import IGNORED, decode, encode, pack
 from cyxjax.errors import ConfigError, DataError
 
 FIRST_TEST_LABELS = [1, 5, 6, 3, 5, 7, 9, 2, 9, 0, 5, 9]
@@ -31,16 +33,8 @@ def test_digits():
     assert [len(part) for part in splits[:3]] == [1258, 180, 359]  # 1,797 in all: 70, 10 and 20 in 100
     # every class is divided alike: 174 to 183 scans of each, so 34 to 37 in the test set
     assert np.bincount(take_all(splits.test)[1]).min() >= 34
-
-
-def test_digits_are_split_the_same_every_time_and_without_overlap():
-    one, other = load_dataset("digits"), load_dataset("digits")
-    for a, b in zip(one[:3], other[:3], strict=True):
-        assert np.array_equal(take_all(a)[0], take_all(b)[0])
-    assert one.test.targets[:12].tolist() == FIRST_TEST_LABELS  # on every machine
-    assert not np.array_equal(one.val.targets, load_dataset("digits", split_seed=1).val.targets)
-    rows = np.concatenate(stratified_rows(np.arange(100) % 3, (0.7, 0.1, 0.2), 0))
-    assert np.array_equal(np.sort(rows), np.arange(100))
+    assert splits.test.targets[:12].tolist() == FIRST_TEST_LABELS  # on every machine
+    assert not np.array_equal(splits.val.targets, load_dataset("digits", split_seed=1).val.targets)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +56,7 @@ def test_tables_are_standardised_by_their_training_rows(name, shape, task, class
     assert targets.shape[1:] == ((1,) if task == "regression" else ())
 
 
-def test_text_predicts_the_next_character():
+def test_text_predicts_the_next_character(tmp_path):
     splits = load_dataset("text", sequence_length=32)
     inputs, targets = take_all(splits.train)
     assert inputs.shape == targets.shape == (len(splits.train), 32)
@@ -74,16 +68,12 @@ def test_text_predicts_the_next_character():
     assert "assert" in decode(inputs, vocabulary)  # the first help topic is the assert statement
     with pytest.raises(DataError, match="'€' .*1 .*2"):
         encode("a€", "ab")
-    with pytest.raises(ConfigError, match="sequence_length=0"):
-        load_dataset("text", sequence_length=0)
-
-
-def test_a_text_of_ones_own(tmp_path):
     (tmp_path / "poem.txt").write_text("abcab" * 40, encoding="utf-8")
     splits = load_dataset("text", tmp_path / "poem.txt", sequence_length=4)
     assert (splits.info.vocabulary, len(splits.train)) == ("abc", (160 - 1) // 4)
-    with pytest.raises(ConfigError, match="sequence_length=64 .*20"):
-        load_dataset("text", tmp_path / "poem.txt")
+    for length in (0, 64):
+        with pytest.raises(ConfigError, match=f"sequence_length={length} "):
+            load_dataset("text", tmp_path / "poem.txt", sequence_length=length)
 
 
 def test_unknown_names_and_options_are_answered_with_the_nearest():
@@ -99,7 +89,6 @@ def test_unknown_names_and_options_are_answered_with_the_nearest():
         load_dataset("csv", "nowhere.csv")
     with pytest.raises(ConfigError, match=r"\(0\.0, 0\.5, 0\.5\)"):
         load_dataset("wine", val_fraction=0.5, test_fraction=0.5)
-    assert "digits" in names()
 
 
 def test_digits_are_those_of_the_library_which_is_not_loaded(monkeypatch):
@@ -271,8 +260,9 @@ def test_csv(tmp_path):
     path.write_text("a,price\n" + "".join(f"{i},{10 * i}\n" for i in range(30)))
     with pytest.raises(DataError, match="30 samples .*30 classes .*3 splits.*regression"):
         load_dataset("csv", path)
+    path.write_text("a,price\n" + "".join(f"{i},{10**10 * i}\n" for i in range(30)))  # no labels
     priced = load_dataset("csv", path, task="regression")
-    assert np.array_equal(take_all(priced.val)[1][:, 0], take_all(priced.val)[0][:, 0] * 10)
+    assert np.array_equal(take_all(priced.val)[1][:, 0], take_all(priced.val)[0][:, 0] * np.float32(10**10))
 
 
 @pytest.mark.parametrize(
@@ -307,12 +297,123 @@ def test_image_folder(tmp_path):
     assert splits.info.class_names == ("cat", "dog")
     grey = load_dataset("image_folder", tmp_path, image_size=8, grey=True, num_workers=0)
     assert take_all(grey.val)[0].shape == (2, 8, 8, 1)
+    with pytest.raises(DataError, match=f"^{tmp_path / 'cat'}: "):
+        load_dataset("image_folder", tmp_path / "cat")
     (tmp_path / "cat" / "0.png").write_bytes(b"not an image")
     with pytest.raises(DataError, match=r"cat/0\.png"):
         [take_all(part) for part in load_dataset("image_folder", tmp_path)[:3]]
 
 
-def test_without_pillow_it_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(ConfigError, match="PIL.* pillow"):
-        load_dataset("image_folder", tmp_path)
+def test_every_class_is_divided_in_the_fractions():
+    # 70 of class 0, 20 of class 1, 10 of class 2, mixed: a tenth and a fifth of each, to the sample.
+    labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [70, 20, 10]))
+    parts = stratified_rows(labels, (0.7, 0.1, 0.2), seed=3)
+    counts = [np.bincount(labels[rows], minlength=3).tolist() for rows in parts]
+    assert counts == [[49, 14, 7], [7, 2, 1], [14, 4, 2]]
+    assert sorted(np.concatenate(parts)) == list(range(100))
+    assert all((np.diff(rows) > 0).all() for rows in parts)
+
+
+def test_the_seed_makes_the_split_and_nothing_else_does():
+    labels = np.arange(60) % 3
+    first, again, other = (stratified_rows(labels, (0.5, 0.5), seed=s) for s in (1, 1, 2))
+    assert np.array_equal(first[0], again[0])
+    assert not np.array_equal(first[0], other[0])
+
+
+def test_quantities_are_no_classes():
+    # As classes, each of these targets would be a class of one sample.
+    train, val, test = split_rows(np.linspace(0, 1, 50), "regression")
+    assert (len(train), len(val), len(test)) == (35, 5, 10)
+
+
+def test_what_cannot_be_split_is_refused():
+    with pytest.raises(ConfigError, match=r"\(0\.5, 0\.6\)"):
+        stratified_rows(np.arange(9) % 3, (0.5, 0.6), 0)
+    with pytest.raises(DataError, match="3 samples .*3 classes .*2 splits"):
+        stratified_rows(np.arange(3), (0.9, 0.1), 0)
+
+
+WORDS = b"a,b\n" + b"1,cat\n2,dog\n" * 20
+FILES = [
+    ("csv", WORDS, {"task": "regression"}, "given: .* 'cat'"),
+    ("csv", b"a,b\n\xff,1\n", {}, "given: .*position 4.*UTF-8"),
+    ("text", b"\xff\xfe" * 50, {}, "given: .*position 0.*UTF-8"),
+    ("text", b"to be or not " * 50, {"val_fraction": 0.0}, "stretch of 0 characters"),
+    ("npy", b"no array", {}, r"y\.npy: .*np\.save"),
+    ("mnist", b"a file, no folder", {}, "given: .*train-images"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "said"),
+    FILES,
+    ids=range(len(FILES)),
+)
+def test_a_file_that_is_no_data_is_named(tmp_path, name, content, options, said):
+    for file in ("x.npy", "y.npy", "given"):
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises((ConfigError, DataError), match=said) as told:
+        load_dataset(name, tmp_path if name == "npy" else tmp_path / "given", **options)
+    assert str(told.value).count("HINT") == 1
+
+
+def write_image(path):
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow: pip install pillow")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.new("RGB", (4, 4)).save(path)
+
+
+def test_images_that_are_split_already_keep_their_parts(tmp_path):
+    for part, count in {"train": 3, "val": 2, "test": 1}.items():
+        for number in range(count):
+            for name in ("cat", "dog"):
+                write_image(tmp_path / part / name / f"{number}.png")
+    splits = load_dataset("image_folder", tmp_path, image_size=4)
+    assert [len(part) for part in splits[:3]] == [6, 4, 2]
+
+
+def test_what_a_loader_of_one_s_own_gives_is_asked_for_what_a_model_needs():
+    with pytest.raises(DataError, match=r"'mine' .*dict.*cx\.data\.Splits"):
+        as_splits("mine", {})
+
+    class Items:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return np.float32([index]), np.int32(0)
+
+    with pytest.raises(ConfigError, match=r"'mine' .*cx\.data\.DatasetInfo"):
+        as_splits("mine", (Items(), Items(), Items()))
+
+
+def test_texts_share_rows():
+    packed = pack([[1, 2, 3], [4], [5, 6], [7, 8, 9, 10, 11, 12]], 4)
+    assert packed.tokens.tolist() == [[1, 2, 5, 11], [7, 8, 9, 10]]
+    assert packed.targets.tolist() == [[2, 3, 6, 12], [8, 9, 10, 11]]
+    assert packed.segments.tolist() == [[1, 1, 2, 3], [1, 1, 1, 1]]
+    assert packed.positions.tolist() == [[0, 1, 0, 0], [0, 1, 2, 3]]
+    assert packed.filled == 1.0
+
+
+@given(st.lists(st.lists(st.integers(1, 9), max_size=12), min_size=1, max_size=90), st.integers(1, 7))
+def test_every_pair_stands_once(texts, length):
+    pairs = sorted((a, b) for text in texts for a, b in zip(text, text[1:], strict=False))
+    if not pairs:
+        assert pack(texts, length).tokens.shape == (0, length)
+        return
+    packed = pack(texts, length)
+    real = packed.targets != IGNORED
+    assert sorted(zip(packed.tokens[real].tolist(), packed.targets[real].tolist(), strict=True)) == pairs
+    assert ((packed.segments > 0) == real).all()
+    assert (packed.tokens[~real] == 0).all()
+    starts = (packed.positions == 0) & real
+    same = np.diff(packed.segments, axis=1, prepend=0) == 0
+    assert (starts == (real & ~same)).all()  # places count on within a text, and begin anew with each
+
+
+@pytest.mark.parametrize("text", [[1.5, 2.0], "ab"])
+def test_what_is_no_text_is_refused(text):
+    with pytest.raises(TypeError):
+        pack([[1, 2], text], 4)

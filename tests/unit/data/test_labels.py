@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from cyxjax.core.mesh import build_mesh, put_rows
-from cyxjax.data.catalog import load_dataset
 from cyxjax.data.labels import WatchedDataset, check_labels, watched
 from cyxjax.data.sources import ArrayDataset, Subset, as_dataset
 from cyxjax.errors import DataError, WrappingError
@@ -68,20 +67,6 @@ def test_a_fit_refuses_it(kind, wrong):
         trainer().fit(*data, config(validation_split=split))
 
 
-@pytest.mark.usefixtures("two_devices")
-def test_a_loader_that_is_asked_for_batches_is_refused_by_value_and_row():
-    batches = [(X[:8], np.arange(8) % 3), (X[:8], np.array([0, 1, WRAPS, 0, 1, 2, 0, 1]))]
-
-    class Loader:
-        batch_size = 8
-
-        def __iter__(self):
-            return iter(batches)
-
-    with pytest.raises(DataError, match=f"batch 1: sample 2 .*label {WRAPS}"):
-        trainer().fit(Loader(), None, config(epochs=1))
-
-
 def test_values_that_jax_would_cut_are_refused_before_they_reach_a_device():
     mesh = build_mesh(jax.devices()[:2])
     for dtype, value in ((np.int64, 2**31), (np.int64, -(2**31) - 1), (np.uint64, 2**32)):
@@ -91,25 +76,6 @@ def test_values_that_jax_would_cut_are_refused_before_they_reach_a_device():
             put_rows(mesh, {"tokens": rows})
     largest = np.full(4, 2**31 - 1)
     assert np.asarray(put_rows(mesh, largest)).tolist() == largest.tolist()
-
-
-@pytest.mark.parametrize("name", ["npz", "csv"])
-def test_a_label_in_a_file_is_refused_with_its_row(tmp_path, name):
-    path = tmp_path / f"data.{name}"
-    found = labels(WRAPS)
-    if name == "npz":
-        np.savez(path, x=X, y=found)
-    else:
-        path.write_text("a,label\n" + "".join(f"0.5,{label}\n" for label in found))
-    with pytest.raises(DataError, match=f"labels 0 to {WRAPS}"):
-        load_dataset(name, path)
-
-
-def test_large_whole_quantities_are_no_labels(tmp_path):
-    path = tmp_path / "people.csv"
-    path.write_text("area,people\n" + "".join(f"{i},{5_000_000_000 + i}\n" for i in range(40)))
-    splits = load_dataset("csv", path, task="regression")
-    assert splits.train.targets.min() >= 4.9e9
 
 
 def test_a_dataset_is_watched_once():

@@ -1,7 +1,5 @@
 """Loaders: torch's habits, this process's share, threads that end."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -53,36 +51,6 @@ def test_each_process_gets_its_samplers_share():
         sampler = DistributedSampler(10, 3, rank, shuffle=False)
         shares += labels(DataLoader((X, Y), batch_size=2, sampler=sampler))
     assert shares == [[0, 3], [6, 9], [1, 4], [7, 0], [2, 5], [8, 1]]
-
-
-def test_the_loop_of_the_guides():
-    sampler = DistributedSampler((Y), num_replicas=2, rank=1, shuffle=True)
-    loader = DataLoader((X, Y), batch_size=4, sampler=sampler)
-    epochs = []
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        epochs.append(sum(labels(loader), []))
-        assert epochs[-1] == sampler.get_indices().tolist()
-    assert epochs[0] != epochs[1]
-
-
-def test_leaving_the_loop_early_ends_the_thread():
-    for _ in DataLoader((X, Y), batch_size=1, prefetch=2):
-        break
-    assert not [t for t in threading.enumerate() if t.name == "cyxjax-prefetch"]
-
-
-def test_an_item_that_raises_is_named_through_workers_and_prefetch():
-    class Broken(list):
-        def __getitem__(self, index):
-            if index == 7:
-                raise OSError("disk")
-            return X[index], Y[index]
-
-    loader = DataLoader(Broken(range(10)), batch_size=3, num_workers=2)
-    with pytest.raises(DataError, match="item 7 of Broken raised OSError: disk"):
-        labels(loader)
-    loader.dataset.close()
 
 
 def test_what_does_not_fit_is_refused():

@@ -4,11 +4,14 @@ import os
 import signal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import cyxjax as cx
 from cyxjax.errors import EXIT_PREEMPTED, ConfigError
+from cyxjax.train.hooks.composite import checked
+from cyxjax.train.hooks.hook import stops
 from tests.support.trainers import VAL, X, Y, config, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -93,33 +96,23 @@ def test_the_learning_rate_falls_with_any_strategy(comm):
     assert one.program.train_step._cache_size() == 1
 
 
-def test_a_fit_that_a_signal_stopped_says_so(capfd):
-    class Preempted(cx.Callback):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_fit_that_a_signal_stopped_says_so_and_keeps_the_history(capfd, number):
+    class Stopped(cx.Callback):
         def on_epoch(self, info):  # once: a second signal ends the process
             if info.position.epoch == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), number)
 
-    one = trainer(callbacks=[Preempted()])
-    with pytest.raises(SystemExit) as ended:
-        one.fit(X, Y, config(epochs=3))
-    assert ended.value.code == EXIT_PREEMPTED
+    one = trainer(callbacks=[Stopped()])
+    if number == signal.SIGTERM:
+        with pytest.raises(SystemExit) as ended:
+            one.fit(X, Y, config(epochs=3))
+        assert ended.value.code == EXIT_PREEMPTED
+    else:
+        assert one.fit(X, Y, config(epochs=3)).stopped_by == "interrupt"
     assert one.stopped_by_signal
     assert 0 < len(one.history.train_losses) < 3
     assert f"step {one.history.num_steps}" in capfd.readouterr().err
-
-
-def test_after_an_interrupt_the_history_so_far_is_returned(capfd):
-    class Interrupted(cx.Callback):
-        def on_epoch(self, info):
-            if info.position.epoch == 1:
-                os.kill(os.getpid(), signal.SIGINT)
-
-    one = trainer(callbacks=[Interrupted()])
-    history = one.fit(X, Y, config(epochs=3))
-    assert history.stopped_by == "interrupt"
-    assert 0 < len(history.train_losses) < 3
-    assert one.stopped_by_signal
-    assert f"step {history.num_steps}" in capfd.readouterr().err
 
 
 def test_training_stops_early_and_a_resumed_run_has_waited_already(tmp_path):
@@ -138,6 +131,17 @@ def test_training_stops_early_and_a_resumed_run_has_waited_already(tmp_path):
     assert (len(by_config.train_losses), by_config.stopped_by) == (3, "early_stopping")
 
 
+def test_the_best_epoch_is_kept(tmp_path):
+    # Validation labels that contradict the training's: the more is learned the worse, so epoch 0 is best.
+    path, wrong = str(tmp_path / "best_model.pt"), (VAL[0], (VAL[1] + 1) % 3)
+    history = trainer(callbacks=[cx.BestCheckpoint(path)]).fit(X, Y, *wrong, config(epochs=4))
+    assert history.val_losses == sorted(history.val_losses)
+    other = trainer()
+    other.load_checkpoint(path)
+    assert other.evaluate(*wrong)[0] == pytest.approx(history.val_losses[0], rel=1e-6)
+    assert other.history.val_losses == history.val_losses[:1]
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -147,3 +151,20 @@ def test_training_stops_early_and_a_resumed_run_has_waited_already(tmp_path):
 def test_bad_options_are_refused(make, says):
     with pytest.raises(ConfigError, match=says):
         make()
+
+
+def test_true_stops_and_nothing_else():
+    for answer in (True, np.True_, jnp.array(True)):
+        assert stops(answer)
+    for answer in (None, False, np.False_, jnp.array(False), 0, 1, {"loss": 1.0}, "stop", np.ones(3)):
+        assert not stops(answer)
+
+
+@pytest.mark.parametrize("name", ["on_epoch_end", "on_train_begin", "on_save_checkpoint"])
+def test_a_method_of_another_library_prints_a_line_that_names_it(name, capfd):
+    own = type("Own", (cx.Callback,), {name: lambda self, *values: None})
+    checked([own(), cx.EarlyStopping(3), cx.EMA(), cx.TerminateOnNaN()])
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert name in said
+    assert "Own" in said

@@ -12,7 +12,7 @@ from cyxjax.cli import audit
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import build_mesh
-from cyxjax.data.batches import BatchPlan, HostBatch, iterate
+from cyxjax.data.batches import BatchPlan
 from cyxjax.data.ledger_file import read_ledger
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset
@@ -103,11 +103,6 @@ def test_a_checkpoint_of_another_past_is_found(tmp_path, capsys):
     assert "the checkpoint of step 12 was trained on other samples" in capsys.readouterr().out
 
 
-def test_a_folder_without_a_ledger_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"ledger\.jsonl"):
-        audit.main([str(tmp_path)])
-
-
 def test_a_changed_seed_is_told_at_the_resume_and_by_the_audit(tmp_path, capsys):
     fit(tmp_path, max_steps=6)  # two steps into epoch 1
     fit(tmp_path, seed=1, verbose=True)
@@ -140,6 +135,8 @@ def test_loaders_have_no_ids_and_leave_no_ledger(tmp_path):
 
     trainer.fit(Loader(), None, TrainConfig(verbose=False, epochs=1, run_dir=str(tmp_path)))
     assert not (tmp_path / "ledger.jsonl").exists()
+    with pytest.raises(DataError, match=r"ledger\.jsonl"):
+        audit.main([str(tmp_path)])
 
 
 def test_what_the_feed_notes_does_not_depend_on_the_replicas():
@@ -156,10 +153,3 @@ def test_what_the_feed_notes_does_not_depend_on_the_replicas():
     assert taken[0] == taken[1]
     assert [(noted.first, noted.stop) for noted in taken[0]] == [(16, 32), (32, 48), (48, 50)]
     assert [noted.found.samples for noted in taken[0]] == [16, 16, 2]
-
-
-def test_batches_say_which_samples_they_hold():
-    x, y = data()
-    host = next(iterate(ArrayDataset(x, y), Order(SAMPLES, 3), BatchPlan(SAMPLES, 16), [0]))
-    assert isinstance(host, HostBatch)
-    np.testing.assert_array_equal(host.inputs, x[host.ids])
