@@ -1,4 +1,7 @@
-"""The ledger is the same at every world size; the audit names the first span that is wrong, and how."""
+"""The ledger is the same at every world size; the audit names the first span that is wrong, and how.
+
+A file that was torn or damaged ends at the checkpoint again, and what is written again is proved.
+"""
 
 import json
 
@@ -7,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cyxjax.data import ledger
 from cyxjax.data.ledger import (
     Delivered,
     Record,
@@ -19,7 +21,8 @@ from cyxjax.data.ledger import (
     span_of_step,
     walk,
 )
-from cyxjax.data.order import mix
+from cyxjax.data.ledger_file import cut_back, line, read_ledger
+from cyxjax.errors import DataError
 
 FACTS = StreamFacts(23, 4, drop_last=False, seed=9, shuffle=True)  # 6 steps an epoch, the last of 3 samples
 
@@ -46,9 +49,10 @@ def run(*cuts, facts=FACTS, change=lambda number, ids: ids, at=(0, 0)):
 CUTS = [(0, 8), (0, 20), (1, 4), (1, 12), (2, 0), (2, 16), (3, 0)]
 
 
-def test_a_faithful_run_has_no_findings():
+def test_a_faithful_run_has_no_findings_and_one_with_a_line_less_has():
     records = run(*CUTS)
     assert audit(records) == []
+    assert [(f.step, f.kind) for f in audit(records[:2] + records[3:])] == [(5, "skipped")]
     end = list(walk(records))[-1].after
     assert (end.steps, end.samples) == (
         18,
@@ -72,17 +76,11 @@ def test_padding_is_not_consumed():
     assert delivered(ids, real) == [held([3, 1, 2, 0]), held([4])]
 
 
-def test_sums_of_many_ids_are_made_in_parts(monkeypatch):
-    whole = FACTS.promised(1, 3, 23)
-    monkeypatch.setattr(ledger, "_AT_ONCE", 4)
-    assert FACTS.promised(1, 3, 23) == whole
-
-
 @pytest.mark.parametrize(
     ("ids_of_span_4", "kind", "said"),
     [
-        (lambda ids: ids[:-1], "skipped", "is missing"),
-        (lambda ids: np.append(ids, ids[2]), "repeated", "came once more"),
+        (lambda ids: ids[1:], "skipped", f"sample {FACTS.ids(1, 4, 5)[0]} is missing"),
+        (lambda ids: np.append(ids, ids[0]), "repeated", f"sample {FACTS.ids(1, 4, 5)[0]} came once more"),
         (
             lambda ids: [*ids[:-1], ids[0]],
             "altered",
@@ -99,15 +97,7 @@ def test_what_was_lost_doubled_or_taken_for_another_is_named_in_its_span(ids_of_
     (finding,) = audit(records)
     assert (finding.step, finding.kind) == (7, kind)
     assert said in str(finding)
-
-
-def test_the_one_sample_that_is_missing_or_came_twice_is_named():
-    for change, said in ((lambda ids: ids[1:], "missing"), (lambda ids: [*ids, ids[0]], "once more")):
-        (finding,) = audit(
-            run(*CUTS, change=lambda n, ids, change=change: np.array(change(ids)) if n == 0 else ids)
-        )
-        assert f"sample {FACTS.ids(0, 0, 1)[0]} " in finding.text
-        assert said in finding.text
+    assert len(audit(records * 9, max_findings=7)) == 7
 
 
 @given(st.data())
@@ -123,11 +113,6 @@ def test_any_substitution_is_caught(data):
         return ids
 
     assert (audit(run(*CUTS, change=substitute)) == []) == (other == 23)
-
-
-def test_findings_stop_at_the_bound():
-    bad = run(*[(epoch, 8) for epoch in range(50)], change=lambda number, ids: ids[1:])
-    assert len(audit(bad, max_findings=7)) == 7
 
 
 @pytest.mark.parametrize(
@@ -158,12 +143,6 @@ def test_a_run_resumed_at_another_size_at_any_sample_is_whole(changes, cut):
 def test_a_resume_at_another_size_from_the_wrong_sample_is_found(at, kind, said):
     found = audit(run((1, 4)) + run((4, 8), facts=FACTS._replace(global_batch_size=5), at=at))
     assert any((f.step, f.kind) == (7, kind) and said in f.text for f in found), found
-
-
-def test_a_line_that_is_gone_is_found():
-    records = run(*CUTS)
-    found = audit(records[:2] + records[3:])
-    assert [(f.step, f.kind) for f in found] == [(5, "skipped")]
 
 
 def test_an_order_changed_within_an_epoch_is_found():
@@ -204,20 +183,139 @@ def test_a_step_of_0_2_0_is_a_span_and_its_checkpoint_is_known_by_its_counts():
         {"stop": 0},
         {"samples": True},
         {"steps": 0},
+        {"last": [1]},
+        {"first": -1},
+        {"epoch": None},
     ],
 )
-def test_only_spans_are_read_as_spans(change):
+def test_only_spans_and_steps_are_read_as_such(change):
     with pytest.raises((ValueError, TypeError)):
         Span.from_json(run((0, 8))[0].span.to_json() | change)
+    if not change.keys() & {"steps", "sum", "x", "stop", "samples"}:
+        with pytest.raises((ValueError, TypeError)):
+            span_of_step(OLD | {"first": 8} | change)
 
 
-@pytest.mark.parametrize("change", [{"last": [1]}, {"last": [1, "0", "x"]}, {"first": -1}, {"epoch": None}])
-def test_only_steps_are_read_as_steps(change):
-    with pytest.raises((ValueError, TypeError)):
-        span_of_step(OLD | {"first": 8} | change)
+# ---- the file ---------------------------------------------------------------------------------------------
+
+PLACES = [(0, 8), (0, 20), (1, 0), (1, 4), (1, 12), (2, 0), (2, 16), (3, 0)]  # after each of the spans
 
 
-def test_ids_are_mixed_so_that_sums_of_few_do_not_meet():
-    mixed = mix(np.arange(60)).tolist()
-    sums = {(mixed[i] + mixed[j]) % 2**64 for i in range(60) for j in range(i)}
-    assert len(sums) == 60 * 59 // 2
+def tallies(records):
+    return [one.after for one in walk(records)]
+
+
+def write(path, records, facts=FACTS):
+    path.write_text(line(facts._asdict()) + "".join(line(one.span.to_json()) for one in records))
+    return path.read_bytes()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.jsonl"
+
+
+MADE = run(*CUTS)
+ENDS = tallies(MADE)
+
+
+def test_spans_after_the_checkpoint_are_taken_back(path):
+    whole = write(path, MADE[:5])
+    with path.open("ab") as file:
+        file.write(b"".join(line(one.span.to_json()).encode() for one in MADE[5:7]) + b'{"steps": 13, "sa')
+    cut = cut_back(path, ENDS[4], PLACES[4], FACTS)
+    assert (cut.taken_back, cut.made_again, cut.missing) == (7, 0, 0)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"steps": 8, "samp', b"\0" * 512, b'{"a"\n', b"[" * 9000 + b"\n"])
+def test_what_is_shorter_than_the_checkpoint_is_written_again_and_proved(path, torn):
+    write(path, MADE[:2])
+    with path.open("ab") as file:
+        file.write(torn)
+    cut = cut_back(path, ENDS[-1], PLACES[-1], FACTS)
+    assert (cut.made_again, cut.missing) == (13, 0)
+    kept = read_ledger(path)
+    assert audit(kept.records) == []
+    assert tallies(kept.records)[-1] == ENDS[-1]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.replace(b'"samples": 12,', b'"samples": 13,', 1),
+        lambda data: data.replace(b'"sum": "', b'"sum": "-', 1),
+        lambda data: data[:300] + bytes(100) + data[400:],
+        lambda data: b"",
+    ],
+    ids=["samples", "sum", "zeros", "gone"],
+)
+def test_a_file_that_is_damaged_in_the_middle_is_mended(path, damage):
+    whole = write(path, MADE)
+    path.write_bytes(damage(whole))
+    assert path.read_bytes() != whole
+    cut = cut_back(path, ENDS[-1], PLACES[-1], FACTS)
+    assert (cut.made_again > 0, cut.missing) == (True, 0)
+    kept = read_ledger(path)
+    assert audit(kept.records) == []
+    assert tallies(kept.records)[-1] == ENDS[-1]
+
+
+def test_what_cannot_be_proved_is_not_written(path):
+    # What was really delivered is not what the order promises: the record of it is kept as far as it goes.
+    odd = run(*CUTS, change=lambda number, ids: ids[1:] if number == 5 else ids)
+    write(path, odd[:4])
+    cut = cut_back(path, tallies(odd)[-1], PLACES[-1], FACTS)
+    assert cut.missing == ENDS[-1].steps - ENDS[3].steps
+    assert [one.span for one in read_ledger(path).records] == [one.span for one in odd[:4]]
+
+
+def test_the_ledger_of_another_run_is_kept_aside(path):
+    other = write(path, run(*CUTS, facts=FACTS._replace(seed=1)), FACTS._replace(seed=1))
+    assert cut_back(path, ENDS[3], PLACES[3], FACTS).made_again == ENDS[3].steps
+    assert audit(read_ledger(path).records) == []
+    assert path.with_name("ledger.jsonl.old").read_bytes() == other
+
+
+def test_a_checkpoint_of_0_2_0_knows_no_sum_and_takes_it_from_the_file(path):
+    whole = write(path, MADE)
+    old = Tally(ENDS[4].steps, ENDS[4].samples, None)
+    assert cut_back(path, old, PLACES[4], FACTS).total == ENDS[4].total
+    assert whole.startswith(path.read_bytes())
+    write(path, MADE[:2])
+    cut = cut_back(path, old, PLACES[4], FACTS)  # nothing to prove it by
+    assert (cut.made_again, cut.missing) == (0, ENDS[4].steps - ENDS[1].steps)
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_whatever_tears_it_the_end_is_the_checkpoint_s(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("torn") / "ledger.jsonl"
+    whole = write(path, MADE)
+    at = data.draw(st.integers(0, len(MADE) - 1))
+    cut = data.draw(st.integers(0, len(whole)))
+    tail = data.draw(st.sampled_from([b"", bytes(64), b"\xff\n", b'{"steps":']) | st.binary(max_size=40))
+    path.write_bytes(whole[:cut] + tail)
+    cut_back(path, ENDS[at], PLACES[at], FACTS)
+    records = read_ledger(path).records
+    assert audit(records) == []
+    assert tallies(records)[-1] == ENDS[at]
+
+
+def test_a_link_is_refused_and_its_target_untouched(path, tmp_path):
+    target = tmp_path / "target"
+    target.write_text("mine")
+    path.symlink_to(target)
+    for use in (read_ledger, lambda p: cut_back(p, ENDS[0], PLACES[0], FACTS)):
+        with pytest.raises(DataError, match="is a link"):
+            use(path)
+    assert target.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"steps": 1}\n', "[]\n", '{"seed": "x"}\n', '{"seed": 1}\n', "nothing\n", "[" * 9000 + "\n"]
+)
+def test_what_is_no_ledger_is_refused_with_its_line(path, text):
+    path.write_text(text)
+    with pytest.raises(DataError, match="line 1"):
+        read_ledger(path)

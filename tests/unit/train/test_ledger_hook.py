@@ -1,6 +1,11 @@
-"""A run records what it consumed; `cyxjax audit` finds the one batch somebody tampered with."""
+"""A run records what it consumed; `cyxjax audit` finds the one batch somebody tampered with.
+
+A resumed run goes on from the sample it had come to, at any batch and world size.
+"""
 
 import json
+import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,20 +15,33 @@ from flax import linen
 
 from cyxjax.cli import audit
 from cyxjax.config.experiment import TrainConfig
+from cyxjax.config.load import load_config
+from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import build_mesh
 from cyxjax.data.batches import BatchPlan
 from cyxjax.data.ledger_file import read_ledger
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset
+from cyxjax.distributed import process_group
 from cyxjax.errors import DataError
+from cyxjax.train import experiment
 from cyxjax.train.feeding import feed
 from cyxjax.train.feeding.placing import RowPlacer
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.trainer import DistributedTrainer
+from tests.support.trainers import use_devices
 
 SAMPLES = 50  # 16 a step: 4 steps an epoch, the last of 2 samples
+OLD_RUN = Path(__file__).parents[2] / "data" / "run_folder_0_2_0"
+ONE_SAVE = {"global_batch_size": None, "checkpoint_every_n_steps": 100, "verbose": True}
+
+
+@pytest.fixture(autouse=True)
+def no_group_is_left():
+    yield
+    process_group.finalize()
 
 
 def data():
@@ -31,7 +49,9 @@ def data():
     return rng.normal(size=(SAMPLES, 4)).astype(np.float32), rng.integers(0, 3, SAMPLES).astype(np.int32)
 
 
-def fit(folder, **changes):
+def fit(folder, replicas=None, **changes):
+    if replicas is not None:
+        use_devices(replicas)
     trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1))
     options = {"epochs": 3, "global_batch_size": 16, "run_dir": str(folder), "checkpoint_every_n_steps": 5}
     trainer.fit(*data(), config=TrainConfig(**{"verbose": False} | options | changes))
@@ -59,17 +79,8 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_is_whole(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "3 epochs of 50 samples, 150 in all" in shown
     assert "every sample came once per epoch" in shown
-    spans = [record.span for record in read_ledger(tmp_path / "ledger.jsonl").records]
-    assert sum(span.steps for span in spans) == 12
     # a span ends at every save (steps 5, 7, 10 and the ends of epochs) and at the end of an epoch
-    assert [span[:4] for span in spans] == [
-        (0, 0, 50, 4),
-        (1, 0, 16, 1),
-        (1, 16, 48, 2),
-        (1, 48, 50, 1),
-        (2, 0, 32, 2),
-        (2, 32, 50, 2),
-    ]
+    assert places(tmp_path) == [(0, 0, 50), (1, 0, 16), (1, 16, 48), (1, 48, 50), (2, 0, 32), (2, 32, 50)]
 
 
 def test_steps_made_again_count_once(tmp_path, capsys):
@@ -126,14 +137,8 @@ def test_damage_in_the_middle_is_mended_at_the_resume(tmp_path, capsys):
 
 
 def test_loaders_have_no_ids_and_leave_no_ledger(tmp_path):
-    x, y = data()
     trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1))
-
-    class Loader:
-        def __iter__(self):
-            return iter([(x[:16], y[:16]), (x[16:32], y[16:32])])
-
-    trainer.fit(Loader(), None, TrainConfig(verbose=False, epochs=1, run_dir=str(tmp_path)))
+    trainer.fit(Loader(16), None, TrainConfig(verbose=False, epochs=1, run_dir=str(tmp_path)))
     assert not (tmp_path / "ledger.jsonl").exists()
     with pytest.raises(DataError, match=r"ledger\.jsonl"):
         audit.main([str(tmp_path)])
@@ -153,3 +158,88 @@ def test_what_the_feed_notes_does_not_depend_on_the_replicas():
     assert taken[0] == taken[1]
     assert [(noted.first, noted.stop) for noted in taken[0]] == [(16, 32), (32, 48), (48, 50)]
     assert [noted.found.samples for noted in taken[0]] == [16, 16, 2]
+
+
+# ---- another size ------------------------------------------------------------------------------------------
+
+
+def places(folder):
+    """(epoch, first, stop) of each recorded span."""
+    return [record.span[:3] for record in read_ledger(folder / "ledger.jsonl").records]
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),  # (samples a replica, replicas)
+    [((8, 1), (8, 2)), ((16, 1), (64, 1)), ((7, 2), (3, 1))],
+)
+def test_another_size_goes_on_at_exactly_the_next_sample(tmp_path, capsys, first, then):
+    before, after = first[0] * first[1], then[0] * then[1]
+    fit(tmp_path, first[1], batch_size=first[0], max_steps=6, **ONE_SAVE)
+    before_it = places(tmp_path)
+    capsys.readouterr()
+    fit(tmp_path, then[1], batch_size=then[0], **ONE_SAVE)
+    epoch, _, stop = before_it[-1]
+    whole = stop == SAMPLES
+    assert places(tmp_path)[len(before_it)][:2] == ((epoch + 1, 0) if whole else (epoch, stop))
+    shown = capsys.readouterr().out
+    assert f"Resumed with other samples or steps: global_batch_size is {after}, was {before}." in shown
+    assert f"epoch {epoch + whole}, sample {0 if whole else stop})" in shown
+    assert audit.main([str(tmp_path)]) == 0
+    assert "3 epochs of 50 samples, 150 in all" in capsys.readouterr().out
+
+
+def test_drop_last_at_another_size_leaves_out_less_than_one_of_its_steps(tmp_path):
+    fit(tmp_path, 1, batch_size=16, max_steps=2, drop_last=True, **ONE_SAVE)
+    fit(tmp_path, 1, batch_size=20, max_steps=5, drop_last=True, **ONE_SAVE)
+    assert places(tmp_path) == [(0, 0, 32), (1, 0, 40), (2, 0, 20)]  # 18 left: no step of 20
+    assert audit.main([str(tmp_path)]) == 0
+
+
+def test_a_run_folder_of_0_2_0_goes_on_at_another_size(tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(OLD_RUN, run)
+    words = ["--config", str(run / "config.yaml"), "--run-dir", str(run), "--batch-size", "128"]
+    config = load_config([*words, "--max-steps", "36"])
+    use_devices(1)
+    with pytest.MonkeyPatch.context() as patched, jax.numpy_dtype_promotion("standard"):
+        patched.setattr(process_group, "init", lambda **_: process_group.ensure())  # the group of one device
+        assert experiment.run(config) == 0
+    assert "epoch 1, sample 896)" in capsys.readouterr().out
+    assert places(run)[34:] == [(1, 896, 1152)]
+    assert audit.main([str(run)]) == 0
+
+
+class Loader:
+    """Batches, and nothing else: what its samples are only it knows."""
+
+    def __init__(self, size):
+        self._size = size
+
+    def __iter__(self):
+        x, y = data()
+        for start in range(0, SAMPLES, self._size):
+            yield x[start : start + self._size], y[start : start + self._size]
+
+
+def fit_loader(folder, size, **changes):
+    use_devices(1)
+    trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1))
+    config = DistributedTrainingConfig(
+        epochs=1, checkpoint_dir=str(folder), checkpoint_every_n_steps=100, resume="auto", **changes
+    )
+    trainer.fit(Loader(size), None, config)
+    return trainer
+
+
+def test_a_loader_goes_on_after_what_it_gave_and_says_so_where_it_cannot(tmp_path, capsys):
+    fit_loader(tmp_path, 10, max_steps=3)
+    same, other = tmp_path / "same", tmp_path / "other"
+    for folder in (same, other):
+        shutil.copytree(tmp_path / "step_00000003", folder / "step_00000003")
+    assert fit_loader(same, 10).history.num_steps == 5
+    assert "WARNING" not in capsys.readouterr().err
+    # 30 samples are 2 batches of 12 and 6 samples of the third
+    assert fit_loader(other, 12).history.num_steps == 3 + 3
+    told = capsys.readouterr().err
+    assert "30 samples of epoch 0 were consumed" in told
+    assert "after its first 24 samples: 6 of them may be used twice" in told
