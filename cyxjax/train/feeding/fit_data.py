@@ -34,7 +34,7 @@ def is_loader(data: Any) -> bool:
 def refuse_iterator(data: Any) -> None:
     """Raises: DataError for a generator: it could be read once, and each epoch reads its loader again."""
     # torch's persistent workers make one iterator restart in each epoch.
-    restarts = isinstance(data, DataLoader) or hasattr(data, "persistent_workers")
+    restarts = isinstance(data, DataLoader | Once) or hasattr(data, "persistent_workers")
     if isinstance(data, Iterator) or (not restarts and iter(data) is iter(data)):
         raise DataError(
             f"{type(data).__name__} can be read only once; expected a loader that can be read again in "
@@ -59,14 +59,6 @@ def is_shared(data: Any) -> bool:
     """Whether all ranks read one stream, of which each takes its share."""
     inner = getattr(data, "loader", data)
     return isinstance(inner, RowBatches) and inner.rows.shared
-
-
-def _read_on(loader: Any, config: DistributedTrainingConfig) -> Any:
-    """A training loader; of an iterator that is read once, where `steps_per_epoch` makes the epochs."""
-    if config.steps_per_epoch and isinstance(loader, Iterator):
-        return Once(loader)
-    refuse_iterator(loader)
-    return loader
 
 
 def order_of(loader: Any, local_replicas: int) -> tuple[int, bool] | None:
@@ -168,7 +160,9 @@ def parse(
         # before its index is looked for: a torch stream has one, which raises
         train = _batched(train, config, local_replicas, num_replicas)
         if is_loader(train):
-            train = _read_on(train, config)
+            if config.steps_per_epoch and isinstance(train, Iterator):
+                train = Once(train)
+            refuse_iterator(train)
             tell_epoch(train, 0)  # what is read before training is no pass of the caller's
             config = with_batch_size(config, train, local_replicas, num_replicas)
             return _from_loader(train, val, config, local_replicas)

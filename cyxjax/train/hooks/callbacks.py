@@ -133,8 +133,9 @@ class ReduceLROnPlateau(Callback):
             "patience": patience,
             "monitor": monitor,
             "min_delta": min_delta,
+            "min_factor": min_factor,
+            "mode": mode,
         }
-        named |= {"min_factor": min_factor, "mode": mode}
         named |= _by_name(given, list(named))
         self._factor, self._min_factor = named.pop("factor"), named.pop("min_factor")
         self._plateau, self._current = Plateau(**named), 1.0

@@ -6,8 +6,9 @@ made many steps at a time. At a save, where all ranks meet anyway, the steps sin
 """
 
 from collections.abc import Callable
+from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,15 +27,6 @@ _SETTLE_EVERY = 4096  # steps, for runs that save seldom: bounds what is held in
 _LOW = 2**32 - 1
 
 
-class Noted(NamedTuple):
-    """One delivered step: the places [first, stop) of its epoch, and the samples there."""
-
-    epoch: int
-    first: int
-    stop: int
-    found: Delivered  # this rank's share
-
-
 class Tape:
     """The steps delivered to this process that no span holds yet."""
 
@@ -42,7 +34,7 @@ class Tape:
         self.stream_positions: Any = None  # of a stream: see feeding.stream_positions
         self.facts = facts  # None: a source without ids, of which nothing can be recorded
         self._fresh: list[tuple[int, int, int, Any, Any]] = []
-        self._summed: list[Noted] = []
+        self._summed: list[Span] = []  # a step each, with this rank's share of the samples
 
     def note(self, epoch: int, host: HostBatch) -> None:
         """One more step was delivered."""
@@ -53,7 +45,7 @@ class Tape:
         if len(self._fresh) >= _AT_ONCE:
             self._sum()
 
-    def take(self, place: tuple[int, int]) -> list[Noted]:
+    def take(self, place: tuple[int, int]) -> list[Span]:
         """Takes the steps up to `place`, (epoch, samples), oldest first; those read ahead of it stay."""
         self._sum()
         due = [step for step in self._summed if (step.epoch, step.stop) <= place]
@@ -68,7 +60,7 @@ class Tape:
         if self._fresh:
             epochs, firsts, stops, *rows = zip(*self._fresh, strict=True)
             ids, weight = map(np.stack, rows)
-            self._summed += map(Noted, epochs, firsts, stops, delivered(ids, weight > 0))
+            self._summed += map(Span, epochs, firsts, stops, repeat(1), delivered(ids, weight > 0))
             self._fresh = []
 
 
@@ -198,16 +190,14 @@ class LedgerHook(Hook):
             self._unwritten = ""
 
 
-def _spans(steps: list[Noted]) -> list[Span]:
+def _spans(steps: list[Span]) -> list[Span]:
     """Steps whose places follow each other within an epoch, as one span each."""
     spans: list[Span] = []
     for step in steps:
-        before = spans[-1] if spans else None
-        if before and (before.epoch, before.stop) == (step.epoch, step.first):
-            found = before.found.plus(step.found)
-            spans[-1] = before._replace(stop=step.stop, steps=before.steps + 1, found=found)
-        else:
-            spans.append(Span(step.epoch, step.first, step.stop, 1, step.found))
+        if spans and spans[-1][:3:2] == step[:2]:  # (epoch, stop), (epoch, first)
+            epoch, first, _, count, found = spans.pop()
+            step = Span(epoch, first, step.stop, count + 1, found.plus(step.found))
+        spans.append(step)
     return spans
 
 
