@@ -182,12 +182,6 @@ def test_dm_pix_by_name():
         assert (bright(key, image) == wanted).all()
 
 
-def test_dm_pix_that_is_not_there_is_told(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "dm_pix", None)
-    with pytest.raises(ConfigError, match=r"dm_pix .*'cyxjax\[pix\]'"):
-        check_augment(named("random_hue"), IMAGE)
-
-
 def test_a_run_that_was_cut_in_an_epoch_goes_on_with_the_same_draws(tmp_path, own_group):
     use_devices(1)
     whole, cut, again, plain = (trainer(augment=a) for a in (shake, shake, shake, None))

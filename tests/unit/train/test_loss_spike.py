@@ -1,6 +1,5 @@
 """A loss that jumps: told from noise by the median, rolled back with the samples that led to it."""
 
-import json
 import math
 
 import jax
@@ -13,7 +12,7 @@ from cyxjax.cli import audit
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import MSELoss
 from cyxjax.errors import CheckpointError, LossSpikeError
-from cyxjax.train.hooks.bad_steps import LOSS_SPIKE, LossSpikeHook, loss_spike_meta
+from cyxjax.train.hooks.bad_steps import LossSpikeHook
 from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import use_devices
@@ -68,16 +67,6 @@ def test_a_rollback_forgets_the_streak_but_not_the_median():
     hook.on_step(high)
     with pytest.raises(LossSpikeError):
         hook.on_step(high)
-
-
-def test_what_was_seen_goes_on_after_a_restart():
-    # 1, 2, 3, 4 fill the window and 5 is high; as JSON, which a checkpoint is
-    memory = json.loads(json.dumps(loss_spike_meta([told([1, 2, 3, 4, 5])])))[LOSS_SPIKE]
-    assert memory == {"usual": [1.0, 2.0, 3.0, 4.0], "high": [[5, 5.0]]}
-    ninth = StepInfo(Position(6, 0, 6), np.array([[9.0, 1.0]]), (0.0, 0.0))
-    with pytest.raises(LossSpikeError, match="steps 5 .*6"):
-        told([], memory=memory).on_step(ninth)
-    told([], memory={}).on_step(ninth)
 
 
 def data(without=()):
@@ -181,7 +170,3 @@ def test_without_a_checkpoint_from_before_nothing_is_set_aside(tmp_path):
     names = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()]
     assert len(names) == 1
     assert "abandoned" not in names[0]
-
-
-def test_off_by_default(tmp_path):
-    assert not fit(tmp_path, data(), on_loss_spike=TrainConfig().on_loss_spike).history.rollback_steps
