@@ -166,11 +166,9 @@ def _profile(fit: Fit) -> list[Hook]:
     if steps is None or folder is None:
         return []
     group = fit.plan.group
-    own, page = folder.profile(group.topology.rank), folder.profiles if group.topology.is_master else None
-    if group.topology.world_size == 1:
-        return [ProfileHook(*steps, own, fit.console.note)]
+    page = folder.profiles if group.topology.is_master and group.topology.world_size > 1 else None
     share = lambda mine: agree(group, "the profile", note=mine)  # noqa: E731
-    return [ProfileHook(*steps, own, fit.console.note, share, page)]
+    return [ProfileHook(*steps, folder.profile(group.topology.rank), fit.console.note, share, page)]
 
 
 def _goodput(fit: Fit) -> list[Hook]:

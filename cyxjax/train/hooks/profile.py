@@ -13,11 +13,6 @@ Exchange = Callable[[Any], Sequence[Any]]
 """this rank's JSON value -> those of all ranks, by rank; all of them call it together"""
 
 
-def alone(mine: Any) -> Sequence[Any]:
-    """The exchange of a process without others."""
-    return [mine]
-
-
 class ProfileHook(Hook):
     """Traces the steps from `first` to `stop` (not included) into `folder`, once.
 
@@ -32,7 +27,7 @@ class ProfileHook(Hook):
         stop: int,
         folder: Path,
         say: Callable[[str], None],
-        exchange: Exchange = alone,
+        exchange: Exchange = lambda mine: [mine],
         page: Path | None = None,
     ) -> None:
         self._first, self._stop, self._folder, self._say = first, stop, folder, say
