@@ -195,7 +195,7 @@ def audit(records: Iterable[Record], *, max_findings: int = 10) -> list[Finding]
     """What is wrong with a run, at most `max_findings`; [] if every sample came once, in its span."""
     findings: list[Finding] = []
     for stretch in walk(records):
-        findings += [*check_place(stretch), *_check_samples(stretch)]
+        findings += [*_check_place(stretch), *_check_samples(stretch)]
         if len(findings) >= max_findings:
             break
     return findings[:max_findings]
@@ -210,34 +210,22 @@ def walk(records: Iterable[Record]) -> Iterator[Stretch]:
         at, before, was = Place(record.span.epoch, record.span.stop), stretch.after, record.facts
 
 
-def check_place(stretch: Stretch) -> Iterator[Finding]:
+def _check_place(stretch: Stretch) -> Iterator[Finding]:
     """Whether the span began where the one before it ended."""
-    (facts, span), was, at, before = stretch
-    number = before.steps
+    (facts, span), was, at, number = *stretch[:3], stretch.before.steps
     if span.epoch > at.epoch:
         # What is too little for a whole step may be dropped by the plan of either side of a resume.
-        if not was.ended(at.samples) and not facts.ended(at.samples):
-            last = was.num_samples - 1
-            yield Finding(
-                number, "skipped", f"places {at.samples} to {last} of epoch {at.epoch} were left out"
-            )
-        if span.epoch > at.epoch + 1:
-            yield Finding(
-                number, "skipped", f"is of epoch {span.epoch}: nothing is recorded of {at.epoch + 1}"
-            )
-        at = Place(span.epoch, 0)
+        if was.ended(at.samples) or facts.ended(at.samples):
+            at = Place(at.epoch + 1)
     elif span.epoch == at.epoch and at.samples and not was.same_order(facts):
         text = f"the order was changed after {at.samples} samples of epoch {at.epoch}: some come twice in it"
         yield Finding(number, "reordered", f"{text}, some never ({', '.join(was.changes(facts))})")
-    if span.epoch < at.epoch:
-        text = f"is of epoch {span.epoch}, {at.samples} samples of epoch {at.epoch} were consumed before"
-        yield Finding(number, "repeated", text)
-    elif span.first > at.samples:
-        left_out = f"places {at.samples} to {span.first - 1} of epoch {span.epoch} were left out"
-        yield Finding(number, "skipped", left_out)
-    elif span.first < at.samples:
-        again = f"places {span.first} to {at.samples - 1} of epoch {span.epoch} were consumed before"
-        yield Finding(number, "repeated", again)
+    begins = Place(span.epoch, span.first)
+    if begins != at:
+        kind, what = ("repeated", "used again") if begins < at else ("skipped", "left out")
+        (epoch, first), (last_epoch, last) = sorted((begins, at))
+        text = f"from place {first} of epoch {epoch} to before place {last} of epoch {last_epoch}"
+        yield Finding(number, kind, f"{what}: {text}")
 
 
 def _check_samples(stretch: Stretch) -> Iterator[Finding]:

@@ -131,13 +131,13 @@ def test_a_run_resumed_at_another_size_at_any_sample_is_whole(changes, cut):
         (
             (1, 2),
             "repeated",
-            "places 2 to 3 of epoch 1 were consumed before",
+            "place 2 of epoch 1 to before place 4 of epoch 1",
         ),  # batches taken for smaller ones
-        ((1, 8), "skipped", "places 4 to 7 of epoch 1 were left out"),  # ... for larger ones
-        ((2, 0), "skipped", "places 4 to 22 of epoch 1 were left out"),  # the epoch counted as over
-        ((1, 0), "repeated", "places 0 to 3 of epoch 1 were consumed before"),
-        ((0, 8), "repeated", "of epoch 0"),
-        ((3, 0), "skipped", "nothing is recorded of 2"),
+        ((1, 8), "skipped", "place 4 of epoch 1 to before place 8 of epoch 1"),  # ... for larger ones
+        ((2, 0), "skipped", "place 4 of epoch 1 to before place 0 of epoch 2"),  # the epoch counted as over
+        ((1, 0), "repeated", "place 0 of epoch 1 to before place 4 of epoch 1"),
+        ((0, 8), "repeated", "place 8 of epoch 0 to before place 4 of epoch 1"),
+        ((3, 0), "skipped", "place 4 of epoch 1 to before place 0 of epoch 3"),
     ],
 )
 def test_a_resume_at_another_size_from_the_wrong_sample_is_found(at, kind, said):
