@@ -2,9 +2,8 @@
 
 from cyxjax.data.batches import BatchPlan, HostBatch, batch_size_from_global, iterate, read_batch
 from cyxjax.data.catalog import load_dataset
-from cyxjax.data.loader import DataLoader
+from cyxjax.data.loader import DataLoader, prefetch
 from cyxjax.data.order import Order
-from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import ArrayDataset, Dataset, Mixture, as_batches, as_dataset
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.data.streams import Batches, Rows

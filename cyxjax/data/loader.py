@@ -1,15 +1,21 @@
 """A data loader with torch's interface: batches of this process's samples, in numpy, read ahead."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
-from typing import Any, Protocol
+from queue import Empty, Queue
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from cyxjax.data.order import Order
-from cyxjax.data.prefetch import prefetch as read_ahead
 from cyxjax.data.sources import Dataset, as_dataset, is_array
 from cyxjax.errors import ConfigError, DataError
+
+T = TypeVar("T")
+_END = object()
+_STUCK_S = 5.0  # a source that does not come back by then is left behind: its thread is a daemon
 
 
 class Sampler(Protocol):
@@ -62,7 +68,7 @@ class DataLoader:
         order = Order(len(self.dataset), self.seed, self._next_epoch, self.shuffle)
         self._next_epoch += 1
         indices = iter(order if self.sampler is None else self.sampler)
-        return read_ahead(self._batches(indices), self.prefetch)
+        return prefetch(self._batches(indices), self.prefetch)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next pass the order of `epoch`; handed on to the sampler where it has one."""
@@ -95,3 +101,54 @@ def _check_sampler(sampler: Any, shuffle: bool, num_samples: int) -> None:
             f"a sampler over {total()} samples for a dataset of {num_samples}. "
             "HINT: build the sampler with len(dataset)."
         )
+
+
+def prefetch(source: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
+    """Items of `source` in order, read up to `depth` ahead by a background thread; depth 0 reads inline.
+
+    It is a generator: `close()` it where the loop may end early, and thread and source end too. An error of
+    the source is raised after the items before it, with the traceback it was raised with.
+    """
+    if depth == 0:
+        yield from source
+        return
+    ready: Queue[tuple[Any, BaseException | None]] = Queue(depth)
+    stopped = threading.Event()
+    thread = threading.Thread(
+        target=_read, args=(source, ready, stopped), name="cyxjax-prefetch", daemon=True
+    )
+    thread.start()
+    try:
+        while True:
+            item, error = ready.get()
+            if error is not None:
+                raise error
+            if item is _END:
+                return
+            yield item
+    finally:
+        stopped.set()
+        with suppress(Empty):  # the thread may wait for room
+            while True:
+                ready.get_nowait()
+        thread.join(_STUCK_S)
+
+
+def _read(
+    source: Iterable[Any], ready: Queue[tuple[Any, BaseException | None]], stopped: threading.Event
+) -> None:
+    """Body of the thread. Everything raised is handed over, also an interpreter exit: nothing is lost."""
+    error: BaseException | None = None
+    try:
+        iterator = iter(source)
+        for item in iterator:
+            ready.put((item, None))
+            del item  # a batch should not live on while the thread reads the next one
+            if stopped.is_set():
+                break
+        if hasattr(iterator, "close"):  # a generator's `finally` blocks run now
+            iterator.close()
+    except BaseException as raised:
+        error = raised
+    if not stopped.is_set():
+        ready.put((_END, error))

@@ -148,7 +148,7 @@ def _in_different_calls(frames: dict[int, list[dump.Frame]]) -> str:
 def _where(
     rank: int, progress: Progress, frames: list[dump.Frame], waits_for: list[dump.Frame], stopped: bool
 ) -> str:
-    """'rank 1: step 412, data, at prefetch.py:31 prefetch, while a thread is at slow.py:9 __getitem__'."""
+    """'rank 1: step 412, data, at loader.py:123 prefetch, while a thread is at slow.py:9 __getitem__'."""
     at, user = f", at {dump.where(frames)}" if frames else "", dump.users(frames)
     at += f", from {user}" if user and str(user) != dump.where(frames) else ""
     if waits_for:

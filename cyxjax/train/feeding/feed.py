@@ -13,8 +13,8 @@ from cyxjax.core.mesh import local_replicas
 from cyxjax.core.step import Batch
 from cyxjax.data.batches import BatchPlan, iterate
 from cyxjax.data.ledger import StreamFacts
+from cyxjax.data.loader import prefetch
 from cyxjax.data.order import Order
-from cyxjax.data.prefetch import prefetch
 from cyxjax.data.sources import LARGE_BYTES, ArrayDataset, Dataset
 from cyxjax.launch import heartbeat
 from cyxjax.train.feeding.fit_data import FitData, is_loader

@@ -16,8 +16,7 @@ from jax.experimental import multihost_utils
 from cyxjax.core.draws import place_in_step
 from cyxjax.core.mesh import refuse_wrapping
 from cyxjax.data.batches import HostBatch
-from cyxjax.data.loader import tell_epoch
-from cyxjax.data.prefetch import prefetch
+from cyxjax.data.loader import prefetch, tell_epoch
 from cyxjax.data.streams import Reader
 from cyxjax.errors import DataError
 from cyxjax.observe.sinks import warn_on_stderr

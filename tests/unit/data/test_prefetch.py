@@ -12,7 +12,7 @@ import pytest
 
 from cyxjax.core.mesh import build_mesh
 from cyxjax.data.batches import BatchPlan
-from cyxjax.data.prefetch import prefetch
+from cyxjax.data.loader import prefetch
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.train.feeding import feed
 from cyxjax.train.feeding.placing import RowPlacer
