@@ -129,6 +129,7 @@ class Items:
 def test_what_is_drawn_anew_at_each_read_is_left_out_and_the_rest_compared():
     noisy = [as_dataset(Items(noise=1.0)) for _ in range(2)]
     assert difference(*noisy) is None
+    assert difference(noisy[0], as_dataset(Items())) is None  # a draw that came out twice the same
     assert content.drawn_anew(content_of(noisy[0]))[0] == "0"
     assert not content.drawn_anew(content_of(as_dataset(Items())))
     what, mine, its = difference(noisy[0], as_dataset(Items(noise=1.0, label=1)))

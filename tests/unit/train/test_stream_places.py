@@ -104,12 +104,13 @@ def kept(folder):
     [
         # One batch is looked at before training; then those after the third, and none before it.
         (Batches, 2, 3, 1 + 8 - 3),
+        (Batches, 2, 4, 1 + 8 - 4),  # where an epoch ends
         (OfItself, None, 3, 1 + 10 - 3),
         (Unknown, None, 3, 1 + 10),
         (Unknown, 2, 3, 1 + 8),
         (lambda: Batches(last=5), 6, 4, 1 + 24 - 4),  # read on from a short batch, padded as the others
     ],
-    ids=["steps", "passes", "unknown", "unknown steps", "short"],
+    ids=["steps", "end", "passes", "unknown", "unknown steps", "short"],
 )
 def test_a_loader_that_knows_its_place_is_read_on_from_there(tmp_path, make, steps, cut, read):
     more = {"steps_per_epoch": steps, "epochs": 4 if steps else 2, "prefetch": 0}
