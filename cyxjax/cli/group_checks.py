@@ -17,7 +17,7 @@ import numpy as np
 from cyxjax.cli.machine_checks import Check
 from cyxjax.data.content import find_difference
 from cyxjax.files import flock_now, try_flock, write_whole
-from cyxjax.launch.group.roster import disagreement, ranks_text
+from cyxjax.launch.output import disagreement, ranks_text
 
 _LOW_BYTES = 1 << 30
 _CLOCK_S = 1.0  # beyond it the times in logs and records of two hosts tell a wrong order

@@ -90,7 +90,7 @@ def disconnect() -> None:
     jax_private.shut_down_client()
     connection.group.leave()
     if connection.coordinator is not None:
-        connection.coordinator.server.wait_until_empty(timeout_s=10)
+        connection.coordinator.wait_until_ranks_left(timeout_s=10)
         jax_private.shut_down_service()
         connection.coordinator.end()
 

@@ -6,18 +6,16 @@ line that the next one replaces. The launcher draws a marked line at the foot of
 of the log files.
 """
 
-import errno
 import os
 import select
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import groupby
 from typing import IO, BinaryIO
-
-from cyxjax.launch.group.protocol import printable
 
 MAX_LINE = 65_536  # a longer line is shown in pieces, so that memory stays bounded
 TAIL_LINES = 50
@@ -26,15 +24,6 @@ PATIENCE_S = 5.0  # how long ranks may be held up by a slow reader before it cou
 LAST_WORDS_S = 2.0  # at our end, without any progress of the reader
 # Chatter of the libraries below jax at every start, which says nothing a person can use.
 _NOISE = (b"[Gloo] Rank ", b"Using experimental recoverable task feature")
-
-
-def _tell_of(error: OSError, descriptor: int) -> None:
-    """Says on standard error why what the ranks print is lost from here on; a reader that left knows it."""
-    if error.errno == errno.EPIPE or descriptor == 2:
-        return
-    line = f"cyxjax.launch: standard output: {error.strerror}: the ranks go on, unseen. "
-    with suppress(OSError):
-        os.write(2, f"{line}HINT: free space, or give --log-dir on another disk.\n".encode())
 
 
 class Screen:
@@ -98,9 +87,8 @@ class Screen:
                 data = self._waiting.popleft()
             try:
                 self._write(data)
-            except OSError as error:  # our reader has closed its end: the ranks must not stall for that
+            except OSError:  # our reader has closed its end, or the disk is full: the ranks must not stall
                 self._gone = True
-                _tell_of(error, self._descriptor)
             with self._change:
                 self._bytes -= len(data)
                 if self._gone:
@@ -189,7 +177,7 @@ def open_log(folder: str, rank: int, start: int) -> BinaryIO:
     """`folder`/start_0/rank_3.log, opened to append, no link followed."""
     place = os.path.join(folder, f"start_{start}")
     os.makedirs(place, exist_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     return os.fdopen(os.open(os.path.join(place, f"rank_{rank}.log"), flags, 0o600), "wb")
 
 
@@ -202,6 +190,32 @@ def show(text: str) -> None:
     """`text` as it is, on standard error."""
     if (there := screen(sys.stderr)) is not None:
         there.put(text.encode(errors="backslashreplace"))
+
+
+def printable(text: object, limit: int = 2000, keep: str = "") -> str:
+    """`text` of another process as one harmless line: control characters are shown as their escapes.
+
+    keep: characters that are left as they are all the same.
+    """
+    cut = str(text)[:limit]
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in cut)
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """'rank 3', or 'ranks 0-2, 5'."""
+    numbers = sorted(ranks)
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    texts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(texts)
+
+
+def disagreement(what: str, values: Mapping[int, object]) -> str:
+    """'ranks differ in jax: 0.10.2 on ranks 0, 1; 0.10.3 on rank 2', with a hint. values: by rank."""
+    holders: dict[str, list[int]] = {}
+    for rank, value in values.items():
+        holders.setdefault(str(value), []).append(rank)
+    shown = "; ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in holders.items())
+    return f"ranks differ in {what}: {shown}. HINT: start every rank with the same program and environment."
 
 
 CLEAR_TO_END = "\x1b[K"

@@ -22,7 +22,7 @@ from cyxjax.data.sources import Dataset
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError, ConfigError, CyxjaxError, DesyncError, OtherStateError
-from cyxjax.launch.group.roster import disagreement
+from cyxjax.launch.output import disagreement
 from cyxjax.launch.program import code_facts, own_modules
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.observe.state_digests import contradicted_leaves

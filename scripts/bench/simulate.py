@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from cyxjax.errors import EXIT_USER_ERROR
 from cyxjax.launch.failure.record import ErrorRecord
-from cyxjax.launch.group.controller import Controller, Event, OpenStart, Order, Send, Size
+from cyxjax.launch.group.controller import Controller, Size
 from cyxjax.launch.group.group_start import Budget, end_message
 from cyxjax.observe.scaling import goodput, save_every_s
 
@@ -109,19 +109,18 @@ class World:
     def now(self) -> float:
         return self._now
 
-    def carry_out(self, orders: list[Order]) -> None:
-        for order in orders:
-            match order:
-                case Send(Host() as host, message):
-                    self.hear(host, message)
-                case OpenStart(_, num_ranks):
-                    self.starts, self._tries = self.starts + 1, self._tries + 1
-                    began_s = self._now + self.cluster.start_s + num_ranks * self.cluster.meeting_s
-                    self._training = Training(began_s)
+    def log(self, line: str) -> None:
+        """Nobody watches."""
 
-    # -- what happens to hosts --------------------------------------------------------------------------
+    def open_start(self, number: int, world_size: int) -> None:
+        self.starts, self._tries = self.starts + 1, self._tries + 1
+        began_s = self._now + self.cluster.start_s + world_size * self.cluster.meeting_s
+        self._training = Training(began_s)
 
-    def hear(self, host: Host, message: dict) -> None:
+    def close_start(self) -> None:
+        """Its training has stopped before."""
+
+    def send(self, host: Host, message: dict) -> None:
         """A message of the controller to a host, which obeys after a while."""
         self.messages += 1
         self.decided = message.get("decided", self.decided)
@@ -136,6 +135,8 @@ class World:
                 self._stop(saved=True)
             wait_s = self.cluster.end_s + (self.cluster.save_s if message["polite"] else 0.0)
             self._say(host, end_message(host.running, "preempted", int(self._kept_s)), wait_s)
+
+    # -- what happens to hosts --------------------------------------------------------------------------
 
     def fail(self, host: Host, gone: bool) -> None:
         """A host's life ends, or a rank of it does; the others wait in their collectives."""
@@ -156,8 +157,8 @@ class World:
             error.at_monotonic_s = time.monotonic()
             self._say(host, end_message(host.running, "failed", int(self._reached_s), error), 0.0)
 
-    def next(self, until_s: float) -> Event | None:
-        """What a host sends next; None when none does until then. Raises: Done."""
+    def next(self, until_s: float, controller: Controller) -> None:
+        """Tells the controller what happens next, or that nothing does until then. Raises: Done."""
         while self._due and self._due[0][0] <= until_s:
             at_s, _, host, what = heapq.heappop(self._due)
             self._now = max(self._now, at_s)
@@ -167,17 +168,20 @@ class World:
                     self.fail(host, gone=self._random.random() >= self.cluster.exceptions)
             elif what is None or host.alive:
                 self.messages += 1
-                if isinstance(what, dict) and "ended" in what:
+                if isinstance(what, dict):
                     if host.running != what["ended"]:
                         continue  # it had reported another end
                     host.running = -1
-                if isinstance(what, dict):
-                    return Event(host, "message", what)
-                return Event(host, "lost" if what is None else "joined")
+                    controller.hear(host, what, self._now)
+                elif what is None:
+                    controller.lose(host, self._now)
+                else:
+                    controller.join(host, self._now)
+                return
         if not self._left:
             raise Done
         self._now = until_s
-        return None
+        controller.act(self._now)
 
     def _come(self, host: Host, after_s: float) -> None:
         self._say(host, "joins", after_s)
@@ -224,12 +228,11 @@ def simulate(cluster: Cluster, failures: int, seed: int = 0) -> Result:
     """A job until so many failures have happened to its hosts and spares."""
     world = World(cluster, failures, seed)
     size, budget = Size(cluster.low, cluster.hosts), Budget(10**9)
-    controller = Controller(size, 1e9, budget, world.now())
+    controller = Controller(size, 1e9, budget, world.now(), world)
     began, end = time.process_time(), ""
     try:
         while controller.end is None:
-            event = world.next(min(controller.wake_at, world.now() + IDLE_S))
-            world.carry_out(controller.handle(world.now(), event))
+            world.next(min(controller.wake_at(world.now()), world.now() + IDLE_S), controller)
         end = controller.end.why or world.decided
     except Done:
         world.finish()

@@ -275,7 +275,6 @@ HOSTS = [
         tests_in(
             _FIXED,
             "test_a_lost_host_ends_the_job_without_restarts",
-            "test_a_lost_first_host_ends_the_job_without_restarts",
             "test_with_restarts_a_lost_host_is_waited_for_and_takes_its_ranks_again",
             "test_a_host_that_is_asked_to_stop_ends_the_job",
         ),

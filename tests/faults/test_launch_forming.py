@@ -17,7 +17,6 @@ import pytest
 from cyxjax.errors import EXIT_CONFIG
 from cyxjax.launch.group import ports
 from tests.support import forked
-from tests.support.hostile_peers import Impostor
 from tests.support.launching import RANK, until
 
 pytestmark = pytest.mark.multiprocess
@@ -63,20 +62,10 @@ def connected(process, port):
     return any(one.status == psutil.CONN_ESTABLISHED and one.raddr.port == port for one in held)
 
 
-def test_by_hand_without_a_launcher_and_with_jax(group):
-    for process in [
-        group(0, KIND="jax", DISTRIBUTED_TIMEOUT_MS=60_000),
-        group(1, KIND="jax", DISTRIBUTED_TIMEOUT_MS=60_000),
-    ]:
-        code, out, err = outcome(process)
-        assert code == 0, err
-        assert "finished 3 steps, start 0, total 2" in out
-
-
 def test_r17_a_rank_that_never_starts_is_named(group):
     code, _, err = outcome(group(0, 3, KIND="jax", DISTRIBUTED_TIMEOUT_MS=1000))
     assert code == 1
-    assert "Timeout waiting for peers: ranks 1, 2 (never seen) after 1 s" in err
+    assert "Timeout waiting for peers: ranks 1, 2 after 1 s; here: rank 0" in err
     assert "Traceback" not in err
 
 
@@ -96,8 +85,7 @@ def test_r18_a_late_rank_is_waited_for(group):
 def test_r19_another_world_size_is_refused_on_both_sides(group):
     first, second = group(0, 3, KIND="jax"), group(1, 2)
     said = [outcome(process)[2] for process in (first, second)]
-    assert all("ranks differ in WORLD_SIZE" in err for err in said)
-    assert "3 on rank 0; 2 on rank 1" in said[0]
+    assert all("ranks differ in WORLD_SIZE: 2 on rank 1, 3 on the others" in err for err in said)
 
 
 @pytest.mark.parametrize("token", ["right", "wrong"])
@@ -224,15 +212,3 @@ def test_r42_unauthenticated_clients_of_a_running_job(group, tmp_path):
         code, out, err = outcome(process)
         assert (code, "finished" in out) == (0, True), err
         assert err.count("refused a connection") <= 4  # 400 wrong hellos
-
-
-def test_a_rank_that_meets_an_impostor_ends_and_has_told_it_nothing(group):
-    impostor = Impostor(
-        lambda first: b'{"proof":"guess"}\n{"formed":{"address":"127.0.0.1:1","served":true}}\n'
-    )
-    with impostor.listener:
-        code, _, err = outcome(group(1, MASTER_PORT=impostor.port, CYXJAX_TOKEN="right", CONFIG_1="lr=0.1"))
-    assert code == 1
-    assert "CYXJAX_TOKEN" in err
-    assert b"lr=0.1" not in b"".join(impostor.received)
-    assert b"jax" not in b"".join(impostor.received)

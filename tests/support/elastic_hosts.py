@@ -13,15 +13,15 @@ class Hosts:
     """Launchers of one job of `sizes` ("1:3", or "2"). `add` starts one; `close` kills whatever still runs.
 
     rank.py trains until there is the file `enough`, unless `add` gives it a number of STEPS. program: what
-    every host runs, as words after the launcher's flags. fork: as `start` has it.
+    every host runs, as words after the launcher's flags. fork: as `start` has it. env: of every host.
     """
 
-    def __init__(self, folder: Path, sizes: str, *program: str, fork: bool = False) -> None:
+    def __init__(self, folder: Path, sizes: str, *program: str, fork: bool = False, **env: object) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.job, self.runs = f"elastic-{secrets.token_hex(6)}", list[Run]()
-        self._folder, self._program, self._fork = folder, program or (str(RANK),), fork
+        self._folder, self._program, self._fork, self._env = folder, program or (str(RANK),), fork, env
         self.enough = folder / "enough"
         self._flags = ["--nnodes", sizes, "--master-addr", "127.0.0.1", "--master-port", str(port)]
         self._flags += ["--run-id", self.job, "--grace", "5"]
@@ -38,10 +38,20 @@ class Hosts:
         place = place if number == 0 or is_fixed else []
         *words, last = self._program
         words = [*self._flags, *place, *flags, *words]
-        run = start(folder, nproc, *words, script=Path(last), fork=self._fork, **(base | env))
+        run = start(folder, nproc, *words, script=Path(last), fork=self._fork, **(base | self._env | env))
         run.run_id = self.job
         self.runs.append(run)
         return run
+
+    def wait_for_start(self, number: int, *runs: Run) -> None:
+        """Until a rank of each of `runs` (all without any) has trained in start `number`."""
+        assert until(lambda: all(under_way(run, number) for run in runs or self.runs), 90)
+
+    def end(self, *runs: Run) -> None:
+        """Ends the training, from which all of `runs` (all without any) must return well."""
+        self.enough.touch()
+        for run in runs or self.runs:
+            assert run.wait().code == 0, run.err
 
     def close(self) -> None:
         """Kills what still runs; then no process of the job may be left."""

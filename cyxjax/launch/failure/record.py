@@ -24,8 +24,8 @@ from cyxjax.errors import (
 )
 from cyxjax.files import PRIVATE, redact, write_whole
 from cyxjax.launch import output
-from cyxjax.launch.group.roster import ranks_text
 from cyxjax.launch.heartbeat import Progress
+from cyxjax.launch.output import ranks_text
 
 VARIABLE = "CYXJAX_ERROR_FILE"
 STOPS = ("SIGTERM", "SIGINT", "SIGHUP")  # signals that ask for a stop
@@ -113,22 +113,24 @@ def of_exception(error: BaseException, *, rank: int, progress: Progress, start: 
 
 def of_status(rank: int, pid: int, returncode: int, progress: Progress, start: int) -> ErrorRecord:
     """The record of a process that ended without leaving one: killed by a signal, or by its own exit."""
+    kind, message, code = "exit", f"ended with exit code {returncode}", returncode
     if returncode < 0:
-        name = signal_name(-returncode)
-        kind, message, code = (
-            name,
-            f"ended by signal {-returncode}{_MEANING.get(name, '')}",
-            EXIT_INFRASTRUCTURE,
-        )
-    else:
-        kind, message, code = "exit", f"ended with exit code {returncode}", returncode
-    record = ErrorRecord(
-        rank, kind, message, secondary=returncode == EXIT_SECONDARY, exit_code=code, start=start
+        kind, code = signal_name(-returncode), EXIT_INFRASTRUCTURE
+        message = f"ended by signal {-returncode}{_MEANING.get(kind, '')}"
+    return ErrorRecord(
+        rank,
+        kind,
+        message,
+        secondary=returncode == EXIT_SECONDARY,
+        exit_code=code,
+        host=socket.gethostname(),
+        pid=pid,
+        start=start,
+        step=progress.step,
+        phase=progress.phase,
+        at_s=time.time(),
+        at_monotonic_s=time.monotonic(),
     )
-    record.host, record.pid = socket.gethostname(), pid
-    record.step, record.phase = progress.step, progress.phase
-    record.at_s, record.at_monotonic_s = time.time(), time.monotonic()
-    return record
 
 
 def signal_name(number: int) -> str:
@@ -136,8 +138,8 @@ def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
-        first, last = (getattr(signal, name, 0) for name in ("SIGRTMIN", "SIGRTMAX"))
-        return f"SIGRTMIN+{number - first}" if 0 < first < number < last else f"signal {number}"
+        is_real_time = signal.SIGRTMIN < number < signal.SIGRTMAX
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}" if is_real_time else f"signal {number}"
 
 
 def is_secondary(error: BaseException) -> bool:

@@ -14,9 +14,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from cyxjax.errors import CyxjaxError, GroupError
-from cyxjax.launch.group import handshake, ports, protocol
-from cyxjax.launch.group.roster import Hello
+from cyxjax.errors import GroupError
+from cyxjax.launch.group import ports, protocol
+from cyxjax.launch.group.protocol import Channel, Message
+from cyxjax.launch.group.rendezvous import Hello
+from cyxjax.launch.group.server import Log
+from cyxjax.launch.output import printable
 from cyxjax.launch.topology import Topology, is_loopback, join_address
 
 GONE = "the server of the group at {} is gone: the launcher or rank 0 has ended, or its host is unreachable"
@@ -29,11 +32,12 @@ class GroupConnection:
     by which it reached the server, so the one other hosts can reach.
     """
 
-    def __init__(self, channel: protocol.Channel, coordinator: protocol.Message) -> None:
+    def __init__(self, channel: Channel, coordinator: Message) -> None:
         self.coordinator = coordinator
         self.own_address = str(channel.socket.getsockname()[0])
         self._place = join_address(*channel.socket.getpeername()[:2])
         self._channel = channel
+        channel.socket.settimeout(None)  # from now on only its end says something
         self._leaving = False
         self._all_done = threading.Event()
 
@@ -67,11 +71,11 @@ class GroupConnection:
             on_lost(why)
 
     def _read_until_lost(self) -> str:
-        with suppress(protocol.BadMessage):  # as if the connection had ended
+        with suppress(ValueError):  # as if the connection had ended
             while (message := self._channel.next()) is not None:
                 if "lost" in message:
-                    loss = {name: protocol.printable(message.get(name)) for name in ("lost", "host", "why")}
-                    return f"lost rank {loss['lost']} (host {loss['host']}): {loss['why']}"
+                    lost = f"lost rank {message['lost']} (host {message['host']}): {message['why']}"
+                    return printable(lost)
                 if "all_done" in message:
                     self._leaving = True  # before anybody learns of it: from now on ends are no deaths
                     self._all_done.set()
@@ -80,15 +84,13 @@ class GroupConnection:
 
 RETRY_S = 0.1
 LINE_EVERY_S = 10.0
-PATIENCE_S = 5.0  # beyond the group's timeout: the server reports first, with names
+PATIENCE_S = 5.0  # for one answer; also beyond the group's timeout: the server reports first, with names
 CONNECT_S = 3.0
-
-Log = Callable[[str], None]
 
 
 def log(line: str) -> None:
     """One line on standard error, marked as ours."""
-    print(f"cyxjax: {line}", file=sys.stderr, flush=True)
+    print(f"cyxjax: {printable(line, protocol.MAX_LINE)}", file=sys.stderr, flush=True)
 
 
 def versions() -> dict[str, str]:
@@ -127,108 +129,104 @@ def join(topology: Topology, facts: Mapping[str, str] | None = None, log: Log = 
     _refuse_loopback_name(topology)
     where = (topology.master_addr, topology.master_port, topology.token, topology.timeout_ms / 1000)
     server = Server(*where, f"rank {topology.rank}", topology.source)
-    end = time.monotonic() + server.timeout_s + PATIENCE_S
+    end = time.monotonic() + server.timeout_s
     while True:
-        channel = connect(server, hello, log, until=end - PATIENCE_S)
-        try:
-            answer = channel.next(max(0.05, end - time.monotonic()))
-        except TimeoutError:
-            channel.close()
-            break
-        except protocol.BadMessage as error:
-            channel.close()
-            raise other_program(server) from error
-        if answer is not None and isinstance(answer.get("formed"), dict):
+        channel = connect(server, hello, log, until=end)
+        channel.socket.settimeout(max(0.0, end - time.monotonic()) + PATIENCE_S)
+        answer = None
+        with suppress(ValueError):
+            answer = channel.next()
+        if answer is not None and "formed" in answer:
             return GroupConnection(channel, answer["formed"])
         channel.close()
-        if answer is not None and "abort" in answer:
-            raise GroupError(protocol.printable(answer["abort"], protocol.MAX_LINE))
         if answer is not None and "later" not in answer:
-            raise _refused(server, answer.get("refused"))
-        if time.monotonic() >= end - PATIENCE_S:
-            break
+            why = answer.get("abort") or f"refused by {server.address}: {answer.get('refused')}"
+            raise GroupError(printable(why, protocol.MAX_LINE))
+        if time.monotonic() >= end:
+            raise GroupError(
+                f"Timeout waiting for peers: {server.address} took the connection but did not admit "
+                f"{server.who} within {server.timeout_s:g} s. HINT: see the log of rank 0, or its launcher's."
+            )
         time.sleep(RETRY_S)
-    raise GroupError(
-        f"Timeout waiting for peers: {server.address} took the connection but did not admit "
-        f"{server.who} within {server.timeout_s:g} s. HINT: see the log of rank 0, or its launcher's."
-    )
 
 
 def connect(
     server: Server,
-    hello: protocol.Message,
+    hello: Message,
     log: Log,
     *,
     sleep: Callable[[float], object] = time.sleep,
     until: float | None = None,
-) -> protocol.Channel:
+) -> Channel:
     """A connection on which `server` has proved the token and was sent `hello`; tries for its timeout.
 
     sleep: waits between tries. until: on the monotonic clock, for an earlier end of the tries.
     Raises: GroupError; whatever `sleep` raises.
     """
-    began = time.monotonic()
-    end = began + server.timeout_s if until is None else until
-    next_line, silent, logged = began + LINE_EVERY_S, False, False
+    end = time.monotonic() + server.timeout_s if until is None else until
+    next_line = time.monotonic() + LINE_EVERY_S
     while True:
-        error: Exception | None = None
         try:
-            channel = _try_connect(server, hello)
-            if channel is not None:
-                return channel
-            silent = False  # it closed the connection: full, or just starting
-        except TimeoutError as failed:  # of the handshake, or of the connection
-            error, silent = failed, isinstance(failed, _NoGreeting)
-        except OSError as failed:
-            error, silent = failed, False
-        if time.monotonic() >= end:
-            raise other_program(server) if silent else _unreachable(server, error)
-        if silent and not logged:  # thousands connect at once, or another program listens there
-            logged = True
-            log(f"{server.who}: no greeting from {server.address} yet; trying again")
-        elif time.monotonic() >= next_line:
-            next_line += LINE_EVERY_S
-            log(f"{server.who} waits for {server.address}: {getattr(error, 'strerror', '') or 'no answer'}")
+            return _try_connect(server, hello)
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise _unreachable(server, error) from error
+            if time.monotonic() >= next_line:
+                next_line += LINE_EVERY_S
+                log(f"{server.who} waits for {server.address}: {_why(error)}")
         sleep(RETRY_S)
 
 
-class _NoGreeting(TimeoutError):
-    """The connection stands, but the handshake has not ended in time."""
-
-
-def _try_connect(server: Server, hello: protocol.Message) -> protocol.Channel | None:
-    """None when the server closes the connection first. Raises: OSError, _NoGreeting; GroupError."""
-    channel, met = protocol.Channel(_connect_any(server)), False
+def _try_connect(server: Server, hello: Message) -> Channel:
+    """Raises: OSError for what may pass; GroupError."""
+    address, wait_s = (server.host, server.port), min(CONNECT_S, server.timeout_s)
+    channel = Channel(socket.create_connection(address, timeout=wait_s))
     try:
         ports.keep_alive(channel.socket)
-        met = handshake.introduce(channel, hello, server.token, PATIENCE_S)
-    except TimeoutError as error:
-        raise _NoGreeting from error
-    except ConnectionError:
-        pass
-    except handshake.Refused as error:
-        raise _refused(server, error) from error
-    except handshake.UnknownServer as error:
-        raise _unknown_server(server) from error
-    except protocol.BadMessage as error:
-        raise other_program(server) from error
-    finally:
-        if not met:
-            channel.close()
-    return channel if met else None
+        channel.socket.settimeout(PATIENCE_S)
+        _introduce(channel, hello, server)
+        channel.socket.settimeout(None)
+    except BaseException:
+        channel.close()
+        raise
+    return channel
 
 
-def _connect_any(server: Server) -> socket.socket:
-    error: OSError | None = None
-    for _, where in ports.resolve(server.host, server.port):
-        try:
-            return socket.create_connection(where[:2], timeout=min(CONNECT_S, server.timeout_s))
-        except OSError as failed:
-            error = error or failed
-    raise error or OSError("no address")
+def _introduce(channel: Channel, hello: Message, server: Server) -> None:
+    """The client's part of the handshake, to its hello (see server.py). Raises: as _try_connect."""
+    ours = protocol.new_nonce()
+    try:
+        greeting = _answer(channel)
+        if greeting["cyxjax"] != protocol.PROTOCOL:
+            raise ValueError("another version of the protocol")
+        theirs = str(greeting["nonce"])
+        channel.send({"nonce": ours, "proof": protocol.proof(server.token, "client", theirs, ours)})
+        answer = _answer(channel)
+    except (ValueError, KeyError) as error:
+        held = ports.holder(server.port) or "another program"
+        raise GroupError(
+            f"{server.address} answers, but not as a cyxjax job: {held} holds the port. "
+            "HINT: choose another MASTER_PORT, on every host alike."
+        ) from error
+    if "refused" in answer:
+        raise GroupError(printable(f"refused by {server.address}: {answer['refused']}"))
+    if not protocol.is_proof(answer.get("proof"), protocol.proof(server.token, "server", theirs, ours)):
+        raise GroupError(
+            f"{server.address} answers like a cyxjax job, but does not know this job's token: it may be "
+            "another job. HINT: set CYXJAX_TOKEN alike on every host, and check MASTER_ADDR and MASTER_PORT."
+        )
+    channel.authenticate(protocol.session_key(server.token, theirs, ours), is_server=False)
+    channel.send(hello)
 
 
-def _unreachable(server: Server, error: Exception | None) -> CyxjaxError:
+def _answer(channel: Channel) -> Message:
+    answer = channel.next()
+    if answer is None:  # thousands connect at once, or another program listens there
+        raise ConnectionError("it takes the connection, but does not answer as a job")
+    return answer
+
+
+def _unreachable(server: Server, error: OSError) -> GroupError:
     """Keeps apart the three causes that need different remedies."""
     waited = f"for {server.timeout_s:g} s ({server.who}, from {server.source})"
     if isinstance(error, socket.gaierror):
@@ -239,30 +237,13 @@ def _unreachable(server: Server, error: Exception | None) -> CyxjaxError:
             "HINT: start rank 0, or its launcher, on that host, and check MASTER_ADDR and MASTER_PORT."
         )
     return GroupError(
-        f"Timeout connecting to {server.address} {waited}: {getattr(error, 'strerror', '') or 'no answer'}. "
-        "HINT: check MASTER_ADDR, the network between the hosts and their firewalls."
+        f"Timeout connecting to {server.address} {waited}: {_why(error)}. "
+        "HINT: check MASTER_ADDR and MASTER_PORT, the network between the hosts and their firewalls."
     )
 
 
-def _refused(server: Server, why: object) -> GroupError:
-    return GroupError(f"refused by {server.address}: {protocol.printable(why, protocol.MAX_LINE)}")
-
-
-def _unknown_server(server: Server) -> GroupError:
-    """The error for a server that cannot prove the token; it was sent nothing but a nonce and a proof."""
-    return GroupError(
-        f"{server.address} answers like a cyxjax job, but does not know this job's token: it may be "
-        "another job. HINT: set CYXJAX_TOKEN alike on every host, and check MASTER_ADDR and MASTER_PORT."
-    )
-
-
-def other_program(server: Server) -> GroupError:
-    """The error for what listens there and is no server of a group."""
-    held = ports.holder(server.port)
-    return GroupError(
-        f"{server.address} answers, but not as a cyxjax job: {held or 'another program'} holds the port. "
-        "HINT: choose another MASTER_PORT, on every host alike."
-    )
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
 def _refuse_loopback_name(topology: Topology) -> None:
@@ -273,13 +254,11 @@ def _refuse_loopback_name(topology: Topology) -> None:
     name, spread = topology.master_addr, 0 < topology.local_world_size < topology.world_size
     if not spread or is_loopback(name):
         return
-    try:
-        addresses = [where[0] for _, where in ports.resolve(name, topology.master_port)]
-    except socket.gaierror:
-        return  # dialling reports it, after trying for a while
-    if all(address.startswith("127.") or address == "::1" for address in addresses):
-        raise GroupError(
-            f"MASTER_ADDR={name} is {addresses[0]}, the loopback address, but only "
-            f"{topology.local_world_size} of {topology.world_size} ranks are on this host. HINT: give an "
-            "address other hosts can reach."
-        )
+    with suppress(socket.gaierror):  # connecting reports it, after trying for a while
+        address = ports.resolve(name, topology.master_port)[0][1][0]
+        if is_loopback(address):
+            raise GroupError(
+                f"MASTER_ADDR={name} is {address}, the loopback address, but only "
+                f"{topology.local_world_size} of {topology.world_size} ranks are on this host. HINT: give an "
+                "address other hosts can reach."
+            )

@@ -1,28 +1,17 @@
 """One start of the ranks of a job: its hosts, how it ended on each, and whether it is started again."""
 
+import math
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_USER_ERROR
 from cyxjax.launch.failure.record import ErrorRecord, first_of
-from cyxjax.launch.group import protocol
+from cyxjax.launch.group.protocol import Message
 
 FOLLOW_S = 2.0  # after a host failed: time for the ranks of the others to notice and report it
-
-
-def _text(sent: object) -> str:
-    return protocol.printable(sent, keep="\n\t")
-
-
-_SENT: dict[str, Callable[[Any], Any]] = {  # of an error: its fields, and what reads them again
-    **dict.fromkeys(("rank", "exit_code", "start", "step"), int),
-    **dict.fromkeys(("type", "message", "host", "source"), _text),
-    "secondary": bool,
-    "at_s": float,
-}
+# What a host sends of its first error: what decisions need.
+_SENT = ("rank", "type", "message", "secondary", "exit_code", "host", "start", "step", "at_s", "source")
 
 
 @dataclass(eq=False)
@@ -39,12 +28,9 @@ class Member:
         return self.base_rank == 0
 
 
-HOWS = ("ok", "preempted", "interrupted", "left", "failed")
-
-
 @dataclass(frozen=True)
 class Ended:
-    """How a start ended on one host: a word of HOWS, and with 'failed' its first error."""
+    """How a start ended on one host: ok, preempted, interrupted, left, or failed with its first error."""
 
     how: str
     step: int = -1
@@ -53,34 +39,24 @@ class Ended:
 
 @dataclass
 class GroupStart:
-    """One start of the group: who is in it, how it ended for them, and who came or went meanwhile.
+    """One start of the group: on which hosts it runs, how it ended on the others, and who was lost.
 
-    changed: the first thing that gives the group another size, in words. follow_by: when hosts that have not
-    noticed a failure elsewhere are ended; None before a failure. ordered: all were ordered to end at once.
+    running: in the order of their ranks. changed: what gives the group another size, in words. follow_by:
+    when hosts that have not noticed a failure elsewhere are ended. ordered: all were ordered to end at once.
     """
 
     number: int
-    members: list[Member]
+    running: dict[Member, None]  # a look-up for each of thousands of hosts
     ended: dict[Member, Ended] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     changed: str = ""
-    follow_by: float | None = None
+    follow_by: float = math.inf
     ordered: bool = False
 
-    def __post_init__(self) -> None:
-        self._running = dict.fromkeys(self.members)  # a look-up for each of thousands of hosts
-
     @property
-    def running(self) -> list[Member]:
-        return list(self._running)
-
-    @property
-    def is_running(self) -> bool:
-        return bool(self._running)
-
-    def has(self, host: Member) -> bool:
-        """Whether it takes part, or did until it reported its end."""
-        return host in self._running or host in self.ended
+    def num_hosts(self) -> int:
+        """How many take part, those that have ended included and those that were lost not."""
+        return len(self.running) + len(self.ended)
 
     @property
     def step(self) -> int:
@@ -93,49 +69,37 @@ class GroupStart:
         records = [ended.first for ended in self.ended.values() if ended.first is not None]
         return first_of(records) if records else None
 
-    def note_end(self, host: Member, message: protocol.Message, now: float) -> None:
+    def note_end(self, host: Member, message: Message, now: float) -> None:
         """Files how the start ended on `host` (see end_message).
 
-        Raises: KeyError, TypeError, ValueError for a message of another version.
+        The moment of its error is from its age, not its time of day: a host with a wrong clock would get
+        another rank blamed. Raises: KeyError, TypeError, ValueError for a message of another version.
         """
-        how, step, first = message.get("how"), message.get("step", -1), message.get("first")
-        record = None if first is None else _record(first, now)
-        if how not in HOWS or type(step) is not int:
-            raise ValueError(f"no end of a start: {how!r} at {step!r}")
-        self.ended[host] = Ended(how, step, record)
-        self._running.pop(host, None)
-        if record is not None and self.follow_by is None:
-            self.follow_by = now + FOLLOW_S
+        record = None
+        if message["first"] is not None:
+            age_s = float(message["age_s"])
+            record = ErrorRecord(**message["first"], at_monotonic_s=now - age_s)
+            self.follow_by = min(self.follow_by, now + FOLLOW_S)
+        self.ended[host] = Ended(str(message["how"]), int(message["step"]), record)
+        del self.running[host]
 
-    def note_loss(self, host: Member) -> bool:
-        """Leaves out a host that has gone; False where it took no part any more."""
-        if host not in self._running:
-            return False
-        del self._running[host]
-        self.members.remove(host)
+    def note_loss(self, host: Member) -> None:
+        """Leaves out a host that has gone."""
+        del self.running[host]
         self.lost.append(host.host)
-        return True
+        self.changed = f"host {host.host} is gone"
 
 
-def end_message(number: int, how: str, step: int, first: ErrorRecord | None = None) -> protocol.Message:
-    """What a host sends at the end of start `number`. Of its first error only what decisions need."""
-    record = None
+def end_message(number: int, how: str, step: int, first: ErrorRecord | None = None) -> Message:
+    """What a host sends at the end of start `number`."""
+    message: Message = {"ended": number, "how": how, "step": step, "first": None}
     if first is not None:
         record = {name: getattr(first, name) for name in _SENT}
         if first.type == "exit" and first.stderr_tail:  # it ended before our hooks could file its exception
             record["message"] += f": {first.stderr_tail[-1]}"
         record["message"] = record["message"][:2000]
-        record["age_s"] = time.monotonic() - first.at_monotonic_s
-    return {"ended": number, "how": how, "step": step, "first": record}
-
-
-def _record(sent: dict[str, Any], now: float) -> ErrorRecord:
-    """The error a host reports, its texts fit for a log. Raises: KeyError, TypeError, ValueError for others.
-
-    Its moment is from its age, not its time of day: a host with a wrong clock would get another rank blamed.
-    """
-    values = {name: read(sent[name]) for name, read in _SENT.items()}
-    return ErrorRecord(**values, at_monotonic_s=now - float(sent["age_s"]))
+        message |= {"first": record, "age_s": time.monotonic() - first.at_monotonic_s}
+    return message
 
 
 def describe(record: ErrorRecord) -> str:

@@ -1,12 +1,8 @@
-"""Sockets: resolve an address, bind without sharing, name the process that holds a port, and wait on many."""
+"""Sockets: resolve an address, bind without sharing, name the process that holds a port."""
 
 import errno
 import os
-import selectors
 import socket
-import threading
-import traceback
-from collections.abc import Callable
 from contextlib import suppress
 
 from cyxjax.errors import ConfigError, GroupError
@@ -30,8 +26,7 @@ def listen(host: str, port: int) -> socket.socket:
     family, where = resolve_or_explain(host, port)
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        if os.name == "posix":  # reuse of a port in TIME_WAIT; on Windows the same option would share it
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT
         listener.bind(where)
         listener.listen(BACKLOG)
     except OSError as error:
@@ -64,8 +59,7 @@ def reserve(host: str) -> tuple[socket.socket, int]:
     """
     family, where = resolve_or_explain(host, 0)
     held = socket.socket(family, socket.SOCK_STREAM)
-    if hasattr(socket, "SO_REUSEPORT"):
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     held.bind(where)
     return held, int(held.getsockname()[1])
 
@@ -73,11 +67,10 @@ def reserve(host: str) -> tuple[socket.socket, int]:
 def keep_alive(connection: socket.socket, silence_s: int = 10) -> None:
     """Lets the kernel find out within about `silence_s` that the other host is gone, whatever Python does."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {"TCP_KEEPIDLE": silence_s // 3, "TCP_KEEPINTVL": silence_s // 5, "TCP_KEEPCNT": 3}
-    options["TCP_USER_TIMEOUT"] = silence_s * 1000
-    for name, value in options.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    options = {socket.TCP_KEEPIDLE: silence_s // 3, socket.TCP_KEEPINTVL: silence_s // 5}
+    options |= {socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: silence_s * 1000}
+    for option, value in options.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _explain_bind(host: str, port: int, error: OSError) -> Exception:
@@ -122,69 +115,3 @@ def _listening_inodes(port: int) -> set[str]:
 def _text(path: str) -> str:
     with open(path) as file:
         return file.read()
-
-
-TICK_S = 0.5
-
-Log = Callable[[str], None]
-
-
-class Reactor:
-    """One thread that waits on many sockets.
-
-    It calls `read` of a socket that has something to read, and `tick` after each round, twice a second.
-
-    An error in one socket's call ends that socket's part (`failed`) and is logged in one line; the thread, on
-    which everybody depends, goes on. at_end: the last thing the thread calls.
-    """
-
-    def __init__(self, name: str, tick: Callable[[], None], at_end: Callable[[], None], log: Log) -> None:
-        self.closing = False
-        self._tick, self._at_end, self._log = tick, at_end, log
-        self._selector = selectors.DefaultSelector()
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._logged: set[str] = set()
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        self.add(self._wake_out, lambda: None, lambda: None)
-        self.thread.start()
-
-    def add(self, source: socket.socket, read: Callable[[], None], failed: Callable[[], None]) -> None:
-        """From now on `read` is called when `source` has something; `failed` after an error in it."""
-        self._selector.register(source, selectors.EVENT_READ, (read, failed))
-
-    def remove(self, source: socket.socket) -> None:
-        """Twice is harmless."""
-        with suppress(KeyError, ValueError):
-            self._selector.unregister(source)
-
-    def close(self) -> None:
-        """Ends the thread. Twice is harmless."""
-        self.closing = True
-        with suppress(OSError):  # closed before
-            self._wake_in.send(b"x")
-        self.thread.join(timeout=5)
-        # Not by the thread, which may see `closing` and be gone before the byte is sent.
-        self._wake_in.close()
-        self._wake_out.close()
-
-    def _run(self) -> None:
-        while not self.closing:
-            for key, _ in self._selector.select(timeout=TICK_S):
-                read, failed = key.data
-                self._guarded(read, failed)
-            self._guarded(self._tick, lambda: None)
-        self._at_end()
-        self._selector.close()
-
-    def _guarded(self, call: Callable[[], None], failed: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            what = f"{type(error).__name__} at {os.path.basename(where.filename)}:{where.lineno}"
-            if what not in self._logged:  # once each: whoever can cause it can cause it a thousand times
-                self._logged.add(what)
-                self._log(f"the group's server had an internal error and continues: {what}")
-            failed()

@@ -1,30 +1,23 @@
 """Messages between the processes of a job: bounded lines of JSON, authenticated with the job's token.
 
-The token is never sent. Both ends of a connection prove that they know it, over a nonce of each
-(handshake.py); from then on every line carries a MAC under a key of that connection, which covers the
-line's direction and number.
+The token is never sent. Both ends of a connection prove that they know it, over a nonce of each (server.py);
+from then on every line carries a MAC under a key of that connection, which covers the line's direction and
+number.
 """
 
 import json
 import os
 import socket
 import threading
-import time
 from collections import deque
 from contextlib import suppress
 from typing import Any
 
 MAX_LINE = 16_384  # bytes of one message; the largest real one (a rank's versions) is below 1 kB
-MAX_DEPTH = 8  # objects and lists within one another; ours go three deep
 PROTOCOL = 2
-SLICE_S = 1.0  # waits are counted in such pieces, so that a process that was suspended has not waited
 _MAC = 64  # hex digits
 
 Message = dict[str, Any]
-
-
-class BadMessage(ValueError):
-    """Bytes that are not a message of this protocol."""
 
 
 def encode(message: Message) -> bytes:
@@ -33,47 +26,25 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """The message in `line`. Raises: BadMessage for anything but one JSON object of bounded length and depth.
-
-    What is returned can be written as JSON and as UTF-8: no half of a surrogate pair, no NaN.
-    """
-    if len(line) > MAX_LINE:
-        raise BadMessage("line too long")
+    """The JSON object in `line`. Raises: ValueError for anything else."""
     try:
-        message = json.loads(line.decode(), parse_constant=_refuse)
-        json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise BadMessage("not JSON") from error
-    if not isinstance(message, dict) or not _fits(message, MAX_DEPTH):
-        raise BadMessage("not a flat object")
+        message = json.loads(line.decode())
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(message, dict):
+        raise ValueError("not an object")
     return message
 
 
-def _refuse(constant: str) -> None:
-    raise BadMessage(f"{constant} is not JSON")
-
-
-def _fits(value: Any, depth: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return inner is None or (depth > 0 and all(_fits(part, depth - 1) for part in inner))
-
-
-def printable(text: object, limit: int = 2000, keep: str = "") -> str:
-    """`text` of another process as one harmless line: control characters are shown as their escapes.
-
-    keep: characters that are left as they are all the same.
-    """
-    cut = str(text)[:limit]
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in cut)
-
-
-class Codec:
-    """Messages from and to the bytes of one connection; holds at most one incomplete line.
+class Channel:
+    """One end of a connection; holds at most one incomplete line. Any thread may send; one receives.
 
     After `authenticate` every line begins with its MAC; one that is forged, replayed or out of order is bad.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self._sending = threading.RLock()  # lines leave in the order of their MACs
         self._rest, self._lines = b"", deque[bytes]()
         self._key = b""
         self._next_out = self._next_in = ""  # what the next MAC covers besides the line
@@ -84,46 +55,51 @@ class Codec:
         self._key = key
         self._next_out, self._next_in = ("server", "client") if is_server else ("client", "server")
 
-    def feed(self, data: bytes) -> None:
-        """Adds received bytes. Raises: BadMessage, after which the sender is not to be read."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MAX_LINE + _MAC:
-            raise BadMessage("line too long")
-        self._lines += lines
-
-    def next(self) -> Message | None:
-        """The next complete message, None without one. Raises: BadMessage."""
-        if not self._lines:
-            return None
-        line = self._lines.popleft()
-        if self._key:
-            mac, line = line[:_MAC], line[_MAC:]
-            if not _equal(mac, self._mac(f"{self._next_in}|{self._received}", line)):
-                raise BadMessage("not authenticated")
-            self._received += 1
-        return decode(line)
+    def send(self, message: Message) -> None:
+        with self._sending:
+            self.socket.sendall(self.encode(message))
 
     def encode(self, message: Message) -> bytes:
+        """The next line to send."""
         line = encode(message)
         if not self._key:
             return line
         self._sent += 1
         return self._mac(f"{self._next_out}|{self._sent - 1}", line[:-1]) + line
 
-    def _mac(self, about: str, line: bytes) -> bytes:
-        return _hmac(self._key, about.encode() + b"|" + line).hex().encode()
+    def feed(self, data: bytes) -> None:
+        """Adds received bytes. Raises: ValueError, after which the sender is not to be read."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_LINE + _MAC:
+            raise ValueError("line too long")
+        self._lines += lines
 
+    def pop(self) -> Message | None:
+        """The next message that was received whole; None without one. Raises: ValueError."""
+        if not self._lines:
+            return None
+        line = self._lines.popleft()
+        if self._key:
+            mac, line = line[:_MAC], line[_MAC:]
+            if not _equal(mac, self._mac(f"{self._next_in}|{self._received}", line)):
+                raise ValueError("not authenticated")
+            self._received += 1
+        return decode(line)
 
-class Channel:
-    """The client's end of a connection, with calls that wait. Any thread may send; one receives."""
+    def next(self) -> Message | None:
+        """Waits for the next message; None at the end of the connection, or of the socket's timeout.
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket, self.codec = connection, Codec()
-        self._sending = threading.RLock()  # lines leave in the order of their MACs
-
-    def send(self, message: Message) -> None:
-        with self._sending:
-            self.socket.sendall(self.codec.encode(message))
+        Raises: ValueError for bytes that are no message.
+        """
+        while (message := self.pop()) is None:
+            try:
+                data = self.socket.recv(MAX_LINE)
+            except OSError:  # silent, reset, of a host that cannot be reached, or closed by a thread of ours
+                return None
+            if not data:
+                return None
+            self.feed(data)
+        return message
 
     def close(self) -> None:
         """Ends the connection, also for a thread that waits in `next`, which a plain close does not wake."""
@@ -131,29 +107,8 @@ class Channel:
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 
-    def next(self, timeout_s: float | None = None) -> Message | None:
-        """The next message, whole within `timeout_s`; None at the end of the connection.
-
-        Raises: TimeoutError; BadMessage for bytes that are not of this protocol.
-        """
-        left_s = float("inf") if timeout_s is None else timeout_s
-        while (message := self.codec.next()) is None:
-            if left_s <= 0:
-                raise TimeoutError("no whole message in time")
-            began = time.monotonic()
-            data: bytes | None = None
-            try:
-                self.socket.settimeout(None if timeout_s is None else min(left_s, SLICE_S))
-                data = self.socket.recv(MAX_LINE)
-            except TimeoutError:
-                pass
-            except OSError:  # reset, or closed by another thread of ours
-                return None
-            if data == b"":
-                return None
-            self.codec.feed(data or b"")
-            left_s -= min(time.monotonic() - began, 2 * SLICE_S)
-        return message
+    def _mac(self, about: str, line: bytes) -> bytes:
+        return _hmac(self._key, about.encode() + b"|" + line).hex().encode()
 
 
 def new_token() -> str:

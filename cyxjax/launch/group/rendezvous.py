@@ -4,25 +4,62 @@ Each rank keeps its connection to the server until it ends. Everything here runs
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
-from cyxjax.errors import CyxjaxError
-from cyxjax.launch.group import ports, protocol
-from cyxjax.launch.group.handshake import Handshake, PendingConnection
-from cyxjax.launch.group.ports import Log, Reactor
-from cyxjax.launch.group.roster import Hello, Job, Roster, disagreement, ranks_text
+from cyxjax.launch.group import ports
+from cyxjax.launch.group.protocol import Message
+from cyxjax.launch.group.server import GroupServer, Log, Peer
+from cyxjax.launch.output import disagreement, printable, ranks_text
 
 LINE_EVERY_S = 10.0
-ASLEEP_S = 5.0  # between two ticks: this process was suspended, and nobody could join meanwhile
+LONGEST_TICK_S = 2.0  # what was longer, this process was suspended, and nobody could join meanwhile
 
 
-class _Peer:
-    """A rank of the job. `left`: it has sent why it ends, or goodbye."""
+@dataclass(frozen=True)
+class Job:
+    """What every rank must agree on before it may join.
 
-    def __init__(self, connection: PendingConnection, hello: Hello) -> None:
-        self.connection, self.hello = connection, hello
-        self.left = False
+    generation: number of the start. is_led: launchers start the ranks, so a rank of an earlier start is late.
+    """
+
+    world_size: int
+    run_id: str = ""
+    generation: int = 0
+    timeout_s: float = 30.0
+    is_led: bool = False
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a rank sends of itself when it joins. `facts` must be equal on all ranks (versions, config)."""
+
+    rank: int
+    world_size: int
+    run_id: str = ""
+    generation: int = 0
+    host: str = ""
+    pid: int = 0
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (host {self.host}, pid {self.pid})"
+
+    @classmethod
+    def parse(cls, message: Message) -> "Hello":
+        """The Hello in a message from the wire. Raises: KeyError, TypeError, ValueError for any other."""
+        numbers = {name: int(message[name]) for name in ("rank", "world_size", "generation", "pid")}
+        texts = {"run_id": str(message["run_id"]), "host": printable(message["host"], 255)}
+        return cls(**numbers, **texts, facts=dict(message["facts"]))  # type: ignore[arg-type]
+
+
+class Joined(NamedTuple):
+    """A rank that is here."""
+
+    hello: Hello
+    peer: Peer
 
 
 class Rendezvous:
@@ -33,103 +70,94 @@ class Rendezvous:
     """
 
     def __init__(
-        self,
-        job: Job,
-        open_coordinator: Callable[[Roster], protocol.Message],
-        reactor: Reactor,
-        handshake: Handshake,
-        log: Log,
+        self, job: Job, open_coordinator: Callable[[Job], Message], server: GroupServer, log: Log
     ) -> None:
         self.job = job
-        self.roster = Roster(job)
         self.formed = False
-        self._open, self._log = open_coordinator, log
-        self._reactor, self._handshake = reactor, handshake
-        self.peers: dict[_Peer, None] = {}  # a look-up for each of thousands of ranks
+        self.here: dict[int, Joined] = {}
+        self._open, self._server, self._log = open_coordinator, server, log
+        self._cannot_form = ""  # why, once a rank with another WORLD_SIZE has come
         self._loss_sent = False
-        self._closing = False
-        self._first_at: float | None = None
+        self._num_done = 0
         self._ticked_at = time.monotonic()
-        self._next_line = LINE_EVERY_S
-        self._finished: set[int] = set()
-        self._odd_one: Hello | None = None  # a rank of this job that believes in another WORLD_SIZE
+        self._waited_s, self._next_line = 0.0, LINE_EVERY_S
 
     def close(self) -> None:
         """Ends every rank's connection."""
-        self._closing = True
-        for peer in list(self.peers):
-            self._drop(peer)
+        here, self.here = self.here, {}
+        for rank in here.values():
+            self._server.drop(rank.peer)
 
-    def welcome(self, connection: PendingConnection, message: protocol.Message) -> None:
-        try:
-            hello = Hello.parse(message)
-        except CyxjaxError as error:
-            self._handshake.refuse(connection, str(error))
-            return
-        if self.job.is_led and hello.generation < self.job.generation:
-            late = f"start {hello.generation} is over, this is start {self.job.generation}"
-            self._handshake.refuse(connection, late, f"refused {hello}: {late}")
-        elif self._is_early(hello):
-            connection.send({"later": True})
-            self._handshake.drop(connection)
-        elif why := self.roster.refusal(hello):
-            self._handshake.refuse(connection, why, f"refused {hello}: {why}")
-            same_job = hello.run_id == self.job.run_id
-            if same_job and hello.world_size != self.job.world_size and not self.formed:
-                self._odd_one = hello
-                self._abort_if_sizes_differ()
+    def welcome(self, peer: Peer, hello: Message) -> None:
+        rank = Hello.parse(hello)
+        is_of_a_restart = self.formed and rank.rank not in self.here
+        if why := self._refusal(rank):
+            self._server.refuse(peer, why)
+        elif is_of_a_restart or rank.generation > self.job.generation:  # it has not begun here
+            self._server.put_off(peer)
         else:
-            self._admit(_Peer(connection, hello))
+            self._admit(Joined(rank, peer))
 
-    def _read(self, peer: _Peer) -> None:
-        try:
-            is_open = peer.connection.receive()
-            while (message := peer.connection.codec.next()) is not None:
-                self._hear(peer, message)
-        except protocol.BadMessage:
-            is_open = False
-        if not is_open:
-            self._drop(peer)
-
-    def _is_early(self, hello: Hello) -> bool:
-        """True for a rank of a restart that has not begun here: it is to try again.
-
-        Without launchers hosts count restarts for themselves: fewer of them (a host replaced) are no fault.
-        """
-        if hello.generation > self.job.generation:
-            return True
-        if not self.formed or hello.rank not in self.roster.present:
-            return False
-        return all(peer.hello.rank != hello.rank for peer in self.peers)
-
-    def _abort_if_sizes_differ(self) -> bool:
-        """Ends a formation that cannot succeed; whoever joins later gets the same answer."""
-        odd = self._odd_one
-        if odd is None or not self.roster.present:
-            return False
-        sizes = dict.fromkeys(self.roster.present, self.job.world_size) | {odd.rank: odd.world_size}
-        self._abort(disagreement("WORLD_SIZE", sizes))
-        return True
-
-    def _admit(self, peer: _Peer) -> None:
-        ports.keep_alive(peer.connection.socket)
-        self.peers[peer] = None
-        self._reactor.add(peer.connection.socket, partial(self._read, peer), partial(self._drop, peer))
-        self._first_at = self._first_at or time.monotonic()
-        self.roster.add(peer.hello)
-        if self._abort_if_sizes_differ():
+    def tick(self) -> None:
+        """Ends a formation that takes too long; names who is awaited."""
+        now = time.monotonic()
+        passed_s, self._ticked_at = now - self._ticked_at, now
+        if self.formed or not self.here:
             return
-        self._read(peer)  # what came with its hello
-        if not self.roster.complete:
+        self._waited_s += min(passed_s, LONGEST_TICK_S)
+        if self._waited_s > self.job.timeout_s:
+            self._abort(
+                f"Timeout waiting for peers: {self._awaited(self.job.timeout_s)}. HINT: see why those ranks "
+                "did not start (their host's log), or raise DISTRIBUTED_TIMEOUT_MS."
+            )
+        elif self._waited_s > self._next_line:
+            self._log(f"waiting for {self._awaited(self._next_line)}")
+            self._next_line += LINE_EVERY_S
+
+    def _awaited(self, waited_s: float) -> str:
+        missing = [rank for rank in range(self.job.world_size) if rank not in self.here]
+        return f"{ranks_text(missing)} after {waited_s:g} s; here: {ranks_text(self.here)}"
+
+    def _refusal(self, hello: Hello) -> str:
+        """Why `hello` may not enter; "" when it may."""
+        job = self.job
+        if hello.run_id != job.run_id:
+            return (
+                f"this port belongs to job {job.run_id or '(unnamed)'!r}, {hello} is of job "
+                f"{hello.run_id or '(unnamed)'!r}. HINT: give each job its own MASTER_PORT."
+            )
+        if hello.world_size != job.world_size:
+            why = (
+                f"ranks differ in WORLD_SIZE: {hello.world_size} on rank {hello.rank}, {job.world_size} on "
+                "the others. HINT: start every rank with the same program and environment."
+            )
+            if not self.formed:
+                self._cannot_form = why
+                self._abort(why)
+            return why
+        if not 0 <= hello.rank < job.world_size:
+            return f"{hello} is outside WORLD_SIZE={job.world_size}. HINT: ranks are 0 to WORLD_SIZE - 1."
+        # Without launchers hosts count restarts for themselves: fewer of them (a host replaced) are no fault.
+        if job.is_led and hello.generation < job.generation:
+            return f"start {hello.generation} is over, this is start {job.generation}"
+        if hello.rank in self.here:
+            return (
+                f"RANK={hello.rank} is taken: {self.here[hello.rank].hello} was here before {hello}. "
+                "HINT: give every process its own RANK; the job goes on untouched."
+            )
+        return self._cannot_form
+
+    def _admit(self, new: Joined) -> None:
+        ports.keep_alive(new.peer.channel.socket)
+        new.peer.hear, new.peer.lost = partial(self._hear, new), partial(self._lose, new)
+        self.here[new.hello.rank] = new
+        if len(self.here) < self.job.world_size:
             return
-        if why := self.roster.differing_fact():
+        if why := self._differing_fact():
             self._abort(why)
-        else:
-            self._form()
-
-    def _form(self) -> None:
+            return
         try:
-            coordinator = self._open(self.roster)
+            coordinator = self._open(self.job)
         except (OSError, RuntimeError) as error:  # jaxlib raises RuntimeError for a service that cannot start
             self._abort(
                 f"jax's coordination service could not start: {error}. HINT: see whether ports are free."
@@ -138,78 +166,44 @@ class Rendezvous:
         self.formed = True
         self._send_all({"formed": coordinator})
 
-    def _hear(self, peer: _Peer, message: protocol.Message) -> None:
+    def _differing_fact(self) -> str:
+        """The first fact on which ranks differ, with every value and who holds it; "" when all agree."""
+        facts = {rank: self.here[rank].hello.facts for rank in sorted(self.here)}
+        for name in sorted({name for held in facts.values() for name in held}):
+            values = {rank: str(held.get(name, "(none)")) for rank, held in facts.items()}
+            if len(set(values.values())) > 1:
+                return disagreement(name, values)
+        return ""
+
+    def _hear(self, rank: Joined, message: Message) -> None:
         if "done" in message:
-            self._finished.add(peer.hello.rank)
-            self._next_line = time.monotonic() + LINE_EVERY_S
-            if len(self._finished) == self.job.world_size:
+            self._num_done += 1
+            if self._num_done == self.job.world_size:
                 self._send_all({"all_done": True})
         elif "error" in message:
-            peer.left = True
-            self._send_loss(peer.hello, protocol.printable(message["error"]))
-        elif "bye" in message:
-            peer.left = True
+            self._send_loss(rank.hello, str(message["error"]))
+        elif "bye" in message:  # its connection ends a moment later
+            self.here.pop(rank.hello.rank, None)
 
-    def tick(self) -> None:
-        now = time.monotonic()
-        asleep_s, self._ticked_at = now - self._ticked_at, now
-        if asleep_s > ASLEEP_S and self._first_at is not None:
-            self._first_at += asleep_s
-        if self.formed:
-            self._say_who_finished(now)
-        elif self._first_at is not None:
-            self._say_who_is_awaited(now - self._first_at)
+    def _lose(self, rank: Joined) -> None:
+        if self.here.get(rank.hello.rank) is rank:  # it ended by itself, and has said no goodbye
+            del self.here[rank.hello.rank]
+            if self.formed:
+                self._send_loss(rank.hello, "its process ended or its host cannot be reached")
 
-    def _say_who_is_awaited(self, waited_s: float) -> None:
-        if waited_s > self.job.timeout_s:
-            self._abort(
-                f"Timeout waiting for peers: {self.roster.awaited()} after {self.job.timeout_s:g} s; here: "
-                f"{self.roster.here()}. HINT: see why those ranks did not start (their host's log), or raise "
-                "DISTRIBUTED_TIMEOUT_MS."
-            )
-        elif waited_s > self._next_line:
-            self._next_line += LINE_EVERY_S
-            self._log(f"waiting for {self.roster.awaited()} for {waited_s:.0f} s; here: {self.roster.here()}")
-
-    def _say_who_finished(self, now: float) -> None:
-        awaited = [rank for rank in self.roster.present if rank not in self._finished]
-        if self._finished and awaited and now > self._next_line:
-            self._next_line = now + LINE_EVERY_S
-            self._log(f"finished: {ranks_text(sorted(self._finished))}; still awaited: {ranks_text(awaited)}")
-
-    # -- sending and dropping -----------------------------------------------------------------------
-
-    def _send_all(self, message: protocol.Message) -> None:
-        for peer in self.peers:
-            peer.connection.send(message)  # one that does not read is noticed by its end
-
-    def _send_loss(self, hello: Hello, why: str) -> None:
+    def _send_loss(self, lost: Hello, why: str) -> None:
         """The first loss ends the group: those that follow from it, which are many, need not be sent."""
-        if self._loss_sent:
-            return
-        self._loss_sent = True
-        for peer in self.peers:
-            if peer.hello.rank != hello.rank:
-                peer.connection.send({"lost": hello.rank, "host": hello.host, "why": why})
+        if not self._loss_sent:
+            self._loss_sent = True
+            self._send_all({"lost": lost.rank, "host": lost.host, "why": why})
+
+    def _send_all(self, message: Message) -> None:
+        for rank in self.here.values():
+            rank.peer.send(message)
 
     def _abort(self, why: str) -> None:
         """Sends all who are here why the group cannot form, and starts over with the next client."""
         self._log(why)
         self._send_all({"abort": why})
-        peers, self.peers = self.peers, {}
-        for peer in peers:
-            self._handshake.drop(peer.connection)
-        self.roster, self._first_at, self._next_line = Roster(self.job), None, LINE_EVERY_S
-
-    def _drop(self, peer: _Peer) -> None:
-        """Ends the connection. Twice is harmless: by an abort, and by its own end."""
-        self._handshake.drop(peer.connection)
-        if peer not in self.peers:
-            return
-        del self.peers[peer]
-        if self._closing:
-            return
-        if self.formed and not peer.left:
-            self._send_loss(peer.hello, "its process ended or its host cannot be reached")
-        elif not self.formed:
-            self.roster.remove(peer.hello.rank)
+        self.close()
+        self._waited_s, self._next_line = 0.0, LINE_EVERY_S

@@ -14,8 +14,8 @@ from pathlib import Path
 from cyxjax.errors import EXIT_OK, ConfigError, GroupError
 from cyxjax.files import redact
 from cyxjax.launch.failure import hooks
-from cyxjax.launch.group.roster import ranks_text
 from cyxjax.launch.heartbeat import VARIABLE as BEATS
+from cyxjax.launch.output import ranks_text
 from cyxjax.launch.supervise.processes import PROC, identity, stat
 from cyxjax.launch.supervise.worker import LAUNCHER
 
@@ -47,7 +47,7 @@ def main(words: Sequence[str], processes: Path = PROC) -> int:
     words: one word, the job's run id, or the process number of its launcher or of a rank.
     Raises: ConfigError for anything but one word; GroupError when no such job runs here.
     """
-    if len(words) != 1 or not hasattr(signal, "SIGUSR2"):
+    if len(words) != 1:
         raise ConfigError(f"--dump {' '.join(words)}: expected one job. HINT: give its --run-id, or a pid.")
     chosen = find(words[0], running(processes))
     before = {rank: len(rank.dumped()) for rank in chosen}
@@ -69,12 +69,11 @@ def find(job: str, ranks: Sequence[RunningRank]) -> list[RunningRank]:
         jobs = sorted({(rank.run_id, rank.launcher) for rank in ranks})
         here = "; ".join(f"{run_id} (launcher {pid}, {_ranks_of(pid, ranks)})" for run_id, pid in jobs)
         what = f"no job {job!r} of yours runs" if job else "several jobs of yours run"
-        raise GroupError(f"{what} on this host; running: {here or 'none'}. HINT: {_HOW}")
+        raise GroupError(
+            f"{what} on this host; running: {here or 'none'}. HINT: give a run id or pid from this list."
+        )
     launchers = {rank.launcher for rank in chosen}  # one rank stands for its job
     return sorted((rank for rank in ranks if rank.launcher in launchers), key=lambda rank: rank.rank)
-
-
-_HOW = "give a run id or pid from this list; without /proc, `kill -USR2` the launcher and read its output."
 
 
 def running(processes: Path) -> list[RunningRank]:

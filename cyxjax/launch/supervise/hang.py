@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cyxjax.launch.group.roster import ranks_text
 from cyxjax.launch.heartbeat import WAITING, Limits, Progress
+from cyxjax.launch.output import ranks_text
 
 STEPS_BEFORE_SCALING = 20
 ASLEEP_S = 5.0  # a supervisor that looks four times a second and did not for so long was itself suspended

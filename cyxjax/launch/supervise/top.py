@@ -15,8 +15,8 @@ from pathlib import Path
 from cyxjax.command import Parser, number
 from cyxjax.errors import EXIT_OK, GroupError
 from cyxjax.launch import heartbeat
-from cyxjax.launch.group.roster import ranks_text
 from cyxjax.launch.heartbeat import WAITING, Progress
+from cyxjax.launch.output import ranks_text
 from cyxjax.launch.supervise.dump import RunningRank, find, running
 from cyxjax.launch.supervise.hang import stragglers
 from cyxjax.launch.supervise.processes import PROC, stat

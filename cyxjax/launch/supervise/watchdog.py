@@ -10,8 +10,8 @@ from cyxjax.errors import EXIT_HANG, EXIT_USER_ERROR
 from cyxjax.files import redact
 from cyxjax.launch import output
 from cyxjax.launch.failure.record import ErrorRecord
-from cyxjax.launch.group.roster import ranks_text
 from cyxjax.launch.heartbeat import WAITING, Limits, Progress
+from cyxjax.launch.output import ranks_text
 from cyxjax.launch.supervise import dump, hang
 from cyxjax.launch.supervise.hang import Pauses, Stopwatch, Verdict
 from cyxjax.launch.supervise.worker import Worker

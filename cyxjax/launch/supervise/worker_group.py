@@ -5,7 +5,6 @@ import queue
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import FrameType, TracebackType
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, ConfigError
@@ -13,9 +12,10 @@ from cyxjax.launch import output
 from cyxjax.launch.backend import pages
 from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure.record import STOPS, ErrorRecord
-from cyxjax.launch.group.roster import ranks_text
+from cyxjax.launch.group.protocol import Message
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.options import Options
+from cyxjax.launch.output import ranks_text
 from cyxjax.launch.save_request import ONE_REQUEST_S
 from cyxjax.launch.supervise import watchdog
 from cyxjax.launch.supervise.processes import Reaper
@@ -29,22 +29,23 @@ WAIT_FOR_CAUSE_S = 1.5  # after a consequence: time for its cause to show
 CAUGHT = (*STOPS, "SIGUSR1", "SIGUSR2", "SIGTSTP")
 
 
-@dataclass(frozen=True)
-class Nudge:
-    """Another thread's word to the workers: end start number `start` if that one runs; -1: only look up."""
-
-    start: int = -1
-    polite: bool = False
+LOST: Message = {"polite": False}  # stands for the end of the connection to the first host
+Event = Worker | int | Message  # a rank has ended, a signal has come, the first host has sent something
 
 
-Event = Worker | int | Nudge
+class Stopped(Exception):
+    """Signal `number` asked this host to leave between two starts."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class WorkerGroup:
     """The ranks of this host, start after start; a context in which signals go to them and none outlives it.
 
     After a signal that asks for a stop, this process ignores further ones: it is about to end.
-    nudge: other threads may call it at any time.
+    put: adds an event; other threads may call it at any time.
     """
 
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
@@ -54,15 +55,14 @@ class WorkerGroup:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._reaper = Reaper()
         self._scratch = Scratch()
-        self.nudge = self._events.put
+        self.put = self._events.put
+        self._kept: list[Message] = []  # came in a start, and concerns what follows it
         self._previous: dict[str, object] = {}
         self._is_asked_to_end = False
         self._detected_s = 0.0  # of the start before
 
     def __enter__(self) -> "WorkerGroup":
-        self._previous = {
-            name: signal.signal(getattr(signal, name), self._on_signal) for name in _available()
-        }
+        self._previous = {name: signal.signal(getattr(signal, name), self._on_signal) for name in _ours()}
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited: the ends of ranks would be lost
             self._previous["SIGCHLD"] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
@@ -96,30 +96,26 @@ class WorkerGroup:
         """The launcher's own, closed to other users."""
         return self._scratch.path
 
-    def next_event(self, seconds: float) -> Event | None:
-        """What happens next; None when nothing does within `seconds`."""
-        try:
-            return self._events.get(timeout=seconds)
-        except queue.Empty:
-            return None
+    def between_starts(self, seconds: float) -> Message:
+        """What the first host sends within `seconds`; {} for nothing. Raises: Stopped."""
+        event = self._kept.pop(0) if self._kept else self._next(seconds)
+        if isinstance(event, int):
+            name = signal.Signals(event).name
+            if name == "SIGTSTP":
+                signal.raise_signal(signal.SIGSTOP)
+            if name in STOPS:
+                raise Stopped(event)
+        if not isinstance(event, dict):
+            return {}
+        if "say" in event:
+            output.say(event["say"])
+        return event
 
-    def sleep(self, seconds: float) -> int | None:
-        """Waits between starts; a signal to end cuts it short and is returned."""
+    def sleep(self, seconds: float) -> None:
+        """Waits between starts. Raises: Stopped."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            if (number := self.asked_to_end(left)) is not None:
-                return number
-        return None
-
-    def asked_to_end(self, seconds: float) -> int | None:
-        """Between starts: the signal to end, if that is what happens next within `seconds`."""
-        event = self.next_event(seconds)
-        if not isinstance(event, int):
-            return None
-        name = signal.Signals(event).name
-        if name == "SIGTSTP":
-            signal.raise_signal(signal.SIGSTOP)
-        return event if name in STOPS else None
+            self.between_starts(left)
 
     def show_failure(self, start: Start, first: ErrorRecord, then: str) -> None:
         """Shows and files how a start failed, and in one line what follows."""
@@ -159,20 +155,27 @@ class WorkerGroup:
         worker.watch(self._events.put)
         return worker
 
+    def _next(self, seconds: float) -> Event | None:
+        """What happens next; None when nothing does within `seconds`."""
+        try:
+            return self._events.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
     def _attend(self, start: Start, watch: Watch) -> None:
         """Returns when all ranks of `start` have ended, by themselves or by us."""
         ended = 0
         while ended < len(start.workers):
-            event = self.next_event(TICK_S)
+            event = self._next(TICK_S)
             if isinstance(event, Worker):
                 ended += 1
                 self._reaper.release(event.pid)
                 self._note_end(start, event)
-            elif isinstance(event, Nudge):
-                self._follow(start, event)
-            elif event is not None:
+            elif isinstance(event, int):
                 self._obey(start, event)
-            self._tend(start)
+            elif event is not None:
+                self._follow(start, event)
+            self._scratch.ensure()
             self._kill_if_due(start)
             if start.deadline_s is None and (record := watch.look(start.workers)):
                 start.note(record, within_s=0.0)
@@ -198,14 +201,6 @@ class WorkerGroup:
             self._obey(start, number)
         elif (record := worker.record(start.number)) is not None:
             start.note(record, within_s=WAIT_FOR_CAUSE_S if record.secondary else SETTLE_S)
-
-    def _tend(self, start: Start) -> None:
-        """What every tick looks after: the scratch folder, and ranks that could not receive SIGUSR1 yet."""
-        self._scratch.ensure()
-        for worker in start.running:
-            if worker.rank in start.unheard and worker.progress().can_dump:
-                start.unheard.discard(worker.rank)
-                worker.signal(signal.SIGUSR1)
 
     def _kill_if_due(self, start: Start) -> None:
         if start.deadline_s is None or time.monotonic() < start.deadline_s:
@@ -238,8 +233,6 @@ class WorkerGroup:
         if name == "SIGTSTP":
             _suspend(start)
             return
-        if name == "SIGUSR1":
-            start.unheard |= {worker.rank for worker in start.running if not worker.progress().can_dump}
         if start.signalled is not None and name != "SIGUSR1":
             if time.monotonic() > start.signalled_s + ONE_REQUEST_S:
                 start.hurried = True
@@ -254,12 +247,17 @@ class WorkerGroup:
             )
             start.ask_to_end(number, within_s=self.options.grace_s)
 
-    def _follow(self, start: Start, nudge: Nudge) -> None:
-        """Ends a start because the group is to change; a polite end lets the trainer save first."""
-        if nudge.start != start.number or start.is_asked_to_end:
+    def _follow(self, start: Start, message: Message) -> None:
+        """What the first host sends in a start: to end it, politely so that the trainer saves first."""
+        if "say" in message:
+            output.say(message["say"])
+        elif "end" not in message:
+            self._kept.append(message)
+        ends = message.get("end") == start.number or "over" in message or message is LOST
+        if not ends or start.is_asked_to_end:
             return
         start.nudged, start.signalled_s = True, time.monotonic()
-        if not nudge.polite:
+        if not message.get("polite", True):
             start.hurried = True
             start.end_within(0.0)
             return
@@ -294,8 +292,7 @@ def _make_folder(path: str | None) -> None:
         ) from error
 
 
-def _available() -> list[str]:
+def _ours() -> list[str]:
     """The signals that are ours to handle; one that was ignored when we began stays so (nohup, `&`)."""
-    there = [name for name in CAUGHT if hasattr(signal, name)]
-    ignored = [name for name in there if signal.getsignal(getattr(signal, name)) is signal.SIG_IGN]
-    return [name for name in there if name not in ignored or name.startswith("SIGUSR")]
+    ignored = [name for name in CAUGHT if signal.getsignal(getattr(signal, name)) is signal.SIG_IGN]
+    return [name for name in CAUGHT if name not in ignored or name.startswith("SIGUSR")]

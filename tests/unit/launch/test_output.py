@@ -75,21 +75,7 @@ def test_a_pipe_that_does_not_block_loses_nothing(pipe):
     assert read_until(reader, b"end\n") == LINE * 1000 + b"end\n"
 
 
-def test_our_own_lines_cannot_steer_a_terminal(capfd):
-    output.say("host \x1b[31mred\x1b[0m is gone\n  next line")
-    output.flush()
-    assert capfd.readouterr().err == "cyxjax.launch: host \\x1b[31mred\\x1b[0m is gone\n  next line\n"
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux's device that is always full")
-def test_output_onto_a_full_disk_is_said_once_on_standard_error(capfd):
-    full = os.open("/dev/full", os.O_WRONLY)
-    screen = output.Screen(full)
-    for _ in range(3):
-        screen.put(b"a line\n")
-        screen.flush(5.0)
-    os.close(full)
-    said = capfd.readouterr().err
-    assert said.startswith("cyxjax.launch: standard output: No space left on device")
-    assert said.count("\n") == 1
-    assert "HINT: " in said
+def test_ranks_are_written_in_runs():
+    assert output.ranks_text([5, 0, 1, 2, 7, 8]) == "ranks 0-2, 5, 7, 8"
+    assert output.ranks_text([3]) == "rank 3"
+    assert "jax: 1 on ranks 0, 1; 2 on rank 2." in output.disagreement("jax", {0: 1, 1: 1, 2: 2})

@@ -1,39 +1,41 @@
-"""Ranks as threads around a real server: forming, refusing, losing, and unauthenticated clients."""
+"""Ranks as threads around a real server: forming, refusing, losing, and what else may answer at its port."""
 
 import contextlib
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from cyxjax.errors import GroupError
 from cyxjax.launch import connect
-from cyxjax.launch.group import client, handshake, ports, protocol
+from cyxjax.launch.group import client, ports, rendezvous, server
 from cyxjax.launch.group.client import GroupConnection
-from cyxjax.launch.group.coordinator import GroupServer
-from cyxjax.launch.group.roster import Job
+from cyxjax.launch.group.coordinator import Coordinator
+from cyxjax.launch.group.rendezvous import Job, Rendezvous
 from cyxjax.launch.topology import Topology
+from tests.support.waiting import until
 
 
 class Place:
     """A meeting place with its log, and topologies that lead to it."""
 
-    def __init__(self, world_size, timeout_s=10.0, **job):
+    def __init__(self, world_size, timeout_s=10.0, open_coordinator=lambda job: {"address": "x:1"}):
         self.log: list[str] = []
         self.members: list[GroupConnection] = []
         self.listener = ports.listen("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
-        self.job = Job(world_size, "job", timeout_s=timeout_s, **job)
-        self.server = GroupServer(self.listener, "secret", self.log.append)
-        self.ranks = self.server.open_start(self.job, lambda roster: {"address": "x:1"})
+        self.job = Job(world_size, "job", timeout_s=timeout_s)
+        self.server = server.GroupServer(self.listener, "secret", self.log.append)
+        self.ranks = Rendezvous(self.job, open_coordinator, self.server, self.log.append)
+        self.server.ranks = self.ranks
         self.server.start()
 
-    def join(self, rank, facts=None, **changes):
+    def join(self, rank, **changes):
         place = {"world_size": self.job.world_size, "token": "secret", "run_id": "job", "timeout_ms": 8000}
         topology = Topology(rank, master_port=self.port, hosted=True, **(place | changes))
-        member = client.join(topology, facts, log=self.log.append)
+        member = client.join(topology, log=self.log.append)
         self.members.append(member)
         return member
 
@@ -43,17 +45,17 @@ class Place:
         self.server.close()
         self.listener.close()
 
-    def join_all(self, calls):
-        """The outcome of each call: a GroupConnection or the GroupError it raised."""
+    def join_all(self, *ranks, **changes):
+        """The outcome for each: a GroupConnection or the GroupError it raised."""
 
-        def outcome(call):
+        def outcome(rank):
             try:
-                return self.join(**call)
+                return self.join(rank, **changes)
             except GroupError as error:
                 return str(error)
 
-        with ThreadPoolExecutor(len(calls)) as pool:
-            return list(pool.map(outcome, calls))
+        with ThreadPoolExecutor(len(ranks)) as pool:
+            return list(pool.map(outcome, ranks))
 
 
 @pytest.fixture
@@ -69,91 +71,37 @@ def place():
 
 
 def test_a_group_forms_and_learns_the_coordinator(place):
-    members = place(3).join_all([{"rank": rank} for rank in range(3)])
+    members = place(3).join_all(0, 1, 2)
     assert [member.coordinator for member in members] == [{"address": "x:1"}] * 3
     assert {member.own_address for member in members} == {"127.0.0.1"}
+    assert {member._channel.socket.gettimeout() for member in members} == {None}  # steps may take long
+    assert {"python", "jax", "jaxlib"} <= set(client.versions())  # must be equal on all
 
 
 def test_more_ranks_than_pending_connections_all_meet_at_once(place):
-    ranks = handshake.MAX_PENDING + 40
-    members = place(ranks, timeout_s=60.0).join_all([{"rank": n, "timeout_ms": 60_000} for n in range(ranks)])
+    ranks = server.MAX_PENDING + 40
+    members = place(ranks, timeout_s=60.0).join_all(*range(ranks), timeout_ms=60_000)
     assert [type(member) for member in members] == [GroupConnection] * ranks
-
-
-def test_a_late_rank_is_waited_for(place):
-    meeting = place(2)
-    late = threading.Timer(1.0, lambda: meeting.join(1))
-    late.start()
-    assert meeting.join(0).coordinator
-    late.join()
-
-
-def test_a_missing_rank_is_named_within_the_timeout(place):
-    meeting, began = place(3, timeout_s=1.0), time.monotonic()
-    said = meeting.join_all([{"rank": 0}])[0]
-    assert "Timeout waiting for peers: ranks 1, 2 (never seen)" in said
-    assert "here: rank 0 on" in said
-    assert time.monotonic() - began < 4
-
-
-def test_different_world_sizes_end_the_formation_at_once(place):
-    meeting, began = place(3), time.monotonic()
-    first = threading.Thread(target=lambda: outcomes.extend(meeting.join_all([{"rank": 0}])))
-    outcomes: list = []
-    first.start()
-    while not meeting.ranks.roster.present:
-        time.sleep(0.01)
-    refused = meeting.join_all([{"rank": 1, "world_size": 2}])[0]
-    first.join()
-    assert "ranks differ in WORLD_SIZE" in refused
-    assert "3 on rank 0; 2 on rank 1" in outcomes[0]
-    assert time.monotonic() - began < 4
 
 
 def test_a_rank_of_another_world_size_that_comes_first_is_remembered(place):
     meeting = place(3)
-    assert "ranks differ in WORLD_SIZE" in meeting.join_all([{"rank": 1, "world_size": 2}])[0]
-    assert "3 on rank 0; 2 on rank 1" in meeting.join_all([{"rank": 0}])[0]
+    for said in (meeting.join_all(1, world_size=2)[0], meeting.join_all(0)[0]):
+        assert "ranks differ in WORLD_SIZE: 2 on rank 1, 3 on the others" in said
 
 
 def test_a_service_that_cannot_start_is_told_to_all(place):
-    meeting = place(2)
-
-    def fail(roster):
+    def fail(job):
         raise RuntimeError("no port")
 
-    meeting.ranks._open = fail
-    assert all("could not start: no port" in said for said in meeting.join_all([{"rank": 0}, {"rank": 1}]))
+    meeting = place(2, open_coordinator=fail)
+    assert all("could not start: no port" in said for said in meeting.join_all(0, 1))
 
 
-def test_different_configurations_are_refused_on_every_rank(place):
-    calls = [{"rank": 0, "facts": {"config": "aa"}}, {"rank": 1, "facts": {"config": "bb"}}]
-    for said in place(2).join_all(calls):
-        assert "ranks differ in config: aa on rank 0; bb on rank 1" in said
-
-
-def test_a_second_rank_0_in_a_running_job_is_refused_and_the_job_untouched(place):
-    meeting = place(2)
-    members = meeting.join_all([{"rank": 0}, {"rank": 1}])
-    lost: list[str] = []
-    for member in members:
-        member.watch(lost.append)
-    assert "RANK=0 is taken" in meeting.join_all([{"rank": 0}])[0]
-    with ThreadPoolExecutor(2) as pool:
-        assert all(pool.map(lambda member: member.wait_until_all_are_done(5), members))
-    assert lost == []
-
-
-def test_a_wrong_token_is_refused_without_being_shown(place):
-    meeting = place(2)
-    said = meeting.join_all([{"rank": 0, "token": "guess"}])[0]
-    assert "wrong or missing job token" in said
-    assert "secret" not in said + "".join(meeting.log)
-
-
-def test_a_death_is_told_to_the_others_by_rank_and_cause(place):
-    meeting = place(3)
-    members = meeting.join_all([{"rank": rank} for rank in range(3)])
+def test_the_first_loss_is_told_to_the_others_and_no_other_is(place):
+    """Those that die of it are as many as there are ranks: each told to all would be a million lines."""
+    meeting = place(4)
+    members = meeting.join_all(0, 1, 2, 3)
     lost, heard = [], threading.Semaphore(0)
     for member in members[:2]:
         member.watch(lambda why: (lost.append(why), heard.release()))
@@ -161,75 +109,34 @@ def test_a_death_is_told_to_the_others_by_rank_and_cause(place):
     for _ in range(2):
         assert heard.acquire(timeout=5)
     assert all(why.startswith("lost rank 2 (host ") and "boom (train.py:8)" in why for why in lost)
+    for gone in members[:3]:
+        gone._channel.socket.shutdown(socket.SHUT_RDWR)
+    assert until(lambda: list(meeting.ranks.here) == [3], 5)
+    members[3]._channel.socket.shutdown(socket.SHUT_WR)
+    told = b""
+    while data := members[3]._channel.socket.recv(4096):
+        told += data
+    assert told.count(b'"lost"') == 1
 
 
 def test_a_goodbye_is_no_death(place):
     meeting = place(2)
-    members = meeting.join_all([{"rank": 0}, {"rank": 1}])
+    members = meeting.join_all(0, 1)
     lost: list[str] = []
     members[0].watch(lost.append)
     members[1].leave()
-    meeting.server.wait_until_empty(0.3)
-    assert lost == []
+    assert until(lambda: list(meeting.ranks.here) == [0], 5)
+    assert not until(lambda: lost, 0.2)
 
 
-def test_a_meeting_place_whose_thread_was_the_faster_one_closes(place):
-    server = place(1).server
-    server.reactor.closing = True  # what close() sets first, and the thread may see before close() goes on
-    server.reactor.thread.join(timeout=5)
-    server.close()
-    assert not server.reactor.thread.is_alive()
-
-
-def test_a_thousand_unauthenticated_clients_do_no_harm(place):
-    meeting = place(2)
-    with contextlib.ExitStack() as stack:
-        for i in range(1000):
-            other = stack.enter_context(socket.create_connection(("127.0.0.1", meeting.port), timeout=5))
-            if i % 3 == 0:
-                with contextlib.suppress(OSError):  # may be turned away already
-                    other.sendall(b"GET / HTTP/1.0\r\n\r\n" if i % 2 else b"\0" * 100)
-        members = meeting.join_all([{"rank": 0}, {"rank": 1}])
-    assert all(member.coordinator for member in members)
-
-
-def test_a_client_that_sends_nothing_is_dropped(place, monkeypatch):
-    monkeypatch.setattr("cyxjax.launch.group.handshake.HANDSHAKE_S", 0.2)
-    meeting = place(2)
-    with socket.create_connection(("127.0.0.1", meeting.port), timeout=5) as other:
-        assert b"nonce" in other.recv(1000)
-        assert other.recv(1000) == b""
-
-
-def test_a_newer_start_waits_for_the_meeting_place_to_catch_up(place, monkeypatch):
-    monkeypatch.setattr("cyxjax.launch.group.client.PATIENCE_S", 0.5)
-    meeting = place(1, timeout_s=1.0)
-    began = time.monotonic()
-    said = meeting.join_all([{"rank": 0, "restart_count": 1, "timeout_ms": 500}])[0]
-    assert "did not admit rank 0" in said
-    assert time.monotonic() - began < 9
-
-
-def test_a_rank_that_comes_back_to_a_broken_group_waits_for_the_restart(place, monkeypatch):
-    monkeypatch.setattr("cyxjax.launch.group.client.PATIENCE_S", 0.5)
-    meeting = place(2)
-    members = meeting.join_all([{"rank": 0}, {"rank": 1}])
-    members[1].fail("killed")
-    members[1].leave()
-    time.sleep(0.2)
-    assert "did not admit rank 1" in meeting.join_all([{"rank": 1, "timeout_ms": 300}])[0]  # not: taken
-
-
-def test_nobody_there_is_a_refused_connection():
-    topology = Topology(1, 2, master_port=ports_free(), timeout_ms=300)
-    with pytest.raises(GroupError, match=rf"refused .*127\.0\.0\.1:{topology.master_port} .*rank 1"):
-        client.join(topology)
-
-
-def test_a_name_that_does_not_resolve():
-    topology = Topology(1, 2, master_addr="no-such-host.invalid", timeout_ms=300)
-    with pytest.raises(GroupError, match=r"MASTER_ADDR='no-such-host\.invalid'"):
-        client.join(topology)
+def test_a_rank_of_a_restart_that_has_not_begun_here_is_to_try_again(place):
+    newer = place(1)
+    assert "did not admit rank 0" in newer.join_all(0, restart_count=1, timeout_ms=300)[0]
+    broken = place(2)
+    members = broken.join_all(0, 1)
+    members[1]._channel.close()
+    assert until(lambda: list(broken.ranks.here) == [0], 5)
+    assert "did not admit rank 1" in broken.join_all(1, timeout_ms=300)[0]  # not: taken
 
 
 def test_a_loopback_name_in_a_job_of_several_hosts(monkeypatch):
@@ -239,71 +146,46 @@ def test_a_loopback_name_in_a_job_of_several_hosts(monkeypatch):
         client.join(topology)
 
 
-def test_another_program_on_the_port_is_named():
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b"SSH-2.0-OpenSSH\r\n",
+        b'{"cyxjax":2,"nonce":"\\ud800"}\n',
+        b"[" * 9000 + b"\n",
+        b"[1]\n",
+        b'{"cyxjax":1,"nonce":"n"}\n',
+    ],
+)
+def test_another_program_on_the_port_is_named(greeting):
     with ports.listen("127.0.0.1", 0) as other:
         port = other.getsockname()[1]
 
         def answer():
             connection, _ = other.accept()
             with connection:
-                connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+                connection.sendall(greeting)
                 connection.recv(100)
 
         threading.Thread(target=answer, daemon=True).start()
-        with pytest.raises(GroupError, match=r"^127\.0\.0\.1:\d+ .*cyxjax.*MASTER_PORT"):
+        with pytest.raises(GroupError, match=r"^127\.0\.0\.1:\d+ .*cyxjax.*pid \d+.*MASTER_PORT"):
             client.join(Topology(1, 2, master_port=port, timeout_ms=2000))
 
 
-def test_a_server_that_greets_late_is_waited_for(place, monkeypatch):
+def test_a_server_that_does_not_greet_yet_is_tried_again_for_the_timeout(place, monkeypatch):
     """Where thousands come at once the kernel takes connections that nobody looks at for a while."""
-    meeting = place(1)
     monkeypatch.setattr(client, "PATIENCE_S", 0.2)
-    real, knocks = client._connect_any, []
+    meeting, real, knocks = place(1), socket.create_connection, []
 
-    def connect_any(server):
-        knocks.append(server.port)
-        return real(server) if len(knocks) > 1 else socket.create_connection(deaf.getsockname())
+    def create_connection(where, **options):
+        knocks.append(where)
+        return real(where if len(knocks) > 1 else deaf.getsockname(), **options)
 
     with ports.listen("127.0.0.1", 0) as deaf:
-        monkeypatch.setattr(client, "_connect_any", connect_any)
+        with pytest.raises(GroupError, match=r"127\.0\.0\.1:\d+ .*does not answer as a job"):
+            client.join(Topology(1, 2, master_port=deaf.getsockname()[1], timeout_ms=300))
+        monkeypatch.setattr(client.socket, "create_connection", create_connection)
         assert meeting.join(0).coordinator == {"address": "x:1"}
     assert len(knocks) == 2
-    assert meeting.log == [f"rank 0: no greeting from 127.0.0.1:{meeting.port} yet; trying again"]
-
-
-def test_a_program_that_never_says_a_word_is_named_in_the_end(monkeypatch):
-    monkeypatch.setattr(client, "PATIENCE_S", 0.1)
-    with ports.listen("127.0.0.1", 0) as deaf:
-        topology = Topology(1, 2, master_port=deaf.getsockname()[1], timeout_ms=300)
-        with pytest.raises(GroupError, match=r"^127\.0\.0\.1:\d+ .*cyxjax.*pid \d+"):
-            client.join(topology, log=lambda line: None)
-
-
-def test_only_the_first_loss_is_told(place):
-    """Those that die of it are as many as there are ranks: each told to all would be a million lines."""
-    meeting = place(3)
-    members = meeting.join_all([{"rank": rank} for rank in range(3)])
-    for gone in (0, 1):
-        members[gone]._channel.socket.shutdown(socket.SHUT_RDWR)
-    while len(meeting.ranks.peers) > 1:
-        time.sleep(0.01)
-    members[2]._channel.socket.shutdown(socket.SHUT_WR)
-    meeting.server.wait_until_empty(10)
-    told = b""
-    while data := members[2]._channel.socket.recv(4096):
-        told += data
-    assert told.count(b'"lost"') == 1
-
-
-def ports_free() -> int:
-    """A port nobody listens on."""
-    with ports.listen("127.0.0.1", 0) as listener:
-        return listener.getsockname()[1]
-
-
-def test_versions_name_what_must_fit_together():
-    assert {"python", "jax", "jaxlib"} <= set(client.versions())
-    assert protocol.PROTOCOL == 2
 
 
 @pytest.mark.parametrize(
@@ -312,8 +194,53 @@ def test_versions_name_what_must_fit_together():
 )
 def test_rank_0_of_a_job_across_hosts_warns_once_without_a_token(capfd, address, nproc, token, lines):
     # What a rank started by hand, by srun or by mpirun does: no launcher is there to warn.
-    topology = Topology(
-        0, 2, master_addr=address, master_port=ports_free(), local_world_size=nproc, token=token
-    )
+    with ports.listen("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    topology = Topology(0, 2, master_addr=address, master_port=port, local_world_size=nproc, token=token)
     connect._coordinate(topology).end()
     assert capfd.readouterr().err.count("CYXJAX_TOKEN is not set: whoever reaches 0.0.0.0 can join") == lines
+
+
+def test_all_are_told_why_no_group_forms_before_rank_0_ends(monkeypatch):
+    # Rank 0 hears it first and ends, with the server in its process: rank 1 knocked there for a minute.
+    sent, ending, end, send = [], threading.Event(), Coordinator.end, server.Peer.send
+
+    def slow_send(self, message):
+        if "abort" in message and sent:
+            ending.wait(10)
+        send(self, message)
+        sent.extend(["abort"] if "abort" in message else [])
+
+    monkeypatch.setattr(server.Peer, "send", slow_send)
+    monkeypatch.setattr(Coordinator, "end", lambda self: (ending.set(), end(self)))
+    with ports.listen("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    rank_0, rank_1 = (
+        Topology(rank, 2, master_port=port, token="secret", timeout_ms=20_000) for rank in range(2)
+    )
+    host = connect._coordinate(rank_0)
+    with ThreadPoolExecutor(2) as pool:
+        zero = pool.submit(connect._meet, rank_0, {"program": "train.py"}, host)
+        assert until(lambda: 0 in host.ranks.here, 10)
+        one = pool.submit(client.join, rank_1, {"program": "other.py"})
+        for told in (zero, one):
+            with pytest.raises(GroupError, match=r"program: train\.py on rank 0; other\.py on rank 1"):
+                told.result(30)
+
+
+def test_the_wait_for_a_missing_rank_stands_still_while_the_server_is_suspended(place, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    said: list[str] = []
+    meeting = Rendezvous(Job(2, timeout_s=30.0), dict, place(1).server, said.append)
+    meeting.here[0] = rendezvous.Joined(
+        rendezvous.Hello(0, 2), SimpleNamespace(send=said.append, is_open=False)
+    )
+    for seconds in (0.5, 3600.0, 0.5):
+        now[0] += seconds
+        meeting.tick()
+    assert said == []
+    for _ in range(60):
+        now[0] += 0.5
+        meeting.tick()
+    assert said[-1]["abort"].startswith("Timeout waiting for peers: rank 1 after 30 s; here: rank 0")

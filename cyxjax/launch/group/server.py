@@ -1,0 +1,213 @@
+"""The server of a job's group: one thread, on one port, that admits who proves the job's token.
+
+Launchers and ranks connect to it and stay connected until they end. A connection begins so:
+
+    server -> client   {"cyxjax": 2, "nonce": S}
+    client -> server   {"nonce": C, "proof": HMAC(token, "client|S|C")}
+    server -> client   {"proof": HMAC(token, "server|S|C")}
+    client -> server   its hello, authenticated like every line from here on (protocol.Channel)
+
+A client sends a server that does not know the token nothing but a nonce and a proof (client.py). A server
+gives a client HANDSHAKE_S and 16 kB, at whatever pace it sends; nothing it sends has an effect beyond its
+own connection, except a bounded line in the log.
+"""
+
+import selectors
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from cyxjax.launch.group import protocol
+from cyxjax.launch.group.protocol import Channel, Message
+
+TICK_S = 0.5
+HANDSHAKE_S = 5.0  # from the connection to the whole hello
+# At once. When another client connects, the oldest connection of the address that has most is dropped, so a
+# flood from one address never takes another's place, and leaves its own address the time in which it connects
+# so many times (300 connections that come back at once dropped a host that took 0.3 s, with 128 places).
+MAX_PENDING = 512
+LINE_EVERY_S = 60.0
+WRONG_TOKEN = "wrong or missing job token. HINT: set CYXJAX_TOKEN alike on every host of the job."
+BY_HAND = "the ranks of this job were started without a launcher. HINT: start all hosts alike."
+
+Log = Callable[[str], None]
+
+
+@dataclass(eq=False)
+class Peer:
+    """The server's end of a connection. hear: takes each of its messages. lost: is called once at its end."""
+
+    channel: Channel
+    address: str
+    hear: Callable[[Message], None] = lambda message: None
+    lost: Callable[[], None] = lambda: None
+    is_open: bool = True
+    nonce: str = field(default_factory=protocol.new_nonce)
+    since: float = field(default_factory=time.monotonic)
+
+    def send(self, message: Message) -> None:
+        """Without waiting: one that does not read is noticed by its end."""
+        with suppress(OSError):
+            self.channel.send(message)
+
+
+class Admitting(Protocol):
+    """Takes peers that have proved the token: sets `hear` and `lost` of each, or refuses it."""
+
+    def welcome(self, peer: Peer, hello: Message) -> None:
+        """A new peer."""
+
+    def tick(self) -> None:
+        """Twice a second."""
+
+    def close(self) -> None:
+        """Ends its connections."""
+
+
+class GroupServer:
+    """Admits who proves `token` on `listener`: ranks to the start that is open, launchers to `hosts`.
+
+    log: gets a line per refusal, at most one in LINE_EVERY_S of each kind.
+    """
+
+    def __init__(self, listener: socket.socket, token: str, log: Log) -> None:
+        self.ranks: Admitting | None = None
+        self.hosts: Admitting | None = None
+        self.thread = threading.Thread(target=self._run, name="cyxjax-group", daemon=True)
+        self._listener, self._token, self._log = listener, token, log
+        self._selector = selectors.DefaultSelector()
+        self._pending: dict[Peer, None] = {}  # in the order in which they connected
+        # Separate, so that a flood of wrong tokens does not hide what a peer of the job is refused for.
+        self._next_line = {"token": 0.0, "peer": 0.0, "error": 0.0}
+        self._closing = False
+
+    def start(self) -> "GroupServer":
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self.thread.start()
+        return self
+
+    def close(self) -> None:
+        """Ends the thread and every connection. Twice is harmless."""
+        self._closing = True
+        with suppress(OSError):  # wakes the thread at once, on Linux
+            self._listener.shutdown(socket.SHUT_RDWR)
+        if self.thread.is_alive():
+            self.thread.join(timeout=5)
+
+    def add(self, connection: socket.socket, address: str) -> Peer:
+        """From now on `connection` is read. From the server's thread, or before `start`."""
+        connection.setblocking(False)
+        peer = Peer(Channel(connection), address)
+        self._selector.register(connection, selectors.EVENT_READ, peer)
+        return peer
+
+    def refuse(self, peer: Peer, why: str, kind: str = "peer") -> None:
+        """Answers why this client may not join, drops it, and logs that."""
+        self._say(kind, f"refused a connection from {peer.address}: {why}")
+        peer.send({"refused": why})
+        self.drop(peer)
+
+    def put_off(self, peer: Peer) -> None:
+        """Answers that this client is to try again, and drops it."""
+        peer.send({"later": True})
+        self.drop(peer)
+
+    def drop(self, peer: Peer) -> None:
+        """Ends the connection. Twice is harmless."""
+        if peer.is_open:
+            peer.is_open = False
+            self._pending.pop(peer, None)
+            self._selector.unregister(peer.channel.socket)
+            peer.channel.socket.close()
+            peer.lost()
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                for key, _ in self._selector.select(timeout=TICK_S):
+                    if key.data is None:
+                        self._accept()
+                    else:
+                        self._read(key.data)
+                self._tick()
+        finally:
+            for admitting in filter(None, (self.hosts, self.ranks)):
+                admitting.close()
+            for key in list(self._selector.get_map().values()):
+                if key.data is not None:
+                    self.drop(key.data)
+            self._selector.close()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for peer in [peer for peer in self._pending if now - peer.since > HANDSHAKE_S]:
+            self.drop(peer)
+        for admitting in filter(None, (self.hosts, self.ranks)):
+            admitting.tick()
+
+    def _accept(self) -> None:
+        try:
+            connection, where = self._listener.accept()
+        except OSError:  # the client gave up first, or this process has no descriptor left: not to spin
+            time.sleep(0.05)
+            return
+        if len(self._pending) >= MAX_PENDING:
+            crowded = Counter(peer.address for peer in self._pending).most_common(1)[0][0]
+            self.drop(next(peer for peer in self._pending if peer.address == crowded))
+        peer = self.add(connection, str(where[0]))
+        peer.hear = partial(self._check_proof, peer)
+        self._pending[peer] = None
+        peer.send({"cyxjax": protocol.PROTOCOL, "nonce": peer.nonce})
+
+    def _read(self, peer: Peer) -> None:
+        """Reads what has come; an error in it, also one of ours, ends this connection and not the thread."""
+        if not peer.is_open:  # dropped in this round
+            return
+        try:
+            data = peer.channel.socket.recv(protocol.MAX_LINE)
+            peer.channel.feed(data)
+            while peer.is_open and (message := peer.channel.pop()) is not None:
+                peer.hear(message)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):  # it has gone, or these are no messages
+            data = b""
+        except Exception as error:
+            self._say("error", f"an internal error ends the connection of {peer.address}: {error!r}")
+            data = b""
+        if not data:
+            self.drop(peer)
+
+    def _check_proof(self, peer: Peer, message: Message) -> None:
+        nonces = peer.nonce, str(message.get("nonce"))
+        if not protocol.is_proof(message.get("proof"), protocol.proof(self._token, "client", *nonces)):
+            self.refuse(peer, WRONG_TOKEN, "token")
+            return
+        peer.send({"proof": protocol.proof(self._token, "server", *nonces)})
+        peer.channel.authenticate(protocol.session_key(self._token, *nonces), is_server=True)
+        peer.hear = partial(self._welcome, peer)
+
+    def _welcome(self, peer: Peer, hello: Message) -> None:
+        del self._pending[peer]
+        admitting = self.hosts if "nproc" in hello else self.ranks
+        if admitting is not None:
+            admitting.welcome(peer, hello)
+        elif "nproc" in hello:
+            self.refuse(peer, BY_HAND)
+        else:
+            self.put_off(peer)
+
+    def _say(self, kind: str, line: str) -> None:
+        now = time.monotonic()
+        if now >= self._next_line[kind]:
+            self._next_line[kind] = now + LINE_EVERY_S
+            self._log(line)
