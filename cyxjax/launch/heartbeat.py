@@ -46,7 +46,7 @@ class Reporter:
         self._map: mmap.mmap | None = None
         if not path:
             return
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             os.ftruncate(descriptor, _LAYOUT.size)
             self._map = mmap.mmap(descriptor, _LAYOUT.size)

@@ -9,20 +9,18 @@ from types import FrameType
 # a job: a service manager signals every process at once, and the launcher passes its own signal on.
 ONE_REQUEST_S = 2.0
 
-_NUMBER = getattr(signal, "SIGUSR1", None)  # Windows has none
 _asked = threading.Event()
 
 
 def listen() -> None:
     """From now on SIGUSR1 is remembered, unless the program has a handler of its own. Twice is harmless."""
-    if _NUMBER is None or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         return
-    if signal.getsignal(_NUMBER) in (
-        signal.SIG_DFL,
-        signal.SIG_IGN,
-    ):  # our launcher starts ranks with the latter
-        signal.signal(_NUMBER, note)
-        atexit.register(_ignore)  # the interpreter's shutdown would put the default back, which kills
+    free = (signal.SIG_DFL, signal.SIG_IGN)  # our launcher starts ranks with the latter
+    if signal.getsignal(signal.SIGUSR1) in free:
+        signal.signal(signal.SIGUSR1, note)
+        # the interpreter's shutdown would put the default back, which kills
+        atexit.register(signal.signal, signal.SIGUSR1, signal.SIG_IGN)
 
 
 def note(number: int = 0, frame: FrameType | None = None) -> None:
@@ -37,8 +35,3 @@ def take() -> bool:
         return False
     _asked.clear()
     return True
-
-
-def _ignore() -> None:
-    assert _NUMBER is not None
-    signal.signal(_NUMBER, signal.SIG_IGN)

@@ -1,8 +1,8 @@
 """Processes of this host: what the kernel shows of them, and how none of a job outlives its launcher.
 
-/proc shows parent, state and start time (Linux only). The kernel signals a direct child when its parent ends
-(Linux). What those children started themselves, such as data workers, is ended by a small process that waits
-until the launcher's end of a pipe is closed.
+/proc shows parent, state and start time. The kernel signals a direct child when its parent ends. What those
+children started themselves, such as data workers, is ended by a small process that waits until the launcher's
+end of a pipe is closed.
 """
 
 import signal
@@ -61,34 +61,26 @@ _GUARDIAN = """\
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-if hasattr(signal, "SIGHUP"):
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-kill = getattr(os, "killpg", os.kill)  # Windows: the rank alone
-number = getattr(signal, "SIGKILL", signal.SIGTERM)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
 groups = set()
 for line in sys.stdin:
     (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
 for group in groups:
     try:
-        kill(group, number)
+        os.killpg(group, signal.SIGKILL)
     except OSError:  # gone meanwhile
         pass
 """
 
 
 def tether(command: list[str], parent: int) -> list[str]:
-    """`command`, made to die when `parent` does, where the system offers that."""
-    if not sys.platform.startswith("linux"):
-        return command
+    """`command`, made to die when `parent` does."""
     return [sys.executable, "-S", "-E", "-c", _TETHER, str(parent), *command]
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
     """Processes that are started in this context get SIGUSR1 only once the tether has made it harmless."""
-    if not sys.platform.startswith("linux"):
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # survives fork and exec
     try:
         yield

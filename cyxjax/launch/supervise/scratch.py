@@ -22,11 +22,7 @@ class Scratch:
     """A new folder at `path`, locked while this process lives."""
 
     def __init__(self) -> None:
-        folder = Path(tempfile.gettempdir())
-        for left in leftovers(folder):
-            _remove(left)
-        for left in kept_records(folder)[KEPT_RECORDS:]:
-            shutil.rmtree(left, ignore_errors=True)
+        _tidy(Path(tempfile.gettempdir()))
         self.path = tempfile.mkdtemp(prefix=PREFIX)
         self._take()
 
@@ -55,48 +51,32 @@ class Scratch:
         """Locks the folder. The lock file gets its name when it is held, so that no process sees it free."""
         draft = os.path.join(self.path, f"{LOCK}.new")
         self._lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        if os.name == "posix":
-            files.try_flock(self._lock)
+        files.try_flock(self._lock)
         os.replace(draft, os.path.join(self.path, LOCK))
 
 
-def leftovers(folder: Path) -> list[Path]:
-    """Folders in `folder` of launchers of this user that live no more: nobody holds their lock."""
-    found: list[Path] = []
-    for path in _own_folders(folder):
+def _tidy(folder: Path) -> None:
+    """Removes what launchers of this user that live no more left in `folder`, and the older error records."""
+    records: list[tuple[int, Path]] = []
+    for path in folder.glob(f"{PREFIX}*"):
         with suppress(OSError):  # it goes while we look
-            if not (path / LOCK).is_file():
+            if path.is_symlink() or path.stat().st_uid != os.getuid():
                 continue
-            descriptor = os.open(path / LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
-            try:
-                if not files.is_flocked(descriptor):
-                    found.append(path)
-            finally:
-                os.close(descriptor)
-    return found
+            names = [entry.name for entry in path.iterdir()]
+            if LOCK in names and _is_free(path / LOCK):
+                _remove(path)
+            elif names == [FIRST_ERROR]:
+                records.append((path.stat().st_mtime_ns, path))
+    for _, path in sorted(records, reverse=True)[KEPT_RECORDS:]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
-def kept_records(folder: Path) -> list[Path]:
-    """Folders in `folder` that hold nothing but the error record of a job of this user, the newest first."""
-    found = []
-    for path in _own_folders(folder):
-        with suppress(OSError):
-            if [entry.name for entry in path.iterdir()] == [FIRST_ERROR]:
-                found.append((path.stat().st_mtime_ns, path))
-    return [path for _, path in sorted(found, reverse=True)]
-
-
-def _own_folders(folder: Path) -> list[Path]:
-    """What launchers of this user made in `folder`."""
-    found: list[Path] = []
-    if not hasattr(os, "getuid"):  # Windows has neither owners nor these locks
-        return found
-    with suppress(OSError):
-        for path in folder.glob(f"{PREFIX}*"):
-            with suppress(OSError):
-                if not path.is_symlink() and path.is_dir() and path.stat().st_uid == os.getuid():
-                    found.append(path)
-    return found
+def _is_free(lock: Path) -> bool:
+    descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        return not files.is_flocked(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _remove(folder: Path) -> None:

@@ -119,15 +119,12 @@ class Worker:
         if number == signal.SIGINT and not self.progress().at_s and time.monotonic() < self._loads_until_s:
             number = signal.SIGTERM
         # Popen.send_signal would reap a rank that has just ended, and `_wait` would miss its end.
-        with self._reaping, suppress(ProcessLookupError):  # without waitid it may be reaped a moment before
+        with self._reaping:
             if self.returncode is None:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Ends the rank and everything in its process group, at once."""
-        if not hasattr(os, "killpg"):  # Windows has no process groups to kill
-            self._process.kill()
-            return
         self._signal_group(signal.SIGKILL)
 
     def suspend(self) -> None:
@@ -142,7 +139,7 @@ class Worker:
                 self._signal_group(signal.SIGCONT)
 
     def _signal_group(self, number: int) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # already gone; or only zombies left (macOS)
+        with suppress(ProcessLookupError):  # already gone
             os.killpg(self.pid, number)
 
     def progress(self) -> Progress:
@@ -206,12 +203,9 @@ class Worker:
 
     def _wait(self, on_exit: Callable[["Worker"], None]) -> None:
         # Seen but not reaped: until the group is killed its number cannot become another's.
-        if hasattr(os, "waitid"):
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-            self.kill()
-            with self._reaping:
-                self.returncode = self._process.wait()
-        else:
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        self.kill()
+        with self._reaping:
             self.returncode = self._process.wait()
         on_exit(self)
 
@@ -222,8 +216,7 @@ class Start:
 
     deadline_s: when whoever still runs is killed. signalled, signalled_s: what asked it to end, and when;
     hurried: a later signal asked again. nudged: no signal but the group asked, which changes its size.
-    detected_s: from a rank's last sign of life to when we knew of the failure. unheard: ranks that were asked
-    to save before they could listen.
+    detected_s: from a rank's last sign of life to when we knew of the failure.
     """
 
     number: int
@@ -237,7 +230,6 @@ class Start:
     hurried: bool = False
     nudged: bool = False
     detected_s: float = 0.0
-    unheard: set[int] = field(default_factory=set)
 
     @property
     def running(self) -> list[Worker]:
