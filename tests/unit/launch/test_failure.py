@@ -33,31 +33,29 @@ def test_a_record_holds_what_a_person_asks_for(tmp_path):
     assert os.stat(path).st_mode & 0o077 == 0
 
 
-def test_a_configuration_error_has_its_own_code():
-    assert raised(ConfigError("bad")).exit_code == EXIT_CONFIG
-
-
 @pytest.mark.parametrize(
-    "error",
+    ("error", "code"),
     [
-        ValueError("UNKNOWN: Gloo all-reduce failed: [x/pair.cc:538] Read error: Connection reset by peer"),
-        RuntimeError("UNAVAILABLE: Failed to send RPC to coordination service"),
-        RuntimeError("INTERNAL: NCCL operation ncclAllReduce failed"),
-        PeerLost("lost rank 1"),
+        (ConfigError("bad"), EXIT_CONFIG),
+        (ConnectionResetError("Connection reset by peer"), EXIT_USER_ERROR),  # a database's, say
+        (ValueError("Gloo is a word"), EXIT_USER_ERROR),
+        # what a healthy rank gets from a failing one
+        (
+            ValueError(
+                "UNKNOWN: Gloo all-reduce failed: [x/pair.cc:538] Read error: Connection reset by peer"
+            ),
+            EXIT_SECONDARY,
+        ),
+        (RuntimeError("UNAVAILABLE: Failed to send RPC to coordination service"), EXIT_SECONDARY),
+        (RuntimeError("INTERNAL: NCCL operation ncclAllReduce failed"), EXIT_SECONDARY),
+        (PeerLost("lost rank 1"), EXIT_SECONDARY),
     ],
 )
-def test_what_a_healthy_rank_gets_from_a_failing_one(error):
-    record = raised(error)
-    assert record.secondary
-    assert record.exit_code == EXIT_SECONDARY
-
-
-def test_a_consequence_stays_one_when_it_is_wrapped():
+def test_a_consequence_is_told_from_a_cause_also_when_it_is_wrapped(error, code):
+    assert raised(error).exit_code == code
     wrapped = RuntimeError("step failed")
-    wrapped.__cause__ = PeerLost("x")
-    assert is_secondary(wrapped)
-    assert not is_secondary(ConnectionResetError("Connection reset by peer"))  # a database's, say
-    assert not is_secondary(ValueError("Gloo is a word"))
+    wrapped.__cause__ = error
+    assert is_secondary(wrapped) == raised(error).secondary == (code == EXIT_SECONDARY)
 
 
 def test_the_earliest_cause_comes_first_not_the_earliest_record():
@@ -79,25 +77,21 @@ class Ended:
         return Progress()
 
 
-def test_who_left_early_is_known_in_whatever_order_the_ends_are_noticed():
-    lost = ErrorRecord(0, "PeerLost", "", secondary=True, at_monotonic_s=1.0)
-    others_run = Start(0, [Ended(None), Ended(0)])
-    others_run.note_clean_end(1)
-    others_run.note(lost, within_s=0.0)
-    others_failed = Start(0, [Ended(75), Ended(0)])
-    others_failed.note(lost, within_s=0.0)
-    others_failed.note_clean_end(1)
-    assert others_run.ended_early == others_failed.ended_early == [1]
-    assert records.first_of(others_failed.records, others_failed.ended_early).type == "EarlyEnd"
-
-
-def test_who_ends_last_or_beside_an_error_has_not_left_early():
-    last = Start(0, [Ended(0), Ended(0)])
-    last.note_clean_end(1)
-    beside = Start(0, [Ended(1), Ended(0), Ended(None)])
-    beside.note(ErrorRecord(0, "KeyError", ""), within_s=0.0)
-    beside.note_clean_end(1)
-    assert last.ended_early == beside.ended_early == []
+@pytest.mark.parametrize(
+    ("codes", "before", "early"),
+    [
+        ([None, 0], None, [1]),
+        ([75, 0], ErrorRecord(0, "PeerLost", "", secondary=True), [1]),  # of its end, which is noticed later
+        ([0, 0], None, []),  # the last one
+        ([1, 0, None], ErrorRecord(0, "KeyError", ""), []),
+    ],
+)
+def test_who_left_early_is_known_in_whatever_order_the_ends_are_noticed(codes, before, early):
+    start = Start(0, [Ended(code) for code in codes])
+    if before is not None:
+        start.note(before, within_s=0.0)
+    start.note_clean_end(1)
+    assert start.ended_early == early
 
 
 def test_a_cut_off_record_is_no_record(tmp_path):
@@ -130,6 +124,9 @@ hooks.report = lambda text: print("told:", text, flush=True)
 """
 
 
+AT_EXIT = "import atexit; atexit.register(exits.end_if_failed, hooks)"
+
+
 def end(body, **env):
     code = ENDING.format(body=body)
     return subprocess.run(
@@ -142,41 +139,42 @@ def end(body, **env):
     )
 
 
-def test_an_exception_ends_the_process_with_its_traceback_and_tells_the_peers():
-    done = end("raise ValueError('boom')")
-    assert done.returncode == 1
-    assert "told: ValueError: boom" in done.stdout
-    assert done.stderr.rstrip().endswith("ValueError: boom")
-
-
-def test_an_exception_in_a_thread_ends_the_process_too():
-    done = end("threading.Thread(target=lambda: 1 / 0).start(); threading.Event().wait(30)")
-    assert done.returncode == 1
-    assert "told: ZeroDivisionError" in done.stdout
-
-
-def test_a_consequence_is_not_told_on():
-    done = end("raise RuntimeError('UNAVAILABLE: Socket closed')")
-    assert (done.returncode, done.stdout) == (EXIT_SECONDARY, "")
-    assert done.stderr == "[rank 1] RuntimeError: UNAVAILABLE: Socket closed\n"
-
-
-def test_sys_exit_does_not_wait_for_peers():
-    done = end("import atexit; atexit.register(exits.end_if_failed, hooks); sys.exit(5)")
-    assert (done.returncode, done.stdout) == (5, "told: sys.exit(5)\n")
-
-
-def test_a_caught_sys_exit_is_forgotten_by_a_later_one():
-    first = "import atexit; atexit.register(exits.end_if_failed, hooks)\ntry: sys.exit(5)\n"
-    assert end(f"{first}except SystemExit: pass\nsys.exit(0)").returncode == 0
-
-
-def test_torchrun_finds_our_traceback(tmp_path):
-    path = tmp_path / "torch.json"
-    end("raise ValueError('boom')", TORCHELASTIC_ERROR_FILE=str(path))
-    message = json.loads(path.read_text())["message"]
-    assert message["message"].startswith("ValueError: boom")
-    assert "Traceback" in message["extraInfo"]["py_callstack"]
+@pytest.mark.parametrize(
+    ("body", "code", "told", "shown"),
+    [
+        (
+            "raise ValueError('boom')",
+            1,
+            "told: ValueError: boom (<string>:6 <module>)\n",
+            "ValueError: boom\n",
+        ),
+        (
+            "threading.Thread(target=lambda: 1 / 0).start(); threading.Event().wait(30)",
+            1,
+            "told: ZeroDivisionError: division by zero (<string>:6 <lambda>)\n",
+            "ZeroDivisionError: division by zero\n",
+        ),
+        # a consequence is not told on
+        (
+            "raise RuntimeError('UNAVAILABLE: Socket closed')",
+            EXIT_SECONDARY,
+            "",
+            "[rank 1] RuntimeError: UNAVAILABLE: Socket closed\n",
+        ),
+        # does not wait for peers
+        (f"{AT_EXIT}; sys.exit(5)", 5, "told: sys.exit(5)\n", ""),
+        # one that was caught is forgotten by a later one
+        (f"{AT_EXIT}\ntry: sys.exit(5)\nexcept SystemExit: pass\nsys.exit(0)", 0, "", ""),
+    ],
+)
+def test_a_rank_ends_at_once_and_tells_the_peers_why(tmp_path, body, code, told, shown):
+    done = end(body, TORCHELASTIC_ERROR_FILE=str(tmp_path / "torch.json"))
+    assert (done.returncode, done.stdout) == (code, told)
+    assert done.stderr.endswith(shown)
+    if "ValueError" in body:
+        message = json.loads((tmp_path / "torch.json").read_text())["message"]
+        assert message["message"].startswith("ValueError: boom")
+        assert "Traceback" in message["extraInfo"]["py_callstack"]
 
 
 # a rank in a group, whose exit handler is the one that `init` registers; it outlives its child and goes on
