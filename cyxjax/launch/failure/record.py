@@ -74,7 +74,6 @@ class ErrorRecord:
     says_all: bool = False
     stderr_tail: list[str] = field(default_factory=list)
     stacks: dict[str, str] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:
@@ -238,7 +237,7 @@ def save_first(first: ErrorRecord, folder: str) -> str:
     """Writes `first` to `folder`/first_error.json; returns the path, or why there is none."""
     path = os.path.join(folder, FIRST_ERROR)
     try:
-        write_json(path, asdict(first))
+        save(first, path)
     except OSError as error:
         return f"none ({path}: {error.strerror})"
     return path

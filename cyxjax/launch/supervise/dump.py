@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cyxjax.errors import EXIT_OK, ConfigError, GroupError
+from cyxjax.errors import EXIT_OK, GroupError
 from cyxjax.files import redact
 from cyxjax.launch.failure import hooks
 from cyxjax.launch.heartbeat import VARIABLE as BEATS
@@ -44,12 +44,10 @@ class RunningRank:
 def main(words: Sequence[str], processes: Path = PROC) -> int:
     """Asks the launcher of the job that `words` names to dump its ranks' stacks, and prints them.
 
-    words: one word, the job's run id, or the process number of its launcher or of a rank.
-    Raises: ConfigError for anything but one word; GroupError when no such job runs here.
+    words: the job's run id, or the process number of its launcher or of a rank; none where one job runs.
+    Raises: GroupError when no such job runs here.
     """
-    if len(words) != 1:
-        raise ConfigError(f"--dump {' '.join(words)}: expected one job. HINT: give its --run-id, or a pid.")
-    chosen = find(words[0], running(processes))
+    chosen = find(" ".join(words), running(processes))
     before = {rank: len(rank.dumped()) for rank in chosen}
     for launcher in {rank.launcher for rank in chosen}:
         os.kill(launcher, signal.SIGUSR2)
@@ -63,17 +61,16 @@ def main(words: Sequence[str], processes: Path = PROC) -> int:
 
 
 def find(job: str, ranks: Sequence[RunningRank]) -> list[RunningRank]:
-    """The ranks of `job`, in order. Raises: GroupError that lists the jobs there are; with "" too."""
-    chosen = [rank for rank in ranks if job in (rank.run_id, str(rank.launcher), str(rank.pid))]
-    if not chosen:
+    """The ranks of `job`, in order; with "" of the only job. Raises: GroupError that lists the jobs."""
+    chosen = {rank.launcher for rank in ranks if job in ("", rank.run_id, str(rank.launcher), str(rank.pid))}
+    if not chosen or (not job and len(chosen) > 1):
         jobs = sorted({(rank.run_id, rank.launcher) for rank in ranks})
         here = "; ".join(f"{run_id} (launcher {pid}, {_ranks_of(pid, ranks)})" for run_id, pid in jobs)
-        what = f"no job {job!r} of yours runs" if job else "several jobs of yours run"
+        what = f"no job {job!r} of yours runs" if job else "not exactly one job of yours runs"
         raise GroupError(
-            f"{what} on this host; running: {here or 'none'}. HINT: give a run id or pid from this list."
+            f"{what} on this host; running: {here or 'none'}. HINT: give a run id or a pid of these."
         )
-    launchers = {rank.launcher for rank in chosen}  # one rank stands for its job
-    return sorted((rank for rank in ranks if rank.launcher in launchers), key=lambda rank: rank.rank)
+    return sorted((rank for rank in ranks if rank.launcher in chosen), key=lambda rank: rank.rank)
 
 
 def running(processes: Path) -> list[RunningRank]:

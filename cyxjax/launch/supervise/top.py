@@ -7,18 +7,17 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from cyxjax.command import Parser, number
-from cyxjax.errors import EXIT_OK, GroupError
+from cyxjax.errors import EXIT_OK
 from cyxjax.launch import heartbeat
 from cyxjax.launch.heartbeat import WAITING, Progress
-from cyxjax.launch.output import ranks_text
+from cyxjax.launch.output import printable, ranks_text
 from cyxjax.launch.supervise.dump import RunningRank, find, running
-from cyxjax.launch.supervise.hang import stragglers
 from cyxjax.launch.supervise.processes import PROC, stat
 
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
@@ -49,20 +48,18 @@ def main(argv: Sequence[str]) -> int:
     Raises: ConfigError for wrong words; GroupError when no such job runs here.
     """
     given = _parser().parse_args(argv)
-    ranks = _chosen(given.job, running(PROC))
+    ranks = find(given.job, running(PROC))
     once = given.once or given.json or not sys.stdout.isatty()
-    before: dict[int, Progress] = {}
     with suppress(KeyboardInterrupt):
         while True:
             rows, now_s = look(ranks), time.monotonic()
             if given.json:
                 print(json.dumps({"job": ranks[0].run_id, "ranks": [row.as_json(now_s) for row in rows]}))
             else:
-                lines = shown(ranks[0].run_id, rows, before, now_s)
+                lines = shown(ranks[0].run_id, rows, now_s)
                 print(("" if once else _HOME_AND_CLEAR) + "\n".join(lines), flush=True)
             if once:
                 break
-            before = {row.rank: row.progress for row in rows}
             time.sleep(given.every)
             if not any((PROC / str(rank.pid)).exists() for rank in ranks):
                 print("The job has ended.")
@@ -76,24 +73,13 @@ def _parser() -> Parser:
         description="Shows the ranks of a job that runs on this host: steps, phases, memory, who waits.",
         example="cyxjax top my-run    (its run id; none is needed where one job runs)",
     )
-    parser.add_argument("job", nargs="?", help="run id, or the pid of its launcher or of a rank")
+    parser.add_argument("job", nargs="?", default="", help="run id, or the pid of its launcher or of a rank")
     parser.add_argument(
         "--every", type=number(0.1, 3600, float), default=1.0, metavar="SECONDS", help="between two looks (1)"
     )
     parser.add_argument("--once", action="store_true", help="look once; so too where output is no terminal")
     parser.add_argument("--json", action="store_true", help="look once, and print it as JSON")
     return parser
-
-
-def _chosen(job: str | None, ranks: Sequence[RunningRank]) -> list[RunningRank]:
-    """The ranks of `job`, or of the only one there is."""
-    if job is not None:
-        return find(job, ranks)
-    if not ranks:
-        raise GroupError("no job of yours runs on this host. HINT: start one with `cyxjax launch`.")
-    if len({rank.launcher for rank in ranks}) > 1:
-        return find("", ranks)
-    return find(str(ranks[0].launcher), ranks)
 
 
 def look(ranks: Sequence[RunningRank], processes: Path = PROC) -> list[Row]:
@@ -125,42 +111,26 @@ def _resident_bytes(folder: Path) -> int | None:
         return None
 
 
-def shown(job: str, rows: Sequence[Row], before: Mapping[int, Progress], now_s: float) -> list[str]:
-    """Lines for people. before: the pulses of the last look, for the speed; {} at the first."""
-    name = "".join(c if c.isprintable() else "?" for c in job) or "(unnamed)"
-    head = f"job {name}: {len(rows)} ranks here{_speed(rows, before)}"
-    cells = [
-        ("rank", "step", "phase", "for", "in steps", "memory", "pid"),
-        *(_cells(row, now_s) for row in rows),
-    ]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+def shown(job: str, rows: Sequence[Row], now_s: float) -> list[str]:
+    """Lines for people."""
+    cells = [("rank", "step", "phase", "for", "memory", "pid"), *(_cells(row, now_s) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
-    said = [waits(rows, now_s), stragglers(before, {row.rank: row.progress for row in rows}) or ""]
-    return [head, *lines, *filter(None, said)]
+    return [f"job {printable(job) or '(unnamed)'}: {len(rows)} ranks here", *lines, waits(rows, now_s)]
 
 
 def _cells(row: Row, now_s: float) -> tuple[str, ...]:
     p, memory = row.progress, row.memory_bytes
     size = "-" if memory is None else f"{memory / 1e6:,.0f} MB"
     if not p.at_s:
-        return (str(row.rank), "-", "no beat yet", "-", "-", size, str(row.pid))
-    share = p.waiting_s / max(p.busy_s + p.waiting_s, 1e-9)
+        return (str(row.rank), "-", "no beat yet", "-", size, str(row.pid))
     step = str(p.step) if p.step >= 0 else "-"
     phase = "suspended" if row.is_suspended else p.phase
-    return (str(row.rank), step, phase, f"{_for_s(p, now_s):.1f} s", f"{share:.0%}", size, str(row.pid))
+    return (str(row.rank), step, phase, f"{_for_s(p, now_s):.1f} s", size, str(row.pid))
 
 
 def _for_s(progress: Progress, now_s: float) -> float:
     return max(0.0, now_s - progress.at_s)
-
-
-def _speed(rows: Sequence[Row], before: Mapping[int, Progress]) -> str:
-    """Of the foremost rank, between two of its beats."""
-    pairs = [(row.progress, before[row.rank]) for row in rows if row.rank in before and row.progress.at_s]
-    speeds = [
-        (p.step - b.step) / (p.at_s - b.at_s) for p, b in pairs if p.at_s > b.at_s and p.step > b.step >= 0
-    ]
-    return f", {max(speeds):,.1f} steps/s" if speeds else ""
 
 
 def waits(rows: Sequence[Row], now_s: float) -> str:
