@@ -7,7 +7,6 @@ import time
 import pytest
 
 from cyxjax.errors import EXIT_PREEMPTED
-from cyxjax.launch import save_request
 from cyxjax.launch.heartbeat import read
 from tests.support.elastic_hosts import finished
 from tests.support.launching import start, until
@@ -82,19 +81,4 @@ def test_a_reader_that_stands_still_stops_neither_the_ranks_nor_sigterm(tmp_path
     assert run.process.wait(90) == EXIT_PREEMPTED  # nothing was read until here
     run.wait()
     assert "lines are not shown here" in run.out or run.out.count("x" * 1023) < 100 * 1024
-    assert run.survivors() == []
-
-
-@pytest.mark.slow
-def test_a_second_sigterm_is_heard_while_nobody_reads(tmp_path):
-    run = start(
-        tmp_path, 2, "--grace", "300", KIND="light", FAULT="noise:1:1", ON_TERM="ignore", STEPS=100_000
-    )
-    assert run.reached("under way", 1, 90)
-    run.process.send_signal(signal.SIGTERM)
-    assert run.told("the ranks have 300 s to stop")  # of standard error; the other stream stands still
-    time.sleep(save_request.ONE_REQUEST_S)  # sooner it would be the same request
-    run.process.send_signal(signal.SIGTERM)
-    assert run.process.wait(90) == EXIT_PREEMPTED  # nothing of standard output was read until here
-    run.wait()
     assert run.survivors() == []

@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
 from cyxjax.launch.supervise.scratch import KEPT_RECORDS
+from cyxjax.launch.supervise.worker import Files, Worker
 from tests.support.launching import IGNORING, launch, start, until
 from tests.support.training import STEPS_PER_EPOCH, newest_step, write_experiment
 
@@ -177,3 +179,18 @@ def test_sigusr1_all_through_a_training_saves_when_it_can_and_goes_on(tmp_path):
         said = process.communicate()[0]
     assert process.returncode == EXIT_OK, said
     assert newest_step(config) == 2 * STEPS_PER_EPOCH, said
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_an_end_is_noticed_while_signals_are_sent(tmp_path, number):
+    files = Files.within(str(tmp_path), 0, 0)
+    worker = Worker(
+        0, ["true"], {"PATH": "/usr/bin:/bin"}, files, prefix="", shown=False, log_dir=None, start=0
+    )
+    ended = threading.Event()
+    worker.watch(lambda _: ended.set())
+    while worker.returncode is None and not ended.wait(0.0):
+        worker.signal(0)  # asks whether the process is there, as every signal does, and does it no harm
+    assert ended.wait(60)
+    assert worker.returncode == 0
+    worker.close()
