@@ -10,6 +10,7 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.model.adapter import adapt
 from cyxjax.distributed import process_group
 from cyxjax.models.sequential import SequentialModel
 
@@ -80,6 +81,32 @@ def trainer(model: Any = None, loss: Any = None, lr: float = 0.1, **options: Any
 def batches(x: Any, y: Any, size: int) -> Any:
     """A loader of these samples in their order, which it does not number."""
     return cx.data.Batches([(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)])
+
+
+def by_hand(
+    model: Any, loss: Any, x: Any, y: Any, *, size: int = 8, epochs: int = 1, rate: float = 0.1
+) -> tuple[Any, list[float]]:
+    """(parameters, mean loss of each epoch) of SGD on each whole batch, as anyone would write it.
+
+    loss: (output, target) -> a number.
+    """
+    params, losses = adapt(model).init(jax.random.key(42), jax.tree.map(lambda a: a[:1], x))[0], []
+    run = jax.jit(jax.value_and_grad(lambda p, x, y: loss(model.apply({"params": p}, x), y)))
+    count = len(jax.tree.leaves(x)[0])
+    for _ in range(epochs):
+        total = 0.0
+        for i in range(0, count, size):
+            part = jax.tree.map(lambda a, i=i: a[i : i + size], (x, y))
+            value, grads = run(params, *part)
+            params = jax.tree.map(lambda p, g: p - rate * g, params, grads)
+            total += float(value) * min(size, count - i)
+        losses.append(total / count)
+    return params, losses
+
+
+def assert_near(found: Any, wanted: Any, rtol: float = 2e-5, atol: float = 2e-6) -> None:
+    """Equal trees, but for the rounding of the same sums in another order."""
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), found, wanted)
 
 
 def use_devices(count: int) -> None:
