@@ -12,7 +12,7 @@ from cyxjax.core.memory import memory_options, with_whole
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED, num_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.objective.forms import refuse_of_batch
+from cyxjax.core.model.outputs import refuse_of_batch
 from cyxjax.core.objective.split_check import SplitCheck, split_check
 from cyxjax.core.objective.terms import flat_shares, shares_of
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica

@@ -19,14 +19,14 @@ from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, step_key
 from cyxjax.core.losses import of_batch
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
-from cyxjax.core.model.batch_stats import OWN, StatsAxes, needs_full_batches
+from cyxjax.core.model.batch_stats import OWN, StatsAxes
 from cyxjax.core.model.model_fns import ModelFns, Sown
-from cyxjax.core.objective.forms import check_samples_first, compiled
+from cyxjax.core.model.outputs import check_samples_first
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
 from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.strategy import Reducer, Sync
-from cyxjax.core.trees import PyTree, joined, named_leaves
-from cyxjax.errors import ConfigError, DataError
+from cyxjax.core.trees import PyTree, joined
+from cyxjax.errors import DataError
 
 _NONE_ASKS = StatsAxes(refused="in a loop written by hand each replica computes its own statistics")
 
@@ -47,13 +47,10 @@ class Draw(NamedTuple):
     first_replica: Any  # int32 (): the number of this process's first replica
 
 
-def build_forward(
-    fns: ModelFns, mesh: Mesh, num_replicas: int, is_first: bool, padded: bool = False
-) -> Callable:
+def build_forward(fns: ModelFns, mesh: Mesh, num_replicas: int, is_first: bool) -> Callable:
     """A function (params, Carried, Draw, inputs, weight) -> (output, pullback, Carried) in training mode.
 
     Rows are cut over the local `mesh`; the pullback has a row per replica. is_first: nothing is carried yet.
-    padded: some rows weigh nothing. Raises: ConfigError, called, for a norm that cannot leave those out.
     """
     stats = OWN if num_replicas == 1 else _NONE_ASKS
     spec = Carried(REPLICATED if is_first else PER_REPLICA, REPLICATED if is_first else PER_REPLICA)
@@ -63,13 +60,11 @@ def build_forward(
         rows, replica = weight.shape[0], draw.first_replica + lax.axis_index(AXIS)
         key = step_key(draw.key, draw.step)
         key = micro_batch_key(key, draw.slot, replica, rows=rows, num_replicas=num_replicas)
-        if padded:
-            _refuse_padding(needs_full_batches(fns, params, carried.model_state, inputs, key), mesh.size)
         output, pullback, model_state = phases.forward(
             fns, params, carried.model_state, inputs, weight, key, stats
         )
         _refuse_sown(output)
-        _check_rows(output, rows)
+        check_samples_first(output, rows)
         seen = weight.sum() if carried.count is None else carried.count + weight.sum()
         return output, from_replica((pullback, Carried(model_state, seen)), PER_REPLICA)
 
@@ -84,20 +79,12 @@ def build_forward(
     return forward
 
 
-def _refuse_padding(what: str, num_devices: int) -> None:
-    if what:
-        raise ConfigError(
-            f"{what}, and the samples of this batch do not divide by {num_devices} devices: padding would "
-            f"count in its statistics. HINT: put the batch first, or use a multiple of {num_devices} samples."
-        )
-
-
 def build_infer(fns: ModelFns, mesh: Mesh) -> Callable[[PyTree, PyTree, PyTree], PyTree]:
     """A function (params, model_state, inputs) -> output in evaluation mode, on the local `mesh`."""
 
     def local(params: PyTree, model_state: PyTree, inputs: PyTree) -> PyTree:
         output = fns.apply(params, model_state, inputs, jax.random.key(0), False)[0]
-        _check_rows(output, jax.tree.leaves(inputs)[0].shape[0])
+        check_samples_first(output, jax.tree.leaves(inputs)[0].shape[0])
         return output
 
     return jax.jit(model_map(local, mesh, (REPLICATED, REPLICATED, PER_REPLICA), PER_REPLICA))
@@ -179,17 +166,9 @@ def scale_and_check(grads: PyTree, factor: jax.Array) -> tuple[PyTree, jax.Array
     return scaled, jnp.array([jnp.isfinite(g).all() for g in jax.tree.leaves(scaled)]).all()
 
 
-def loss_and_output_grad(criterion: Any, output: PyTree, target: PyTree) -> tuple[jax.Array, PyTree]:
-    """(loss of the samples, its gradient with respect to `output`); integer outputs have zeros.
-
-    Raises: ConfigError for a criterion that cannot be compiled.
-    """
-    with compiled("the loss"):
-        return _loss_and_output_grad(criterion, output, target)
-
-
 @partial(jax.jit, static_argnums=0)
-def _loss_and_output_grad(criterion: Any, output: PyTree, target: PyTree) -> tuple[jax.Array, PyTree]:
+def loss_and_output_grad(criterion: Any, output: PyTree, target: PyTree) -> tuple[jax.Array, PyTree]:
+    """(loss of the samples, its gradient with respect to `output`); integer outputs have zeros."""
     floats, rest = _split_floats(output)
     value, grads = jax.value_and_grad(lambda f: of_batch(criterion, joined(f, rest), target))(floats)
     return value, joined(grads, jax.tree.map(jnp.zeros_like, rest))
@@ -216,13 +195,3 @@ def _refuse_sown(output: PyTree) -> None:
             "the model sows losses of its own, which a loop written by hand would ignore. HINT: return "
             "them with the output and add them to the loss, or train with DistributedTrainer."
         )
-
-
-def _check_rows(output: PyTree, rows: int) -> None:
-    for name, leaf in named_leaves(output):
-        if leaf.ndim == 0:
-            raise DataError(
-                f"the model's output {name or '(the output)'} is one number for {rows} samples, which "
-                "several devices may share. HINT: return one value per sample and leave the mean to the loss."
-            )
-    check_samples_first(output, rows)

@@ -3,6 +3,7 @@
 `forward` and `backward` are of the batch mean, as torch's.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,10 +15,9 @@ import numpy as np
 import optax
 
 from cyxjax.core.makers import maker_of
-from cyxjax.core.objective.forms import check_arrays, check_form, check_shape
-from cyxjax.core.rows import by_sample, is_whole_batch, whole_batch
+from cyxjax.core.rows import by_sample, check_form, is_whole_batch, whole_batch
 from cyxjax.core.trees import PyTree, as_labels, kind_of
-from cyxjax.errors import ConfigError, DataError
+from cyxjax.errors import DataError
 
 PerExample = Callable[[PyTree, PyTree], Any]
 """(output (B, ...), target (B, ...)) -> float32 (B,); or (values, weights), (B, ...) each, of which a step
@@ -25,12 +25,12 @@ takes the weighted mean over the global batch; or one number for all rows (see `
 
 
 @dataclass(frozen=True)
-class Loss:
+class Loss(ABC):
     """What all losses share: the batch mean and its gradient, from the subclass's `per_example`."""
 
+    @abstractmethod
     def per_example(self, output: jax.Array, target: jax.Array) -> Any:
         """One loss an example: float32, shape (B,); further dimensions are averaged. Or (values, weights)."""
-        raise TypeError(f"{type(self).__name__} has no per_example. HINT: use one of its subclasses.")
 
     def forward(self, output: jax.Array, target: jax.Array) -> jax.Array:
         """The mean over the batch: float32, shape ()."""
@@ -97,18 +97,14 @@ class CrossEntropyLoss(Loss):
 
     def __post_init__(self) -> None:
         if self.weight is not None:
-            values = tuple(float(w) for w in np.asarray(self.weight).ravel())
-            if not values or min(values) < 0 or not np.isfinite(values).all():
-                found = f"CrossEntropyLoss(weight={self.weight}): expected a number >= 0 for each class"
-                raise ConfigError(f"{found}. HINT: with weight=[1.0, 5.0] the second one counts five times.")
-            object.__setattr__(self, "weight", values)  # hashable: a loss is a key of compiled programs
+            # Hashable: a loss is a key of compiled programs.
+            object.__setattr__(self, "weight", tuple(float(w) for w in np.asarray(self.weight).ravel()))
 
     def per_example(self, output: jax.Array, target: jax.Array) -> Any:
         """With `weight` or `ignore_index` and labels: (values, weights), (B, ...) each."""
-        check_arrays(self, output, target)
-        logits, target = output.astype(jnp.float32), as_labels(target)
+        target = _fitting(self, output, target, labels=True)
+        logits = output.astype(jnp.float32)
         if jnp.issubdtype(target.dtype, jnp.integer):
-            check_shape(self, output, target, target.shape == output.shape[:-1])
             if self.weight is not None or self.ignore_index is not None:
                 return self._weighed(logits, target)
             if not self.label_smoothing:
@@ -116,7 +112,6 @@ class CrossEntropyLoss(Loss):
                     optax.softmax_cross_entropy_with_integer_labels(logits, _no_class_is_nan(target))
                 )
             target = _one_hot(target, output.shape[-1])
-        check_shape(self, output, target, target.shape == output.shape)
         smooth = self.label_smoothing / output.shape[-1]
         target = target * (1 - self.label_smoothing) + smooth
         target = target if self.weight is None else target * self._class_weight(logits)
@@ -124,14 +119,7 @@ class CrossEntropyLoss(Loss):
 
     def _class_weight(self, logits: jax.Array) -> jax.Array:
         """float32, as the last dimension of `logits`, which stand before it."""
-        num_classes = logits.shape[-1]
-        if self.weight is not None and len(self.weight) != num_classes:
-            raise DataError(
-                f"CrossEntropyLoss has {len(self.weight)} class weights and the model {num_classes} outputs. "
-                "HINT: give one weight per class."
-            )
-        weight = jnp.ones(num_classes) if self.weight is None else jnp.float32(self.weight)
-        return jnp.broadcast_to(weight, logits.shape)
+        return jnp.broadcast_to(jnp.float32(1.0 if self.weight is None else self.weight), logits.shape)
 
     def _weighed(self, logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Losses and weights of labels, both of their shape."""
@@ -151,10 +139,7 @@ class NLLLoss(Loss):
     """-output[target]; output (B, ..., C) log-probabilities, target (B, ...) labels."""
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
-        check_arrays(self, output, target)
-        target = as_labels(target)
-        labels = jnp.issubdtype(target.dtype, jnp.integer) and target.shape == output.shape[:-1]
-        check_shape(self, output, target, labels)
+        target = _fitting(self, output, target, labels=True)
         return _rows(-jnp.take_along_axis(output, _no_class_is_nan(target)[..., None], axis=-1))
 
 
@@ -190,11 +175,8 @@ class BCEWithLogitsLoss(Loss):
     """Binary cross-entropy of sigmoid(output) against target in [0, 1], same shape."""
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
-        check_arrays(self, output, target)
-        check_shape(self, output, target, target.shape == output.shape)
-        return _rows(
-            optax.sigmoid_binary_cross_entropy(output.astype(jnp.float32), target.astype(jnp.float32))
-        )
+        target = _fitting(self, output, target).astype(jnp.float32)
+        return _rows(optax.sigmoid_binary_cross_entropy(output.astype(jnp.float32), target))
 
 
 def model_loss(output: PyTree, target: PyTree) -> Any:
@@ -211,7 +193,7 @@ def model_loss(output: PyTree, target: PyTree) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class UserLoss:
-    """A callable of the user's as `PerExample`. Raises: DataError, while tracing, for another shape."""
+    """A callable of the user's as `PerExample`. Raises: DataError, while tracing, for another form."""
 
     fn: Callable[[PyTree, PyTree], Any]
 
@@ -255,6 +237,23 @@ def of_batch(loss: Any, output: PyTree, target: PyTree) -> jax.Array:
 
 
 def _difference(loss: Loss, output: jax.Array, target: jax.Array) -> jax.Array:
-    check_arrays(loss, output, target)
-    check_shape(loss, output, target, output.shape == target.shape)
+    target = _fitting(loss, output, target)
     return output.astype(jnp.float32) - target.astype(jnp.float32)
+
+
+def _fitting(loss: Loss, output: Any, target: Any, labels: bool = False) -> jax.Array:
+    """`target`; with `labels` booleans as integers, which lack the last dimension of `output`.
+
+    Raises: DataError unless both are real arrays of shapes that fit: others would broadcast, or lose a part.
+    """
+    if all(hasattr(one, "dtype") and not jnp.iscomplexobj(one) for one in (output, target)):
+        target = as_labels(target) if labels else target
+        is_label = labels and jnp.issubdtype(target.dtype, jnp.integer)
+        if target.shape == (output.shape[:-1] if is_label else output.shape):
+            return target
+    raise DataError(
+        f"{type(loss).__name__}: {kind_of(output)} as output and {kind_of(target)} as target do not fit. "
+        "HINT: labels are integers without the class dimension (of (N, 1) y[:, 0], of one-hot rows "
+        "y.argmax(-1)); other targets are real arrays of the output's shape (y[:, None] for outputs (N, 1)); "
+        "cx.Task(loss, output=...) picks a part of several outputs."
+    )

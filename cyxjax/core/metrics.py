@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.core.objective.foreign_metrics import as_statistic, unpacked
-from cyxjax.core.objective.forms import compiled
 from cyxjax.core.rows import Losses, loss_rows, weighed
 from cyxjax.core.statistics import Packed
 from cyxjax.core.trees import PyTree, as_labels
@@ -72,8 +71,7 @@ class _Mean(NamedTuple):
         return 1
 
     def rows(self, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
-        with compiled(f"metric {self.name!r}"):
-            found = weighed(self.metric, output, target, weight, f"metric {self.name!r}")
+        found = weighed(self.metric, output, target, weight, f"metric {self.name!r}")
         return (jnp.zeros(2) if found is None else found.pair(weight))[None]
 
     def values(self, rows: np.ndarray) -> dict[str, Any]:

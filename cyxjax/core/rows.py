@@ -10,6 +10,7 @@ the batch is split it is taken row by row, and `core/objective/split_check.py` c
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import reduce
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -17,9 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from cyxjax.core.model.model_fns import Sown
-from cyxjax.core.objective.forms import check_form
-from cyxjax.core.trees import PyTree
-from cyxjax.errors import ConfigError, CyxjaxError
+from cyxjax.core.trees import PyTree, kind_of
+from cyxjax.errors import ConfigError, CyxjaxError, DataError
 
 _is_whole: ContextVar[bool] = ContextVar("rows_are_the_whole_batch", default=False)
 WAYS_OUT = (
@@ -56,22 +56,18 @@ class Weighed(NamedTuple):
         return jnp.stack([jnp.where(w != 0, self.values, 0) @ w, w.sum()])
 
 
-Losses: TypeAlias = "list[Weighed] | Weighed | jax.Array | None"
-"""What a loss says of the rows: one mean, or several that are added up."""
+Losses: TypeAlias = "list[Weighed] | Weighed | jax.Array"
+"""What a loss says of the rows: the means that are added up, or one, or its values (B,)."""
 
 
 def loss_rows(losses: Losses, weight: jax.Array, count: int) -> jax.Array:
     """float32 (count, 2): the mean over samples, or the only one, and the others below; zeros after them."""
-    if losses is None:
-        return jnp.zeros((count, 2))
     found = losses if isinstance(losses, list) else [losses]
     each = [one if isinstance(one, Weighed) else Weighed(one, None) for one in found]
-    apart = [one.pair(weight) for one in each if one.weights is not None] if count > 1 else []
-    first = [one for one in each if one.weights is None] if count > 1 else each
+    apart = [one.pair(weight) for one in each if one.weights is not None and count > 1]
+    first = [one for one in each if one.weights is None or count == 1]
     none = Weighed(jnp.zeros(weight.shape, jnp.float32), None)
-    total = first[0] if first else none
-    for one in first[1:]:
-        total = Weighed(total.values + one.values, None)
+    total = reduce(lambda a, b: Weighed(a.values + b.values, None), first) if first else none
     rows = jnp.stack([total.pair(weight), *apart])
     return jnp.pad(rows, ((0, count - len(rows)), (0, 0)))
 
@@ -98,6 +94,22 @@ def weighed(
     given = given.astype(jnp.float32)
     values = given.reshape(len(given), -1).mean(1) if given.ndim > 1 else given
     return Weighed(jnp.broadcast_to(values, weight.shape), None)
+
+
+def check_form(given: Any, batch: int, what: str = "the loss") -> None:
+    """Returns for what a loss or metric of `batch` samples may be: one number, or a row per sample, or two.
+
+    what: names it. Raises: DataError saying what it is instead.
+    """
+    pair = given if isinstance(given, tuple) else (given,)
+    shapes = [getattr(one, "shape", None) for one in pair]
+    rows = shapes[0] is not None and shapes[0][:1] == (batch,)
+    if not (shapes == [()] or rows and len(pair) <= 2 and shapes[0] == shapes[-1]):
+        raise DataError(
+            f"{what} of {batch} samples gave {', '.join(map(kind_of, pair))}; expected a value per sample, "
+            f"shape ({batch}, ...), with or without weights of the same shape, or one number. HINT: return "
+            "the values alone (cx.Metrics measures other things), as by .reshape(len(target), -1).mean(1)."
+        )
 
 
 def row_by_row(measure: Callable, output: PyTree, target: PyTree) -> Any:

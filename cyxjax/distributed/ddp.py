@@ -101,7 +101,7 @@ class DistributedDataParallel:
         carried = since.carried or facade.Carried(here.model_state, None)
         first = np.int32(local_replicas(self._mesh).start)
         draw = facade.Draw(here.key, here.step, np.int32(since.num_forwards), first)
-        run = self._programs.forward(since.carried is None, bool(rows % self._local.size))
+        run = self._programs.forward(since.carried is None)
         weight = view.row_weight(rows, self._local)
         output, since.pullback, since.carried = run(here.params, carried, draw, placed, weight)
         since.is_zeroed = False

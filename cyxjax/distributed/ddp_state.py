@@ -30,16 +30,16 @@ class ModelPrograms:
 
     def __init__(self, fns: ModelFns, local_mesh: Mesh, num_replicas: int) -> None:
         self._forward = cache(
-            lambda dtype, is_first, padded: facade.build_forward(
-                cast_to(fns, dtype), local_mesh, num_replicas, is_first, padded
+            lambda dtype, is_first: facade.build_forward(
+                cast_to(fns, dtype), local_mesh, num_replicas, is_first
             )
         )
         self._infer = cache(lambda dtype: facade.build_infer(cast_to(fns, dtype), local_mesh))
         self._backward = cache(lambda: facade.build_backward(local_mesh))
 
-    def forward(self, is_first: bool, padded: bool) -> Callable:
-        """`facade.build_forward`; is_first: the first pass since an update; padded: of rows."""
-        return self._forward(autocast_dtype(), is_first, padded)
+    def forward(self, is_first: bool) -> Callable:
+        """`facade.build_forward`; is_first: the first pass since an update."""
+        return self._forward(autocast_dtype(), is_first)
 
     def infer(self) -> Callable:
         """`facade.build_infer`."""

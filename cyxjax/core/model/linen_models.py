@@ -21,7 +21,7 @@ from cyxjax.core.model.batch_stats import (
 )
 from cyxjax.core.model.first_values import draw
 from cyxjax.core.model.model_fns import MODES, ModelFns, Sown, call_arguments, call_mode
-from cyxjax.core.model.sown import holds_losses, sum_of_sown
+from cyxjax.core.model.outputs import holds_losses, sum_of_sown
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import translated
 
@@ -35,8 +35,8 @@ def from_linen(module: linen.Module) -> ModelFns:
     """A module as functions; one that is bound to variables starts with those.
 
     What it sows into a collection whose last word is `loss` or `losses` (`self.sow("losses", "a", value_B)`)
-    is added to the loss of each sample in training (`core/model/sown.py`); what it sows elsewhere is ignored
-    and is not part of the model's state.
+    is added to the loss of each sample in training (`core/model/outputs.py`); what it sows elsewhere is
+    ignored and is not part of the model's state.
     """
     bound = module.scope is not None
     module, held = module.unbind() if bound else (module, {})

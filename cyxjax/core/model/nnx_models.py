@@ -17,7 +17,7 @@ from cyxjax.core.model.batch_stats import (
     unweighed,
 )
 from cyxjax.core.model.model_fns import ModelFns, Sown, call_arguments
-from cyxjax.core.model.sown import holds_losses, sum_of_sown
+from cyxjax.core.model.outputs import holds_losses, sum_of_sown
 from cyxjax.core.trees import PyTree
 
 _CAPITAL = re.compile(r"(?=[A-Z][a-z])")  # where a word of a class name begins
@@ -28,7 +28,7 @@ def from_nnx(module: nnx.Module) -> ModelFns:
     """nnx models are born with values: `init` returns those and ignores its key.
 
     What a call sows into a variable type whose last word is `Loss` or `Losses` is added to the loss
-    (`core/model/sown.py`).
+    (`core/model/outputs.py`).
     """
     draw_missing_values(module)
     model = nnx.clone(module)

@@ -14,7 +14,7 @@ from cyxjax.core.mesh import REPLICATED
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.batch_stats import needs_full_batches
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.objective.forms import check_samples_first, compiled
+from cyxjax.core.model.outputs import check_samples_first
 from cyxjax.core.objective.global_loss import of_one_device, sees_whole_batch
 from cyxjax.core.objective.split_check import split_check
 from cyxjax.core.objective.task import takes_labels
@@ -60,7 +60,7 @@ class BatchChecks:
         output, target = batch_shapes(output, self.batch_size), batch_shapes(targets, self.batch_size)
         weight = jax.ShapeDtypeStruct((self.batch_size,), jnp.float32)
         try:
-            with compiled("the loss"), whole_batch(self.is_whole):
+            with whole_batch(self.is_whole):
                 jax.eval_shape(partial(shares_of, of_one_device(self.loss)), output, target, weight)
         except (TypeError, ValueError) as err:
             if isinstance(err, CyxjaxError):
@@ -74,7 +74,7 @@ class BatchChecks:
             ) from err
         self.metrics.check_merges()
         with whole_batch(self.is_whole):
-            jax.eval_shape(partial(self.metrics.sums, None), output, target, weight)
+            jax.eval_shape(partial(self.metrics.sums, []), output, target, weight)
         check = split_check(self.loss, self.metrics)
         if check.measures and not self.is_whole:
             jax.eval_shape(check.rows, output, target)

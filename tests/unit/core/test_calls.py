@@ -9,7 +9,7 @@ from flax import linen, nnx
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.model_fns import Sown, call_arguments
 from cyxjax.core.model.nnx_models import _sown_losses
-from cyxjax.core.model.sown import holds_losses
+from cyxjax.core.model.outputs import holds_losses
 from cyxjax.errors import ConfigError, DataError
 from tests.support.flax_examples import GraphsTuple
 

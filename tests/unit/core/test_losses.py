@@ -1,13 +1,57 @@
-"""A label that is no class is never counted from the end, nor as nothing: its loss is not a number."""
+"""Losses by torch's names, against torch's formulas written out; what a loss cannot be given is one line."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cyxjax.core.losses import CrossEntropyLoss, NLLLoss
+import cyxjax as cx
+from cyxjax.core.rows import check_form
+from cyxjax.errors import DataError
 
-LOGITS = np.log(np.array([[0.1, 0.2, 0.7], [0.3, 0.3, 0.4]], np.float32))
+LOGITS = np.random.default_rng(0).normal(size=(4, 5, 3)).astype(np.float32)
+LABELS = np.random.default_rng(1).integers(0, 3, (4, 5)).astype(np.int32)
+WEIGHT = np.float32([1, 3, 0.5])
+
+
+def by_torch(weight, smoothing, counts):
+    """torch's documented cross entropy, reduction "mean": labels' weights divide, smoothing is by class."""
+    log_p = np.asarray(LOGITS - np.log(np.exp(LOGITS).sum(-1, keepdims=True)))
+    w = weight[LABELS] * counts
+    own = -np.take_along_axis(log_p, LABELS[..., None], -1)[..., 0]
+    spread = -(weight * log_p).sum(-1) * counts
+    return ((1 - smoothing) * w * own + smoothing / 3 * spread).sum() / w.sum()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("weight", [None, WEIGHT])
+@pytest.mark.parametrize("ignore_index", [None, 1])
+def test_cross_entropy_is_torch_s(weight, smoothing, ignore_index):
+    counts = np.ones(LABELS.shape) if ignore_index is None else (ignore_index != LABELS)
+    loss = cx.CrossEntropyLoss(weight=weight, label_smoothing=smoothing, ignore_index=ignore_index)
+    expected = by_torch(np.ones(3) if weight is None else WEIGHT, smoothing, counts.astype(np.float32))
+    np.testing.assert_allclose(loss(LOGITS, LABELS), expected, rtol=1e-6)
+    grads = loss.backward(jnp.asarray(LOGITS), jnp.asarray(LABELS))
+    assert np.isfinite(grads).all()
+    assert (np.asarray(grads)[counts == 0] == 0).all()
+
+
+def test_weights_of_probabilities_do_not_divide():
+    # torch: -sum_c w_c t_c log p_c, averaged over samples.
+    target = np.eye(3, dtype=np.float32)[LABELS]
+    log_p = LOGITS - np.log(np.exp(LOGITS).sum(-1, keepdims=True))
+    expected = -(WEIGHT * target * log_p).sum(-1).mean()
+    np.testing.assert_allclose(cx.CrossEntropyLoss(weight=WEIGHT)(LOGITS, target), expected, rtol=1e-6)
+
+
+def test_a_batch_in_which_nothing_counts_is_zero_and_has_no_gradient():
+    loss = cx.CrossEntropyLoss(ignore_index=2)
+    nothing = np.full(LABELS.shape, 2, np.int32)
+    assert float(loss(LOGITS, nothing)) == 0
+    assert not np.asarray(loss.backward(LOGITS, nothing)).any()
+
+
+TWO = np.log(np.array([[0.1, 0.2, 0.7], [0.3, 0.3, 0.4]], np.float32))
 
 
 def values(given):
@@ -18,16 +62,15 @@ def values(given):
 @pytest.mark.parametrize(
     "loss",
     [
-        CrossEntropyLoss(),
-        CrossEntropyLoss(label_smoothing=0.1),
-        CrossEntropyLoss(weight=[1, 2, 3], ignore_index=7),
-        NLLLoss(),
+        cx.CrossEntropyLoss(),
+        cx.CrossEntropyLoss(label_smoothing=0.1),
+        cx.CrossEntropyLoss(weight=[1, 2, 3], ignore_index=7),
+        cx.NLLLoss(),
     ],
 )
-@pytest.mark.parametrize("label", [-1, -100, 3])
-@pytest.mark.parametrize("dtype", [jnp.int32, jnp.int8])
-def test_a_label_that_is_no_class(loss, label, dtype):
-    logits, good, bad = jnp.asarray(LOGITS), jnp.array([2, 0], dtype), jnp.array([2, label], dtype)
+@pytest.mark.parametrize(("label", "dtype"), [(-1, jnp.int32), (-100, jnp.int8), (3, jnp.int32)])
+def test_a_label_that_is_no_class_is_not_counted_from_the_end(loss, label, dtype):
+    logits, good, bad = jnp.asarray(TWO), jnp.array([2, 0], dtype), jnp.array([2, label], dtype)
     run = jax.jit(lambda logits, labels: values(loss.per_example(logits, labels)))
     right, wrong = (run(logits, labels) for labels in (good, bad))
     assert right[0] == wrong[0]
@@ -38,5 +81,29 @@ def test_a_label_that_is_no_class(loss, label, dtype):
 
 def test_the_last_of_many_classes_is_one():
     logits = jnp.zeros((1, 200))
-    assert np.isfinite(CrossEntropyLoss().per_example(logits, jnp.array([127], jnp.int8)))
-    assert np.isnan(CrossEntropyLoss().per_example(logits, jnp.array([-1], jnp.int8)))
+    assert np.isfinite(cx.CrossEntropyLoss().per_example(logits, jnp.array([127], jnp.int8)))
+    assert np.isnan(cx.CrossEntropyLoss().per_example(logits, jnp.array([-1], jnp.int8)))
+
+
+@pytest.mark.parametrize("loss", [cx.MSELoss(), cx.CrossEntropyLoss(), cx.BCEWithLogitsLoss()])
+def test_what_would_broadcast_or_lose_a_part_is_refused_with_both_shapes(loss):
+    real = jnp.ones((2, 3))
+    column = jnp.ones((2, 1), jnp.int32)
+    for output, target in (
+        (real.astype(jnp.complex64), real),
+        (real, real.astype(jnp.complex64)),
+        (real, column),
+        ({}, real),
+    ):
+        with pytest.raises(DataError, match=f"{type(loss).__name__}: .*output.*target.*HINT"):
+            jax.eval_shape(loss.per_example, output, target)
+
+
+@pytest.mark.parametrize(
+    "given", [None, {"loss": 1}, (jnp.ones(2), {"aux": 1}), (jnp.ones(2),) * 3, jnp.ones(3)]
+)
+def test_a_loss_gives_a_number_or_a_row_per_sample(given):
+    with pytest.raises(DataError, match=r"loss of 2 samples gave .*\(2, \.\.\.\)"):
+        check_form(given, 2, "the loss")
+    for good in (jnp.ones(()), jnp.ones((2, 4)), (jnp.ones(2), jnp.ones(2))):
+        check_form(good, 2, "the loss")
