@@ -5,16 +5,15 @@ A step returns them as one small float32 array, shape (num_rows, 2): one transfe
 """
 
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cyxjax.core.objective.foreign_metrics import as_statistic, unpacked
 from cyxjax.core.rows import Losses, loss_rows, weighed
-from cyxjax.core.statistics import Packed
+from cyxjax.core.statistics import Packed, as_statistic, unpacked
 from cyxjax.core.trees import PyTree, as_labels
 from cyxjax.errors import ConfigError, DataError
 
@@ -102,21 +101,19 @@ class Metrics:
         labels: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] | None = None,
         means: int = 0,
     ):
-        own, directions = unpacked(extra), dict(better or {})
-        if {"loss", GRAD_NORM} & {*own} or not {*directions.values()} <= {"min", "max"}:
-            raise _refused(own, directions)
-        self._own, self.ignore_index, self.labels = own, ignore_index, labels or _whole
+        self.own, self._better = unpacked(extra), dict(better or {})
+        self.ignore_index, self.labels = ignore_index, labels or _whole
         self._first = 1 + means  # rows of the loss
-        hit = partial(accuracy, ignore_index=ignore_index)
-        self._extra = {"accuracy": hit if labels is None else lambda o, t: hit(*labels(o, t)), **own}
-        statistics = {name: as_statistic(name, metric) for name, metric in own.items()}
+        hit = lambda output, target: accuracy(*self.labels(output, target), ignore_index)  # noqa: E731
         self._measures: list[_Mean | Packed] = [
-            Packed(name, found) if (found := statistics.get(name)) else _Mean(name, metric)
-            for name, metric in self._extra.items()
+            Packed(name, found) if (found := as_statistic(name, metric)) else _Mean(name, metric)
+            for name, metric in {"accuracy": hit, **self.own}.items()
         ]
-        self._better = directions
-        if not {*directions} <= {*own} and not {*directions} <= {*self.names}:
-            raise _refused(own, directions)
+        if {"loss", GRAD_NORM} & {*self.own} or not {*self._better.values()} <= {"min", "max"}:
+            raise ConfigError(
+                f"metrics {sorted(self.own)} with better={self._better}: 'loss' and 'grad_norm' are measured "
+                "already, and better says 'min' or 'max'. HINT: Metrics({'top2': f}, better={'top2': 'max'})."
+            )
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -128,10 +125,9 @@ class Metrics:
         """name -> "min" or "max", of those where it is known."""
         known = {"loss": "min", "accuracy": "max"}
         for measure in self._measures:
-            way = self._better.get(measure.name) or getattr(
-                getattr(measure, "statistic", None), "better", None
-            )
-            known |= dict.fromkeys(measure.names, way) if way else {}
+            own = measure.statistic.better if isinstance(measure, Packed) else None
+            if way := self._better.get(measure.name) or own:
+                known |= dict.fromkeys(measure.names, way)
         return known | self._better
 
     @cached_property
@@ -148,20 +144,15 @@ class Metrics:
         """These, whose accuracy leaves out what the loss leaves out."""
         if ignore_index is None:
             return self
-        return self._with(self._own, self._better, ignore_index)
+        return self._with(self.own, self._better, ignore_index)
 
     def _with(self, own: dict, directions: dict, ignore_index: int | None) -> "Metrics":
         means = self._first - 1
         return Metrics(own, better=directions, ignore_index=ignore_index, labels=self.labels, means=means)
 
-    @property
-    def own(self) -> dict[str, Any]:
-        """The user's, by name."""
-        return dict(self._own)
-
     def joined(self, other: "Metrics") -> "Metrics":
         """These, and what `other` measures besides loss and accuracy."""
-        own, better = {**self._own, **other._own}, {**self._better, **other._better}
+        own, better = {**self.own, **other.own}, {**self._better, **other._better}
         return self._with(own, better, self.ignore_index)
 
     def sums(self, losses: Losses, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
@@ -214,13 +205,6 @@ class Metrics:
 def numbers(means: Mapping[str, Any]) -> dict[str, float]:
     """Those of `Metrics.means` that are numbers."""
     return {name: value for name, value in means.items() if not isinstance(value, np.ndarray)}
-
-
-def _refused(own: Mapping[str, Any], directions: Mapping[str, str]) -> ConfigError:
-    return ConfigError(
-        f"metrics {sorted(own)} with better={directions}: 'loss' and 'grad_norm' are measured already, and "
-        "better says 'min' or 'max' of those given. HINT: Metrics({'top2': f}, better={'top2': 'max'})."
-    )
 
 
 def metrics_of(loss: Any, given: Metrics | Mapping[str, Any] | None) -> Metrics:

@@ -20,15 +20,10 @@ from cyxjax.errors import ConfigError, DataError
 def top_k(k: int, *, ignore_index: int | None = None) -> Metric:
     """1 where the label is among the `k` largest logits (B, ..., C); a tie with the label's counts for it.
 
-    ignore_index: a label that counts nothing. Raises: ConfigError for k > C.
+    ignore_index: a label that counts nothing.
     """
 
     def hits(output: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-        if k > output.shape[-1]:
-            raise ConfigError(
-                f"top_k({k}) of {output.shape[-1]} classes is always right. HINT: k below their number.",
-                key="metrics",
-            )
         kept = counts(target, ignore_index)
         label = jnp.where(kept, target, 0).astype(jnp.int32)
         own = jnp.take_along_axis(output, label[..., None], axis=-1)
@@ -71,7 +66,6 @@ _SIGNIFICANT = 1e-5  # of a sum of squares: what is left of it in float32 when a
 
 def ConfusionMatrix(num_classes: int, *, ignore_index: int | None = None) -> Statistic:
     """float64 (C, C): how many samples of the class of a row were predicted as that of a column."""
-    _check_classes("ConfusionMatrix", num_classes)
 
     def counted(output: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
         label, guess, weights = _labelled(output, target, weight, num_classes, ignore_index)
@@ -87,7 +81,6 @@ def F1(num_classes: int = 2, average: str | None = "macro", *, ignore_index: int
     all classes together; "binary" is that of class 1; None gives each, as <name>_<class>.
     Source: sklearn.metrics.f1_score.
     """
-    _check_classes("F1", num_classes)
     if average not in _AVERAGES or (average == "binary" and num_classes != 2):
         raise ConfigError(
             f"F1({num_classes}, average={average!r}): expected one of {_AVERAGES}, and 2 classes for "
@@ -158,11 +151,6 @@ def R2(num_outputs: int = 1, *, around: float = 0.0) -> Statistic:
     """
 
     def counted(output: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
-        if output.size != target.size or target.size != weight.size * num_outputs:
-            raise DataError(
-                f"R2({num_outputs}): output {list(output.shape)} and target {list(target.shape)}. "
-                "HINT: both hold num_outputs numbers per sample."
-            )
         y, p = (a.astype(jnp.float32).reshape(-1, num_outputs) for a in (target, output))
         w, y = weight[:, None], jnp.where(weight[:, None] > 0, y - around, 0.0)
         gap = jnp.where(w > 0, p - around - y, 0.0)
@@ -174,11 +162,6 @@ def R2(num_outputs: int = 1, *, around: float = 0.0) -> Statistic:
         return np.mean(1 - error / np.where(spread > _SIGNIFICANT * squares, spread, np.nan))
 
     return of_sums((4, num_outputs), counted, compute, "max")
-
-
-def _check_classes(what: str, num_classes: int) -> None:
-    if num_classes < 2:
-        raise ConfigError(f"{what}({num_classes}): expected 2 classes or more. HINT: a sign tells two.")
 
 
 def _labelled(
@@ -212,11 +195,6 @@ def _score(output: jax.Array, target: jax.Array, positive: int) -> tuple[jax.Arr
     if output.ndim == 2 and output.shape[1] > 1:
         rest = jnp.delete(output, positive, axis=1)
         return output[:, positive] - jax.nn.logsumexp(rest, axis=1), (target == positive).astype(jnp.int32)
-    if output.size != target.size or output.size != len(output):
-        raise DataError(
-            f"AUC: output {list(output.shape)} and target {list(target.shape)}. HINT: one logit per sample, "
-            "or one per class."
-        )
     return output.reshape(-1), (target.reshape(-1) > 0).astype(jnp.int32)
 
 
@@ -224,11 +202,6 @@ def _entropy(ignore_index: int | None) -> Any:
     """(sum of cross entropies, how many) of what counts; a label that is no class makes it NaN."""
 
     def counted(output: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
-        if output.shape[:-1] != target.shape:
-            raise DataError(
-                f"a metric of labels: output {list(output.shape)} and target {list(target.shape)}. "
-                "HINT: logits (B, ..., C) and labels (B, ...)."
-            )
         weights, classes = _of_positions(target, weight, ignore_index), output.shape[-1]
         label = jnp.where(weights > 0, target.astype(jnp.int32), 0)
         log_p = jax.nn.log_softmax(output.astype(jnp.float32))

@@ -18,9 +18,9 @@ from jax import lax
 from cyxjax.core.losses import UserLoss, model_loss
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import Sown
-from cyxjax.core.objective.foreign_metrics import is_statistic
 from cyxjax.core.objective.terms import terms_of
 from cyxjax.core.rows import WAYS_OUT, by_sample, row_by_row
+from cyxjax.core.statistics import is_statistic
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 

@@ -17,9 +17,9 @@ from cyxjax.core.losses import (
     as_per_example,
 )
 from cyxjax.core.metrics import Metric, Metrics, accuracy
-from cyxjax.core.objective.foreign_metrics import as_statistic
 from cyxjax.core.objective.global_loss import ContrastiveLoss, GlobalLoss, sees_whole_batch
 from cyxjax.core.objective.terms import SumOfTerms, Term, num_means
+from cyxjax.core.statistics import as_statistic
 from cyxjax.core.trees import PyTree, kind_of
 from cyxjax.errors import ConfigError, DataError
 

@@ -32,6 +32,7 @@ from cyxjax.core.objective.scores import (
     per_class,
     top_k,
 )
+from cyxjax.core.statistics import is_statistic
 from cyxjax.data.catalog import Splits, load_dataset
 from cyxjax.data.splits import DatasetInfo
 from cyxjax.models.config import Config
