@@ -61,9 +61,9 @@ class GlobalLoss:
         """float32 (): the loss of these rows as a batch of their own."""
         if self.by_row:
             rows = Rows(output, target, weight, jnp.arange(len(weight), dtype=jnp.int32))
-            return self._mean(self.fn(rows, rows), weight)
+            return _mean(self.fn(rows, rows), weight)
         given = (output, target, weight) if self.takes_padding else (output, target)
-        return self._mean(self.fn(*given), weight)
+        return _mean(self.fn(*given), weight)
 
     def of_rows(self, output: PyTree, target: PyTree, weight: jax.Array) -> Weighed:
         """One replica's rows, inside `model_map`: their share of the loss, whose gradient is of all of it."""
@@ -73,10 +73,8 @@ class GlobalLoss:
             count = jnp.arange(len(weight), dtype=jnp.int32)
             own = Rows(output, target, weight, count * replicas + replica)
             places = jnp.arange(len(weight) * replicas, dtype=jnp.int32)
-            values = self.fn(own, Rows(whole[0], whole[1], whole[2], places))
-            if values.shape != weight.shape:
-                raise DataError(self._wrong_shape(values.shape, weight.shape))
-            return Weighed(values.astype(jnp.float32), None)
+            values = _of_rows(self.fn(own, Rows(whole[0], whole[1], whole[2], places)), weight)
+            return Weighed(values, None)
         part = weight.sum() / jnp.maximum(psum(weight.sum()), 1.0)
         mine = jax.tree.map(lambda a, own: _with_own(a, own, replica, part), whole[0], output)
         value = self.of_batch(mine, *whole[1:])
@@ -86,17 +84,20 @@ class GlobalLoss:
         value = lax.stop_gradient(value) + share * (value - lax.stop_gradient(value))
         return Weighed(jnp.broadcast_to(value, weight.shape), None)
 
-    def _mean(self, values: jax.Array, weight: jax.Array) -> jax.Array:
-        values = values.astype(jnp.float32)
-        if values.ndim == 0:
-            return values
-        if values.shape != weight.shape:
-            raise DataError(self._wrong_shape(values.shape, weight.shape))
-        return jnp.where(weight > 0, values, 0.0) @ weight / jnp.maximum(weight.sum(), 1.0)
 
-    def _wrong_shape(self, shape: tuple, expected: tuple) -> str:
-        form = f"{expected}" if self.by_row else f"() or {expected}"
-        return f"the global loss has shape {shape}, expected {form}. HINT: return one value a row."
+def _of_rows(values: jax.Array, weight: jax.Array) -> jax.Array:
+    """`values` as float32. Raises: DataError unless there is one for each row."""
+    if values.shape != weight.shape:
+        raise DataError(
+            f"the global loss has shape {values.shape}, expected {weight.shape}. HINT: a value for each row."
+        )
+    return values.astype(jnp.float32)
+
+
+def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
+    if values.ndim == 0:
+        return values.astype(jnp.float32)
+    return jnp.where(weight > 0, _of_rows(values, weight), 0.0) @ weight / jnp.maximum(weight.sum(), 1.0)
 
 
 def _gathered(a: jax.Array) -> jax.Array:
@@ -158,12 +159,6 @@ def _info_nce(own: Rows, whole: Rows, temperature: float) -> jax.Array:
 
 def _pair(output: PyTree) -> tuple[jax.Array, jax.Array]:
     """Both embeddings, of length 1."""
-    leaves = jax.tree.leaves(output)
-    if len(leaves) != 2 or any(leaf.ndim != 2 for leaf in leaves) or leaves[0].shape != leaves[1].shape:
-        raise DataError(
-            f"a contrastive loss compares two arrays (B, D), not {[leaf.shape for leaf in leaves]}. "
-            "HINT: return a pair, e.g. (image_embedding, text_embedding)."
-        )
-    x, y = (leaf.astype(jnp.float32) for leaf in leaves)
+    x, y = (leaf.astype(jnp.float32) for leaf in jax.tree.leaves(output))
     unit = lambda v: v * lax.rsqrt(jnp.square(v).sum(-1, keepdims=True) + 1e-12)  # noqa: E731
     return unit(x), unit(y)

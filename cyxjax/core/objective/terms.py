@@ -7,6 +7,8 @@ apart, by the same forward pass. What a share does not train keeps no gradient o
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any, TypeAlias
 
 import jax
@@ -29,7 +31,7 @@ class Term:
     trains: a pattern of names ("generator/*"), or several; its gradient goes there and nowhere else. None:
     everywhere. optimizer: what moves them, with a state of its own; None: the trainer's. They move in the
     steps s (0, 1, ...) where s % every == offset, and rest with their optimizer in the others.
-    Raises: ConfigError for an optimizer or a turn without parameters of its own.
+    Raises: ConfigError for an optimizer or a turn without parameters of its own, and a turn that never comes.
     """
 
     loss: Any
@@ -41,15 +43,12 @@ class Term:
     name: str = field(default="loss", kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.trains is None and (self.optimizer is not None or (self.every, self.offset) != (1, 0)):
+        is_plain = self.optimizer is None and (self.every, self.offset) == (1, 0)
+        if not (self.trains or is_plain) or not 0 <= self.offset < self.every:
             raise ConfigError(
-                "a Term with an optimizer or a turn of its own, and no `trains`. HINT: say which parameters "
-                "are meant, Term(loss, trains='generator/*', ...); all of them are the trainer's optimizer's."
-            )
-        if not (isinstance(self.every, int) and self.every >= 1 and 0 <= self.offset < self.every):
-            raise ConfigError(
-                f"a Term with every={self.every}, offset={self.offset}: expected every >= 1 and an offset "
-                "below it. HINT: every=2 and every=2, offset=1 take turns."
+                f"a Term with trains={self.trains!r}, every={self.every}, offset={self.offset}: an optimizer "
+                "or a turn is of the parameters that it `trains`, and 0 <= offset < every. HINT: "
+                "Term(loss, trains='generator/*', optimizer=..., every=2, offset=1)."
             )
 
     @property
@@ -69,8 +68,8 @@ class SumOfTerms:
         """float32 (B,): each row's losses with their factors; where a term weighs positions, their mean."""
         weight = jnp.ones(next(leaf.shape[0] for leaf in jax.tree.leaves((output, target)) if leaf.ndim))
         flat = flat_shares(shares_of(self, output, target, weight))
-        return _added(
-            [w.values if w.weights is None else jnp.where(w.weights != 0, w.values, 0) for w in flat]
+        return reduce(
+            add, [w.values if w.weights is None else jnp.where(w.weights != 0, w.values, 0) for w in flat]
         )
 
     def batch_mean(self, output: PyTree, target: PyTree) -> jax.Array:
@@ -112,7 +111,7 @@ def shares_of(loss: Any, output: PyTree, target: PyTree, weight: jax.Array) -> S
         terms = [term for term in terms_of(loss) if term.route == route]
         found = [_of_term(term, scored, target, weight) for term in terms]
         plain, apart = ([one for one in found if (one.weights is None) is same] for same in (True, False))
-        together = [Weighed(_added([one.values for one in plain]), None)] if plain else []
+        together = [Weighed(reduce(add, [one.values for one in plain]), None)] if plain else []
         shares.append([*together, *apart])
     return shares if own is None else _with_own(shares, own, loss)
 
@@ -123,28 +122,16 @@ def _of_term(term: Term, output: PyTree, target: PyTree, weight: jax.Array) -> W
     return one if term.factor == 1.0 else one._replace(values=term.factor * one.values)
 
 
-def _added(values: list[jax.Array]) -> jax.Array:
-    total = values[0]
-    for more in values[1:]:
-        total = total + more
-    return total
-
-
 def _with_own(shares: Shares, own: jax.Array, loss: Any) -> Shares:
     """With what the model itself adds to each row's loss."""
-    if len(shares) > 1:
-        raise DataError(
-            "the model sows losses, and the terms of the Task train parameters of their own: whose they are "
-            "is not said. HINT: return them from the model, and make them a Term."
-        )
     first, *others = shares[0]
+    if len(shares) > 1 or (first.weights is not None and not isinstance(loss, SumOfTerms)):
+        raise DataError(
+            "the model sows losses, one a sample, and the trainer's loss weighs its samples, or its terms "
+            "train parameters of their own. HINT: return them with the output, as a term of a cx.Task."
+        )
     if first.weights is None:
         return [[Weighed(first.values + own, None), *others]]
-    if not isinstance(loss, SumOfTerms):
-        raise DataError(
-            "the model sows losses, one a sample, and the trainer's loss weighs its samples: two means. "
-            "HINT: return them with the output, and make them a term of a cx.Task beside the loss."
-        )
     return [[Weighed(own, None), first, *others]]
 
 
