@@ -171,9 +171,7 @@ def _called(
     rest = [one for one in list(whole.parameters.values())[len(first) :] if one.name != state_name]
     if not any(one.kind in (*_EITHER, one.VAR_POSITIONAL) for one in rest):
         return function(*first)  # parameters of a size of their own
-    asked = lambda: None  # noqa: E731
-    asked.__signature__ = whole.replace(parameters=rest)  # type: ignore[attr-defined]
-    args, named = call_arguments(asked, inputs, key, train)
+    args, named = call_arguments(function, inputs, key, train, known={one.name: one for one in rest})
     named |= more or {}
     given = list(first)
     positional = [one for one in list(whole.parameters.values())[len(first) :] if one.kind in _EITHER]

@@ -8,7 +8,7 @@ Why our own: flax averages replica means without their counts (flax#2417), wrong
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -42,7 +42,6 @@ class _Scope(NamedTuple):
 
 _NO_SCOPE = _Scope(None, OWN)
 _scope: ContextVar[_Scope] = ContextVar("batch_scope", default=_NO_SCOPE)
-_calls: ContextVar[int] = ContextVar("calls_of_norms", default=0)
 
 
 @contextmanager
@@ -103,18 +102,6 @@ def unweighed(normed: PyTree) -> PyTree:
         return normed
     mark = lambda y: y * _all_count(weight).astype(y.dtype)  # noqa: E731
     return jax.tree.map(lambda y: mark(y) if jnp.issubdtype(y.dtype, jnp.inexact) else y, normed)
-
-
-def note_call() -> None:
-    """Notes that Flax's own norm is called, for `own_call`."""
-    _calls.set(_calls.get() + 1)
-
-
-def own_call(run: Callable[[], PyTree]) -> PyTree:
-    """What the call of a subclass of a norm gives; its statistics are Flax's where it calls that."""
-    before = _calls.get()
-    normed = run()
-    return normed if _calls.get() > before else unweighed(normed)
 
 
 def weighted_moments(

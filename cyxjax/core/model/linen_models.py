@@ -15,8 +15,6 @@ from cyxjax.core.model.batch_stats import (
     is_of_the_model,
     moments_of,
     normalise,
-    note_call,
-    own_call,
     unweighed,
 )
 from cyxjax.core.model.first_values import draw
@@ -154,11 +152,8 @@ def _batch_norm(next_fun: Callable, args: tuple, kwargs: dict, context: Any) -> 
     that calls in another way comes here with what it inherits.
     """
     module = context.module
-    if not isinstance(module, linen.BatchNorm) or context.method_name != "__call__":
+    if not isinstance(module, linen.BatchNorm) or context.orig_method.func is not _FLAX_CALL:
         return next_fun(*args, **kwargs)
-    if context.orig_method.func is not _FLAX_CALL:
-        return own_call(lambda: next_fun(*args, **kwargs))
-    note_call()
     running = linen.merge_param(
         "use_running_average",
         module.use_running_average,

@@ -46,10 +46,6 @@ _LIKE_A_MODE = re.compile(
     r"|^((is_)?test(ing)?|(enable|use)_dropout|stochastic|predict|validation)$",
     re.IGNORECASE,
 )
-_NAMES_A_MODE = re.compile(r"^(mode|phase|split)$", re.IGNORECASE)  # by a word, and much else
-_WORDS_OF_A_MODE = re.compile(
-    r"^(train|training|eval|evaluation|test|valid|val|predict|infer|inference)$", re.IGNORECASE
-)
 
 
 def call_mode(call: Callable, train: bool) -> dict[str, bool]:
@@ -61,22 +57,14 @@ def call_mode(call: Callable, train: bool) -> dict[str, bool]:
     known = inspect.signature(call).parameters
     mode = {name: is_train is train for name, is_train in MODES.items() if name in known}
     bound = getattr(call, "keywords", {})  # of a partial: a value that was chosen
-    unknown = next(
-        (name for name, one in known.items() if name not in bound and _is_a_switch(name, one)), None
-    )
-    if unknown is not None and not mode:
+    switches = [name for name, one in known.items() if isinstance(one.default, bool) and name not in bound]
+    unknown = [name for name in switches if _LIKE_A_MODE.search(name)]
+    if unknown and not mode:
         raise ConfigError(
-            f"the model's __call__ takes {unknown}={known[unknown].default!r}, which looks like a train/eval "
-            f"flag and is not a known one. HINT: rename it to `train`; known: {', '.join(MODES)}."
+            f"the model's __call__ takes {unknown[0]}={known[unknown[0]].default}, which looks like a "
+            f"train/eval flag and is not a known one. HINT: rename it to `train`; known: {', '.join(MODES)}."
         )
     return mode
-
-
-def _is_a_switch(name: str, parameter: inspect.Parameter) -> bool:
-    """Whether it reads as one for training: by its name, or as `mode="train"` by name and default."""
-    if isinstance(parameter.default, str):
-        return bool(_NAMES_A_MODE.search(name) and _WORDS_OF_A_MODE.search(parameter.default))
-    return isinstance(parameter.default, bool) and bool(_LIKE_A_MODE.search(name))
 
 
 _A_KEY = re.compile(r"^(p?rng|key|rngs)$|_(p?rng|key)$")
@@ -84,15 +72,20 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def call_arguments(
-    call: Callable, inputs: PyTree, key: jax.Array, train: bool, make_key: Callable = lambda name, key: key
+    call: Callable,
+    inputs: PyTree,
+    key: jax.Array,
+    train: bool,
+    make_key: Callable = lambda name, key: key,
+    known: Mapping[str, inspect.Parameter] | None = None,
 ) -> tuple[tuple, dict[str, Any]]:
     """(positional, named) arguments with which `call`, a model's own, takes `inputs`.
 
     An argument called rng, key, ..._rng or ..._key that no input is for gets `make_key(name, its own
-    key)`.
-    Raises: ConfigError where the model takes other inputs than there are.
+    key)`. Where the model takes other inputs than there are, its own call says so. known: its arguments,
+    if not all of them are asked for.
     """
-    known = inspect.signature(call).parameters
+    known = inspect.signature(call).parameters if known is None else known
     mode: dict[str, Any] = dict(call_mode(call, train))
     open_ = [one for name, one in known.items() if name not in MODES and one.kind in _POSITIONAL]
     given = len(inputs) if type(inputs) is tuple else set(inputs) if isinstance(inputs, Mapping) else 1
@@ -100,15 +93,11 @@ def call_arguments(
     free = [one for one in open_ if one.name not in keys]
     named = {name: make_key(name, jax.random.fold_in(key, zlib.crc32(name.encode()))) for name in keys}
     if type(inputs) is tuple and _takes_many(free, known, len(inputs)):
-        if len(inputs) < len(_required(free)):
-            raise _other_inputs(free, f"{len(inputs)} in a tuple")
         if not keys:
             return inputs, mode
         return (), {**{one.name: a for one, a in zip(free, inputs, strict=False)}, **named, **mode}
     if isinstance(inputs, Mapping) and _takes_names(free, known, inputs):
         return (), {**inputs, **named, **mode}
-    if len(_required(free)) > 1:
-        raise _other_inputs(free, "one" if given == 1 else f"one tree of {type(inputs).__name__}")
     return (inputs,), {**named, **mode}
 
 
@@ -134,23 +123,9 @@ def _takes_many(free: list[inspect.Parameter], known: Mapping[str, Any], count: 
 
 
 def _takes_names(free: list[inspect.Parameter], known: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
-    """Whether names are the arguments' names. Raises: ConfigError where only some are."""
+    """Whether names are the arguments' names; else one argument takes the dict, where it is the only one."""
     required = _required(free)
-    more = any(one.kind is one.VAR_KEYWORD for one in known.values())
-    unknown = [name for name in inputs if name not in known or name in MODES]
-    missing = [name for name in required if name not in inputs]
-    if not missing and (not unknown or more):
+    if len(required) > 1 or any(name in known for name in inputs):
         return True
-    if len(required) <= 1 and not any(name in known for name in inputs):
-        return False  # one argument that takes the dict
-    raise _other_inputs(free, ", ".join(map(repr, inputs)))
-
-
-def _other_inputs(free: list[inspect.Parameter], given: str) -> ConfigError:
-    takes = ", ".join(one.name if one.default is one.empty else f"{one.name}=..." for one in free)
-    names = [one.name for one in free]
-    by_name = ", ".join(f"{name!r}: {name}" for name in names)
-    return ConfigError(
-        f"the model's __call__ takes the inputs ({takes}), the data have {given}. HINT: "
-        f"fit(({', '.join(names)}), y) or fit({{{by_name}}}, y), also where the model computes its own loss."
-    )
+    more = any(one.kind is one.VAR_KEYWORD for one in known.values())
+    return more and not required

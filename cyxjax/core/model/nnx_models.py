@@ -12,8 +12,6 @@ from cyxjax.core.model.batch_stats import (
     is_of_the_model,
     moments_of,
     normalise,
-    note_call,
-    own_call,
     unweighed,
 )
 from cyxjax.core.model.model_fns import ModelFns, Sown, call_arguments
@@ -121,7 +119,6 @@ class WeightedBatchNorm(nnx.BatchNorm):
         self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None
     ) -> jax.Array:
         running = self.use_running_average if use_running_average is None else use_running_average
-        note_call()
         if running is not False:
             return super().__call__(x, use_running_average, mask=mask)
         if is_of_the_model(self.axis_name):
@@ -139,9 +136,4 @@ def _weighted(norm: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
     """`norm`, where what it inherits from `nnx.BatchNorm` is `WeightedBatchNorm`'s; its own stays its own."""
     if norm in (nnx.BatchNorm, WeightedBatchNorm):
         return WeightedBatchNorm
-
-    def call(self: nnx.BatchNorm, *args: Any, **named: Any) -> Any:
-        return own_call(lambda: norm.__call__(self, *args, **named))
-
-    inherits = norm.__call__ is nnx.BatchNorm.__call__
-    return type(norm.__name__, (norm, WeightedBatchNorm), {} if inherits else {"__call__": call})
+    return type(norm.__name__, (norm, WeightedBatchNorm), {})

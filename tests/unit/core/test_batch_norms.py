@@ -1,4 +1,7 @@
-"""Flax's BatchNorm in the ways its users write it: beside the module by hand, on rows without padding."""
+"""Flax's BatchNorm in the ways its users write it, beside the module by hand on rows without padding.
+
+Norms leave padding out where the batch is the first dimension of what they take; else they give NaN.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +12,7 @@ from flax import linen, nnx
 from cyxjax.core import phases
 from cyxjax.core.mesh import AXIS
 from cyxjax.core.model.adapter import adapt
-from cyxjax.core.model.batch_stats import StatsAxes
+from cyxjax.core.model.batch_stats import StatsAxes, needs_full_batches
 from cyxjax.errors import ConfigError
 
 KEY = jax.random.key(0)
@@ -99,17 +102,6 @@ def test_the_users_own_nnx_module_keeps_its_classes():
     assert type(module.norm) is NnxHalved
 
 
-def test_a_subclass_that_calls_no_statistics_of_flax_is_called():
-    class Plus(linen.BatchNorm):
-        @linen.compact
-        def __call__(self, x):
-            return x + 1
-
-    fns = adapt(Plus())
-    output, _, _ = phases.forward(fns, *fns.init(KEY, X[:, 0]), X[:, 0], None, KEY)
-    np.testing.assert_array_equal(output, X[:, 0] + 1)
-
-
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.int32])
 def test_the_output_has_the_dtype_that_flax_gives(dtype):
     module, x = linen.BatchNorm(), jnp.ones((4, 2), dtype)
@@ -164,3 +156,69 @@ def test_an_axis_that_the_model_maps_over_is_its_own():
     x, fns = np.nan_to_num(X), adapt(Mapped())
     output = phases.forward(fns, *fns.init(KEY, x), x, None, KEY, StatsAxes(asked=AXIS))[0]
     np.testing.assert_allclose(output, (x - x.mean((0, 1))) / np.sqrt(x.var((0, 1)) + 1e-5), **TOLERANCE)
+
+
+B, T, F = 3, 3, 2  # as many steps as samples: no size tells them apart
+CUBE = np.random.default_rng(0).normal(size=(B, T, F)).astype(np.float32) + np.arange(B)[:, None, None]
+PADDED = np.float32([1, 1, 0])
+
+
+def views(norm, x):
+    first, _ = jnp.split(norm(jnp.concatenate([x, x + 1])), 2)
+    return first
+
+
+BATCH_FIRST = {
+    "as it is": lambda norm, x: norm(x),
+    "within jit": lambda norm, x: norm(jax.jit(jax.nn.relu)(x)),
+    "flattened samples": lambda norm, x: norm(x.reshape(-1, T * F)).reshape(x.shape),
+}
+OTHER = {
+    "time first": lambda norm, x: norm(x.swapaxes(0, 1)).swapaxes(0, 1),
+    "joined": lambda norm, x: norm(x.reshape(-1, F)).reshape(x.shape),
+    "two views": views,
+    "no sample": lambda norm, x: x + norm(jnp.arange(6.0).reshape(1, 3, 2)),
+    "of pairs": lambda norm, x: x + norm(x[:, None] - x[None])[0],
+    "in groups": lambda norm, x: norm(x.reshape(3, -1, T * F)).reshape(x.shape),
+}
+FORMS = BATCH_FIRST | OTHER
+# Shapes with 3 samples and 3 steps hide these in the step; `needs_full_batches` is asked before it.
+SAME_SHAPE = ("time first", "of pairs", "in groups")
+
+
+class Net(linen.Module):
+    form: str
+
+    @linen.compact
+    def __call__(self, x, train=False):
+        return FORMS[self.form](linen.BatchNorm(use_running_average=not train), x)
+
+
+def of(form):
+    fns = adapt(Net(form))
+    return fns, *fns.init(KEY, CUBE)
+
+
+def run(form, x, weight):
+    fns, params, state = of(form)
+    output, _, after = phases.forward(fns, params, state, x, weight, KEY)
+    return np.asarray(output), jax.tree.map(np.asarray, after)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_which_norms_need_full_batches(form):
+    fns, params, state = of(form)
+    assert bool(needs_full_batches(fns, params, state, CUBE, KEY)) is (form in OTHER)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_padding_counts_nowhere_or_gives_no_numbers(form):
+    if form in OTHER:
+        if form not in SAME_SHAPE:
+            assert np.isnan(run(form, CUBE, jnp.asarray(PADDED))[0]).all()
+        # Without padding nothing need be known.
+        (output, state), (expected, after) = run(form, CUBE, jnp.ones(B)), run(form, CUBE, None)
+    else:
+        (output, state), (expected, after) = run(form, CUBE, jnp.asarray(PADDED)), run(form, CUBE[:2], None)
+    np.testing.assert_allclose(output[: len(expected)], expected, rtol=1e-5, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), state, after)
