@@ -14,6 +14,7 @@ import optax
 from jax import lax
 
 from cyxjax.core.step import TrainState
+from cyxjax.core.strategy import step_value
 from cyxjax.core.trees import PyTree, bits_as_keys, keys_as_bits, leaf_names, named_leaves
 from cyxjax.errors import ConfigError, CyxjaxError
 
@@ -110,42 +111,20 @@ def _map_parts(f: Callable[[Any], Any], tree: PyTree, kind: type) -> PyTree:
     return jax.tree.map(f, tree, is_leaf=lambda part: isinstance(part, kind))
 
 
-def with_saved_keys(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`optimizer` whose state holds typed random keys as numbers: checkpoints take those alone."""
+def adapted(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`optimizer` whose state holds typed random keys as numbers, since checkpoints take those alone.
 
-    def init(params: PyTree) -> PyTree:
-        return keys_as_bits(optimizer.init(params))
-
-    def update(grads: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple:
-        updates, state = optimizer.update(grads, bits_as_keys(state), params, **extra)
-        return updates, keys_as_bits(state)
-
-    return type(optimizer)._make((init, update))
-
-
-_HINTS = {  # part of optax's message -> what to use instead
-    "linesearch": "the step has no loss to search along; use optax.lbfgs(lr, linesearch=None).",
-    "reduce_on_plateau": "one of several optimizers gets no loss; use callbacks=[cx.ReduceLROnPlateau()].",
-    "traced array": "a schedule gets a traced step: use jnp.where for `if`, jnp.cos for math.cos.",
-    "scale_by_polyak": "one of several optimizers gets no loss; use optax.adam or another adaptive rule.",
-    "fast": "lookahead needs its own pair of parameters; use optax.contrib.schedule_free or cx.EMA().",
-}
-_ANY = (
-    "the step passes gradients, state and parameters; labels and masks must fit the parameters' tree; "
-    "optax.adamw always fits."
-)
-
-
-def with_explained_errors(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`optimizer`, whose errors are ConfigErrors with one thing to do."""
+    What it raises is a ConfigError.
+    """
 
     def init(params: PyTree) -> PyTree:
         with _explained():
-            return optimizer.init(params)
+            return keys_as_bits(optimizer.init(params))
 
     def update(grads: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple:
         with _explained():
-            return optimizer.update(grads, state, params, **extra)
+            updates, state = optimizer.update(grads, bits_as_keys(state), params, **extra)
+            return updates, keys_as_bits(state)
 
     return type(optimizer)._make((init, update))
 
@@ -154,14 +133,14 @@ def with_explained_errors(optimizer: optax.GradientTransformation) -> optax.Grad
 def _explained() -> Iterator[None]:
     try:
         yield
-    except CyxjaxError:
-        raise
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, NotImplementedError) as err:
-        brief = " ".join(str(err).split())
-        brief = brief if len(brief) < 200 else brief[:200] + "..."
-        hint = next((hint for pattern, hint in _HINTS.items() if pattern in brief), _ANY)
+        if isinstance(err, CyxjaxError):
+            raise
         raise ConfigError(
-            f"the optimizer cannot make a step: {type(err).__name__}: {brief} HINT: {hint}", key="optimizer"
+            f"the optimizer cannot make a step: {type(err).__name__}: {' '.join(str(err).split())} HINT: the "
+            "step passes gradients, state and parameters, and to a single optimizer the loss, but no line to "
+            "search: optax.lbfgs(lr, linesearch=None); labels and masks must fit the parameters' tree.",
+            key="optimizer",
         ) from err
 
 
@@ -173,66 +152,54 @@ def refuse_unless_elementwise(
 ) -> None:
     """Returns if the update of each number depends on the gradients, values and state of this number alone.
 
-    Runs a few updates of small leaves (dimensions of at most 8) that hold one value each: NaN in every second
-    gradient must not reach the others, and a part of a leaf must get the update of the whole leaf.
+    Runs a few updates of small leaves (dimensions of at most 8) that hold one value each. In whole leaves
+    every second gradient is NaN, which must not reach the others; parts of them must get the same updates.
     params: shapes of the real tree. cut: (shape, parts) -> the shape of a part of a leaf of this shape.
     Raises: ConfigError naming a leaf.
     """
     grown = jax.tree.map(lambda p: jax.ShapeDtypeStruct(tuple(3 * n for n in p.shape), p.dtype), params)
     states = [jax.tree.leaves(jax.eval_shape(optimizer.init, tree)) for tree in (params, grown)]
-    if [tuple(3 * n for n in one.shape) for one in states[0]] != [one.shape for one in states[1]]:
-        raise _needs_whole_leaves(comm, "keeps a state that is not shaped like the parameters")
+    same_state = [tuple(3 * n for n in one.shape) for one in states[0]] == [one.shape for one in states[1]]
     small = jax.tree.map(lambda p: jax.ShapeDtypeStruct([min(n, _MAX_DIM) for n in p.shape], p.dtype), params)
-    parts = jax.tree.map(lambda p: jax.ShapeDtypeStruct(cut(p.shape, 2), p.dtype), small)
-    with jax.debug_nans(False):
-        try:
-            (whole, numbers), (part, _) = _updates(optimizer, small), _updates(optimizer, parts)
-        except TypeError as err:  # of jax.lax.scan
-            raise _needs_whole_leaves(comm, "changes the type of its state from step to step") from err
-    if not all(np.array_equal(clean, poisoned, equal_nan=True) for clean, poisoned in numbers):
-        raise _needs_whole_leaves(comm, "keeps a number that depends on whole leaves in its state")
-    for name, one, other in zip(leaf_names(params), whole, part, strict=True):
-        clean, poisoned = one
-        if not np.array_equal(clean[:, ::2], poisoned[:, ::2], equal_nan=True):
-            raise _needs_whole_leaves(comm, f"computes the update of {name!r} from other gradients too")
-        if not np.allclose(clean, clean[:, :1], rtol=1e-5, atol=0, equal_nan=True):
-            raise _needs_whole_leaves(comm, f"treats the places within {name!r} differently")
-        if not np.allclose(clean[:, :1], other[0][:, :1], rtol=1e-5, atol=0, equal_nan=True):
-            raise _needs_whole_leaves(comm, f"depends on the shape of {name!r}")
+    parts, wrong = jax.tree.map(lambda p: jax.ShapeDtypeStruct(cut(p.shape, 2), p.dtype), small), []
+    try:
+        with jax.debug_nans(False), step_value(jnp.ones(2)):
+            whole, states_of_whole = _updates(optimizer, small, 2)
+            part, states_of_part = _updates(optimizer, parts, 1)
+        for name, mine, other in zip(leaf_names(params), whole, part, strict=True):
+            if not np.allclose(mine[:, ::2], other[:, :1], rtol=1e-5, atol=0, equal_nan=True):
+                wrong.append(name)
+        counters = [pair for pair in zip(states_of_whole, states_of_part, strict=False) if pair[1].ndim < 2]
+        same_state &= all(np.array_equal(one, other, equal_nan=True) for one, other in counters)
+    except TypeError:  # of jax.lax.scan: the state changes its type from step to step
+        same_state = False
+    if wrong or not same_state:
+        raise ConfigError(
+            f"comm={comm!r} gives the optimizer a part of each leaf, and this optimizer is not elementwise: "
+            f"{f'its update of {wrong[0]!r}' if wrong else 'its state'} depends on whole leaves. HINT: clip "
+            "with max_grad_norm of the configuration, or use comm='mean', which keeps leaves whole.",
+            key="comm",
+        )
 
 
-def _updates(optimizer: optax.GradientTransformation, shapes: PyTree) -> list[list[np.ndarray]]:
-    """By leaf, (2, steps, size): updates for gradients of one value, and with NaN in every second.
+def _updates(optimizer: optax.GradientTransformation, shapes: PyTree, every: int) -> PyTree:
+    """(updates (steps, size) by leaf, leaves of the state (steps, ...)), for gradients of one value a leaf.
 
-    Then the same of the state's scalars, (2, steps).
+    Of the places of a leaf only each `every`-th has it; the gradients of others are NaN.
     """
-    values = [0.3 + 0.1 * (i % 7) for i in range(len(jax.tree.leaves(shapes)))]  # another one for each leaf
-    values = jax.tree.unflatten(jax.tree.structure(shapes), values)
-    params = jax.tree.map(lambda p, value: jnp.full(p.shape, value, p.dtype), shapes, values)
+    leaves, structure = jax.tree.flatten(shapes)
+    values = [0.3 + 0.1 * (i % 7) for i in range(len(leaves))]  # another one for each leaf
+    params = [jnp.full(p.shape, value, p.dtype) for p, value in zip(leaves, values, strict=True)]
+    params = jax.tree.unflatten(structure, params)
 
     def poisoned(p: jax.Array) -> jax.Array:
-        return jnp.where((jnp.arange(p.size) % 2).reshape(p.shape) == 1, jnp.nan, p).astype(p.dtype)
+        return jnp.where((jnp.arange(p.size) % every).reshape(p.shape) > 0, jnp.nan, p).astype(p.dtype)
 
-    def run(grads: PyTree) -> PyTree:
-        def step(state: PyTree, _: None) -> tuple[PyTree, PyTree]:
-            updates, state = optimizer.update(grads, state, params)
-            scalars = [leaf for leaf in jax.tree.leaves(keys_as_bits(state)) if not leaf.shape]
-            return state, (jax.tree.map(lambda u: u.reshape(-1), updates), scalars)
+    def step(state: PyTree, _: None) -> tuple[PyTree, PyTree]:
+        updates, state = optimizer.update(jax.tree.map(poisoned, params), state, params)
+        return state, (
+            [u.reshape(-1) for u in jax.tree.leaves(updates)],
+            jax.tree.leaves(keys_as_bits(state)),
+        )
 
-        return lax.scan(step, optimizer.init(params), length=_STEPS)[1]
-
-    run = jax.jit(run)
-    both = jax.device_get([run(grads) for grads in (params, jax.tree.map(poisoned, params))])
-    return [
-        [np.stack(pair) for pair in zip(*map(jax.tree.leaves, each), strict=True)]
-        for each in zip(*both, strict=True)
-    ]
-
-
-def _needs_whole_leaves(comm: str, what: str) -> ConfigError:
-    return ConfigError(
-        f"comm={comm!r} gives the optimizer a part of each leaf, and this optimizer is not elementwise: it "
-        f"{what}. HINT: clip with max_grad_norm of the configuration, or use comm='mean', which keeps leaves "
-        "whole.",
-        key="comm",
-    )
+    return jax.device_get(jax.jit(lambda: lax.scan(step, optimizer.init(params), length=_STEPS)[1])())

@@ -17,7 +17,7 @@ from cyxjax.core.model.augment import Augment, with_augment
 from cyxjax.core.model.lora import ADAPTERS, with_frozen, with_lora
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.split_check import SplitCheck, split_check
-from cyxjax.core.optimizer import with_explained_errors, with_saved_keys
+from cyxjax.core.optimizer import adapted
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.sentinel import Sentinel, build_sentinel
 from cyxjax.core.step import Batch, TrainState, build_init, state_spec
@@ -97,8 +97,7 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
     fns = with_augment(fns, recipe.augment)  # before anything is cast: it sees what the data hold
 
     def around(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        optimizer = with_schedule(with_explained_errors(optimizer), factor)
-        return with_saved_keys(composite.around(recipe.callbacks, optimizer))
+        return adapted(composite.around(recipe.callbacks, with_schedule(optimizer, factor)))
 
     groups = [group._replace(optimizer=around(group.optimizer)) for group in with_loss_value(given)]
     shapes = lambda: jax.eval_shape(fns.init, jax.random.key(0), inputs)[0]  # noqa: E731

@@ -12,7 +12,7 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.core.mesh import PER_REPLICA, build_mesh
-from cyxjax.core.optimizer import with_explained_errors
+from cyxjax.core.optimizer import adapted
 from cyxjax.core.replica import by_spec, from_replica, sync_map, to_replica
 from cyxjax.core.step import init_state, state_spec
 from cyxjax.errors import ConfigError
@@ -156,7 +156,7 @@ SHAPES = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.float32), p
 def sync_of(comm, make):
     """The strategy around a rule, whose update is traced as in a step. Raises: ConfigError."""
     sync, mesh = (
-        build_sync(comm, with_explained_errors(make()), STRATEGIES[comm].usual, params=lambda: SHAPES),
+        build_sync(comm, adapted(make()), STRATEGIES[comm].usual, params=lambda: SHAPES),
         build_mesh(jax.devices()[:2]),
     )
     state = init_state(sync, mesh, params(0.1), {}, 0)
@@ -227,7 +227,7 @@ def test_a_rule_on_parts_makes_the_steps_it_makes_on_whole_leaves(name):
 
 
 # With `mean` (the row of a typed key, below) and refused by a fit (the last test): lamb, muon, noisy_sgd.
-SOME = {"multi_steps"}, {"masked by shape", "noisy_sgd"}, {"masked by shape"}
+SOME = {"multi_steps"}, {"masked by shape", "noisy_sgd", "rate in a vector"}, {"masked by shape"}
 
 
 @pytest.mark.parametrize(
