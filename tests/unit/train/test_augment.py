@@ -1,7 +1,6 @@
 """Augmentation on the device: a sample's draws are its own, whoever computes it and wherever a run begins."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -118,8 +117,6 @@ def test_several_are_done_in_turn_each_with_its_own_key():
 @pytest.mark.parametrize(
     ("augment", "said"),
     [
-        (lambda key, x: x[1:], r"float32\[7,8,3\] .*float32\[8,8,3\]"),
-        (lambda key, x: (x * 255).astype(jnp.uint8), r"uint8\[8,8,3\] .*float32\[8,8,3\]"),
         (lambda key, x: x + np.random.rand(), r"jax\.random\.uniform"),
         (lambda key, x: x + np.random.rand(*x.shape).astype(np.float32), r"jax\.random\.uniform"),
     ],
