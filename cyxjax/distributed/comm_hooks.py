@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from cyxjax.core.mesh import REPLICATED
 from cyxjax.core.strategy import Reducer, Sync
 from cyxjax.errors import ConfigError
-from cyxjax.sync.coded_mean import RESIDUAL_SPEC
-from cyxjax.sync.compressed import cast_reducer
+from cyxjax.sync.compressed import RESIDUAL_SPEC, cast_reducer
 from cyxjax.sync.mean import mean_reducer
 from cyxjax.sync.power_sgd import POWER_SGD_SPEC, power_sgd_reducer
 

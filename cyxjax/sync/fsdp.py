@@ -21,7 +21,6 @@ from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.optimizer import refuse_unless_elementwise
 from cyxjax.core.strategy import Stepped, Sync
 from cyxjax.core.trees import PyTree
-from cyxjax.errors import ConfigError
 from cyxjax.sync import zero1
 from cyxjax.sync.entry import Exchange, Strategy
 
@@ -38,14 +37,12 @@ def fsdp(
 
     regather: backward gathers again, so that nothing whole lives from forward to backward. Without it whole
     parameters live through a step and the bytes are those of `mean` (ZeRO-2). Optimizers, max_grad_norm and
-    params, the shapes of the tree to be trained: as `zero1`; without params no leaf can be made whole.
+    params, the shapes of the tree to be trained: as `zero1`, but never None.
     State: parameters and what the optimizer shapes like them are rows of ceil(size / R) values per replica.
-    Raises: ConfigError for a rule that looks at whole leaves or at their norm, and without params.
+    Raises: ConfigError for a rule that looks at whole leaves or at their norm.
     Where the model computes in 16 bits, parameters travel in them and gradients are added up in float32.
     Source: Rajbhandari et al. 2020, arXiv:1910.02054; Zhao et al. 2023, arXiv:2304.11277.
     """
-    if params is None:
-        raise ConfigError("fsdp must know the shapes of the parameters. HINT: build_sync(..., params=...).")
     refuse_unless_elementwise(optimizer, params, zero1.part_shape, "fsdp")
 
     def init(params: PyTree) -> PyTree:

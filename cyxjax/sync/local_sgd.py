@@ -48,7 +48,9 @@ def local_sgd(optimizer: optax.GradientTransformation, every: int = 8) -> Sync:
 def check_every(every: int) -> None:
     """Raises: ConfigError unless `every` is a number of steps."""
     if every < 1:
-        raise ConfigError(f"every={every}: expected a number of local steps, 1 or more. HINT: every=8.")
+        raise ConfigError(
+            f"every={every}: expected a number of local steps, 1 or more. HINT: every=8.", key="comm_options"
+        )
 
 
 def local_step(
@@ -95,14 +97,9 @@ def diloco(
 
     `every=1` with outer_lr=1, outer_momentum=0 and plain SGD inside is `mean`. Clipping by norm sees the
     local gradient. Evaluation sees the mean of the replicas' parameters.
-    Source: Douillard et al. 2023, arXiv:2311.08105. Raises: ConfigError for values out of range.
+    Source: Douillard et al. 2023, arXiv:2311.08105. Raises: ConfigError for `every` below 1.
     """
     check_every(every)
-    if not outer_lr > 0 or not 0 <= outer_momentum < 1:
-        raise ConfigError(
-            f"outer_lr={outer_lr}, outer_momentum={outer_momentum}: expected a positive rate and a momentum "
-            "in [0, 1). HINT: 0.7 and 0.9, as published."
-        )
     outer_sgd = optax.sgd(outer_lr, outer_momentum or None, nesterov=bool(outer_momentum))
 
     def init(params: PyTree) -> DilocoState:

@@ -13,7 +13,6 @@ from cyxjax.core.mesh import AXIS
 from cyxjax.core.replica import pmean
 from cyxjax.core.strategy import Reducer, Sync, reduce_then
 from cyxjax.core.trees import PyTree
-from cyxjax.errors import ConfigError
 from cyxjax.sync.entry import Exchange, Strategy
 
 
@@ -34,10 +33,7 @@ def bucketed_reducer(bucket_size_mb: float = 25.0) -> Reducer:
 
     Stateless. Each bucket is one flat buffer and holds whole leaves, so a larger leaf is a bucket alone. On
     GPU `mean` has buckets without this: the option xla_gpu_all_reduce_combine_threshold_bytes.
-    Raises: ConfigError unless the size is positive.
     """
-    if not bucket_size_mb > 0:
-        raise ConfigError(f"bucket_size_mb={bucket_size_mb}: expected a positive size. HINT: 25, as in DDP.")
 
     def update(grads: PyTree, params: PyTree = None) -> PyTree:
         del params

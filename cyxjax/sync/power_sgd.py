@@ -44,17 +44,17 @@ def power_sgd_reducer(
     A leaf (..., m) is a matrix of m columns. It is compressed if n * m > min_compression * rank * (n + m).
     start_iter: so many plain means first, while gradients turn fast. warm_start: go on from the last Q
     rather than from a random one. State: PowerSgdState (spec POWER_SGD_SPEC).
-    Raises: ConfigError for numbers out of range, and at init if no leaf is worth compressing.
+    Raises: ConfigError, at init, if no leaf is worth compressing, or there is no rank to compress to.
     """
-    if rank < 1 or start_iter < 0 or min_compression < 0:
-        raise ConfigError(
-            f"power_sgd: rank={rank}, start_iter={start_iter}, min_compression={min_compression}; expected "
-            "rank of 1 or more and none below 0. HINT: rank=4."
-        )
 
     def init(params: PyTree) -> PowerSgdState:
         chosen = compressible(params, rank, min_compression)
-        _refuse_none(chosen, params, rank)
+        if not chosen or rank < 1:
+            shapes = sorted({tuple(leaf.shape) for leaf in jax.tree.leaves(params)})
+            raise ConfigError(
+                f"power_sgd with rank={rank} would compress no leaf of this model (shapes {shapes}). "
+                "HINT: a lower rank, but 1 or more, or min_compression, or comm='bf16'."
+            )
         error = {name: jnp.zeros(shape, jnp.float32) for name, shape in chosen.items()}
         start = {name: _random_q(name, (m, min(rank, n, m)), 0) for name, (n, m) in chosen.items()}
         return PowerSgdState(jnp.int32(0), error, start)
@@ -130,15 +130,6 @@ def compressible(params: PyTree, rank: int, min_compression: float) -> dict[str,
         if n * m > min_compression * min(rank, n, m) * (n + m):
             found[name] = (n, m)
     return found
-
-
-def _refuse_none(chosen: dict[str, Any], params: PyTree, rank: int) -> None:
-    if not chosen:
-        shapes = sorted({tuple(leaf.shape) for leaf in jax.tree.leaves(params)})
-        raise ConfigError(
-            f"power_sgd with rank={rank} would compress no leaf of this model (shapes {shapes}). "
-            "HINT: a lower rank or min_compression, or comm='bf16'."
-        )
 
 
 def _fresh(state: PowerSgdState) -> dict[str, jax.Array]:

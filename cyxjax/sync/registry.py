@@ -39,21 +39,13 @@ def build_sync(
     if params is not None and entry.cuts_leaves:
         given["params"] = params()
     try:
-        sync = entry.make(optimizer, **given)
-    except ConfigError as err:
-        raise ConfigError(str(err), key=err.key or "comm_options") from err
+        return entry.make(optimizer, **given)
     except TypeError as err:
         raise ConfigError(
             f"comm_options={dict(options or {})} do not suit comm={name!r}: {err}. "
             f"HINT: see `help(cyxjax.sync.{name})`.",
             key="comm_options",
         ) from err
-    if not isinstance(sync, Sync):
-        raise ConfigError(
-            f"comm={name!r} gave a {type(sync).__name__}, expected a Sync. HINT: see cyxjax/sync/mean.py.",
-            key="comm",
-        )
-    return sync
 
 
 def _clipping(optimizer: optax.GradientTransformation, max_norm: float) -> optax.GradientTransformation:
