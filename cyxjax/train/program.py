@@ -9,7 +9,6 @@ import optax
 from jax.sharding import Mesh
 
 from cyxjax.core.evaluation import build_consensus, build_predict_step
-from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import PerExample
 from cyxjax.core.memory import with_offload, with_remat
 from cyxjax.core.metrics import Metrics
@@ -18,7 +17,7 @@ from cyxjax.core.model.lora import ADAPTERS, with_frozen, with_lora
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.split_check import SplitCheck, split_check
 from cyxjax.core.optimizer import adapted
-from cyxjax.core.precision import parse_policy, with_policy
+from cyxjax.core.precision import parse_policy, skip_nonfinite, with_loss_scale, with_policy
 from cyxjax.core.sentinel import Sentinel, build_sentinel
 from cyxjax.core.step import Batch, TrainState, build_init, state_spec
 from cyxjax.core.strategy import Sync

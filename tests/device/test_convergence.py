@@ -9,16 +9,14 @@ import pytest
 from flax import linen
 
 from cyxjax.core.evaluation import build_consensus, build_predict_step
-from cyxjax.core.loss_scale import skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import build_mesh, put_rows
 from cyxjax.core.model.adapter import adapt
-from cyxjax.core.precision import parse_policy, with_policy
+from cyxjax.core.precision import parse_policy, skip_nonfinite, with_loss_scale, with_policy
 from cyxjax.core.step import build_train_step, init_state
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.catalog import load_digits
 from cyxjax.data.order import Order
-from cyxjax.errors import ConfigError
 from cyxjax.sync.registry import STRATEGIES, build_sync
 from tests.support.models import put
 
@@ -101,13 +99,3 @@ def test_a_batch_of_nans_is_left_out():
     found, skipped = accuracy(wrap=skip_nonfinite, spoil=spoil)
     assert skipped == 1
     assert found > plain() - MARGIN
-
-
-def test_a_policy_in_parts_and_unknown_ones():
-    mixed = parse_policy("params=float32,compute=float16,output=float32")
-    assert mixed == parse_policy("float16")
-    assert mixed.needs_loss_scale
-    assert not parse_policy("bfloat16").needs_loss_scale
-    for text in ("float8", "params=float32,compte=float16", "bf16"):
-        with pytest.raises(ConfigError, match=f"precision={text!r}"):
-            parse_policy(text)

@@ -10,8 +10,8 @@ import optax
 import pytest
 
 from cyxjax.core import exchange, replica
-from cyxjax.core.loss_scale import with_loss_scale
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, build_mesh
+from cyxjax.core.precision import with_loss_scale
 from cyxjax.core.replica import sync_map
 from cyxjax.observe.compiled_plan import collectives
 from cyxjax.sync.mean import mean
@@ -105,15 +105,6 @@ def test_an_average_now_and_then_is_one_array_too(joining):
     alone = Alone(built("local_sgd", optax.sgd(0.1), {"every": 2}), 2)
     hlo = alone.update.lower(alone.state, random_grads(2, 0)).compile().as_text()
     assert [(s.in_branch, s.num_arrays) for s in collectives(hlo)] == [(True, 1)]
-
-
-def test_a_forgotten_sum_is_refused_as_without(joining):
-    forgets = optax.stateless(lambda grads, _: {**jax.lax.pmean(grads, AXIS), "gain": grads["gain"]})
-    from cyxjax.core.strategy import reduce_then
-
-    alone = Alone(reduce_then(forgets, optax.sgd(0.1)), 2)
-    with pytest.raises(ValueError, match="out_specs"):
-        alone.step(random_grads(2, 0))
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import numpy as np
 import optax
 import pytest
 
-from cyxjax.core.loss_scale import with_loss_scale
 from cyxjax.core.portable import Share, placed, stored_shapes, to_portable
+from cyxjax.core.precision import with_loss_scale
 from cyxjax.core.trees import leaf_names
 from cyxjax.sync.registry import build_sync
 from tests.device.test_sync_contract import LR, USUAL, adaptive

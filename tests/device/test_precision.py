@@ -8,9 +8,9 @@ import pytest
 from flax import linen
 
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.loss_scale import all_finite, skip_nonfinite, with_loss_scale
 from cyxjax.core.losses import CrossEntropyLoss, MSELoss
 from cyxjax.core.mesh import AXIS
+from cyxjax.core.precision import all_finite, parse_policy, skip_nonfinite, with_loss_scale
 from cyxjax.errors import ConfigError
 from cyxjax.models.gpt import GPT
 from cyxjax.sync.registry import STRATEGIES
@@ -78,6 +78,12 @@ def test_mean_of_the_rest_is_not_taken():
     wanted = jax.tree.map(np.subtract, params(), mean_of(grads))
     jax.tree.map(np.testing.assert_array_equal, alone.step(grads).copies()[1], wanted)
     assert jnp.isfinite(alone.state.params["gain"])
+
+
+def test_a_policy_in_parts():
+    mixed = parse_policy("params=float32,compute=float16,output=float32")
+    assert mixed == parse_policy("float16")
+    assert (mixed.needs_loss_scale, parse_policy("bfloat16").needs_loss_scale) == (True, False)
 
 
 def flax():
