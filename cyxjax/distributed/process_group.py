@@ -91,10 +91,10 @@ def init(
     if chosen == "gloo":
         pages.use(processes_here=topology.local_world_size)
 
-    from cyxjax.core.exact import repeatable
+    from cyxjax.core.exact.calls import heed
     from cyxjax.core.mesh import build_mesh, local_replicas  # only now may jax start
 
-    repeatable.heed(here().get("XLA_FLAGS", ""))
+    heed(here().get("XLA_FLAGS", ""))
     with translated():
         mesh = build_mesh()
     processes = len({device.process_index for device in mesh.devices.flat})

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from cyxjax.core.exact.repeatable import must_repeat
+from cyxjax.core.exact.calls import must_repeat
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.models.config import Count, Rate
 from cyxjax.models.networks import Network

@@ -7,20 +7,53 @@ is must not depend on the layout either. It is read off the program of a part an
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 from jax import lax
 from jax.extend.core import Jaxpr, subjaxprs
 
-from cyxjax.core.exact.repeatable import OPTIONS, repeatable
 from cyxjax.core.trees import PyTree
 
 _LOOP_BYTES = 64 << 20
 """What a loop may hold, for all parts at once. An MLP of 2.9 M parameters gained nothing by it at 93 MB; one
 of 0.2 M took half the time, for its calls cost as much as its products (`scripts/bench/exact.py`)."""
 _SLOW_IN_LOOPS = frozenset({"conv_general_dilated"})  # 10 to 30 times, on a CPU (jaxlib 0.10.2)
+
+OPTIONS = {"xla_gpu_deterministic_ops": True}
+"""For the compiler: no sums by atomic additions, and no kernels chosen by timing them."""
+
+_ASKING = (*OPTIONS, "xla_gpu_exclude_nondeterministic_ops")
+_here: ContextVar[bool] = ContextVar("repeatable", default=False)
+_everywhere = False
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """What is traced inside will be compiled with `OPTIONS`."""
+    token = _here.set(True)
+    try:
+        yield
+    finally:
+        _here.reset(token)
+
+
+def heed(flags: str) -> None:
+    """Whether `flags` (XLA_FLAGS) ask for repeatable programs, for all that this process traces."""
+    global _everywhere
+    values = dict(flag.lstrip("-").partition("=")[::2] for flag in flags.split())
+    _everywhere = any(values.get(name, "false").lower() not in ("false", "0") for name in _ASKING)
+
+
+def must_repeat() -> bool:
+    """Whether what is traced now must be deterministic; then no kernel without that property may be chosen.
+
+    cuDNN's attention cannot, and XLA of jax 0.11.2 then ends with an IndexError of its own.
+    """
+    return _everywhere or _here.get()
 
 
 class Part(NamedTuple):
@@ -36,19 +69,13 @@ Parts = Part
 """Neighbouring parts, k of them: leaves have one more dimension in front, number (k,) and so on."""
 
 
-class Made(Protocol):
-    """What the parts of a device came to; a pytree."""
-
-    def of(self, numbers: range) -> Sequence[PyTree]:
-        """A tree for each part. numbers: those of the device."""
-
-
 class Apart(NamedTuple):
     """From a call for each part."""
 
     trees: list[PyTree]
 
     def of(self, numbers: range) -> Sequence[PyTree]:
+        """A tree for each part. numbers: those of the device."""
         del numbers
         return self.trees
 
@@ -62,19 +89,12 @@ class Stacked(NamedTuple):
         return [jax.tree.map(lambda leaf, n=n: leaf[n], self.rows) for n in numbers]
 
 
-class Calls(Protocol):
-    """(states, parts, total) -> what they came to; states, parts and the result by device."""
-
-    name: str
-
-    def __call__(self, states: Sequence[Any], parts: Sequence[Parts], total: Any) -> list[Any]: ...
-
-    def lower(self, state: Any, parts: Parts, total: Any) -> jax.stages.Lowered:
-        """The program, for the device of `state`."""
+Made: TypeAlias = Apart | Stacked
+"""What the parts of a device came to; a pytree."""
 
 
 class EachAlone:
-    """A call for each part."""
+    """A call for each part: (states, parts, total) -> what they came to; all but `total` by device."""
 
     name = "each alone"
 
@@ -159,10 +179,10 @@ class PartProgram:
     def __init__(self, function: Callable, threads: int | None, num_parts: int):
         self._function, self._threads, self._num_parts = function, threads, num_parts
         self.alone = jax.jit(named(function, threads), compiler_options=OPTIONS)
-        self._calls: Calls | None = None
+        self._calls: EachAlone | InALoop | None = None
         self._compiled = False
 
-    def way(self, state: Any, parts: Parts, total: Any) -> Calls:
+    def way(self, state: Any, parts: Parts, total: Any) -> EachAlone | InALoop:
         """How they are computed; shapes alone are looked at."""
         if self._calls is None:
             traced = self.alone.trace(state, row(parts, 0), total)

@@ -23,8 +23,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, step_key
 from cyxjax.core.evaluation import EvalState, infer, score, to_evaluate
-from cyxjax.core.exact.calls import Made, Part, PartProgram, Parts, compile_together, named
-from cyxjax.core.exact.repeatable import OPTIONS
+from cyxjax.core.exact.calls import OPTIONS, Made, Part, PartProgram, Parts, compile_together, named
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import AXIS, REPLICATED, local_replicas
 from cyxjax.core.metrics import Metrics

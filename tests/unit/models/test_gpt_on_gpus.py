@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cyxjax.core.exact import repeatable
+from cyxjax.core.exact.calls import heed, must_repeat, repeatable
 from cyxjax.models import gpt
 from cyxjax.models.registry import get_model
 
@@ -50,7 +50,7 @@ def test_long_texts_in_half_precision_take_cudnns_attention_on_a_gpu(
     monkeypatch.setattr(gpt, "_has_cudnns_attention", lambda: True)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, *_, **how: asked.append(how) or q)
-    with repeatable.repeatable() if repeats else nullcontext():
+    with repeatable() if repeats else nullcontext():
         gpt._attend_here(*[jnp.zeros((1, places, 2, width), dtype)] * 3)
     assert asked == [{"is_causal": True, "implementation": by}]
 
@@ -67,10 +67,10 @@ def test_long_texts_in_half_precision_take_cudnns_attention_on_a_gpu(
 )
 def test_flags_that_ask_for_repeatable_programs_are_heeded(flags, asked):
     try:
-        repeatable.heed(flags)
-        assert repeatable.must_repeat() == asked
+        heed(flags)
+        assert must_repeat() == asked
     finally:
-        repeatable.heed("")
+        heed("")
 
 
 @pytest.mark.parametrize(
