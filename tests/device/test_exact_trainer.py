@@ -1,6 +1,5 @@
 """`reproducibility: exact` through the trainer: what changes a run's course does so alike on any devices."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -9,7 +8,7 @@ from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError
 from cyxjax.train.trainer import DistributedTrainer
 from tests.device.test_exact import numbers_are_promoted  # noqa: F401 (a fixture for every test here)
-from tests.support.exact import GLOBAL_BATCH, Problem, config, digest, problem
+from tests.support.exact import GLOBAL_BATCH, Problem, bits, config, problem
 from tests.support.trainers import use_devices
 
 POISONED = GLOBAL_BATCH + 5  # a sample; which step meets it the order says
@@ -42,17 +41,6 @@ def fit(trainer: DistributedTrainer, one: Problem, data=None, **options) -> None
     # Other answers than in training: what is learned makes the loss worse, and stops early.
     val = ArrayDataset(one.data.inputs[:VAL], (one.data.targets[:VAL] + 1) % 10)
     trainer.fit(data or one.data, val, config=config(**quiet | options))
-
-
-def bits(trainer: DistributedTrainer) -> dict[str, str]:
-    """Digests of what the trainer hands out, trains on with, and tells."""
-    told = trainer.history
-    curves = (told.train_losses, told.train_accuracies, told.val_losses, told.val_accuracies, told.metrics)
-    return {
-        "values": digest(trainer.values),
-        "state": digest(jax.tree.map(np.asarray, trainer.state)),
-        "curves": repr(curves),
-    }
 
 
 def alike(one: Problem, *, devices=(1, 2), **options) -> DistributedTrainer:

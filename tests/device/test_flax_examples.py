@@ -32,34 +32,8 @@ def of_sequences(output, target):
     return ce(logits, target["tokens"][:, 1:]), steps.astype(jnp.float32)
 
 
-def proximal(output, target):
-    """ppo's clipped surrogate, value error and entropy bonus, a value a sample."""
-    log_p, value = output
-    mine = jnp.take_along_axis(log_p, target["action"][:, None], 1)[:, 0]
-    ratio = jnp.exp(mine - target["log_prob"])
-    clipped = jnp.clip(ratio, 0.8, 1.2) * target["advantage"]
-    entropy = -(jnp.exp(log_p) * log_p).sum(-1)
-    gap = jnp.square(target["return"] - value[:, 0])
-    return -jnp.minimum(ratio * target["advantage"], clipped) + 0.5 * gap - 0.01 * entropy
-
-
-PLACES = np.tile(np.arange(ex.LENGTH, dtype=np.int32), (SAMPLES, 1))
-CAUSAL = np.tril(np.ones((ex.LENGTH, ex.LENGTH), bool))[None] & (TOKENS > 1)[:, None]
-ROLLOUT = {
-    "action": LABELS,
-    "log_prob": np.full(SAMPLES, -1.0, np.float32),
-    "advantage": rng.normal(size=SAMPLES).astype(np.float32),
-    "return": rng.normal(size=SAMPLES).astype(np.float32),
-}
 EXAMPLES = {
     "imagenet": (ex.ResNet, IMAGES, LABELS, cx.CrossEntropyLoss()),
-    "gemma": (
-        lambda: ex.Gemma(rngs=nnx.Rngs(0)),
-        {"last_tokens": TOKENS, "positions": PLACES, "attention_mask": CAUSAL, "cache": None},
-        np.where(TOKENS == 1, 0, TOKENS),
-        cx.Task.language(ignore_index=0, output=0),
-    ),
-    "ppo": (ex.ActorCritic, rng.integers(0, 256, (SAMPLES, 8, 8, 2), np.uint8), ROLLOUT, proximal),
     "seq2seq": (
         ex.Seq2seq,
         (ex.one_hot(TOKENS), ex.one_hot(TOKENS[:, ::-1])),
@@ -77,7 +51,7 @@ EXAMPLES = {
 }
 
 
-SLOW = ("gemma", "ppo", "lm1b, packed", "seq2seq", "ogbg")
+SLOW = ("lm1b, packed", "seq2seq", "ogbg")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in EXAMPLES])

@@ -154,3 +154,14 @@ def prepared(
 def digest(tree: Any) -> str:
     leaves = (np.asarray(leaf) for leaf in jax.tree.leaves(tree))
     return hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
+
+
+def bits(trainer: Any) -> dict[str, str]:
+    """Digests of what the trainer hands out, trains on with, and tells."""
+    told = trainer.history
+    curves = (told.train_losses, told.train_accuracies, told.val_losses, told.val_accuracies, told.metrics)
+    return {
+        "values": digest(trainer.values),
+        "state": digest(jax.tree.map(np.asarray, trainer.state)),
+        "curves": repr(curves),
+    }

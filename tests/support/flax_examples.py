@@ -57,56 +57,6 @@ class ResNet(nn.Module):
         return jnp.asarray(nn.Dense(CLASSES, dtype=self.dtype)(jnp.mean(x, axis=(1, 2))), self.dtype)
 
 
-class RMSNorm(nnx.Module):
-    def __init__(self, dim: int, *, rngs: nnx.Rngs):
-        self.scale = nnx.Param(nnx.initializers.zeros_init()(rngs.params(), dim))
-
-    def __call__(self, x):
-        return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * (1 + self.scale[...])
-
-
-class Gemma(nnx.Module):
-    """gemma (nnx): tokens, positions and a mask by position; the embedding decodes too."""
-
-    def __init__(self, *, width: int = 8, rngs: nnx.Rngs):
-        self.embed = nnx.Embed(VOCAB, width, rngs=rngs)
-        self.before, self.after = RMSNorm(width, rngs=rngs), RMSNorm(width, rngs=rngs)
-        self.qkv = nnx.Param(nnx.initializers.normal(0.2)(rngs.params(), (3, 2, width, width // 2)))
-        self.out = nnx.Einsum("BTNH,NHD->BTD", (2, width // 2, width), rngs=rngs)
-        self.gate, self.up = (nnx.Linear(width, 2 * width, use_bias=False, rngs=rngs) for _ in range(2))
-        self.down = nnx.Linear(2 * width, width, use_bias=False, rngs=rngs)
-
-    def __call__(self, last_tokens, positions, cache, attention_mask):
-        x = self.embed(last_tokens) * jnp.sqrt(8.0)
-        q, k, v = jnp.einsum("BTD,SNDH->SBTNH", self.before(x), self.qkv[...])
-        turn = positions[..., None, None] / 10.0 ** jnp.arange(q.shape[-1] // 2)
-        q, k = (self._turned(one, turn) for one in (q, k))
-        logits = jnp.einsum("BTNH,BSNH->BTNS", q, k)
-        logits = jnp.where(attention_mask[:, :, None], logits, -2.3819763e38)
-        x = x + self.out(jnp.einsum("BTNS,BSNH->BTNH", jax.nn.softmax(logits, -1), v))
-        h = self.after(x)
-        x = x + self.down(nnx.gelu(self.gate(h)) * self.up(h))
-        return self.embed.attend(x), cache
-
-    def _turned(self, x, angle):
-        a, b = jnp.split(x, 2, -1)
-        sin, cos = jnp.sin(angle), jnp.cos(angle)
-        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
-
-
-class ActorCritic(nn.Module):
-    """ppo: log-probabilities and a value; bytes of frames come in."""
-
-    num_outputs: int = CLASSES
-
-    @nn.compact
-    def __call__(self, x):
-        x = x.astype(jnp.float32) / 255.0
-        x = nn.relu(nn.Conv(features=4, kernel_size=(3, 3), strides=(2, 2), name="conv1")(x))
-        x = nn.relu(nn.Dense(features=8, name="hidden")(x.reshape((x.shape[0], -1))))
-        return nn.log_softmax(nn.Dense(self.num_outputs, name="logits")(x)), nn.Dense(1, name="value")(x)
-
-
 class Vae(nn.Module):
     """vae: the key is an argument; a tuple comes out."""
 
