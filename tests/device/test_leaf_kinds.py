@@ -8,10 +8,9 @@ import pytest
 from flax import linen
 
 import cyxjax as cx
-from cyxjax.core.mesh import PER_REPLICA, REPLICATED, build_mesh, put_replicated
+from cyxjax.core.mesh import PER_REPLICA, REPLICATED, build_mesh
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.replica import model_map, psum, sync_map
-from cyxjax.core.sentinel import build_heal
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import FEATURES, Line, X, config, use_devices
 from tests.support.trainers import own_group as own_group
@@ -82,16 +81,6 @@ def test_an_optimizer_s_random_key_is_saved_and_goes_on(tmp_path):
     with jax.numpy_dtype_promotion("standard"):  # optax's own noise is drawn so
         whole, cut = after("whole", 2), after("cut", 1, 2)
     jax.tree.map(np.testing.assert_array_equal, whole, cut)
-
-
-def test_a_sentinel_sees_and_heals_complex_numbers_and_keys():
-    mesh = build_mesh(jax.devices()[:2])
-    tree = {"c": jax.lax.complex(jnp.arange(3.0), jnp.ones(3)), "k": jax.random.key(5)}
-    placed = jax.tree.map(lambda a: jax.device_put(a, jax.NamedSharding(mesh, REPLICATED)), tree)
-    sources = put_replicated(mesh, np.array([1, 0], np.int32))
-    healed = build_heal(mesh, REPLICATED)(placed, sources)
-    assert (healed["c"] == tree["c"]).all()
-    assert (jax.random.key_data(healed["k"]) == jax.random.key_data(tree["k"])).all()
 
 
 @pytest.mark.parametrize("to_map", [model_map, sync_map])

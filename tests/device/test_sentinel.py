@@ -40,14 +40,17 @@ def test_every_bit_of_every_dtype_shows_and_heals(dtype):
     mesh = build_mesh(jax.devices()[:4])
     value = jnp.arange(6).astype(dtype).reshape(2, 3)
     fingerprints, heal = build_fingerprints(mesh, P()), build_heal(mesh, P())
-    tree = {"a": replicated(mesh, value), "b": replicated(mesh, jnp.array([True, False]))}
+    tree = {"a": value, "b": jnp.array([True, False]), "key": jax.random.key(5)}
+    tree = {name: replicated(mesh, leaf) for name, leaf in tree.items()}
     assert differences(np.asarray(fingerprints(tree)), replicated_names(tree, P())) == []
     for bit in range(value.dtype.itemsize * 8):
         broken = tree | {"a": flip(tree["a"], replica=2, bit=bit, element=5)}
         (found,) = differences(np.asarray(fingerprints(broken)), replicated_names(tree, P()))
         assert found == ("a", (2,), 0)
-    healed = heal(broken, np.array([0, 3], np.int32))
+    healed = heal(broken, np.array([0, 3, 1], np.int32))
     assert differences(np.asarray(fingerprints(healed)), replicated_names(tree, P())) == []
+    for one in (healed, tree):
+        one["key"] = jax.random.key_data(one["key"])
     for name in tree:
         assert np.asarray(healed[name]).tobytes() == np.asarray(tree[name]).tobytes()
 

@@ -5,13 +5,11 @@ import importlib.util
 from pathlib import Path
 
 import jax
-import numpy as np
 import optax
 import pytest
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import CrossEntropyLoss
-from cyxjax.core.mesh import build_mesh
 from cyxjax.data.catalog import load_dataset
 from cyxjax.distributed import process_group
 from cyxjax.train.trainer import DistributedTrainer
@@ -47,12 +45,6 @@ def test_it_gives_the_trainer_s_losses(script, replicas, tmp_path):
     losses, test = script.train(mesh, epochs=2)
     assert losses == history.train_losses
     assert (test["loss"], test["accuracy"]) == trainer.evaluate(digits.test)
-
-
-def test_one_replica_and_four_agree_to_rounding(script):
-    one, _ = script.train(build_mesh(jax.devices()[:1]), epochs=1)
-    four, _ = script.train(build_mesh(jax.devices()[:4]), epochs=1)
-    np.testing.assert_allclose(one, four, rtol=1e-5)  # sums of 64 terms in another order
 
 
 def test_it_is_one_page_of_core_and_data():
