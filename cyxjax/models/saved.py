@@ -4,9 +4,14 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any, NamedTuple
 
+import jax
+
+from cyxjax.core.model.adapter import adapt
+from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.errors import ConfigError
 from cyxjax.models.files import read_model
 from cyxjax.models.registry import get_model
+from cyxjax.models.sequential import SequentialModel
 
 
 class SavedModel(NamedTuple):
@@ -19,15 +24,11 @@ class SavedModel(NamedTuple):
     params: Any
     model_state: Any
 
-    def to_model_fns(self) -> Any:
+    def to_model_fns(self) -> ModelFns:
         """The model as functions, whose `init` returns copies of the saved values.
 
         Raises: ConfigError if `build_model` does not know the architecture.
         """
-        import jax  # here, not above: reading a file does not start jax
-
-        from cyxjax.core.model.adapter import adapt
-
         built = adapt(build_model(self.architecture))
 
         def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
@@ -54,8 +55,6 @@ def build_model(architecture: Mapping[str, Any]) -> Any:
     if kind == "registry":
         return get_model(architecture["name"])(architecture["options"])
     if kind == "sequential":
-        from cyxjax.models.sequential import SequentialModel  # here, not above: it starts jax
-
         return SequentialModel.from_architecture(architecture)
     raise ConfigError(
         f"An architecture of type {kind!r} cannot be built, expected 'registry' or 'sequential'. "

@@ -1,4 +1,3 @@
-import json
 import os
 
 import jax
@@ -36,7 +35,15 @@ def model() -> SequentialModel:
     return made
 
 
-def test_a_sequential_model_comes_back_bit_for_bit(model, tmp_path):
+def test_a_sequential_model_comes_back_bit_for_bit(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(layers_file, "_kinds", dict(layers_file._kinds))
+
+    @layer("doubling")
+    class DoublingModule(Layer):
+        def call(self, x):
+            return x + x
+
+    model.add(DoublingModule())
     path = tmp_path / "new" / "folder" / "m.cyxmodel"
     model.save(path)
     back = SequentialModel.load(path)
@@ -45,18 +52,18 @@ def test_a_sequential_model_comes_back_bit_for_bit(model, tmp_path):
         (model.parameters(), back.parameters()),
         (model.model_state(), back.model_state()),
     ):
-        assert ours.keys() == theirs.keys()
-        for name in ours:
-            for leaf in ours[name]:
-                np.testing.assert_array_equal(ours[name][leaf], theirs[name][leaf])
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     x = np.ones((1, 5, 10, 1), np.float32)
     np.testing.assert_array_equal(model.eval()(x), back.eval()(x))
     assert os.listdir(path.parent) == ["m.cyxmodel"]  # nothing left from writing
+    # Other readers can use the numbers.
+    arrays = safetensors.numpy.load_file(path)
+    np.testing.assert_array_equal(arrays["params/0_conv2d/kernel"], model.parameters()["0_conv2d"]["kernel"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "uint8", "bool"])
 def test_dtypes_shapes_and_keys_come_back(tmp_path, dtype):
-    value = jnp.arange(6).reshape(2, 3).astype(dtype)
+    value = np.asarray(jnp.arange(6).reshape(3, 2).astype(dtype)).T  # not in C order
     params = {"a": {0: value, "scalar": jnp.asarray(1).astype(dtype)}, "b": jnp.zeros((0, 3), dtype)}
     save_model(tmp_path / "m", {"type": "own"}, params, {})
     saved = load_model(tmp_path / "m")
@@ -69,13 +76,7 @@ def test_dtypes_shapes_and_keys_come_back(tmp_path, dtype):
     saved.params["a"][0][0, 0] = 1  # an array of one's own, not a view of the file
 
 
-def test_transposed_arrays_keep_their_order(tmp_path):
-    value = np.arange(6.0).reshape(2, 3).T
-    save_model(tmp_path / "m", {}, {"a": value}, {})
-    np.testing.assert_array_equal(load_model(tmp_path / "m").params["a"], value)
-
-
-def test_a_registered_model_is_rebuilt_from_its_file(tmp_path):
+def test_a_model_is_rebuilt_from_its_file(tmp_path):
     architecture = get_model("mlp").architecture(hidden=[4, 3], dropout="0.1")
     save_model(tmp_path / "m", architecture, {}, {})
     assert build_model(load_model(tmp_path / "m").architecture) == get_model("mlp")(
@@ -115,76 +116,26 @@ def test_a_trainer_goes_on_with_a_file(group, tmp_path):
         np.testing.assert_array_equal(trainer.params["0_linear"]["kernel"], before)
 
 
-def test_other_readers_can_use_the_numbers(model, tmp_path):
-    model.save(tmp_path / "m")
-    arrays = safetensors.numpy.load_file(tmp_path / "m")
-    np.testing.assert_array_equal(arrays["params/0_conv2d/kernel"], model.parameters()["0_conv2d"]["kernel"])
-
-
-def test_every_damaged_byte_is_noticed(model, tmp_path):
+def test_every_damaged_byte_and_every_cut_is_noticed(model, tmp_path):
     path = tmp_path / "m"
     model.save(path)
     whole = path.read_bytes()
-    for place in range(0, len(whole), 7):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-        with pytest.raises(CheckpointError, match="HINT: "):
+    damaged = [whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :] for at in (*range(0, len(whole), 7), -1)]
+    pickle = b"\x80\x04cos\nsystem\n(S'exit 1'\ntR."
+    for data in (*damaged, *(whole[:length] for length in (0, 5, 100, -3)), pickle):
+        path.write_bytes(data)
+        with pytest.raises(CheckpointError, match="/m"):
             load_model(path)
 
 
-def test_one_flipped_bit_of_a_parameter_is_called_damage(model, tmp_path):
-    model.save(tmp_path / "m")
-    whole = (tmp_path / "m").read_bytes()
-    (tmp_path / "m").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(CheckpointError, match="m is damaged.*checksum"):
-        SequentialModel.load(tmp_path / "m")
-
-
-@pytest.mark.parametrize("length", [0, 5, 100, -3])
-def test_a_file_cut_short_says_so(model, tmp_path, length):
-    model.save(tmp_path / "m")
-    (tmp_path / "m").write_bytes((tmp_path / "m").read_bytes()[:length])
-    with pytest.raises(CheckpointError, match="/m: .*SafetensorError"):
-        load_model(tmp_path / "m")
-
-
-def test_a_foreign_and_a_newer_file_are_told_apart(tmp_path, monkeypatch):
+def test_a_foreign_a_newer_and_a_missing_file_are_refused(tmp_path, monkeypatch):
     safetensors.numpy.save_file({"a": np.ones(3)}, tmp_path / "foreign")
-    with pytest.raises(CheckpointError, match="foreign .*cyxjax_format"):
-        load_model(tmp_path / "foreign")
-    monkeypatch.setattr("cyxjax.models.files.FORMAT", 2)
+    monkeypatch.setattr("cyxjax.models.files.FORMAT", "2")
     save_model(tmp_path / "newer", {}, {}, {})
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="newer .*format 2.* 1"):
-        load_model(tmp_path / "newer")
-
-
-def test_pickles_are_refused_unread(tmp_path):
-    (tmp_path / "m").write_bytes(b"\x80\x04cos\nsystem\n(S'exit 1'\ntR.")
-    with pytest.raises(CheckpointError, match="/m: .*SafetensorError"):
-        load_model(tmp_path / "m")
-
-
-def test_missing_files_and_other_models_are_named(tmp_path):
-    with pytest.raises(CheckpointError, match="/absent: "):
-        load_model(tmp_path / "absent")
-    save_model(tmp_path / "m", get_model("mlp").architecture(), {}, {})
-    with pytest.raises(ConfigError, match="'registry'"):
-        SequentialModel.load(tmp_path / "m")
-
-
-def test_a_layer_unknown_to_the_reader_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(layers_file, "_kinds", dict(layers_file._kinds))
-
-    @layer("doubling")
-    class DoublingModule(Layer):
-        def call(self, x):
-            return x + x
-
-    SequentialModel([DoublingModule()]).save(tmp_path / "m")
-    assert SequentialModel.load(tmp_path / "m")(np.ones((1, 1))) == 2
-    del layers_file._kinds["doubling"]
-    with pytest.raises(ConfigError, match="'doubling'"):
-        SequentialModel.load(tmp_path / "m")
+    for name, said in (("foreign", "None"), ("newer", "2"), ("absent", "")):
+        with pytest.raises(CheckpointError, match=f"/{name}.* {said}"):
+            load_model(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -214,10 +165,3 @@ def test_a_failed_write_leaves_the_old_file(model, tmp_path, monkeypatch):
         model.save(path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["m"]
-
-
-def test_the_header_is_json_and_nothing_else(model, tmp_path):
-    model.save(tmp_path / "m")
-    with safetensors.safe_open(tmp_path / "m", framework="np") as file:
-        described = json.loads(file.metadata()["model"])
-    assert described["architecture"]["layers"][0]["kernel_size"] == [3, 1]
