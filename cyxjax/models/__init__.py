@@ -7,13 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _FILES = {  # file -> the public names it holds
-    "activations": "ELUModule GELUModule LeakyReLUModule LogSoftmaxModule ReLUModule SiLUModule "
-    "SigmoidModule SoftmaxModule TanhModule",
     "config": "Config",
     "convolution": "AvgPool2DModule Conv2DModule GlobalAvgPoolModule MaxPool2DModule max_pool",
     "files": "save_model",
-    "layers": "DropoutModule EmbeddingModule FlattenModule Layer LinearModule ReshapeModule count_params "
-    "layer",
+    "layers": "DropoutModule ELUModule EmbeddingModule FlattenModule GELUModule Layer LeakyReLUModule "
+    "LinearModule LogSoftmaxModule ReLUModule ReshapeModule SiLUModule SigmoidModule SoftmaxModule "
+    "TanhModule count_params layer",
     "norms": "BatchNormModule GroupNormModule LayerNormModule",
     "registry": "Builder get_model model_names register",
     "saved": "SavedModel build_model load_model",
@@ -25,15 +24,6 @@ __all__ = sorted(_HOME)
 
 
 if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to the table above
-    from cyxjax.models.activations import ELUModule as ELUModule
-    from cyxjax.models.activations import GELUModule as GELUModule
-    from cyxjax.models.activations import LeakyReLUModule as LeakyReLUModule
-    from cyxjax.models.activations import LogSoftmaxModule as LogSoftmaxModule
-    from cyxjax.models.activations import ReLUModule as ReLUModule
-    from cyxjax.models.activations import SigmoidModule as SigmoidModule
-    from cyxjax.models.activations import SiLUModule as SiLUModule
-    from cyxjax.models.activations import SoftmaxModule as SoftmaxModule
-    from cyxjax.models.activations import TanhModule as TanhModule
     from cyxjax.models.config import Config as Config
     from cyxjax.models.convolution import AvgPool2DModule as AvgPool2DModule
     from cyxjax.models.convolution import Conv2DModule as Conv2DModule
@@ -42,11 +32,20 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.models.convolution import max_pool as max_pool
     from cyxjax.models.files import save_model as save_model
     from cyxjax.models.layers import DropoutModule as DropoutModule
+    from cyxjax.models.layers import ELUModule as ELUModule
     from cyxjax.models.layers import EmbeddingModule as EmbeddingModule
     from cyxjax.models.layers import FlattenModule as FlattenModule
+    from cyxjax.models.layers import GELUModule as GELUModule
     from cyxjax.models.layers import Layer as Layer
+    from cyxjax.models.layers import LeakyReLUModule as LeakyReLUModule
     from cyxjax.models.layers import LinearModule as LinearModule
+    from cyxjax.models.layers import LogSoftmaxModule as LogSoftmaxModule
+    from cyxjax.models.layers import ReLUModule as ReLUModule
     from cyxjax.models.layers import ReshapeModule as ReshapeModule
+    from cyxjax.models.layers import SigmoidModule as SigmoidModule
+    from cyxjax.models.layers import SiLUModule as SiLUModule
+    from cyxjax.models.layers import SoftmaxModule as SoftmaxModule
+    from cyxjax.models.layers import TanhModule as TanhModule
     from cyxjax.models.layers import count_params as count_params
     from cyxjax.models.layers import layer as layer
     from cyxjax.models.norms import BatchNormModule as BatchNormModule

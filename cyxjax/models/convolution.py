@@ -22,7 +22,7 @@ from flax import linen as nn
 from jax import lax
 
 from cyxjax.errors import DataError
-from cyxjax.models.layers import Arrays, Layer, along_last, check_features, layer, uniform
+from cyxjax.models.layers import Arrays, Layer, along_last, kernel_and_bias, layer
 
 Size = int | tuple[int, int]
 _MOST_PLACES = 64  # of a window; each is an array of the program, and large windows are few
@@ -51,20 +51,12 @@ class Conv2DModule(Layer):
     bias: bool = True
 
     def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
-        kernel_key, bias_key = jax.random.split(key)
         shape = (*pair(self.kernel_size), self.in_channels // self.groups, self.out_channels)
-        fan_in = math.prod(shape[:3])
-        params = {"kernel": uniform(kernel_key, shape, fan_in)}
-        if self.bias:
-            params["bias"] = uniform(bias_key, (self.out_channels,), fan_in)
-        return params, {}
+        return kernel_and_bias(key, shape, self.bias), {}
 
     def apply(
         self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
     ) -> tuple[jax.Array, Arrays]:
-        del key, train
-        _check_image(self, x)
-        check_features(self, x, self.in_channels, "channels come last; correct in_channels.")
         y = lax.conv_general_dilated(
             x.astype(params["kernel"].dtype),
             params["kernel"],
@@ -119,7 +111,6 @@ class GlobalAvgPoolModule(Layer):
     """(B, H, W, C) -> (B, C): each channel's mean over the image."""
 
     def call(self, x: jax.Array) -> jax.Array:
-        _check_image(self, x)
         return jnp.mean(x, axis=(1, 2))
 
 

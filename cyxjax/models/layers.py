@@ -1,19 +1,19 @@
-"""The base class of layers; linear, embedding, dropout and shape layers; a table of layers.
+"""The base class of layers; linear, embedding, dropout and shape layers; activations.
 
 A layer is a frozen value: its settings, plus two pure functions. Parameters live outside it, in the dicts
-that `init` returns, so the same layer may be traced, copied and compared freely.
+that `init` returns, so the same layer may be traced, copied and compared freely. Formulas and defaults are
+torch.nn's.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 
-from cyxjax.errors import ConfigError, DataError, nearest
-from cyxjax.models.registry import same_definition
+from cyxjax.errors import ConfigError
 
 Arrays = dict[str, jax.Array]
 LayerType = TypeVar("LayerType", bound="Layer")
@@ -21,25 +21,19 @@ _kinds: dict[str, "type[Layer]"] = {}
 
 
 class Layer:
-    """The base of all layers: no parameters, no state; `apply` is for the layer to write."""
+    """The base of all layers: no parameters, no state. A layer defines `call(x)`, or else `apply`."""
 
     kind: ClassVar[str]
 
     def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
         """New (params, state): what gradients change, and what only the forward pass changes."""
-        del key
         return {}, {}
 
     def apply(
         self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
     ) -> tuple[jax.Array, Arrays]:
         """(output, new state) of inputs (B, ...); `key` is for random draws in training."""
-        del params, key, train
-        return self.call(x), state
-
-    def call(self, x: jax.Array) -> jax.Array:
-        """The output of a layer that needs nothing but its input."""
-        raise TypeError(f"{type(self).__name__} defines neither call(x) nor apply(...). HINT: define one.")
+        return self.call(x), state  # type: ignore[attr-defined]
 
 
 @dataclass_transform(frozen_default=True)
@@ -47,12 +41,9 @@ def layer(kind: str) -> Callable[[type[LayerType]], type[LayerType]]:
     """A decorator that makes a Layer class a frozen dataclass, known in saved files as `kind`.
 
     Its fields must be numbers, truth values, strings, or tuples of these.
-    Raises: ConfigError if `kind` is taken.
     """
 
     def decorate(cls: type[LayerType]) -> type[LayerType]:
-        if kind in _kinds and not same_definition(_kinds[kind], cls):
-            raise ConfigError(f"A layer of kind {kind!r} exists already. HINT: choose another kind.")
         made = dataclass(frozen=True)(cls)
         made.kind = kind
         _kinds[kind] = made
@@ -63,9 +54,8 @@ def layer(kind: str) -> Callable[[type[LayerType]], type[LayerType]]:
 
 def check_layer(value: Any) -> None:
     """Raises ConfigError unless `value` is a layer of a class made with `@layer`."""
-    made = _kinds.get(getattr(value, "kind", ""))
     # A subclass inherits its parent's kind: a saved file would bring back the parent instead.
-    if made is None or not same_definition(made, type(value)):
+    if _kinds.get(getattr(value, "kind", "")) is not type(value):
         raise ConfigError(
             f"SequentialModel got {value!r} ({type(value).__name__}), expected a layer such as "
             "LinearModule(784, 256), its class decorated with @cyxjax.models.layer('its_kind'). HINT: pass "
@@ -79,34 +69,27 @@ def layer_to_dict(one: Layer) -> dict[str, Any]:
 
 
 def layer_from_dict(values: dict[str, Any]) -> Layer:
-    """The layer `layer_to_dict` described; raises ConfigError for a kind that is not known."""
+    """The layer `layer_to_dict` described; raises KeyError for a kind that is not known."""
     settings = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-    kind = settings.pop("kind", None)
-    if kind not in _kinds:
-        raise ConfigError(
-            f"No layer of kind {kind!r}. HINT: {nearest(str(kind), _kinds)} Import your own first."
-        )
-    return _kinds[kind](**settings)
+    return _kinds[settings.pop("kind")](**settings)
 
 
-def uniform(key: jax.Array, shape: tuple[int, ...], fan_in: int) -> jax.Array:
-    """Float32 drawn from U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
+def kernel_and_bias(key: jax.Array, shape: tuple[int, ...], bias: bool) -> Arrays:
+    """A kernel (..., out) and a bias (out,), float32 from U(-1/sqrt(n), 1/sqrt(n)), n numbers per output.
 
     Source: torch.nn.Linear and torch.nn.Conv2d, whose kaiming_uniform_(a=sqrt(5)) comes to this bound.
     """
-    bound = 1.0 / math.sqrt(fan_in)
-    return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+    bound = 1.0 / math.sqrt(math.prod(shape[:-1]))
+    kernel_key, bias_key = jax.random.split(key)
+    params = {"kernel": jax.random.uniform(kernel_key, shape, jnp.float32, -bound, bound)}
+    if bias:
+        params["bias"] = jax.random.uniform(bias_key, shape[-1:], jnp.float32, -bound, bound)
+    return params
 
 
 def along_last(v: jax.Array, ndim: int) -> jax.Array:
     """A vector (F,) as (1, ..., 1, F), reshaped explicitly so that rank promotion may be disabled."""
     return v.reshape((1,) * (ndim - 1) + v.shape)
-
-
-def check_features(one: Any, x: jax.Array, expected: int, hint: str) -> None:
-    """Raises DataError unless the last dimension of `x` is `expected`."""
-    if x.ndim < 2 or x.shape[-1] != expected:
-        raise DataError(f"{one} got shape {x.shape}, expected (samples, ..., {expected}). HINT: {hint}")
 
 
 @layer("linear")
@@ -118,17 +101,11 @@ class LinearModule(Layer):
     bias: bool = True
 
     def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
-        kernel_key, bias_key = jax.random.split(key)
-        params = {"kernel": uniform(kernel_key, (self.in_features, self.out_features), self.in_features)}
-        if self.bias:
-            params["bias"] = uniform(bias_key, (self.out_features,), self.in_features)
-        return params, {}
+        return kernel_and_bias(key, (self.in_features, self.out_features), self.bias), {}
 
     def apply(
         self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
     ) -> tuple[jax.Array, Arrays]:
-        del key, train
-        check_features(self, x, self.in_features, "put FlattenModule() before it, or correct in_features.")
         y = x.astype(params["kernel"].dtype) @ params["kernel"]
         return (y + along_last(params["bias"], y.ndim) if self.bias else y), state
 
@@ -149,7 +126,6 @@ class EmbeddingModule(Layer):
     def apply(
         self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
     ) -> tuple[jax.Array, Arrays]:
-        del key, train
         # Negative numbers would count from the end, as in Python: send them out of range too.
         place = jnp.where(x < 0, self.num_embeddings, x)
         return jnp.take(params["embedding"], place, axis=0, mode="fill", fill_value=jnp.nan), state
@@ -157,20 +133,13 @@ class EmbeddingModule(Layer):
 
 @layer("dropout")
 class DropoutModule(Layer):
-    """In training each number is zeroed with probability p and the others grow by 1 / (1 - p)."""
+    """In training each number is zeroed with probability p < 1 and the others grow by 1 / (1 - p)."""
 
     p: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.p < 1.0:
-            raise ConfigError(
-                f"DropoutModule: p is {self.p!r}, expected 0 <= p < 1. HINT: 0.1 to 0.5 is usual."
-            )
 
     def apply(
         self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
     ) -> tuple[jax.Array, Arrays]:
-        del params
         if not train or self.p == 0.0:
             return x, state
         keep = jax.random.bernoulli(key, 1.0 - self.p, x.shape)
@@ -193,47 +162,90 @@ class ReshapeModule(Layer):
 
     shape: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))  # a list would not hash, and layers must
-
     def call(self, x: jax.Array) -> jax.Array:
         return x.reshape(x.shape[0], *self.shape)
 
 
-def summary_table(layers: Sequence[Layer], names: Sequence[str], input_shape: tuple[int, ...] | None) -> str:
-    """One line per layer with its number of parameters and, given one sample's shape, its output shape.
+@layer("relu")
+class ReLUModule(Layer):
+    """max(x, 0)."""
 
-    Raises: DataError where a layer cannot take what the one before it gives.
-    """
-    header = ["layer", "output", "params"]
-    shapes = _output_shapes(layers, input_shape) if input_shape is not None else [""] * len(layers)
-    counts = [count_params(jax.eval_shape(one.init, jax.random.key(0))[0]) for one in layers]
-    rows = [[name, shape, f"{count:,}"] for name, shape, count in zip(names, shapes, counts, strict=True)]
-    table = [header, *rows, ["total", "", f"{sum(counts):,}"]]
-    columns = (0, 1, 2) if input_shape is not None else (0, 2)
-    widths = [max(len(row[column]) for row in table) for column in range(3)]
-    return "\n".join(_line(row, widths, columns) for row in table)
+    def call(self, x: jax.Array) -> jax.Array:
+        return jax.nn.relu(x)
 
 
-def _output_shapes(layers: Sequence[Layer], input_shape: tuple[int, ...]) -> list[str]:
-    # Ids for an embedding, numbers for everything else.
-    is_ids = bool(layers) and layers[0].kind == "embedding"
-    x = jax.ShapeDtypeStruct((1, *input_shape), jnp.int32 if is_ids else jnp.float32)
-    shapes = []
-    for one in layers:
-        x = jax.eval_shape(lambda x, one=one: _applied(one, x), x)
-        shapes.append(f"({', '.join(['B', *map(str, x.shape[1:])])})")
-    return shapes
+@layer("leaky_relu")
+class LeakyReLUModule(Layer):
+    """x where positive, negative_slope * x elsewhere."""
+
+    negative_slope: float = 0.01
+
+    def call(self, x: jax.Array) -> jax.Array:
+        return jax.nn.leaky_relu(x, self.negative_slope)
 
 
-def _applied(one: Layer, x: jax.Array) -> jax.Array:
-    key = jax.random.key(0)
-    return one.apply(*one.init(key), x, key, False)[0]
+@layer("elu")
+class ELUModule(Layer):
+    """x where positive, alpha * (exp(x) - 1) elsewhere."""
+
+    alpha: float = 1.0
+
+    def call(self, x: jax.Array) -> jax.Array:
+        return jax.nn.elu(x, self.alpha)
 
 
-def _line(row: list[str], widths: list[int], columns: tuple[int, ...]) -> str:
-    cells = [row[c].rjust(widths[c]) if c == 2 else row[c].ljust(widths[c]) for c in columns]
-    return "  ".join(cells)
+@layer("gelu")
+class GELUModule(Layer):
+    """x * Phi(x), with the normal distribution itself; `approximate` takes the tanh form (GPT-2's)."""
+
+    approximate: bool = False
+
+    def call(self, x: jax.Array) -> jax.Array:
+        return jax.nn.gelu(x, approximate=self.approximate)
+
+
+@layer("silu")
+class SiLUModule(Layer):
+    """x * sigmoid(x), also called swish."""
+
+    def call(self, x: jax.Array) -> jax.Array:
+        return jax.nn.silu(x)
+
+
+@layer("tanh")
+class TanhModule(Layer):
+    """tanh(x)."""
+
+    def call(self, x: jax.Array) -> jax.Array:
+        return jnp.tanh(x)
+
+
+@layer("sigmoid")
+class SigmoidModule(Layer):
+    """1 / (1 + exp(-x))."""
+
+    def call(self, x: jax.Array) -> jax.Array:
+        return jax.nn.sigmoid(x)
+
+
+@layer("softmax")
+class SoftmaxModule(Layer):
+    """exp(x) over its sum along `dim`. Not before CrossEntropyLoss, which takes logits."""
+
+    dim: int = -1
+
+    def call(self, x: jax.Array) -> jax.Array:
+        return jax.nn.softmax(x, axis=self.dim)
+
+
+@layer("log_softmax")
+class LogSoftmaxModule(Layer):
+    """The logarithm of softmax along `dim`, for NLLLoss."""
+
+    dim: int = -1
+
+    def call(self, x: jax.Array) -> jax.Array:
+        return jax.nn.log_softmax(x, axis=self.dim)
 
 
 def count_params(params: Any) -> int:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from cyxjax.core.model.batch_stats import weighted_moments
-from cyxjax.models.layers import Arrays, Layer, along_last, check_features, layer
+from cyxjax.models.layers import Arrays, Layer, along_last, layer
 
 
 @layer("batch_norm")
@@ -27,15 +27,12 @@ class BatchNormModule(Layer):
     epsilon: float = 1e-5
 
     def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
-        del key
         ones, zeros = jnp.ones(self.features), jnp.zeros(self.features)
         return {"scale": ones, "bias": zeros}, {"mean": zeros, "var": ones}
 
     def apply(
         self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
     ) -> tuple[jax.Array, Arrays]:
-        del key
-        check_features(self, x, self.features, "channels come last; correct features.")
         if not train:
             return _normalise(x, state["mean"], state["var"], params, self.epsilon), state
         mean, var = weighted_moments(x)
@@ -54,14 +51,11 @@ class LayerNormModule(Layer):
     epsilon: float = 1e-5
 
     def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
-        del key
         return {"scale": jnp.ones(self.features), "bias": jnp.zeros(self.features)}, {}
 
     def apply(
         self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
     ) -> tuple[jax.Array, Arrays]:
-        del key, train
-        check_features(self, x, self.features, "correct features.")
         wide = x.astype(jnp.float32)
         mean, var = wide.mean(-1, keepdims=True), wide.var(-1, keepdims=True)
         return _normalise(x, mean, var, params, self.epsilon), state
@@ -79,14 +73,11 @@ class GroupNormModule(Layer):
     epsilon: float = 1e-5
 
     def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
-        del key
         return {"scale": jnp.ones(self.num_channels), "bias": jnp.zeros(self.num_channels)}, {}
 
     def apply(
         self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
     ) -> tuple[jax.Array, Arrays]:
-        del key, train
-        check_features(self, x, self.num_channels, "channels come last; correct num_channels.")
         grouped = x.astype(jnp.float32).reshape(x.shape[0], -1, self.num_groups, self._group_size())
         mean, var = self._per_channel(grouped.mean((1, 3)), x), self._per_channel(grouped.var((1, 3)), x)
         return _normalise(x, mean, var, params, self.epsilon), state

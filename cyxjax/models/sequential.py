@@ -17,11 +17,10 @@ from flax import nnx
 from cyxjax.core.model.model_fns import ModelFns
 
 # Importing a file of layers makes its kinds known to `load`.
-from cyxjax.core.trees import PyTree, named_leaves
-from cyxjax.errors import CheckpointError, ConfigError
-from cyxjax.models import activations, convolution, norms  # noqa: F401
+from cyxjax.core.trees import PyTree
+from cyxjax.models import convolution, norms  # noqa: F401
 from cyxjax.models.files import read_model, save_model
-from cyxjax.models.layers import Layer, check_layer, layer_from_dict, layer_to_dict, summary_table
+from cyxjax.models.layers import Layer, check_layer, count_params, layer_from_dict, layer_to_dict
 
 Values = tuple[dict[str, Any], dict[str, Any]]  # params, model_state: {"0_linear": {"kernel": ...}}
 
@@ -35,24 +34,17 @@ class SequentialModel(nnx.Module):
     """
 
     def __init__(self, layers: Iterable[Layer] = (), *, seed: int = 0) -> None:
-        self._layers: tuple[Layer, ...] = ()
+        self.layers: tuple[Layer, ...] = ()  # in order
         self._seed = seed
         self._num_with_values = 0  # of the layers, from the first one on
-        self.deterministic = (
-            False  # as nnx's own layers have it: `train` and `eval` of a module around set it
-        )
+        self.deterministic = False  # as in nnx's own layers: `train` and `eval` of a module around set it
         for one in layers:
             self.add(one)
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """The layers, in order."""
-        return self._layers
 
     def add(self, one: Layer) -> "SequentialModel":
         """Appends a layer and returns the model; values the model has already are kept."""
         check_layer(one)
-        self._layers = (*self._layers, one)
+        self.layers = (*self.layers, one)
         if self._num_with_values:
             self._draw()
         return self
@@ -62,11 +54,10 @@ class SequentialModel(nnx.Module):
 
         `init` returns copies of the values the model holds, if it holds any, and ignores its key then.
         """
-        layers = self._layers
+        layers = self.layers
         values = (self.parameters(), self.model_state()) if self._num_with_values else None
 
         def init(key: jax.Array, inputs: PyTree) -> Values:
-            del inputs
             # Copies, because the training step donates what it is given.
             return _init_layers(layers, key) if values is None else jax.tree.map(jnp.array, values)
 
@@ -74,7 +65,6 @@ class SequentialModel(nnx.Module):
 
     def to(self, device: Any) -> "SequentialModel":
         """The model itself: devices are the group's, and a wrapper or trainer refuses another one."""
-        del device
         return self
 
     def parameters(self) -> dict[str, Any]:
@@ -86,11 +76,14 @@ class SequentialModel(nnx.Module):
         return _host(self._held(nnx.BatchStat))
 
     def set_values(self, params: PyTree, model_state: PyTree) -> None:
-        """Takes over trained values (host copies are kept).
+        """Takes over copies of trained values, in the form of `parameters()` and `model_state()`.
 
-        Raises: CheckpointError naming the first array that is missing, extra, or of another shape.
+        Raises: ValueError, JAX's, for arrays of other names.
         """
-        self._hold(_fitting(self._layers, (params, model_state), "the values given"))
+        expected = jax.eval_shape(lambda: _init_layers(self.layers, jax.random.key(0)))
+        self._draw()
+        for values in jax.tree.map(lambda _, value: np.array(value), expected, (params, model_state)):
+            nnx.update(self, values)
 
     def ensure_values(self) -> None:
         """Draws what is not there yet: the layers' values, and the stream of random draws of direct calls."""
@@ -121,7 +114,7 @@ class SequentialModel(nnx.Module):
         x = jnp.asarray(x)
         # Within a traced step a program of its own would keep that step's sample weights.
         run = _apply_layers if isinstance(x, jax.core.Tracer) else _run
-        output, new_state = run(self._layers, *values, x, key, self.training)
+        output, new_state = run(self.layers, *values, x, key, self.training)
         if self.training:
             nnx.update(self, new_state)
         return output
@@ -129,8 +122,20 @@ class SequentialModel(nnx.Module):
     __call__ = forward
 
     def summary(self, input_shape: tuple[int, ...] | None = None) -> str:
-        """A table of layers, parameters and, given one sample's `input_shape`, output shapes."""
-        return summary_table(self._layers, layer_names(self._layers), input_shape)
+        """A line for each layer: its name, its number of parameters and, given one sample's `input_shape`,
+        its output's shape."""
+        lines, total, key = [], 0, jax.random.key(0)
+        # Ids for an embedding, numbers for everything else.
+        dtype = jnp.int32 if self.layers and self.layers[0].kind == "embedding" else jnp.float32
+        x = None if input_shape is None else jax.ShapeDtypeStruct((1, *input_shape), dtype)
+        for name, one in zip(layer_names(self.layers), self.layers, strict=True):
+            values = jax.eval_shape(one.init, key)
+            if x is not None:
+                x, _ = jax.eval_shape(lambda *given, one=one: one.apply(*given, False), *values, x, key)
+            shape = "" if x is None else f"({', '.join(map(str, ['B', *x.shape[1:]]))})"
+            lines.append(f"{name:24}{shape:24}{count_params(values[0]):14,}")
+            total += count_params(values[0])
+        return "\n".join([*lines, f"{'total':48}{total:14,}"])
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes layers and values to one safetensors file; raises CheckpointError if that fails."""
@@ -138,38 +143,32 @@ class SequentialModel(nnx.Module):
 
     def architecture(self) -> dict[str, Any]:
         """The layers as JSON values, what `save` writes beside the parameters."""
-        return {"type": "sequential", "layers": [layer_to_dict(one) for one in self._layers]}
+        return {"type": "sequential", "layers": [layer_to_dict(one) for one in self.layers]}
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "SequentialModel":
-        """The model in a file written by `save`; raises CheckpointError saying what is wrong with the file,
-        ConfigError for a model that is none of this class, or has a layer that this program does not know."""
+        """The model in a file written by `save`; raises CheckpointError for a file that is none."""
         architecture, *values = read_model(path)
         model = cls.from_architecture(architecture)
-        model._hold(_fitting(model._layers, tuple(values), str(path)))
+        model.set_values(*values)
         return model
 
     @classmethod
     def from_architecture(cls, architecture: Mapping[str, Any]) -> "SequentialModel":
-        """The layers `architecture()` described, without values; raises ConfigError for what is not known."""
-        if architecture.get("type") != "sequential":
-            raise ConfigError(
-                f"The model is of type {architecture.get('type')!r}, expected 'sequential'. "
-                "HINT: read the file with load_model and build_model."
-            )
+        """The layers `architecture()` described, without values."""
         return cls(layer_from_dict(values) for values in architecture["layers"])
 
     def __len__(self) -> int:
-        return len(self._layers)
+        return len(self.layers)
 
     def __iter__(self) -> Iterator[Layer]:
-        return iter(self._layers)
+        return iter(self.layers)
 
     def __getitem__(self, place: int) -> Layer:
-        return self._layers[place]
+        return self.layers[place]
 
     def __repr__(self) -> str:
-        lines = "".join(f"\n    {one}," for one in self._layers)
+        lines = "".join(f"\n    {one}," for one in self.layers)
         return f"SequentialModel([{lines}\n])" if lines else "SequentialModel([])"
 
     __str__ = __repr__  # nnx has one of its own
@@ -181,8 +180,8 @@ class SequentialModel(nnx.Module):
 
     def _draw(self) -> None:
         """Draws the values of the layers that have none, from `seed`."""
-        if self._num_with_values < len(self._layers):
-            self._hold(_host(_init_layers(self._layers, jax.random.key(self._seed), self._num_with_values)))
+        if self._num_with_values < len(self.layers):
+            self._hold(_host(_init_layers(self.layers, jax.random.key(self._seed), self._num_with_values)))
 
     def _hold(self, values: Values) -> None:
         """Makes variables of `values`, in place of those that their layers had."""
@@ -190,7 +189,7 @@ class SequentialModel(nnx.Module):
         for name in params.keys() | model_state.keys():
             own = jax.tree.map(nnx.Param, params.get(name, {}))
             setattr(self, name, nnx.Dict(own | jax.tree.map(nnx.BatchStat, model_state.get(name, {}))))
-        self._num_with_values = len(self._layers)
+        self._num_with_values = len(self.layers)
 
 
 def layer_names(layers: tuple[Layer, ...]) -> list[str]:
@@ -226,24 +225,6 @@ def _apply_layers(
 
 
 _run: Callable[..., tuple[jax.Array, PyTree]] = jax.jit(_apply_layers, static_argnums=(0, 5))
-
-
-def _fitting(layers: tuple[Layer, ...], values: Values, source: str) -> Values:
-    """Host copies of `values`; raises CheckpointError unless they are what `layers` need."""
-    expected = jax.eval_shape(lambda: _init_layers(layers, jax.random.key(0)))
-    for want, have in zip(expected, values, strict=True):
-        wanted, held = _shapes(want), _shapes(have)
-        for name in sorted(wanted.keys() | held.keys()):
-            if wanted.get(name) != held.get(name):
-                raise CheckpointError(
-                    f"Array {name} of {source} has shape {held.get(name, 'none')}, the model's layers expect "
-                    f"{wanted.get(name, 'none')}. HINT: build the model the values were trained with."
-                )
-    return _host(values)
-
-
-def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
-    return {name: leaf.shape for name, leaf in named_leaves(tree)}
 
 
 def _host(tree: PyTree) -> Any:

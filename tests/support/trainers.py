@@ -50,8 +50,7 @@ def two_devices(group: None) -> None:
 
 
 def mlp() -> SequentialModel:
-    from cyxjax.models.activations import ReLUModule
-    from cyxjax.models.layers import LinearModule
+    from cyxjax.models.layers import LinearModule, ReLUModule
 
     return SequentialModel([LinearModule(FEATURES, 8), ReLUModule(), LinearModule(8, CLASSES)])
 

@@ -45,17 +45,3 @@ def test_one_replica_and_four_agree():
     # rows, would differ in the second digit. Measured: 1.2e-7.
     alone, together = train(sequential(), 1), train(sequential(), 4)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6), alone, together)
-
-
-def test_trained_values_go_back_into_the_model_and_its_file(tmp_path):
-    model = sequential()
-    before = model.parameters()["4_linear"]["kernel"]
-    params, model_state, _ = train(model, 1)
-    model.set_values(params, model_state)
-    assert not np.array_equal(model.parameters()["4_linear"]["kernel"], before)
-    model.save(tmp_path / "model.cyxmodel")
-    back = m.SequentialModel.load(tmp_path / "model.cyxmodel")
-    np.testing.assert_array_equal(back.eval()(IMAGES), model.eval()(IMAGES))
-    # Training goes on from the values in the file.
-    held, _ = adapt(back).init(jax.random.key(9), IMAGES)
-    np.testing.assert_array_equal(held["4_linear"]["kernel"], params["4_linear"]["kernel"])
