@@ -7,14 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _FILES = {  # file -> the public names it holds
-    "config": "Config",
     "convolution": "AvgPool2DModule Conv2DModule GlobalAvgPoolModule MaxPool2DModule max_pool",
     "files": "save_model",
     "layers": "DropoutModule ELUModule EmbeddingModule FlattenModule GELUModule Layer LeakyReLUModule "
     "LinearModule LogSoftmaxModule ReLUModule ReshapeModule SiLUModule SigmoidModule SoftmaxModule "
     "TanhModule count_params layer",
     "norms": "BatchNormModule GroupNormModule LayerNormModule",
-    "registry": "Builder get_model model_names register",
+    "registry": "Builder Config get_model model_names register",
     "saved": "SavedModel build_model load_model",
     "sequential": "SequentialModel",
 }
@@ -24,7 +23,6 @@ __all__ = sorted(_HOME)
 
 
 if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to the table above
-    from cyxjax.models.config import Config as Config
     from cyxjax.models.convolution import AvgPool2DModule as AvgPool2DModule
     from cyxjax.models.convolution import Conv2DModule as Conv2DModule
     from cyxjax.models.convolution import GlobalAvgPoolModule as GlobalAvgPoolModule
@@ -52,6 +50,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.models.norms import GroupNormModule as GroupNormModule
     from cyxjax.models.norms import LayerNormModule as LayerNormModule
     from cyxjax.models.registry import Builder as Builder
+    from cyxjax.models.registry import Config as Config
     from cyxjax.models.registry import get_model as get_model
     from cyxjax.models.registry import model_names as model_names
     from cyxjax.models.registry import register as register

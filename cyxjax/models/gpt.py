@@ -16,10 +16,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from cyxjax.core.exact.calls import must_repeat
-from cyxjax.errors import ConfigError, DataError
-from cyxjax.models.config import Count, Rate
+from cyxjax.errors import DataError
 from cyxjax.models.networks import Network
-from cyxjax.models.registry import register
+from cyxjax.models.registry import Count, Rate, register
 
 _STDDEV = 0.02  # of every weight matrix at the start (GPT-1 and GPT-2)
 
@@ -71,7 +70,7 @@ class GPT(Network):
 
     `remat` recomputes each block in the backward pass: memory for one block instead of `num_layers`, for
     about a third more arithmetic. `tie_weights=False` gives the output its own (D, V) matrix.
-    Raises: ConfigError unless num_heads divides width; DataError for texts longer than context_length.
+    `num_heads` divides `width`. Raises: DataError for texts longer than context_length.
     """
 
     vocab_size: Count = 50257
@@ -86,7 +85,11 @@ class GPT(Network):
 
     @nn.compact
     def __call__(self, tokens_BT: jax.Array, train: bool = False) -> jax.Array:
-        self._check(tokens_BT)
+        if tokens_BT.shape[1] > self.context_length:
+            raise DataError(
+                f"GPT got texts of {tokens_BT.shape[1]} tokens, expected at most "
+                f"context_length={self.context_length}. HINT: cut the texts, or raise context_length."
+            )
         init = nn.initializers.normal(_STDDEV)
         token_embedding = nn.Embed(self.vocab_size, self.width, embedding_init=init, name="tokens")
         place_embedding = nn.Embed(self.context_length, self.width, embedding_init=init, name="places")
@@ -108,23 +111,6 @@ class GPT(Network):
                 self.vocab_size, use_bias=False, kernel_init=init, dot_general=_product, name="head"
             )
         return _by_rows(head, x_BTD).astype(jnp.float32)
-
-    def _check(self, tokens_BT: jax.Array) -> None:
-        if self.width % self.num_heads:
-            raise ConfigError(
-                f"GPT of width={self.width} cannot be split over num_heads={self.num_heads}. "
-                f"HINT: set width to {self.num_heads * (self.width // self.num_heads + 1)}."
-            )
-        if tokens_BT.ndim != 2 or not jnp.issubdtype(tokens_BT.dtype, jnp.integer):
-            raise DataError(
-                f"GPT got inputs of shape {tokens_BT.shape}, dtype {tokens_BT.dtype}; expected integer token "
-                "ids of shape (samples, places). HINT: pass the ids, not vectors or text."
-            )
-        if tokens_BT.shape[1] > self.context_length:
-            raise DataError(
-                f"GPT got texts of {tokens_BT.shape[1]} tokens, expected at most "
-                f"context_length={self.context_length}. HINT: cut the texts, or raise context_length."
-            )
 
 
 def _by_rows(product: Callable[[jax.Array], jax.Array], x_BTD: jax.Array) -> jax.Array:

@@ -13,9 +13,8 @@ import optax
 from flax import linen as nn
 
 from cyxjax.errors import ConfigError
-from cyxjax.models.config import Activation, Count, Positive, Rate
 from cyxjax.models.convolution import max_pool
-from cyxjax.models.registry import register
+from cyxjax.models.registry import Activation, Count, Positive, Rate, register
 
 _Self = TypeVar("_Self", bound="Network")
 

@@ -1,21 +1,28 @@
-"""Networks by name: `get_model("vae")(config)` builds one and checks every option it is given.
+"""Networks by name: `get_model("vae")(config)` builds one and checks every option it is given. `Config` is
+nested settings from a YAML file, read with dots or brackets: `config.model.latent_size`.
 
 Importing this file imports neither jax nor flax; a network's own file is imported on first use.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from importlib import import_module
-from typing import Any, TypeVar
+from os import PathLike
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+import yaml
+from pydantic import Field, PydanticUserError, TypeAdapter, ValidationError
 
 from cyxjax.errors import ConfigError, nearest
-from cyxjax.models.config import Config
+from cyxjax.files import read_plain, readable, scientific
 from cyxjax.plugins import named
 
-__all__ = ["Builder", "Config", "get_model", "model_names", "register"]
+Count = Annotated[int, Field(gt=0)]  # number of classes, layers, units
+Rate = Annotated[float, Field(ge=0.0, lt=1.0)]  # probability of dropping; 1 would drop everything
+Positive = Annotated[float, Field(gt=0.0)]
+Activation = Literal["relu", "gelu", "tanh", "silu"]
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
@@ -29,6 +36,59 @@ _SHIPPED = {  # name -> the file that registers it
 }
 _builders: dict[str, "Builder"] = {}
 _FLAX_FIELDS = ("parent", "name")  # every linen module has these; they are not options
+
+
+class MissingSettingError(ConfigError, AttributeError, KeyError):
+    """A setting that is not there: AttributeError for dots, KeyError for brackets, ConfigError for us."""
+
+    __str__ = Exception.__str__  # KeyError's own would print the message in quotes, newlines escaped
+
+
+class Config(Mapping[str, Any]):
+    """A read-only mapping whose nested mappings are Configs too.
+
+    A key that is also a method of Mapping (`items`, `keys`, `values`, `get`) is reached with brackets only.
+    Every error names `source`, so that a typing mistake is found in the right file.
+    """
+
+    def __init__(self, values: Mapping[str, Any] | None = None, *, source: str = "Config(...)") -> None:
+        """Wraps a copy of `values`."""
+        self._settings = {key: _wrap(value, f"{source}: {key}") for key, value in (values or {}).items()}
+        self._source = source  # where the settings came from, for messages
+
+    @classmethod
+    def from_file(cls, path: str | PathLike[str]) -> "Config":
+        """The settings in a YAML file (safe loader: no Python objects); an empty file gives no settings.
+
+        Raises: ConfigError if the file is missing, unreadable, not YAML, or not a mapping at its top.
+        """
+        hint = f"expected `name: value` lines; check path and line (relative paths start at {Path.cwd()})"
+        with readable(path, ConfigError, hint):
+            return cls(yaml.safe_load(read_plain(path, 1 << 20).decode("utf-8")), source=str(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain nested dicts and lists; changing them does not change the Config."""
+        return {key: _unwrap(value) for key, value in self._settings.items()}
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._settings:
+            raise MissingSettingError(
+                f"No setting {key!r} in {self._source}. HINT: {nearest(str(key), self._settings)}"
+            )
+        return self._settings[key]
+
+    def __getattr__(self, name: str) -> Any:
+        # Python itself asks for private names (copying, pickling, notebooks), before _settings exists.
+        return self[name] if not name.startswith("_") else object.__getattribute__(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._settings)
+
+    def __len__(self) -> int:
+        return len(self._settings)
+
+    def __repr__(self) -> str:
+        return f"Config({self.to_dict()!r})"
 
 
 @dataclass(frozen=True)
@@ -55,7 +115,16 @@ class Builder:
         """The options given, each converted to its type; raises ConfigError as calling the builder does."""
         settings, source = _settings_of(self.name, config)
         settings |= options
-        self._check_names(settings, source)
+        known = self.options()
+        takes_any = any(value.kind is value.VAR_KEYWORD for value in _parameters(self.factory).values())
+        unknown = [] if takes_any else [option for option in settings if option not in known]
+        missing = [o for o, value in known.items() if value.default is value.empty and o not in settings]
+        for option in (*unknown, *missing):
+            what, hint = ("needs the", "add it.") if option in known else ("has no", nearest(option, known))
+            raise ConfigError(
+                f"Model {self.name!r} {what} option {option!r} (from {source}). HINT: {hint}",
+                key=f"options.{option}",
+            )
         return {key: self._checked(key, value, source) for key, value in settings.items()}
 
     def options(self) -> dict[str, inspect.Parameter]:
@@ -67,28 +136,9 @@ class Builder:
             if key not in _FLAX_FIELDS and value.kind not in (value.VAR_POSITIONAL, value.VAR_KEYWORD)
         }
 
-    def _check_names(self, settings: Mapping[str, Any], source: str) -> None:
-        known = self.options()
-        takes_any = any(value.kind is value.VAR_KEYWORD for value in _parameters(self.factory).values())
-        for option, value in settings.items():
-            if option not in known and not takes_any:
-                raise ConfigError(
-                    f"Model {self.name!r} has no option {option!r} (value {value!r}, from {source}). "
-                    f"HINT: {nearest(option, known)}",
-                    key=f"options.{option}",
-                )
-        for option, parameter in known.items():
-            if parameter.default is parameter.empty and option not in settings:
-                raise ConfigError(
-                    f"Model {self.name!r} needs the option {option!r}, not given in {source}. HINT: add it.",
-                    key=f"options.{option}",
-                )
-
     def _checked(self, option: str, value: Any, source: str) -> Any:
-        if option not in (known := self.options()):
-            return value
-        expected = known[option].annotation
-        adapter = _adapter(expected)
+        known = self.options().get(option)
+        adapter = None if known is None else _adapter(known.annotation)
         if adapter is None:
             return value
         try:
@@ -105,15 +155,12 @@ def register(name: str) -> Callable[[Factory], Factory]:
     """A decorator that makes a module class, or a function returning a module, known as `name`.
 
     Its parameters become the model's options, checked against their annotations.
-    Raises: ConfigError if the name is taken by another factory.
+    A later one of the same name takes its place. Raises: ConfigError for the name of a shipped network.
     """
 
     def decorate(factory: Factory) -> Factory:
-        taken = _builders.get(name)
-        shipped_elsewhere = name in _SHIPPED and factory.__module__ != _SHIPPED[name]
-        # The same definition again is a reloaded module or a notebook cell run twice, not a clash.
-        if shipped_elsewhere or (taken is not None and not same_definition(taken.factory, factory)):
-            raise ConfigError(f"A model named {name!r} is registered already. HINT: choose another name.")
+        if factory.__module__ != _SHIPPED.get(name, factory.__module__):
+            raise ConfigError(f"A model named {name!r} comes with cyxjax. HINT: choose another name.")
         _builders[name] = Builder(name, factory)
         return factory
 
@@ -153,7 +200,7 @@ def model_names() -> list[str]:
 
 
 def _settings_of(name: str, config: Mapping[str, Any] | None) -> tuple[dict[str, Any], str]:
-    source = config.source if isinstance(config, Config) else "the call"
+    source = config._source if isinstance(config, Config) else "the call"
     settings = config.to_dict() if isinstance(config, Config) else dict(config or {})
     section = settings.get("model")
     if isinstance(section, Mapping):
@@ -180,12 +227,23 @@ def _adapter(expected: Any) -> TypeAdapter | None:
         return None
 
 
-def same_definition(a: Any, b: Any) -> bool:
-    """Whether two classes or functions are one, perhaps run twice (a notebook cell)."""
-    return (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__)
-
-
 def _reason(error: ValidationError) -> str:
     first = error.errors()[0]
     where = "".join(f"[{place!r}]" for place in first["loc"])
     return f"{where + ': ' if where else ''}{first['msg'][:1].lower()}{first['msg'][1:]}"
+
+
+def _wrap(value: Any, source: str) -> Any:
+    if isinstance(value, Mapping):
+        return Config(value, source=source)
+    if isinstance(value, list):
+        return [_wrap(item, source) for item in value]
+    return scientific(value)
+
+
+def _unwrap(value: Any) -> Any:
+    if isinstance(value, Config):
+        return value.to_dict()
+    if isinstance(value, list):
+        return [_unwrap(item) for item in value]
+    return value

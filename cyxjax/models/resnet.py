@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from cyxjax.models.config import Count
 from cyxjax.models.convolution import max_pool
 from cyxjax.models.networks import Network
-from cyxjax.models.registry import register
+from cyxjax.models.registry import Count, register
 
 # He et al. 2015, arXiv:1502.01852: variance 2 / fan_out keeps gradients level through ReLUs.
 _conv_init = nn.initializers.variance_scaling(2.0, "fan_out", "normal")

@@ -14,7 +14,7 @@ from cyxjax.config.yaml_file import read_yaml
 from cyxjax.data.catalog import load_dataset
 from cyxjax.data.formats import read_bytes
 from cyxjax.errors import CheckpointError, ConfigError, CyxjaxError, DataError
-from cyxjax.models.config import Config
+from cyxjax.models.registry import Config
 from cyxjax.models.saved import load_model
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.hooks import goodput

@@ -32,11 +32,9 @@ from cyxjax.core.objective.scores import (
     per_class,
     top_k,
 )
-from cyxjax.core.statistics import is_statistic
 from cyxjax.data.catalog import Splits, load_dataset
 from cyxjax.data.splits import DatasetInfo
-from cyxjax.models.config import Config
-from cyxjax.models.registry import get_model
+from cyxjax.models.registry import Config, get_model
 from cyxjax.plugins import called, checked_options, extra, named
 from cyxjax.train.hooks.callbacks import EMA, BestCheckpoint, EarlyStopping, ReduceLROnPlateau
 from cyxjax.train.hooks.hook import Hook
