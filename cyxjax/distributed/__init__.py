@@ -27,9 +27,8 @@ _HOME = {
         "fp16_compress_hook",
         "powerSGD_hook",
     ),
-    "data_parallel": ("DataParallel",),
-    "ddp": ("DistributedDataParallel",),
-    "ddp_config": ("DDPConfig",),
+    "ddp": ("DataParallel", "DistributedDataParallel"),
+    "ddp_state": ("DDPConfig",),
     "process_group": (
         "BackendType",
         "DistributedConfig",
@@ -81,9 +80,9 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.distributed.comm_hooks import bf16_compress_hook as bf16_compress_hook
     from cyxjax.distributed.comm_hooks import fp16_compress_hook as fp16_compress_hook
     from cyxjax.distributed.comm_hooks import powerSGD_hook as powerSGD_hook
-    from cyxjax.distributed.data_parallel import DataParallel as DataParallel
+    from cyxjax.distributed.ddp import DataParallel as DataParallel
     from cyxjax.distributed.ddp import DistributedDataParallel as DistributedDataParallel
-    from cyxjax.distributed.ddp_config import DDPConfig as DDPConfig
+    from cyxjax.distributed.ddp_state import DDPConfig as DDPConfig
     from cyxjax.distributed.process_group import BackendType as BackendType
     from cyxjax.distributed.process_group import DistributedConfig as DistributedConfig
     from cyxjax.distributed.process_group import cleanup as cleanup

@@ -27,19 +27,16 @@ class CommHook(NamedTuple):
 
 def allreduce_hook(state: Any = None) -> CommHook:
     """Gradients in their own dtype: what happens without a hook."""
-    del state
     return CommHook(mean_reducer())
 
 
 def fp16_compress_hook(state: Any = None) -> CommHook:
     """Gradients sent as float16, half the bytes; as under torch, what rounding loses is lost."""
-    del state
     return CommHook(cast_reducer(jnp.float16, error_feedback=False), RESIDUAL_SPEC)
 
 
 def bf16_compress_hook(state: Any = None) -> CommHook:
     """Gradients sent as bfloat16: half the bytes, with float32's range."""
-    del state
     return CommHook(cast_reducer(jnp.bfloat16, error_feedback=False), RESIDUAL_SPEC)
 
 
@@ -57,35 +54,21 @@ class PowerSGDState:
     """Accepted; Q's first values are keyed by the names of the parameters, so they are equal on all ranks."""
 
 
-class _PowerSgdHook:
-    """The hook, which also goes by torch's module spelling."""
-
-    @property
-    def PowerSGDState(self) -> type:
-        return PowerSGDState
-
-    @property
-    def powerSGD_hook(self) -> "_PowerSgdHook":
-        return self
-
-    def __call__(self, state: Any) -> CommHook:
-        """Matrices of gradients sent as two thin ones (Vogels et al. 2019, arXiv:1905.13727)."""
-        if not isinstance(state, PowerSGDState):
-            raise ConfigError(
-                f"powerSGD_hook was registered with state {state!r}. "
-                "HINT: register_comm_hook(PowerSGDState(matrix_approximation_rank=1), powerSGD_hook)."
-            )
-        reducer = power_sgd_reducer(
-            rank=state.matrix_approximation_rank,
-            start_iter=state.start_powerSGD_iter,
-            error_feedback=state.use_error_feedback,
-            warm_start=state.warm_start,
-            min_compression=state.min_compression_rate,
-        )
-        return CommHook(reducer, POWER_SGD_SPEC)
+def powerSGD_hook(state: PowerSGDState) -> CommHook:
+    """Matrices of gradients sent as two thin ones (Vogels et al. 2019, arXiv:1905.13727)."""
+    reducer = power_sgd_reducer(
+        rank=state.matrix_approximation_rank,
+        start_iter=state.start_powerSGD_iter,
+        error_feedback=state.use_error_feedback,
+        warm_start=state.warm_start,
+        min_compression=state.min_compression_rate,
+    )
+    return CommHook(reducer, POWER_SGD_SPEC)
 
 
-powerSGD_hook = _PowerSgdHook()
+# torch's module of this name holds both.
+powerSGD_hook.PowerSGDState = PowerSGDState  # type: ignore[attr-defined]
+powerSGD_hook.powerSGD_hook = powerSGD_hook  # type: ignore[attr-defined]
 
 
 def from_config(comm_hook: Any) -> CommHook:
@@ -98,22 +81,13 @@ def from_config(comm_hook: Any) -> CommHook:
 def resolve(state: Any, hook: Any) -> CommHook:
     """What `hook(state)` stands for; a bare optax transformation is a reducer without state per replica.
 
-    Raises: ConfigError if it is neither, or a whole strategy: those update the parameters themselves, so
-    that there are no mean gradients for `sync_gradients` to show.
+    Raises: ConfigError for a whole strategy: those update the parameters themselves, so that there are no
+    mean gradients for `sync_gradients` to show.
     """
     made = hook(state) if callable(hook) else hook
-    if isinstance(made, Sync):
+    if isinstance(made, Sync | str):
         raise ConfigError(
-            "a strategy such as zero1, local_sgd or diloco was given as a communication hook. It updates the "
-            "parameters itself, and a hook only averages gradients. HINT: use the trainer with comm='zero1' "
-            "(or another name), or a hook such as bf16_compress_hook or powerSGD_hook."
+            f"{made!r:.80} is no communication hook but a strategy, which updates the parameters itself. "
+            "HINT: use the trainer with comm='zero1' (or another name), or a hook such as bf16_compress_hook."
         )
-    if isinstance(made, CommHook):
-        return made
-    if hasattr(made, "init") and hasattr(made, "update"):
-        return CommHook(made)
-    raise ConfigError(
-        f"the communication hook {hook!r} gave {type(made).__name__}, expected a CommHook or an optax "
-        "transformation from local to mean gradients. HINT: pass one of cyxjax.distributed.comm_hooks "
-        "(bf16_compress_hook); a strategy by its name is the trainer's: comm='fsdp'."
-    )
+    return made if isinstance(made, CommHook) else CommHook(made)

@@ -10,9 +10,9 @@ compiled trainer's, bit for bit; the trainer is faster, since its step is one pr
 """
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -21,19 +21,22 @@ import optax
 
 from cyxjax.core import facade, makers
 from cyxjax.core import local_view as view
-from cyxjax.core.mesh import REPLICATED, local_replicas, local_value
+from cyxjax.core.mesh import REPLICATED, build_mesh, local_replicas, local_value
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.objective.global_loss import sees_whole_batch
+from cyxjax.core.precision import autocast_dtype, cast_to
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import PyTree
 from cyxjax.distributed import collectives, comm_hooks
 from cyxjax.distributed import ddp_values as values
-from cyxjax.distributed.ddp_config import DDPConfig, check_device_ids, compiler_options
-from cyxjax.distributed.ddp_state import Gathered, HeldState, ModelPrograms
+from cyxjax.distributed.agreement import agree
+from cyxjax.distributed.ddp_state import DDPConfig, Gathered, HeldState, compiler_options
 from cyxjax.distributed.ddp_values import BoundLoss
 from cyxjax.distributed.model_sync import ModelSync
-from cyxjax.distributed.process_group import ProcessGroup, current
+from cyxjax.distributed.payload import as_arrays
+from cyxjax.distributed.process_group import ProcessGroup, current, is_initialized
 from cyxjax.errors import ConfigError, GroupError
+from cyxjax.launch.topology import Topology
 
 
 class DistributedDataParallel:
@@ -43,8 +46,9 @@ class DistributedDataParallel:
     processes, and be 0. A process that owns several devices cuts its rows over them.
     Parameters are drawn from `seed`, at once where the model allows it, else in the first forward pass, which
     all ranks then make; rank 0's are broadcast.
-    device_ids, output_device, static_graph: accepted; devices are chosen when the group is formed.
-    broadcast_buffers: accepted; each update averages running statistics over all samples in any case.
+    bucket_cap_mb: as `DDPConfig.bucket_size_mb`. device_ids, output_device: accepted; devices are chosen
+    when the group is formed. broadcast_buffers, find_unused_parameters, gradient_as_bucket_view,
+    static_graph: accepted; running statistics are averaged over all samples in any case.
     Raises: GroupError before init_process_group; DesyncError naming the leaf if models differ.
     """
 
@@ -63,22 +67,24 @@ class DistributedDataParallel:
         static_graph: bool = False,
         seed: int = 42,
     ) -> None:
-        del output_device, broadcast_buffers, static_graph
         self._group = current() if process_group is None else process_group
         self._mesh, self._local = self._group.mesh, view.local_mesh(self._group.mesh)
-        check_device_ids(device_ids, self._local.size)
-        given = (bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view)
-        self._config = (config or DDPConfig()).with_torch_names(*given).check()
+        self._config = config or DDPConfig()
         self._model, self._fns, self._seed = model, adapt(model), seed
         self._model_sync = ModelSync(model)
-        self._programs = ModelPrograms(self._fns, self._local, self._mesh.size)
-        platform = self._mesh.devices.flat[0].platform
-        options = compiler_options(platform, self._config.bucket_size_mb)
+        fns, local, num_replicas = self._fns, self._local, self._mesh.size
+        # On one process's devices; a program for each dtype of `autocast`.
+        self._forward = cache(
+            lambda dtype, *how: facade.build_forward(cast_to(fns, dtype), local, num_replicas, *how)
+        )
+        self._infer = cache(lambda dtype: facade.build_infer(cast_to(fns, dtype), local))
+        self._backward = cache(lambda: facade.build_backward(local))
+        bucket_mb = self._config.bucket_size_mb if bucket_cap_mb is None else bucket_cap_mb
+        options = compiler_options(self._mesh.devices.flat[0].platform, bucket_mb)
         hook = comm_hooks.from_config(self._config.comm_hook)
         self._state = HeldState(self._mesh, hook, options, keeps=self._model_sync.holds_values)
         self._since = Gathered()  # the last update
         self._returned: Any = lambda: None  # weak: the first array of what `parameters` gave last
-        self._may_sync = True
         if self._model_sync.holds_values:  # it needs no inputs to know its shapes
             self.init(None)
 
@@ -87,7 +93,8 @@ class DistributedDataParallel:
 
         In training mode `backward` may follow once; in evaluation mode nothing is kept for it.
         """
-        inputs, rows = values.as_rows(inputs)
+        inputs = as_arrays(inputs)
+        rows = jax.tree.leaves(inputs)[0].shape[0]
         if not self._state.exists:
             self.init(inputs)
         self._pull()
@@ -96,12 +103,12 @@ class DistributedDataParallel:
         if not self.training:
             if since.is_zeroed:
                 self._since = Gathered()
-            run = self._programs.infer()
+            run = self._infer(autocast_dtype())
             return view.cut_rows(run(here.params, here.model_state, placed), rows)
         carried = since.carried or facade.Carried(here.model_state, None)
         first = np.int32(local_replicas(self._mesh).start)
         draw = facade.Draw(here.key, here.step, np.int32(since.num_forwards), first)
-        run = self._programs.forward(since.carried is None)
+        run = self._forward(autocast_dtype(), since.carried is None)
         weight = view.row_weight(rows, self._local)
         output, since.pullback, since.carried = run(here.params, carried, draw, placed, weight)
         since.is_zeroed = False
@@ -121,7 +128,7 @@ class DistributedDataParallel:
                 f"{type(criterion).__name__} compares samples of all processes, and a ddp has its own "
                 "rows alone. HINT: train with cx.distributed.DistributedTrainer(model, loss, optimizer)."
             )
-        value, output_grad = facade.loss_and_output_grad(criterion, output, values.no_words(target))
+        value, output_grad = facade.loss_and_output_grad(criterion, output, target)
         return BoundLoss(value, output_grad, self, output)
 
     def backward(self, output_grad: PyTree, scale: float = 1.0, at: PyTree = None) -> None:
@@ -139,7 +146,7 @@ class DistributedDataParallel:
         values.check_like(output_grad, since.output, at)
         placed = view.place_rows(self._local, output_grad, pad_with_zeros=True)
         factor = np.float32(scale * self._mesh.size / self.get_world_size())
-        since.grads = self._programs.backward(since.pullback, placed, factor, since.grads)
+        since.grads = self._backward()(since.pullback, placed, factor, since.grads)
         since.pullback = since.output = None
 
     def sync_gradients(self) -> PyTree:
@@ -147,7 +154,6 @@ class DistributedDataParallel:
 
         It is kept, and `update_parameters` applies it without reducing again.
         """
-        self._refuse_in_no_sync("sync_gradients")
         since = self._since
         if since.mean_grads is None:
             since.mean_grads = self._state.reduce(since.grads)
@@ -159,7 +165,6 @@ class DistributedDataParallel:
 
         optimizer: any optax transformation, the same object in every step. Gradients are zero afterwards.
         """
-        self._refuse_in_no_sync("update_parameters")
         self._pull()
         self._state.use_optimizer(optimizer)
         since = self._since
@@ -176,14 +181,9 @@ class DistributedDataParallel:
         if since.pullback is not None:
             self._since = replace(since, grads=None, mean_grads=None, is_zeroed=True)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """A block in which gradients are only gathered: averaging or applying them there is an error."""
-        self._may_sync = False
-        try:
-            yield
-        finally:
-            self._may_sync = True
+    def no_sync(self) -> AbstractContextManager[None]:
+        """A block as torch's, which changes nothing: `backward` only gathers gradients in any case."""
+        return nullcontext()
 
     def unscale_gradients(self, factor: float) -> bool:
         """Averages the gradients and multiplies them by `factor`; whether all are finite, on any rank."""
@@ -193,20 +193,14 @@ class DistributedDataParallel:
         return bool(local_value(finite))
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
-        """Gradients are reduced by `hook` (`comm_hooks`). Raises: ConfigError for a second or late one."""
-        if self._config.comm_hook is not None or self._state.is_trained:
-            raise ConfigError(
-                "a communication hook is registered once, before the first update. "
-                "HINT: call register_comm_hook right after wrapping the model."
-            )
+        """Gradients are reduced by `hook` (`comm_hooks`) from now on."""
         self._state.use_hook(comm_hooks.resolve(state, hook))
-        self._config.comm_hook = (state, hook)
 
     def init(self, inputs: PyTree) -> None:
         """Draws the parameters for inputs like these, and broadcasts rank 0's. All ranks call it."""
         drawn, key = values.first_values(self._fns, self._seed, inputs), self._key()
         if self.get_world_size() > 1:
-            collectives.check_same(drawn, "DistributedDataParallel(model)")
+            agree(self._group, "DistributedDataParallel(model)", drawn)
             key = collectives.broadcast(key)  # ranks may have been given different seeds
             drawn = collectives.broadcast(drawn) if self._config.broadcast_parameters else drawn
         self._state.place(TrainState._make([np.int32(0), *drawn, None, key]))
@@ -284,6 +278,20 @@ class DistributedDataParallel:
         """The wrapped model holds the state's values."""
         self._model_sync.push(self._state.on_one_device)
 
-    def _refuse_in_no_sync(self, call: str) -> None:
-        if not self._may_sync:
-            raise GroupError(f"{call} was called inside no_sync(). HINT: move it behind the block.")
+
+def DataParallel(model: Any, device_ids: Any = None, **options: Any) -> DistributedDataParallel:
+    """`model` over all devices of this process; prints how many. Options as `DistributedDataParallel`.
+
+    Where torch scatters and gathers in each step, this is the same program as with processes: one reduction.
+    Raises: GroupError in a group of several processes, whose gradients it would not average.
+    """
+    if is_initialized() and current().topology.world_size > 1:
+        raise GroupError(
+            f"DataParallel is for one process, this is a group of {current().topology.world_size}. "
+            "HINT: use DistributedDataParallel(model)."
+        )
+    devices = jax.local_devices()
+    name = {"cpu": "CPU device", "gpu": "GPU"}.get(devices[0].platform, "device")
+    print(f"Using {len(devices)} {name}{'s' if len(devices) != 1 else ''}")
+    group = ProcessGroup(Topology(), "nccl" if devices[0].platform == "gpu" else "gloo", build_mesh(devices))
+    return DistributedDataParallel(model, device_ids=device_ids, process_group=group, **options)

@@ -1,9 +1,8 @@
-"""The state of a wrapped model, what it accumulated since its last update, and its compiled programs."""
+"""The options and the state of a wrapped model, and what it accumulated since its last update."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache, cached_property
 from typing import Any
 
 import jax
@@ -14,9 +13,7 @@ from jax.sharding import Mesh
 from cyxjax.core import facade
 from cyxjax.core import local_view as view
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED, put_replicated
-from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.optimizer import LearningRateFactor, with_learning_rate_factor
-from cyxjax.core.precision import autocast_dtype, cast_to
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import reduce_then
 from cyxjax.core.trees import PyTree
@@ -25,64 +22,27 @@ from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch import heartbeat
 
 
-class ModelPrograms:
-    """Forward and backward, on one process's devices; one set for each dtype of `autocast`."""
+@dataclass(slots=True)
+class DDPConfig:
+    """Options of `DistributedDataParallel`; all have torch's meaning, or say here what became of it."""
 
-    def __init__(self, fns: ModelFns, local_mesh: Mesh, num_replicas: int) -> None:
-        self._forward = cache(
-            lambda dtype, is_first: facade.build_forward(
-                cast_to(fns, dtype), local_mesh, num_replicas, is_first
-            )
-        )
-        self._infer = cache(lambda dtype: facade.build_infer(cast_to(fns, dtype), local_mesh))
-        self._backward = cache(lambda: facade.build_backward(local_mesh))
-
-    def forward(self, is_first: bool) -> Callable:
-        """`facade.build_forward`; is_first: the first pass since an update."""
-        return self._forward(autocast_dtype(), is_first)
-
-    def infer(self) -> Callable:
-        """`facade.build_infer`."""
-        return self._infer(autocast_dtype())
-
-    @property
-    def backward(self) -> Callable:
-        """`facade.build_backward`."""
-        return self._backward()
+    broadcast_parameters: bool = True
+    """Rank 0's first parameters become everybody's. Shapes are compared in any case."""
+    bucket_size_mb: float = 25
+    """MiB a reduction on GPUs; on CPUs leaves up to 1 MiB travel as one buffer, larger ones alone."""
+    find_unused_parameters: bool = False
+    """Nothing to choose: a leaf that the loss does not reach has a gradient of zeros; no rank waits."""
+    gradient_as_bucket_view: bool = True
+    """Nothing to choose: XLA reduces gradients where they lie."""
+    comm_hook: Callable[[Any], Any] | tuple[Any, Callable[[Any], Any]] | None = None
+    """A communication hook, or (its state, the hook); see `register_comm_hook`."""
 
 
-class UpdatePrograms:
-    """Reduction and update, programs of all processes together, for one hook and one optimizer."""
-
-    def __init__(
-        self, mesh: Mesh, hook: CommHook, optimizer: Any, options: dict[str, Any] | None, keeps: bool = False
-    ) -> None:
-        """keeps: the values a step begins with outlive it, for the user's own model holds them."""
-        self._mesh, self._hook, self.optimizer, self._options = mesh, hook, optimizer, options
-        self._keeps = keeps
-
-    @cached_property
-    def update(self) -> Callable:
-        """Reduction and update in one: local gradients in."""
-        sync = reduce_then(self._hook.reducer, self.optimizer, self._hook.spec)
-        return facade.build_update(sync, self._mesh, PER_REPLICA, self._options, keeps=self._keeps)
-
-    @cached_property
-    def apply(self) -> Callable:
-        """The update alone: mean gradients in."""
-        sync = reduce_then(optax.identity(), self.optimizer)
-        return facade.build_update(sync, self._mesh, REPLICATED, keeps=self._keeps)
-
-    @cached_property
-    def at_rate(self) -> "UpdatePrograms":
-        """The same, whose optimizer's state is (its own, a factor of its updates): if the rate changes."""
-        rated = with_learning_rate_factor(self.optimizer)
-        return UpdatePrograms(self._mesh, self._hook, rated, self._options, self._keeps)
-
-    @cached_property
-    def reduce(self) -> Callable:
-        """The reduction alone: mean gradients out."""
-        return facade.build_reduce(*self._hook, self._mesh, self._options)
+def compiler_options(platform: str, bucket_size_mb: float) -> dict[str, Any] | None:
+    """Compiler options for the size of a reduction; None on CPUs."""
+    if platform not in ("gpu", "cuda", "rocm"):
+        return None
+    return {"xla_gpu_all_reduce_combine_threshold_bytes": str(round(bucket_size_mb * 2**20))}
 
 
 @dataclass
@@ -108,20 +68,38 @@ class HeldState:
     def __init__(
         self, mesh: Mesh, hook: CommHook, options: dict[str, Any] | None, keeps: bool = False
     ) -> None:
-        """keeps: as `UpdatePrograms` take it."""
+        """keeps: the values a step begins with outlive it, for the user's own model holds them."""
         self._mesh, self._hook, self._options, self._keeps = mesh, hook, options, keeps
-        self._programs = self._built(None)
+        self._optimizer: Any = None  # the first one used
         self._state: TrainState | None = None  # sync: the reducer's and the optimizer's state (or None)
-        self._here: TrainState | None = None
+        self.here: Any = None  # TrainState of replicated values on this process's devices, without `sync`
+        self._programs: dict[tuple[bool, ...], Callable] = {}  # for the hook and the optimizer of now
+
+    def _program(self, *how: bool) -> Callable:
+        """The reduction alone, or with `how` an update (`_build_update`): of all processes together."""
+        if how not in self._programs:
+            self._programs[how] = (
+                self._build_update(*how)
+                if how
+                else facade.build_reduce(*self._hook, self._mesh, self._options)
+            )
+        return self._programs[how]
+
+    def _build_update(self, is_reduced: bool, is_rated: bool) -> Callable:
+        """The update of local gradients and their reduction in one, or of mean gradients.
+
+        is_rated: the optimizer's state is (its own, a factor of its updates).
+        """
+        optimizer = with_learning_rate_factor(self._optimizer) if is_rated else self._optimizer
+        if is_reduced:
+            sync = reduce_then(optax.identity(), optimizer)
+            return facade.build_update(sync, self._mesh, REPLICATED, keeps=self._keeps)
+        sync = reduce_then(self._hook.reducer, optimizer, self._hook.spec)
+        return facade.build_update(sync, self._mesh, PER_REPLICA, self._options, keeps=self._keeps)
 
     @property
     def exists(self) -> bool:
         return self._state is not None
-
-    @property
-    def is_trained(self) -> bool:
-        """True once an optimizer has been used."""
-        return self._programs.optimizer is not None
 
     @property
     def whole(self) -> TrainState:
@@ -132,12 +110,6 @@ class HeldState:
                 "optimizer pass the wrapper, cx.AdamOptimizer(ddp, lr=0.001); else call ddp.init(inputs)."
             )
         return self._state
-
-    @property
-    def here(self) -> TrainState:
-        """Replicated values on this process's devices, without `sync`."""
-        assert self._here is not None
-        return self._here
 
     def place(self, host: TrainState) -> None:
         """Puts host values on the mesh, equal on all ranks; `sync` is the optimizer's state or None."""
@@ -156,23 +128,23 @@ class HeldState:
         self._take(self.whole._replace(params=params, model_state=model_state))
 
     def use_hook(self, hook: CommHook) -> None:
-        """Gradients travel by `hook` from now on; before the first update."""
+        """Gradients travel by `hook` from now on."""
         self._hook = hook
-        self._programs = self._built(None)
+        self._programs.clear()
         if self._state is not None:
             reduced = facade.init_on(self._mesh, *hook, self._state.params)
             self._take(self._state._replace(sync=(reduced, self._state.sync[1])))
 
     def use_optimizer(self, optimizer: optax.GradientTransformation) -> None:
         """Makes the optimizer's state at its first use. Raises: ConfigError for another one than before."""
-        if self._programs.optimizer is optimizer:
+        if self._optimizer is optimizer:
             return
-        if self._programs.optimizer is not None:
+        if self._optimizer is not None:
             raise ConfigError(
                 "update_parameters was given another optimizer than before, whose state starts from nothing. "
                 "HINT: make the optimizer once, before the loop."
             )
-        self._programs = self._built(optimizer)
+        self._optimizer = optimizer
         if self.whole.sync[1] is None:
             inner = facade.init_on(self._mesh, optimizer, REPLICATED, self.whole.params)
             self._state = self.whole._replace(sync=(self.whole.sync[0], inner))
@@ -182,7 +154,7 @@ class HeldState:
         reduced, inner = self.whole.sync
         rows = self._rows(grads)
         with self._waiting():
-            mean_grads, reduced = self._programs.reduce(rows, reduced, self.whole.params)
+            mean_grads, reduced = self._program()(rows, reduced, self.whole.params)
         self._state = self.whole._replace(sync=(reduced, inner))
         return mean_grads
 
@@ -191,31 +163,29 @@ class HeldState:
         rows = self._rows(grads)
         carried = view.to_global(self._mesh, carried, PER_REPLICA)
         with self._waiting():
-            self._take(self._stepped(lambda programs: programs.update, self.whole, rows, carried))
+            self._take(self._stepped(False, self.whole, rows, carried))
 
     def apply(self, mean_grads: PyTree, carried: PyTree) -> None:
         """The next state from mean gradients."""
         reduced, inner = self.whole.sync
         alone = self.whole._replace(sync=(optax.EmptyState(), inner))  # the reducer has had its turn
         carried = view.to_global(self._mesh, carried, PER_REPLICA)
-        done = self._stepped(lambda programs: programs.apply, alone, mean_grads, carried)
+        done = self._stepped(True, alone, mean_grads, carried)
         self._take(done._replace(sync=(reduced, done.sync[1])))
 
-    def _stepped(self, chosen: Callable[[UpdatePrograms], Callable], state: TrainState, *given: Any) -> Any:
-        """What the chosen program makes of `state`, at the optimizer's present rate.
+    def _stepped(self, is_reduced: bool, state: TrainState, *given: Any) -> Any:
+        """What the program makes of `state`, at the optimizer's present rate.
 
         A rate that was set is an argument of a program of its own: compiled once, whatever it is set to.
         """
-        factor = getattr(self._programs.optimizer, "rate_factor", 1.0)
+        factor = getattr(self._optimizer, "rate_factor", 1.0)
+        run = self._program(is_reduced, factor != 1.0)
         if factor == 1.0:
-            return chosen(self._programs)(state, *given)
+            return run(state, *given)
         reduced, inner = state.sync
         rated = state._replace(sync=(reduced, (inner, LearningRateFactor(np.float32(factor)))))
-        done = chosen(self._programs.at_rate)(rated, *given)
+        done = run(rated, *given)
         return done._replace(sync=(done.sync[0], done.sync[1][0]))
-
-    def _built(self, optimizer: Any) -> UpdatePrograms:
-        return UpdatePrograms(self._mesh, self._hook, optimizer, self._options, self._keeps)
 
     def _waiting(self) -> AbstractContextManager[None]:
         """Reports to the supervisor a step that waits for other processes; on CPUs dispatch itself waits."""
@@ -224,7 +194,7 @@ class HeldState:
 
     def _take(self, state: TrainState) -> None:
         self._state = state
-        self._here = view.to_local(self._mesh, state._replace(sync=None), REPLICATED)
+        self.here = view.to_local(self._mesh, state._replace(sync=None), REPLICATED)
 
     def _rows(self, grads: PyTree) -> PyTree:
         if grads is None:

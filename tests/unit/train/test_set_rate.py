@@ -39,7 +39,7 @@ def moved(make, rates):
 def test_a_rate_that_is_set_holds_from_the_next_step_on_and_compiles_once():
     ddp, steps = moved(lambda ddp: cx.SGDOptimizer(ddp, lr=0.5), [None, 0.0, 0.25, 0.125, 0.5])
     np.testing.assert_allclose(steps, [0.5, 0.0, 0.25, 0.125, 0.5], rtol=1e-5)  # float32
-    assert ddp._state._programs.at_rate.update._cache_size() == 1
+    assert ddp._state._program(False, True)._cache_size() == 1
 
 
 def test_the_state_of_an_optimizer_whose_rate_was_set_is_that_of_any_other():
