@@ -70,8 +70,8 @@ def layer_to_dict(one: Layer) -> dict[str, Any]:
 
 def layer_from_dict(values: dict[str, Any]) -> Layer:
     """The layer `layer_to_dict` described; raises KeyError for a kind that is not known."""
-    settings = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-    return _kinds[settings.pop("kind")](**settings)
+    settings = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items() if key != "kind"}
+    return _kinds[values["kind"]](**settings)
 
 
 def kernel_and_bias(key: jax.Array, shape: tuple[int, ...], bias: bool) -> Arrays:
